@@ -1,0 +1,20 @@
+//! The evaluation's measuring half: physical limits, paired rounds, threads, and rows to print.
+//!
+//! A figure of Mojim alone says nothing on a machine whose speed changes from second to second,
+//! so every figure here is taken beside the limit it is to be compared with:
+//!
+//! - [`raw`] the limits: a link, a shared ring, a log write, and plain `msync`;
+//! - [`peers`] the other process that the links need, and its end;
+//! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
+//! - [`threads`] the same subjects in many threads at once;
+//! - [`report`] rows, as JSON lines or as a table;
+//! - [`scratch`] the directory in which the files live, and its removal.
+//!
+//! A program that measures calls [`peers::maybe_run_peer`] first thing in `main`.
+
+pub mod measure;
+pub mod peers;
+pub mod raw;
+pub mod report;
+pub mod scratch;
+pub mod threads;

@@ -1,0 +1,175 @@
+//! The catalogue: the numbers, names and sizes of a volume's files.
+//!
+//! One small file per node, replaced as a whole (temporary file, sync, rename)
+//! whenever a record that changes names or sizes is applied.
+//! `docs/format.md`, "Catalogue".
+
+use crate::bytes::{Reader, Writer, u32_at};
+use crate::{FORMAT_VERSION, FormatError, MAX_FILE_NAME, crc32c};
+
+/// `MJCATLG1`.
+pub const CATALOG_MAGIC: [u8; 8] = *b"MJCATLG1";
+
+const WHAT: &str = "catalogue";
+
+/// One file of the volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogEntry {
+    /// Its number, never used again after it is removed.
+    pub id: u32,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its path below the volume's directory.
+    pub name: String,
+}
+
+/// All files of the volume.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Catalog {
+    /// Identity of the volume.
+    pub volume: u64,
+    /// Last LSN whose change of names or sizes is included.
+    pub lsn: u64,
+    /// The files, by ascending number.
+    pub files: Vec<CatalogEntry>,
+}
+
+/// Whether `name` may name a file of a volume: a relative path of ordinary
+/// components, not below `.mojim`.
+pub fn valid_file_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= MAX_FILE_NAME
+        && !name.contains('\0')
+        && name
+            .split('/')
+            .all(|c| !c.is_empty() && c != "." && c != ".." && c.len() <= 255)
+        && !name.starts_with(".mojim")
+}
+
+impl Catalog {
+    /// The file's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut w = Writer(&mut out);
+        w.raw(&CATALOG_MAGIC)
+            .u16(FORMAT_VERSION)
+            .u16(0)
+            .u32(u32::try_from(self.files.len()).expect("file numbers are 32 bits"))
+            .u64(self.volume)
+            .u64(self.lsn);
+        for f in &self.files {
+            w.u32(f.id).u64(f.size).text(&f.name);
+        }
+        let crc = crc32c(&out);
+        Writer(&mut out).u32(crc);
+        out
+    }
+
+    /// Reads and validates.
+    pub fn decode(b: &[u8]) -> Result<Catalog, FormatError> {
+        if b.len() < 36 {
+            return Err(FormatError::Short {
+                what: WHAT,
+                have: b.len(),
+                need: 36,
+            });
+        }
+        if b[..8] != CATALOG_MAGIC {
+            return Err(FormatError::Magic {
+                what: WHAT,
+                found: u32_at(b, 0),
+            });
+        }
+        let (body, crc) = b.split_at(b.len() - 4);
+        let (found, expected) = (u32_at(crc, 0), crc32c(body));
+        if found != expected {
+            return Err(FormatError::Checksum {
+                what: WHAT,
+                found,
+                expected,
+            });
+        }
+        let mut r = Reader::new(WHAT, &body[8..]);
+        let version = r.u16()?;
+        if version != FORMAT_VERSION {
+            return Err(FormatError::Version {
+                what: WHAT,
+                found: version,
+            });
+        }
+        r.u16()?;
+        let n = r.u32()?;
+        let (volume, lsn) = (r.u64()?, r.u64()?);
+        let mut files: Vec<CatalogEntry> = Vec::new();
+        for _ in 0..n {
+            let (id, size) = (r.u32()?, r.u64()?);
+            let name = r.text("name", MAX_FILE_NAME)?;
+            if !valid_file_name(name) {
+                return Err(FormatError::Name {
+                    what: WHAT,
+                    field: "name",
+                });
+            }
+            if files.last().is_some_and(|f| f.id >= id) || size > i64::MAX as u64 {
+                return Err(FormatError::Field {
+                    what: WHAT,
+                    field: "file",
+                    value: id as u64,
+                });
+            }
+            files.push(CatalogEntry {
+                id,
+                size,
+                name: name.to_owned(),
+            });
+        }
+        if r.left() != 0 {
+            return Err(FormatError::Field {
+                what: WHAT,
+                field: "length",
+                value: b.len() as u64,
+            });
+        }
+        Ok(Catalog { volume, lsn, files })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_flips_are_found() {
+        let c = Catalog {
+            volume: 1,
+            lsn: 9,
+            files: vec![
+                CatalogEntry {
+                    id: 1,
+                    size: 4096,
+                    name: "log".into(),
+                },
+                CatalogEntry {
+                    id: 4,
+                    size: 0,
+                    name: "sub/dir/file".into(),
+                },
+            ],
+        };
+        let b = c.encode();
+        assert_eq!(Catalog::decode(&b).unwrap(), c);
+        for bit in 0..b.len() * 8 {
+            let mut d = b.clone();
+            d[bit / 8] ^= 1 << (bit % 8);
+            assert!(Catalog::decode(&d).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn names_that_leave_the_volume_are_refused() {
+        for bad in ["", "/etc", "a//b", "../x", "a/../b", ".", "a\0b", ".mojim/x", "a/"] {
+            assert!(!valid_file_name(bad), "{bad:?}");
+        }
+        assert!(valid_file_name("a/b.c"));
+    }
+}

@@ -1,0 +1,225 @@
+//! The frame: what stands around a record or a message on a link.
+//!
+//! Fixed at 32 bytes, checked by its own CRC-32C before its length is used.
+//! It carries the link's epoch, so that records of an older epoch can be sent
+//! again over a newer link, and one LSN: the committed one where a record or a
+//! heartbeat travels to the mirror, the acknowledged one where an
+//! acknowledgement travels back. `docs/format.md`, "Frame".
+
+use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::{FormatError, crc32c};
+
+/// `MJF1`.
+pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"MJF1");
+/// Bytes of a frame's header.
+pub const FRAME_LEN: usize = 32;
+/// Version of the wire, which both ends must share.
+pub const WIRE_VERSION: u8 = 1;
+/// Longest body of any frame that is not a record, in bytes.
+pub const MAX_BODY: usize = (1 << 20) + 4096;
+
+const WHAT: &str = "frame";
+
+/// What a frame's body is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// A record. `lsn` is the committed LSN.
+    Record = 1,
+    /// No body. `lsn` is the last LSN of this connection that is in the log.
+    Ack = 2,
+    /// No body. `lsn` is the committed LSN, or the prefix held on the way back.
+    Heartbeat = 3,
+    /// First on a control link: who asks for what. [`crate::message::Hello`].
+    Hello = 4,
+    /// The answer. [`crate::message::Welcome`].
+    Welcome = 5,
+    /// No, and why; the link is closed. [`crate::message::Refuse`].
+    Refuse = 6,
+    /// The session begins. [`crate::message::Start`].
+    Start = 7,
+    /// `Start` is durable; lanes may be opened. [`crate::message::Started`].
+    Started = 8,
+    /// First on a lane link. [`crate::message::Lane`].
+    Lane = 9,
+    /// The lane is open. No body.
+    LaneOk = 10,
+    /// Ask for the peer's whole copy. No body.
+    CopyRequest = 11,
+    /// A whole copy follows. [`crate::message::CopyBegin`].
+    CopyBegin = 12,
+    /// One file of it. [`crate::message::CopyFile`].
+    CopyFile = 13,
+    /// Bytes of that file. [`crate::message::CopyData`].
+    CopyData = 14,
+    /// The copy is complete. No body.
+    CopyEnd = 15,
+    /// The copy is durable at the receiver. No body.
+    Copied = 16,
+    /// A piece of a spill file. [`crate::message::CopyData`].
+    Spill = 17,
+    /// A question of an operator's tool. JSON text.
+    Request = 18,
+    /// Its answer: JSON text.
+    Response = 19,
+}
+
+impl FrameKind {
+    fn from_u8(v: u8) -> Option<FrameKind> {
+        use FrameKind::*;
+        const ALL: [FrameKind; 19] = [
+            Record, Ack, Heartbeat, Hello, Welcome, Refuse, Start, Started, Lane, LaneOk,
+            CopyRequest, CopyBegin, CopyFile, CopyData, CopyEnd, Copied, Spill, Request, Response,
+        ];
+        ALL.into_iter().find(|k| *k as u8 == v)
+    }
+}
+
+/// How safe a record is on a node (X11).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u16)]
+pub enum Level {
+    /// In the node's memory: survives its processes, not its power.
+    Received = 1,
+    /// In persistent memory.
+    Pmem = 2,
+    /// On a disk.
+    Disk = 3,
+}
+
+impl Level {
+    /// The level with this number.
+    pub fn from_u16(v: u16) -> Option<Level> {
+        Some(match v {
+            1 => Level::Received,
+            2 => Level::Pmem,
+            3 => Level::Disk,
+            _ => return None,
+        })
+    }
+
+    /// Whether the record would survive the node's loss of power.
+    pub fn is_persistent(self) -> bool {
+        self >= Level::Pmem
+    }
+}
+
+/// A frame's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    /// What the body is.
+    pub kind: FrameKind,
+    /// Meaning depends on the kind; for `Ack` a [`Level`].
+    pub flags: u16,
+    /// The link's epoch.
+    pub epoch: u64,
+    /// Committed or acknowledged LSN.
+    pub lsn: u64,
+    /// Bytes that follow.
+    pub body: u32,
+}
+
+impl Frame {
+    /// The header's bytes.
+    #[inline]
+    pub fn encode(&self) -> [u8; FRAME_LEN] {
+        let mut b = [0u8; FRAME_LEN];
+        b[0..4].copy_from_slice(&FRAME_MAGIC.to_le_bytes());
+        b[4] = WIRE_VERSION;
+        b[5] = self.kind as u8;
+        b[6..8].copy_from_slice(&self.flags.to_le_bytes());
+        b[8..16].copy_from_slice(&self.epoch.to_le_bytes());
+        b[16..24].copy_from_slice(&self.lsn.to_le_bytes());
+        b[24..28].copy_from_slice(&self.body.to_le_bytes());
+        let crc = crc32c(&b[..28]);
+        b[28..32].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    /// Reads and validates a header; the body's length is bounded by its kind.
+    #[inline]
+    pub fn decode(b: &[u8]) -> Result<Frame, FormatError> {
+        if b.len() < FRAME_LEN {
+            return Err(FormatError::Short {
+                what: WHAT,
+                have: b.len(),
+                need: FRAME_LEN,
+            });
+        }
+        let magic = u32_at(b, 0);
+        if magic != FRAME_MAGIC {
+            return Err(FormatError::Magic {
+                what: WHAT,
+                found: magic,
+            });
+        }
+        // The version comes before the checksum: another version may check otherwise.
+        if b[4] != WIRE_VERSION {
+            return Err(FormatError::Version {
+                what: WHAT,
+                found: b[4] as u16,
+            });
+        }
+        let (found, expected) = (u32_at(b, 28), crc32c(&b[..28]));
+        if found != expected {
+            return Err(FormatError::Checksum {
+                what: WHAT,
+                found,
+                expected,
+            });
+        }
+        let field = |field, value: u64| FormatError::Field {
+            what: WHAT,
+            field,
+            value,
+        };
+        let kind = FrameKind::from_u8(b[5]).ok_or_else(|| field("kind", b[5] as u64))?;
+        let f = Frame {
+            kind,
+            flags: u16_at(b, 6),
+            epoch: u64_at(b, 8),
+            lsn: u64_at(b, 16),
+            body: u32_at(b, 24),
+        };
+        let most = match kind {
+            FrameKind::Record => crate::record::MAX_RECORD,
+            FrameKind::Hello | FrameKind::Lane | FrameKind::Refuse | FrameKind::Request => 4096,
+            _ => MAX_BODY,
+        };
+        if f.body as usize > most {
+            return Err(field("body length", f.body as u64));
+        }
+        Ok(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let b = Frame {
+            kind: FrameKind::Ack,
+            flags: Level::Disk as u16,
+            epoch: 4,
+            lsn: 77,
+            body: 0,
+        }
+        .encode();
+        assert_eq!(Frame::decode(&b).unwrap().lsn, 77);
+        for bit in 0..b.len() * 8 {
+            let mut c = b;
+            c[bit / 8] ^= 1 << (bit % 8);
+            assert!(Frame::decode(&c).is_err(), "bit {bit}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(b in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = Frame::decode(&b);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The bytes of Mojim: records, frames, log pads, superblocks, catalogues.
+//!
+//! Owns every offset that reaches a disk or a wire. No I/O, no clock, no
+//! threads, no allocation on the encoding path. `docs/format.md` describes the
+//! same bytes for people; a test parses that document's worked example with
+//! this code. All integers are little-endian.
+//!
+//! Decoding never trusts its input: every length is checked before it is used,
+//! and nothing is allocated in proportion to a number that was merely read.
+
+pub mod bytes;
+pub mod catalog;
+pub mod frame;
+pub mod message;
+pub mod pad;
+pub mod record;
+pub mod superblock;
+
+pub use catalog::{Catalog, CatalogEntry};
+pub use frame::{FRAME_LEN, Frame, FrameKind, Level};
+pub use record::{
+    OP_LEN, Op, OpKind, RECORD_HEADER_LEN, RECORD_OVERHEAD, RECORD_TRAILER_LEN, RecordHeader,
+    RecordView, RecordWriter,
+};
+pub use superblock::{EpochStart, SUPERBLOCK_LEN, State, Superblock, View};
+
+/// Version of every format in this crate. A reader refuses any other.
+pub const FORMAT_VERSION: u16 = 1;
+
+/// Longest name of a cluster, node or volume, in bytes.
+pub const MAX_NAME: usize = 64;
+
+/// Longest name of a file within its volume, in bytes (a path, `/` between parts).
+pub const MAX_FILE_NAME: usize = 1024;
+
+/// Most connections (and so logs) that a volume can have.
+pub const MAX_LANES: usize = 64;
+
+/// CRC-32C (Castagnoli), the checksum of every format here.
+#[inline]
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// Why some bytes are not what they should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Fewer bytes than the structure needs.
+    #[error("{what}: {have} bytes, at least {need} needed")]
+    Short {
+        /// The structure.
+        what: &'static str,
+        /// Bytes there are.
+        have: usize,
+        /// Bytes needed.
+        need: usize,
+    },
+    /// It does not begin with its magic number.
+    #[error("{what}: foreign bytes (magic {found:#010x})")]
+    Magic {
+        /// The structure.
+        what: &'static str,
+        /// What stood where the magic belongs.
+        found: u32,
+    },
+    /// Written by another version of the format.
+    #[error("{what}: format version {found}, this program knows {FORMAT_VERSION}")]
+    Version {
+        /// The structure.
+        what: &'static str,
+        /// The version found.
+        found: u16,
+    },
+    /// The checksum does not match: torn or damaged.
+    #[error("{what}: checksum {found:#010x}, {expected:#010x} expected: torn or damaged")]
+    Checksum {
+        /// The structure.
+        what: &'static str,
+        /// Stored.
+        found: u32,
+        /// Computed.
+        expected: u32,
+    },
+    /// A field holds a value that it cannot have.
+    #[error("{what}: field {field} holds {value}")]
+    Field {
+        /// The structure.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// A text is not UTF-8 or breaks the rules of a name.
+    #[error("{what}: field {field} is not a valid name")]
+    Name {
+        /// The structure.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+    },
+}

@@ -1,0 +1,522 @@
+//! The bodies of all frames but records: small messages of a session.
+//!
+//! Each body ends with the CRC-32C of what stands before. Texts are bounded;
+//! nothing is allocated in proportion to a number that was merely read.
+//! `docs/protocol.md` tells what they mean.
+
+use crate::bytes::{Reader, Writer, u32_at};
+use crate::superblock::{EpochStart, MAX_HISTORY, State};
+use crate::{FormatError, MAX_FILE_NAME, MAX_NAME, crc32c};
+
+const WHAT: &str = "message";
+
+/// A message that can be a frame's body.
+pub trait Message: Sized {
+    /// Appends the fields, without the checksum.
+    fn put(&self, w: &mut Writer<'_>);
+    /// Reads the fields; trailing bytes are an error found by the caller.
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError>;
+
+    /// The body's bytes, checksum included.
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.put(&mut Writer(&mut out));
+        let crc = crc32c(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Validates and reads a body.
+    fn decode(b: &[u8]) -> Result<Self, FormatError> {
+        let fields = checked(b)?;
+        let mut r = Reader::new(WHAT, fields);
+        let m = Self::get(&mut r)?;
+        if r.left() != 0 {
+            return Err(FormatError::Field {
+                what: WHAT,
+                field: "length",
+                value: b.len() as u64,
+            });
+        }
+        Ok(m)
+    }
+}
+
+/// The fields of a body whose checksum is right.
+pub fn checked(b: &[u8]) -> Result<&[u8], FormatError> {
+    let Some(n) = b.len().checked_sub(4) else {
+        return Err(FormatError::Short {
+            what: WHAT,
+            have: b.len(),
+            need: 4,
+        });
+    };
+    let (found, expected) = (u32_at(b, n), crc32c(&b[..n]));
+    if found != expected {
+        return Err(FormatError::Checksum {
+            what: WHAT,
+            found,
+            expected,
+        });
+    }
+    Ok(&b[..n])
+}
+
+fn put_history(w: &mut Writer<'_>, history: &[EpochStart]) {
+    assert!(history.len() <= MAX_HISTORY);
+    w.u16(history.len() as u16);
+    for e in history {
+        w.u64(e.epoch).u64(e.first_lsn);
+    }
+}
+
+fn get_history(r: &mut Reader<'_>) -> Result<Vec<EpochStart>, FormatError> {
+    let n = r.u16()? as usize;
+    if n > MAX_HISTORY {
+        return Err(FormatError::Field {
+            what: WHAT,
+            field: "history",
+            value: n as u64,
+        });
+    }
+    let mut out = Vec::with_capacity(n);
+    for _ in 0..n {
+        out.push(EpochStart {
+            epoch: r.u64()?,
+            first_lsn: r.u64()?,
+        });
+    }
+    Ok(out)
+}
+
+/// First on a control link: the primary asks the mirror to follow it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// The cluster's name, which both must share.
+    pub cluster: String,
+    /// The volume's name.
+    pub volume: String,
+    /// Who asks.
+    pub from: String,
+    /// Whom it believes it speaks to.
+    pub to: String,
+    /// Identity of its copy; 0 if it has none.
+    pub volume_id: u64,
+    /// The epoch of the last view it knows.
+    pub view: u64,
+    /// The epoch it wants promised.
+    pub epoch: u64,
+    /// A new epoch (an attach) or the one already promised (a reconnect).
+    pub attach: bool,
+    /// Connections that will be opened.
+    pub lanes: u16,
+    /// Last LSN of its contiguous prefix.
+    pub tail: u64,
+    /// First LSNs of its epochs.
+    pub history: Vec<EpochStart>,
+}
+
+impl Message for Hello {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.text(&self.cluster)
+            .text(&self.volume)
+            .text(&self.from)
+            .text(&self.to)
+            .u64(self.volume_id)
+            .u64(self.view)
+            .u64(self.epoch)
+            .u8(self.attach as u8)
+            .u16(self.lanes)
+            .u64(self.tail);
+        put_history(w, &self.history);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(Hello {
+            cluster: r.text("cluster", MAX_NAME)?.into(),
+            volume: r.text("volume", MAX_NAME)?.into(),
+            from: r.text("from", MAX_NAME)?.into(),
+            to: r.text("to", MAX_NAME)?.into(),
+            volume_id: r.u64()?,
+            view: r.u64()?,
+            epoch: r.u64()?,
+            attach: r.u8()? != 0,
+            lanes: r.u16()?,
+            tail: r.u64()?,
+            history: get_history(r)?,
+        })
+    }
+}
+
+/// The mirror has promised the epoch and says what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Welcome {
+    /// Identity of its copy; 0 if it has none.
+    pub volume_id: u64,
+    /// Whether its copy can be used.
+    pub state: State,
+    /// Last LSN of its contiguous prefix.
+    pub tail: u64,
+    /// The level at which it acknowledges.
+    pub level: u16,
+    /// First LSNs of its epochs.
+    pub history: Vec<EpochStart>,
+}
+
+impl Message for Welcome {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.volume_id)
+            .u8(self.state as u8)
+            .u64(self.tail)
+            .u16(self.level);
+        put_history(w, &self.history);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(Welcome {
+            volume_id: r.u64()?,
+            state: match r.u8()? {
+                0 => State::Empty,
+                1 => State::Whole,
+                2 => State::Loading,
+                v => {
+                    return Err(FormatError::Field {
+                        what: WHAT,
+                        field: "state",
+                        value: v as u64,
+                    });
+                }
+            },
+            tail: r.u64()?,
+            level: r.u16()?,
+            history: get_history(r)?,
+        })
+    }
+}
+
+/// Why a link was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum RefuseCode {
+    /// Another cluster, volume, node or version was meant.
+    Stranger = 1,
+    /// The epoch is not above (attach) or not equal to (reconnect) the promised one.
+    StaleEpoch = 2,
+    /// The node is itself the primary of a newer view.
+    Superseded = 3,
+    /// The node's copy is in use by a local primary.
+    Busy = 4,
+    /// The two copies are of different volumes.
+    Foreign = 5,
+    /// Its disk or log failed.
+    Poisoned = 6,
+    /// The frame was not expected or not valid.
+    Protocol = 7,
+}
+
+/// No, and why. The link closes behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refuse {
+    /// For programs. An unknown number reads as `Protocol`.
+    pub code: RefuseCode,
+    /// The epoch that the refusing node has promised.
+    pub epoch: u64,
+    /// For people.
+    pub text: String,
+}
+
+impl Message for Refuse {
+    fn put(&self, w: &mut Writer<'_>) {
+        let mut end = self.text.len().min(1024);
+        while !self.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        w.u16(self.code as u16).u64(self.epoch).text(&self.text[..end]);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        use RefuseCode::*;
+        let code = r.u16()?;
+        let code = [Stranger, StaleEpoch, Superseded, Busy, Foreign, Poisoned]
+            .into_iter()
+            .find(|c| *c as u16 == code)
+            .unwrap_or(Protocol);
+        Ok(Refuse {
+            code,
+            epoch: r.u64()?,
+            text: r.text("text", 1024)?.into(),
+        })
+    }
+}
+
+/// The session's terms: from here on the mirror follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// The epoch, as promised.
+    pub epoch: u64,
+    /// The primary of the view.
+    pub primary: String,
+    /// Identity of the volume.
+    pub volume_id: u64,
+    /// Whether the mirror holds every acknowledged sync point, and so counts
+    /// as a member of the view from now on.
+    pub member: bool,
+    /// The mirror keeps exactly the records up to here before it goes on.
+    pub keep: u64,
+    /// First LSNs of the primary's epochs, this one included.
+    pub history: Vec<EpochStart>,
+}
+
+impl Message for Start {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.epoch)
+            .text(&self.primary)
+            .u64(self.volume_id)
+            .u8(self.member as u8)
+            .u64(self.keep);
+        put_history(w, &self.history);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(Start {
+            epoch: r.u64()?,
+            primary: r.text("primary", MAX_NAME)?.into(),
+            volume_id: r.u64()?,
+            member: r.u8()? != 0,
+            keep: r.u64()?,
+            history: get_history(r)?,
+        })
+    }
+}
+
+/// First on a lane link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lane {
+    /// The cluster's name.
+    pub cluster: String,
+    /// The volume's name.
+    pub volume: String,
+    /// Which log the records of this link go to.
+    pub lane: u16,
+    /// The session that the link belongs to, told apart from an older one of
+    /// the same epoch.
+    pub session: u64,
+    /// Where a shared-memory lane's ring has its next record; 0 on others.
+    pub position: u64,
+    /// Bytes of that ring; 0 where the link itself carries the records.
+    pub ring: u64,
+    /// Alignment of records in that ring.
+    pub align: u32,
+}
+
+impl Message for Lane {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.text(&self.cluster)
+            .text(&self.volume)
+            .u16(self.lane)
+            .u64(self.session)
+            .u64(self.position)
+            .u64(self.ring)
+            .u32(self.align);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(Lane {
+            cluster: r.text("cluster", MAX_NAME)?.into(),
+            volume: r.text("volume", MAX_NAME)?.into(),
+            lane: r.u16()?,
+            session: r.u64()?,
+            position: r.u64()?,
+            ring: r.u64()?,
+            align: r.u32()?,
+        })
+    }
+}
+
+/// The session's number, by which its lanes are recognised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Started {
+    /// Chosen by the mirror.
+    pub session: u64,
+}
+
+impl Message for Started {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.session);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(Started { session: r.u64()? })
+    }
+}
+
+/// A whole copy of a volume follows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyBegin {
+    /// Identity of the volume.
+    pub volume_id: u64,
+    /// The copy is the result of exactly the records up to here.
+    pub lsn: u64,
+    /// Files that follow.
+    pub files: u32,
+    /// Bytes of all files, for progress.
+    pub bytes: u64,
+    /// First LSNs of the sender's epochs.
+    pub history: Vec<EpochStart>,
+}
+
+impl Message for CopyBegin {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.volume_id)
+            .u64(self.lsn)
+            .u32(self.files)
+            .u64(self.bytes);
+        put_history(w, &self.history);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(CopyBegin {
+            volume_id: r.u64()?,
+            lsn: r.u64()?,
+            files: r.u32()?,
+            bytes: r.u64()?,
+            history: get_history(r)?,
+        })
+    }
+}
+
+/// One file of a copy; all its bytes are zero until `CopyData` says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyFile {
+    /// Its number.
+    pub id: u32,
+    /// Its size.
+    pub size: u64,
+    /// Its name.
+    pub name: String,
+}
+
+impl Message for CopyFile {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u32(self.id).u64(self.size).text(&self.name);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(CopyFile {
+            id: r.u32()?,
+            size: r.u64()?,
+            name: r.text("name", MAX_FILE_NAME)?.into(),
+        })
+    }
+}
+
+/// Bytes of a file of a copy, or of a spill file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyData {
+    /// The file's number, or the LSN of the record that names the spill file.
+    pub id: u64,
+    /// Where the bytes go.
+    pub offset: u64,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Message for CopyData {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.id).u64(self.offset).raw(&self.bytes);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(CopyData {
+            id: r.u64()?,
+            offset: r.u64()?,
+            bytes: r.rest().to_vec(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round<M: Message + PartialEq + std::fmt::Debug>(m: M) {
+        let b = m.encode();
+        assert_eq!(M::decode(&b).unwrap(), m);
+        for bit in 0..b.len() * 8 {
+            let mut c = b.clone();
+            c[bit / 8] ^= 1 << (bit % 8);
+            assert!(M::decode(&c).is_err(), "bit {bit}");
+        }
+        for n in 0..b.len() {
+            assert!(M::decode(&b[..n]).is_err(), "{n} bytes");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_damage_is_found() {
+        let history = vec![EpochStart {
+            epoch: 1,
+            first_lsn: 1,
+        }];
+        round(Hello {
+            cluster: "c".into(),
+            volume: "v".into(),
+            from: "a".into(),
+            to: "b".into(),
+            volume_id: 5,
+            view: 3,
+            epoch: 6,
+            attach: true,
+            lanes: 2,
+            tail: 9,
+            history: history.clone(),
+        });
+        round(Welcome {
+            volume_id: 5,
+            state: State::Whole,
+            tail: 8,
+            level: 1,
+            history: history.clone(),
+        });
+        round(Refuse {
+            code: RefuseCode::Busy,
+            epoch: 3,
+            text: "held by process 12".into(),
+        });
+        round(Start {
+            epoch: 6,
+            primary: "a".into(),
+            volume_id: 5,
+            member: true,
+            keep: 8,
+            history: history.clone(),
+        });
+        round(Started { session: 7 });
+        round(Lane {
+            cluster: "c".into(),
+            volume: "v".into(),
+            lane: 1,
+            session: 6,
+            position: 512,
+            ring: 65536,
+            align: 64,
+        });
+        round(CopyBegin {
+            volume_id: 5,
+            lsn: 8,
+            files: 1,
+            bytes: 10,
+            history,
+        });
+        round(CopyFile {
+            id: 1,
+            size: 10,
+            name: "x".into(),
+        });
+        round(CopyData {
+            id: 1,
+            offset: 0,
+            bytes: b"0123456789".to_vec(),
+        });
+    }
+}

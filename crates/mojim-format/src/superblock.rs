@@ -1,0 +1,290 @@
+//! The superblock: what one node durably knows of its copy of a volume.
+//!
+//! Two slots of `SUPERBLOCK_LEN` bytes stand in one file; the newer valid one
+//! counts, and a write goes to the other, so that a torn write loses nothing.
+//! `docs/format.md`, "Superblock".
+
+use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::{FORMAT_VERSION, FormatError, MAX_LANES, MAX_NAME, crc32c};
+
+/// Bytes of one slot.
+pub const SUPERBLOCK_LEN: usize = 4096;
+/// `MJSUPER1`.
+pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"MJSUPER1";
+/// Most epochs that a superblock remembers.
+pub const MAX_HISTORY: usize = 128;
+
+const WHAT: &str = "superblock";
+const NAMES_AT: usize = 104;
+const NAME_LEN: usize = 1 + MAX_NAME;
+const STARTS_AT: usize = 432;
+const HISTORY_AT: usize = STARTS_AT + MAX_LANES * 8;
+const CRC_AT: usize = SUPERBLOCK_LEN - 4;
+
+const _: () = assert!(NAMES_AT + 5 * NAME_LEN <= STARTS_AT);
+const _: () = assert!(HISTORY_AT + MAX_HISTORY * 16 <= CRC_AT);
+
+/// Whether a copy can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum State {
+    /// Never held anything.
+    Empty = 0,
+    /// Holds a prefix of the volume's history.
+    Whole = 1,
+    /// Being overwritten by a copy of another node; unusable until it ends.
+    Loading = 2,
+}
+
+/// The first LSN that belongs to an epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EpochStart {
+    /// The epoch.
+    pub epoch: u64,
+    /// Its first LSN.
+    pub first_lsn: u64,
+}
+
+/// Who is who in an epoch (DESIGN.md, "Views and failover").
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct View {
+    /// Number of the view; 0 before the first.
+    pub epoch: u64,
+    /// The node that may have sync points acknowledged.
+    pub primary: String,
+    /// The node that must acknowledge them too; empty where the primary is alone.
+    pub mirror: String,
+}
+
+/// One node's durable knowledge of its copy of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Grows by one with each write.
+    pub sequence: u64,
+    /// Identity of the volume, chosen at random when it was made; 0 = none yet.
+    pub volume_id: u64,
+    /// Frames of an epoch below this one are refused.
+    pub promised: u64,
+    /// The view this node last knew.
+    pub view: View,
+    /// Every record up to this LSN is durable in the data area.
+    pub checkpoint: u64,
+    /// If not zero: the copy is worth nothing after a boot with another id.
+    pub boot_id: [u8; 16],
+    /// A number that changes when the node lost its log.
+    pub incarnation: u64,
+    /// Whether the copy can be used.
+    pub state: State,
+    /// Bytes of each log.
+    pub log_size: u64,
+    /// Records begin at multiples of this in the logs.
+    pub align: u32,
+    /// Tells this configuration of the logs from others; 0 after a clean
+    /// close, when the logs hold nothing.
+    pub logs: u32,
+    /// Names: cluster, volume, node.
+    pub cluster: String,
+    /// The volume.
+    pub volume: String,
+    /// This node.
+    pub node: String,
+    /// Where recovery starts in each log, as a position that never wraps.
+    pub starts: Vec<u64>,
+    /// First LSNs of the epochs that reach beyond the checkpoint, and of the
+    /// last one before; ascending.
+    pub history: Vec<EpochStart>,
+}
+
+impl Superblock {
+    /// The slot's bytes.
+    pub fn encode(&self) -> Box<[u8; SUPERBLOCK_LEN]> {
+        assert!(self.starts.len() <= MAX_LANES && self.history.len() <= MAX_HISTORY);
+        let mut b = Box::new([0u8; SUPERBLOCK_LEN]);
+        let mut put = |at: usize, v: &[u8]| b[at..at + v.len()].copy_from_slice(v);
+        put(0, &SUPERBLOCK_MAGIC);
+        put(8, &(FORMAT_VERSION as u32).to_le_bytes());
+        put(12, &(SUPERBLOCK_LEN as u32).to_le_bytes());
+        put(16, &self.sequence.to_le_bytes());
+        put(24, &self.volume_id.to_le_bytes());
+        put(32, &self.promised.to_le_bytes());
+        put(40, &self.view.epoch.to_le_bytes());
+        put(48, &self.checkpoint.to_le_bytes());
+        put(56, &self.boot_id);
+        put(72, &self.incarnation.to_le_bytes());
+        put(80, &(self.state as u32).to_le_bytes());
+        put(84, &(self.starts.len() as u16).to_le_bytes());
+        put(86, &(self.history.len() as u16).to_le_bytes());
+        put(88, &self.log_size.to_le_bytes());
+        put(96, &self.align.to_le_bytes());
+        put(100, &self.logs.to_le_bytes());
+        let names = [
+            &self.cluster,
+            &self.volume,
+            &self.node,
+            &self.view.primary,
+            &self.view.mirror,
+        ];
+        for (i, name) in names.into_iter().enumerate() {
+            assert!(name.len() <= MAX_NAME, "name too long: {name}");
+            let at = NAMES_AT + i * NAME_LEN;
+            put(at, &[name.len() as u8]);
+            put(at + 1, name.as_bytes());
+        }
+        for (i, s) in self.starts.iter().enumerate() {
+            put(STARTS_AT + i * 8, &s.to_le_bytes());
+        }
+        for (i, e) in self.history.iter().enumerate() {
+            put(HISTORY_AT + i * 16, &e.epoch.to_le_bytes());
+            put(HISTORY_AT + i * 16 + 8, &e.first_lsn.to_le_bytes());
+        }
+        let crc = crc32c(&b[..CRC_AT]);
+        b[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    /// Reads and validates one slot.
+    pub fn decode(b: &[u8]) -> Result<Superblock, FormatError> {
+        if b.len() < SUPERBLOCK_LEN {
+            return Err(FormatError::Short {
+                what: WHAT,
+                have: b.len(),
+                need: SUPERBLOCK_LEN,
+            });
+        }
+        if b[..8] != SUPERBLOCK_MAGIC {
+            return Err(FormatError::Magic {
+                what: WHAT,
+                found: u32_at(b, 0),
+            });
+        }
+        let version = u32_at(b, 8);
+        if version != FORMAT_VERSION as u32 {
+            return Err(FormatError::Version {
+                what: WHAT,
+                found: version.min(u16::MAX as u32) as u16,
+            });
+        }
+        let (found, expected) = (u32_at(b, CRC_AT), crc32c(&b[..CRC_AT]));
+        if found != expected {
+            return Err(FormatError::Checksum {
+                what: WHAT,
+                found,
+                expected,
+            });
+        }
+        let field = |field, value: u64| FormatError::Field {
+            what: WHAT,
+            field,
+            value,
+        };
+        let name = |i: usize, field: &'static str| -> Result<String, FormatError> {
+            let at = NAMES_AT + i * NAME_LEN;
+            let n = b[at] as usize;
+            if n > MAX_NAME {
+                return Err(FormatError::Name { what: WHAT, field });
+            }
+            std::str::from_utf8(&b[at + 1..at + 1 + n])
+                .map(str::to_owned)
+                .map_err(|_| FormatError::Name { what: WHAT, field })
+        };
+        let lanes = u16_at(b, 84) as usize;
+        if lanes > MAX_LANES {
+            return Err(field("lanes", lanes as u64));
+        }
+        let epochs = u16_at(b, 86) as usize;
+        if epochs > MAX_HISTORY {
+            return Err(field("history", epochs as u64));
+        }
+        let history: Vec<EpochStart> = (0..epochs)
+            .map(|i| EpochStart {
+                epoch: u64_at(b, HISTORY_AT + i * 16),
+                first_lsn: u64_at(b, HISTORY_AT + i * 16 + 8),
+            })
+            .collect();
+        if history
+            .windows(2)
+            .any(|w| w[0].epoch >= w[1].epoch || w[0].first_lsn > w[1].first_lsn)
+        {
+            return Err(field("history order", epochs as u64));
+        }
+        let align = u32_at(b, 96);
+        let log_size = u64_at(b, 88);
+        if lanes > 0 && (!align.is_power_of_two() || log_size % align as u64 != 0) {
+            return Err(field("align", align as u64));
+        }
+        Ok(Superblock {
+            sequence: u64_at(b, 16),
+            volume_id: u64_at(b, 24),
+            promised: u64_at(b, 32),
+            view: View {
+                epoch: u64_at(b, 40),
+                primary: name(3, "primary")?,
+                mirror: name(4, "mirror")?,
+            },
+            checkpoint: u64_at(b, 48),
+            boot_id: b[56..72].try_into().expect("sixteen bytes"),
+            incarnation: u64_at(b, 72),
+            state: match u32_at(b, 80) {
+                0 => State::Empty,
+                1 => State::Whole,
+                2 => State::Loading,
+                v => return Err(field("state", v as u64)),
+            },
+            log_size,
+            align,
+            logs: u32_at(b, 100),
+            cluster: name(0, "cluster")?,
+            volume: name(1, "volume")?,
+            node: name(2, "node")?,
+            starts: (0..lanes).map(|i| u64_at(b, STARTS_AT + i * 8)).collect(),
+            history,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_flips_are_found() {
+        let s = Superblock {
+            sequence: 3,
+            volume_id: 99,
+            promised: 5,
+            view: View {
+                epoch: 4,
+                primary: "a".into(),
+                mirror: "b".into(),
+            },
+            checkpoint: 1000,
+            boot_id: [7; 16],
+            incarnation: 1,
+            state: State::Whole,
+            log_size: 1 << 20,
+            align: 512,
+            logs: 77,
+            cluster: "example".into(),
+            volume: "orders".into(),
+            node: "a".into(),
+            starts: vec![512, 1024],
+            history: vec![
+                EpochStart {
+                    epoch: 1,
+                    first_lsn: 1,
+                },
+                EpochStart {
+                    epoch: 4,
+                    first_lsn: 900,
+                },
+            ],
+        };
+        let b = s.encode();
+        assert_eq!(Superblock::decode(&b[..]).unwrap(), s);
+        for bit in (0..b.len() * 8).step_by(7) {
+            let mut c = b.clone();
+            c[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&c[..]).is_err(), "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Mojim's replication as state machines: events in, decisions out.
+//!
+//! Owns the rules that decide when a sync point is committed, which records a
+//! copy keeps, how two copies are brought together and when a node may become
+//! primary. No I/O, no clock, no threads: time and messages are arguments, so
+//! the simulator and the drivers run the same code.
+
+pub mod history;
+pub mod lane;
+pub mod pairing;
+pub mod prefix;
+pub mod rule;
+
+pub use history::History;
+pub use lane::{Arrival, LaneIn};
+pub use pairing::{Holding, Plan, PromoteRefusal, reconcile};
+pub use prefix::Prefix;
+pub use rule::{AckRule, Patience, Verdict};

@@ -1,0 +1,609 @@
+//! The data area: a volume's files and their catalogue, and how records reach
+//! them.
+//!
+//! Owns the open data files, the catalogue, and the image: whole pages in
+//! anonymous memory into which a batch of records is merged before each page
+//! is written once. Never stores through a mapping of a data file.
+//!
+//! Invariants:
+//! - Records are applied in LSN order, whole sync points at a time, by one
+//!   thread. Applying a prefix again from any earlier point gives the same
+//!   bytes: `Create`, `Remove` and `Rename` are skipped up to the catalogue's
+//!   LSN, `Resize` and `Write` are repeated.
+//! - A change of size or name is a barrier: the image is written out first.
+//! - After an error nothing more is applied (the store poisons itself).
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mojim_format::catalog::valid_file_name;
+use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView};
+
+use crate::env::{Env, File, OpenHow};
+use crate::error::{Context, Error, Result};
+
+/// Bytes of one page of the image. A unit of merging, not of any hardware.
+const IMAGE_PAGE: usize = 4096;
+
+/// Most files that are kept open; beyond that they are opened for each batch.
+const MAX_OPEN: usize = 256;
+
+/// The files of one node's copy.
+pub struct Area {
+    env: Arc<dyn Env>,
+    dir: PathBuf,
+    catalog_path: PathBuf,
+    volume: u64,
+    catalog_lsn: u64,
+    files: BTreeMap<u32, CatalogEntry>,
+    open: HashMap<u32, Arc<dyn File>>,
+    image: BTreeMap<(u32, u64), Box<[u8; IMAGE_PAGE]>>,
+    dirty: BTreeMap<u32, ()>,
+}
+
+impl Area {
+    /// Opens the area: reads the catalogue, if there is one.
+    pub fn open(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
+        env.create_dir_all(dir)
+            .context(|| format!("making {}", dir.display()))?;
+        let catalog_path = meta.join("catalog");
+        let mut area = Area {
+            env: env.clone(),
+            dir: dir.to_owned(),
+            catalog_path,
+            volume,
+            catalog_lsn: 0,
+            files: BTreeMap::new(),
+            open: HashMap::new(),
+            image: BTreeMap::new(),
+            dirty: BTreeMap::new(),
+        };
+        let how = OpenHow::default();
+        match env.open(&area.catalog_path, how) {
+            Ok(f) => {
+                let what = || format!("catalogue {}", area.catalog_path.display());
+                let len = f.len().context(what)?;
+                if len > 1 << 30 {
+                    return Err(area.damaged("catalogue larger than 1 GiB"));
+                }
+                let mut bytes = vec![0u8; len as usize];
+                let got = f.read_at(&mut bytes, 0).context(what)?;
+                let c = Catalog::decode(&bytes[..got]).map_err(|e| area.damaged(&e.to_string()))?;
+                if c.volume != volume {
+                    return Err(area.damaged("it belongs to another volume"));
+                }
+                area.catalog_lsn = c.lsn;
+                area.files = c.files.into_iter().map(|f| (f.id, f)).collect();
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => {
+                return Err(Error::io(
+                    format!("opening {}", area.catalog_path.display()),
+                    &e,
+                ));
+            }
+        }
+        Ok(area)
+    }
+
+    fn damaged(&self, what: &str) -> Error {
+        Error::Damaged {
+            path: self.catalog_path.clone(),
+            what: format!("{what}; restore it, or remove this node's copy of the volume (its directory and its part of .mojim) to have it copied from the other node"),
+        }
+    }
+
+    /// The catalogue's entries, by number.
+    pub fn files(&self) -> impl Iterator<Item = &CatalogEntry> {
+        self.files.values()
+    }
+
+    /// The entry of a name.
+    pub fn find(&self, name: &str) -> Option<&CatalogEntry> {
+        self.files.values().find(|f| f.name == name)
+    }
+
+    /// The entry of a number.
+    pub fn get(&self, id: u32) -> Option<&CatalogEntry> {
+        self.files.get(&id)
+    }
+
+    /// A number above every one used so far.
+    pub fn next_id(&self) -> u32 {
+        self.files.keys().next_back().map_or(1, |id| id + 1)
+    }
+
+    /// Names of regular files in the directory that the catalogue does not know.
+    pub fn strangers(&self) -> Result<Vec<String>> {
+        let all = self
+            .env
+            .list(&self.dir)
+            .context(|| format!("listing {}", self.dir.display()))?;
+        Ok(all
+            .into_iter()
+            .filter_map(|p| p.to_str().map(str::to_owned))
+            .filter(|n| valid_file_name(n) && self.find(n).is_none())
+            .collect())
+    }
+
+    /// Checks every file's size against the catalogue, when all records are applied.
+    pub fn check_sizes(&mut self) -> Result<()> {
+        let entries: Vec<_> = self.files.values().cloned().collect();
+        for e in entries {
+            let path = self.dir.join(&e.name);
+            let len = match self.file(e.id) {
+                Ok(f) => f.len().context(|| path.display().to_string())?,
+                Err(Error::Io { errno, .. }) if errno == libc::ENOENT => {
+                    return Err(Error::Damaged {
+                        path,
+                        what: format!(
+                            "this file of the volume ({} bytes) is missing; was it removed while Mojim was not running? Restore it, or remove this node's copy of the volume to have it copied again",
+                            e.size
+                        ),
+                    });
+                }
+                Err(x) => return Err(x),
+            };
+            if len != e.size {
+                return Err(Error::Damaged {
+                    path,
+                    what: format!(
+                        "{len} bytes, {} expected; was it changed while Mojim was not running? Restore it, or remove this node's copy of the volume to have it copied again",
+                        e.size
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a file lies.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The open file of a number.
+    pub fn file(&mut self, id: u32) -> Result<Arc<dyn File>> {
+        if let Some(f) = self.open.get(&id) {
+            return Ok(f.clone());
+        }
+        let entry = self
+            .files
+            .get(&id)
+            .ok_or_else(|| Error::NotFound(format!("file {id} is not in the catalogue")))?;
+        let path = self.dir.join(&entry.name);
+        let f = self
+            .env
+            .open(
+                &path,
+                OpenHow {
+                    create: false,
+                    write: true,
+                    durable: false,
+                },
+            )
+            .context(|| format!("opening {}", path.display()))?;
+        if self.open.len() >= MAX_OPEN {
+            // Those with bytes that still need a sync stay.
+            let idle: Vec<u32> = self
+                .open
+                .keys()
+                .copied()
+                .filter(|id| !self.dirty.contains_key(id))
+                .collect();
+            for id in idle {
+                self.open.remove(&id);
+            }
+        }
+        self.open.insert(id, f.clone());
+        Ok(f)
+    }
+
+    /// Merges one record of a whole sync point. `spill` gives the bytes of a
+    /// spill file by LSN.
+    pub fn apply(&mut self, r: &RecordView<'_>, meta: &Path) -> Result<()> {
+        for (op, payload) in r.ops() {
+            if op.kind == OpKind::Spill {
+                self.apply_spill(r.header.lsn, &op, meta)?;
+            } else {
+                self.apply_op(r.header.lsn, &op, payload)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_op(&mut self, lsn: u64, op: &Op, payload: &[u8]) -> Result<()> {
+        match op.kind {
+            OpKind::Write => self.write(op.file, op.offset, payload),
+            OpKind::Resize => {
+                if !self.files.contains_key(&op.file) {
+                    return Ok(()); // removed later in the prefix
+                }
+                self.flush()?;
+                let f = self.file(op.file)?;
+                let size = op.offset;
+                f.set_len(size)
+                    .map_err(|e| Error::io(format!("resizing file {} to {size} bytes", op.file), &e))?;
+                self.dirty.insert(op.file, ());
+                self.files.get_mut(&op.file).expect("just seen").size = size;
+                self.names_changed(lsn)
+            }
+            OpKind::Create | OpKind::Remove | OpKind::Rename if lsn <= self.catalog_lsn => Ok(()),
+            OpKind::Create => {
+                let name = Self::name(payload)?;
+                self.flush()?;
+                let path = self.dir.join(name);
+                if let Some(parent) = path.parent() {
+                    self.env
+                        .create_dir_all(parent)
+                        .context(|| format!("making {}", parent.display()))?;
+                }
+                let f = self
+                    .env
+                    .open(
+                        &path,
+                        OpenHow {
+                            create: true,
+                            write: true,
+                            durable: false,
+                        },
+                    )
+                    .context(|| format!("creating {}", path.display()))?;
+                f.set_len(0).context(|| format!("creating {}", path.display()))?;
+                self.open.insert(op.file, f);
+                self.dirty.insert(op.file, ());
+                self.files.insert(
+                    op.file,
+                    CatalogEntry {
+                        id: op.file,
+                        size: 0,
+                        name: name.to_owned(),
+                    },
+                );
+                self.sync_parent(name)?;
+                self.names_changed(lsn)
+            }
+            OpKind::Remove => {
+                self.flush()?;
+                let Some(e) = self.files.remove(&op.file) else {
+                    return Ok(());
+                };
+                self.forget(op.file);
+                // The catalogue first: a file that it does not know does no harm.
+                self.names_changed(lsn)?;
+                self.remove_quietly(&e.name)?;
+                self.sync_parent(&e.name)
+            }
+            OpKind::Rename => {
+                let name = Self::name(payload)?.to_owned();
+                self.flush()?;
+                let Some(e) = self.files.get(&op.file).cloned() else {
+                    return Ok(());
+                };
+                if let Some(old) = self.find(&name).map(|f| f.id)
+                    && old != op.file
+                {
+                    self.files.remove(&old);
+                    self.forget(old);
+                }
+                let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
+                match self.env.rename(&from, &to) {
+                    // Done already, before a crash that came before the catalogue.
+                    Err(x) if x.kind() == std::io::ErrorKind::NotFound => {}
+                    r => r.context(|| format!("renaming {}", from.display()))?,
+                }
+                self.files.get_mut(&op.file).expect("just seen").name = name.clone();
+                self.sync_parent(&e.name)?;
+                self.sync_parent(&name)?;
+                self.names_changed(lsn)
+            }
+            OpKind::Spill => Err(Error::Protocol("a spill file names another".into())),
+        }
+    }
+
+    fn name(payload: &[u8]) -> Result<&str> {
+        std::str::from_utf8(payload)
+            .ok()
+            .filter(|n| valid_file_name(n))
+            .ok_or_else(|| Error::Protocol("a record names a file that no volume can have".into()))
+    }
+
+    fn forget(&mut self, id: u32) {
+        self.open.remove(&id);
+        self.dirty.remove(&id);
+        self.image.retain(|k, _| k.0 != id);
+    }
+
+    fn remove_quietly(&self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        match self.env.remove(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("removing {}", path.display()), &e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn sync_parent(&self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        let parent = path.parent().unwrap_or(&self.dir);
+        match self.env.sync_dir(parent) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::io(format!("syncing {}", parent.display()), &e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&mut self, id: u32, offset: u64, mut bytes: &[u8]) -> Result<()> {
+        let Some(entry) = self.files.get(&id) else {
+            return Ok(()); // removed later in the prefix, seen while replaying
+        };
+        // While replaying, the file may be shorter than when this was written;
+        // the resize that shortened it comes later and wins.
+        let size = entry.size;
+        if offset >= size {
+            return Ok(());
+        }
+        bytes = &bytes[..bytes.len().min((size - offset) as usize)];
+        let mut offset = offset;
+        while !bytes.is_empty() {
+            let page = offset / IMAGE_PAGE as u64;
+            let within = (offset % IMAGE_PAGE as u64) as usize;
+            let n = bytes.len().min(IMAGE_PAGE - within);
+            if let std::collections::btree_map::Entry::Vacant(_) = self.image.entry((id, page)) {
+                let mut fresh = Box::new([0u8; IMAGE_PAGE]);
+                if n < IMAGE_PAGE {
+                    let f = self.file(id)?;
+                    f.read_at(&mut fresh[..], page * IMAGE_PAGE as u64)
+                        .map_err(|e| Error::Poisoned(format!("reading file {id}: {e}")))?;
+                }
+                self.image.insert((id, page), fresh);
+            }
+            let p = self.image.get_mut(&(id, page)).expect("just put there");
+            p[within..within + n].copy_from_slice(&bytes[..n]);
+            offset += n as u64;
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// Bytes that the image holds.
+    pub fn image_bytes(&self) -> usize {
+        self.image.len() * IMAGE_PAGE
+    }
+
+    /// Writes the image's pages to their files, each run of neighbours at once.
+    pub fn flush(&mut self) -> Result<()> {
+        let mut run: Vec<u8> = Vec::new();
+        let mut run_at: Option<(u32, u64)> = None;
+        let image = std::mem::take(&mut self.image);
+        for ((id, page), bytes) in image {
+            let at = page * IMAGE_PAGE as u64;
+            match run_at {
+                Some((rid, rat))
+                    if rid == id && rat + run.len() as u64 == at && run.len() < 1 << 20 => {}
+                Some((rid, rat)) => {
+                    self.write_run(rid, rat, &run)?;
+                    run.clear();
+                    run_at = Some((id, at));
+                }
+                None => run_at = Some((id, at)),
+            }
+            run.extend_from_slice(&bytes[..]);
+        }
+        if let Some((id, at)) = run_at {
+            self.write_run(id, at, &run)?;
+        }
+        Ok(())
+    }
+
+    fn write_run(&mut self, id: u32, at: u64, bytes: &[u8]) -> Result<()> {
+        let Some(size) = self.files.get(&id).map(|e| e.size) else {
+            return Ok(());
+        };
+        if at >= size {
+            return Ok(());
+        }
+        let n = bytes.len().min((size - at) as usize);
+        let f = self.file(id)?;
+        self.dirty.insert(id, ());
+        f.write_at(&bytes[..n], at)
+            .map_err(|e| Error::Poisoned(format!("writing file {id} at {at}: {e}")))
+    }
+
+    /// Makes everything applied and flushed so far durable.
+    pub fn sync(&mut self) -> Result<()> {
+        let dirty = std::mem::take(&mut self.dirty);
+        for id in dirty.into_keys() {
+            if !self.files.contains_key(&id) {
+                continue;
+            }
+            let f = self.file(id)?;
+            f.sync()
+                .map_err(|e| Error::Poisoned(format!("syncing file {id}: {e}")))?;
+        }
+        Ok(())
+    }
+
+    fn names_changed(&mut self, lsn: u64) -> Result<()> {
+        // While replaying, an older state must not replace a newer one.
+        if lsn <= self.catalog_lsn {
+            return Ok(());
+        }
+        self.catalog_lsn = lsn;
+        self.write_catalog()
+    }
+
+    /// Replaces the catalogue durably.
+    pub fn write_catalog(&mut self) -> Result<()> {
+        let c = Catalog {
+            volume: self.volume,
+            lsn: self.catalog_lsn,
+            files: self.files.values().cloned().collect(),
+        };
+        replace_file(&*self.env, &self.catalog_path, &c.encode())
+    }
+
+    fn apply_spill(&mut self, lsn: u64, op: &Op, meta: &Path) -> Result<()> {
+        let path = spill_path(meta, lsn);
+        let what = || format!("spill file {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            // Applied and checkpointed except for the superblock's write.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::Damaged {
+                    path,
+                    what: "the spill file of a record is missing".into(),
+                });
+            }
+            r => r.context(what)?,
+        };
+        let mut at = 0u64;
+        let mut buf = vec![0u8; 64 << 10];
+        while at < op.offset {
+            let n = f.read_at(&mut buf, at).context(what)?;
+            let h = mojim_format::RecordHeader::decode(&buf[..n])
+                .map_err(|e| Error::Damaged { path: path.clone(), what: e.to_string() })?;
+            if h.len as usize > n {
+                if h.len as usize <= buf.len() {
+                    return Err(Error::Damaged { path, what: "it ends early".into() });
+                }
+                buf.resize(h.len as usize, 0);
+                continue;
+            }
+            let r = RecordView::decode(&buf[..h.len as usize])
+                .map_err(|e| Error::Damaged { path: path.clone(), what: e.to_string() })?;
+            for (op, payload) in r.ops() {
+                self.apply_op(lsn, &op, payload)?;
+                if self.image_bytes() > 8 << 20 {
+                    self.flush()?;
+                }
+            }
+            at += h.len as u64;
+        }
+        Ok(())
+    }
+
+    /// Begins to take a copy of another node's area: everything here goes.
+    pub fn load_begin(&mut self, volume: u64) -> Result<()> {
+        self.image.clear();
+        self.open.clear();
+        self.dirty.clear();
+        let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
+        self.files.clear();
+        self.volume = volume;
+        self.catalog_lsn = 0;
+        self.write_catalog()?;
+        for name in names {
+            self.remove_quietly(&name)?;
+        }
+        Ok(())
+    }
+
+    /// One file of the copy.
+    pub fn load_file(&mut self, entry: CatalogEntry) -> Result<()> {
+        if !valid_file_name(&entry.name)
+            || self.files.contains_key(&entry.id)
+            || self.find(&entry.name).is_some()
+        {
+            return Err(Error::Protocol(format!(
+                "a copy names file {} {:?}, which cannot be",
+                entry.id, entry.name
+            )));
+        }
+        let path = self.dir.join(&entry.name);
+        let what = || format!("creating {}", path.display());
+        if let Some(parent) = path.parent() {
+            self.env.create_dir_all(parent).context(what)?;
+        }
+        let f = self
+            .env
+            .open(
+                &path,
+                OpenHow {
+                    create: true,
+                    write: true,
+                    durable: false,
+                },
+            )
+            .context(what)?;
+        f.set_len(0).context(what)?;
+        f.set_len(entry.size).context(what)?;
+        self.dirty.insert(entry.id, ());
+        self.open.insert(entry.id, f);
+        self.files.insert(entry.id, entry);
+        Ok(())
+    }
+
+    /// Bytes of a file of the copy.
+    pub fn load_data(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
+        let size = self.files.get(&id).map_or(0, |f| f.size);
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > size) {
+            return Err(Error::Protocol(format!(
+                "a copy has bytes of file {id} at {offset}, outside it"
+            )));
+        }
+        let f = self.file(id)?;
+        f.write_at(bytes, offset)
+            .map_err(|e| Error::io(format!("writing file {id}"), &e))
+    }
+
+    /// The copy is complete: makes it durable.
+    pub fn load_end(&mut self, lsn: u64) -> Result<()> {
+        self.sync()?;
+        let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
+        let mut parents: Vec<PathBuf> = names
+            .iter()
+            .filter_map(|n| self.dir.join(n).parent().map(Path::to_owned))
+            .collect();
+        parents.push(self.dir.clone());
+        parents.sort();
+        parents.dedup();
+        for p in parents {
+            self.env
+                .sync_dir(&p)
+                .context(|| format!("syncing {}", p.display()))?;
+        }
+        self.catalog_lsn = lsn;
+        self.write_catalog()
+    }
+
+    /// Bytes of one file, of what was applied; for checksums and copies.
+    pub fn read(&mut self, id: u32, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.flush()?;
+        let f = self.file(id)?;
+        f.read_at(buf, offset)
+            .context(|| format!("reading file {id}"))
+    }
+}
+
+/// Where the spill file of a record lies.
+pub fn spill_path(meta: &Path, lsn: u64) -> PathBuf {
+    meta.join(format!("spill.{lsn}"))
+}
+
+/// Replaces a small file durably and atomically.
+pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
+    let tmp = path.with_extension("new");
+    let what = || format!("writing {}", path.display());
+    let f = env
+        .open(
+            &tmp,
+            OpenHow {
+                create: true,
+                write: true,
+                durable: false,
+            },
+        )
+        .context(what)?;
+    f.set_len(0).context(what)?;
+    f.write_at(bytes, 0).context(what)?;
+    f.sync().map_err(|e| Error::Poisoned(format!("{}: {e}", what())))?;
+    drop(f);
+    env.rename(&tmp, path).context(what)?;
+    if let Some(dir) = path.parent() {
+        env.sync_dir(dir).context(what)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Asks a node questions: what `mojim status`, `promote` and `verify` use.
+//!
+//! One request, one answer, both JSON inside a frame (`docs/protocol.md`,
+//! "Requests").
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim_format::FrameKind;
+use mojim_format::message::checked;
+use serde_json::Value;
+
+use crate::env::{Address, Env};
+use crate::error::{Context, Error, Result};
+use crate::link::Wire;
+use crate::os::Os;
+
+/// A connection to a node.
+pub struct Client {
+    wire: Wire,
+    env: Arc<dyn Env>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects; every answer is awaited for at most `timeout`.
+    pub fn connect(to: &Address, timeout: Duration) -> Result<Client> {
+        let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
+        let conn = env
+            .connect(to)
+            .context(|| format!("connecting to {to}"))?;
+        Ok(Client {
+            wire: Wire::new(conn),
+            env,
+            timeout,
+        })
+    }
+
+    /// Asks, and waits for the answer. What the node refuses is an error.
+    pub fn ask(&mut self, question: &Value) -> Result<Value> {
+        let mut body = question.to_string().into_bytes();
+        let crc = mojim_format::crc32c(&body);
+        body.extend_from_slice(&crc.to_le_bytes());
+        self.wire.queue(FrameKind::Request, 0, 0, 0, &body);
+        let deadline = self.env.now() + self.timeout;
+        loop {
+            let sent = self.wire.flush()?;
+            if let Some((f, body)) = self.wire.next()? {
+                let text = checked(&body).map_err(|e| Error::Protocol(e.to_string()))?;
+                if f.kind != FrameKind::Response {
+                    return Err(Error::Protocol(format!("{:?} instead of an answer", f.kind)));
+                }
+                let mut v: Value = serde_json::from_slice(text)
+                    .map_err(|e| Error::Protocol(format!("an answer that is not JSON: {e}")))?;
+                if let Some(e) = v.get("error").and_then(Value::as_str) {
+                    return Err(Error::Io {
+                        what: "the node says".into(),
+                        errno: v["errno"].as_i64().unwrap_or(libc::EIO as i64) as i32,
+                        error: e.to_owned(),
+                    });
+                }
+                return Ok(v["ok"].take());
+            }
+            let left = deadline.saturating_sub(self.env.now());
+            if left.is_zero() {
+                return Err(Error::Timeout(format!(
+                    "{} did not answer within {:?}",
+                    self.wire.conn.peer(),
+                    self.timeout
+                )));
+            }
+            self.wire
+                .conn
+                .wait(!sent, left)
+                .context(|| "waiting for an answer".into())?;
+        }
+    }
+}

@@ -1,0 +1,522 @@
+//! The configuration file: one TOML text that names a cluster's volumes and nodes.
+//!
+//! Owns the grammar of the file, its defaults, and every check that needs nothing but the text;
+//! only [`Config::load`], [`Config::check_media`] and [`check_pmem`] touch the machine.
+//!
+//! Invariants:
+//! - A [`Config`] that exists has passed every check: each node that a volume names is in `nodes`,
+//!   and no two nodes of one host share an address or a directory.
+//! - A text with mistakes gives all of them at once, in line order, each with its key and line; a
+//!   text that is not TOML gives the first place where it stops being TOML.
+//! - No text makes [`Config::parse`] panic or use unbounded stack or memory: `syntax::guard`
+//!   refuses what the TOML parser would answer so.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use toml_edit::Document;
+
+mod read;
+mod syntax;
+#[cfg(test)]
+mod tests;
+
+/// The smallest log, in bytes, that one connection of a volume works with: 64 KiB.
+pub const MIN_LOG: u64 = 64 << 10;
+/// The largest log of one volume on one node, in bytes: 1 TiB.
+pub const MAX_LOG: u64 = 1 << 40;
+/// A connection's share of a log is a multiple of this many bytes. It is a unit of the
+/// configuration, whatever the machine's page size.
+pub const LOG_UNIT: u64 = 4096;
+/// The largest configuration file, in bytes: 1 MiB.
+pub const MAX_TEXT: usize = 1 << 20;
+/// The longest name of a cluster, volume or node, in bytes.
+pub const MAX_NAME: usize = 64;
+
+/// A word that is not among those that its key accepts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{} is not one of {}", quoted(.word), .valid.join(", "))]
+pub struct UnknownWord {
+    /// The word that was given.
+    pub word: String,
+    /// The words that the key accepts.
+    pub valid: &'static [&'static str],
+}
+
+/// An enum whose variants are words of the file; `Display` and `FromStr` use these words.
+macro_rules! words {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal,)+ }
+    )+) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant,)+ }
+
+        impl $name {
+            /// The words of the file, in the order of the variants.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            /// The word that the file uses for this value.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)+ }
+            }
+        }
+
+        impl Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = UnknownWord;
+            fn from_str(word: &str) -> Result<Self, UnknownWord> {
+                match word {
+                    $($word => Ok(Self::$variant),)+
+                    _ => Err(UnknownWord { word: word.to_owned(), valid: Self::WORDS }),
+                }
+            }
+        }
+    )+};
+}
+
+words! {
+    /// When a sync point of a volume is acknowledged. The default is `sync` where the volume names
+    /// a mirror and `unreplicated` where it does not.
+    Mode {
+        /// `unreplicated`: persistent on the primary; there is no mirror.
+        Unreplicated = "unreplicated",
+        /// `async`: persistent on the primary and handed to the link; what had not arrived at the
+        /// mirror is lost with the primary.
+        Async = "async",
+        /// `sync`: in the mirror's log; the primary flushes nothing on the path.
+        Sync = "sync",
+        /// `sync-flush`: as `sync`, and persistent on the primary.
+        SyncFlush = "sync-flush",
+    }
+    /// Which bytes `msync` commits. The default is `exact`.
+    Rounding {
+        /// `exact`: the bytes of the range and no others.
+        Exact = "exact",
+        /// `page`: the range rounded up to whole pages, as Linux does.
+        Page = "page",
+    }
+    /// What carries records from primary to mirror. The default is `tcp`.
+    Transport {
+        /// `tcp`: TCP connections.
+        Tcp = "tcp",
+        /// `shm`: shared memory; both nodes are on one host.
+        Shm = "shm",
+    }
+    /// What a node's log is kept in. The default is `disk`.
+    MediumKind {
+        /// `dram`: memory, lost with the machine's power.
+        Dram = "dram",
+        /// `pmem`: persistent memory, mapped with DAX (see [`check_pmem`]).
+        Pmem = "pmem",
+        /// `disk`: a file on a block device.
+        Disk = "disk",
+    }
+    /// How stores into a mapped region are noticed. The default is `auto`.
+    TrackerKind {
+        /// `auto`: `uffd` where the kernel has it, otherwise `mprotect`.
+        Auto = "auto",
+        /// `uffd`: userfaultfd write protection and the PAGEMAP_SCAN ioctl (Linux 6.7 and later).
+        Uffd = "uffd",
+        /// `mprotect`: mprotect and SIGSEGV.
+        Mprotect = "mprotect",
+    }
+}
+
+/// A configuration file that has passed every check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// `cluster`: the cluster's name. Required.
+    pub cluster: String,
+    /// `insecure_network`: whether nodes may have addresses other than loopback, although links
+    /// are not authenticated. Default false.
+    pub insecure_network: bool,
+    /// `[volume.NAME]`: the volumes by name.
+    pub volumes: BTreeMap<String, Volume>,
+    /// `[node.NAME]`: the nodes by name.
+    pub nodes: BTreeMap<String, Node>,
+    /// The file that this was read from.
+    pub path: PathBuf,
+}
+
+/// One volume: a directory of files that is replicated, ordered and failed over as one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// The NAME of `[volume.NAME]`.
+    pub name: String,
+    /// `mode`: when a sync point is acknowledged. Default `sync` with a mirror, else
+    /// `unreplicated`.
+    pub mode: Mode,
+    /// `primary`: the node that serves the volume first. Required.
+    pub primary: String,
+    /// `mirror`: the node with the second copy. Required but in mode `unreplicated`, where it is
+    /// refused.
+    pub mirror: Option<String>,
+    /// `connections`: links, and shares of each log, from 1 to 64. Default 1.
+    pub connections: usize,
+    /// `checkpoint_threshold`: how many records may wait in a log before a checkpoint begins, at
+    /// least 1. Default 1.
+    pub checkpoint_threshold: u64,
+    /// `msync_rounding`: which bytes msync commits. Default `exact`.
+    pub rounding: Rounding,
+    /// `resend_timeout`: how long to wait for an acknowledgement before a record is sent again,
+    /// up to an hour. Default 50 ms.
+    pub resend_timeout: Duration,
+    /// `resend_attempts`: how many times a record is sent again before the sync point fails, at
+    /// least 1. Default 5.
+    pub resend_attempts: u32,
+    /// `transport`: what carries records. Default `tcp`.
+    pub transport: Transport,
+    /// `spin`: how long a waiting thread polls before it blocks, up to an hour. Default 30 µs.
+    pub spin: Duration,
+    /// `tracker`: how stores are noticed. Default `auto`.
+    pub tracker: TrackerKind,
+}
+
+/// One node: a daemon on one host, with its own directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// The NAME of `[node.NAME]`.
+    pub name: String,
+    /// `address`: the IP address and port where the node listens. Required.
+    pub address: SocketAddr,
+    /// `directory`: the absolute path of the node's data. Required.
+    pub directory: PathBuf,
+    /// `ring`: the absolute path of a directory for memory that outlives the application. Default
+    /// `/dev/shm`.
+    pub ring: PathBuf,
+    /// `log`: where records are kept until they are checkpointed.
+    pub log: LogConfig,
+    medium_line: usize,
+}
+
+/// Where a node keeps the logs of its volumes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogConfig {
+    /// `log.medium`: what the log is kept in. Default `disk`.
+    pub medium: MediumKind,
+    /// `log.path`: the absolute path of the log. None leaves it to the node: in
+    /// `<directory>/.mojim` for `disk` and `pmem`, under `ring` for `dram`.
+    pub path: Option<PathBuf>,
+    /// `log.size`: bytes of log for each volume on this node, divided equally among the volume's
+    /// connections. Default 64 MiB, at most [`MAX_LOG`]; a share is at least [`MIN_LOG`].
+    pub size: u64,
+}
+
+impl LogConfig {
+    /// The bytes of log for each of `connections` (at least 1): an equal share, rounded down to a
+    /// multiple of [`LOG_UNIT`].
+    pub fn share(&self, connections: usize) -> u64 {
+        log_share(self.size, connections)
+    }
+}
+
+/// A configuration that cannot be used, with everything that is wrong in it.
+///
+/// Displays as one line for each mistake: ``path:line: key `volume.orders.mode`: what is wrong``.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The configuration file.
+    pub path: PathBuf,
+    /// What is wrong, in line order; never empty.
+    pub mistakes: Vec<Mistake>,
+}
+
+/// One thing that is wrong in a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    /// The line, counted from 1; 0 where the mistake has none.
+    pub line: usize,
+    /// The key's full dotted name; empty where the file as a whole is at fault.
+    pub key: String,
+    /// What is wrong and what to do about it.
+    pub message: String,
+}
+
+impl Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, mistake) in self.mistakes.iter().enumerate() {
+            if i > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{}:", self.path.display())?;
+            if mistake.line > 0 {
+                write!(f, "{}:", mistake.line)?;
+            }
+            if !mistake.key.is_empty() {
+                write!(f, " key `{}`:", mistake.key)?;
+            }
+            write!(f, " {}", mistake.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Reads and checks the file at `path`.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let fail = |message| Err(single(path, 0, "", message));
+        let mut bytes = Vec::new();
+        let read = std::fs::File::open(path)
+            .and_then(|file| file.take(MAX_TEXT as u64 + 1).read_to_end(&mut bytes));
+        if let Err(error) = read {
+            return fail(format!("cannot read the configuration: {error}"));
+        }
+        if bytes.len() > MAX_TEXT {
+            return fail(too_long());
+        }
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Config::parse(text, path),
+            Err(error) => {
+                let before = &bytes[..error.valid_up_to()];
+                let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+                Err(single(
+                    path,
+                    line,
+                    "",
+                    "the text is not UTF-8; save the file as UTF-8".into(),
+                ))
+            }
+        }
+    }
+
+    /// Checks `text`; `path` says where it came from and is not opened.
+    pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+        if text.len() > MAX_TEXT {
+            return Err(single(path, 0, "", too_long()));
+        }
+        let lines = Lines::of(text);
+        if let Err((offset, message)) = syntax::guard(text.as_bytes()) {
+            return Err(single(path, lines.at(offset), "", message));
+        }
+        let document = Document::parse(text).map_err(|error| {
+            let span = error.span().unwrap_or(0..0);
+            let here = match text.get(span.clone()) {
+                Some(here) if !here.is_empty() => format!(" at {}", quoted(here)),
+                _ => String::new(),
+            };
+            let message = format!("not TOML: {}{here}", error.message().trim());
+            single(path, lines.at(span.start), "", message)
+        })?;
+        let (config, mut mistakes) = read::config(lines, document.as_table(), path);
+        mistakes.sort_by_key(|mistake| mistake.line);
+        match config {
+            Some(config) if mistakes.is_empty() => Ok(config),
+            _ => Err(ConfigError {
+                path: path.to_owned(),
+                mistakes,
+            }),
+        }
+    }
+
+    /// The volume called `name`, or with None the only one. The error lists the names.
+    pub fn volume(&self, name: Option<&str>) -> Result<&Volume, ConfigError> {
+        let have = || names(self.volumes.keys());
+        let (key, message) = match name {
+            Some(name) => match self.volumes.get(name) {
+                Some(volume) => return Ok(volume),
+                None => (
+                    shown_key(name),
+                    format!("there is no such volume; {}", have()),
+                ),
+            },
+            None => match (self.volumes.values().next(), self.volumes.len()) {
+                (Some(volume), 1) => return Ok(volume),
+                _ => (
+                    String::new(),
+                    format!("say which volume is meant; {}", have()),
+                ),
+            },
+        };
+        Err(single(
+            &self.path,
+            0,
+            format!("volume.{key}").trim_end_matches('.'),
+            message,
+        ))
+    }
+
+    /// The node called `name`. The error lists the names.
+    pub fn node(&self, name: &str) -> Result<&Node, ConfigError> {
+        self.nodes.get(name).ok_or_else(|| {
+            let message = format!("there is no such node; {}", names(self.nodes.keys()));
+            single(&self.path, 0, &format!("node.{}", shown_key(name)), message)
+        })
+    }
+
+    /// The other data node of `volume`: its mirror for the primary, its primary for the mirror.
+    /// None for a node that holds no copy, and where there is no mirror.
+    pub fn peer_of(&self, volume: &Volume, node: &str) -> Option<&Node> {
+        let mirror = volume.mirror.as_deref()?;
+        let peer = match node {
+            _ if node == volume.primary => mirror,
+            _ if node == mirror => &volume.primary,
+            _ => return None,
+        };
+        self.nodes.get(peer)
+    }
+
+    /// Whether the medium that `node` declares for its log is what this machine has there: `pmem`
+    /// must pass [`check_pmem`]. Call it on the node's own host.
+    pub fn check_media(&self, node: &str) -> Result<(), ConfigError> {
+        let node = self.node(node)?;
+        if node.log.medium != MediumKind::Pmem {
+            return Ok(());
+        }
+        let default = node.directory.join(".mojim");
+        check_pmem(node.log.path.as_deref().unwrap_or(&default)).map_err(|error| {
+            let key = format!("node.{}.log.medium", node.name);
+            let message = format!("{error}; use \"disk\" or \"dram\", or move log.path to pmem");
+            single(&self.path, node.medium_line, &key, message)
+        })
+    }
+}
+
+/// Succeeds if files at `path` can be mapped as persistent memory (DAX, with MAP_SYNC).
+///
+/// Maps a temporary file, without a name where the file system allows that, in the directory at
+/// `path`, or in its nearest parent that exists.
+pub fn check_pmem(path: &Path) -> io::Result<()> {
+    use rustix::fs::{Mode, OFlags};
+    use rustix::mm::{MapFlags, ProtFlags};
+
+    let directory = path
+        .ancestors()
+        .find(|p| p.is_dir())
+        .unwrap_or(Path::new("."));
+    let failed = |doing: &str, error: rustix::io::Errno| {
+        let error = io::Error::from(error);
+        let text = format!("cannot {doing} in {}: {error}", quoted_path(directory));
+        io::Error::new(error.kind(), text)
+    };
+    let access = OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file = rustix::fs::open(directory, access | OFlags::TMPFILE, mode).or_else(|_| {
+        let name = directory.join(format!(".mojim-probe-{}", std::process::id()));
+        let file = rustix::fs::open(&name, access | OFlags::CREATE | OFlags::EXCL, mode)?;
+        rustix::fs::unlink(&name).map(|()| file)
+    });
+    let file = file.map_err(|error| failed("make a temporary file", error))?;
+    let length = rustix::param::page_size();
+    rustix::fs::ftruncate(&file, length as u64)
+        .map_err(|error| failed("size a temporary file", error))?;
+    let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the kernel chooses the address, so no memory of this program is replaced; the mapping
+    // is never accessed, and it is unmapped once, by its own address and length.
+    let mapped = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &file, 0)
+            .and_then(|address| rustix::mm::munmap(address, length))
+    };
+    mapped.map_err(|error| {
+        let error = io::Error::from(error);
+        let place = quoted_path(directory);
+        let text = format!("{place} is not persistent memory (no DAX mapping, MAP_SYNC: {error})");
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    })
+}
+
+/// The offsets of the newlines of a text.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn of(text: &str) -> Lines {
+        Lines(
+            text.bytes()
+                .enumerate()
+                .filter(|&(_, byte)| byte == b'\n')
+                .map(|(i, _)| i)
+                .collect(),
+        )
+    }
+
+    /// The line, from 1, of the byte at `offset`.
+    fn at(&self, offset: usize) -> usize {
+        1 + self.0.partition_point(|&newline| newline < offset)
+    }
+}
+
+fn single(path: &Path, line: usize, key: &str, message: String) -> ConfigError {
+    ConfigError {
+        path: path.to_owned(),
+        mistakes: vec![Mistake {
+            line,
+            key: key.to_owned(),
+            message,
+        }],
+    }
+}
+
+fn too_long() -> String {
+    format!(
+        "the file is larger than {} MiB; this is no configuration",
+        MAX_TEXT >> 20
+    )
+}
+
+/// `text` in backquotes, without control characters, and cut where it is long.
+fn quoted(text: &str) -> String {
+    let mut shown: String = text.chars().take(60).flat_map(char::escape_debug).collect();
+    if text.chars().nth(60).is_some() {
+        shown.push_str("...");
+    }
+    format!("`{shown}`")
+}
+
+fn quoted_path(path: &Path) -> String {
+    format!("`{}`", path.display())
+}
+
+/// A part of a dotted key as the file would write it, cut where it is long.
+fn shown_key(key: &str) -> String {
+    match checked_name(key) {
+        Ok(()) => key.to_owned(),
+        Err(_) => format!("\"{}\"", quoted(key).trim_matches('`')),
+    }
+}
+
+fn dotted(section: &str, key: &str) -> String {
+    match section {
+        "" => shown_key(key),
+        _ => format!("{section}.{}", shown_key(key)),
+    }
+}
+
+/// A sentence with the names that the file has.
+fn names(names: impl Iterator<Item = impl AsRef<str>>) -> String {
+    let all: Vec<_> = names.map(|name| shown_key(name.as_ref())).collect();
+    match all.len() {
+        0 => "the file has none".to_owned(),
+        1..=8 => format!("the file has {}", all.join(", ")),
+        n => format!("the file has {} and {} more", all[..8].join(", "), n - 8),
+    }
+}
+
+fn checked_name(name: &str) -> Result<(), String> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    if (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(format!(
+        "{} is no name; use 1 to {MAX_NAME} of the characters A-Z a-z 0-9 _ -",
+        quoted(name)
+    ))
+}
+
+fn log_share(size: u64, connections: usize) -> u64 {
+    let share = size / connections.max(1) as u64;
+    share - share % LOG_UNIT
+}

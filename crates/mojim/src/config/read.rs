@@ -1,0 +1,724 @@
+//! Reads a [`Config`] from a TOML document and collects every mistake on the way.
+//!
+//! Invariants: a value is either good or has its mistake noted, once; a check of several values
+//! runs whenever those that it needs are good, whatever else is wrong.
+
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::Component;
+
+use toml_edit::{Item, TableLike};
+
+use super::*;
+
+const MAX_PATH: usize = 4095; // PATH_MAX without its NUL
+const MAX_WAIT: Duration = Duration::from_secs(3600);
+
+const TOP_KEYS: &[&str] = &["cluster", "insecure_network", "volume", "node"];
+const VOLUME_KEYS: &[&str] = &[
+    "mode",
+    "primary",
+    "mirror",
+    "connections",
+    "checkpoint_threshold",
+    "msync_rounding",
+    "resend_timeout",
+    "resend_attempts",
+    "transport",
+    "spin",
+    "tracker",
+];
+const NODE_KEYS: &[&str] = &["address", "directory", "ring", "log"];
+const LOG_KEYS: &[&str] = &["medium", "path", "size"];
+
+/// The configuration in `table`, complete if the mistakes beside it are none.
+pub(super) fn config(
+    lines: Lines,
+    table: &dyn TableLike,
+    path: &Path,
+) -> (Option<Config>, Vec<Mistake>) {
+    let mut reader = Reader {
+        lines,
+        mistakes: Vec::new(),
+    };
+    let config = reader.config(table, path);
+    (config, reader.mistakes)
+}
+
+/// A table of the file under its dotted name.
+struct Section<'a> {
+    name: String,
+    line: usize,
+    table: &'a dyn TableLike,
+}
+
+/// A key's value. None in `value` with `given` set means that a mistake has been noted.
+#[derive(Clone)]
+struct Field<T> {
+    /// The key's line, or its section's where the key is absent.
+    line: usize,
+    given: bool,
+    value: Option<T>,
+}
+
+impl<T> Field<T> {
+    fn or(mut self, default: T) -> Self {
+        if !self.given {
+            self.value = Some(default);
+        }
+        self
+    }
+}
+
+/// A node as far as it could be read; what is None has its mistake noted or is absent.
+struct RawNode {
+    name: String,
+    address: Field<SocketAddr>,
+    directory: Field<PathBuf>,
+    ring: Field<PathBuf>,
+    medium: Field<MediumKind>,
+    log_path: Field<PathBuf>,
+    log_size: Field<u64>,
+}
+
+/// Reads tables and collects mistakes.
+struct Reader {
+    lines: Lines,
+    mistakes: Vec<Mistake>,
+}
+
+impl Reader {
+    fn note(&mut self, line: usize, key: impl Into<String>, message: impl Into<String>) {
+        self.mistakes.push(Mistake {
+            line,
+            key: key.into(),
+            message: message.into(),
+        });
+    }
+
+    fn line_of(&self, table: &dyn TableLike, key: &str) -> Option<usize> {
+        let span = table.get_key_value(key)?.0.span()?;
+        Some(self.lines.at(span.start))
+    }
+
+    /// `item` as a table whose keys are all in `known` (any key, where that is empty).
+    fn section<'a>(
+        &mut self,
+        item: &'a Item,
+        name: String,
+        line: usize,
+        known: &[&str],
+    ) -> Option<Section<'a>> {
+        let Some(table) = item.as_table_like() else {
+            let have = item.type_name();
+            self.note(
+                line,
+                name.as_str(),
+                format!("wants a table ([{name}] or {{ ... }}), not {have}"),
+            );
+            return None;
+        };
+        if !known.is_empty() {
+            self.unknown_keys(table, &name, line, known);
+        }
+        Some(Section { name, line, table })
+    }
+
+    fn unknown_keys(&mut self, table: &dyn TableLike, section: &str, line: usize, known: &[&str]) {
+        for (key, _) in table.iter().filter(|(key, _)| !known.contains(key)) {
+            let line = self.line_of(table, key).unwrap_or(line);
+            let message = match nearest(key, known) {
+                Some(near) => format!("unknown key; did you mean `{near}`?"),
+                None => format!("unknown key; the keys here are {}", known.join(", ")),
+            };
+            self.note(line, dotted(section, key), message);
+        }
+    }
+
+    /// The named tables under the top-level key `kind`.
+    fn named<'a>(
+        &mut self,
+        top: &Section<'a>,
+        kind: &str,
+        known: &[&str],
+    ) -> Vec<(&'a str, Section<'a>)> {
+        let mut found = Vec::new();
+        let Some(item) = top.table.get(kind) else {
+            return found;
+        };
+        let line = self.line_of(top.table, kind).unwrap_or(1);
+        let Some(group) = self.section(item, kind.to_owned(), line, &[]) else {
+            return found;
+        };
+        for (name, item) in group.table.iter() {
+            let line = self.line_of(group.table, name).unwrap_or(line);
+            let key = dotted(kind, name);
+            if let Err(message) = checked_name(name) {
+                self.note(line, key.as_str(), message);
+            }
+            if let Some(section) = self.section(item, key, line, known) {
+                found.push((name, section));
+            }
+        }
+        found
+    }
+
+    /// The value of `key`, read by `read`. No section (its mistake is noted) gives no value.
+    fn field<T>(
+        &mut self,
+        section: Option<&Section<'_>>,
+        key: &str,
+        read: impl FnOnce(&Item) -> Result<T, String>,
+    ) -> Field<T> {
+        let Some(section) = section else {
+            return Field {
+                line: 0,
+                given: true,
+                value: None,
+            };
+        };
+        let Some(item) = section.table.get(key) else {
+            return Field {
+                line: section.line,
+                given: false,
+                value: None,
+            };
+        };
+        let line = self.line_of(section.table, key).unwrap_or(section.line);
+        let value =
+            read(item).map_err(|message| self.note(line, dotted(&section.name, key), message));
+        Field {
+            line,
+            given: true,
+            value: value.ok(),
+        }
+    }
+
+    fn required<T>(
+        &mut self,
+        section: &Section<'_>,
+        key: &str,
+        example: &str,
+        read: impl FnOnce(&Item) -> Result<T, String>,
+    ) -> Field<T> {
+        let field = self.field(Some(section), key, read);
+        if !field.given {
+            let message = format!("is missing; add {key} = {example}");
+            self.note(section.line, dotted(&section.name, key), message);
+        }
+        field
+    }
+
+    fn config(&mut self, table: &dyn TableLike, path: &Path) -> Option<Config> {
+        let top = Section {
+            name: String::new(),
+            line: 1,
+            table,
+        };
+        self.unknown_keys(table, "", 1, TOP_KEYS);
+        let cluster = self.required(&top, "cluster", "\"NAME\"", read_name);
+        let insecure = self
+            .field(Some(&top), "insecure_network", read_bool)
+            .or(false);
+        if !table.contains_key("volume") && !table.contains_key("node") {
+            self.note(
+                1,
+                "",
+                "there is neither a volume nor a node; add [volume.NAME] and [node.NAME]",
+            );
+        }
+        let mut raw = BTreeMap::new();
+        for (name, section) in self.named(&top, "node", NODE_KEYS) {
+            let node = self.node(name, &section, &insecure);
+            raw.insert(name, node);
+        }
+        self.distinct_addresses(&raw);
+        self.distinct_paths(&raw);
+
+        // For each node, the volume there with the most connections: its log has the least share.
+        let mut most: BTreeMap<&str, (usize, String)> = BTreeMap::new();
+        let mut volumes = Vec::new();
+        for (name, section) in self.named(&top, "volume", VOLUME_KEYS) {
+            let (volume, connections, members) = self.volume(name, &section, &raw, table);
+            for member in members {
+                let entry = most.entry(member).or_insert((1, String::new()));
+                if connections > entry.0 {
+                    *entry = (connections, name.to_owned());
+                }
+            }
+            volumes.push(volume);
+        }
+        for (name, node) in &raw {
+            let (connections, volume) = most.get(name).cloned().unwrap_or((1, String::new()));
+            self.log_share(node, connections, &volume);
+        }
+
+        let volumes = volumes.into_iter().map(|v| v.map(|v| (v.name.clone(), v)));
+        Some(Config {
+            cluster: cluster.value?,
+            insecure_network: insecure.value?,
+            volumes: volumes.collect::<Option<_>>()?,
+            nodes: raw.into_values().map(finished).collect::<Option<_>>()?,
+            path: path.to_owned(),
+        })
+    }
+
+    fn node(&mut self, name: &str, section: &Section<'_>, insecure: &Field<bool>) -> RawNode {
+        let address = self.required(section, "address", "\"127.0.0.1:PORT\"", |item| {
+            let text = read_str(item)?;
+            let address: SocketAddr = text.parse().map_err(|_| {
+                format!(
+                    "wants an IP address and a port (\"127.0.0.1:7401\"), not {}",
+                    quoted(text)
+                )
+            })?;
+            let ip = address.ip().to_canonical();
+            if address.port() == 0 || ip.is_unspecified() || ip.is_multicast() {
+                return Err(format!(
+                    "no node can be reached at {address}; give its own IP address and port"
+                ));
+            }
+            if !ip.is_loopback() && insecure.value == Some(false) {
+                return Err(format!(
+                    "{ip} is not a loopback address and links are not authenticated; \
+                     set insecure_network = true if everyone on this network is trusted"
+                ));
+            }
+            Ok(address)
+        });
+        let directory = self.required(section, "directory", "\"/absolute/path\"", read_path);
+        let ring = self
+            .field(Some(section), "ring", read_path)
+            .or(PathBuf::from("/dev/shm"));
+        let empty = Item::Table(toml_edit::Table::new());
+        let log = section.table.get("log").unwrap_or(&empty);
+        let line = self.line_of(section.table, "log").unwrap_or(section.line);
+        let log = self.section(log, dotted(&section.name, "log"), line, LOG_KEYS);
+        RawNode {
+            name: name.to_owned(),
+            address,
+            directory,
+            ring,
+            medium: self
+                .field(log.as_ref(), "medium", read_word)
+                .or(MediumKind::Disk),
+            log_path: self.field(log.as_ref(), "path", read_path),
+            log_size: self.field(log.as_ref(), "size", read_size).or(64 << 20),
+        }
+    }
+
+    /// The volume, its connections, and those of its nodes that exist.
+    fn volume<'n>(
+        &mut self,
+        name: &str,
+        section: &Section<'_>,
+        nodes: &BTreeMap<&'n str, RawNode>,
+        top: &dyn TableLike,
+    ) -> (Option<Volume>, usize, Vec<&'n str>) {
+        let of = Some(section);
+        let key = |key| dotted(&section.name, key);
+        let primary = self.required(section, "primary", "\"NODE\"", read_name);
+        let mirror = self.field(of, "mirror", read_name);
+        let default_mode = if mirror.given {
+            Mode::Sync
+        } else {
+            Mode::Unreplicated
+        };
+        let mode = self.field(of, "mode", read_word).or(default_mode);
+        let connections = self
+            .field(of, "connections", |item| read_int(item, 1..=64))
+            .or(1);
+        let threshold = self
+            .field(of, "checkpoint_threshold", |item| {
+                read_int(item, 1..=i64::MAX)
+            })
+            .or(1);
+        let rounding = self
+            .field(of, "msync_rounding", read_word)
+            .or(Rounding::Exact);
+        let timeout = self
+            .field(of, "resend_timeout", read_duration)
+            .or(Duration::from_millis(50));
+        let attempts = self
+            .field(of, "resend_attempts", |item| {
+                read_int(item, 1..=i64::from(u32::MAX))
+            })
+            .or(5);
+        let transport = self.field(of, "transport", read_word).or(Transport::Tcp);
+        let spin = self
+            .field(of, "spin", read_duration)
+            .or(Duration::from_micros(30));
+        let tracker = self.field(of, "tracker", read_word).or(TrackerKind::Auto);
+
+        let mut members: Vec<&'n str> = Vec::new();
+        for (role, field) in [("primary", &primary), ("mirror", &mirror)] {
+            let Some(member) = field.value.as_deref() else {
+                continue;
+            };
+            match nodes.get_key_value(member) {
+                Some((&member, _)) => members.push(member),
+                // A node that is no table has its own mistake.
+                None if top
+                    .get("node")
+                    .and_then(|n| n.as_table_like())
+                    .is_some_and(|n| n.contains_key(member)) => {}
+                None => {
+                    let message = format!("there is no [node.{member}]; {}", names(nodes.keys()));
+                    self.note(field.line, key(role), message);
+                }
+            }
+        }
+        if mirror.value.is_some() && mirror.value == primary.value {
+            self.note(
+                mirror.line,
+                key("mirror"),
+                "is the primary too; a copy on the same node protects nothing, name another node",
+            );
+        }
+        match mode.value {
+            Some(Mode::Unreplicated) if mirror.given => {
+                let message = "mode unreplicated sends nothing to a mirror, so the second copy \
+                               would never exist; remove the mirror or choose mode sync";
+                self.note(mirror.line, key("mirror"), message);
+            }
+            Some(word @ (Mode::Async | Mode::Sync | Mode::SyncFlush)) if !mirror.given => {
+                let message = format!(
+                    "is missing: mode {word} sends every record to a mirror; \
+                     add mirror = \"NODE\" or choose mode unreplicated"
+                );
+                self.note(mode.line, key("mirror"), message);
+            }
+            _ => {}
+        }
+        let medium = primary
+            .value
+            .as_deref()
+            .and_then(|primary| nodes.get(primary))
+            .map(|node| &node.medium);
+        if let (Some(word), Some(medium)) = (mode.value, medium)
+            && word != Mode::Sync
+            && medium.value == Some(MediumKind::Dram)
+        {
+            let message = format!(
+                "mode {word} acknowledges what is persistent on the primary, \
+                 but the log of its primary is in dram \
+                 (line {}); give that log medium \"disk\" or \"pmem\", or choose mode sync",
+                medium.line
+            );
+            self.note(mode.line, key("mode"), message);
+        }
+        if let (Some(Transport::Shm), &[a, b]) = (transport.value, members.as_slice())
+            && let (Some(a), Some(b)) = (nodes[a].address.value, nodes[b].address.value)
+            && host(a) != host(b)
+        {
+            let message = format!(
+                "shm needs both nodes on one host, but they are at {} and {}; use \"tcp\"",
+                a.ip(),
+                b.ip()
+            );
+            self.note(transport.line, key("transport"), message);
+        }
+
+        let shares = connections.value.unwrap_or(1) as usize;
+        let volume = (|| {
+            Some(Volume {
+                name: name.to_owned(),
+                mode: mode.value?,
+                primary: primary.value?,
+                mirror: mirror.value,
+                connections: shares,
+                checkpoint_threshold: threshold.value?,
+                rounding: rounding.value?,
+                resend_timeout: timeout.value?,
+                resend_attempts: attempts.value? as u32,
+                transport: transport.value?,
+                spin: spin.value?,
+                tracker: tracker.value?,
+            })
+        })();
+        (volume, shares, members)
+    }
+
+    fn distinct_addresses(&mut self, nodes: &BTreeMap<&str, RawNode>) {
+        let mut used = BTreeMap::new();
+        for node in by_line(nodes, |node| node.address.line) {
+            let Some(address) = node.address.value else {
+                continue;
+            };
+            let place = (address.ip().to_canonical(), address.port());
+            if let Some(first) = used.insert(place, node) {
+                let message = format!(
+                    "{address} is the address of node {} too (line {}); \
+                     give each node its own port",
+                    first.name, first.address.line
+                );
+                self.note(
+                    node.address.line,
+                    format!("node.{}.address", shown_key(&node.name)),
+                    message,
+                );
+            }
+        }
+    }
+
+    /// Notes data directories and logs of different nodes of one host that are or contain one
+    /// another. Nodes of different hosts may use one path.
+    fn distinct_paths(&mut self, nodes: &BTreeMap<&str, RawNode>) {
+        let mut places = Vec::new();
+        for node in nodes.values() {
+            let here = node.address.value.and_then(host);
+            for (key, field) in [("directory", &node.directory), ("log.path", &node.log_path)] {
+                if let Some(path) = &field.value {
+                    // With a slash at its end, a directory is a prefix of exactly what is in it.
+                    let path = path.display().to_string();
+                    let path = format!("{}/", path.trim_end_matches('/'));
+                    places.push((here, path, field.line, key, &node.name));
+                }
+            }
+        }
+        places.sort();
+        let mut within: Vec<&(_, String, usize, &str, &String)> = Vec::new();
+        for place in &places {
+            while within
+                .last()
+                .is_some_and(|outer| outer.0 != place.0 || !place.1.starts_with(&outer.1))
+            {
+                within.pop();
+            }
+            if let Some(outer) = within.iter().rev().find(|outer| outer.4 != place.4) {
+                let (late, early, how) = if place.2 >= outer.2 {
+                    (
+                        place,
+                        *outer,
+                        if place.1 == outer.1 {
+                            "is"
+                        } else {
+                            "is inside"
+                        },
+                    )
+                } else {
+                    (
+                        *outer,
+                        place,
+                        if place.1 == outer.1 { "is" } else { "contains" },
+                    )
+                };
+                let message = format!(
+                    "{how} the {} of node {} (line {}); give each node a place of its own",
+                    early.3,
+                    shown_key(early.4),
+                    early.2
+                );
+                self.note(
+                    late.2,
+                    format!("node.{}.{}", shown_key(late.4), late.3),
+                    message,
+                );
+            }
+            within.push(place);
+        }
+    }
+
+    fn log_share(&mut self, node: &RawNode, connections: usize, volume: &str) {
+        let Some(size) = node.log_size.value else {
+            return;
+        };
+        if log_share(size, connections) >= MIN_LOG {
+            return;
+        }
+        let shared = match connections {
+            1 => String::new(),
+            n => format!(" for each of the {n} connections of volume {volume}"),
+        };
+        let message = format!(
+            "a log of {size} bytes is too small: {} KiB is the least{shared}, \
+             make it at least {} KiB",
+            MIN_LOG >> 10,
+            (MIN_LOG >> 10) * connections as u64
+        );
+        self.note(
+            node.log_size.line,
+            format!("node.{}.log.size", shown_key(&node.name)),
+            message,
+        );
+    }
+}
+
+fn finished(raw: RawNode) -> Option<(String, Node)> {
+    let node = Node {
+        name: raw.name.clone(),
+        address: raw.address.value?,
+        directory: raw.directory.value?,
+        ring: raw.ring.value?,
+        log: LogConfig {
+            medium: raw.medium.value?,
+            path: raw.log_path.value,
+            size: raw.log_size.value?,
+        },
+        medium_line: raw.medium.line,
+    };
+    Some((raw.name, node))
+}
+
+fn by_line<'a>(
+    nodes: &'a BTreeMap<&str, RawNode>,
+    line: impl Fn(&RawNode) -> usize,
+) -> Vec<&'a RawNode> {
+    let mut nodes: Vec<_> = nodes.values().collect();
+    nodes.sort_by_key(|node| line(node));
+    nodes
+}
+
+/// What two addresses of one host have in common; every loopback address is on this host.
+fn host(address: SocketAddr) -> Option<IpAddr> {
+    Some(address.ip().to_canonical()).filter(|ip| !ip.is_loopback())
+}
+
+/// The known key that `key` was probably meant to be.
+fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
+    let key: Vec<char> = key
+        .chars()
+        .take(MAX_NAME)
+        .map(|c| c.to_ascii_lowercase())
+        .collect();
+    let distance = |word: &str| {
+        let mut row: Vec<usize> = (0..=key.len()).collect();
+        for (i, w) in word.chars().enumerate() {
+            let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+            for (j, k) in key.iter().enumerate() {
+                let replaced = diagonal + usize::from(w != *k);
+                diagonal = row[j + 1];
+                row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+            }
+        }
+        row[key.len()]
+    };
+    let (near, word) = known.iter().map(|word| (distance(word), *word)).min()?;
+    (near <= 1 + word.len() / 4).then_some(word)
+}
+
+fn read_str(item: &Item) -> Result<&str, String> {
+    item.as_str()
+        .ok_or_else(|| format!("wants a string, not {}", item.type_name()))
+}
+
+fn read_bool(item: &Item) -> Result<bool, String> {
+    item.as_bool()
+        .ok_or_else(|| format!("wants true or false, not {}", item.type_name()))
+}
+
+fn read_name(item: &Item) -> Result<String, String> {
+    let name = read_str(item)?;
+    checked_name(name).map(|()| name.to_owned())
+}
+
+fn read_word<T: FromStr<Err = UnknownWord>>(item: &Item) -> Result<T, String> {
+    read_str(item)?
+        .parse()
+        .map_err(|error: UnknownWord| error.to_string())
+}
+
+fn read_int(item: &Item, range: RangeInclusive<i64>) -> Result<u64, String> {
+    let value = item
+        .as_integer()
+        .ok_or_else(|| format!("wants an integer, not {}", item.type_name()))?;
+    match u64::try_from(value) {
+        Ok(valid) if range.contains(&value) => Ok(valid),
+        _ if *range.end() == i64::MAX => Err(format!(
+            "{value} is too small; the least is {}",
+            range.start()
+        )),
+        _ => Err(format!(
+            "{value} is not between {} and {}",
+            range.start(),
+            range.end()
+        )),
+    }
+}
+
+/// An absolute path, without `.`, doubled slashes, or a slash at its end.
+fn read_path(item: &Item) -> Result<PathBuf, String> {
+    let text = read_str(item)?;
+    let path = Path::new(text);
+    if !path.is_absolute() {
+        return Err(format!(
+            "{} is not an absolute path; begin it with /",
+            quoted(text)
+        ));
+    }
+    if text.contains('\0') || text.len() > MAX_PATH {
+        return Err(format!("a path has at most {MAX_PATH} bytes and no NUL"));
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(format!(
+            "{} has `..` in it; write the path that is meant",
+            quoted(text)
+        ));
+    }
+    Ok(path.components().collect())
+}
+
+/// The decimal number at the beginning of `text`, and the unit after it.
+fn number_and_unit(text: &str) -> Option<(u64, &str)> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    Some((text[..end].parse().ok()?, text[end..].trim_start()))
+}
+
+fn read_size(item: &Item) -> Result<u64, String> {
+    let bytes = match (item.as_integer(), item.as_str()) {
+        (Some(bytes), _) => u64::try_from(bytes).map_err(|_| format!("{bytes} is not a size"))?,
+        (_, Some(text)) => {
+            let size = number_and_unit(text.trim()).and_then(|(number, unit)| {
+                let shift = match unit {
+                    "" | "B" => 0,
+                    "KiB" => 10,
+                    "MiB" => 20,
+                    "GiB" => 30,
+                    "TiB" => 40,
+                    _ => return None,
+                };
+                number.checked_mul(1 << shift)
+            });
+            let what = "is not a size; write bytes, or a number with KiB, MiB, GiB or TiB";
+            size.ok_or_else(|| format!("{} {what}", quoted(text)))?
+        }
+        _ => {
+            return Err(format!(
+                "wants a size such as \"64MiB\", not {}",
+                item.type_name()
+            ));
+        }
+    };
+    if bytes > MAX_LOG {
+        return Err(format!("{bytes} bytes is too large; the most is 1TiB"));
+    }
+    Ok(bytes)
+}
+
+fn read_duration(item: &Item) -> Result<Duration, String> {
+    let Some(text) = item.as_str() else {
+        return Err(format!(
+            "wants a duration such as \"50ms\", not {}",
+            item.type_name()
+        ));
+    };
+    let time = number_and_unit(text.trim()).and_then(|(number, unit)| match unit {
+        "us" => Some(Duration::from_micros(number)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    });
+    match time {
+        None => Err(format!(
+            "{} is not a duration; write a number with us, ms or s",
+            quoted(text)
+        )),
+        Some(time) if time.is_zero() => Err("must be longer than zero".to_owned()),
+        Some(time) if time > MAX_WAIT => {
+            Err(format!("{} is too long; the most is 3600s", quoted(text)))
+        }
+        Some(time) => Ok(time),
+    }
+}

@@ -1,0 +1,116 @@
+//! Where everything of a volume lies on a node, from the configuration.
+//!
+//! Owns the paths; nothing else in this crate makes one up.
+
+use std::path::{Path, PathBuf};
+
+use mojim_protocol::AckRule;
+
+use crate::config::{Config, MediumKind, Mode, Node, Transport, Volume};
+use crate::env::Address;
+use crate::log::{Log, LogSpec};
+use crate::primary::PrimarySpec;
+use crate::session::Peer;
+use crate::store::StoreSpec;
+
+/// The volume's data files on a node.
+pub fn data_dir(node: &Node, volume: &str) -> PathBuf {
+    node.directory.join(volume)
+}
+
+/// The volume's own state on a node.
+pub fn meta_dir(node: &Node, volume: &str) -> PathBuf {
+    node.directory.join(".mojim").join(volume)
+}
+
+/// The Unix socket on which a node listens for peers of the same host.
+pub fn socket(node: &Node) -> PathBuf {
+    node.directory.join(".mojim").join("node.sock")
+}
+
+/// A name for a node's memory that no other node on this host has: its own,
+/// and a hash of its directory.
+fn memory_dir(config: &Config, node: &Node) -> PathBuf {
+    let mut h = 0xcbf2_9ce4_8422_2325u64; // FNV-1a, 64 bits
+    for b in node.directory.to_string_lossy().bytes() {
+        h = (h ^ b as u64).wrapping_mul(0x0100_0000_01b3);
+    }
+    node.ring
+        .join(format!("mojim-{}-{}-{h:016x}", config.cluster, node.name))
+}
+
+/// Where the logs of a volume on a node lie, and how large they are.
+pub fn logs(config: &Config, node: &Node, volume: &Volume) -> Vec<LogSpec> {
+    let memory = memory_dir(config, node);
+    let base = match (&node.log.path, node.log.medium) {
+        (Some(p), _) => p.clone(),
+        (None, MediumKind::Dram) => memory.clone(),
+        (None, _) => node.directory.join(".mojim"),
+    };
+    (0..volume.connections)
+        .map(|lane| LogSpec {
+            lane,
+            medium: node.log.medium,
+            path: base.join(format!("{}.log.{lane}", volume.name)),
+            ring: memory.join(format!("{}.ring.{lane}", volume.name)),
+            size: node.log.share(volume.connections),
+        })
+        .collect()
+}
+
+/// The store of a volume on a node.
+pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
+    StoreSpec {
+        cluster: config.cluster.clone(),
+        volume: volume.name.clone(),
+        node: node.name.clone(),
+        dir: data_dir(node, &volume.name),
+        meta: meta_dir(node, &volume.name),
+        logs: logs(config, node, volume),
+    }
+}
+
+/// The other node, as a primary on `node` reaches it.
+pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
+    let other = config.peer_of(volume, &node.name)?;
+    let shared = volume.transport == Transport::Shm;
+    Some(Peer {
+        name: other.name.clone(),
+        address: if shared {
+            Address::Unix(socket(other))
+        } else {
+            Address::Tcp(other.address)
+        },
+        shared,
+    })
+}
+
+/// How a primary of this volume behaves on `node`.
+pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
+    let smallest = [Some(node), config.peer_of(volume, &node.name)]
+        .into_iter()
+        .flatten()
+        .map(|n| n.log.share(volume.connections))
+        .min()
+        .expect("there is at least this node");
+    PrimarySpec {
+        rule: match volume.mode {
+            Mode::Unreplicated | Mode::Async => AckRule::LOCAL,
+            Mode::Sync => AckRule::MIRROR,
+            Mode::SyncFlush => AckRule::BOTH,
+        },
+        background_send: volume.mode == Mode::Async,
+        spin: volume.spin,
+        resend_timeout: volume.resend_timeout,
+        resend_attempts: volume.resend_attempts,
+        max_record: Log::max_record(smallest),
+        checkpoint_threshold: volume.checkpoint_threshold,
+    }
+}
+
+/// Whether `path` lies in the volume's directory on `node`; if so, its name
+/// within the volume.
+pub fn name_within(node: &Node, volume: &str, path: &Path) -> Option<String> {
+    let rel = path.strip_prefix(data_dir(node, volume)).ok()?;
+    rel.to_str().map(str::to_owned).filter(|n| !n.is_empty())
+}

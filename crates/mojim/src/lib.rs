@@ -1,0 +1,30 @@
+//! Mojim: ordinary memory that is also a file, committed atomically at points
+//! the program chooses, copied synchronously to a second node.
+//!
+//! The engine and its Rust interface. `ARCHITECTURE.md` tells the life of a
+//! sync point; `docs/guarantees.md` what survives what.
+
+pub mod area;
+pub mod client;
+pub mod config;
+pub mod env;
+pub mod error;
+pub mod event;
+pub mod layout;
+pub mod link;
+pub mod log;
+pub mod mirror;
+pub mod node;
+pub mod os;
+pub mod primary;
+pub mod region;
+pub mod session;
+pub mod spinner;
+pub mod store;
+pub mod track;
+pub mod volume;
+
+pub use config::Config;
+pub use error::{Error, Result};
+pub use mojim_format::Level;
+pub use volume::{CopyReport, MapFlags, Mapping, Volume, gmsync, last_lsn, msync, unmap};

@@ -1,0 +1,901 @@
+//! The mirror: follows a primary into its own copy.
+//!
+//! Owns what one volume's copy on this node has received and from whom: the
+//! control side of a session and the receiving ends of its lanes. Each lane
+//! has its own log and its own thread, which receives, validates, appends,
+//! makes persistent if the log's medium does, and acknowledges; nothing else
+//! happens on that path (Mojim 4.1, 4.2). Checkpoints run beside it.
+//!
+//! Invariants:
+//! - Records are accepted only from the lanes of the present session, whose
+//!   epoch this node has durably promised. A new session stops the lanes of
+//!   the old one before it answers.
+//! - A record is acknowledged after it is in the log, and persistent there if
+//!   the medium persists.
+//! - Only records known to be committed are applied, except when this node
+//!   becomes primary or gives its copy to one: then its whole prefix counts.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use mojim_format::message::{
+    CopyBegin, CopyData, CopyFile, Hello, Lane, Message, Refuse, RefuseCode, Start, Started,
+    Welcome,
+};
+use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, RecordView, State, View};
+use mojim_protocol::{Arrival, History, LaneIn, Prefix};
+
+use crate::env::Conn;
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
+use crate::log::CONTROL_LEN;
+use crate::session::{MirrorCopy, SILENCE};
+use crate::store::Store;
+
+/// Most LSNs that may be received out of order.
+const WINDOW: usize = 1 << 17;
+
+/// One volume's copy on a node that follows.
+pub struct Mirror {
+    /// The copy.
+    pub store: Arc<Store>,
+    me: String,
+    session: AtomicU64,
+    /// The contiguous prefix of what is in the logs.
+    pub received: Prefix,
+    committed: AtomicU64,
+    lanes: Vec<Mutex<Option<LaneIn>>>,
+    heard: Mutex<Option<(Duration, String)>>,
+    /// The checkpoint thread.
+    pub checkpoint_work: Event,
+    /// Lanes that wait for room in their log.
+    pub room: Event,
+    closed: AtomicBool,
+}
+
+/// No, with its reason: what the peer is told before the link closes.
+#[derive(Debug, Clone)]
+pub struct No {
+    /// For programs.
+    pub code: RefuseCode,
+    /// For people.
+    pub text: String,
+}
+
+impl No {
+    fn new(code: RefuseCode, text: impl Into<String>) -> No {
+        No {
+            code,
+            text: text.into(),
+        }
+    }
+}
+
+impl From<Error> for No {
+    fn from(e: Error) -> No {
+        let code = match e {
+            Error::Poisoned(_) | Error::Io { .. } => RefuseCode::Poisoned,
+            Error::Busy(_) => RefuseCode::Busy,
+            _ => RefuseCode::Protocol,
+        };
+        No::new(code, e.to_string())
+    }
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Mirror {
+    /// Follows whoever comes, into an opened store.
+    pub fn new(store: Arc<Store>, me: &str) -> Mirror {
+        let tail = store.tail();
+        Mirror {
+            me: me.to_owned(),
+            session: AtomicU64::new(0),
+            received: Prefix::new(WINDOW, tail),
+            // What is in the data area was committed.
+            committed: AtomicU64::new(store.applied()),
+            lanes: store.logs().iter().map(|_| Mutex::new(None)).collect(),
+            heard: Mutex::new(None),
+            checkpoint_work: Event::default(),
+            room: Event::default(),
+            closed: AtomicBool::new(false),
+            store,
+        }
+    }
+
+    /// The committed LSN, as the primary last said.
+    pub fn committed(&self) -> u64 {
+        self.committed.load(Acquire)
+    }
+
+    /// The primary that was heard of within `SILENCE`, if any.
+    pub fn live_primary(&self) -> Option<(Duration, String)> {
+        let (when, who) = lock(&self.heard).clone()?;
+        let ago = self.store.env().now().saturating_sub(when);
+        (self.session.load(Acquire) != 0 && ago < SILENCE).then_some((ago, who))
+    }
+
+    /// Ends the present session: its lanes accept nothing more once this returns.
+    fn stop_session(&self) {
+        self.session.store(0, SeqCst);
+        for lane in &self.lanes {
+            // A lane holds this lock while it appends.
+            *lock(lane) = None;
+        }
+    }
+
+    /// Whether the store was handed back.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Acquire)
+    }
+
+    /// Ends everything here; the store is no longer used after this.
+    pub fn close(&self) {
+        self.closed.store(true, SeqCst);
+        self.stop_session();
+        self.room.notify();
+        self.checkpoint_work.notify();
+    }
+
+    /// Answers a primary's `Hello`; the promise is durable when this returns.
+    pub fn hello(&self, h: &Hello) -> Result<Welcome, No> {
+        let sb = self.store.superblock();
+        if self.is_closed() {
+            return Err(No::new(RefuseCode::Busy, "this copy is being closed; try again"));
+        }
+        if h.lanes as usize != self.lanes.len() {
+            return Err(No::new(
+                RefuseCode::Stranger,
+                format!(
+                    "volume {} has {} connections here and {} at node {}; give both the same configuration",
+                    sb.volume,
+                    self.lanes.len(),
+                    h.lanes,
+                    h.from
+                ),
+            ));
+        }
+        if sb.view.epoch > h.view && sb.view.primary != h.from {
+            return Err(No::new(
+                RefuseCode::Superseded,
+                format!(
+                    "node {} has been primary of volume {} since epoch {}; node {} knows epoch {} only. Run the program there, or promote a node",
+                    sb.view.primary, sb.volume, sb.view.epoch, h.from, h.view
+                ),
+            ));
+        }
+        let fresh = if h.attach {
+            h.epoch >= sb.promised
+        } else {
+            h.epoch == sb.promised
+        };
+        if !fresh || h.epoch == 0 || h.epoch > u64::MAX / 2 {
+            return Err(No::new(
+                RefuseCode::StaleEpoch,
+                format!("epoch {} was asked for, epoch {} is promised", h.epoch, sb.promised),
+            ));
+        }
+        if let Some(e) = self.store.poisoned() {
+            return Err(No::new(RefuseCode::Poisoned, e.to_string()));
+        }
+        self.stop_session();
+        if h.epoch > sb.promised {
+            self.store.promise(h.epoch)?;
+        }
+        Ok(Welcome {
+            volume_id: sb.volume_id,
+            state: sb.state,
+            tail: if sb.state == State::Whole {
+                self.received.get()
+            } else {
+                0
+            },
+            level: self.store.level() as u16,
+            history: self.store.history().entries().to_vec(),
+        })
+    }
+
+    /// The session's terms are accepted; returns its number.
+    fn start(&self, s: &Start) -> Result<u64> {
+        let sb = self.store.superblock();
+        if s.epoch != sb.promised {
+            return Err(Error::Protocol(format!(
+                "a session of epoch {}, but epoch {} is promised",
+                s.epoch, sb.promised
+            )));
+        }
+        if sb.state != State::Whole || sb.volume_id != s.volume_id {
+            return Err(Error::Protocol(
+                "a session begins on a copy that is not ready".into(),
+            ));
+        }
+        let history = History::from_entries(&s.history)
+            .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
+        let tail = self.received.get();
+        if s.keep != u64::MAX {
+            let keep = tail.min(s.keep);
+            if keep < self.store.applied() {
+                return Err(Error::Protocol(format!(
+                    "asked to drop records above {keep}, but {} are applied",
+                    self.store.applied()
+                )));
+            }
+            self.store.truncate(keep);
+            self.received.reset(keep);
+        }
+        let member = s.member || sb.view.epoch == s.epoch && sb.view.mirror == self.me;
+        self.store.follow(
+            history,
+            View {
+                epoch: s.epoch,
+                primary: s.primary.clone(),
+                mirror: if member { self.me.clone() } else { String::new() },
+            },
+        )?;
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let (last, part) = self.store.last_of(i);
+            let floor = self.store.checkpointed();
+            *lock(lane) = Some(if last > floor {
+                LaneIn::new(s.volume_id, last, part)
+            } else {
+                LaneIn::new(s.volume_id, floor, 0)
+            });
+        }
+        let number = self.store.env().random();
+        self.session.store(number, SeqCst);
+        Ok(number)
+    }
+
+    fn hear(&self, who: &str, committed: u64) {
+        *lock(&self.heard) = Some((self.store.env().now(), who.to_owned()));
+        self.learn(committed);
+    }
+
+    #[inline]
+    fn learn(&self, committed: u64) {
+        if committed > self.committed.load(Relaxed) {
+            self.committed.fetch_max(committed, AcqRel);
+            self.checkpoint_work.notify();
+        }
+    }
+
+    /// One turn of the checkpoint's work. True if it did something.
+    pub fn checkpoint_step(&self, idle: bool) -> Result<bool> {
+        if self.is_closed() || self.store.superblock().state != State::Whole {
+            return Ok(false);
+        }
+        let before = self.store.applied();
+        let limit = self.committed().min(self.received.get());
+        self.store.apply(limit, 1 << 20)?;
+        let applied = self.store.applied();
+        if applied > self.store.checkpointed() && (idle || self.store.fullness() > 0.5) {
+            self.store.checkpoint()?;
+            self.room.notify();
+        }
+        Ok(applied > before)
+    }
+
+    /// Ends following and makes this node the primary of a view of its own
+    /// (DESIGN.md: "the mirror swaps itself in as primary, completes its log").
+    /// Returns the epoch and the last LSN. The store is then closed cleanly.
+    pub fn promote(&self) -> Result<(u64, u64)> {
+        self.stop_session();
+        let sb = self.store.superblock();
+        let tail = self.received.get();
+        self.store.truncate(tail);
+        let epoch = sb.promised.max(sb.view.epoch) + 1;
+        self.store.begin_epoch(
+            epoch,
+            tail + 1,
+            View {
+                epoch,
+                primary: self.me.clone(),
+                mirror: String::new(),
+            },
+        )?;
+        self.store.persist_all()?;
+        while self.store.apply(tail, 1 << 20)? < tail {}
+        Ok((epoch, tail))
+    }
+}
+
+/// What a control link is doing.
+enum Stage {
+    Agreed,
+    Loading { lsn: u64, history: History },
+    Giving(Box<MirrorCopy>),
+    Running { session: u64, primary: String },
+}
+
+/// The mirror's side of a control link.
+pub struct ControlIn {
+    mirror: Arc<Mirror>,
+    wire: Wire,
+    epoch: u64,
+    stage: Stage,
+    heard: Duration,
+}
+
+impl ControlIn {
+    /// Answers `hello`, which came first on `wire`.
+    pub fn answer(mirror: Arc<Mirror>, mut wire: Wire, hello: &Hello) -> Result<ControlIn, (Wire, No)> {
+        match mirror.hello(hello) {
+            Ok(w) => {
+                wire.say(FrameKind::Welcome, hello.epoch, &w);
+                let heard = mirror.store.env().now();
+                Ok(ControlIn {
+                    mirror,
+                    wire,
+                    epoch: hello.epoch,
+                    stage: Stage::Agreed,
+                    heard,
+                })
+            }
+            Err(no) => Err((wire, no)),
+        }
+    }
+
+    /// The connection, for waiting on it.
+    pub fn conn(&self) -> &Arc<dyn Conn> {
+        &self.wire.conn
+    }
+
+    /// Whether bytes wait to be sent.
+    pub fn wants_to_send(&self) -> bool {
+        self.wire.backlog() > 0 || matches!(self.stage, Stage::Giving(_))
+    }
+
+    /// One step; an error ends the link. True if something happened.
+    pub fn step(&mut self) -> Result<bool> {
+        let r = self.try_step();
+        if let Err(e) = &r {
+            if let Error::Protocol(_) = e {
+                refuse(&mut self.wire, self.epoch, &No::from(e.clone()));
+            }
+            self.end();
+        }
+        r
+    }
+
+    /// The link is over.
+    pub fn end(&mut self) {
+        if let Stage::Running { session, .. } = self.stage
+            && self
+                .mirror
+                .session
+                .compare_exchange(session, 0, SeqCst, SeqCst)
+                .is_ok()
+        {
+            self.mirror.stop_session();
+        }
+        self.wire.conn.close();
+    }
+
+    fn try_step(&mut self) -> Result<bool> {
+        let now = self.mirror.store.env().now();
+        if self.mirror.is_closed() {
+            return Err(Error::Busy("this copy was closed".into()));
+        }
+        if self.mirror.store.superblock().promised != self.epoch {
+            return Err(Error::Stale(format!("epoch {} is over", self.epoch)));
+        }
+        let mut moved = false;
+        self.wire.flush()?;
+        while let Some((f, body)) = self.wire.next()? {
+            moved = true;
+            self.heard = now;
+            self.take(f, &body)?;
+        }
+        if let Stage::Giving(copy) = &mut self.stage {
+            self.heard = now;
+            if !copy.pump(&self.mirror.store, &mut self.wire, self.epoch)? {
+                self.mirror.store.freeze(false);
+                self.stage = Stage::Agreed;
+            }
+            moved = true;
+        }
+        self.wire.flush()?;
+        if now.saturating_sub(self.heard) > SILENCE {
+            return Err(Error::Timeout(format!(
+                "{} has been silent for {SILENCE:?}",
+                self.wire.conn.peer()
+            )));
+        }
+        Ok(moved)
+    }
+
+    fn take(&mut self, f: Frame, body: &[u8]) -> Result<()> {
+        let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
+        let m = self.mirror.clone();
+        let store = &m.store;
+        if f.epoch != self.epoch {
+            return Err(Error::Protocol(format!(
+                "a frame of epoch {} on a link of epoch {}",
+                f.epoch, self.epoch
+            )));
+        }
+        let stage = std::mem::replace(&mut self.stage, Stage::Agreed);
+        self.stage = match (stage, f.kind) {
+            (Stage::Agreed, FrameKind::CopyRequest) => {
+                if store.superblock().state != State::Whole {
+                    return Err(Error::Protocol("there is no copy to give".into()));
+                }
+                let tail = m.received.get();
+                store.truncate(tail);
+                while store.apply(tail, 1 << 20)? < tail {}
+                store.freeze(true);
+                Stage::Giving(Box::new(MirrorCopy::begin(store, &mut self.wire, self.epoch)))
+            }
+            (Stage::Agreed, FrameKind::CopyBegin) => {
+                let c = CopyBegin::decode(body).map_err(bad)?;
+                let history = History::from_entries(&c.history)
+                    .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
+                store.load_begin(c.volume_id)?;
+                Stage::Loading { lsn: c.lsn, history }
+            }
+            (s @ Stage::Loading { .. }, FrameKind::CopyFile) => {
+                let c = CopyFile::decode(body).map_err(bad)?;
+                store.load_file(CatalogEntry {
+                    id: c.id,
+                    size: c.size,
+                    name: c.name,
+                })?;
+                s
+            }
+            (s @ Stage::Loading { .. }, FrameKind::CopyData) => {
+                let c = CopyData::decode(body).map_err(bad)?;
+                store.load_data(c.id as u32, c.offset, &c.bytes)?;
+                s
+            }
+            (Stage::Loading { lsn, history }, FrameKind::CopyEnd) => {
+                store.load_end(lsn, &history)?;
+                m.received.reset(lsn);
+                m.committed.store(lsn, Release);
+                self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);
+                Stage::Agreed
+            }
+            (Stage::Agreed, FrameKind::Start) => {
+                let s = Start::decode(body).map_err(bad)?;
+                let session = m.start(&s)?;
+                m.hear(&s.primary, 0);
+                self.wire
+                    .say(FrameKind::Started, self.epoch, &Started { session });
+                Stage::Running {
+                    session,
+                    primary: s.primary,
+                }
+            }
+            (s, FrameKind::Heartbeat) => {
+                if let Stage::Running { primary, session } = &s {
+                    if m.session.load(Acquire) != *session {
+                        return Err(Error::Stale("another session began".into()));
+                    }
+                    m.hear(primary, f.lsn);
+                    if body.first() == Some(&1) && store.superblock().view.mirror != m.me {
+                        store.update(|sb| sb.view.mirror = m.me.clone())?;
+                    }
+                }
+                self.wire.queue(
+                    FrameKind::Heartbeat,
+                    self.epoch,
+                    m.received.get(),
+                    f.flags,
+                    &[],
+                );
+                s
+            }
+            (_, k) => return Err(Error::Protocol(format!("{k:?} out of turn"))),
+        };
+        Ok(())
+    }
+}
+
+/// Tells the peer no, as far as the link still takes it, and closes.
+pub fn refuse(wire: &mut Wire, epoch: u64, no: &No) {
+    wire.say(
+        FrameKind::Refuse,
+        epoch,
+        &Refuse {
+            code: no.code,
+            epoch,
+            text: no.text.clone(),
+        },
+    );
+    // The link is closing; what cannot be said now is not said.
+    let _ = wire.flush();
+}
+
+enum Source {
+    Stream {
+        buf: Vec<u8>,
+        from: usize,
+        to: usize,
+    },
+    Ring(RingIn),
+}
+
+/// What one step of a lane did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing had come.
+    Nothing,
+    /// Records were taken and acknowledged.
+    Moved,
+    /// The log has no room until a checkpoint.
+    Full,
+}
+
+/// The receiving end of one lane.
+pub struct LaneServer {
+    mirror: Arc<Mirror>,
+    lane: usize,
+    session: u64,
+    epoch: u64,
+    volume: u64,
+    conn: Arc<dyn Conn>,
+    source: Source,
+    /// Acknowledgement that the link did not take yet: its bytes from `.1` on.
+    unsent: Option<([u8; FRAME_LEN], usize)>,
+    polls: u32,
+}
+
+impl LaneServer {
+    /// Accepts a lane whose first word was `l`, or says why not. For shared
+    /// memory this waits for the peer to pass it.
+    pub fn accept(mirror: Arc<Mirror>, mut wire: Wire, epoch: u64, l: &Lane) -> Result<LaneServer, (Wire, No)> {
+        let lane = l.lane as usize;
+        if mirror.session.load(Acquire) != l.session
+            || mirror.store.superblock().promised != epoch
+            || l.session == 0
+        {
+            let no = No::new(RefuseCode::StaleEpoch, "the session of this lane is over");
+            return Err((wire, no));
+        }
+        if lane >= mirror.lanes.len() {
+            let no = No::new(RefuseCode::Protocol, format!("there is no lane {lane}"));
+            return Err((wire, no));
+        }
+        let source = if l.ring == 0 {
+            let most = mirror.store.logs()[lane].size() as usize / 2;
+            Source::Stream {
+                buf: vec![0; (most.min(1 << 20) + 2 * FRAME_LEN).max(64 << 10)],
+                from: 0,
+                to: 0,
+            }
+        } else {
+            let shared = (|| -> Result<RingIn> {
+                if l.ring > 1 << 40 {
+                    return Err(Error::Protocol("a shared ring of impossible size".into()));
+                }
+                wire.queue(FrameKind::LaneOk, epoch, 0, 1, &[]);
+                wire.flush()?;
+                let get = |len, write| {
+                    wire.conn
+                        .recv_memory(len, write)
+                        .map_err(|e| Error::io("taking shared memory", &e))
+                };
+                let ring = get(CONTROL_LEN + l.ring as usize, false)?;
+                let page = get(PAGE_LEN, true)?;
+                RingIn::new(ring, l.ring, l.align as u64, l.position, Page::new(page))
+            })();
+            match shared {
+                Ok(r) => Source::Ring(r),
+                Err(e) => return Err((wire, No::from(e))),
+            }
+        };
+        wire.queue(FrameKind::LaneOk, epoch, 0, 0, &[]);
+        if let Err(e) = wire.flush() {
+            return Err((wire, No::from(e)));
+        }
+        let volume = mirror.store.superblock().volume_id;
+        Ok(LaneServer {
+            mirror,
+            lane,
+            volume,
+            session: l.session,
+            epoch,
+            conn: wire.conn,
+            source,
+            unsent: None,
+            polls: 0,
+        })
+    }
+
+    /// The connection.
+    pub fn conn(&self) -> &Arc<dyn Conn> {
+        &self.conn
+    }
+
+    /// One step: takes what has come, acknowledges it. An error ends the lane.
+    #[inline]
+    pub fn step(&mut self) -> Result<Step> {
+        let r = match self.source {
+            Source::Ring(_) => self.step_ring(),
+            Source::Stream { .. } => self.step_stream(),
+        };
+        if let Err(e) = &r {
+            self.refuse(e);
+        }
+        r
+    }
+
+    #[cold]
+    fn refuse(&mut self, e: &Error) {
+        if let Error::Protocol(_) | Error::Poisoned(_) = e {
+            let mut wire = Wire::new(self.conn.clone());
+            refuse(&mut wire, self.epoch, &No::from(e.clone()));
+        }
+        self.conn.close();
+    }
+
+    fn step_ring(&mut self) -> Result<Step> {
+        let Source::Ring(ring) = &mut self.source else {
+            unreachable!("checked by the caller");
+        };
+        let Front::Record(mut len) = ring.front()? else {
+            self.polls = self.polls.wrapping_add(1);
+            if self.polls % 4096 == 0 {
+                self.check_alive()?;
+            }
+            return Ok(Step::Nothing);
+        };
+        let m = &self.mirror;
+        let mut guard = lock(&m.lanes[self.lane]);
+        let lane = current(m, self.session, &mut guard)?;
+        let log = &m.store.logs()[self.lane];
+        let history = m.store.history();
+        let mut step = Step::Moved;
+        let first = log.head();
+        loop {
+            let head = log.head();
+            check_len(len, log.size())?;
+            let Some(at) = log.place(head, len) else {
+                step = Step::Full;
+                break;
+            };
+            // SAFETY: this lane's lock is held, so only this thread appends;
+            // `at` is of the present head. A pad written for a record that is
+            // then refused lies beyond the head and means nothing.
+            let slot = unsafe { log.slot(head, at, len, self.volume, lane.last() + 1) };
+            ring.take(slot);
+            let r = RecordView::decode(slot)
+                .map_err(|e| Error::Protocol(format!("a record in shared memory: {e}")))?;
+            let h = r.header;
+            if h.len as usize != len {
+                return Err(Error::Protocol("a record changed while it was copied".into()));
+            }
+            match lane.arrive(&h, &history) {
+                Arrival::Accept => {
+                    if at != head {
+                        // SAFETY: as above; the pad now names its record.
+                        let _ = unsafe { log.slot(head, at, 0, h.volume, h.lsn) };
+                    }
+                    log.publish(at, len);
+                }
+                Arrival::Duplicate => {
+                    m.received.mark(h.lsn);
+                }
+                Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+            }
+            match ring.front()? {
+                Front::Record(n) => len = n,
+                Front::Nothing => break,
+            }
+        }
+        let committed = ring.committed();
+        let last = lane.last();
+        m.landed(self.lane, first)?;
+        ring.ack(last, m.store.level() as u16);
+        drop(guard);
+        m.learn(committed);
+        Ok(step)
+    }
+
+    fn step_stream(&mut self) -> Result<Step> {
+        if self.unsent.is_some() && !self.send_ack()? {
+            return Ok(Step::Nothing);
+        }
+        let m = self.mirror.clone();
+        let Source::Stream { buf, from, to } = &mut self.source else {
+            unreachable!("checked by the caller");
+        };
+        let pending = has_whole(&buf[*from..*to])?;
+        if !pending {
+            if *from == *to {
+                (*from, *to) = (0, 0);
+            } else if *from > 0 && buf.len() - *to < buf.len() / 2 {
+                buf.copy_within(*from..*to, 0);
+                (*from, *to) = (0, *to - *from);
+            }
+            match self.conn.recv(&mut [IoSliceMut::new(&mut buf[*to..])]) {
+                Ok(0) => return Err(Error::Timeout("the primary closed the link".into())),
+                Ok(n) => *to += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Nothing),
+                Err(e) => return Err(Error::io("receiving from the primary", &e)),
+            }
+            if !has_whole(&buf[*from..*to])? {
+                let need = needed(&buf[*from..*to]);
+                let most = m.store.logs()[self.lane].size() as usize / 2 + FRAME_LEN;
+                if need > most {
+                    return Err(Error::Protocol(format!(
+                        "a record of {need} bytes, {most} at most fit this node's log"
+                    )));
+                }
+                if need > buf.len() {
+                    buf.resize(need, 0);
+                }
+                if *from + need > buf.len() {
+                    buf.copy_within(*from..*to, 0);
+                    (*from, *to) = (0, *to - *from);
+                }
+                return Ok(Step::Nothing);
+            }
+        }
+        let mut guard = lock(&m.lanes[self.lane]);
+        let lane = current(&m, self.session, &mut guard)?;
+        let log = &m.store.logs()[self.lane];
+        let history = m.store.history();
+        let first = log.head();
+        let mut committed = 0;
+        let mut step = Step::Moved;
+        while has_whole(&buf[*from..*to])? {
+            let f = Frame::decode(&buf[*from..*to]).expect("checked by has_whole");
+            if f.epoch != self.epoch || f.kind != FrameKind::Record {
+                return Err(Error::Protocol(format!(
+                    "{:?} of epoch {} on a lane of epoch {}",
+                    f.kind, f.epoch, self.epoch
+                )));
+            }
+            let body = &buf[*from + FRAME_LEN..*from + FRAME_LEN + f.body as usize];
+            let r = RecordView::decode(body).map_err(|e| Error::Protocol(e.to_string()))?;
+            let len = r.bytes().len();
+            if len != body.len() {
+                return Err(Error::Protocol("a frame larger than its record".into()));
+            }
+            check_len(len, log.size())?;
+            let head = log.head();
+            let Some(at) = log.place(head, len) else {
+                step = Step::Full;
+                break;
+            };
+            match lane.arrive(&r.header, &history) {
+                Arrival::Accept => {
+                    // SAFETY: this lane's lock is held, so only this thread
+                    // appends; `at` is of the present head.
+                    let slot =
+                        unsafe { log.slot(head, at, len, r.header.volume, r.header.lsn) };
+                    slot.copy_from_slice(r.bytes());
+                    log.publish(at, len);
+                }
+                Arrival::Duplicate => {
+                    m.received.mark(r.header.lsn);
+                }
+                Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+            }
+            committed = committed.max(f.lsn);
+            *from += FRAME_LEN + len;
+        }
+        let last = lane.last();
+        m.landed(self.lane, first)?;
+        drop(guard);
+        let ack = Frame {
+            kind: FrameKind::Ack,
+            flags: m.store.level() as u16,
+            epoch: self.epoch,
+            lsn: last,
+            body: 0,
+        };
+        self.unsent = Some((ack.encode(), 0));
+        self.send_ack()?;
+        m.learn(committed);
+        Ok(step)
+    }
+
+    fn send_ack(&mut self) -> Result<bool> {
+        while let Some((bytes, at)) = &mut self.unsent {
+            match self.conn.send(&[IoSlice::new(&bytes[*at..])]) {
+                Ok(n) if *at + n == FRAME_LEN => self.unsent = None,
+                Ok(n) => *at += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(Error::io("acknowledging to the primary", &e)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// For a lane of shared memory: is the peer's stream still open?
+    fn check_alive(&mut self) -> Result<()> {
+        if self.mirror.session.load(Acquire) != self.session {
+            return Err(Error::Stale("the session of this lane is over".into()));
+        }
+        let mut b = [0u8; 1];
+        match self.conn.recv(&mut [IoSliceMut::new(&mut b)]) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Ok(0) => Err(Error::Timeout("the primary closed the link".into())),
+            Ok(_) => Err(Error::Protocol("bytes on a lane of shared memory".into())),
+            Err(e) => Err(Error::io("the primary's link", &e)),
+        }
+    }
+
+    /// Blocks until something may have come, or `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<()> {
+        match &self.source {
+            Source::Ring(r) => {
+                r.wait(timeout);
+                self.check_alive()
+            }
+            Source::Stream { .. } => {
+                let _ = self.conn.wait(self.unsent.is_some(), timeout);
+                if self.mirror.session.load(Acquire) != self.session {
+                    self.conn.close();
+                    return Err(Error::Stale("the session of this lane is over".into()));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn current<'a>(
+    m: &Mirror,
+    session: u64,
+    guard: &'a mut MutexGuard<'_, Option<LaneIn>>,
+) -> Result<&'a mut LaneIn> {
+    if m.session.load(SeqCst) != session {
+        return Err(Error::Stale("the session of this lane is over".into()));
+    }
+    guard
+        .as_mut()
+        .ok_or_else(|| Error::Stale("the session of this lane is over".into()))
+}
+
+fn check_len(len: usize, log: u64) -> Result<()> {
+    if len as u64 > log / 2 - 4096 {
+        return Err(Error::Protocol(format!(
+            "a record of {len} bytes does not fit this node's log of {log}"
+        )));
+    }
+    Ok(())
+}
+
+fn needed(b: &[u8]) -> usize {
+    match Frame::decode(b) {
+        Ok(f) => FRAME_LEN + f.body as usize,
+        Err(_) => FRAME_LEN,
+    }
+}
+
+fn has_whole(b: &[u8]) -> Result<bool> {
+    if b.len() < FRAME_LEN {
+        return Ok(false);
+    }
+    let f = Frame::decode(b).map_err(|e| Error::Protocol(e.to_string()))?;
+    Ok(b.len() >= FRAME_LEN + f.body as usize)
+}
+
+impl Mirror {
+    /// Records from position `first` on are in the log: makes them persistent
+    /// if the medium does, and counts them as received.
+    #[inline]
+    fn landed(&self, lane: usize, first: u64) -> Result<()> {
+        let log = &self.store.logs()[lane];
+        let head = log.head();
+        if first == head {
+            return Ok(());
+        }
+        self.store.check()?;
+        let r = log.persist(head);
+        self.store.fail(r)?;
+        let mut at = first;
+        while let Some((r, _, next)) = log.record(at) {
+            self.received.mark(r.header.lsn);
+            at = next;
+        }
+        Ok(())
+    }
+}

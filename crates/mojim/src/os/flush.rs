@@ -1,0 +1,166 @@
+//! Flushing stores to persistent memory.
+//!
+//! Owns the choice of instruction, made once per process from what the
+//! processor says. Invariant: when [`flush_range`] returns, every store to the
+//! range that this thread made before the call is in the persistence domain of
+//! a mapping made with `MAP_SYNC`. Of other memory nothing is promised.
+
+/// Makes the stores to `len` bytes at `ptr` durable: writes back every cache
+/// line that they touch, then fences. Where there is no such instruction for
+/// user space, `msync`.
+///
+/// # Safety
+/// The range is mapped.
+///
+/// # Panics
+/// Where `msync` is used and fails: the caller has no way to go on as if the
+/// stores were durable.
+pub unsafe fn flush_range(ptr: *const u8, len: usize) {
+    if len > 0 {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { arch::flush(ptr as usize, len) }
+    }
+}
+
+/// How [`flush_range`] flushes on this machine: `"clwb"`, `"clflushopt"`,
+/// `"clflush"` or `"msync"`.
+pub fn flush_kind() -> &'static str {
+    arch::kind()
+}
+
+#[cfg(target_arch = "x86_64")]
+mod arch {
+    use std::arch::asm;
+    use std::sync::OnceLock;
+
+    #[derive(Clone, Copy)]
+    enum Kind {
+        Clwb,
+        Clflushopt,
+        Clflush,
+    }
+
+    struct Found {
+        kind: Kind,
+        line: usize,
+    }
+
+    static FOUND: OnceLock<Found> = OnceLock::new();
+
+    fn found() -> &'static Found {
+        FOUND.get_or_init(|| {
+            // Safe to call in newer compilers, unsafe in older ones.
+            #[allow(unused_unsafe)]
+            // SAFETY: every x86_64 processor has cpuid with leaves 0 and 1,
+            // and leaf 7 is asked only if leaf 0 says that there is one.
+            let (leaf1, leaf7) = unsafe {
+                use std::arch::x86_64::{__cpuid, __cpuid_count};
+                let most = __cpuid(0).eax;
+                (
+                    __cpuid(1).ebx,
+                    if most >= 7 {
+                        __cpuid_count(7, 0).ebx
+                    } else {
+                        0
+                    },
+                )
+            };
+            let kind = if leaf7 & 1 << 24 != 0 {
+                Kind::Clwb
+            } else if leaf7 & 1 << 23 != 0 {
+                Kind::Clflushopt
+            } else {
+                Kind::Clflush
+            };
+            // Leaf 1, bits 15 to 8: the line that clflush works on, in units of 8 bytes.
+            let line = (leaf1 >> 8 & 0xff) as usize * 8;
+            Found {
+                kind,
+                line: if line.is_power_of_two() { line } else { 64 },
+            }
+        })
+    }
+
+    pub(super) fn kind() -> &'static str {
+        match found().kind {
+            Kind::Clwb => "clwb",
+            Kind::Clflushopt => "clflushopt",
+            Kind::Clflush => "clflush",
+        }
+    }
+
+    /// # Safety
+    /// The range is mapped and not empty.
+    pub(super) unsafe fn flush(start: usize, len: usize) {
+        let found = found();
+        let lines = (start & !(found.line - 1)..start + len).step_by(found.line);
+        // SAFETY: the lines lie in mapped pages, since a line does not cross a
+        // page; the instructions exist, by `found`, and change no byte that a
+        // program can see. No `nomem`: the compiler must have made its stores.
+        unsafe {
+            match found.kind {
+                Kind::Clwb => {
+                    for line in lines {
+                        asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
+                    }
+                }
+                Kind::Clflushopt => {
+                    for line in lines {
+                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+                    }
+                }
+                Kind::Clflush => {
+                    for line in lines {
+                        asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags));
+                    }
+                }
+            }
+            asm!("sfence", options(nostack, preserves_flags));
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod arch {
+    pub(super) fn kind() -> &'static str {
+        "msync"
+    }
+
+    /// # Safety
+    /// The range is mapped and not empty.
+    pub(super) unsafe fn flush(start: usize, len: usize) {
+        let page = rustix::param::page_size();
+        let first = start & !(page - 1);
+        // SAFETY: msync changes no memory; the range is mapped, and so are the
+        // whole pages around it.
+        let done = rustix::io::retry_on_intr(|| unsafe {
+            rustix::mm::msync(
+                first as *mut _,
+                start + len - first,
+                rustix::mm::MsyncFlags::SYNC,
+            )
+        });
+        if let Err(e) = done {
+            panic!("msync of {len} bytes of persistent memory failed: {e}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flushing_changes_nothing() {
+        // Of a whole page, since msync, where it is used, is told of pages.
+        let bytes: Vec<u8> = (0..3 * rustix::param::page_size())
+            .map(|i| i as u8)
+            .collect();
+        for (start, len) in [(0, 0), (0, 1), (63, 2), (1, bytes.len() - 1)] {
+            // SAFETY: the range lies in `bytes`.
+            unsafe { flush_range(bytes[start..].as_ptr(), len) };
+        }
+        assert!(bytes.iter().enumerate().all(|(i, b)| *b == i as u8));
+        assert!(["clwb", "clflushopt", "clflush", "msync"].contains(&flush_kind()));
+    }
+}

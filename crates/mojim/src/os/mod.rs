@@ -1,0 +1,229 @@
+//! The Linux environment: [`Os`] implements [`Env`] over system calls.
+//!
+//! Owns every call of this crate into the kernel that is about files, shared
+//! memory, sockets, time and chance.
+//!
+//! Invariants:
+//! - File and memory calls are raw system calls (rustix without libc, or
+//!   `libc::syscall`), never the C library's functions: this code also runs
+//!   below an interposer of those. The one exception is the `close` in the
+//!   drop of an `OwnedFd`, which the interposer passes through.
+//! - Every descriptor is close-on-exec.
+//! - No call here waits without a bound, except for the disk.
+
+mod disk;
+mod flush;
+mod memory;
+mod net;
+
+pub use flush::{flush_kind, flush_range};
+pub use memory::{Mapping, futex_wait, futex_wake, guard_sigbus};
+pub use net::Listener;
+
+use crate::env::{Address, Conn, Env, File, Memory, OpenHow};
+use std::any::Any;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// This machine.
+#[derive(Debug, Clone)]
+pub struct Os {
+    boot: [u8; 16],
+}
+
+impl Os {
+    /// Fails where the kernel does not tell its boot id or has no random
+    /// numbers: without them a copy lost with the power cannot be told from a
+    /// good one.
+    pub fn new() -> io::Result<Os> {
+        let path = Path::new("/proc/sys/kernel/random/boot_id");
+        let text = disk::read_start(path, 64)
+            .map_err(|e| error(e.kind(), format!("{}: {e}", path.display())))?;
+        let boot = parse_uuid(&text).ok_or_else(|| {
+            error(
+                io::ErrorKind::InvalidData,
+                format!("{}: not a boot id", path.display()),
+            )
+        })?;
+        random()?;
+        Ok(Os { boot })
+    }
+}
+
+impl Env for Os {
+    fn now(&self) -> Duration {
+        now()
+    }
+    fn boot_id(&self) -> [u8; 16] {
+        self.boot
+    }
+    fn random(&self) -> u64 {
+        random().expect("getrandom worked when this environment was made")
+    }
+    fn sector(&self, path: &Path) -> io::Result<usize> {
+        disk::sector(path)
+    }
+    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(disk::DiskFile::open(path, how)?))
+    }
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        disk::create_dir_all(path)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Ok(rustix::fs::unlink(path)?)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(rustix::fs::rename(from, to)?)
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        disk::sync_dir(path)
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        disk::list(path)
+    }
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
+        Ok(Box::new(disk::Lock::take(path)?))
+    }
+    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
+        memory::named(path, len)
+    }
+    fn remove_memory(&self, path: &Path) -> io::Result<()> {
+        Ok(rustix::fs::unlink(path)?)
+    }
+    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
+        memory::anonymous(len)
+    }
+    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
+        memory::persistent(path, len)
+    }
+    fn flush(&self, memory: &Memory, offset: usize, len: usize) {
+        assert!(
+            offset
+                .checked_add(len)
+                .is_some_and(|end| end <= memory.len()),
+            "flush of {len} bytes at {offset} in memory of {}",
+            memory.len()
+        );
+        // SAFETY: the range was just checked to lie in the memory, which is
+        // mapped as long as `memory` lives.
+        unsafe { flush_range(memory.ptr().add(offset), len) }
+    }
+    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
+        Ok(Arc::new(net::Socket::connect(to)?))
+    }
+}
+
+/// An error with a text of our own.
+fn error(kind: io::ErrorKind, text: impl Into<String>) -> io::Error {
+    io::Error::new(kind, text.into())
+}
+
+/// `CLOCK_MONOTONIC`.
+fn now() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
+/// A relative timeout for the kernel; longer than a year is a year.
+fn timespec(d: Duration) -> rustix::time::Timespec {
+    let d = d.min(Duration::from_secs(365 * 24 * 3600));
+    rustix::time::Timespec {
+        tv_sec: d.as_secs() as _,
+        tv_nsec: d.subsec_nanos() as _,
+    }
+}
+
+fn random() -> io::Result<u64> {
+    loop {
+        let mut value = 0u64;
+        // SAFETY: the kernel writes at most the 8 bytes of `value`.
+        let n = unsafe { libc::syscall(libc::SYS_getrandom, &raw mut value, size_of::<u64>(), 0) };
+        if n < 0 {
+            let e = io::Error::last_os_error();
+            if e.kind() != io::ErrorKind::Interrupted {
+                return Err(e);
+            }
+        } else if n as usize == size_of::<u64>() && value != 0 {
+            return Ok(value);
+        }
+    }
+}
+
+/// 32 hexadecimal digits, with dashes and white space anywhere.
+fn parse_uuid(text: &[u8]) -> Option<[u8; 16]> {
+    let mut digits = text
+        .iter()
+        .filter(|c| **c != b'-' && !c.is_ascii_whitespace());
+    let mut id = [0u8; 16];
+    let mut digit = || (*digits.next()? as char).to_digit(16);
+    for byte in &mut id {
+        *byte = (digit()? << 4 | digit()?) as u8;
+    }
+    digits.next().is_none().then_some(id)
+}
+
+/// A directory for one test.
+#[cfg(test)]
+mod testdir {
+    use std::path::{Path, PathBuf};
+
+    pub(super) struct TestDir(PathBuf);
+
+    impl TestDir {
+        pub(super) fn new() -> TestDir {
+            let name = format!("mojim-os-{:016x}", super::random().unwrap());
+            let path = std::env::temp_dir().join(name);
+            std::fs::create_dir_all(&path).unwrap();
+            TestDir(path)
+        }
+        pub(super) fn root(&self) -> &Path {
+            &self.0
+        }
+        pub(super) fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for TestDir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boot_id_is_the_same_each_time() {
+        let a = Os::new().unwrap().boot_id();
+        assert_eq!(a, Os::new().unwrap().boot_id());
+        assert_ne!(a, [0; 16]);
+    }
+
+    #[test]
+    fn uuids() {
+        let mut want = [0u8; 16];
+        want[0] = 0xa1;
+        want[15] = 0x0f;
+        assert_eq!(
+            parse_uuid(b"a1000000-0000-0000-0000-00000000000f\n"),
+            Some(want)
+        );
+        assert_eq!(parse_uuid(b"a1000000-0000-0000-0000-00000000000"), None);
+        assert_eq!(parse_uuid(b"a1000000-0000-0000-0000-00000000000f0"), None);
+        assert_eq!(parse_uuid(b"x1000000-0000-0000-0000-00000000000f"), None);
+    }
+
+    #[test]
+    fn random_numbers_and_time() {
+        let os = Os::new().unwrap();
+        assert_ne!(os.random(), 0);
+        assert_ne!(os.random(), os.random());
+        let before = os.now();
+        assert!(os.now() >= before);
+    }
+}

@@ -1,0 +1,843 @@
+//! The primary: turns sync points into records and knows when they are safe.
+//!
+//! Owns the LSN counter, the lanes' sending ends and the two prefixes (what
+//! the mirror acknowledged, what the own log made persistent). The calling
+//! thread does the work: it encodes into the ring, sends, writes the local log
+//! where the mode asks for it, and polls for the acknowledgement. Threads only
+//! meet where they use the same lane at the same time; then one sends, writes
+//! or receives for all (Mojim 4.1; DESIGN.md, "The sync path").
+//!
+//! Invariants:
+//! - 2 of DESIGN.md: `committed` moves only as the mode's rule allows.
+//! - The LSN is taken under the lane's append lock, before the first byte is
+//!   copied, so LSNs ascend within a lane; every LSN that is taken is
+//!   published.
+//! - Steady state allocates nothing and calls the system only to send,
+//!   receive and write the log.
+//!
+//! Lock order: append; tx; rx; persist. None is held while another lane's is
+//! taken, except by the session, which takes tx and rx of one lane at a time.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::Duration;
+
+use mojim_format::record::MAX_OPS;
+use mojim_format::{Level, OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter};
+use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
+
+use crate::error::{Error, Result};
+use crate::event::Event;
+use crate::link::{Rx, Tx};
+use crate::log::{Live, Log};
+use crate::store::Store;
+
+/// Most LSNs that may be in flight at once.
+const WINDOW: usize = 1 << 16;
+
+/// One operation of a sync point, as the caller has it.
+#[derive(Debug, Clone, Copy)]
+pub enum Piece<'a> {
+    /// Memory that goes to `offset` of the file.
+    Write {
+        /// The file's number.
+        file: u32,
+        /// Byte offset in the file.
+        offset: u64,
+        /// First byte. Read with raw copies: other threads may be storing
+        /// there, which tears this sync point but nothing else.
+        ptr: *const u8,
+        /// Bytes.
+        len: usize,
+    },
+    /// A new file.
+    Create {
+        /// Its number.
+        file: u32,
+        /// Its name.
+        name: &'a str,
+    },
+    /// A new size.
+    Resize {
+        /// The file's number.
+        file: u32,
+        /// Bytes.
+        size: u64,
+    },
+    /// The file goes.
+    Remove {
+        /// The file's number.
+        file: u32,
+    },
+    /// The file takes another name.
+    Rename {
+        /// The file's number.
+        file: u32,
+        /// The new name.
+        name: &'a str,
+    },
+    /// The operations stand in a spill file that both nodes have.
+    Spill {
+        /// Its bytes.
+        length: u64,
+        /// Its identity, then its checksum: 12 bytes.
+        identity: &'a [u8; 12],
+    },
+}
+
+impl Piece<'_> {
+    /// Bytes of payload.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            Piece::Write { len, .. } => *len,
+            Piece::Create { name, .. } | Piece::Rename { name, .. } => name.len(),
+            Piece::Resize { .. } | Piece::Remove { .. } => 0,
+            Piece::Spill { .. } => 12,
+        }
+    }
+
+    /// Whether it has no payload.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    #[inline]
+    fn op(&self) -> Op {
+        let (file, kind, offset) = match *self {
+            Piece::Write { file, offset, .. } => (file, OpKind::Write, offset),
+            Piece::Create { file, .. } => (file, OpKind::Create, 0),
+            Piece::Resize { file, size } => (file, OpKind::Resize, size),
+            Piece::Remove { file } => (file, OpKind::Remove, 0),
+            Piece::Rename { file, .. } => (file, OpKind::Rename, 0),
+            Piece::Spill { length, .. } => (0, OpKind::Spill, length),
+        };
+        Op {
+            file,
+            kind,
+            offset,
+            len: self.len() as u32,
+        }
+    }
+
+    #[inline]
+    fn copy_to(&self, to: &mut [u8]) {
+        match *self {
+            Piece::Write { ptr, len, .. } => {
+                assert_eq!(to.len(), len);
+                // SAFETY: whoever made the piece vouches that `len` bytes at
+                // `ptr` stay readable during the call; the target is ours.
+                unsafe { std::ptr::copy_nonoverlapping(ptr, to.as_mut_ptr(), len) }
+            }
+            Piece::Create { name, .. } | Piece::Rename { name, .. } => {
+                to.copy_from_slice(name.as_bytes());
+            }
+            Piece::Resize { .. } | Piece::Remove { .. } => {}
+            Piece::Spill { identity, .. } => to.copy_from_slice(identity),
+        }
+    }
+}
+
+/// Encodes pieces as one record. Returns its length.
+#[inline]
+pub fn encode(
+    buf: &mut [u8],
+    pieces: &[Piece<'_>],
+    volume: u64,
+    lsn: u64,
+    epoch: u64,
+    part: u32,
+    end: bool,
+) -> usize {
+    let mut w = RecordWriter::new(buf, pieces.len());
+    for p in pieces {
+        w.op(p.op());
+    }
+    for p in pieces {
+        p.copy_to(w.payload_mut(p.len()));
+    }
+    w.finish(volume, lsn, epoch, part, end)
+}
+
+/// Cuts the pieces of one sync point into parts whose records have at most
+/// `max` bytes.
+pub fn cut<'a>(pieces: &[Piece<'a>], max: usize) -> Vec<Vec<Piece<'a>>> {
+    let mut parts: Vec<Vec<Piece<'a>>> = vec![Vec::new()];
+    let mut left = max - RECORD_OVERHEAD;
+    for &p in pieces {
+        let mut p = p;
+        loop {
+            let part = parts.last_mut().expect("never empty");
+            let full = part.len() >= MAX_OPS.min(max / OP_LEN);
+            if !full && OP_LEN + p.len() <= left {
+                left -= OP_LEN + p.len();
+                part.push(p);
+                break;
+            }
+            if let Piece::Write {
+                file,
+                offset,
+                ptr,
+                len,
+            } = p
+                && !full
+                && left >= OP_LEN + 64
+            {
+                let n = left - OP_LEN;
+                part.push(Piece::Write {
+                    file,
+                    offset,
+                    ptr,
+                    len: n,
+                });
+                p = Piece::Write {
+                    file,
+                    offset: offset + n as u64,
+                    // SAFETY: n < len, since the whole did not fit.
+                    ptr: unsafe { ptr.add(n) },
+                    len: len - n,
+                };
+            }
+            parts.push(Vec::new());
+            left = max - RECORD_OVERHEAD;
+        }
+    }
+    parts
+}
+
+/// The receiving end and what stays of it when the link changes.
+pub(crate) struct RxSlot {
+    pub(crate) rx: Option<Rx>,
+}
+
+/// One lane's shared ends.
+pub(crate) struct OutLane {
+    append: Mutex<()>,
+    pub(crate) tx: Mutex<Option<Tx>>,
+    pub(crate) rx: Mutex<RxSlot>,
+    /// Position up to which the persistent prefix has been told.
+    persist: Mutex<u64>,
+}
+
+/// How a primary behaves.
+#[derive(Debug, Clone)]
+pub struct PrimarySpec {
+    /// The mode's rule.
+    pub rule: AckRule,
+    /// Whether sync points return before the mirror has them, so that a
+    /// background thread sends (`async`).
+    pub background_send: bool,
+    /// How long a sync point polls before it blocks.
+    pub spin: Duration,
+    /// After which wait records are sent again.
+    pub resend_timeout: Duration,
+    /// How often, before a sync point fails.
+    pub resend_attempts: u32,
+    /// Largest record that every log of the view takes, in bytes.
+    pub max_record: usize,
+    /// Committed records that make a checkpoint due.
+    pub checkpoint_threshold: u64,
+}
+
+/// The primary of one volume, in the application's process.
+pub struct Primary {
+    /// This node's copy.
+    pub store: Arc<Store>,
+    /// How it behaves.
+    pub spec: PrimarySpec,
+    volume: AtomicU64,
+    epoch: AtomicU64,
+    rule: AtomicU8,
+    next: AtomicU64,
+    /// LSNs that the mirror has in its log.
+    pub acked: Prefix,
+    /// LSNs that are persistent in the own log.
+    pub persisted: Prefix,
+    pub(crate) lanes: Box<[OutLane]>,
+    /// Sync points that wait for others to send, write or receive for them.
+    pub(crate) done: Event,
+    /// The link thread.
+    pub(crate) link_work: Event,
+    /// The checkpoint thread.
+    pub(crate) checkpoint_work: Event,
+    pub(crate) link_up: AtomicBool,
+    /// Someone saw the link fail or stall.
+    pub(crate) suspect: AtomicBool,
+    /// Why this primary can commit nothing any more.
+    stale: std::sync::OnceLock<Error>,
+    /// Why the link is down, for error texts.
+    pub(crate) link_error: Mutex<Option<String>>,
+    pub(crate) mirror_level: AtomicU16,
+    pub(crate) ready: AtomicBool,
+}
+
+fn pack(r: AckRule) -> u8 {
+    r.local as u8 | (r.mirror as u8) << 1
+}
+
+impl Primary {
+    /// A primary over an opened store; it serves nothing until it is started.
+    pub fn new(store: Arc<Store>, spec: PrimarySpec) -> Primary {
+        let tail = store.tail();
+        let lanes = store
+            .logs()
+            .iter()
+            .map(|log| OutLane {
+                append: Mutex::new(()),
+                tx: Mutex::new(None),
+                rx: Mutex::new(RxSlot { rx: None }),
+                persist: Mutex::new(log.head()),
+            })
+            .collect();
+        Primary {
+            volume: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
+            rule: AtomicU8::new(pack(spec.rule)),
+            next: AtomicU64::new(tail + 1),
+            acked: Prefix::new(WINDOW, tail),
+            persisted: Prefix::new(WINDOW, tail),
+            lanes,
+            done: Event::default(),
+            link_work: Event::default(),
+            checkpoint_work: Event::default(),
+            link_up: AtomicBool::new(false),
+            suspect: AtomicBool::new(false),
+            stale: std::sync::OnceLock::new(),
+            link_error: Mutex::new(None),
+            mirror_level: AtomicU16::new(0),
+            ready: AtomicBool::new(false),
+            store,
+            spec,
+        }
+    }
+
+    /// Takes what the store now holds as this primary's past and begins
+    /// `epoch`: everything whole and contiguous stays, the rest is dropped.
+    pub(crate) fn begin(&self, epoch: u64, view: mojim_format::View) -> Result<u64> {
+        let tail = self.store.tail();
+        self.store.truncate(tail);
+        self.store.begin_epoch(epoch, tail + 1, view)?;
+        self.store.persist_all()?;
+        self.volume.store(self.store.superblock().volume_id, Release);
+        self.epoch.store(epoch, Release);
+        self.next.store(tail + 1, Release);
+        self.acked.reset(0);
+        self.persisted.reset(tail);
+        for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
+            *lane.persist.lock().expect("not poisoned") = log.head();
+        }
+        let live = &self.store.logs()[0];
+        live.live(Live::Epoch).store(epoch, Relaxed);
+        live.live(Live::Last).store(tail, Relaxed);
+        live.live(Live::Pid).store(std::process::id() as u64, Release);
+        Ok(tail)
+    }
+
+    /// The epoch.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Acquire)
+    }
+
+    /// The last LSN given out.
+    pub fn last(&self) -> u64 {
+        self.next.load(Acquire) - 1
+    }
+
+    /// What is asked for at present: the mode's rule, or the one of a primary
+    /// that is alone.
+    #[inline]
+    pub fn rule(&self) -> AckRule {
+        let r = self.rule.load(Acquire);
+        AckRule {
+            local: r & 1 != 0,
+            mirror: r & 2 != 0,
+        }
+    }
+
+    pub(crate) fn set_rule(&self, r: AckRule) {
+        self.rule.store(pack(r), Release);
+    }
+
+    /// The committed LSN.
+    #[inline]
+    pub fn committed(&self) -> u64 {
+        if self.store.mutations.ack_early.load(Relaxed) {
+            return self.last();
+        }
+        self.rule()
+            .committed(self.persisted.get(), self.acked.get())
+    }
+
+    /// Up to where records may go to the data area: committed, in the own log
+    /// if that is to survive, and, while a mirror follows, in its log too, so
+    /// that what it lacks is still in the ring.
+    pub fn apply_limit(&self) -> u64 {
+        if self.store.mutations.apply_before_log.load(Relaxed) {
+            return self.last();
+        }
+        let mut limit = self.committed().min(self.persisted.get());
+        if self.link_up.load(Acquire) {
+            limit = limit.min(self.acked.get());
+        }
+        limit
+    }
+
+    /// Fails for good: a newer view has another primary.
+    pub(crate) fn supersede(&self, e: Error) {
+        let _ = self.stale.set(e);
+        self.done.notify();
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(e) = self.stale.get() {
+            return Err(e.clone());
+        }
+        self.store.check()
+    }
+
+    fn log(&self, lane: usize) -> &Log {
+        &self.store.logs()[lane]
+    }
+
+    /// Appends one sync point. Returns the LSN of its last record and its lane.
+    pub fn append(&self, pieces: &[Piece<'_>]) -> Result<(u64, usize)> {
+        self.check()?;
+        let payload: usize = pieces.iter().map(Piece::len).sum();
+        let len = RecordWriter::len_for(pieces.len(), payload);
+        if len <= self.spec.max_record && pieces.len() <= MAX_OPS {
+            let mut waited = Duration::ZERO;
+            loop {
+                if let Some(done) = self.try_append(pieces, len) {
+                    return Ok(done);
+                }
+                self.wait_for_room(&mut waited)?;
+            }
+        }
+        let parts = cut(pieces, self.spec.max_record);
+        if self.is_too_large(payload + parts.len() * RECORD_OVERHEAD + pieces.len() * OP_LEN) {
+            return Err(Error::Invalid(
+                "a sync point larger than the log must go through a spill file".into(),
+            ));
+        }
+        let mut waited = Duration::ZERO;
+        loop {
+            if let Some(done) = self.try_append_parts(&parts) {
+                return Ok(done);
+            }
+            self.wait_for_room(&mut waited)?;
+        }
+    }
+
+    /// Whether a sync point of `bytes` must go through a spill file.
+    pub fn is_too_large(&self, bytes: usize) -> bool {
+        bytes + self.spec.max_record > self.log(0).size() as usize / 2
+    }
+
+    fn has_window(&self) -> bool {
+        let next = self.next.load(Acquire) + 1024;
+        let rule = self.rule();
+        self.persisted.has_room(next)
+            && (!(rule.mirror || self.link_up.load(Acquire)) || self.acked.has_room(next))
+    }
+
+    #[inline]
+    fn try_append(&self, pieces: &[Piece<'_>], len: usize) -> Option<(u64, usize)> {
+        let (lane, _held) = self.pick_lane();
+        let log = self.log(lane);
+        let head = log.head();
+        let at = log.place(head, len)?;
+        if !self.has_window() {
+            return None;
+        }
+        let lsn = self.next.fetch_add(1, SeqCst);
+        // SAFETY: the append lock is held, `at` is of the present head, and
+        // the slot is dropped before `publish`.
+        let slot = unsafe { log.slot(head, at, len, self.volume.load(Relaxed), lsn) };
+        encode(
+            slot,
+            pieces,
+            self.volume.load(Relaxed),
+            lsn,
+            self.epoch.load(Relaxed),
+            0,
+            true,
+        );
+        log.publish(at, len);
+        Some((lsn, lane))
+    }
+
+    fn try_append_parts(&self, parts: &[Vec<Piece<'_>>]) -> Option<(u64, usize)> {
+        let (lane, _held) = self.pick_lane();
+        let log = self.log(lane);
+        let lens: Vec<usize> = parts
+            .iter()
+            .map(|p| RecordWriter::len_for(p.len(), p.iter().map(Piece::len).sum()))
+            .collect();
+        let mut from = log.head();
+        for &len in &lens {
+            from = log.place(from, len)? + (len as u64).next_multiple_of(log.align());
+        }
+        if !self.has_window() {
+            return None;
+        }
+        let n = parts.len() as u64;
+        let first = self.next.fetch_add(n, SeqCst);
+        for (i, (part, &len)) in parts.iter().zip(&lens).enumerate() {
+            let head = log.head();
+            let at = log.place(head, len).expect("room was found above");
+            let lsn = first + i as u64;
+            // SAFETY: as in `try_append`.
+            let slot = unsafe { log.slot(head, at, len, self.volume.load(Relaxed), lsn) };
+            encode(
+                slot,
+                part,
+                self.volume.load(Relaxed),
+                lsn,
+                self.epoch.load(Relaxed),
+                i as u32,
+                i + 1 == parts.len(),
+            );
+            log.publish(at, len);
+        }
+        Some((first + n - 1, lane))
+    }
+
+    /// A lane and its append lock: this thread's own if it is free, else any
+    /// free one, else its own after waiting.
+    #[inline]
+    fn pick_lane(&self) -> (usize, std::sync::MutexGuard<'_, ()>) {
+        let n = self.lanes.len();
+        let own = thread_number() % n;
+        for i in 0..n {
+            let lane = (own + i) % n;
+            if let Ok(g) = self.lanes[lane].append.try_lock() {
+                return (lane, g);
+            }
+        }
+        let g = self.lanes[own].append.lock().unwrap_or_else(|e| e.into_inner());
+        (own, g)
+    }
+
+    fn wait_for_room(&self, waited: &mut Duration) -> Result<()> {
+        self.check()?;
+        let limit = Patience::new(self.spec.resend_timeout, self.spec.resend_attempts).limit()
+            + Duration::from_secs(30);
+        if *waited > limit {
+            return Err(self.timeout("the log is full"));
+        }
+        // Whatever is in the rings moves on only if somebody drives it.
+        for lane in 0..self.lanes.len() {
+            self.drive(lane)?;
+        }
+        self.checkpoint_work.notify();
+        let start = self.store.env().now();
+        let used = self.store.fullness();
+        self.done
+            .wait_unless(|| self.store.fullness() < used, Duration::from_millis(2));
+        *waited += self.store.env().now() - start;
+        Ok(())
+    }
+
+    fn timeout(&self, what: &str) -> Error {
+        let why = self
+            .link_error
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .clone();
+        Error::Timeout(format!(
+            "{what}; the mirror did not acknowledge within {} × {:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
+            self.spec.resend_attempts,
+            self.spec.resend_timeout,
+            why.map(|w| format!(" ({w})")).unwrap_or_default()
+        ))
+    }
+
+    /// Says that the link must be made anew.
+    pub(crate) fn suspect(&self, why: String) {
+        *self.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why);
+        self.suspect.store(true, Release);
+        self.link_work.notify();
+    }
+
+    /// Sends what lane `lane` has to send, if nobody else is at it.
+    #[inline]
+    pub(crate) fn send(&self, lane: usize) {
+        if let Ok(mut t) = self.lanes[lane].tx.try_lock()
+            && let Some(tx) = &mut *t
+            && tx.is_behind(self.log(lane))
+        {
+            let committed = self.committed();
+            if let Err(e) = tx.pump(self.log(lane), self.epoch(), committed) {
+                *t = None;
+                drop(t);
+                self.suspect(format!("sending to the mirror: {e}"));
+            }
+        }
+    }
+
+    /// Makes lane `lane` persistent up to its head, if nobody else is at it.
+    #[inline]
+    pub(crate) fn persist(&self, lane: usize) -> Result<()> {
+        let guard = match self.lanes[lane].persist.try_lock() {
+            Ok(g) => g,
+            Err(TryLockError::WouldBlock) => return Ok(()),
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+        };
+        self.persist_held(lane, guard)
+    }
+
+    /// The same, waiting for whoever is at it.
+    pub(crate) fn persist_wait(&self, lane: usize) -> Result<()> {
+        let guard = self.lanes[lane]
+            .persist
+            .lock()
+            .unwrap_or_else(|e| e.into_inner());
+        self.persist_held(lane, guard)
+    }
+
+    fn persist_held(&self, lane: usize, mut at: std::sync::MutexGuard<'_, u64>) -> Result<()> {
+        let log = self.log(lane);
+        let head = log.head();
+        if *at == head {
+            return Ok(());
+        }
+        self.store.check()?;
+        let r = log.persist(head);
+        self.store.fail(r)?;
+        let mut advanced = false;
+        while let Some((r, _, next)) = log.record(*at) {
+            if next > head {
+                break;
+            }
+            advanced |= self.persisted.mark(r.header.lsn);
+            *at = next;
+        }
+        drop(at);
+        if advanced {
+            self.done.notify();
+        }
+        Ok(())
+    }
+
+    /// Receives what has arrived on lane `lane`, if nobody else is at it.
+    /// True if an acknowledgement came.
+    #[inline]
+    pub(crate) fn receive(&self, lane: usize) -> bool {
+        let Ok(mut slot) = self.lanes[lane].rx.try_lock() else {
+            return false;
+        };
+        self.receive_held(lane, &mut slot)
+    }
+
+    #[inline]
+    fn receive_held(&self, lane: usize, slot: &mut RxSlot) -> bool {
+        let Some(rx) = &mut slot.rx else { return false };
+        match rx.poll() {
+            Ok(None) => false,
+            Ok(Some((lsn, level))) => {
+                self.mirror_level.store(level, Relaxed);
+                let log = self.log(lane);
+                let mut advanced = false;
+                while let Some((r, _, next)) = log.record(rx.acked_at) {
+                    if r.header.lsn > lsn {
+                        break;
+                    }
+                    advanced |= self.acked.mark(r.header.lsn);
+                    rx.acked_at = next;
+                }
+                if advanced {
+                    self.done.notify();
+                }
+                true
+            }
+            Err(e) => {
+                slot.rx = None;
+                self.suspect(e.to_string());
+                false
+            }
+        }
+    }
+
+    /// One turn of everything on a lane that does not block for the network.
+    pub(crate) fn drive(&self, lane: usize) -> Result<()> {
+        self.send(lane);
+        if self.rule().local {
+            self.persist(lane)?;
+        }
+        self.receive(lane);
+        Ok(())
+    }
+
+    /// Waits until `lsn`, appended on `lane`, is committed.
+    pub fn wait(&self, lsn: u64, lane: usize) -> Result<()> {
+        let rule = self.rule();
+        // The order of DESIGN.md: send, write the own log, receive.
+        if rule.mirror || !self.spec.background_send {
+            self.send(lane);
+        }
+        if rule.local {
+            self.persist(lane)?;
+        }
+        if self.committed() >= lsn {
+            if self.spec.background_send {
+                self.link_work.notify();
+            }
+            return Ok(());
+        }
+        if rule.mirror {
+            // The short way: spin on the own lane's acknowledgements.
+            if let Ok(mut slot) = self.lanes[lane].rx.try_lock() {
+                let mut start = None;
+                loop {
+                    for _ in 0..64 {
+                        let came = self.receive_held(lane, &mut slot);
+                        if self.committed() >= lsn {
+                            return Ok(());
+                        }
+                        if came || slot.rx.is_none() {
+                            break;
+                        }
+                        std::hint::spin_loop();
+                    }
+                    let now = self.store.env().now();
+                    if now - *start.get_or_insert(now) >= self.spec.spin || slot.rx.is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        self.wait_long(lsn, lane)
+    }
+
+    #[cold]
+    fn wait_long(&self, lsn: u64, lane: usize) -> Result<()> {
+        let env = self.store.env();
+        let start = env.now();
+        let mut patience = Patience::new(self.spec.resend_timeout, self.spec.resend_attempts);
+        loop {
+            if self.committed() >= lsn {
+                return Ok(());
+            }
+            self.check()?;
+            // The prefix may hang on any lane, also one whose thread gave up.
+            for i in 0..self.lanes.len() {
+                self.drive((lane + i) % self.lanes.len())?;
+            }
+            if self.committed() >= lsn {
+                return Ok(());
+            }
+            let waited = env.now() - start;
+            match patience.step(waited) {
+                Verdict::Wait => {}
+                // A link that is still being made gets its time.
+                Verdict::Resend if !self.link_up.load(Acquire) => {}
+                Verdict::Resend => self.suspect("no acknowledgement in time".into()),
+                Verdict::GiveUp => {
+                    self.link_work.notify();
+                    return Err(self.timeout(&format!("LSN {lsn}")));
+                }
+            }
+            let slice = Duration::from_millis(2).min(self.spec.resend_timeout);
+            let held = if self.rule().mirror {
+                self.lanes[lane].rx.try_lock().ok()
+            } else {
+                None
+            };
+            match held {
+                Some(slot) if slot.rx.is_some() => {
+                    if let Some(rx) = &slot.rx {
+                        rx.wait(slice);
+                    }
+                    drop(slot);
+                    // Another thread may have been turned away meanwhile.
+                    self.done.notify();
+                }
+                _ => {
+                    drop(held);
+                    self.done.wait_unless(|| self.committed() >= lsn, slice);
+                }
+            }
+        }
+    }
+
+    /// One sync point from beginning to end. Returns its LSN.
+    pub fn commit(&self, pieces: &[Piece<'_>]) -> Result<u64> {
+        let (lsn, lane) = self.append(pieces)?;
+        self.wait(lsn, lane)?;
+        Ok(lsn)
+    }
+
+    /// Bytes of records that the mirror has not acknowledged.
+    pub fn bytes_behind(&self) -> u64 {
+        (0..self.lanes.len())
+            .filter_map(|i| {
+                let slot = self.lanes[i].rx.try_lock().ok()?;
+                let at = slot.rx.as_ref().map_or(self.log(i).start(), |r| r.acked_at);
+                Some(self.log(i).head().saturating_sub(at))
+            })
+            .sum()
+    }
+
+    /// One turn of the background's work on the own copy: persists what the
+    /// mode does not on the path, applies what may be applied, checkpoints
+    /// when the log is half full or, with `idle`, when there is anything.
+    /// True if it did something.
+    pub fn checkpoint_step(&self, idle: bool) -> Result<bool> {
+        self.store.check()?;
+        for lane in 0..self.lanes.len() {
+            self.persist_wait(lane)?;
+        }
+        let before = self.store.applied();
+        let limit = self.apply_limit();
+        let full = self.store.fullness() > 0.5;
+        let due = limit - before.min(limit) >= self.spec.checkpoint_threshold || idle || full;
+        if due {
+            self.store.apply(limit, 1 << 20)?;
+        }
+        let live = &self.store.logs()[0];
+        live.live(Live::Last).store(self.last(), Relaxed);
+        live.live(Live::Committed).store(self.committed(), Relaxed);
+        live.live(Live::Acked).store(self.acked.get(), Relaxed);
+        live.live(Live::Persisted).store(self.persisted.get(), Relaxed);
+        live.live(Live::Applied).store(self.store.applied(), Relaxed);
+        live.live(Live::LinkUp).store(self.link_up.load(Relaxed) as u64, Relaxed);
+        live.live(Live::BytesBehind).store(self.bytes_behind(), Relaxed);
+        let applied = self.store.applied();
+        if (full || idle) && applied > self.store.checkpointed() {
+            self.store.checkpoint()?;
+            self.done.notify();
+        }
+        Ok(applied > before)
+    }
+
+    /// The level at which this node and its mirror have `lsn`; `None` where it
+    /// is not there or not known to be.
+    pub fn copies(&self, lsn: u64) -> (Option<Level>, Option<Level>) {
+        let own = if lsn > self.last() {
+            None
+        } else if lsn <= self.persisted.get() {
+            Some(self.store.level())
+        } else {
+            Some(Level::Received)
+        };
+        let mirror = (lsn <= self.acked.get() && lsn <= self.last())
+            .then(|| Level::from_u16(self.mirror_level.load(Relaxed)))
+            .flatten();
+        (own, mirror)
+    }
+}
+
+/// A small number for the calling thread, for spreading threads over lanes.
+#[inline]
+fn thread_number() -> usize {
+    use std::cell::Cell;
+    use std::sync::atomic::AtomicUsize;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
+    NUMBER.with(|n| {
+        if n.get() == usize::MAX {
+            n.set(NEXT.fetch_add(1, Relaxed));
+        }
+        n.get()
+    })
+}

@@ -1,0 +1,222 @@
+//! The region: one mapped file, or a part of one, and its working copy.
+//!
+//! Owns the mapping into which the program stores, and its dirty tracking.
+//! The working copy is private: a `MAP_PRIVATE` mapping of the data file, so
+//! that nothing reaches the file but by records (FAMS 3.2; DESIGN.md, "The
+//! working copy"). `WorkingCopy` is the trait that a shared one will join.
+//!
+//! Invariants:
+//! - Bytes outside the range that the caller gave are never read for a record.
+//! - A page is marked clean only when all of it was in the caller's range.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering::*};
+
+use crate::config::TrackerKind;
+use crate::env::File;
+use crate::error::{Context, Error, Result};
+use crate::track::{self, Tracker};
+
+/// Ranges up to this many bytes are sent as they are, without a look at the
+/// page tables: copying 16 KiB costs about what one scan does.
+pub const EXACT_MAX: usize = 16 << 10;
+
+/// Where a program's stores go until they are committed.
+pub trait WorkingCopy: Send + Sync {
+    /// First byte.
+    fn base(&self) -> *mut u8;
+    /// Bytes.
+    fn len(&self) -> usize;
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Appends the parts of `range` that may differ from what is committed,
+    /// and marks what lies wholly inside as clean.
+    fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()>;
+    /// Marks a range as changed again: its sync point failed.
+    fn mark(&self, range: Range<usize>);
+    /// Gives the mapping back to the system.
+    fn unmap(&self) -> Result<()>;
+}
+
+/// A `MAP_PRIVATE` mapping of the data file.
+pub struct Private {
+    base: *mut u8,
+    len: usize,
+    mapped: usize,
+    /// Gone before the mapping is: a tracker touches its pages when dropped.
+    tracker: RwLock<Option<Box<dyn Tracker>>>,
+    gone: AtomicBool,
+}
+
+// SAFETY: the mapping stays until `unmap`, on whatever thread; the program's
+// own stores into it are its business, ours are none.
+unsafe impl Send for Private {}
+// SAFETY: as above.
+unsafe impl Sync for Private {}
+
+/// How a region is mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapOptions {
+    /// Where, if the program asks for an address (must be free).
+    pub at: Option<usize>,
+    /// Replace what is mapped there (`MAP_FIXED`).
+    pub fixed: bool,
+    /// Allow stores.
+    pub write: bool,
+    /// Byte offset in the file, a multiple of the page size.
+    pub offset: u64,
+}
+
+impl Private {
+    /// Maps `len` bytes of the data file.
+    pub fn map(file: &Arc<dyn File>, len: usize, o: MapOptions, kind: TrackerKind) -> Result<Private> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let fd = file
+            .fd()
+            .ok_or_else(|| Error::Unsupported("this environment's files cannot be mapped".into()))?;
+        let page = rustix::param::page_size();
+        let mapped = len.next_multiple_of(page);
+        let mut prot = ProtFlags::READ;
+        if o.write {
+            prot |= ProtFlags::WRITE;
+        }
+        let mut flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        if o.fixed {
+            flags |= MapFlags::FIXED;
+        }
+        let hint = o.at.unwrap_or(0) as *mut std::ffi::c_void;
+        // SAFETY: a new mapping; with `fixed` the caller asked to replace
+        // what is there, as mmap(2) says.
+        let base = unsafe { mmap(hint, mapped, prot, flags, fd.as_fd(), o.offset) }
+            .map_err(std::io::Error::from)
+            .context(|| format!("mapping {len} bytes"))?
+            .cast::<u8>();
+        let kind = match kind {
+            TrackerKind::Auto => track::Kind::Auto,
+            TrackerKind::Uffd => track::Kind::Uffd,
+            TrackerKind::Mprotect => track::Kind::Mprotect,
+        };
+        let tracker = if o.write {
+            // SAFETY: the mapping was just made and stays until `unmap`,
+            // which drops the tracker's use of it first.
+            match unsafe { track::attach(base, mapped, kind) } {
+                Ok(t) => Some(t),
+                Err(e) => {
+                    // SAFETY: our own mapping, not given to anyone yet.
+                    let _ = unsafe { rustix::mm::munmap(base.cast(), mapped) };
+                    return Err(Error::io("tracking changed pages", &e));
+                }
+            }
+        } else {
+            None
+        };
+        Ok(Private {
+            base,
+            len,
+            mapped,
+            tracker: RwLock::new(tracker),
+            gone: AtomicBool::new(false),
+        })
+    }
+}
+
+impl WorkingCopy for Private {
+    fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
+        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        let Some(t) = &*held else {
+            return Ok(());
+        };
+        let page = rustix::param::page_size();
+        let (first, last) = (range.start / page * page, range.end.next_multiple_of(page));
+        // The region's last page counts as whole: nothing of the file follows.
+        let whole_end = if range.end == self.len {
+            last
+        } else {
+            range.end / page * page
+        };
+        let whole_start = range.start.next_multiple_of(page).min(whole_end);
+        let from = out.len();
+        let err = |e| Error::io("finding changed pages", &e);
+        if first < whole_start {
+            t.collect(first, whole_start, false, out).map_err(err)?;
+        }
+        if whole_start < whole_end {
+            t.collect(whole_start, whole_end, true, out).map_err(err)?;
+        }
+        if whole_end < last && whole_end >= whole_start {
+            t.collect(whole_end, last, false, out).map_err(err)?;
+        }
+        for r in &mut out[from..] {
+            r.start = r.start.max(range.start);
+            r.end = r.end.min(range.end);
+        }
+        let mut keep = from;
+        for i in from..out.len() {
+            if out[i].start < out[i].end {
+                out.swap(keep, i);
+                keep += 1;
+            }
+        }
+        out.truncate(keep);
+        Ok(())
+    }
+
+    fn mark(&self, range: Range<usize>) {
+        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        if let Some(t) = &*held {
+            let page = rustix::param::page_size();
+            t.mark(
+                range.start / page * page,
+                range.end.next_multiple_of(page).min(self.mapped),
+            );
+        }
+    }
+
+    fn unmap(&self) -> Result<()> {
+        if self.gone.swap(true, AcqRel) {
+            return Ok(());
+        }
+        *self.tracker.write().unwrap_or_else(|e| e.into_inner()) = None;
+        // SAFETY: our own mapping; the program gave it back.
+        unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) }
+            .map_err(std::io::Error::from)
+            .context(|| "unmapping".into())
+    }
+}
+
+/// A mapped file of a volume.
+pub struct Region {
+    /// Its working copy.
+    pub copy: Box<dyn WorkingCopy>,
+    /// The file's number.
+    pub file: u32,
+    /// The file's name.
+    pub name: String,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// Discard, rather than commit, what is not committed at unmap and exit
+    /// (`MAP_ATOMIC`).
+    pub atomic: bool,
+    /// Whether stores are allowed.
+    pub write: bool,
+}
+
+impl Region {
+    /// Its address range.
+    pub fn span(&self) -> Range<usize> {
+        let b = self.copy.base() as usize;
+        b..b + self.copy.len()
+    }
+}

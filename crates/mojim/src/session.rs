@@ -1,0 +1,834 @@
+//! The primary's session with its mirror: connect, agree, copy, open lanes,
+//! keep alive; again after every failure.
+//!
+//! Owns the control link and the making and breaking of the lanes' links. One
+//! state machine, stepped by the link thread (or the simulator); it never
+//! blocks. `docs/protocol.md`, "Session".
+//!
+//! Invariants:
+//! - The lanes' ends exist only between `Started` and the next failure, and
+//!   all belong to one session number that the mirror gave.
+//! - Nothing of a record's epoch changes when it is sent again.
+//! - A mirror counts as a member only once it holds every sync point that was
+//!   acknowledged without it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
+use std::time::Duration;
+
+use mojim_format::message::{
+    CopyBegin, CopyData, CopyFile, Hello, Lane, Message, Refuse, RefuseCode, Start, Started,
+    Welcome,
+};
+use mojim_format::{CatalogEntry, Frame, FrameKind, State, View};
+use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
+
+use crate::env::{Address, Conn};
+use crate::error::{Error, Result};
+use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
+use crate::log::{CONTROL_LEN, Live};
+use crate::primary::Primary;
+
+/// How often each side says that it is there.
+pub const HEARTBEAT: Duration = Duration::from_millis(100);
+/// A link on which nothing came for this long is broken.
+pub const SILENCE: Duration = Duration::from_secs(3);
+/// Bytes of a copy in one frame.
+const COPY_CHUNK: usize = 256 << 10;
+/// Bytes of a copy that may be queued.
+const COPY_BACKLOG: usize = 2 << 20;
+
+/// Flag of a heartbeat: the mirror now holds everything, it is a member.
+pub const FLAG_MEMBER: u16 = 1;
+
+/// Whom to speak to.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// The node's name.
+    pub name: String,
+    /// Where it listens.
+    pub address: Address,
+    /// Whether the lanes are shared memory.
+    pub shared: bool,
+}
+
+enum Phase {
+    /// Not connected; try at this time.
+    Idle(Duration),
+    /// `Hello` is out.
+    Greeting,
+    /// A copy is being sent.
+    Sending(Box<CopyOut>),
+    /// All of it is sent; `Copied` is awaited.
+    Sent { lsn: u64 },
+    /// A copy is being received.
+    Receiving { lsn: u64, history: History },
+    /// `Start` is out.
+    Starting { resume: u64 },
+    /// The lanes' first words are out.
+    Opening { lanes: Vec<Opening> },
+    /// Records flow.
+    Active,
+}
+
+struct Opening {
+    wire: Option<Wire>,
+    carrier: Carrier,
+    at: u64,
+    open: bool,
+}
+
+/// A whole copy on its way out.
+struct CopyOut {
+    lsn: u64,
+    files: Vec<CatalogEntry>,
+    next: usize,
+    offset: u64,
+    buf: Vec<u8>,
+}
+
+/// The session.
+pub struct Session {
+    primary: Arc<Primary>,
+    me: String,
+    peer: Peer,
+    /// A new epoch, and nothing shown to the application yet.
+    attach: bool,
+    /// The epoch to ask for while attaching.
+    epoch: u64,
+    phase: Phase,
+    wire: Option<Wire>,
+    heard: Duration,
+    spoke: Duration,
+    sent_at: Option<(Duration, u64)>,
+    beat: u64,
+    member: bool,
+    /// The rule that applies once the mirror is a member.
+    paired_rule: AckRule,
+    /// What an attach adopted; the application waits until it is acknowledged.
+    keep: u64,
+    force_copy: bool,
+    backoff: Duration,
+    /// Why attaching cannot succeed.
+    fatal: Option<Error>,
+    /// Why the last try failed.
+    pub last_error: Option<String>,
+    /// Bytes of a copy sent or received, and the whole, for progress.
+    pub copied: (u64, u64),
+}
+
+impl Session {
+    /// A session that attaches: asks for an epoch above every one it knows.
+    pub fn attach(primary: Arc<Primary>, me: &str, peer: Peer) -> Session {
+        let sb = primary.store.superblock();
+        let member = sb.view.epoch == 0 || sb.view.mirror == peer.name;
+        let now = primary.store.env().now();
+        Session {
+            epoch: sb.promised.max(sb.view.epoch) + 1,
+            paired_rule: primary.spec.rule,
+            primary,
+            me: me.to_owned(),
+            peer,
+            attach: true,
+            phase: Phase::Idle(now),
+            wire: None,
+            heard: now,
+            spoke: now,
+            sent_at: None,
+            beat: 0,
+            member,
+            keep: 0,
+            force_copy: false,
+            backoff: Duration::from_millis(10),
+            fatal: None,
+            last_error: None,
+            copied: (0, 0),
+        }
+    }
+
+    /// The primary goes on without its mirror, which will join later: what a
+    /// node does whose view has no mirror (it was promoted).
+    pub fn go_alone(&mut self) -> Result<()> {
+        assert!(self.attach);
+        self.abandon_link("");
+        let view = View {
+            epoch: self.epoch,
+            primary: self.me.clone(),
+            mirror: String::new(),
+        };
+        self.begin(view)?;
+        self.primary.set_rule(AckRule::LOCAL);
+        self.attach = false;
+        self.member = false;
+        self.primary.ready.store(true, Release);
+        Ok(())
+    }
+
+    fn begin(&mut self, view: View) -> Result<()> {
+        if self.primary.store.superblock().state == State::Empty {
+            self.primary.store.make_new()?;
+        }
+        self.keep = self.primary.begin(self.epoch, view)?;
+        Ok(())
+    }
+
+    /// Why attaching cannot succeed, if so.
+    pub fn fatal(&self) -> Option<&Error> {
+        self.fatal.as_ref()
+    }
+
+    /// Whether records flow.
+    pub fn is_active(&self) -> bool {
+        matches!(self.phase, Phase::Active)
+    }
+
+    /// Whether the peer answers, whatever it says.
+    pub fn is_connected(&self) -> bool {
+        !matches!(self.phase, Phase::Idle(_) | Phase::Greeting)
+    }
+
+    /// One step. True if something happened, so that another may be due at once.
+    pub fn step(&mut self) -> bool {
+        match self.try_step() {
+            Ok(b) => b,
+            Err(e) => {
+                self.fail(e);
+                true
+            }
+        }
+    }
+
+    fn fail(&mut self, e: Error) {
+        let text = e.to_string();
+        if let Error::Protocol(_) = e
+            && self.is_active()
+        {
+            // Two ends that disagree are not brought together by trying again.
+            self.force_copy = text.contains("refused a record");
+        }
+        self.abandon_link(&text);
+    }
+
+    fn abandon_link(&mut self, why: &str) {
+        let p = self.primary.clone();
+        for lane in p.lanes.iter() {
+            *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
+            let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
+            if let Some(rx) = slot.rx.take() {
+                rx.close();
+            }
+        }
+        if let Phase::Opening { lanes } = &self.phase {
+            for l in lanes {
+                if let Some(w) = &l.wire {
+                    w.conn.close();
+                }
+            }
+        }
+        p.link_up.store(false, Release);
+        p.suspect.store(false, Release);
+        if let Some(w) = self.wire.take() {
+            w.conn.close();
+        }
+        p.store.freeze(false);
+        if !why.is_empty() {
+            self.last_error = Some(why.to_owned());
+            *p.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why.to_owned());
+        }
+        let now = p.store.env().now();
+        self.phase = Phase::Idle(now + self.backoff);
+        self.backoff = (self.backoff * 2).min(Duration::from_millis(500));
+    }
+
+    fn try_step(&mut self) -> Result<bool> {
+        let now = self.primary.store.env().now();
+        if self.fatal.is_some() {
+            return Ok(false);
+        }
+        if self.primary.suspect.swap(false, AcqRel) && !matches!(self.phase, Phase::Idle(_)) {
+            let why = self
+                .primary
+                .link_error
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .clone()
+                .unwrap_or_default();
+            return Err(Error::Protocol(why));
+        }
+        if let Phase::Idle(when) = self.phase {
+            if now < when {
+                return Ok(false);
+            }
+            return self.greet(now).map(|()| true);
+        }
+        let mut moved = self.pump_copy()?;
+        moved |= self.open_lanes()?;
+        let Some(wire) = &mut self.wire else {
+            return Err(Error::Protocol("the control link is gone".into()));
+        };
+        wire.flush()?;
+        while let Some(wire) = &mut self.wire {
+            let Some((f, body)) = wire.next()? else { break };
+            self.heard = now;
+            moved = true;
+            self.hear(f, &body)?;
+        }
+        if now - self.heard > SILENCE {
+            return Err(Error::Protocol(format!(
+                "{} has been silent for {:?}",
+                self.peer.name, SILENCE
+            )));
+        }
+        self.keep_alive(now)?;
+        if self.is_active() {
+            self.settle()?;
+        }
+        if let Some(wire) = &mut self.wire {
+            wire.flush()?;
+        }
+        Ok(moved)
+    }
+
+    fn greet(&mut self, now: Duration) -> Result<()> {
+        let store = &self.primary.store;
+        let conn = store
+            .env()
+            .connect(&self.peer.address)
+            .map_err(|e| self.unreachable(&e))?;
+        let sb = store.superblock();
+        let tail = if self.attach {
+            store.tail()
+        } else {
+            self.primary.last()
+        };
+        let hello = Hello {
+            cluster: sb.cluster,
+            volume: sb.volume,
+            from: self.me.clone(),
+            to: self.peer.name.clone(),
+            volume_id: sb.volume_id,
+            view: sb.view.epoch,
+            epoch: self.epoch,
+            attach: self.attach || !self.member,
+            lanes: store.logs().len() as u16,
+            tail,
+            history: store.history().entries().to_vec(),
+        };
+        let mut wire = Wire::new(conn);
+        wire.say(FrameKind::Hello, self.epoch, &hello);
+        self.wire = Some(wire);
+        self.heard = now;
+        self.spoke = now;
+        self.phase = Phase::Greeting;
+        Ok(())
+    }
+
+    fn unreachable(&self, e: &std::io::Error) -> Error {
+        Error::io(
+            format!("connecting to node {} at {}", self.peer.name, self.peer.address),
+            e,
+        )
+    }
+
+    fn hear(&mut self, f: Frame, body: &[u8]) -> Result<()> {
+        let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
+        let phase = std::mem::replace(&mut self.phase, Phase::Greeting);
+        let (phase, result) = match (phase, f.kind) {
+            (Phase::Greeting, FrameKind::Welcome) => {
+                let w = Welcome::decode(body).map_err(bad)?;
+                return self.agree(w);
+            }
+            (p, FrameKind::Refuse) => {
+                let r = Refuse::decode(body).map_err(bad)?;
+                (p, self.refused(r))
+            }
+            (Phase::Greeting, FrameKind::CopyBegin) => {
+                let c = CopyBegin::decode(body).map_err(bad)?;
+                let history = History::from_entries(&c.history)
+                    .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
+                self.copied = (0, c.bytes);
+                self.primary.store.load_begin(c.volume_id)?;
+                (Phase::Receiving { lsn: c.lsn, history }, Ok(()))
+            }
+            (p @ Phase::Receiving { .. }, FrameKind::CopyFile) => {
+                let c = CopyFile::decode(body).map_err(bad)?;
+                let r = self.primary.store.load_file(CatalogEntry {
+                    id: c.id,
+                    size: c.size,
+                    name: c.name,
+                });
+                (p, r)
+            }
+            (p @ Phase::Receiving { .. }, FrameKind::CopyData) => {
+                let c = CopyData::decode(body).map_err(bad)?;
+                self.copied.0 += c.bytes.len() as u64;
+                let r = self.primary.store.load_data(c.id as u32, c.offset, &c.bytes);
+                (p, r)
+            }
+            (Phase::Receiving { lsn, history }, FrameKind::CopyEnd) => {
+                self.primary.store.load_end(lsn, &history)?;
+                return self.start(lsn, lsn);
+            }
+            (Phase::Sent { lsn }, FrameKind::Copied) => {
+                self.primary.store.freeze(false);
+                self.force_copy = false;
+                return self.start(lsn, if self.attach { lsn } else { u64::MAX });
+            }
+            (Phase::Starting { resume }, FrameKind::Started) => {
+                let s = Started::decode(body).map_err(bad)?;
+                return self.begin_lanes(s.session, resume);
+            }
+            (p, FrameKind::Heartbeat) => {
+                if let Some((at, n)) = self.sent_at
+                    && f.flags as u64 == n & 0xffff
+                {
+                    let rtt = (self.primary.store.env().now() - at).as_nanos() as u64;
+                    self.primary.store.logs()[0].live(Live::RoundTrip).store(rtt, Relaxed);
+                    self.sent_at = None;
+                }
+                (p, Ok(()))
+            }
+            (p, k) => (p, Err(Error::Protocol(format!("{} sent {k:?} out of turn", self.peer.name)))),
+        };
+        self.phase = phase;
+        result
+    }
+
+    fn refused(&mut self, r: Refuse) -> Result<()> {
+        let text = format!("node {}: {}", self.peer.name, r.text);
+        match r.code {
+            RefuseCode::StaleEpoch if self.attach && r.epoch < u64::MAX / 2 => {
+                self.epoch = self.epoch.max(r.epoch + 1);
+                Err(Error::Protocol(text))
+            }
+            RefuseCode::Superseded | RefuseCode::StaleEpoch => {
+                let e = Error::Stale(text.clone());
+                if self.attach || r.code == RefuseCode::Superseded {
+                    self.fatal = Some(e.clone());
+                }
+                self.primary.supersede(e.clone());
+                self.fatal = Some(e);
+                Err(Error::Stale(text))
+            }
+            RefuseCode::Stranger | RefuseCode::Foreign if self.attach => {
+                self.fatal = Some(Error::Invalid(text.clone()));
+                Err(Error::Protocol(text))
+            }
+            _ => Err(Error::Protocol(text)),
+        }
+    }
+
+    fn agree(&mut self, w: Welcome) -> Result<()> {
+        self.phase = Phase::Greeting;
+        let store = self.primary.store.clone();
+        let theirs = Holding {
+            volume_id: w.volume_id,
+            state: w.state,
+            tail: w.tail,
+            history: History::from_entries(&w.history)
+                .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
+        };
+        self.primary.mirror_level.store(w.level, Relaxed);
+        let tail = if self.attach {
+            store.tail()
+        } else {
+            self.primary.last()
+        };
+        let mut plan = reconcile(&store.holding(tail), &theirs, store.oldest(), self.attach);
+        if self.force_copy && matches!(plan, Plan::Resend { .. }) {
+            plan = Plan::CopyTo;
+        }
+        match plan {
+            Plan::Resend { from } => {
+                let keep = if self.attach { tail } else { u64::MAX };
+                self.start(from, keep)
+            }
+            Plan::CopyTo => self.copy_out(),
+            Plan::CopyFrom => {
+                let wire = self.wire.as_mut().expect("connected");
+                wire.queue(FrameKind::CopyRequest, self.epoch, 0, 0, &[]);
+                Ok(())
+            }
+            Plan::Foreign => {
+                let e = Error::Invalid(format!(
+                    "nodes {} and {} hold different volumes of this name; remove one of the copies (its directory and its part of .mojim) to have the other copied there",
+                    self.me, self.peer.name
+                ));
+                if self.attach {
+                    self.fatal = Some(e.clone());
+                }
+                Err(e)
+            }
+            Plan::Nothing => {
+                let e = Error::Invalid("no usable copy is left on either node: a copy between them was interrupted and its source is gone; restore one".into());
+                self.fatal = Some(e.clone());
+                Err(e)
+            }
+        }
+    }
+
+    fn copy_out(&mut self) -> Result<()> {
+        let store = self.primary.store.clone();
+        if store.superblock().state == State::Empty {
+            store.make_new()?;
+        }
+        if self.attach {
+            // Nothing else touches this copy yet: its whole prefix is kept.
+            store.truncate(store.tail());
+            store.persist_all()?;
+            while store.apply(store.tail(), 1 << 20)? < store.tail() {}
+        }
+        // The area must stand still; what commits meanwhile stays in the ring.
+        store.freeze(true);
+        let lsn = store.applied();
+        let files: Vec<CatalogEntry> = store.area().files().cloned().collect();
+        let bytes = files.iter().map(|f| f.size).sum();
+        let begin = CopyBegin {
+            volume_id: store.superblock().volume_id,
+            lsn,
+            files: files.len() as u32,
+            bytes,
+            history: store.history().entries().to_vec(),
+        };
+        self.copied = (0, bytes);
+        let wire = self.wire.as_mut().expect("connected");
+        wire.say(FrameKind::CopyBegin, self.epoch, &begin);
+        self.phase = Phase::Sending(Box::new(CopyOut::new(lsn, files)));
+        Ok(())
+    }
+
+    fn pump_copy(&mut self) -> Result<bool> {
+        let Phase::Sending(out) = &mut self.phase else {
+            return Ok(false);
+        };
+        let wire = self.wire.as_mut().expect("connected");
+        let now = self.primary.store.env().now();
+        let mut moved = false;
+        while wire.backlog() < COPY_BACKLOG {
+            moved = true;
+            self.heard = now;
+            if !out.next_frame(&self.primary.store, wire, self.epoch, &mut self.copied.0)? {
+                wire.queue(FrameKind::CopyEnd, self.epoch, 0, 0, &[]);
+                let lsn = out.lsn;
+                self.phase = Phase::Sent { lsn };
+                break;
+            }
+        }
+        wire.flush()?;
+        Ok(moved)
+    }
+
+    /// Sends the session's terms: the mirror has everything up to `resume`.
+    fn start(&mut self, resume: u64, keep: u64) -> Result<()> {
+        if self.attach {
+            let view = View {
+                epoch: self.epoch,
+                primary: self.me.clone(),
+                mirror: self.peer.name.clone(),
+            };
+            self.begin(view)?;
+        }
+        let store = &self.primary.store;
+        let start = Start {
+            epoch: self.epoch,
+            primary: self.me.clone(),
+            volume_id: store.superblock().volume_id,
+            member: self.member,
+            keep,
+            history: store.history().entries().to_vec(),
+        };
+        self.primary.acked.advance(resume);
+        let wire = self.wire.as_mut().expect("connected");
+        wire.say(FrameKind::Start, self.epoch, &start);
+        self.phase = Phase::Starting { resume };
+        Ok(())
+    }
+
+    fn begin_lanes(&mut self, session: u64, resume: u64) -> Result<()> {
+        let store = self.primary.store.clone();
+        let sb = store.superblock();
+        let mut lanes = Vec::new();
+        for (i, log) in store.logs().iter().enumerate() {
+            let conn = store
+                .env()
+                .connect(&self.peer.address)
+                .map_err(|e| self.unreachable(&e))?;
+            let at = store.seek(i, resume);
+            let mut wire = Wire::new(conn);
+            let lane = Lane {
+                cluster: sb.cluster.clone(),
+                volume: sb.volume.clone(),
+                lane: i as u16,
+                session,
+                position: at,
+                ring: if self.peer.shared { log.size() } else { 0 },
+                align: log.align() as u32,
+            };
+            wire.say(FrameKind::Lane, self.epoch, &lane);
+            let carrier = if self.peer.shared {
+                let page = store
+                    .env()
+                    .anonymous_memory(PAGE_LEN)
+                    .map_err(|e| Error::io("shared page", &e))?;
+                Carrier::Shared(Page::new(page))
+            } else {
+                Carrier::Stream
+            };
+            wire.flush()?;
+            lanes.push(Opening {
+                wire: Some(wire),
+                carrier,
+                at,
+                open: false,
+            });
+        }
+        self.phase = Phase::Opening { lanes };
+        Ok(())
+    }
+
+    fn open_lanes(&mut self) -> Result<bool> {
+        let Phase::Opening { lanes } = &mut self.phase else {
+            return Ok(false);
+        };
+        let mut moved = false;
+        for (i, l) in lanes.iter_mut().enumerate() {
+            if l.open {
+                continue;
+            }
+            let wire = l.wire.as_mut().expect("not open yet");
+            wire.flush()?;
+            while let Some((f, body)) = wire.next()? {
+                moved = true;
+                match f.kind {
+                    // The mirror asks for the ring, then confirms.
+                    FrameKind::LaneOk if f.flags == 1 => {
+                        let ring = self.primary.store.logs()[i].memory();
+                        debug_assert!(ring.len() > CONTROL_LEN);
+                        let Carrier::Shared(page) = &l.carrier else {
+                            return Err(Error::Protocol("memory was asked for on a stream".into()));
+                        };
+                        wire.conn
+                            .send_memory(ring)
+                            .and_then(|()| wire.conn.send_memory(page.memory()))
+                            .map_err(|e| Error::io("passing shared memory", &e))?;
+                    }
+                    FrameKind::LaneOk => {
+                        l.open = true;
+                        break;
+                    }
+                    FrameKind::Refuse => {
+                        let text = Refuse::decode(&body).map_or_else(|e| e.to_string(), |r| r.text);
+                        return Err(Error::Protocol(format!("lane {i} refused: {text}")));
+                    }
+                    k => return Err(Error::Protocol(format!("{k:?} on a lane"))),
+                }
+            }
+        }
+        if !lanes.iter().all(|l| l.open) {
+            return Ok(moved);
+        }
+        let Phase::Opening { lanes } = std::mem::replace(&mut self.phase, Phase::Active) else {
+            unreachable!("seen above");
+        };
+        self.primary.link_up.store(true, SeqCst);
+        for (lane, l) in self.primary.lanes.iter().zip(lanes) {
+            let conn: Arc<dyn Conn> = l.wire.expect("open").conn;
+            // The mirror may have got records whose acknowledgement was lost,
+            // but nothing before `at` is missing there.
+            let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
+            slot.rx = Some(Rx::new(conn.clone(), l.carrier.clone(), l.at));
+            drop(slot);
+            *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) =
+                Some(Tx::new(conn, l.carrier, l.at));
+        }
+        self.backoff = Duration::from_millis(10);
+        self.last_error = None;
+        *self
+            .primary
+            .link_error
+            .lock()
+            .unwrap_or_else(|e| e.into_inner()) = None;
+        self.attach = false;
+        for i in 0..self.primary.lanes.len() {
+            self.primary.send(i);
+        }
+        self.primary.done.notify();
+        Ok(true)
+    }
+
+    fn keep_alive(&mut self, now: Duration) -> Result<()> {
+        if now - self.spoke < HEARTBEAT && self.beat > 0 {
+            return Ok(());
+        }
+        let Some(wire) = &mut self.wire else {
+            return Ok(());
+        };
+        if wire.backlog() > 0 {
+            return Ok(());
+        }
+        let committed = if self.is_active() {
+            self.primary.committed()
+        } else {
+            0
+        };
+        let Some(wire) = &mut self.wire else {
+            return Ok(());
+        };
+        if matches!(self.phase, Phase::Greeting) {
+            // The peer expects `Hello` and nothing else first.
+            self.spoke = now;
+            return Ok(());
+        }
+        self.beat += 1;
+        self.spoke = now;
+        self.sent_at = Some((now, self.beat));
+        let flags = (self.beat & 0x7fff) as u16;
+        let member = self.member && matches!(self.phase, Phase::Active);
+        wire.queue(
+            FrameKind::Heartbeat,
+            self.epoch,
+            committed,
+            flags,
+            &[member as u8],
+        );
+        Ok(())
+    }
+
+    /// While records flow: is the attach complete, is the mirror a member?
+    fn settle(&mut self) -> Result<()> {
+        let p = &self.primary;
+        if !p.ready.load(Acquire) {
+            let limit = if p.rule().mirror { p.acked.get() } else { p.persisted.get() };
+            if limit >= self.keep {
+                // The application sees everything that was adopted.
+                p.store.apply(self.keep, usize::MAX)?;
+                if p.store.applied() >= self.keep {
+                    p.ready.store(true, Release);
+                    p.done.notify();
+                }
+            }
+        }
+        if !self.member {
+            // From here on nothing is acknowledged without the mirror; once it
+            // has all that was, it counts.
+            p.set_rule(self.paired_rule);
+            if self.paired_rule == AckRule::LOCAL || p.acked.get() >= p.last() {
+                let view = View {
+                    epoch: self.epoch,
+                    primary: self.me.clone(),
+                    mirror: self.peer.name.clone(),
+                };
+                p.store.update(|s| s.view = view)?;
+                self.member = true;
+                self.beat = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection to wait on, when there is nothing to do.
+    pub fn conn(&self) -> Option<&Arc<dyn Conn>> {
+        self.wire.as_ref().map(|w| &w.conn)
+    }
+}
+
+impl CopyOut {
+    fn new(lsn: u64, files: Vec<CatalogEntry>) -> CopyOut {
+        CopyOut {
+            lsn,
+            files,
+            next: 0,
+            offset: 0,
+            buf: vec![0; COPY_CHUNK],
+        }
+    }
+
+    /// Queues the next frame of the copy. False at its end.
+    fn next_frame(
+        &mut self,
+        store: &crate::store::Store,
+        wire: &mut Wire,
+        epoch: u64,
+        sent: &mut u64,
+    ) -> Result<bool> {
+        let Some(f) = self.files.get(self.next) else {
+            return Ok(false);
+        };
+        if self.offset == 0 {
+            let m = CopyFile {
+                id: f.id,
+                size: f.size,
+                name: f.name.clone(),
+            };
+            wire.say(FrameKind::CopyFile, epoch, &m);
+        }
+        let mut area = store.area();
+        let file = area.file(f.id)?;
+        drop(area);
+        let data = file
+            .next_data(self.offset)
+            .map_err(|e| Error::io(format!("reading {}", f.name), &e))?;
+        let Some(range) = data.filter(|r| r.start < f.size) else {
+            *sent += f.size - self.offset.min(f.size);
+            self.next += 1;
+            self.offset = 0;
+            return Ok(true);
+        };
+        *sent += range.start - self.offset;
+        let n = (COPY_CHUNK as u64)
+            .min(range.end - range.start)
+            .min(f.size - range.start) as usize;
+        let got = file
+            .read_at(&mut self.buf[..n], range.start)
+            .map_err(|e| Error::io(format!("reading {}", f.name), &e))?;
+        if got < n {
+            return Err(Error::Damaged {
+                path: store.spec().dir.join(&f.name),
+                what: "it became shorter while it was copied".into(),
+            });
+        }
+        if self.buf[..n].iter().any(|b| *b != 0) {
+            let m = CopyData {
+                id: f.id as u64,
+                offset: range.start,
+                bytes: self.buf[..n].to_vec(),
+            };
+            wire.say(FrameKind::CopyData, epoch, &m);
+        }
+        *sent += n as u64;
+        self.offset = range.start + n as u64;
+        Ok(true)
+    }
+}
+
+/// Sends a whole copy from a mirror to an attaching primary; one frame a call.
+pub struct MirrorCopy(CopyOut);
+
+impl MirrorCopy {
+    /// Queues the copy's beginning. The store's area must stand still.
+    pub fn begin(store: &crate::store::Store, wire: &mut Wire, epoch: u64) -> MirrorCopy {
+        let lsn = store.applied();
+        let files: Vec<CatalogEntry> = store.area().files().cloned().collect();
+        let begin = CopyBegin {
+            volume_id: store.superblock().volume_id,
+            lsn,
+            files: files.len() as u32,
+            bytes: files.iter().map(|f| f.size).sum(),
+            history: store.history().entries().to_vec(),
+        };
+        wire.say(FrameKind::CopyBegin, epoch, &begin);
+        MirrorCopy(CopyOut::new(lsn, files))
+    }
+
+    /// Queues more. False once `CopyEnd` is queued.
+    pub fn pump(&mut self, store: &crate::store::Store, wire: &mut Wire, epoch: u64) -> Result<bool> {
+        let mut n = 0;
+        while wire.backlog() < COPY_BACKLOG {
+            if !self.0.next_frame(store, wire, epoch, &mut n)? {
+                wire.queue(FrameKind::CopyEnd, epoch, 0, 0, &[]);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

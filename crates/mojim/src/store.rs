@@ -1,0 +1,770 @@
+//! One node's copy of a volume: superblock, logs, data area.
+//!
+//! Owns recovery on open, the application of records, checkpoints, and the
+//! durable facts of views. Primary and mirror use it alike; what differs is
+//! who fills the logs and what counts as committed.
+//!
+//! Invariants:
+//! - 1 of DESIGN.md: a record reaches the data area only from a log at least
+//!   as durable, and only when committed (the caller passes the limit). Where
+//!   the log is memory, the boot id was made durable when the store was
+//!   opened, so a copy from another boot is discarded.
+//! - A log is released only after `sync` of the data area (unless the log is
+//!   memory) and a durable superblock say so, in this order.
+//! - After the first failed write or sync the store is poisoned: every call
+//!   that would make something durable returns that error.
+
+use std::any::Any;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
+
+use mojim_format::{CatalogEntry, Level, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
+use mojim_protocol::{History, Holding};
+
+use crate::area::{Area, replace_file, spill_path};
+use crate::config::MediumKind;
+use crate::env::{Env, File, OpenHow};
+use crate::error::{Context, Error, Result};
+use crate::log::{Found, Log, LogSpec, Survival};
+
+/// What a store is and where it lies.
+#[derive(Debug, Clone)]
+pub struct StoreSpec {
+    /// The cluster's name.
+    pub cluster: String,
+    /// The volume's name.
+    pub volume: String,
+    /// This node's name.
+    pub node: String,
+    /// The data files.
+    pub dir: PathBuf,
+    /// Superblock, catalogue, lock, spill files.
+    pub meta: PathBuf,
+    /// One log per lane.
+    pub logs: Vec<LogSpec>,
+}
+
+impl StoreSpec {
+    fn logs_hash(&self, align: u64) -> u32 {
+        let mut text = format!("{align}");
+        for l in &self.logs {
+            text += &format!("|{:?}|{}|{}", l.medium, l.path.display(), l.size);
+        }
+        crc32c(text.as_bytes()).max(1)
+    }
+}
+
+/// Mutations for the simulator: each breaks one invariant, and a test shows
+/// that the simulator notices. Always off in real use.
+#[derive(Debug, Default)]
+pub struct Mutations {
+    /// Invariant 1: records reach the data area before they are in the log.
+    pub apply_before_log: AtomicBool,
+    /// Invariant 2: the primary does not wait for the mirror.
+    pub ack_early: AtomicBool,
+    /// Invariant 6: a failed sync is taken for a success.
+    pub ignore_failed_sync: AtomicBool,
+}
+
+struct Applier {
+    cursors: Vec<u64>,
+    applied: u64,
+}
+
+struct SuperblockFile {
+    file: Arc<dyn File>,
+    now: Superblock,
+}
+
+/// One node's copy of a volume.
+pub struct Store {
+    env: Arc<dyn Env>,
+    spec: StoreSpec,
+    logs: Vec<Log>,
+    level: Level,
+    superblock: Mutex<SuperblockFile>,
+    history: RwLock<Arc<History>>,
+    area: Mutex<Area>,
+    applier: Mutex<Applier>,
+    applied: AtomicU64,
+    checkpoint: AtomicU64,
+    tail: AtomicU64,
+    frozen: AtomicBool,
+    poison: OnceLock<Error>,
+    /// Test-only switches.
+    pub mutations: Mutations,
+    _lock: Box<dyn Any + Send + Sync>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while holding one of these is a broken invariant; the data is
+    // not trusted less for it, since the store is poisoned by then.
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Reads the newer valid slot of a superblock file.
+pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>> {
+    let path = meta.join("superblock");
+    let file = match env.open(&path, OpenHow::default()) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        r => r.context(|| format!("opening {}", path.display()))?,
+    };
+    let mut b = vec![0u8; 2 * SUPERBLOCK_LEN];
+    let n = file
+        .read_at(&mut b, 0)
+        .context(|| format!("reading {}", path.display()))?;
+    let slots: Vec<_> = b[..n].chunks(SUPERBLOCK_LEN).map(Superblock::decode).collect();
+    let newest = slots.iter().flatten().max_by_key(|s| s.sequence).cloned();
+    match newest {
+        Some(s) => Ok(Some(s)),
+        None => Err(Error::Damaged {
+            path,
+            what: format!(
+                "no valid superblock ({}); restore it, or remove this node's copy of the volume to have it copied from the other node",
+                slots
+                    .into_iter()
+                    .find_map(|s| s.err())
+                    .map_or("the file is empty".to_owned(), |e| e.to_string())
+            ),
+        }),
+    }
+}
+
+impl Store {
+    /// Opens the copy, making what is missing, and recovers it: finds the
+    /// contiguous prefix of whole sync points in the logs. Nothing is applied
+    /// yet.
+    pub fn open(env: &Arc<dyn Env>, spec: StoreSpec) -> Result<Store> {
+        assert!(!spec.logs.is_empty());
+        let meta = spec.meta.clone();
+        env.create_dir_all(&meta)
+            .context(|| format!("making {}", meta.display()))?;
+        let lock_path = meta.join("lock");
+        let held = env.lock(&lock_path).map_err(|e| {
+            if e.kind() == std::io::ErrorKind::WouldBlock {
+                Error::Busy(format!(
+                    "volume {} on node {} is in use ({e})",
+                    spec.volume, spec.node
+                ))
+            } else {
+                Error::io(format!("locking {}", lock_path.display()), &e)
+            }
+        })?;
+        let align = Log::align_for(&**env, &spec.logs[0])?;
+        let hash = spec.logs_hash(align);
+        let sb_path = meta.join("superblock");
+        let mut sb = match read_superblock(&**env, &meta)? {
+            Some(sb) => {
+                let names = [
+                    ("cluster", &sb.cluster, &spec.cluster),
+                    ("volume", &sb.volume, &spec.volume),
+                    ("node", &sb.node, &spec.node),
+                ];
+                for (what, found, wanted) in names {
+                    if found != wanted {
+                        return Err(Error::Damaged {
+                            path: sb_path,
+                            what: format!("it belongs to {what} {found:?}, not {wanted:?}; give this node a directory of its own"),
+                        });
+                    }
+                }
+                sb
+            }
+            None => {
+                let sb = Superblock {
+                    sequence: 1,
+                    volume_id: 0,
+                    promised: 0,
+                    view: View::default(),
+                    checkpoint: 0,
+                    boot_id: [0; 16],
+                    incarnation: env.random(),
+                    state: State::Empty,
+                    log_size: spec.logs[0].size,
+                    align: align as u32,
+                    logs: 0,
+                    cluster: spec.cluster.clone(),
+                    volume: spec.volume.clone(),
+                    node: spec.node.clone(),
+                    starts: vec![0; spec.logs.len()],
+                    history: Vec::new(),
+                };
+                let mut b = sb.encode().to_vec();
+                b.resize(2 * SUPERBLOCK_LEN, 0);
+                b.rotate_right(SUPERBLOCK_LEN); // sequence 1 lies in slot 1
+                replace_file(&**env, &sb_path, &b)?;
+                sb
+            }
+        };
+        let file = env
+            .open(
+                &sb_path,
+                OpenHow {
+                    create: false,
+                    write: true,
+                    durable: false,
+                },
+            )
+            .context(|| format!("opening {}", sb_path.display()))?;
+
+        if sb.logs != 0 && sb.logs != hash {
+            return Err(Error::Config(format!(
+                "volume {} on node {}: its logs were configured otherwise when it was last used and still hold records. Start it once with the old `log` and `connections`, end it cleanly, then change them",
+                spec.volume, spec.node
+            )));
+        }
+        let mut lost = None;
+        let in_memory = spec.logs[0].medium == MediumKind::Dram;
+        let bound = sb.boot_id != [0; 16];
+        if in_memory && bound && sb.boot_id != env.boot_id() {
+            lost = Some("the machine was restarted, and its log was in memory");
+        }
+        if sb.logs == 0 {
+            // Clean: whatever lies in the logs is from before.
+            sb.starts = vec![0; spec.logs.len()];
+            sb.incarnation = env.random();
+            sb.log_size = spec.logs[0].size;
+            sb.align = align as u32;
+        }
+        let mut logs = Vec::new();
+        for (i, l) in spec.logs.iter().enumerate() {
+            if let Some(dir) = l.path.parent()
+                && l.medium == MediumKind::Disk
+            {
+                env.create_dir_all(dir)
+                    .context(|| format!("making {}", dir.display()))?;
+            }
+            if sb.logs != 0 && l.medium == MediumKind::Disk {
+                let len = env
+                    .open(&l.path, OpenHow::default())
+                    .and_then(|f| f.len())
+                    .unwrap_or(0);
+                if len != l.size {
+                    return Err(Error::Damaged {
+                        path: l.path.clone(),
+                        what: format!("the log is {len} bytes long, {} expected: it was removed or cut. Restore it, or remove this node's copy of the volume to have it copied from the other node", l.size),
+                    });
+                }
+            }
+            let (log, survival) = Log::open(
+                env,
+                l.clone(),
+                align,
+                sb.incarnation,
+                sb.starts[i],
+            )?;
+            if survival == Survival::Lost && sb.logs != 0 && lost.is_none() {
+                lost = Some("its log was in memory and is gone");
+            }
+            logs.push((log, survival));
+        }
+        if lost.is_some() {
+            // Discard; never serve (invariant 1). What it promised stays.
+            sb.state = State::Empty;
+            sb.incarnation = env.random();
+            sb.checkpoint = 0;
+            sb.history.clear();
+            sb.starts = vec![0; logs.len()];
+            for (i, slot) in logs.iter_mut().enumerate() {
+                // The memory of the old incarnation is not known any more.
+                *slot = Log::open(
+                    env,
+                    spec.logs[i].clone(),
+                    align,
+                    sb.incarnation,
+                    0,
+                )?;
+            }
+        }
+        if in_memory {
+            sb.boot_id = env.boot_id();
+        }
+        sb.logs = hash;
+        let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
+        let area = Area::open(env, &spec.dir, &meta, sb.volume_id);
+        let area = match (area, sb.state) {
+            (Ok(a), _) => a,
+            (Err(e), State::Whole) => return Err(e),
+            // It will be replaced by a copy, or made anew.
+            (Err(_), _) => Area::open(env, &spec.dir, &meta.join("none"), sb.volume_id)?,
+        };
+        let level = logs[0].0.level();
+        let (logs, survivals): (Vec<Log>, Vec<Survival>) = logs.into_iter().unzip();
+        let store = Store {
+            env: env.clone(),
+            level,
+            superblock: Mutex::new(SuperblockFile {
+                file,
+                now: sb.clone(),
+            }),
+            history: RwLock::new(Arc::new(history)),
+            area: Mutex::new(area),
+            applier: Mutex::new(Applier {
+                cursors: sb.starts.clone(),
+                applied: sb.checkpoint,
+            }),
+            applied: AtomicU64::new(sb.checkpoint),
+            checkpoint: AtomicU64::new(sb.checkpoint),
+            tail: AtomicU64::new(sb.checkpoint),
+            frozen: AtomicBool::new(false),
+            poison: OnceLock::new(),
+            mutations: Mutations::default(),
+            logs,
+            spec,
+            _lock: held,
+        };
+        // Durable before anything is appended or applied: the log's identity
+        // and, for a log in memory, the boot it belongs to.
+        store.update(|s| *s = Superblock { sequence: s.sequence, ..sb.clone() })?;
+        if sb.state == State::Whole {
+            store.recover(&sb, &survivals)?;
+        }
+        Ok(store)
+    }
+
+    fn recover(&self, sb: &Superblock, survivals: &[Survival]) -> Result<()> {
+        let history = self.history();
+        let mut all: Vec<Found> = Vec::new();
+        for (log, survival) in self.logs.iter().zip(survivals) {
+            all.extend(log.recover(sb.volume_id, &history, sb.checkpoint));
+            if *survival == Survival::Medium {
+                log.assume_persisted();
+            }
+        }
+        all.sort_by_key(|f| f.lsn);
+        let mut tail = sb.checkpoint;
+        for (i, f) in all.iter().enumerate() {
+            if f.lsn != sb.checkpoint + 1 + i as u64 {
+                break;
+            }
+            if f.end {
+                tail = f.lsn;
+            }
+        }
+        self.tail.store(tail, Release);
+        if all.is_empty() {
+            lock(&self.area).check_sizes()?;
+        }
+        Ok(())
+    }
+
+    /// This node's surroundings.
+    pub fn env(&self) -> &Arc<dyn Env> {
+        &self.env
+    }
+
+    /// What and where it is.
+    pub fn spec(&self) -> &StoreSpec {
+        &self.spec
+    }
+
+    /// The logs, one per lane.
+    pub fn logs(&self) -> &[Log] {
+        &self.logs
+    }
+
+    /// What `persist` of its logs gives.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Its epochs.
+    pub fn history(&self) -> Arc<History> {
+        self.history.read().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// The last LSN of the contiguous prefix that recovery found.
+    pub fn tail(&self) -> u64 {
+        self.tail.load(Acquire)
+    }
+
+    /// The LSN up to which the data area is current.
+    pub fn applied(&self) -> u64 {
+        self.applied.load(Acquire)
+    }
+
+    /// The LSN up to which the data area is durable.
+    pub fn checkpointed(&self) -> u64 {
+        self.checkpoint.load(Acquire)
+    }
+
+    /// The superblock as it stands on the disk.
+    pub fn superblock(&self) -> Superblock {
+        lock(&self.superblock).now.clone()
+    }
+
+    /// What this copy holds, for pairing. `tail` is given by who fills the logs.
+    pub fn holding(&self, tail: u64) -> Holding {
+        let sb = self.superblock();
+        Holding {
+            volume_id: sb.volume_id,
+            state: sb.state,
+            tail,
+            history: (*self.history()).clone(),
+        }
+    }
+
+    /// The data area.
+    pub fn area(&self) -> MutexGuard<'_, Area> {
+        lock(&self.area)
+    }
+
+    /// The error that poisoned this store, if one did.
+    pub fn poisoned(&self) -> Option<&Error> {
+        self.poison.get()
+    }
+
+    /// Fails if the store is poisoned.
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        match self.poison.get() {
+            None => Ok(()),
+            Some(e) => Err(e.clone()),
+        }
+    }
+
+    /// Remembers the first failure (invariant 6).
+    pub fn fail<T>(&self, r: Result<T>) -> Result<T> {
+        match r {
+            Ok(v) => Ok(v),
+            Err(e) => {
+                if self.mutations.ignore_failed_sync.load(Relaxed) {
+                    return Err(e);
+                }
+                let e = match e {
+                    Error::Poisoned(t) => Error::Poisoned(t),
+                    other => Error::Poisoned(other.to_string()),
+                };
+                Err(self.poison.get_or_init(|| e).clone())
+            }
+        }
+    }
+
+    /// Changes the superblock durably.
+    pub fn update(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
+        self.check()?;
+        let mut s = lock(&self.superblock);
+        let mut new = s.now.clone();
+        change(&mut new);
+        new.sequence = s.now.sequence + 1;
+        let at = (new.sequence % 2) * SUPERBLOCK_LEN as u64;
+        let wrote = s
+            .file
+            .write_at(&new.encode()[..], at)
+            .and_then(|()| s.file.sync())
+            .map_err(|e| {
+                Error::Poisoned(format!(
+                    "superblock {}: {e}",
+                    self.spec.meta.join("superblock").display()
+                ))
+            });
+        if wrote.is_err() && self.mutations.ignore_failed_sync.load(Relaxed) {
+            s.now = new;
+            return Ok(());
+        }
+        self.fail(wrote)?;
+        s.now = new;
+        Ok(())
+    }
+
+    /// Makes an empty copy the first copy of a new volume.
+    pub fn make_new(&self) -> Result<()> {
+        let id = self.env.random();
+        self.update(|s| {
+            s.volume_id = id;
+            s.state = State::Whole;
+            s.checkpoint = 0;
+        })?;
+        self.fail(lock(&self.area).load_begin(id))?;
+        self.reset_logs(0, &[])
+    }
+
+    /// Begins `epoch` on this node durably: the view, and the first LSN that
+    /// belongs to it.
+    pub fn begin_epoch(&self, epoch: u64, first_lsn: u64, view: View) -> Result<()> {
+        let mut h = (*self.history()).clone();
+        h.begin(epoch, first_lsn, self.checkpointed());
+        self.update(|s| {
+            s.promised = s.promised.max(epoch);
+            s.view = view;
+            s.history = h.entries().to_vec();
+        })?;
+        *self.history.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(h);
+        Ok(())
+    }
+
+    /// Takes over the primary's history and view (on the mirror, at the start
+    /// of a session).
+    pub fn follow(&self, history: History, view: View) -> Result<()> {
+        self.update(|s| {
+            s.promised = s.promised.max(view.epoch);
+            s.view = view;
+            s.history = history.entries().to_vec();
+        })?;
+        *self.history.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(history);
+        Ok(())
+    }
+
+    /// Promises not to accept anything of an epoch below `epoch` any more.
+    pub fn promise(&self, epoch: u64) -> Result<()> {
+        self.update(|s| s.promised = s.promised.max(epoch))
+    }
+
+    /// Drops every record above `keep` from the logs' heads. The caller sees
+    /// to it that their epoch is over (`begin_epoch` or `follow` with a later
+    /// epoch that begins at or before the first of them).
+    pub fn truncate(&self, keep: u64) {
+        let a = lock(&self.applier);
+        assert!(keep >= a.applied, "applied records are not dropped");
+        for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
+            let mut at = cursor;
+            while let Some((r, _, next)) = log.record(at) {
+                if r.header.lsn > keep {
+                    break;
+                }
+                at = next;
+            }
+            if at < log.head() {
+                log.rewind(at);
+            }
+        }
+        self.tail.store(keep, Release);
+    }
+
+    /// Where lane `lane`'s first record above `lsn` begins. Only for LSNs at
+    /// or above the checkpoint.
+    pub fn seek(&self, lane: usize, lsn: u64) -> u64 {
+        let log = &self.logs[lane];
+        let mut at = log.start();
+        while let Some((r, _, next)) = log.record(at) {
+            if r.header.lsn > lsn {
+                break;
+            }
+            at = next;
+        }
+        at
+    }
+
+    /// LSN of the last record in a lane's log and the part number that must
+    /// follow it; (0, 0) if the log is empty.
+    pub fn last_of(&self, lane: usize) -> (u64, u32) {
+        let log = &self.logs[lane];
+        let mut at = log.start();
+        let mut last = (0, 0);
+        while let Some((r, _, next)) = log.record(at) {
+            last = (
+                r.header.lsn,
+                if r.header.end { 0 } else { r.header.part + 1 },
+            );
+            at = next;
+        }
+        last
+    }
+
+    /// The oldest LSN that the logs still hold, or the one after the last.
+    pub fn oldest(&self) -> u64 {
+        self.checkpointed() + 1
+    }
+
+    /// Stops or allows the application of records (while a copy is read).
+    pub fn freeze(&self, on: bool) {
+        let _a = lock(&self.applier);
+        self.frozen.store(on, Release);
+    }
+
+    /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
+    /// records, and writes them out. Returns how far the data area now is.
+    pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
+        self.check()?;
+        let mut a = lock(&self.applier);
+        if self.frozen.load(Acquire) || a.applied >= limit {
+            return Ok(a.applied);
+        }
+        let mut area = lock(&self.area);
+        let mut left = bytes;
+        let meta = &self.spec.meta;
+        while a.applied < limit && left > 0 {
+            let Some((lane, at)) = self.find_next(&a) else {
+                break;
+            };
+            // The sync point's parts are consecutive on this lane; is the last one there?
+            let log = &self.logs[lane];
+            let (mut p, mut end) = (at, None);
+            while let Some((r, _, next)) = log.record(p) {
+                p = next;
+                if r.header.end {
+                    end = Some(r.header.lsn);
+                    break;
+                }
+            }
+            let Some(end) = end.filter(|e| *e <= limit) else {
+                break;
+            };
+            let mut p = at;
+            loop {
+                let (r, _, next) = log.record(p).expect("seen above");
+                left = left.saturating_sub(r.header.len as usize);
+                let done = area.apply(&r, meta);
+                self.fail(done)?;
+                p = next;
+                if r.header.lsn == end {
+                    break;
+                }
+            }
+            a.cursors[lane] = p;
+            a.applied = end;
+        }
+        let flushed = area.flush();
+        self.fail(flushed)?;
+        self.applied.store(a.applied, Release);
+        Ok(a.applied)
+    }
+
+    fn find_next(&self, a: &Applier) -> Option<(usize, u64)> {
+        let want = a.applied + 1;
+        self.logs.iter().enumerate().find_map(|(i, log)| {
+            let (r, at, _) = log.record(a.cursors[i])?;
+            (r.header.lsn == want).then_some((i, at))
+        })
+    }
+
+    /// Makes what was applied durable and releases its log space.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.check()?;
+        let a = lock(&self.applier);
+        if self.checkpointed() == a.applied {
+            return Ok(());
+        }
+        if self.level.is_persistent() {
+            let synced = lock(&self.area).sync();
+            if let Err(e) = synced
+                && !self.mutations.ignore_failed_sync.load(Relaxed)
+            {
+                return self.fail(Err(e));
+            }
+        }
+        self.update(|s| {
+            s.checkpoint = a.applied;
+            s.starts = a.cursors.clone();
+        })?;
+        self.checkpoint.store(a.applied, Release);
+        for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
+            log.release(cursor);
+        }
+        self.remove_spills(a.applied);
+        Ok(())
+    }
+
+    fn remove_spills(&self, to: u64) {
+        let Ok(names) = self.env.list(&self.spec.meta) else {
+            return;
+        };
+        for n in names {
+            let lsn = n
+                .to_str()
+                .and_then(|n| n.strip_prefix("spill."))
+                .and_then(|n| n.parse::<u64>().ok());
+            if lsn.is_some_and(|l| l <= to) {
+                // Left behind, it would only cost space until the next checkpoint.
+                let _ = self.env.remove(&self.spec.meta.join(n));
+            }
+        }
+    }
+
+    /// Opens a spill file for writing, empty.
+    pub fn spill_file(&self, lsn: u64) -> Result<Arc<dyn File>> {
+        let path = spill_path(&self.spec.meta, lsn);
+        let how = OpenHow {
+            create: true,
+            write: true,
+            durable: false,
+        };
+        self.env
+            .open(&path, how)
+            .context(|| format!("spill file {}", path.display()))
+    }
+
+    /// The largest part of any log in use, from 0 to 1.
+    pub fn fullness(&self) -> f64 {
+        self.logs
+            .iter()
+            .map(|l| (l.head() - l.start()) as f64 / l.size() as f64)
+            .fold(0.0, f64::max)
+    }
+
+    /// Everything up to the head of each lane made persistent.
+    pub fn persist_all(&self) -> Result<()> {
+        self.check()?;
+        for log in &self.logs {
+            let r = log.persist(log.head());
+            self.fail(r)?;
+        }
+        Ok(())
+    }
+
+    /// After everything is applied: makes it durable and says so, so that the
+    /// next start finds a copy that needs no log.
+    pub fn close_clean(&self, tail: u64) -> Result<()> {
+        assert_eq!(self.applied(), tail, "closed before everything was applied");
+        self.checkpoint()?;
+        let synced = lock(&self.area).sync();
+        self.fail(synced)?;
+        self.update(|s| {
+            s.boot_id = [0; 16];
+            s.logs = 0;
+        })?;
+        for log in &self.logs {
+            log.remove_ring();
+        }
+        Ok(())
+    }
+
+    fn reset_logs(&self, lsn: u64, history: &[mojim_format::EpochStart]) -> Result<()> {
+        let mut a = lock(&self.applier);
+        let starts: Vec<u64> = self.logs.iter().map(Log::head).collect();
+        self.update(|s| {
+            s.checkpoint = lsn;
+            s.starts = starts.clone();
+            s.history = history.to_vec();
+            s.state = State::Whole;
+        })?;
+        *self.history.write().unwrap_or_else(|e| e.into_inner()) =
+            Arc::new(History::from_entries(history).unwrap_or_default());
+        for (log, &s) in self.logs.iter().zip(&starts) {
+            log.release(s);
+        }
+        a.cursors = starts;
+        a.applied = lsn;
+        self.applied.store(lsn, Release);
+        self.checkpoint.store(lsn, Release);
+        self.tail.store(lsn, Release);
+        Ok(())
+    }
+
+    /// Begins to take a copy of another node's store. Until `load_end` the
+    /// copy counts as unusable, also after a crash.
+    pub fn load_begin(&self, volume_id: u64) -> Result<()> {
+        self.update(|s| {
+            s.state = State::Loading;
+            s.volume_id = volume_id;
+        })?;
+        self.fail(lock(&self.area).load_begin(volume_id))
+    }
+
+    /// One file of the copy.
+    pub fn load_file(&self, e: CatalogEntry) -> Result<()> {
+        lock(&self.area).load_file(e)
+    }
+
+    /// Bytes of the copy.
+    pub fn load_data(&self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
+        lock(&self.area).load_data(id, offset, bytes)
+    }
+
+    /// The copy is complete and is the result of the records up to `lsn`.
+    pub fn load_end(&self, lsn: u64, history: &History) -> Result<()> {
+        self.fail(lock(&self.area).load_end(lsn))?;
+        self.reset_logs(lsn, history.entries())
+    }
+}

@@ -1,0 +1,532 @@
+//! Tracking by userfaultfd write-protect in async mode and the `PAGEMAP_SCAN` ioctl.
+//!
+//! Source: DESIGN "What we build" (row 1) and "Known traps"; Linux
+//! `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst`. Needs Linux 6.7 and, without
+//! privilege, nothing more: UFFD_USER_MODE_ONLY.
+//!
+//! This file owns the kernel's structures and numbers (the installed headers may be older than the
+//! kernel), one userfaultfd per tracker, and one descriptor of `/proc/self/pagemap` per process.
+//!
+//! Invariants:
+//! 1. A page that is not write-protected in the page tables is a written one: the kernel's state
+//!    is the only state, except for the ranges of [`Marks`].
+//! 2. PM_SCAN_WP_MATCHING protects a page under the lock of its page table, in the same step that
+//!    reports it, and flushes the TLBs before the ioctl returns. So a store is either done by the
+//!    time the ioctl returns, through a page that is in the report, or it faults and its page is in
+//!    the next report.
+//! 3. PM_SCAN_CHECK_WPASYNC is always set: memory that is no longer tracked gives EPERM, never
+//!    "nothing written".
+//! 4. The descriptors belong to the memory of the process that opened them. A forked child never
+//!    uses them; it only closes its copy of the userfaultfd.
+//!
+//! Costs to know: arming fills the page tables of the whole range (8 bytes a page, WP_UNPOPULATED),
+//! so that a page read for the first time does not look written; a scan costs time by the resident
+//! page tables of its range, not by what was written.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
+
+use super::{Process, Tracker, check_range, push};
+
+// linux/userfaultfd.h
+const UFFD_USER_MODE_ONLY: u32 = 1;
+const UFFD_API: u64 = 0xAA;
+const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+const UFFD_FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
+const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
+const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
+const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1 << 0;
+
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioRange {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct UffdioRegister {
+    range: UffdioRange,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct UffdioWriteprotect {
+    range: UffdioRange,
+    mode: u64,
+}
+
+// linux/fs.h
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
+const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
+
+#[repr(C)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+#[repr(C)]
+struct PmScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+const _: () = assert!(size_of::<UffdioApi>() == 24);
+const _: () = assert!(size_of::<UffdioRange>() == 16);
+const _: () = assert!(size_of::<UffdioRegister>() == 32);
+const _: () = assert!(size_of::<UffdioWriteprotect>() == 24);
+const _: () = assert!(size_of::<PageRegion>() == 24);
+const _: () = assert!(size_of::<PmScanArg>() == 96);
+
+const UFFDIO_API: Opcode = opcode::read_write::<UffdioApi>(0xAA, 0x3F);
+const UFFDIO_REGISTER: Opcode = opcode::read_write::<UffdioRegister>(0xAA, 0x00);
+const UFFDIO_UNREGISTER: Opcode = opcode::read::<UffdioRange>(0xAA, 0x01);
+const UFFDIO_WRITEPROTECT: Opcode = opcode::read_write::<UffdioWriteprotect>(0xAA, 0x06);
+const PAGEMAP_SCAN: Opcode = opcode::read_write::<PmScanArg>(b'f', 16);
+
+/// One ioctl whose argument is a `T` that the kernel reads and may write; gives its return value.
+struct Call<'a, T> {
+    opcode: Opcode,
+    arg: &'a mut T,
+}
+
+// SAFETY: `as_ptr` points to a live `T`, exclusively borrowed; the opcode, made from the size of
+// `T`, tells the kernel how much of it to read and write. The output is the return value alone.
+unsafe impl<T> Ioctl for Call<'_, T> {
+    type Output = usize;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
+        std::ptr::from_mut(self.arg).cast()
+    }
+
+    unsafe fn output_from_ptr(
+        out: IoctlOutput,
+        _: *mut rustix::ffi::c_void,
+    ) -> rustix::io::Result<usize> {
+        usize::try_from(out).map_err(|_| Errno::RANGE)
+    }
+}
+
+/// # Safety
+/// `opcode` is one whose argument is a `T`, any pointers within which the kernel may follow.
+unsafe fn call<T>(fd: BorrowedFd<'_>, opcode: Opcode, arg: &mut T) -> rustix::io::Result<usize> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::ioctl::ioctl(fd, Call { opcode, arg }) }
+}
+
+/// The descriptor of `/proc/self/pagemap`: the [`Process`] that opened it in the upper half, the
+/// descriptor plus one in the lower. 0: none yet.
+///
+/// It is never closed. A forked child finds another process's number in it and opens its own, so
+/// the parent's number stays behind in the child (it is CLOEXEC). Lock free because of fork.
+static PAGEMAP: AtomicU64 = AtomicU64::new(0);
+
+fn pagemap(process: Process) -> io::Result<RawFd> {
+    loop {
+        let seen = PAGEMAP.load(Ordering::Acquire);
+        if seen != 0 && (seen >> 32) as u32 == process.0 {
+            return Ok((seen as u32 - 1) as RawFd);
+        }
+        let fresh = rustix::fs::open(
+            "/proc/self/pagemap",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
+        let packed = (u64::from(process.0) << 32) | (fresh.as_raw_fd() as u64 + 1);
+        if PAGEMAP
+            .compare_exchange(seen, packed, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+        {
+            return Ok(fresh.into_raw_fd());
+        }
+        // Another thread was faster: close ours, use its.
+    }
+}
+
+/// Ranges that count as written whatever the page tables say, from [`Tracker::mark`].
+///
+/// Empty but for the time after a failed sync point, so that a collect pays one load for it.
+#[derive(Default)]
+struct Marks {
+    any: AtomicBool,
+    /// Disjoint, ascending, never touching one another.
+    ranges: Mutex<Vec<Range<usize>>>,
+}
+
+impl Marks {
+    fn add(&self, range: Range<usize>) {
+        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        ranges.push(range);
+        unite(&mut ranges, 0);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Unites what is marked in `wanted` into `out[from..]`, and forgets it if `take`.
+    fn report(&self, wanted: Range<usize>, take: bool, out: &mut Vec<Range<usize>>, from: usize) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let scanned = out.len();
+        for range in ranges.iter() {
+            let part = range.start.max(wanted.start)..range.end.min(wanted.end);
+            if !part.is_empty() {
+                out.push(part);
+            }
+        }
+        if out.len() == scanned {
+            return;
+        }
+        unite(out, from);
+        if take {
+            let old = std::mem::take(&mut *ranges);
+            for range in old {
+                let before = range.start..range.end.min(wanted.start);
+                let after = range.start.max(wanted.end)..range.end;
+                ranges.extend([before, after].into_iter().filter(|r| !r.is_empty()));
+            }
+            self.any.store(!ranges.is_empty(), Ordering::Release);
+        }
+    }
+}
+
+/// Sorts `ranges[from..]` and merges what overlaps or touches.
+fn unite(ranges: &mut Vec<Range<usize>>, from: usize) {
+    ranges[from..].sort_unstable_by_key(|r| r.start);
+    let mut kept = from;
+    for i in from + 1..ranges.len() {
+        let next = ranges[i].clone();
+        let last = &mut ranges[kept];
+        if next.start <= last.end {
+            last.end = last.end.max(next.end);
+        } else {
+            kept += 1;
+            ranges[kept] = next;
+        }
+    }
+    ranges.truncate(kept + 1);
+}
+
+struct Uffd {
+    base: usize,
+    len: usize,
+    process: Process,
+    fd: OwnedFd,
+    pagemap: RawFd,
+    marks: Marks,
+}
+
+/// # Safety
+/// As [`super::attach`].
+pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Tracker>> {
+    let process = Process::current()?;
+    let pagemap = pagemap(process)?;
+    let flags = UserfaultfdFlags::CLOEXEC
+        | UserfaultfdFlags::NONBLOCK
+        | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
+    // SAFETY: the descriptor is used for write-protect in async mode only, on a range that the
+    // caller handed over; it changes when a page is writable, never what it holds.
+    let fd = unsafe { rustix::mm::userfaultfd(flags)? };
+    let mut api = UffdioApi {
+        api: UFFD_API,
+        features: UFFD_FEATURE_WP_ASYNC
+            | UFFD_FEATURE_WP_UNPOPULATED
+            | UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+        ioctls: 0,
+    };
+    // SAFETY: the argument of UFFDIO_API is a UffdioApi.
+    unsafe { call(fd.as_fd(), UFFDIO_API, &mut api)? };
+    let mut register = UffdioRegister {
+        range: UffdioRange {
+            start: base as u64,
+            len: len as u64,
+        },
+        mode: UFFDIO_REGISTER_MODE_WP,
+        ioctls: 0,
+    };
+    // SAFETY: the argument of UFFDIO_REGISTER is a UffdioRegister; the range is the caller's.
+    unsafe { call(fd.as_fd(), UFFDIO_REGISTER, &mut register)? };
+    let tracker = Uffd {
+        base,
+        len,
+        process,
+        fd,
+        pagemap,
+        marks: Marks::default(),
+    };
+    // From here on dropping `tracker` undoes the registration.
+    let mut arm = UffdioWriteprotect {
+        range: UffdioRange {
+            start: base as u64,
+            len: len as u64,
+        },
+        mode: UFFDIO_WRITEPROTECT_MODE_WP,
+    };
+    loop {
+        // SAFETY: the argument of UFFDIO_WRITEPROTECT is a UffdioWriteprotect.
+        match unsafe { call(tracker.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arm) } {
+            Ok(_) => return Ok(Box::new(tracker)),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+impl Uffd {
+    fn scan(
+        &self,
+        start: usize,
+        end: usize,
+        rearm: bool,
+        out: &mut Vec<Range<usize>>,
+    ) -> io::Result<()> {
+        // The kernel allocates a vector of up to 512 entries for each call: ask for few at first.
+        const FIRST: usize = 32;
+        const MORE: usize = 512;
+        let from = out.len();
+        let stop = (self.base + end) as u64;
+        let mut at = (self.base + start) as u64;
+        let mut few = [const { MaybeUninit::<PageRegion>::uninit() }; FIRST];
+        at = self.scan_into(at, stop, rearm, &mut few, out, from)?;
+        if at < stop {
+            let mut many = [const { MaybeUninit::<PageRegion>::uninit() }; MORE];
+            while at < stop {
+                at = self.scan_into(at, stop, rearm, &mut many, out, from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One PAGEMAP_SCAN from `at`; gives the address where it ended.
+    #[inline]
+    fn scan_into(
+        &self,
+        at: u64,
+        stop: u64,
+        rearm: bool,
+        regions: &mut [MaybeUninit<PageRegion>],
+        out: &mut Vec<Range<usize>>,
+        from: usize,
+    ) -> io::Result<u64> {
+        let mut arg = PmScanArg {
+            size: size_of::<PmScanArg>() as u64,
+            flags: PM_SCAN_CHECK_WPASYNC | if rearm { PM_SCAN_WP_MATCHING } else { 0 },
+            start: at,
+            end: stop,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            // Exactly this mask in both, and no others, takes the kernel's fast path.
+            category_mask: PAGE_IS_WRITTEN,
+            category_anyof_mask: 0,
+            return_mask: PAGE_IS_WRITTEN,
+        };
+        // SAFETY: the descriptor is never closed by us, and open in this process (checked by the
+        // caller). The argument of PAGEMAP_SCAN is a PmScanArg, whose vec and vec_len are those of
+        // `regions`; protecting pages of the range changes no contents.
+        let found = unsafe {
+            let pagemap = BorrowedFd::borrow_raw(self.pagemap);
+            call(pagemap, PAGEMAP_SCAN, &mut arg)?
+        };
+        if arg.walk_end <= at || arg.walk_end > stop || found > regions.len() {
+            // Not a kernel that we know, or not a pagemap any more.
+            return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
+        }
+        for region in &regions[..found] {
+            // SAFETY: the kernel filled the first `found` entries.
+            let region = unsafe { region.assume_init_ref() };
+            let start = region.start as usize - self.base;
+            push(out, from, start..region.end as usize - self.base);
+        }
+        Ok(arg.walk_end)
+    }
+}
+
+impl Tracker for Uffd {
+    fn collect(
+        &self,
+        start: usize,
+        end: usize,
+        rearm: bool,
+        out: &mut Vec<Range<usize>>,
+    ) -> io::Result<()> {
+        check_range(start, end, self.len)?;
+        self.process.check()?;
+        if start == end {
+            return Ok(());
+        }
+        let from = out.len();
+        if let Err(e) = self.scan(start, end, rearm, out) {
+            out.truncate(from);
+            if rearm {
+                // Some pages may be protected again without having been reported.
+                self.marks.add(start..end);
+            }
+            return Err(e);
+        }
+        self.marks.report(start..end, rearm, out, from);
+        Ok(())
+    }
+
+    fn mark(&self, start: usize, end: usize) {
+        // In a forked child the lock may be held by a thread that is not there.
+        if !self.process.is_current() {
+            return;
+        }
+        let page = rustix::param::page_size();
+        let start = start & !(page - 1);
+        let end = end.min(self.len).next_multiple_of(page);
+        if start < end {
+            self.marks.add(start..end);
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        "uffd"
+    }
+}
+
+impl Drop for Uffd {
+    fn drop(&mut self) {
+        // In a forked child the descriptor stands for the parent's memory: only close it. In the
+        // parent closing is not enough, since children may hold copies.
+        if self.process.is_current() {
+            let mut range = UffdioRange {
+                start: self.base as u64,
+                len: self.len as u64,
+            };
+            // SAFETY: the argument of UFFDIO_UNREGISTER is a UffdioRange. The range is still
+            // mapped (the promise of attach); its pages become ordinary ones.
+            let _ = unsafe { call(self.fd.as_fd(), UFFDIO_UNREGISTER, &mut range) };
+        }
+    }
+}
+
+/// True when this kernel can do userfaultfd WP_ASYNC and PAGEMAP_SCAN on a private file mapping.
+///
+/// Found out by really tracking one page of a small memfd, once; then remembered.
+pub fn uffd_available() -> bool {
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    match KNOWN.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            // Two threads may both probe; they find the same.
+            let yes = probe().unwrap_or(false);
+            KNOWN.store(if yes { YES } else { NO }, Ordering::Relaxed);
+            yes
+        }
+        known => known == YES,
+    }
+}
+
+fn probe() -> io::Result<bool> {
+    let page = rustix::param::page_size();
+    let len = 3 * page;
+    let file = rustix::fs::memfd_create("mojim-probe", rustix::fs::MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&file, len as u64)?;
+    // SAFETY: a fresh mapping at an address that the kernel chooses, of a file that nobody else
+    // has; it is unmapped below, after the tracker is gone.
+    unsafe {
+        let base = rustix::mm::mmap(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+            &file,
+            0,
+        )?;
+        let found = probe_mapping(base.cast(), page);
+        rustix::mm::munmap(base, len)?;
+        found
+    }
+}
+
+/// # Safety
+/// `base` is a fresh private mapping of three pages that nothing else uses.
+unsafe fn probe_mapping(base: *mut u8, page: usize) -> io::Result<bool> {
+    let mut found = Vec::new();
+    // SAFETY: the caller's promise; the tracker is dropped before the function returns.
+    unsafe {
+        let tracker = attach(base as usize, 3 * page)?;
+        base.read_volatile();
+        tracker.collect(0, 3 * page, true, &mut found)?;
+        let clean = found.is_empty();
+        base.add(page).write_volatile(1);
+        tracker.collect(0, 3 * page, true, &mut found)?;
+        let exact = found.pop() == Some(page..2 * page) && found.is_empty();
+        tracker.collect(0, 3 * page, true, &mut found)?;
+        Ok(clean && exact && found.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_the_kernels() {
+        // The values of the generic ioctl encoding (x86-64, aarch64, riscv64).
+        assert_eq!(UFFDIO_API, 0xC018_AA3F);
+        assert_eq!(UFFDIO_REGISTER, 0xC020_AA00);
+        assert_eq!(UFFDIO_UNREGISTER, 0x8010_AA01);
+        assert_eq!(UFFDIO_WRITEPROTECT, 0xC018_AA06);
+        assert_eq!(PAGEMAP_SCAN, 0xC060_6610);
+    }
+
+    #[test]
+    fn marks_unite_and_are_taken_in_part() {
+        let marks = Marks::default();
+        marks.add(40..50);
+        marks.add(10..20);
+        marks.add(20..30);
+        let mut out = vec![5..6, 12..14, 30..35];
+        marks.report(15..45, true, &mut out, 1);
+        assert_eq!(out, [5..6, 12..14, 15..35, 40..45]);
+        assert_eq!(*marks.ranges.lock().unwrap(), [10..15, 45..50]);
+        out.clear();
+        marks.report(0..100, false, &mut out, 0);
+        assert_eq!(out, [10..15, 45..50]);
+        out.clear();
+        marks.report(0..100, true, &mut out, 0);
+        assert_eq!(out, [10..15, 45..50]);
+        assert!(!marks.any.load(Ordering::Relaxed));
+    }
+}

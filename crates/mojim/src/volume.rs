@@ -1,0 +1,1020 @@
+//! The attached volume: what a program uses.
+//!
+//! Owns the attachment of one process to one volume as its primary, the table
+//! of mapped regions, and the two background threads (link, checkpoint). Turns
+//! addresses into extents and name-space changes into records.
+//!
+//! Thread rules: every call may be made from any thread. The ranges of a sync
+//! point must not be stored to while it runs, or the bytes of those stores may
+//! be committed in part (Mojim 3.1 leaves synchronisation to the program).
+//!
+//! Invariants:
+//! - A name-space change is committed and applied before its call returns.
+//! - What a failed sync point had collected counts as changed again.
+//! - In a forked child nothing can be committed.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mojim_format::catalog::valid_file_name;
+use mojim_format::{Level, State};
+use mojim_protocol::AckRule;
+
+use crate::config::{Config, Mode, Node, Rounding, Volume as VolumeConfig};
+use crate::env::Env;
+use crate::error::{Context, Error, Result};
+use crate::layout;
+use crate::os::Os;
+use crate::primary::{Piece, Primary};
+use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
+use crate::session::Session;
+use crate::store::Store;
+
+/// How a region is mapped: flags of [`Volume::map`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MapFlags {
+    /// Make the file if it is not there.
+    pub create: bool,
+    /// What is not committed at unmap or exit is discarded (FAMS 3.1,
+    /// `MAP_ATOMIC`); without it, both are sync points.
+    pub atomic: bool,
+    /// No stores.
+    pub read_only: bool,
+    /// Byte offset in the file, a multiple of the page size.
+    pub offset: u64,
+    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0.
+    pub fixed_at: usize,
+}
+
+/// Where the bytes of a sync point are (X11).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyReport {
+    /// The node.
+    pub node: String,
+    /// How safe they are there; `None` where they are not, or not known to be.
+    pub level: Option<Level>,
+}
+
+/// A mapped region: a pointer and a length, valid until it is unmapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapping {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: a pointer and a length; what is done with them is the program's affair.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+pub(crate) struct Inner {
+    pub(crate) config: Config,
+    pub(crate) volume: VolumeConfig,
+    pub(crate) node: Node,
+    pub(crate) primary: Arc<Primary>,
+    env: Arc<dyn Env>,
+    stop: AtomicBool,
+    detached: AtomicBool,
+    /// One name-space change at a time.
+    names: Mutex<()>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A volume to which this process is attached as primary.
+///
+/// Cheap to clone; the volume stays attached until [`Volume::detach`] or the
+/// end of the process. Dropping it neither commits nor detaches.
+#[derive(Clone)]
+pub struct Volume(pub(crate) Arc<Inner>);
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The process's table of regions, ascending by address. Read without a lock;
+/// an old table is kept, so that a reader never sees it freed.
+struct Table {
+    now: AtomicPtr<Vec<Arc<Mapped>>>,
+    change: Mutex<Vec<usize>>,
+}
+
+struct Mapped {
+    region: Region,
+    volume: Arc<Inner>,
+}
+
+static TABLE: Table = Table {
+    now: AtomicPtr::new(std::ptr::null_mut()),
+    change: Mutex::new(Vec::new()),
+};
+
+/// Set in a forked child: its memory is a copy that must not be committed.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn after_fork_in_child() {
+    FORKED.store(true, SeqCst);
+}
+
+fn watch_forks() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: registers a handler that only stores to an atomic.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    });
+}
+
+impl Table {
+    fn regions(&self) -> &[Arc<Mapped>] {
+        let p = self.now.load(Acquire);
+        if p.is_null() {
+            return &[];
+        }
+        // SAFETY: published tables are never freed.
+        unsafe { &*p }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Vec<Arc<Mapped>>)) {
+        let mut old = lock(&self.change);
+        let mut new = self.regions().to_vec();
+        change(&mut new);
+        new.sort_by_key(|m| m.region.span().start);
+        let p = Box::into_raw(Box::new(new));
+        let before = self.now.swap(p, AcqRel);
+        // Kept reachable, for leak checkers; maps are rare, tables small.
+        old.push(before as usize);
+    }
+
+    #[inline]
+    fn find(&self, addr: usize) -> Option<&Arc<Mapped>> {
+        let all = self.regions();
+        let i = all.partition_point(|m| m.region.span().start <= addr);
+        let m = all.get(i.checked_sub(1)?)?;
+        (addr < m.region.span().end).then_some(m)
+    }
+}
+
+thread_local! {
+    static LAST_LSN: Cell<u64> = const { Cell::new(0) };
+    static RANGES: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// LSN of the calling thread's last successful sync point; 0 before the first.
+pub fn last_lsn() -> u64 {
+    LAST_LSN.with(Cell::get)
+}
+
+fn check_fork() -> Result<()> {
+    if FORKED.load(Relaxed) {
+        return Err(Error::Unsupported(
+            "this process was forked from the one that attached: its memory is a copy and cannot be committed; attach after the fork".into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether `addr` lies in a region.
+pub fn is_region(addr: usize) -> bool {
+    TABLE.find(addr).is_some()
+}
+
+impl Volume {
+    /// Attaches this process to a volume as its primary, on node `node`.
+    ///
+    /// Reads the configuration at `config`; `volume` may be left out where it
+    /// has only one. Recovers the node's copy, takes a new epoch, agrees with
+    /// the mirror (in the modes that have one) and adopts what it holds.
+    ///
+    /// # Errors
+    /// `Busy` if another process is attached; `Stale` if another node is
+    /// primary; `Timeout` if the mirror does not answer; `Config`, `Damaged`,
+    /// `Io` as their names say.
+    pub fn attach(config: &Path, node: &str, volume: Option<&str>) -> Result<Volume> {
+        let config = Config::load(config).map_err(|e| Error::Config(e.to_string()))?;
+        Volume::attach_with(&config, node, volume, |_, _| {})
+    }
+
+    /// The same with a configuration in memory; `progress` is called with
+    /// bytes done and in all while a whole copy is made.
+    pub fn attach_with(
+        config: &Config,
+        node: &str,
+        volume: Option<&str>,
+        mut progress: impl FnMut(u64, u64),
+    ) -> Result<Volume> {
+        check_fork()?;
+        watch_forks();
+        let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
+        let volume = config.volume(volume).map_err(wrong)?.clone();
+        let node = config.node(node).map_err(wrong)?.clone();
+        config.check_media(&node.name).map_err(wrong)?;
+        if volume.primary != node.name && volume.mirror.as_ref() != Some(&node.name) {
+            return Err(Error::Invalid(format!(
+                "node {} does not hold volume {}: its nodes are {}{}",
+                node.name,
+                volume.name,
+                volume.primary,
+                volume
+                    .mirror
+                    .as_ref()
+                    .map(|m| format!(" and {m}"))
+                    .unwrap_or_default()
+            )));
+        }
+        let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
+        let store = Self::open_store(config, &node, &volume, &env)?;
+        let sb = store.superblock();
+        let mine = if sb.view.epoch == 0 {
+            volume.primary == node.name
+        } else {
+            sb.view.primary == node.name
+        };
+        if !mine {
+            return Err(Error::Stale(format!(
+                "node {} is not the primary of volume {}: {} is{}. Run the program there, or `mojim promote` this node if that one is dead",
+                node.name,
+                volume.name,
+                if sb.view.epoch == 0 { &volume.primary } else { &sb.view.primary },
+                if sb.view.epoch == 0 { String::new() } else { format!(", since epoch {}", sb.view.epoch) },
+            )));
+        }
+        if sb.state == State::Whole && store.poisoned().is_none() {
+            store.area().find(""); // the area is open
+        }
+        let store = Arc::new(store);
+        let primary = Arc::new(Primary::new(
+            store.clone(),
+            layout::primary(config, &node, &volume),
+        ));
+        let session = match layout::peer(config, &node, &volume) {
+            None => {
+                Self::begin_unreplicated(&primary, &node.name)?;
+                None
+            }
+            Some(peer) => {
+                let mut s = Session::attach(primary.clone(), &node.name, peer);
+                Self::wait_attached(&mut s, &primary, &volume, &mut progress)?;
+                Some(s)
+            }
+        };
+        store.area().check_sizes()?;
+        let inner = Arc::new(Inner {
+            config: config.clone(),
+            volume,
+            node,
+            primary,
+            env,
+            stop: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
+            names: Mutex::new(()),
+            threads: Mutex::new(Vec::new()),
+        });
+        inner.start_threads(session)?;
+        Ok(Volume(inner))
+    }
+
+    /// A node daemon holds the lock for a moment while it looks after the
+    /// ring of a program that died.
+    fn open_store(
+        config: &Config,
+        node: &Node,
+        volume: &VolumeConfig,
+        env: &Arc<dyn Env>,
+    ) -> Result<Store> {
+        let start = env.now();
+        loop {
+            match Store::open(env, layout::store(config, node, volume)) {
+                Err(Error::Busy(e)) => {
+                    if env.now() - start > Duration::from_secs(1) {
+                        return Err(Error::Busy(format!(
+                            "{e}; only one process can be attached as primary"
+                        )));
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                r => return r,
+            }
+        }
+    }
+
+    fn begin_unreplicated(primary: &Primary, me: &str) -> Result<()> {
+        let store = &primary.store;
+        if store.superblock().state == State::Loading {
+            return Err(Error::Invalid(
+                "this node's copy was being replaced by another node's when that was interrupted; configure the mirror again, or restore it".into(),
+            ));
+        }
+        if store.superblock().state == State::Empty {
+            store.make_new()?;
+        }
+        let sb = store.superblock();
+        let epoch = sb.promised.max(sb.view.epoch) + 1;
+        let tail = primary.begin(
+            epoch,
+            mojim_format::View {
+                epoch,
+                primary: me.to_owned(),
+                mirror: String::new(),
+            },
+        )?;
+        primary.set_rule(AckRule::LOCAL);
+        while store.apply(tail, 1 << 20)? < tail {}
+        primary.ready.store(true, Release);
+        Ok(())
+    }
+
+    fn wait_attached(
+        s: &mut Session,
+        primary: &Primary,
+        volume: &VolumeConfig,
+        progress: &mut impl FnMut(u64, u64),
+    ) -> Result<()> {
+        let env = primary.store.env().clone();
+        let sb = primary.store.superblock();
+        // Alone by its last view, or not bound to wait for the mirror.
+        let may_go_alone = sb.state == State::Whole
+            && sb.view.epoch > 0
+            && (sb.view.mirror.is_empty() || volume.mode == Mode::Async)
+            || sb.view.epoch == 0 && volume.mode == Mode::Async;
+        let limit = if may_go_alone {
+            Duration::from_millis(500)
+        } else {
+            (volume.resend_timeout * volume.resend_attempts).max(Duration::from_secs(5))
+        };
+        let mut since = env.now();
+        let mut copied = 0;
+        while !primary.ready.load(Acquire) {
+            let moved = s.step();
+            for lane in 0..primary.lanes.len() {
+                primary.drive(lane)?;
+            }
+            if let Some(e) = s.fatal() {
+                return Err(e.clone());
+            }
+            primary.store.check()?;
+            let now = env.now();
+            if s.copied.0 != copied {
+                copied = s.copied.0;
+                progress(copied, s.copied.1);
+                since = now;
+            }
+            if now - since > limit && !s.is_active() {
+                if may_go_alone {
+                    s.go_alone()?;
+                    let tail = primary.store.tail();
+                    while primary.store.apply(tail, 1 << 20)? < tail {}
+                    return Ok(());
+                }
+                return Err(Error::Timeout(format!(
+                    "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`, or, if it is dead, promote this node",
+                    volume.name,
+                    volume.mirror.as_deref().unwrap_or(""),
+                    s.last_error.as_deref().unwrap_or("no answer")
+                )));
+            }
+            if !moved {
+                match s.conn() {
+                    Some(c) => {
+                        let _ = c.wait(false, Duration::from_millis(1));
+                    }
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume's name.
+    pub fn name(&self) -> &str {
+        &self.0.volume.name
+    }
+
+    /// The directory whose files are this volume's.
+    pub fn directory(&self) -> std::path::PathBuf {
+        layout::data_dir(&self.0.node, &self.0.volume.name)
+    }
+
+    /// Names and sizes of the volume's files.
+    pub fn files(&self) -> Vec<(String, u64)> {
+        self.0
+            .primary
+            .store
+            .area()
+            .files()
+            .map(|f| (f.name.clone(), f.size))
+            .collect()
+    }
+
+    /// Size of a file in bytes, if it is there.
+    pub fn size(&self, file: &str) -> Option<u64> {
+        self.0.primary.store.area().find(file).map(|f| f.size)
+    }
+
+    /// Maps a file, or a part of it. `len` 0 means up to its end. A mapping
+    /// beyond the end of the file grows it (the new size is a record).
+    pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        check_fork()?;
+        let inner = &self.0;
+        inner.check_attached()?;
+        let page = rustix::param::page_size() as u64;
+        if flags.offset % page != 0 {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: offset {} is not a multiple of the page size {page}",
+                flags.offset
+            )));
+        }
+        let _names = lock(&inner.names);
+        let (id, size) = inner.find_or_create(file, flags.create)?;
+        let len = if len == 0 {
+            usize::try_from(size.saturating_sub(flags.offset)).unwrap_or(usize::MAX)
+        } else {
+            len
+        };
+        if len == 0 {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: it is empty there; give a length"
+            )));
+        }
+        let end = flags
+            .offset
+            .checked_add(len as u64)
+            .filter(|e| *e <= i64::MAX as u64)
+            .ok_or_else(|| Error::Invalid(format!("mapping {file}: {len} bytes are too many")))?;
+        let span = flags.offset..end.next_multiple_of(page);
+        for m in TABLE.regions() {
+            let r = &m.region;
+            if Arc::ptr_eq(&m.volume, inner)
+                && r.file == id
+                && r.offset < span.end
+                && span.start < (r.offset + r.copy.len() as u64).next_multiple_of(page)
+            {
+                return Err(Error::Busy(format!(
+                    "{file} is mapped already at {:#x}: with a private working copy two mappings of the same bytes would not see each other's stores",
+                    r.span().start
+                )));
+            }
+        }
+        if end > size {
+            if flags.read_only {
+                return Err(Error::Invalid(format!(
+                    "mapping {file}: {end} bytes, but it has {size}; a read-only mapping does not grow it"
+                )));
+            }
+            inner.change_names(&[Piece::Resize {
+                file: id,
+                size: end,
+            }])?;
+        }
+        let data = inner.primary.store.area().file(id)?;
+        let copy = Private::map(
+            &data,
+            len,
+            MapOptions {
+                at: (flags.fixed_at != 0).then_some(flags.fixed_at),
+                fixed: flags.fixed_at != 0,
+                write: !flags.read_only,
+                offset: flags.offset,
+            },
+            inner.volume.tracker,
+        )?;
+        let mapping = Mapping {
+            ptr: copy.base(),
+            len,
+        };
+        let region = Region {
+            copy: Box::new(copy),
+            file: id,
+            name: file.to_owned(),
+            offset: flags.offset,
+            atomic: flags.atomic,
+            write: !flags.read_only,
+        };
+        let mapped = Arc::new(Mapped {
+            region,
+            volume: inner.clone(),
+        });
+        TABLE.update(|t| t.push(mapped));
+        Ok(mapping)
+    }
+
+    /// Sets a file's size. Pages of a mapping beyond the new end must not be
+    /// touched any more, as with any file.
+    pub fn truncate(&self, file: &str, size: u64) -> Result<()> {
+        check_fork()?;
+        self.0.check_attached()?;
+        if size > i64::MAX as u64 {
+            return Err(Error::Invalid(format!("{file}: {size} bytes are too many")));
+        }
+        let _names = lock(&self.0.names);
+        let (id, old) = self.0.find_or_create(file, false)?;
+        if old == size {
+            return Ok(());
+        }
+        self.0.change_names(&[Piece::Resize { file: id, size }])
+    }
+
+    /// Makes an empty file. True if it was not there.
+    pub fn create(&self, file: &str) -> Result<bool> {
+        check_fork()?;
+        self.0.check_attached()?;
+        let _names = lock(&self.0.names);
+        let there = self.0.primary.store.area().find(file).is_some();
+        self.0.find_or_create(file, true)?;
+        Ok(!there)
+    }
+
+    /// Removes a file. Fails while it is mapped.
+    pub fn remove(&self, file: &str) -> Result<()> {
+        check_fork()?;
+        self.0.check_attached()?;
+        let _names = lock(&self.0.names);
+        let (id, _) = self.0.find_or_create(file, false)?;
+        self.0.refuse_mapped(id, file)?;
+        self.0.change_names(&[Piece::Remove { file: id }])
+    }
+
+    /// Gives a file another name, replacing a file of that name.
+    pub fn rename(&self, from: &str, to: &str) -> Result<()> {
+        check_fork()?;
+        self.0.check_attached()?;
+        if !valid_file_name(to) {
+            return Err(Error::Invalid(format!("{to:?} cannot name a file of a volume")));
+        }
+        let _names = lock(&self.0.names);
+        let (id, _) = self.0.find_or_create(from, false)?;
+        if let Some(old) = self.0.primary.store.area().find(to).map(|f| f.id) {
+            self.0.refuse_mapped(old, to)?;
+        }
+        self.0.change_names(&[Piece::Rename { file: id, name: to }])
+    }
+
+    /// Waits until everything up to `lsn` is committed by the mode's rule.
+    pub fn wait(&self, lsn: u64) -> Result<()> {
+        check_fork()?;
+        if lsn > self.0.primary.last() {
+            return Err(Error::Invalid(format!(
+                "LSN {lsn} was not given out yet; the last is {}",
+                self.0.primary.last()
+            )));
+        }
+        self.0.primary.wait(lsn, 0)
+    }
+
+    /// Which node has `lsn`, and how safe it is there.
+    pub fn copies(&self, lsn: u64) -> Vec<CopyReport> {
+        let (own, mirror) = self.0.primary.copies(lsn);
+        let mut out = vec![CopyReport {
+            node: self.0.node.name.clone(),
+            level: own,
+        }];
+        if let Some(p) = self.0.config.peer_of(&self.0.volume, &self.0.node.name) {
+            out.push(CopyReport {
+                node: p.name.clone(),
+                level: mirror,
+            });
+        }
+        out
+    }
+
+    /// The epoch of this attachment.
+    pub fn epoch(&self) -> u64 {
+        self.0.primary.epoch()
+    }
+
+    /// Ends the attachment: regions are committed (those without
+    /// `MAP_ATOMIC`) and unmapped, what was acknowledged is drained to the
+    /// mirror and to this node's data area. Fails, and stays attached, if
+    /// something could not be committed.
+    pub fn detach(&self) -> Result<()> {
+        check_fork()?;
+        let inner = &self.0;
+        inner.check_attached()?;
+        let mine: Vec<Arc<Mapped>> = TABLE
+            .regions()
+            .iter()
+            .filter(|m| Arc::ptr_eq(&m.volume, inner))
+            .cloned()
+            .collect();
+        for m in &mine {
+            if !m.region.atomic {
+                sync_range(m, m.region.span())?;
+            }
+        }
+        for m in &mine {
+            unmap_region(m)?;
+        }
+        inner.close()
+    }
+}
+
+impl Inner {
+    fn check_attached(&self) -> Result<()> {
+        if self.detached.load(Acquire) {
+            return Err(Error::Invalid("this volume is not attached any more".into()));
+        }
+        Ok(())
+    }
+
+    /// Stops the threads and leaves the copy clean, if all is committed.
+    fn close(&self) -> Result<()> {
+        if self.detached.swap(true, AcqRel) {
+            return Ok(());
+        }
+        let p = &self.primary;
+        let last = p.last();
+        let waited = if last > 0 { p.wait(last, 0) } else { Ok(()) };
+        // In `async` the mirror is given the time of one patience to follow.
+        let patience = self.volume.resend_timeout * self.volume.resend_attempts;
+        let start = self.env.now();
+        while self.volume.mode == Mode::Async
+            && p.link_up.load(Acquire)
+            && p.acked.get() < last
+            && self.env.now() - start < patience.max(Duration::from_secs(1))
+        {
+            p.link_work.notify();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.stop.store(true, SeqCst);
+        p.link_work.notify();
+        p.checkpoint_work.notify();
+        for t in lock(&self.threads).drain(..) {
+            // A thread that panicked has said so.
+            let _ = t.join();
+        }
+        waited?;
+        let store = &p.store;
+        store.persist_all()?;
+        while store.apply(last, 1 << 20)? < last {}
+        store.close_clean(last)
+    }
+
+    fn start_threads(self: &Arc<Inner>, session: Option<Session>) -> Result<()> {
+        let mut threads = lock(&self.threads);
+        let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new()
+                .name(format!("mojim-{name}"))
+                .spawn(f)
+                .context(|| "starting a thread".into())
+        };
+        if let Some(mut s) = session {
+            let me = self.clone();
+            threads.push(spawn("link", Box::new(move || me.link_loop(&mut s)))?);
+        }
+        let me = self.clone();
+        threads.push(spawn("checkpoint", Box::new(move || me.checkpoint_loop()))?);
+        Ok(())
+    }
+
+    fn link_loop(&self, s: &mut Session) {
+        let p = &self.primary;
+        while !self.stop.load(Acquire) {
+            let moved = s.step();
+            let mut busy = moved;
+            let behind = p.acked.get() < p.last();
+            if behind && p.link_up.load(Acquire) {
+                // In `async` this thread is the only one that sends; in the
+                // other modes it moves on what a failed sync point left.
+                for lane in 0..p.lanes.len() {
+                    p.send(lane);
+                    busy |= p.receive(lane);
+                }
+            }
+            if busy {
+                continue;
+            }
+            let tick = if self.volume.mode == Mode::Async && behind && p.link_up.load(Acquire) {
+                Duration::from_micros(200)
+            } else if s.is_active() {
+                Duration::from_millis(20)
+            } else {
+                Duration::from_millis(2)
+            };
+            let last = p.last();
+            p.link_work.wait_unless(
+                || {
+                    self.stop.load(Acquire)
+                        || p.suspect.load(Acquire)
+                        || self.volume.mode == Mode::Async && p.last() != last
+                },
+                tick,
+            );
+        }
+    }
+
+    fn checkpoint_loop(&self) {
+        let p = &self.primary;
+        let mut quiet = 0u32;
+        while !self.stop.load(Acquire) {
+            let before = p.last();
+            match p.checkpoint_step(quiet == 50) {
+                Ok(true) => quiet = 0,
+                Ok(false) => quiet = quiet.saturating_add(1),
+                // The store is poisoned; every sync point says so.
+                Err(_) => return,
+            }
+            if quiet <= 50 {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            p.checkpoint_work.wait_unless(
+                || self.stop.load(Acquire) || p.last() != before,
+                Duration::from_millis(20),
+            );
+            if p.last() != before {
+                quiet = 0;
+            }
+        }
+    }
+
+    fn refuse_mapped(&self, id: u32, file: &str) -> Result<()> {
+        let mapped = TABLE
+            .regions()
+            .iter()
+            .any(|m| std::ptr::eq(&*m.volume, self) && m.region.file == id);
+        if mapped {
+            return Err(Error::Busy(format!("{file} is mapped; unmap it first")));
+        }
+        Ok(())
+    }
+
+    /// The file's number and size; makes it, or takes in a file that lies in
+    /// the directory without being part of the volume yet.
+    fn find_or_create(&self, file: &str, create: bool) -> Result<(u32, u64)> {
+        if !valid_file_name(file) {
+            return Err(Error::Invalid(format!(
+                "{file:?} cannot name a file of a volume"
+            )));
+        }
+        let area = self.primary.store.area();
+        if let Some(f) = area.find(file) {
+            return Ok((f.id, f.size));
+        }
+        let id = area.next_id();
+        let path = area.path(file);
+        drop(area);
+        match self.env.open(&path, crate::env::OpenHow::default()) {
+            Ok(f) => {
+                let size = f.len().context(|| path.display().to_string())?;
+                self.import(id, file, &*f, size)?;
+                Ok((id, size))
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                if !create {
+                    return Err(Error::NotFound(format!(
+                        "volume {} has no file {file:?}",
+                        self.volume.name
+                    )));
+                }
+                self.change_names(&[Piece::Create { file: id, name: file }])?;
+                Ok((id, 0))
+            }
+            Err(e) => Err(Error::io(format!("opening {}", path.display()), &e)),
+        }
+    }
+
+    /// Takes a file into the volume that was put into its directory by others.
+    fn import(&self, id: u32, name: &str, f: &dyn crate::env::File, size: u64) -> Result<()> {
+        let mut bytes = vec![0u8; usize::try_from(size).map_err(|_| {
+            Error::Invalid(format!("{name}: too large to take into the volume"))
+        })?];
+        let got = f.read_at(&mut bytes, 0).context(|| name.to_owned())?;
+        bytes.truncate(got);
+        let mut pieces = vec![
+            Piece::Create { file: id, name },
+            Piece::Resize { file: id, size },
+        ];
+        if got > 0 {
+            pieces.push(Piece::Write {
+                file: id,
+                offset: 0,
+                ptr: bytes.as_ptr(),
+                len: got,
+            });
+        }
+        self.change_names(&pieces)
+    }
+
+    /// Commits a change of names or sizes and applies it here, so that the
+    /// file system shows it when the call returns.
+    fn change_names(&self, pieces: &[Piece<'_>]) -> Result<()> {
+        let lsn = self.primary.commit(pieces)?;
+        LAST_LSN.with(|l| l.set(lsn));
+        let p = &self.primary;
+        let start = self.env.now();
+        while p.store.applied() < lsn {
+            for lane in 0..p.lanes.len() {
+                p.persist_wait(lane)?;
+            }
+            let before = p.store.applied();
+            p.store.apply(p.apply_limit(), 1 << 20)?;
+            if p.store.applied() == before {
+                if self.env.now() - start > Duration::from_secs(30) {
+                    return Err(Error::Timeout(format!(
+                        "LSN {lsn} is committed, but cannot be applied yet"
+                    )));
+                }
+                // Another lane's record below it, or a copy under way.
+                p.link_work.notify();
+                p.done
+                    .wait_unless(|| p.apply_limit() > before, Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pieces of one range, discovered or exact, appended to `out`. Ranges
+/// that were collected (and so marked clean) go to `collected`.
+fn pieces_of<'a>(
+    m: &Mapped,
+    range: Range<usize>,
+    out: &mut Vec<Piece<'a>>,
+    collected: &mut Vec<Range<usize>>,
+) -> Result<()> {
+    let base = m.region.span().start;
+    let mut range = range.start - base..range.end - base;
+    if m.volume.volume.rounding == Rounding::Page {
+        let page = rustix::param::page_size();
+        range.start = range.start / page * page;
+        range.end = range.end.next_multiple_of(page).min(m.region.copy.len());
+    }
+    let mut push = |r: Range<usize>| {
+        out.push(Piece::Write {
+            file: m.region.file,
+            offset: m.region.offset + r.start as u64,
+            // SAFETY: inside the region's mapping.
+            ptr: unsafe { m.region.copy.base().add(r.start) },
+            len: r.len(),
+        });
+    };
+    if range.len() <= EXACT_MAX {
+        push(range);
+        return Ok(());
+    }
+    let from = collected.len();
+    m.region.copy.collect(range, collected)?;
+    for r in &collected[from..] {
+        push(r.clone());
+    }
+    Ok(())
+}
+
+/// The region that holds all of `[addr, addr + len)`.
+fn locate(addr: usize, len: usize) -> Result<&'static Arc<Mapped>> {
+    let m = TABLE.find(addr).ok_or_else(|| {
+        Error::NotFound(format!("{addr:#x} is not in a region"))
+    })?;
+    let end = addr.checked_add(len);
+    if end.is_none_or(|e| e > m.region.span().end) {
+        return Err(Error::Invalid(format!(
+            "{len} bytes at {addr:#x} reach beyond the region of {} ({} bytes at {:#x})",
+            m.region.name,
+            m.region.copy.len(),
+            m.region.span().start
+        )));
+    }
+    Ok(m)
+}
+
+/// One atomic sync point over any byte range of one region (Mojim 3.1).
+/// Returns its LSN; 0 if nothing had changed. `Error::NotFound` if the address
+/// is in no region.
+#[inline]
+pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
+    check_fork()?;
+    let m = locate(addr as usize, len)?;
+    sync_range(m, addr as usize..addr as usize + len)
+}
+
+fn sync_range(m: &Mapped, range: Range<usize>) -> Result<u64> {
+    m.volume.check_attached()?;
+    if !m.region.write || range.is_empty() {
+        return Ok(0);
+    }
+    if range.len() <= EXACT_MAX && m.volume.volume.rounding == Rounding::Exact {
+        // The short way: one piece, nothing allocated.
+        let piece = Piece::Write {
+            file: m.region.file,
+            offset: m.region.offset + (range.start - m.region.span().start) as u64,
+            ptr: range.start as *const u8,
+            len: range.len(),
+        };
+        let lsn = m.volume.primary.commit(&[piece])?;
+        LAST_LSN.with(|l| l.set(lsn));
+        return Ok(lsn);
+    }
+    sync_many(&[(m, range)])
+}
+
+/// One atomic sync point over several byte ranges, in one or several regions
+/// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
+pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
+    check_fork()?;
+    let mut found: Vec<(&Mapped, Range<usize>)> = Vec::with_capacity(ranges.len());
+    for &(p, len) in ranges {
+        let m = locate(p as usize, len).map_err(|e| match e {
+            // Nothing to pass on to: half a commit must not be shown.
+            Error::NotFound(t) => Error::Invalid(t),
+            e => e,
+        })?;
+        found.push((m, p as usize..p as usize + len));
+    }
+    if found.iter().any(|(m, _)| !Arc::ptr_eq(&m.volume, &found[0].0.volume)) {
+        return Err(Error::Invalid(
+            "the ranges of one gmsync lie in different volumes; atomicity spans one volume".into(),
+        ));
+    }
+    sync_many(&found)
+}
+
+fn sync_many(ranges: &[(&Mapped, Range<usize>)]) -> Result<u64> {
+    let Some((first, _)) = ranges.first() else {
+        return Ok(0);
+    };
+    let inner = &first.volume;
+    inner.check_attached()?;
+    RANGES.with(|buf| {
+        // A signal handler that syncs while this thread syncs gets its own.
+        let mut own = Vec::new();
+        let mut held = buf.try_borrow_mut();
+        let collected = held.as_deref_mut().unwrap_or(&mut own);
+        collected.clear();
+        let mut pieces = Vec::with_capacity(ranges.len());
+        let mut marks: Vec<(usize, Range<usize>)> = Vec::new();
+        let undo = |marks: &[(usize, Range<usize>)], collected: &[Range<usize>]| {
+            for (i, span) in marks {
+                for r in &collected[span.clone()] {
+                    ranges[*i].0.region.copy.mark(r.clone());
+                }
+            }
+        };
+        for (i, (m, range)) in ranges.iter().enumerate() {
+            if !m.region.write || range.is_empty() {
+                continue;
+            }
+            let from = collected.len();
+            let r = pieces_of(m, range.clone(), &mut pieces, collected);
+            marks.push((i, from..collected.len()));
+            if let Err(e) = r {
+                undo(&marks, collected);
+                return Err(e);
+            }
+        }
+        if pieces.is_empty() {
+            return Ok(0);
+        }
+        match inner.primary.commit(&pieces) {
+            Ok(lsn) => {
+                LAST_LSN.with(|l| l.set(lsn));
+                Ok(lsn)
+            }
+            Err(e) => {
+                undo(&marks, collected);
+                Err(e)
+            }
+        }
+    })
+}
+
+fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
+    TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
+    m.region.copy.unmap()
+}
+
+/// Ends a region: a sync point of all of it, unless it was mapped with
+/// `atomic`, then the mapping goes. Only whole regions can be unmapped.
+pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
+    let m = locate(addr as usize, 1)?;
+    let span = m.region.span();
+    let page = rustix::param::page_size();
+    if span.start != addr as usize || len.next_multiple_of(page) != span.len().next_multiple_of(page) {
+        return Err(Error::Unsupported(format!(
+            "unmapping {len} bytes at {addr:p} of the region of {} ({} bytes at {:#x}): only a whole region can be unmapped",
+            m.region.name,
+            span.len(),
+            span.start
+        )));
+    }
+    let m = m.clone();
+    if !FORKED.load(Relaxed) && !m.region.atomic && !m.volume.detached.load(Acquire) {
+        sync_range(&m, span)?;
+    }
+    unmap_region(&m)
+}
+
+/// The file name, offset and volume directory of a region's address, for
+/// interposers.
+pub fn describe(addr: usize) -> Option<(String, u64, usize)> {
+    let m = TABLE.find(addr)?;
+    Some((
+        m.region.name.clone(),
+        m.region.offset + (addr - m.region.span().start) as u64,
+        m.region.span().end - addr,
+    ))
+}
