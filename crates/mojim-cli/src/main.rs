@@ -1,1 +1,95 @@
-fn main() {}
+//! The `mojim` command: one module for each word; this file owns the command
+//! line and the exit code.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+mod append;
+mod ask;
+mod bench;
+mod check;
+mod config;
+mod demo;
+mod docs;
+mod failure;
+mod latency;
+mod node;
+mod processes;
+mod promote;
+mod run;
+mod signals;
+mod status;
+mod verify;
+
+use failure::Done;
+
+const AFTER: &str = "\
+Start here: `mojim demo` sets up two nodes in a temporary directory, kills one in the middle of \
+its work and shows that nothing was lost.
+
+Exit codes: 0 done, or the answer is yes; 1 failed, or the answer is no; 2 the command line or \
+the configuration is wrong.";
+
+/// Ordinary memory that is also a file, committed atomically where the program chooses and copied
+/// to a second node.
+#[derive(Parser)]
+#[command(name = "mojim", version, after_help = AFTER)]
+struct Cli {
+    #[command(subcommand)]
+    word: Option<Word>,
+}
+
+#[derive(Subcommand)]
+enum Word {
+    Demo(demo::Demo),
+    Node(node::Node),
+    Run(run::Run),
+    Status(status::Status),
+    Promote(promote::Promote),
+    Verify(verify::Verify),
+    Config(config::Check),
+    Bench(bench::Bench),
+    Completions(docs::Completions),
+    Man(docs::Man),
+    #[command(name = "__append", hide = true)]
+    Append(append::Append),
+    #[command(name = "__latency", hide = true)]
+    Latency(latency::Latency),
+}
+
+fn main() -> ExitCode {
+    if mojim_bench::peers::maybe_run_peer() {
+        return ExitCode::SUCCESS;
+    }
+    match run(Cli::parse()) {
+        Ok(code) => ExitCode::from(code),
+        Err(f) => {
+            f.report();
+            ExitCode::from(f.code)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Done {
+    let Some(word) = cli.word else {
+        let help = Cli::command().render_help();
+        write!(std::io::stdout(), "{help}")?;
+        return Ok(0);
+    };
+    match word {
+        Word::Demo(w) => w.run(),
+        Word::Node(w) => w.run(),
+        Word::Run(w) => w.run(),
+        Word::Status(w) => w.run(),
+        Word::Promote(w) => w.run(),
+        Word::Verify(w) => w.run(),
+        Word::Config(w) => w.run(),
+        Word::Bench(w) => w.run(),
+        Word::Completions(w) => w.run(Cli::command()),
+        Word::Man(w) => w.run(Cli::command()),
+        Word::Append(w) => w.run(),
+        Word::Latency(w) => w.run(),
+    }
+}

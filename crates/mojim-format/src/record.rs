@@ -48,7 +48,8 @@ pub enum OpKind {
     /// The file takes the name in the payload; a file of that name is replaced.
     Rename = 5,
     /// The operations of this sync point stand in a spill file: `offset` is
-    /// its length, the payload its CRC-32C (4 bytes).
+    /// its length, the payload the number in its name (8 bytes). The file is a
+    /// sequence of records whose LSN and epoch are 1.
     Spill = 6,
 }
 

@@ -6,7 +6,7 @@
 //! every LSN in (start, n] was marked. At most `window` LSNs may be in flight
 //! above the prefix; the caller ensures it with [`Prefix::has_room`].
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::{Relaxed, SeqCst}};
 
 /// A completion ring: slot `lsn % window` holds `lsn` once that LSN is complete.
 pub struct Prefix {
@@ -27,7 +27,7 @@ impl Prefix {
     /// Starts again from `done`. No other thread may be using it.
     pub fn reset(&self, done: u64) {
         for s in &self.slots {
-            s.store(0, SeqCst);
+            s.store(0, Relaxed);
         }
         self.done.store(done, SeqCst);
     }

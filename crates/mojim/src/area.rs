@@ -40,6 +40,10 @@ pub struct Area {
     open: HashMap<u32, Arc<dyn File>>,
     image: BTreeMap<(u32, u64), Box<[u8; IMAGE_PAGE]>>,
     dirty: BTreeMap<u32, ()>,
+    /// Names or sizes changed in the sync point being applied.
+    names_dirty: bool,
+    /// Spill files that were applied and can go after the next checkpoint.
+    spills: Vec<u64>,
 }
 
 impl Area {
@@ -58,6 +62,8 @@ impl Area {
             open: HashMap::new(),
             image: BTreeMap::new(),
             dirty: BTreeMap::new(),
+            names_dirty: false,
+            spills: Vec::new(),
         };
         let how = OpenHow::default();
         match env.open(&area.catalog_path, how) {
@@ -109,9 +115,15 @@ impl Area {
         self.files.get(&id)
     }
 
-    /// A number above every one used so far.
+    /// A number for a new file. Random, since one that was in use a moment ago
+    /// must not come back: replaying a log writes to the numbers it names.
     pub fn next_id(&self) -> u32 {
-        self.files.keys().next_back().map_or(1, |id| id + 1)
+        loop {
+            let id = self.env.random() as u32;
+            if id != 0 && !self.files.contains_key(&id) {
+                return id;
+            }
+        }
     }
 
     /// Names of regular files in the directory that the catalogue does not know.
@@ -205,7 +217,7 @@ impl Area {
     pub fn apply(&mut self, r: &RecordView<'_>, meta: &Path) -> Result<()> {
         for (op, payload) in r.ops() {
             if op.kind == OpKind::Spill {
-                self.apply_spill(r.header.lsn, &op, meta)?;
+                self.apply_spill(r.header.lsn, &op, payload, meta)?;
             } else {
                 self.apply_op(r.header.lsn, &op, payload)?;
             }
@@ -227,7 +239,8 @@ impl Area {
                     .map_err(|e| Error::io(format!("resizing file {} to {size} bytes", op.file), &e))?;
                 self.dirty.insert(op.file, ());
                 self.files.get_mut(&op.file).expect("just seen").size = size;
-                self.names_changed(lsn)
+                self.names_dirty = true;
+                Ok(())
             }
             OpKind::Create | OpKind::Remove | OpKind::Rename if lsn <= self.catalog_lsn => Ok(()),
             OpKind::Create => {
@@ -261,8 +274,8 @@ impl Area {
                         name: name.to_owned(),
                     },
                 );
-                self.sync_parent(name)?;
-                self.names_changed(lsn)
+                self.names_dirty = true;
+                self.sync_parent(name)
             }
             OpKind::Remove => {
                 self.flush()?;
@@ -270,8 +283,7 @@ impl Area {
                     return Ok(());
                 };
                 self.forget(op.file);
-                // The catalogue first: a file that it does not know does no harm.
-                self.names_changed(lsn)?;
+                self.names_dirty = true;
                 self.remove_quietly(&e.name)?;
                 self.sync_parent(&e.name)
             }
@@ -294,9 +306,9 @@ impl Area {
                     r => r.context(|| format!("renaming {}", from.display()))?,
                 }
                 self.files.get_mut(&op.file).expect("just seen").name = name.clone();
+                self.names_dirty = true;
                 self.sync_parent(&e.name)?;
-                self.sync_parent(&name)?;
-                self.names_changed(lsn)
+                self.sync_parent(&name)
             }
             OpKind::Spill => Err(Error::Protocol("a spill file names another".into())),
         }
@@ -427,13 +439,22 @@ impl Area {
         Ok(())
     }
 
-    fn names_changed(&mut self, lsn: u64) -> Result<()> {
+    /// The sync point that ends with `lsn` is applied: its changes of names
+    /// and sizes reach the catalogue together. Until then the record is in the
+    /// log, so that a crash in between only repeats it.
+    pub fn end_sync_point(&mut self, lsn: u64) -> Result<()> {
+        let dirty = std::mem::take(&mut self.names_dirty);
         // While replaying, an older state must not replace a newer one.
-        if lsn <= self.catalog_lsn {
+        if !dirty || lsn <= self.catalog_lsn {
             return Ok(());
         }
         self.catalog_lsn = lsn;
         self.write_catalog()
+    }
+
+    /// Spill files that may be removed once what was applied is durable.
+    pub fn take_spills(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.spills)
     }
 
     /// Replaces the catalogue durably.
@@ -446,8 +467,10 @@ impl Area {
         replace_file(&*self.env, &self.catalog_path, &c.encode())
     }
 
-    fn apply_spill(&mut self, lsn: u64, op: &Op, meta: &Path) -> Result<()> {
-        let path = spill_path(meta, lsn);
+    fn apply_spill(&mut self, lsn: u64, op: &Op, payload: &[u8], meta: &Path) -> Result<()> {
+        let id = spill_id(payload)?;
+        self.spills.push(id);
+        let path = spill_path(meta, id);
         let what = || format!("spill file {}", path.display());
         let f = match self.env.open(&path, OpenHow::default()) {
             // Applied and checkpointed except for the superblock's write.
@@ -578,9 +601,17 @@ impl Area {
     }
 }
 
-/// Where the spill file of a record lies.
-pub fn spill_path(meta: &Path, lsn: u64) -> PathBuf {
-    meta.join(format!("spill.{lsn}"))
+/// The number of the spill file that a record's payload names.
+pub fn spill_id(payload: &[u8]) -> Result<u64> {
+    payload
+        .try_into()
+        .map(u64::from_le_bytes)
+        .map_err(|_| Error::Protocol("a record names a spill file wrongly".into()))
+}
+
+/// Where a spill file lies.
+pub fn spill_path(meta: &Path, id: u64) -> PathBuf {
+    meta.join(format!("spill.{id}"))
 }
 
 /// Replaces a small file durably and atomically.

@@ -24,10 +24,11 @@ use mojim_format::message::{
     CopyBegin, CopyData, CopyFile, Hello, Lane, Message, Refuse, RefuseCode, Start, Started,
     Welcome,
 };
-use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, RecordView, State, View};
+use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, OpKind, RecordView, State, View};
 use mojim_protocol::{Arrival, History, LaneIn, Prefix};
 
-use crate::env::Conn;
+use crate::area::{spill_id, spill_path};
+use crate::env::{Conn, OpenHow};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
@@ -470,6 +471,23 @@ impl ControlIn {
                     primary: s.primary,
                 }
             }
+            (s @ Stage::Running { .. }, FrameKind::Spill) if f.flags == 1 => {
+                let file = store.spill_file(f.lsn)?;
+                let synced = file
+                    .sync()
+                    .and_then(|()| store.env().sync_dir(&store.spec().meta))
+                    .map_err(|e| Error::Poisoned(format!("spill file: {e}")));
+                store.fail(synced)?;
+                self.wire.queue(FrameKind::Spill, self.epoch, f.lsn, 2, &[]);
+                s
+            }
+            (s @ Stage::Running { .. }, FrameKind::Spill) => {
+                let c = CopyData::decode(body).map_err(bad)?;
+                let file = store.spill_file(c.id)?;
+                file.write_at(&c.bytes, c.offset)
+                    .map_err(|e| Error::io("writing a spill file", &e))?;
+                s
+            }
             (s, FrameKind::Heartbeat) => {
                 if let Stage::Running { primary, session } = &s {
                     if m.session.load(Acquire) != *session {
@@ -669,6 +687,7 @@ impl LaneServer {
             if h.len as usize != len {
                 return Err(Error::Protocol("a record changed while it was copied".into()));
             }
+            m.check_spill(&r)?;
             match lane.arrive(&h, &history) {
                 Arrival::Accept => {
                     if at != head {
@@ -763,6 +782,7 @@ impl LaneServer {
                 step = Step::Full;
                 break;
             };
+            m.check_spill(&r)?;
             match lane.arrive(&r.header, &history) {
                 Arrival::Accept => {
                     // SAFETY: this lane's lock is held, so only this thread
@@ -879,6 +899,33 @@ fn has_whole(b: &[u8]) -> Result<bool> {
 }
 
 impl Mirror {
+    /// A record that names a spill file is worth nothing without it.
+    #[inline]
+    fn check_spill(&self, r: &RecordView<'_>) -> Result<()> {
+        if r.header.ops != 1 {
+            return Ok(());
+        }
+        match r.ops().next() {
+            Some((op, payload)) if op.kind == OpKind::Spill => {
+                let path = spill_path(&self.store.spec().meta, spill_id(payload)?);
+                let len = self
+                    .store
+                    .env()
+                    .open(&path, OpenHow::default())
+                    .and_then(|f| f.len())
+                    .unwrap_or(0);
+                if len != op.offset {
+                    return Err(Error::Protocol(format!(
+                        "record {} names a spill file of {} bytes; {len} are here",
+                        r.header.lsn, op.offset
+                    )));
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Records from position `first` on are in the log: makes them persistent
     /// if the medium does, and counts them as received.
     #[inline]

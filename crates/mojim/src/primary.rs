@@ -26,6 +26,7 @@ use mojim_format::record::MAX_OPS;
 use mojim_format::{Level, OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter};
 use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 
+use crate::env::File;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Rx, Tx};
@@ -80,8 +81,8 @@ pub enum Piece<'a> {
     Spill {
         /// Its bytes.
         length: u64,
-        /// Its identity, then its checksum: 12 bytes.
-        identity: &'a [u8; 12],
+        /// The number in its name.
+        id: [u8; 8],
     },
 }
 
@@ -93,7 +94,7 @@ impl Piece<'_> {
             Piece::Write { len, .. } => *len,
             Piece::Create { name, .. } | Piece::Rename { name, .. } => name.len(),
             Piece::Resize { .. } | Piece::Remove { .. } => 0,
-            Piece::Spill { .. } => 12,
+            Piece::Spill { .. } => 8,
         }
     }
 
@@ -133,7 +134,7 @@ impl Piece<'_> {
                 to.copy_from_slice(name.as_bytes());
             }
             Piece::Resize { .. } | Piece::Remove { .. } => {}
-            Piece::Spill { identity, .. } => to.copy_from_slice(identity),
+            Piece::Spill { id, .. } => to.copy_from_slice(&id),
         }
     }
 }
@@ -269,6 +270,16 @@ pub struct Primary {
     pub(crate) link_error: Mutex<Option<String>>,
     pub(crate) mirror_level: AtomicU16,
     pub(crate) ready: AtomicBool,
+    /// The spill file that the mirror is to get, and whether it has it.
+    spill: Mutex<Option<(SpillFile, bool)>>,
+}
+
+/// A spill file that is to be sent.
+#[derive(Clone)]
+pub(crate) struct SpillFile {
+    pub(crate) id: u64,
+    pub(crate) len: u64,
+    pub(crate) file: Arc<dyn File>,
 }
 
 fn pack(r: AckRule) -> u8 {
@@ -306,6 +317,7 @@ impl Primary {
             link_error: Mutex::new(None),
             mirror_level: AtomicU16::new(0),
             ready: AtomicBool::new(false),
+            spill: Mutex::new(None),
             store,
             spec,
         }
@@ -352,6 +364,16 @@ impl Primary {
             local: r & 1 != 0,
             mirror: r & 2 != 0,
         }
+    }
+
+    /// Whether attaching is complete: sync points are taken.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Acquire)
+    }
+
+    /// Whether the lanes to the mirror are open.
+    pub fn is_linked(&self) -> bool {
+        self.link_up.load(Acquire)
     }
 
     pub(crate) fn set_rule(&self, r: AckRule) {
@@ -428,6 +450,28 @@ impl Primary {
         }
     }
 
+    /// As `append`, on `lane` if it is free, but never waits: `None` while the
+    /// log has no room. For drivers that move time themselves.
+    pub fn try_append_now(
+        &self,
+        pieces: &[Piece<'_>],
+        lane: usize,
+    ) -> Result<Option<(u64, usize)>> {
+        self.check()?;
+        let payload: usize = pieces.iter().map(Piece::len).sum();
+        let len = RecordWriter::len_for(pieces.len(), payload);
+        if len <= self.spec.max_record && pieces.len() <= MAX_OPS {
+            return Ok(self.try_append_on(pieces, len, lane));
+        }
+        let parts = cut(pieces, self.spec.max_record);
+        if self.is_too_large(payload + parts.len() * RECORD_OVERHEAD + pieces.len() * OP_LEN) {
+            return Err(Error::Invalid(
+                "a sync point larger than the log must go through a spill file".into(),
+            ));
+        }
+        Ok(self.try_append_parts_on(&parts, lane))
+    }
+
     /// Whether a sync point of `bytes` must go through a spill file.
     pub fn is_too_large(&self, bytes: usize) -> bool {
         bytes + self.spec.max_record > self.log(0).size() as usize / 2
@@ -442,7 +486,17 @@ impl Primary {
 
     #[inline]
     fn try_append(&self, pieces: &[Piece<'_>], len: usize) -> Option<(u64, usize)> {
-        let (lane, _held) = self.pick_lane();
+        self.try_append_on(pieces, len, thread_number())
+    }
+
+    #[inline]
+    fn try_append_on(
+        &self,
+        pieces: &[Piece<'_>],
+        len: usize,
+        own: usize,
+    ) -> Option<(u64, usize)> {
+        let (lane, _held) = self.pick_lane(own);
         let log = self.log(lane);
         let head = log.head();
         let at = log.place(head, len)?;
@@ -467,7 +521,15 @@ impl Primary {
     }
 
     fn try_append_parts(&self, parts: &[Vec<Piece<'_>>]) -> Option<(u64, usize)> {
-        let (lane, _held) = self.pick_lane();
+        self.try_append_parts_on(parts, thread_number())
+    }
+
+    fn try_append_parts_on(
+        &self,
+        parts: &[Vec<Piece<'_>>],
+        own: usize,
+    ) -> Option<(u64, usize)> {
+        let (lane, _held) = self.pick_lane(own);
         let log = self.log(lane);
         let lens: Vec<usize> = parts
             .iter()
@@ -505,9 +567,9 @@ impl Primary {
     /// A lane and its append lock: this thread's own if it is free, else any
     /// free one, else its own after waiting.
     #[inline]
-    fn pick_lane(&self) -> (usize, std::sync::MutexGuard<'_, ()>) {
+    fn pick_lane(&self, own: usize) -> (usize, std::sync::MutexGuard<'_, ()>) {
         let n = self.lanes.len();
-        let own = thread_number() % n;
+        let own = own % n;
         for i in 0..n {
             let lane = (own + i) % n;
             if let Ok(g) = self.lanes[lane].append.try_lock() {
@@ -553,7 +615,7 @@ impl Primary {
     }
 
     /// Says that the link must be made anew.
-    pub(crate) fn suspect(&self, why: String) {
+    pub fn suspect(&self, why: String) {
         *self.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why);
         self.suspect.store(true, Release);
         self.link_work.notify();
@@ -561,7 +623,7 @@ impl Primary {
 
     /// Sends what lane `lane` has to send, if nobody else is at it.
     #[inline]
-    pub(crate) fn send(&self, lane: usize) {
+    pub fn send(&self, lane: usize) {
         if let Ok(mut t) = self.lanes[lane].tx.try_lock()
             && let Some(tx) = &mut *t
             && tx.is_behind(self.log(lane))
@@ -587,7 +649,7 @@ impl Primary {
     }
 
     /// The same, waiting for whoever is at it.
-    pub(crate) fn persist_wait(&self, lane: usize) -> Result<()> {
+    pub fn persist_wait(&self, lane: usize) -> Result<()> {
         let guard = self.lanes[lane]
             .persist
             .lock()
@@ -659,7 +721,7 @@ impl Primary {
     }
 
     /// One turn of everything on a lane that does not block for the network.
-    pub(crate) fn drive(&self, lane: usize) -> Result<()> {
+    pub fn drive(&self, lane: usize) -> Result<()> {
         self.send(lane);
         if self.rule().local {
             self.persist(lane)?;
@@ -761,10 +823,110 @@ impl Primary {
     }
 
     /// One sync point from beginning to end. Returns its LSN.
+    #[inline]
     pub fn commit(&self, pieces: &[Piece<'_>]) -> Result<u64> {
+        let bytes: usize = pieces.iter().map(|p| p.len() + OP_LEN).sum();
+        if bytes > self.spec.max_record && self.is_too_large(bytes + bytes / 64) {
+            return self.commit_spilled(pieces);
+        }
         let (lsn, lane) = self.append(pieces)?;
         self.wait(lsn, lane)?;
         Ok(lsn)
+    }
+
+    /// A sync point larger than the log: its operations go to a spill file on
+    /// both nodes, durable there, and then one small record names it.
+    #[cold]
+    fn commit_spilled(&self, pieces: &[Piece<'_>]) -> Result<u64> {
+        self.check()?;
+        let env = self.store.env().clone();
+        let id = env.random();
+        let file = self.store.spill_file(id)?;
+        let fail = |e: std::io::Error| Error::io("writing a spill file", &e);
+        let parts = cut(pieces, 1 << 20);
+        let mut buf = Vec::new();
+        let mut len = 0u64;
+        for (i, part) in parts.iter().enumerate() {
+            let payload = part.iter().map(Piece::len).sum();
+            buf.resize(RecordWriter::len_for(part.len(), payload), 0);
+            let last = i + 1 == parts.len();
+            let n = encode(
+                &mut buf,
+                part,
+                self.volume.load(Relaxed),
+                1,
+                1,
+                i as u32,
+                last,
+            );
+            file.write_at(&buf[..n], len).map_err(fail)?;
+            len += n as u64;
+        }
+        file.sync().map_err(fail)?;
+        env.sync_dir(&self.store.spec().meta).map_err(fail)?;
+        let sent = self.hand_spill(SpillFile { id, len, file });
+        *self.spill.lock().unwrap_or_else(|e| e.into_inner()) = None;
+        if let Err(e) = sent {
+            self.store.remove_spill(id);
+            return Err(e);
+        }
+        let piece = Piece::Spill {
+            length: len,
+            id: id.to_le_bytes(),
+        };
+        let (lsn, lane) = self.append(&[piece])?;
+        self.wait(lsn, lane)?;
+        Ok(lsn)
+    }
+
+    /// Waits until the mirror has a spill file, where one must have it.
+    fn hand_spill(&self, s: SpillFile) -> Result<()> {
+        let env = self.store.env();
+        let needed = || self.rule().mirror || self.link_up.load(Acquire);
+        // One spill at a time: the others wait their turn.
+        let limit = Patience::new(self.spec.resend_timeout, self.spec.resend_attempts).limit();
+        let mut quiet = env.now();
+        let id = s.id;
+        loop {
+            if !needed() {
+                return Ok(());
+            }
+            self.check()?;
+            {
+                let mut slot = self.spill.lock().unwrap_or_else(|e| e.into_inner());
+                match &*slot {
+                    None => *slot = Some((s.clone(), false)),
+                    Some((x, true)) if x.id == id => return Ok(()),
+                    Some(_) => {}
+                }
+            }
+            self.link_work.notify();
+            self.done.wait_unless(|| false, Duration::from_millis(1));
+            let now = env.now();
+            if self.link_up.load(Acquire) {
+                quiet = now;
+            } else if now - quiet > limit {
+                return Err(self.timeout("the spill file of a large sync point"));
+            }
+        }
+    }
+
+    /// The spill file that the session is to send.
+    pub(crate) fn spill_wanted(&self) -> Option<SpillFile> {
+        match &*self.spill.lock().unwrap_or_else(|e| e.into_inner()) {
+            Some((s, false)) => Some(s.clone()),
+            _ => None,
+        }
+    }
+
+    /// The mirror has a spill file durably.
+    pub(crate) fn spill_arrived(&self, id: u64) {
+        if let Some((s, there)) = &mut *self.spill.lock().unwrap_or_else(|e| e.into_inner())
+            && s.id == id
+        {
+            *there = true;
+        }
+        self.done.notify();
     }
 
     /// Bytes of records that the mirror has not acknowledged.
@@ -829,7 +991,7 @@ impl Primary {
 
 /// A small number for the calling thread, for spreading threads over lanes.
 #[inline]
-fn thread_number() -> usize {
+pub(crate) fn thread_number() -> usize {
     use std::cell::Cell;
     use std::sync::atomic::AtomicUsize;
     static NEXT: AtomicUsize = AtomicUsize::new(0);

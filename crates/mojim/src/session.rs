@@ -115,6 +115,14 @@ pub struct Session {
     pub last_error: Option<String>,
     /// Bytes of a copy sent or received, and the whole, for progress.
     pub copied: (u64, u64),
+    spill: Option<SpillOut>,
+}
+
+/// A spill file on its way out.
+struct SpillOut {
+    id: u64,
+    at: u64,
+    ended: bool,
 }
 
 impl Session {
@@ -143,6 +151,7 @@ impl Session {
             fatal: None,
             last_error: None,
             copied: (0, 0),
+            spill: None,
         }
     }
 
@@ -180,6 +189,11 @@ impl Session {
     /// Whether records flow.
     pub fn is_active(&self) -> bool {
         matches!(self.phase, Phase::Active)
+    }
+
+    /// Whether the mirror holds everything that was acknowledged.
+    pub fn is_member(&self) -> bool {
+        self.member
     }
 
     /// Whether the peer answers, whatever it says.
@@ -225,6 +239,7 @@ impl Session {
                 }
             }
         }
+        self.spill = None;
         p.link_up.store(false, Release);
         p.suspect.store(false, Release);
         if let Some(w) = self.wire.take() {
@@ -273,7 +288,7 @@ impl Session {
             moved = true;
             self.hear(f, &body)?;
         }
-        if now - self.heard > SILENCE {
+        if now.saturating_sub(self.heard) > SILENCE {
             return Err(Error::Protocol(format!(
                 "{} has been silent for {:?}",
                 self.peer.name, SILENCE
@@ -282,6 +297,7 @@ impl Session {
         self.keep_alive(now)?;
         if self.is_active() {
             self.settle()?;
+            moved |= self.pump_spill()?;
         }
         if let Some(wire) = &mut self.wire {
             wire.flush()?;
@@ -378,9 +394,13 @@ impl Session {
                 let s = Started::decode(body).map_err(bad)?;
                 return self.begin_lanes(s.session, resume);
             }
+            (p @ Phase::Active, FrameKind::Spill) => {
+                self.primary.spill_arrived(f.lsn);
+                (p, Ok(()))
+            }
             (p, FrameKind::Heartbeat) => {
                 if let Some((at, n)) = self.sent_at
-                    && f.flags as u64 == n & 0xffff
+                    && f.flags as u64 == n & 0x7fff
                 {
                     let rtt = (self.primary.store.env().now() - at).as_nanos() as u64;
                     self.primary.store.logs()[0].live(Live::RoundTrip).store(rtt, Relaxed);
@@ -513,6 +533,50 @@ impl Session {
                 self.phase = Phase::Sent { lsn };
                 break;
             }
+        }
+        wire.flush()?;
+        Ok(moved)
+    }
+
+    /// Sends the spill file of a large sync point that waits for it.
+    fn pump_spill(&mut self) -> Result<bool> {
+        let Some(wanted) = self.primary.spill_wanted() else {
+            self.spill = None;
+            return Ok(false);
+        };
+        if self.spill.as_ref().is_none_or(|s| s.id != wanted.id) {
+            self.spill = Some(SpillOut {
+                id: wanted.id,
+                at: 0,
+                ended: false,
+            });
+        }
+        let out = self.spill.as_mut().expect("just put there");
+        let wire = self.wire.as_mut().expect("active");
+        let mut moved = false;
+        while !out.ended && wire.backlog() < COPY_BACKLOG {
+            moved = true;
+            if out.at >= wanted.len {
+                wire.queue(FrameKind::Spill, self.epoch, out.id, 1, &[]);
+                out.ended = true;
+                break;
+            }
+            let n = (COPY_CHUNK as u64).min(wanted.len - out.at) as usize;
+            let mut bytes = vec![0; n];
+            let got = wanted
+                .file
+                .read_at(&mut bytes, out.at)
+                .map_err(|e| Error::io("reading a spill file", &e))?;
+            if got < n {
+                return Err(Error::Poisoned("a spill file became shorter".into()));
+            }
+            let m = CopyData {
+                id: out.id,
+                offset: out.at,
+                bytes,
+            };
+            wire.say(FrameKind::Spill, self.epoch, &m);
+            out.at += n as u64;
         }
         wire.flush()?;
         Ok(moved)
@@ -657,7 +721,7 @@ impl Session {
     }
 
     fn keep_alive(&mut self, now: Duration) -> Result<()> {
-        if now - self.spoke < HEARTBEAT && self.beat > 0 {
+        if now.saturating_sub(self.spoke) < HEARTBEAT && self.beat > 0 {
             return Ok(());
         }
         let Some(wire) = &mut self.wire else {
@@ -724,6 +788,38 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// The last word of a primary that ends in order: tells the mirror what is
+    /// committed, and waits (at most half a second) for its answer, so that the
+    /// mirror's copy is as current as this one.
+    pub fn farewell(&mut self) {
+        if !self.is_active() {
+            return;
+        }
+        let env = self.primary.store.env().clone();
+        let end = env.now() + Duration::from_millis(500);
+        self.beat += 1;
+        let flags = (self.beat & 0x7fff) as u16;
+        let committed = self.primary.committed();
+        if let Some(w) = &mut self.wire {
+            w.queue(
+                FrameKind::Heartbeat,
+                self.epoch,
+                committed,
+                flags,
+                &[self.member as u8],
+            );
+        }
+        self.sent_at = Some((env.now(), self.beat));
+        while self.sent_at.is_some() && env.now() < end && self.is_active() {
+            if !self.step()
+                && let Some(c) = self.conn()
+            {
+                let _ = c.wait(false, Duration::from_millis(10));
+            }
+        }
+        self.abandon_link("");
     }
 
     /// The connection to wait on, when there is nothing to do.

@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 
-use mojim_format::{CatalogEntry, Level, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
+use mojim_format::{CatalogEntry, Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding};
 
-use crate::area::{Area, replace_file, spill_path};
+use crate::area::{Area, replace_file, spill_id, spill_path};
 use crate::config::MediumKind;
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
@@ -94,7 +94,7 @@ pub struct Store {
     poison: OnceLock<Error>,
     /// Test-only switches.
     pub mutations: Mutations,
-    _lock: Box<dyn Any + Send + Sync>,
+    held: Mutex<Option<Box<dyn Any + Send + Sync>>>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -312,7 +312,7 @@ impl Store {
             mutations: Mutations::default(),
             logs,
             spec,
-            _lock: held,
+            held: Mutex::new(Some(held)),
         };
         // Durable before anything is appended or applied: the log's identity
         // and, for a log in memory, the boot it belongs to.
@@ -343,6 +343,7 @@ impl Store {
             }
         }
         self.tail.store(tail, Release);
+        self.remove_stray_spills();
         if all.is_empty() {
             lock(&self.area).check_sizes()?;
         }
@@ -612,6 +613,8 @@ impl Store {
                     break;
                 }
             }
+            let ended = area.end_sync_point(end);
+            self.fail(ended)?;
             a.cursors[lane] = p;
             a.applied = end;
         }
@@ -652,29 +655,50 @@ impl Store {
         for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
             log.release(cursor);
         }
-        self.remove_spills(a.applied);
+        let spills = lock(&self.area).take_spills();
+        spills.into_iter().for_each(|id| self.remove_spill(id));
         Ok(())
     }
 
-    fn remove_spills(&self, to: u64) {
+    /// Removes a spill file that no record names.
+    pub fn remove_spill(&self, id: u64) {
+        // Left behind, it only costs space until the next start.
+        let _ = self.env.remove(&spill_path(&self.spec.meta, id));
+    }
+
+    /// Removes spill files that no record in the logs names.
+    fn remove_stray_spills(&self) {
+        let mut named = std::collections::BTreeSet::new();
+        for log in &self.logs {
+            let mut at = log.start();
+            while let Some((r, _, next)) = log.record(at) {
+                for (op, payload) in r.ops() {
+                    if op.kind == OpKind::Spill
+                        && let Ok(id) = spill_id(payload)
+                    {
+                        named.insert(id);
+                    }
+                }
+                at = next;
+            }
+        }
         let Ok(names) = self.env.list(&self.spec.meta) else {
             return;
         };
         for n in names {
-            let lsn = n
+            let id = n
                 .to_str()
                 .and_then(|n| n.strip_prefix("spill."))
                 .and_then(|n| n.parse::<u64>().ok());
-            if lsn.is_some_and(|l| l <= to) {
-                // Left behind, it would only cost space until the next checkpoint.
-                let _ = self.env.remove(&self.spec.meta.join(n));
+            if let Some(id) = id.filter(|id| !named.contains(id)) {
+                self.remove_spill(id);
             }
         }
     }
 
     /// Opens a spill file for writing, empty.
-    pub fn spill_file(&self, lsn: u64) -> Result<Arc<dyn File>> {
-        let path = spill_path(&self.spec.meta, lsn);
+    pub fn spill_file(&self, id: u64) -> Result<Arc<dyn File>> {
+        let path = spill_path(&self.spec.meta, id);
         let how = OpenHow {
             create: true,
             write: true,
@@ -701,6 +725,11 @@ impl Store {
             self.fail(r)?;
         }
         Ok(())
+    }
+
+    /// Lets others open this copy. Nothing may be done with it any more.
+    pub fn release_lock(&self) {
+        *lock(&self.held) = None;
     }
 
     /// After everything is applied: makes it durable and says so, so that the

@@ -16,7 +16,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -30,7 +30,7 @@ use crate::env::Env;
 use crate::error::{Context, Error, Result};
 use crate::layout;
 use crate::os::Os;
-use crate::primary::{Piece, Primary};
+use crate::primary::{Piece, Primary, thread_number};
 use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::Store;
@@ -98,12 +98,18 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The process's table of regions, ascending by address. Read without a lock;
-/// an old table is kept, so that a reader never sees it freed.
+/// The process's table of regions, ascending by address. Readers take no lock:
+/// they announce themselves in a stripe of their own, for as long as it takes
+/// to find a region; a table is freed when every stripe was seen empty after
+/// it was replaced.
 struct Table {
     now: AtomicPtr<Vec<Arc<Mapped>>>,
-    change: Mutex<Vec<usize>>,
+    readers: [Stripe; 16],
+    change: Mutex<()>,
 }
+
+#[repr(align(64))]
+struct Stripe(AtomicUsize);
 
 struct Mapped {
     region: Region,
@@ -112,7 +118,8 @@ struct Mapped {
 
 static TABLE: Table = Table {
     now: AtomicPtr::new(std::ptr::null_mut()),
-    change: Mutex::new(Vec::new()),
+    readers: [const { Stripe(AtomicUsize::new(0)) }; 16],
+    change: Mutex::new(()),
 };
 
 /// Set in a forked child: its memory is a copy that must not be committed.
@@ -131,32 +138,51 @@ fn watch_forks() {
 }
 
 impl Table {
-    fn regions(&self) -> &[Arc<Mapped>] {
-        let p = self.now.load(Acquire);
-        if p.is_null() {
-            return &[];
-        }
-        // SAFETY: published tables are never freed.
-        unsafe { &*p }
+    #[inline]
+    fn read<T>(&self, f: impl FnOnce(&[Arc<Mapped>]) -> T) -> T {
+        let stripe = &self.readers[thread_number() % self.readers.len()].0;
+        stripe.fetch_add(1, SeqCst);
+        let p = self.now.load(SeqCst);
+        let r = if p.is_null() {
+            f(&[])
+        } else {
+            // SAFETY: a table is freed only after this stripe was seen empty
+            // once it was replaced; it was announced before the load.
+            f(unsafe { &*p })
+        };
+        stripe.fetch_sub(1, SeqCst);
+        r
+    }
+
+    fn regions(&self) -> Vec<Arc<Mapped>> {
+        self.read(<[_]>::to_vec)
     }
 
     fn update(&self, change: impl FnOnce(&mut Vec<Arc<Mapped>>)) {
-        let mut old = lock(&self.change);
-        let mut new = self.regions().to_vec();
+        let _held = lock(&self.change);
+        let mut new = self.regions();
         change(&mut new);
         new.sort_by_key(|m| m.region.span().start);
-        let p = Box::into_raw(Box::new(new));
-        let before = self.now.swap(p, AcqRel);
-        // Kept reachable, for leak checkers; maps are rare, tables small.
-        old.push(before as usize);
+        let old = self.now.swap(Box::into_raw(Box::new(new)), SeqCst);
+        for s in &self.readers {
+            while s.0.load(SeqCst) != 0 {
+                std::thread::yield_now();
+            }
+        }
+        if !old.is_null() {
+            // SAFETY: made by Box::into_raw above; no reader is left that
+            // could have loaded it.
+            drop(unsafe { Box::from_raw(old) });
+        }
     }
 
     #[inline]
-    fn find(&self, addr: usize) -> Option<&Arc<Mapped>> {
-        let all = self.regions();
-        let i = all.partition_point(|m| m.region.span().start <= addr);
-        let m = all.get(i.checked_sub(1)?)?;
-        (addr < m.region.span().end).then_some(m)
+    fn find(&self, addr: usize) -> Option<Arc<Mapped>> {
+        self.read(|all| {
+            let i = all.partition_point(|m| m.region.span().start <= addr);
+            let m = all.get(i.checked_sub(1)?)?;
+            (addr < m.region.span().end).then(|| m.clone())
+        })
     }
 }
 
@@ -597,9 +623,8 @@ impl Volume {
         inner.check_attached()?;
         let mine: Vec<Arc<Mapped>> = TABLE
             .regions()
-            .iter()
+            .into_iter()
             .filter(|m| Arc::ptr_eq(&m.volume, inner))
-            .cloned()
             .collect();
         for m in &mine {
             if !m.region.atomic {
@@ -647,11 +672,14 @@ impl Inner {
             // A thread that panicked has said so.
             let _ = t.join();
         }
-        waited?;
         let store = &p.store;
-        store.persist_all()?;
-        while store.apply(last, 1 << 20)? < last {}
-        store.close_clean(last)
+        let closed = waited.and_then(|()| {
+            store.persist_all()?;
+            while store.apply(last, 1 << 20)? < last {}
+            store.close_clean(last)
+        });
+        store.release_lock();
+        closed
     }
 
     fn start_threads(self: &Arc<Inner>, session: Option<Session>) -> Result<()> {
@@ -705,6 +733,7 @@ impl Inner {
                 tick,
             );
         }
+        s.farewell();
     }
 
     fn checkpoint_loop(&self) {
@@ -866,7 +895,7 @@ fn pieces_of<'a>(
 }
 
 /// The region that holds all of `[addr, addr + len)`.
-fn locate(addr: usize, len: usize) -> Result<&'static Arc<Mapped>> {
+fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
     let m = TABLE.find(addr).ok_or_else(|| {
         Error::NotFound(format!("{addr:#x} is not in a region"))
     })?;
@@ -889,10 +918,10 @@ fn locate(addr: usize, len: usize) -> Result<&'static Arc<Mapped>> {
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     check_fork()?;
     let m = locate(addr as usize, len)?;
-    sync_range(m, addr as usize..addr as usize + len)
+    sync_range(&m, addr as usize..addr as usize + len)
 }
 
-fn sync_range(m: &Mapped, range: Range<usize>) -> Result<u64> {
+fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
     m.volume.check_attached()?;
     if !m.region.write || range.is_empty() {
         return Ok(0);
@@ -909,14 +938,14 @@ fn sync_range(m: &Mapped, range: Range<usize>) -> Result<u64> {
         LAST_LSN.with(|l| l.set(lsn));
         return Ok(lsn);
     }
-    sync_many(&[(m, range)])
+    sync_many(&[(m.clone(), range)])
 }
 
 /// One atomic sync point over several byte ranges, in one or several regions
 /// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
 pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
     check_fork()?;
-    let mut found: Vec<(&Mapped, Range<usize>)> = Vec::with_capacity(ranges.len());
+    let mut found: Vec<(Arc<Mapped>, Range<usize>)> = Vec::with_capacity(ranges.len());
     for &(p, len) in ranges {
         let m = locate(p as usize, len).map_err(|e| match e {
             // Nothing to pass on to: half a commit must not be shown.
@@ -933,7 +962,7 @@ pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
     sync_many(&found)
 }
 
-fn sync_many(ranges: &[(&Mapped, Range<usize>)]) -> Result<u64> {
+fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
     let Some((first, _)) = ranges.first() else {
         return Ok(0);
     };
@@ -1001,7 +1030,6 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
             span.start
         )));
     }
-    let m = m.clone();
     if !FORKED.load(Relaxed) && !m.region.atomic && !m.volume.detached.load(Acquire) {
         sync_range(&m, span)?;
     }

@@ -1,0 +1,78 @@
+//! Questions to nodes: the connection, its time limit, and the errors' words.
+
+use std::path::Path;
+use std::time::Duration;
+
+use mojim::client::Client;
+use mojim::config::{Config, Node};
+use mojim::env::Address;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// How long a node may take to answer a short question.
+pub const SHORT: Duration = Duration::from_secs(3);
+/// How long it may take over one that reads data or ends a view.
+pub const LONG: Duration = Duration::from_secs(30);
+
+/// A node that answers, or the reason why it does not.
+pub struct Asked {
+    client: Client,
+    cluster: String,
+    who: String,
+}
+
+impl Asked {
+    /// Connects to a node.
+    pub fn connect(config: &Config, node: &Node, limit: Duration) -> Result<Asked, Failure> {
+        let who = format!("node {} at {}", node.name, node.address);
+        let client = Client::connect(&Address::Tcp(node.address), limit)
+            .map_err(|e| Failure::failed(format!("{who} cannot be reached: {e}")))?;
+        Ok(Asked {
+            client,
+            cluster: config.cluster.clone(),
+            who,
+        })
+    }
+
+    /// Asks `what`, with the fields of `more` (an object).
+    pub fn ask(&mut self, what: &str, more: Value) -> Result<Value, mojim::Error> {
+        let mut q = more;
+        q["what"] = json!(what);
+        q["cluster"] = json!(self.cluster);
+        self.client.ask(&q)
+    }
+
+    /// The node, for messages.
+    pub fn who(&self) -> &str {
+        &self.who
+    }
+}
+
+/// One question to one node.
+pub fn ask(
+    config: &Config,
+    node: &Node,
+    limit: Duration,
+    what: &str,
+    more: Value,
+) -> Result<Value, Failure> {
+    let mut asked = Asked::connect(config, node, limit)?;
+    let who = asked.who().to_owned();
+    asked
+        .ask(what, more)
+        .map_err(|e| Failure::failed(format!("{who}: {}", plain(&e))))
+}
+
+/// An error without the words that the client puts before a node's own.
+pub fn plain(e: &mojim::Error) -> String {
+    match e {
+        mojim::Error::Io { what, error, .. } if what == "the node says" => error.clone(),
+        e => e.to_string(),
+    }
+}
+
+/// Reads and checks the configuration.
+pub fn load(path: &Path) -> Result<Config, Failure> {
+    Ok(Config::load(path)?)
+}

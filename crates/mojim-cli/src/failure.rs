@@ -1,0 +1,88 @@
+//! How a word ends when it cannot do its work: what, where, what to do, and
+//! the exit code.
+//!
+//! Exit codes: 0 it is done or the answer is yes; 1 the answer is no, or it
+//! failed; 2 the command line or the configuration is wrong.
+
+use std::io::{self, Write};
+
+/// Why a word failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// The process's exit code.
+    pub code: u8,
+    /// For people; empty if the reader of our output has gone.
+    pub text: String,
+}
+
+/// The end of a word: an exit code, or a failure to report.
+pub type Done = Result<u8, Failure>;
+
+impl Failure {
+    /// It did not work.
+    pub fn failed(text: impl Into<String>) -> Failure {
+        Failure {
+            code: 1,
+            text: text.into(),
+        }
+    }
+
+    /// It was asked for wrongly.
+    pub fn usage(text: impl Into<String>) -> Failure {
+        Failure {
+            code: 2,
+            text: text.into(),
+        }
+    }
+
+    /// With where it happened in front.
+    pub fn at(self, place: &str) -> Failure {
+        Failure {
+            text: format!("{place}: {}", self.text),
+            ..self
+        }
+    }
+
+    /// Says it on standard error, each line as ours.
+    pub fn report(&self) {
+        say_on_stderr(&self.text);
+    }
+}
+
+/// Writes lines to standard error; one that is closed is no reason to fail.
+pub fn say_on_stderr(text: &str) {
+    let mut err = io::stderr().lock();
+    for line in text.lines() {
+        let _ = writeln!(err, "mojim: {line}");
+    }
+}
+
+impl From<mojim::Error> for Failure {
+    fn from(e: mojim::Error) -> Failure {
+        match e {
+            mojim::Error::Config(_) => Failure::usage(e.to_string()),
+            e => Failure::failed(e.to_string()),
+        }
+    }
+}
+
+impl From<mojim::config::ConfigError> for Failure {
+    fn from(e: mojim::config::ConfigError) -> Failure {
+        Failure::usage(e.to_string())
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(e: io::Error) -> Failure {
+        if e.kind() == io::ErrorKind::BrokenPipe {
+            return Failure::failed("");
+        }
+        Failure::failed(e.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Failure {
+    fn from(e: serde_json::Error) -> Failure {
+        Failure::from(io::Error::from(e))
+    }
+}

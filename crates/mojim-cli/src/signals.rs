@@ -1,0 +1,53 @@
+//! The signals that ask a process to end, taken by waiting for them rather
+//! than by handlers.
+//!
+//! Invariant: they are blocked in the main thread before any other thread
+//! starts, so that only [`wait`] ever receives one. A child that is to be
+//! stopped by them is started with [`unblock`].
+
+use std::io;
+use std::mem::MaybeUninit;
+
+const ASK_TO_END: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+fn set() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigemptyset initialises the set; the numbers are valid signals.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        for s in ASK_TO_END {
+            libc::sigaddset(set.as_mut_ptr(), s);
+        }
+        set.assume_init()
+    }
+}
+
+fn mask(how: libc::c_int) -> io::Result<()> {
+    let set = set();
+    // SAFETY: the set is initialised; no old mask is asked for.
+    match unsafe { libc::pthread_sigmask(how, &set, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        e => Err(io::Error::from_raw_os_error(e)),
+    }
+}
+
+/// Blocks them in this thread and in those that it starts.
+pub fn block() -> io::Result<()> {
+    mask(libc::SIG_BLOCK)
+}
+
+/// Lets them through again. May be called between fork and exec.
+pub fn unblock() -> io::Result<()> {
+    mask(libc::SIG_UNBLOCK)
+}
+
+/// Waits for one of them and returns its number.
+pub fn wait() -> io::Result<i32> {
+    let set = set();
+    let mut got = 0;
+    // SAFETY: the set is initialised and `got` is a place for the number.
+    match unsafe { libc::sigwait(&set, &mut got) } {
+        0 => Ok(got),
+        e => Err(io::Error::from_raw_os_error(e)),
+    }
+}
