@@ -17,4 +17,5 @@ pub mod peers;
 pub mod raw;
 pub mod report;
 pub mod scratch;
+pub mod sync;
 pub mod threads;

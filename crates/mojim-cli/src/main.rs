@@ -9,7 +9,6 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod append;
 mod ask;
 mod bench;
-mod check;
 mod config;
 mod demo;
 mod docs;

@@ -26,6 +26,9 @@ use crate::error::{Context, Error, Result};
 /// Bytes of one page of the image. A unit of merging, not of any hardware.
 const IMAGE_PAGE: usize = 4096;
 
+/// Extents of at least this many bytes go to their file without the image.
+const DIRECT: usize = 1024;
+
 /// Most files that are kept open; beyond that they are opened for each batch.
 const MAX_OPEN: usize = 256;
 
@@ -359,6 +362,22 @@ impl Area {
             return Ok(());
         }
         bytes = &bytes[..bytes.len().min((size - offset) as usize)];
+        let pages = offset / IMAGE_PAGE as u64..=(offset + bytes.len() as u64) / IMAGE_PAGE as u64;
+        // Merging pays where many small extents meet in a page; a large one
+        // costs less as it is.
+        if bytes.len() >= DIRECT
+            && self
+                .image
+                .range((id, *pages.start())..=(id, *pages.end()))
+                .next()
+                .is_none()
+        {
+            let f = self.file(id)?;
+            self.dirty.insert(id, ());
+            return f
+                .write_at(bytes, offset)
+                .map_err(|e| Error::Poisoned(format!("writing file {id} at {offset}: {e}")));
+        }
         let mut offset = offset;
         while !bytes.is_empty() {
             let page = offset / IMAGE_PAGE as u64;

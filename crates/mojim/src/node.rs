@@ -248,6 +248,7 @@ impl Node {
     }
 
     fn checkpoint_loop(&self, m: &Mirror) {
+        crate::os::yield_to_others();
         let mut quiet = 0u32;
         while !m.is_closed() {
             // After 50 turns of 1 ms without work the system counts as idle
@@ -494,11 +495,19 @@ impl Node {
                     }
                 }
                 Ok(Step::Full) => {
-                    mirror.checkpoint_work.notify();
-                    let full = mirror.store.fullness();
-                    mirror
-                        .room
-                        .wait_unless(|| mirror.store.fullness() < full, Duration::from_millis(5));
+                    // This thread waits anyway, and the checkpoint's own gives
+                    // way to everybody: help.
+                    match mirror.checkpoint_step(true) {
+                        Ok(true) => {}
+                        Ok(false) => {
+                            let full = mirror.store.fullness();
+                            mirror.room.wait_unless(
+                                || mirror.store.fullness() < full,
+                                Duration::from_millis(1),
+                            );
+                        }
+                        Err(e) => break e,
+                    }
                 }
                 Err(e) => break e,
             }

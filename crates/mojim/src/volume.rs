@@ -497,6 +497,9 @@ impl Volume {
                 size: end,
             }])?;
         }
+        // The new mapping shows the data file: what an earlier mapping
+        // committed must be there.
+        inner.settle(inner.primary.committed())?;
         let data = inner.primary.store.area().file(id)?;
         let copy = Private::map(
             &data,
@@ -592,6 +595,13 @@ impl Volume {
         self.0.primary.wait(lsn, 0)
     }
 
+    /// Waits until the data files show all that was committed before this
+    /// call, so that they can be read by other means than a mapping.
+    pub fn settle(&self) -> Result<()> {
+        check_fork()?;
+        self.0.settle(self.0.primary.committed())
+    }
+
     /// Which node has `lsn`, and how safe it is there.
     pub fn copies(&self, lsn: u64) -> Vec<CopyReport> {
         let (own, mirror) = self.0.primary.copies(lsn);
@@ -618,6 +628,17 @@ impl Volume {
     /// mirror and to this node's data area. Fails, and stays attached, if
     /// something could not be committed.
     pub fn detach(&self) -> Result<()> {
+        self.end(true)
+    }
+
+    /// As [`Volume::detach`], but leaves the memory mapped: for the end of the
+    /// process, while other threads may still run. What they store from now on
+    /// is not kept.
+    pub fn finish(&self) -> Result<()> {
+        self.end(false)
+    }
+
+    fn end(&self, unmap: bool) -> Result<()> {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
@@ -631,8 +652,10 @@ impl Volume {
                 sync_range(m, m.region.span())?;
             }
         }
-        for m in &mine {
-            unmap_region(m)?;
+        if unmap {
+            for m in &mine {
+                unmap_region(m)?;
+            }
         }
         inner.close()
     }
@@ -737,6 +760,7 @@ impl Inner {
     }
 
     fn checkpoint_loop(&self) {
+        crate::os::yield_to_others();
         let p = &self.primary;
         let mut quiet = 0u32;
         while !self.stop.load(Acquire) {
@@ -834,6 +858,12 @@ impl Inner {
     fn change_names(&self, pieces: &[Piece<'_>]) -> Result<()> {
         let lsn = self.primary.commit(pieces)?;
         LAST_LSN.with(|l| l.set(lsn));
+        self.settle(lsn)
+    }
+
+    /// Waits until the data files show every record up to `lsn`, which is
+    /// committed.
+    fn settle(&self, lsn: u64) -> Result<()> {
         let p = &self.primary;
         let start = self.env.now();
         while p.store.applied() < lsn {
@@ -894,13 +924,15 @@ fn pieces_of<'a>(
     Ok(())
 }
 
-/// The region that holds all of `[addr, addr + len)`.
+/// The region that holds all of `[addr, addr + len)`, where the rest of its
+/// last page counts as its own: programs round up to whole pages.
 fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
     let m = TABLE.find(addr).ok_or_else(|| {
         Error::NotFound(format!("{addr:#x} is not in a region"))
     })?;
     let end = addr.checked_add(len);
-    if end.is_none_or(|e| e > m.region.span().end) {
+    let page = rustix::param::page_size();
+    if end.is_none_or(|e| e > m.region.span().end.next_multiple_of(page)) {
         return Err(Error::Invalid(format!(
             "{len} bytes at {addr:#x} reach beyond the region of {} ({} bytes at {:#x})",
             m.region.name,
@@ -918,7 +950,12 @@ fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     check_fork()?;
     let m = locate(addr as usize, len)?;
-    sync_range(&m, addr as usize..addr as usize + len)
+    sync_range(&m, clip(&m, addr as usize, len))
+}
+
+/// What of `[addr, addr + len)` is the file's.
+fn clip(m: &Mapped, addr: usize, len: usize) -> Range<usize> {
+    addr..(addr + len).min(m.region.span().end)
 }
 
 fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
@@ -952,7 +989,8 @@ pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
             Error::NotFound(t) => Error::Invalid(t),
             e => e,
         })?;
-        found.push((m, p as usize..p as usize + len));
+        let range = clip(&m, p as usize, len);
+        found.push((m, range));
     }
     if found.iter().any(|(m, _)| !Arc::ptr_eq(&m.volume, &found[0].0.volume)) {
         return Err(Error::Invalid(

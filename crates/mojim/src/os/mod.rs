@@ -227,3 +227,11 @@ mod tests {
         assert!(os.now() >= before);
     }
 }
+
+/// Lets every other thread run before the calling one: for checkpoints, which
+/// must not take the processor from a link's thread (a sync point beside one
+/// took 19 µs instead of 8 on two processors).
+pub fn yield_to_others() {
+    // Failing, it only stays as it was.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+}

@@ -1,0 +1,437 @@
+//! `mojim bench sync`: the sync path of every mode beside its physical limits.
+//!
+//! For each transport and size, one thread: Mojim's modes, the raw round trip
+//! of the same bytes, a raw log write and plain `msync` take turns in one run,
+//! and each of Mojim's figures comes with its ratio to its limit, over all
+//! rounds and per speed state of the machine. Then throughput for 1 to 8
+//! threads. The mirror is a process of its own (`mojim node`), pinned, like
+//! the raw peers, to another processor than the caller's.
+//!
+//! Honest limits: the raw peers copy the bytes out; the raw log is written by
+//! the same thread, with the same mirror running.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use mojim::config::Config;
+use mojim::{MapFlags, Volume, msync};
+
+use crate::measure::{Plan, State, Subject, paired, prepared};
+use crate::raw::{Folios, PlainMsync, RawLog, RawShm, RawTcp, Wait, pin_process, pin_thread, placement};
+use crate::report::{Row, write_table};
+use crate::scratch::Scratch;
+use crate::threads;
+
+/// Sizes of a sync point, in bytes (Mojim, Figure 8).
+pub const SIZES: [usize; 5] = [8, 64, 1024, 4096, 12288];
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct SyncOptions {
+    /// One JSON object a line instead of tables.
+    pub json: bool,
+    /// Where the files go: a directory on the disk to be measured. Default:
+    /// the temporary directory.
+    pub dir: Option<PathBuf>,
+    /// Sizes in bytes; empty: 8 B to 12 KiB.
+    pub sizes: Vec<usize>,
+    /// Rounds of paired blocks for each transport and size.
+    pub rounds: usize,
+    /// Operations in a block.
+    pub ops: usize,
+    /// Most threads in the throughput part; 0 leaves it out.
+    pub threads: usize,
+    /// Time for each throughput figure.
+    pub thread_time: Duration,
+}
+
+impl Default for SyncOptions {
+    fn default() -> Self {
+        SyncOptions {
+            json: false,
+            dir: None,
+            sizes: Vec::new(),
+            rounds: 40,
+            ops: 50,
+            threads: 8,
+            thread_time: Duration::from_millis(500),
+        }
+    }
+}
+
+/// A node process that ends with its starter.
+struct NodeProcess(Child);
+
+impl NodeProcess {
+    fn start(config: &Path, name: &str) -> io::Result<NodeProcess> {
+        let child = Command::new(std::env::current_exe()?)
+            .args(["node", "--config"])
+            .arg(config)
+            .args(["--name", name])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(NodeProcess(child))
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        // It may have ended already; either way it is waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One volume a mode and transport.
+const VOLUMES: [(&str, &str, &str); 7] = [
+    ("unrep", "unreplicated", "tcp"),
+    ("async", "async", "tcp"),
+    ("sync", "sync", "tcp"),
+    ("flush", "sync-flush", "tcp"),
+    ("shmasync", "async", "shm"),
+    ("shmsync", "sync", "shm"),
+    ("shmflush", "sync-flush", "shm"),
+];
+
+fn config_text(dir: &Path, shm: &Path, connections: usize) -> io::Result<String> {
+    let port = || TcpListener::bind("127.0.0.1:0");
+    let (a, b) = (port()?, port()?);
+    let mut t = String::from("cluster = \"bench\"\n");
+    for (name, mode, transport) in VOLUMES {
+        let mirror = if mode == "unreplicated" {
+            ""
+        } else {
+            "mirror = \"b\"\n"
+        };
+        t += &format!(
+            "[volume.{name}]\nmode = \"{mode}\"\nprimary = \"a\"\n{mirror}transport = \"{transport}\"\nconnections = {connections}\ncheckpoint_threshold = 1\nresend_timeout = \"2s\"\n"
+        );
+    }
+    t += &format!(
+        "[node.a]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = \"64MiB\" }}\n",
+        a.local_addr()?,
+        dir.join("a").display(),
+        shm.display()
+    );
+    t += &format!(
+        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"dram\", path = \"{}\", size = \"64MiB\" }}\n",
+        b.local_addr()?,
+        dir.join("b").display(),
+        shm.display(),
+        shm.join("b").display()
+    );
+    Ok(t)
+}
+
+const REGION: usize = 16 << 20;
+
+/// A mapped region and where the next sync point goes.
+struct Target {
+    base: usize,
+    from: usize,
+    span: usize,
+    at: usize,
+    len: usize,
+    fill: u8,
+}
+
+impl Target {
+    fn store(&mut self) {
+        // Page by page in a scattered order, the same for every subject.
+        self.at = (self.at + 4096 * 17) % (self.span - self.len).max(1) & !7;
+        self.fill = self.fill.wrapping_add(1);
+        // SAFETY: inside the region, which stays mapped for the whole run.
+        unsafe {
+            std::ptr::write_bytes((self.base + self.from + self.at) as *mut u8, self.fill, self.len);
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        msync((self.base + self.from + self.at) as *const u8, self.len)
+            .map(drop)
+            .map_err(io::Error::other)
+    }
+}
+
+fn target(volume: &Volume) -> io::Result<usize> {
+    let m = volume
+        .map(
+            "data",
+            REGION,
+            MapFlags {
+                create: true,
+                ..MapFlags::default()
+            },
+        )
+        .map_err(io::Error::other)?;
+    Ok(m.ptr as usize)
+}
+
+fn mojim_subject<'a>(name: String, base: usize, len: usize) -> Box<dyn Subject + Send + 'a> {
+    let t = Target {
+        base,
+        from: 0,
+        span: REGION,
+        at: 0,
+        len,
+        fill: 0,
+    };
+    Box::new(prepared(
+        name,
+        t,
+        |t: &mut Target| {
+            t.store();
+            Ok(())
+        },
+        |t: &mut Target| t.sync(),
+    ))
+}
+
+struct Out {
+    json: bool,
+}
+
+impl Out {
+    fn rows(&self, title: &str, rows: &[Row]) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        if self.json {
+            for r in rows {
+                r.write_json(&mut out)?;
+            }
+        } else {
+            writeln!(out, "\n{title}")?;
+            write_table(rows, &mut out)?;
+        }
+        out.flush()
+    }
+}
+
+/// Runs the benchmark and prints it.
+pub fn run(o: &SyncOptions) -> io::Result<()> {
+    let parent = o.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let scratch = Scratch::new_in(&parent)?;
+    let memory = Scratch::new_in(Path::new("/dev/shm"))?;
+    let config_path = scratch.path().join("bench.toml");
+    fs::write(&config_path, config_text(scratch.path(), memory.path(), 1)?)?;
+    let config = Config::load(&config_path).map_err(io::Error::other)?;
+    let mirror = NodeProcess::start(&config_path, "b")?;
+    let mut volumes = Vec::new();
+    for (name, mode, transport) in VOLUMES {
+        let v = Volume::attach_with(&config, "a", Some(name), |_, _| {}).map_err(io::Error::other)?;
+        let base = target(&v)?;
+        volumes.push((v, base, mode, transport));
+    }
+    let cpus = placement();
+    if let Some((_, peer)) = cpus {
+        pin_process(mirror.0.id(), peer)?;
+    }
+    let wait = Wait::SPIN.peer_on(cpus.map(|c| c.1));
+    let mut tcp = RawTcp::start(wait)?;
+    let mut shm = RawShm::start(wait)?;
+    let mut log = RawLog::create(scratch.path(), 64 << 20)?;
+    let mut small = PlainMsync::create(scratch.path(), Folios::Small)?;
+    let mut large = PlainMsync::create(scratch.path(), Folios::Large)?;
+    let out = Out { json: o.json };
+    let sizes = if o.sizes.is_empty() {
+        SIZES.to_vec()
+    } else {
+        o.sizes.clone()
+    };
+    if !o.json {
+        println!(
+            "{} rounds of {} operations for each size; ratios are medians over the rounds",
+            o.rounds, o.ops
+        );
+    }
+    let pinned = match cpus {
+        Some((client, _)) => Some(pin_thread(client)?),
+        None => None,
+    };
+    for transport in ["tcp", "shm"] {
+        for &bytes in &sizes {
+            let plan = Plan {
+                rounds: o.rounds,
+                ops: o.ops,
+                ..Plan::default()
+            };
+            let rows = one_size(
+                transport, bytes, plan, &volumes, &mut tcp, &mut shm, &mut log, &mut small,
+                &mut large,
+            )?;
+            out.rows(&format!("{transport}, {bytes} bytes"), &rows)?;
+        }
+    }
+    drop(pinned);
+    if o.threads > 0 {
+        let rows = throughput(o, &volumes)?;
+        out.rows("throughput, 4096 bytes", &rows)?;
+    }
+    for (v, ..) in volumes {
+        v.detach().map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
+fn one_size(
+    transport: &str,
+    bytes: usize,
+    plan: Plan,
+    volumes: &[(Volume, usize, &str, &str)],
+    tcp: &mut RawTcp,
+    shm: &mut RawShm,
+    log: &mut RawLog,
+    small: &mut PlainMsync,
+    large: &mut PlainMsync,
+) -> io::Result<Vec<Row>> {
+    let payload = vec![0x5au8; bytes];
+    let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
+    let mut modes = Vec::new();
+    for (_, base, mode, t) in volumes {
+        // The unreplicated mode has no link: it stands beside TCP only.
+        if *t == transport {
+            modes.push(*mode);
+            subjects.push(mojim_subject((*mode).to_owned(), *base, bytes));
+        }
+    }
+    if transport == "tcp" {
+        subjects.push(Box::new(prepared(
+            "raw-link",
+            tcp,
+            |_: &mut &mut RawTcp| Ok(()),
+            |t: &mut &mut RawTcp| t.round_trip(&payload).map(drop),
+        )));
+    } else {
+        subjects.push(Box::new(prepared(
+            "raw-link",
+            shm,
+            |_: &mut &mut RawShm| Ok(()),
+            |t: &mut &mut RawShm| t.round_trip(&payload).map(drop),
+        )));
+    }
+    subjects.push(Box::new(prepared(
+        "raw-log",
+        log,
+        |l: &mut &mut RawLog| {
+            l.stage(&payload);
+            Ok(())
+        },
+        |l: &mut &mut RawLog| l.write_staged().map(drop),
+    )));
+    for (name, m) in [("small-folios", small), ("large-folios", large)] {
+        subjects.push(Box::new(prepared(
+            name,
+            m,
+            |m: &mut &mut PlainMsync| m.dirty(&payload),
+            |m: &mut &mut PlainMsync| m.msync().map(drop),
+        )));
+    }
+    let mut refs: Vec<&mut dyn Subject> = subjects.iter_mut().map(|s| &mut **s as _).collect();
+    let p = paired(&mut refs, plan)?;
+    drop(refs);
+    let mut rows = Vec::new();
+    let base = |case: &str, name: &str, state: Option<State>| {
+        let s = match state {
+            None => p.summary(name),
+            Some(st) => p.summary_in(name, "raw-link", st),
+        }?;
+        let r = Row::new("sync", case, bytes, s).transport(transport);
+        Some(match state {
+            None => r,
+            Some(st) => r.state(st),
+        })
+    };
+    for mode in modes {
+        let (limits, label): (&[&str], _) = match mode {
+            "sync" => (&["raw-link"], "raw-link"),
+            "sync-flush" => (&["raw-link", "raw-log"], "slower of raw-link and raw-log"),
+            _ => (&["raw-log"], "raw-log"),
+        };
+        if let Some(r) = base("mojim", mode, None) {
+            let r = r.mode(mode);
+            rows.push(match p.ratio_to_slower(mode, limits) {
+                Some(x) => r.ratio(x, label),
+                None => r,
+            });
+        }
+        if limits.len() == 1 {
+            for st in [State::Fast, State::Slow] {
+                let Some(x) = p.ratio_in(mode, limits[0], st) else {
+                    continue;
+                };
+                let of_limit = p.summary_in(mode, limits[0], st);
+                if let Some(s) = of_limit {
+                    rows.push(
+                        Row::new("sync", "mojim", bytes, s)
+                            .transport(transport)
+                            .mode(mode)
+                            .state(st)
+                            .ratio(x, label),
+                    );
+                }
+            }
+        }
+    }
+    rows.extend(base("raw-link", "raw-link", None));
+    for st in [State::Fast, State::Slow] {
+        if p.states("raw-link").is_some() {
+            rows.extend(base("raw-link", "raw-link", Some(st)));
+        }
+    }
+    rows.extend(base("raw-log", "raw-log", None).map(|r| r.transport("-")));
+    for f in ["small-folios", "large-folios"] {
+        rows.extend(base("msync", f, None).map(|r| r.mode(f).transport("-")));
+    }
+    Ok(rows)
+}
+
+/// Many threads, each on its own part of one region. Beyond the machine's
+/// processors the figures are reported, not claimed.
+fn throughput(o: &SyncOptions, volumes: &[(Volume, usize, &str, &str)]) -> io::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let bytes = 4096;
+    for (_, base, mode, transport) in volumes {
+        for n in 1..=o.threads {
+            let span = REGION / n;
+            let subjects: Vec<_> = (0..n)
+                .map(|i| {
+                    let t = Target {
+                        base: *base,
+                        from: i * span & !4095,
+                        span: span & !4095,
+                        at: 0,
+                        len: bytes,
+                        fill: i as u8,
+                    };
+                    prepared(
+                        "mojim",
+                        t,
+                        |t: &mut Target| {
+                            t.store();
+                            Ok(())
+                        },
+                        |t: &mut Target| t.sync(),
+                    )
+                })
+                .collect();
+            let plan = threads::Plan {
+                warm_up: Duration::from_millis(50),
+                duration: o.thread_time,
+            };
+            let r = threads::run(subjects, plan)?;
+            rows.push(
+                Row::new("sync", "mojim", bytes, r.total)
+                    .mode(mode)
+                    .transport(transport)
+                    .threads(n),
+            );
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,181 @@
+//! `mojim config`: checks a configuration and shows it with every default filled in.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mojim::config::Config;
+use mojim::layout;
+use serde_json::{Value, json};
+
+use crate::ask::load;
+use crate::failure::Done;
+
+/// Check a configuration file and print it with every default filled in.
+///
+/// All mistakes are reported, each with its line; exit code 2 if there is one.
+#[derive(clap::Args)]
+pub struct Check {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Print JSON: sizes in bytes, times in microseconds.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Check {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        let config = load(&self.config)?;
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            writeln!(out, "{:#}", data(&config))?;
+        } else {
+            out.write_all(text(&config).as_bytes())?;
+        }
+        Ok(0)
+    }
+}
+
+fn data(c: &Config) -> Value {
+    let us = |d: Duration| d.as_micros() as u64;
+    let volumes: serde_json::Map<String, Value> = c
+        .volumes
+        .values()
+        .map(|v| {
+            let value = json!({
+                "mode": v.mode.as_str(),
+                "primary": v.primary,
+                "mirror": v.mirror,
+                "connections": v.connections,
+                "checkpoint_threshold": v.checkpoint_threshold,
+                "msync_rounding": v.rounding.as_str(),
+                "resend_timeout_us": us(v.resend_timeout),
+                "resend_attempts": v.resend_attempts,
+                "transport": v.transport.as_str(),
+                "spin_us": us(v.spin),
+                "tracker": v.tracker.as_str(),
+            });
+            (v.name.clone(), value)
+        })
+        .collect();
+    let nodes: serde_json::Map<String, Value> = c
+        .nodes
+        .values()
+        .map(|n| {
+            let logs: serde_json::Map<String, Value> = c
+                .volumes
+                .values()
+                .filter(|v| v.primary == n.name || v.mirror.as_ref() == Some(&n.name))
+                .map(|v| {
+                    let paths: Vec<_> = layout::logs(c, n, v)
+                        .iter()
+                        .map(|l| l.path.display().to_string())
+                        .collect();
+                    (v.name.clone(), json!(paths))
+                })
+                .collect();
+            let value = json!({
+                "address": n.address.to_string(),
+                "directory": n.directory.display().to_string(),
+                "ring": n.ring.display().to_string(),
+                "log": { "medium": n.log.medium.as_str(), "size": n.log.size, "files": logs },
+            });
+            (n.name.clone(), value)
+        })
+        .collect();
+    json!({
+        "cluster": c.cluster,
+        "insecure_network": c.insecure_network,
+        "volume": volumes,
+        "node": nodes,
+    })
+}
+
+/// The configuration in its own language.
+fn text(c: &Config) -> String {
+    let quote = |s: &str| Value::from(s).to_string();
+    let time = |d: Duration| {
+        let ns = d.as_nanos();
+        match () {
+            () if ns % 1_000_000_000 == 0 => format!("\"{}s\"", d.as_secs()),
+            () if ns % 1_000_000 == 0 => format!("\"{}ms\"", d.as_millis()),
+            () => format!("\"{}us\"", d.as_micros()),
+        }
+    };
+    let size = |n: u64| match n {
+        n if n > 0 && n % (1 << 30) == 0 => format!("\"{}GiB\"", n >> 30),
+        n if n > 0 && n % (1 << 20) == 0 => format!("\"{}MiB\"", n >> 20),
+        n if n > 0 && n % (1 << 10) == 0 => format!("\"{}KiB\"", n >> 10),
+        n => n.to_string(),
+    };
+    let mut t = format!(
+        "cluster = {}\ninsecure_network = {}\n",
+        quote(&c.cluster),
+        c.insecure_network
+    );
+    for v in c.volumes.values() {
+        t += &format!("\n[volume.{}]\nmode = \"{}\"\nprimary = {}\n", v.name, v.mode, quote(&v.primary));
+        if let Some(m) = &v.mirror {
+            t += &format!("mirror = {}\n", quote(m));
+        }
+        t += &format!(
+            "connections = {}\ncheckpoint_threshold = {}\nmsync_rounding = \"{}\"\nresend_timeout = {}\nresend_attempts = {}\ntransport = \"{}\"\nspin = {}\ntracker = \"{}\"\n",
+            v.connections,
+            v.checkpoint_threshold,
+            v.rounding,
+            time(v.resend_timeout),
+            v.resend_attempts,
+            v.transport,
+            time(v.spin),
+            v.tracker,
+        );
+    }
+    for n in c.nodes.values() {
+        t += &format!(
+            "\n[node.{}]\naddress = \"{}\"\ndirectory = {}\nring = {}\n",
+            n.name,
+            n.address,
+            quote(&n.directory.to_string_lossy()),
+            quote(&n.ring.to_string_lossy()),
+        );
+        t += &format!("log.medium = \"{}\"\n", n.log.medium);
+        if let Some(p) = &n.log.path {
+            t += &format!("log.path = {}\n", quote(&p.to_string_lossy()));
+        }
+        t += &format!("log.size = {}\n", size(n.log.size));
+    }
+    t
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn what_is_printed_is_the_same_configuration() {
+        let given = r#"
+            cluster = "c"
+            [volume.v]
+            primary = "a"
+            mirror = "b"
+            spin = "1500us"
+            resend_timeout = "2s"
+            [node.a]
+            address = "127.0.0.1:1"
+            directory = "/x/a \"q\""
+            log = { size = "96MiB" }
+            [node.b]
+            address = "127.0.0.1:2"
+            directory = "/x/b"
+            log = { medium = "dram", path = "/x/l" }
+        "#;
+        let path = Path::new("f");
+        let one = Config::parse(given, path).unwrap();
+        let two = Config::parse(&text(&one), path).unwrap();
+        assert_eq!(data(&one), data(&two));
+        assert_eq!(text(&one), text(&two));
+    }
+}

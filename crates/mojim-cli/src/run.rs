@@ -1,0 +1,116 @@
+//! `mojim run`: an unmodified program whose files in a volume's directory are
+//! Mojim's.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::ask::load;
+use crate::failure::{Done, Failure};
+
+/// The libraries that are put before the program, in this order.
+const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
+
+/// Run an unmodified program: the files that it maps in the volume's directory are Mojim's.
+///
+/// Sets LD_PRELOAD, MOJIM_CONFIG, MOJIM_NODE and MOJIM_VOLUME, and becomes the program; its exit
+/// code is the program's. The libraries are looked for in $MOJIM_LIB, beside this command, and in
+/// ../lib.
+#[derive(clap::Args)]
+pub struct Run {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The node on which the program runs.
+    #[arg(long, value_name = "NODE")]
+    name: String,
+    /// The volume; may be left out if there is only one.
+    #[arg(long, value_name = "VOLUME")]
+    volume: Option<String>,
+    /// The program and its arguments, after `--`.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+impl Run {
+    /// Runs it; returns only if the program could not be started.
+    pub fn run(self) -> Done {
+        let config = load(&self.config)?;
+        let volume = config.volume(self.volume.as_deref())?;
+        let node = config.node(&self.name)?;
+        if volume.primary != node.name && volume.mirror.as_ref() != Some(&node.name) {
+            return Err(Failure::usage(format!(
+                "{}: node {} does not hold volume {}",
+                self.config.display(),
+                node.name,
+                volume.name
+            )));
+        }
+        config.check_media(&node.name)?;
+        let mut preload = OsString::new();
+        for (i, path) in libraries()?.iter().enumerate() {
+            if i > 0 {
+                preload.push(":");
+            }
+            preload.push(path);
+        }
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        let directory = mojim::layout::data_dir(node, &volume.name);
+        std::fs::create_dir_all(&directory)
+            .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
+        let path = std::fs::canonicalize(&self.config)?;
+        let (program, args) = self.command.split_first().expect("clap requires one");
+        let e = Command::new(program)
+            .args(args)
+            .env("LD_PRELOAD", preload)
+            .env("MOJIM_CONFIG", path)
+            .env("MOJIM_NODE", &node.name)
+            .env("MOJIM_VOLUME", &volume.name)
+            .exec();
+        Err(Failure::failed(format!(
+            "running {}: {e}",
+            program.to_string_lossy()
+        )))
+    }
+}
+
+/// Where the libraries are.
+fn libraries() -> Result<Vec<PathBuf>, Failure> {
+    let exe = std::env::current_exe()?;
+    let beside = exe.parent().unwrap_or(Path::new("/")).to_owned();
+    let mut places: Vec<PathBuf> = std::env::var_os("MOJIM_LIB")
+        .filter(|p| !p.is_empty())
+        .map(PathBuf::from)
+        .into_iter()
+        .collect();
+    places.push(beside.join("../lib"));
+    places.insert(places.len() - 1, beside);
+    for place in &places {
+        let found = LIBRARIES.map(|l| place.join(l));
+        if found.iter().all(|f| f.is_file()) {
+            let found: Result<Vec<_>, _> = found.iter().map(std::fs::canonicalize).collect();
+            let found = found?;
+            // The dynamic linker splits LD_PRELOAD at both.
+            if let Some(bad) = found
+                .iter()
+                .find(|f| f.as_os_str().as_encoded_bytes().iter().any(|b| b": \t\n".contains(b)))
+            {
+                return Err(Failure::failed(format!(
+                    "{}: LD_PRELOAD cannot name a path with a space or colon; put the libraries elsewhere and set MOJIM_LIB",
+                    bad.display()
+                )));
+            }
+            return Ok(found);
+        }
+    }
+    let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+    Err(Failure::failed(format!(
+        "{} are in none of {}; build them (`cargo build --release --workspace`) or set MOJIM_LIB to their directory",
+        LIBRARIES.join(" and "),
+        places.join(", ")
+    )))
+}

@@ -1,0 +1,654 @@
+//! What the volume must hold: every sync point ever made, what was
+//! acknowledged, and what each copy is bound to have after which failure.
+//!
+//! Owns the history as a tree of [`Point`]s (a fork is a point with two
+//! children), the acknowledged floor, and each node's hold. It learns of the
+//! engine's claims only where the application would (a sync point returned)
+//! and looks at the copies themselves for the rest. Every violation of an
+//! invariant of DESIGN.md is returned as text that begins with its number.
+
+use mojim::primary::Piece;
+use mojim::store::Store;
+use mojim_format::State;
+use mojim_protocol::{AckRule, History};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::world::{CrashKind, World};
+
+/// One operation of a sync point, with bytes of its own.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// Bytes to an offset of a file.
+    Write {
+        /// The file's number.
+        file: u32,
+        /// Where.
+        offset: u64,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// A new file.
+    Create {
+        /// Its number.
+        file: u32,
+        /// Its name.
+        name: String,
+    },
+    /// Another size.
+    Resize {
+        /// The file's number.
+        file: u32,
+        /// Bytes.
+        size: u64,
+    },
+    /// The file goes.
+    Remove {
+        /// The file's number.
+        file: u32,
+    },
+    /// Another name.
+    Rename {
+        /// The file's number.
+        file: u32,
+        /// Its new name.
+        name: String,
+    },
+}
+
+impl Change {
+    /// As the engine takes it; valid while the change lives.
+    pub fn piece(&self) -> Piece<'_> {
+        match self {
+            Change::Write {
+                file,
+                offset,
+                bytes,
+            } => Piece::Write {
+                file: *file,
+                offset: *offset,
+                ptr: bytes.as_ptr(),
+                len: bytes.len(),
+            },
+            Change::Create { file, name } => Piece::Create { file: *file, name },
+            Change::Resize { file, size } => Piece::Resize {
+                file: *file,
+                size: *size,
+            },
+            Change::Remove { file } => Piece::Remove { file: *file },
+            Change::Rename { file, name } => Piece::Rename { file: *file, name },
+        }
+    }
+}
+
+/// One file as it must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub data: Arc<Vec<u8>>,
+}
+
+/// All files, by number.
+pub type Files = BTreeMap<u32, Model>;
+
+/// What the files are after one more sync point.
+pub fn apply(files: &mut Files, changes: &[Change]) {
+    for c in changes {
+        match c {
+            Change::Write {
+                file,
+                offset,
+                bytes,
+            } => {
+                let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
+                data[*offset as usize..*offset as usize + bytes.len()].copy_from_slice(bytes);
+            }
+            Change::Create { file, name } => {
+                let model = Model {
+                    name: name.clone(),
+                    data: Arc::default(),
+                };
+                files.insert(*file, model);
+            }
+            Change::Resize { file, size } => {
+                let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
+                data.resize(*size as usize, 0);
+            }
+            Change::Remove { file } => {
+                files.remove(file);
+            }
+            Change::Rename { file, name } => {
+                files.retain(|id, f| id == file || f.name != *name);
+                files.get_mut(file).expect("it is there").name = name.clone();
+            }
+        }
+    }
+}
+
+/// Under what a sync point was acknowledged.
+#[derive(Debug, Clone, Copy)]
+pub struct Acked {
+    rule: AckRule,
+    /// Who was primary.
+    by: usize,
+    /// How often each node had failed by then.
+    failures: [u32; 2],
+}
+
+/// One sync point: a state of the volume.
+#[derive(Debug)]
+pub struct Point {
+    /// The epoch of its records.
+    pub epoch: u64,
+    /// Its last LSN.
+    pub last: u64,
+    parent: usize,
+    /// The volume after it.
+    pub files: Arc<Files>,
+    acked: Option<Acked>,
+}
+
+/// What a copy must recover to, at least; `None` where it need not be there.
+#[derive(Debug, Clone, Copy, Default)]
+struct Hold {
+    /// After its process dies.
+    kill: Option<usize>,
+    /// After its power is lost.
+    power: Option<usize>,
+}
+
+/// One copy as the checker knows it.
+#[derive(Debug, Default)]
+struct Copy {
+    hold: Hold,
+    failures: u32,
+    /// The highest point that was seen applied to the data area.
+    applied: usize,
+    /// Up to where the data area may have been changed before the last crash:
+    /// below, its content is a mixture that replay has to repair.
+    mixed: usize,
+    /// Applied LSN and state at the last comparison.
+    compared: Option<usize>,
+}
+
+/// The history of one volume.
+pub struct Checker {
+    /// Every sync point; the first is the empty volume.
+    pub points: Vec<Point>,
+    by: BTreeMap<(u64, u64), usize>,
+    /// The newest point that the application was told is safe.
+    pub floor: usize,
+    copies: [Copy; 2],
+    /// Sync points acknowledged.
+    pub acks: u64,
+    /// Times that acknowledged sync points were lost to more failures than
+    /// the mode promises to survive.
+    pub excused: u64,
+    /// Comparisons of a whole data area.
+    pub compared: u64,
+}
+
+/// A broken invariant.
+pub type Violation = String;
+type Checked<T = ()> = Result<T, Violation>;
+
+impl Default for Checker {
+    fn default() -> Self {
+        let root = Point {
+            epoch: 0,
+            last: 0,
+            parent: 0,
+            files: Arc::default(),
+            acked: None,
+        };
+        Checker {
+            points: vec![root],
+            by: BTreeMap::new(),
+            floor: 0,
+            copies: Default::default(),
+            acks: 0,
+            excused: 0,
+            compared: 0,
+        }
+    }
+}
+
+impl Checker {
+    /// Whether `old` is `new` or one of its ancestors.
+    pub fn is_within(&self, old: usize, mut new: usize) -> bool {
+        while self.points[new].last > self.points[old].last {
+            new = self.points[new].parent;
+        }
+        new == old
+    }
+
+    fn common(&self, mut a: usize, mut b: usize) -> usize {
+        while a != b {
+            if self.points[a].last >= self.points[b].last {
+                a = self.points[a].parent;
+            } else {
+                b = self.points[b].parent;
+            }
+        }
+        a
+    }
+
+    /// The last whole sync point at or before `lsn` on the way to `head`.
+    pub fn before(&self, head: usize, lsn: u64) -> usize {
+        let mut p = head;
+        while self.points[p].last > lsn {
+            p = self.points[p].parent;
+        }
+        p
+    }
+
+    /// The point that a copy with this history has at `lsn`, exactly.
+    pub fn exact(&self, history: &History, lsn: u64) -> Option<usize> {
+        if lsn == 0 {
+            return Some(0);
+        }
+        self.by.get(&(history.epoch_at(lsn)?, lsn)).copied()
+    }
+
+    /// The last whole sync point at or before `lsn`.
+    fn rounded(&self, history: &History, lsn: u64) -> Option<usize> {
+        (0..=lsn).rev().take(64).find_map(|l| self.exact(history, l))
+    }
+
+    fn text(&self, p: usize) -> String {
+        let p = &self.points[p];
+        format!("LSN {} of epoch {}", p.last, p.epoch)
+    }
+
+    /// A sync point was appended behind `parent` by node `n`.
+    pub fn appended(
+        &mut self,
+        n: usize,
+        parent: usize,
+        epoch: u64,
+        first: u64,
+        last: u64,
+        changes: &[Change],
+    ) -> Checked<usize> {
+        if first != self.points[parent].last + 1 {
+            return Err(format!(
+                "1: LSN {first} was given out behind {}",
+                self.text(parent)
+            ));
+        }
+        let mut files = (*self.points[parent].files).clone();
+        apply(&mut files, changes);
+        let id = self.points.len();
+        self.points.push(Point {
+            epoch,
+            last,
+            parent,
+            files: Arc::new(files),
+            acked: None,
+        });
+        if self.by.insert((epoch, last), id).is_some() {
+            return Err(format!("1: {} was given out twice", self.text(id)));
+        }
+        // Before its acknowledgement is awaited, it lies in a ring that
+        // outlives the process.
+        self.copies[n].hold.kill = Some(id);
+        Ok(id)
+    }
+
+    /// A store was opened after whatever ended the last process: what is
+    /// there must be what its medium had to keep.
+    pub fn opened(&mut self, n: usize, store: &Store, may_be_loading: bool) -> Checked {
+        let state = store.superblock().state;
+        let hold = self.copies[n].hold;
+        if state != State::Whole {
+            let excuse = state == State::Loading && may_be_loading;
+            if let Some(h) = hold.kill
+                && !excuse
+                && h != 0
+            {
+                return Err(format!(
+                    "3: node {n} opens {state:?}, but must hold {}",
+                    self.text(h)
+                ));
+            }
+            self.forget(n);
+            return self.covered();
+        }
+        let history = store.history();
+        let Some(tail) = self.exact(&history, store.tail()) else {
+            return Err(format!(
+                "3: node {n} recovers LSN {}, which ends no sync point ({:?})",
+                store.tail(),
+                history.entries()
+            ));
+        };
+        if let Some(h) = hold.kill
+            && !self.is_within(h, tail)
+        {
+            return Err(format!(
+                "3: node {n} recovers {}, but must hold {}",
+                self.text(tail),
+                self.text(h)
+            ));
+        }
+        let applied = self.copies[n].applied;
+        if !self.is_within(applied, tail) {
+            return Err(format!(
+                "1: node {n} recovers {}, but its data area had {}",
+                self.text(tail),
+                self.text(applied)
+            ));
+        }
+        let c = &mut self.copies[n];
+        c.hold.kill = Some(tail);
+        c.compared = None;
+        self.looked(n, store)
+    }
+
+    /// The copy is being replaced or was discarded.
+    fn forget(&mut self, n: usize) {
+        let c = &mut self.copies[n];
+        c.hold = Hold::default();
+        c.applied = 0;
+        c.mixed = 0;
+        c.compared = None;
+    }
+
+    /// Node `n`'s process ended; `limit` is up to where it may have been
+    /// applying.
+    pub fn crashed(&mut self, n: usize, kind: CrashKind, limit: Option<usize>) -> Checked {
+        let c = &mut self.copies[n];
+        c.failures += 1;
+        if kind == CrashKind::Power {
+            c.hold.kill = c.hold.power;
+        }
+        if let Some(l) = limit {
+            self.mix(n, l);
+        }
+        self.lower()
+    }
+
+    /// The data area may have been changed up to `limit`.
+    fn mix(&mut self, n: usize, limit: usize) {
+        let mixed = self.copies[n].mixed;
+        if self.points[limit].last > self.points[mixed].last {
+            self.copies[n].mixed = limit;
+        }
+    }
+
+    fn is_covered(&self) -> bool {
+        self.copies
+            .iter()
+            .any(|c| c.hold.kill.is_some_and(|h| self.is_within(self.floor, h)))
+    }
+
+    /// No protocol step may leave what was acknowledged without a copy.
+    fn covered(&self) -> Checked {
+        if self.floor == 0 || self.is_covered() {
+            return Ok(());
+        }
+        Err(format!(
+            "3: acknowledged {} is on no copy any more, without a failure: {:?}",
+            self.text(self.floor),
+            self.copies.each_ref().map(|c| c.hold.kill.map(|h| self.text(h)))
+        ))
+    }
+
+    /// After a failure: what acknowledged sync points may be gone.
+    ///
+    /// | acknowledged under | survives, at least |
+    /// |---|---|
+    /// | own log only, on a disk or pmem | any failures of this node |
+    /// | own log only, in memory (alone after a promotion) | kills |
+    /// | the mirror's log (and the own, in sync-flush) | any one node's failure |
+    fn lower(&mut self) -> Checked {
+        if self.floor == 0 || self.is_covered() {
+            return Ok(());
+        }
+        let lost = self.floor;
+        let left = self
+            .copies
+            .iter()
+            .filter_map(|c| c.hold.kill)
+            .map(|h| self.common(lost, h))
+            .max_by_key(|p| self.points[*p].last)
+            .unwrap_or(0);
+        let a = self.points[lost].acked.expect("the floor is acknowledged");
+        let failed = |n: usize| self.copies[n].failures > a.failures[n];
+        let excused = if a.rule.mirror {
+            failed(0) && failed(1)
+        } else {
+            // Its hold on a persistent medium only shrinks when the copy is
+            // replaced, which `covered` watches; so this was memory, or the
+            // other node's copy was the last.
+            failed(a.by)
+        };
+        if !excused {
+            return Err(format!(
+                "3: acknowledged {} is lost after one failure; {} is left",
+                self.text(lost),
+                self.text(left)
+            ));
+        }
+        self.excused += 1;
+        self.settle(left);
+        Ok(())
+    }
+
+    /// The floor is now `p`, after a loss that is excused.
+    fn settle(&mut self, p: usize) {
+        self.floor = p;
+        let failures = self.failures();
+        if self.points[p].acked.is_none() {
+            self.points[p].acked = Some(Acked {
+                rule: AckRule::BOTH,
+                by: 0,
+                failures,
+            });
+        }
+    }
+
+    fn failures(&self) -> [u32; 2] {
+        self.copies.each_ref().map(|c| c.failures)
+    }
+
+    /// A primary began an epoch with `tail`: it must have every acknowledged
+    /// sync point.
+    pub fn began(&mut self, n: usize, store: &Store, tail: u64) -> Checked<usize> {
+        let history = store.history();
+        let Some(p) = self.exact(&history, tail) else {
+            return Err(format!("3: epoch begins behind LSN {tail}, which ends no sync point"));
+        };
+        if !self.is_within(self.floor, p) {
+            return Err(format!(
+                "3: epoch {} begins behind {}, but {} is acknowledged",
+                history.last_epoch(),
+                self.text(p),
+                self.text(self.floor)
+            ));
+        }
+        self.copies[n].hold.kill = Some(p);
+        if store.level().is_persistent() {
+            self.copies[n].hold.power = Some(p);
+        }
+        self.looked(n, store)?;
+        Ok(p)
+    }
+
+    /// An operator promoted node `n`; `lossy` where the mode says that this
+    /// may lose what had not arrived.
+    pub fn promoted(&mut self, n: usize, store: &Store, tail: u64, lossy: bool) -> Checked {
+        let history = store.history();
+        let Some(p) = self.exact(&history, tail) else {
+            return Err(format!("3: promoted at LSN {tail}, which ends no sync point"));
+        };
+        self.copies[n].hold.kill = Some(p);
+        if store.level().is_persistent() {
+            self.copies[n].hold.power = Some(p);
+        }
+        if !self.is_within(self.floor, p) {
+            if !lossy {
+                return Err(format!(
+                    "3: promoted with {}, but {} is acknowledged",
+                    self.text(p),
+                    self.text(self.floor)
+                ));
+            }
+            self.excused += 1;
+            let left = self.common(self.floor, p);
+            self.settle(left);
+        }
+        self.looked(n, store)
+    }
+
+    /// The application learned that `p` is safe.
+    pub fn acked(&mut self, n: usize, p: usize, rule: AckRule, persistent: [bool; 2]) -> Checked {
+        let has = |c: &Copy, persistent: bool| {
+            let h = if persistent { c.hold.power } else { c.hold.kill };
+            h.is_some_and(|h| self.is_within(p, h))
+        };
+        if rule.local && !has(&self.copies[n], persistent[n]) {
+            return Err(format!("2: {} is acknowledged, but not in the own log", self.text(p)));
+        }
+        if rule.mirror && !has(&self.copies[1 - n], persistent[1 - n]) {
+            return Err(format!(
+                "2: {} is acknowledged, but not in the mirror's log, which has {:?}",
+                self.text(p),
+                self.copies[1 - n].hold
+            ));
+        }
+        let failures = self.failures();
+        self.points[p].acked = Some(Acked {
+            rule,
+            by: n,
+            failures,
+        });
+        if self.points[p].last > self.points[self.floor].last {
+            if !self.is_within(self.floor, p) {
+                return Err(format!("3: {} is acknowledged on another branch", self.text(p)));
+            }
+            self.floor = p;
+        }
+        Ok(())
+    }
+
+    /// The primary's own log is persistent up to `lsn`.
+    pub fn persisted(&mut self, n: usize, head: usize, lsn: u64) {
+        let p = self.before(head, lsn);
+        self.copies[n].hold.power = Some(p);
+    }
+
+    /// The mirror has received up to `lsn`; `persisted` if all of its logs
+    /// are persistent to their ends.
+    pub fn received(&mut self, n: usize, store: &Store, lsn: u64, persisted: bool) -> Checked {
+        if store.superblock().state != State::Whole {
+            self.forget(n);
+            return self.covered();
+        }
+        let history = store.history();
+        let Some(p) = self.rounded(&history, lsn) else {
+            return Err(format!("3: node {n} has received LSN {lsn}, which nobody sent"));
+        };
+        let hold = self.copies[n].hold;
+        let power = match hold.power {
+            _ if persisted => Some(p),
+            Some(h) => Some(self.common(h, p)),
+            None => None,
+        };
+        self.copies[n].hold = Hold {
+            kill: Some(p),
+            power,
+        };
+        if hold.kill != Some(p) {
+            self.covered()?;
+        }
+        self.looked(n, store)
+    }
+
+    /// Notes what is applied.
+    pub fn looked(&mut self, n: usize, store: &Store) -> Checked {
+        let history = store.history();
+        let Some(a) = self.exact(&history, store.applied()) else {
+            return Err(format!(
+                "4: node {n} has applied up to LSN {}, which ends no sync point",
+                store.applied()
+            ));
+        };
+        let c = &mut self.copies[n];
+        if self.points[a].last > self.points[c.applied].last {
+            c.applied = a;
+        }
+        if let Some(h) = c.hold.kill
+            && !self.is_within(a, h)
+        {
+            return Err(format!(
+                "1: node {n} has applied {}, but holds {}",
+                self.text(a),
+                self.text(h)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Compares a data area with the model at its applied LSN (invariant 4),
+    /// if that is past what a crash left mixed and new since the last time.
+    pub fn compare(&mut self, n: usize, store: &Store, world: &World, node: &str) -> Checked {
+        if store.superblock().state != State::Whole || store.poisoned().is_some() {
+            return Ok(());
+        }
+        let history = store.history();
+        let Some(p) = self.exact(&history, store.applied()) else {
+            return Err(format!("4: node {n}: LSN {} ends no sync point", store.applied()));
+        };
+        let c = &mut self.copies[n];
+        if c.compared == Some(p) || self.points[p].last < self.points[c.mixed].last {
+            return Ok(());
+        }
+        c.compared = Some(p);
+        self.compared += 1;
+        let model = self.points[p].files.clone();
+        let at = self.text(p);
+        let found: BTreeMap<u32, (String, u64)> = store
+            .area()
+            .files()
+            .map(|f| (f.id, (f.name.clone(), f.size)))
+            .collect();
+        let wanted: BTreeMap<u32, (String, u64)> = model
+            .iter()
+            .map(|(id, f)| (*id, (f.name.clone(), f.data.len() as u64)))
+            .collect();
+        if found != wanted {
+            return Err(format!(
+                "4: node {n} at {at}: its catalogue has {found:?}, not {wanted:?}"
+            ));
+        }
+        for (id, f) in model.iter() {
+            let path = store.spec().dir.join(&f.name);
+            let Some(bytes) = world.contents(node, &path) else {
+                return Err(format!("4: node {n} at {at}: file {id} {} is not there", f.name));
+            };
+            if bytes != *f.data {
+                let first = bytes.iter().zip(f.data.iter()).position(|(a, b)| a != b);
+                return Err(format!(
+                    "4: node {n} at {at}: file {id} {} differs at byte {first:?}; {} bytes, {} in the model",
+                    f.name,
+                    bytes.len(),
+                    f.data.len()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no copy is bound to hold anything.
+    pub fn all_lost(&self) -> bool {
+        self.copies.iter().all(|c| c.hold.kill.is_none())
+    }
+
+    /// Forgets what was compared, so that the next comparison happens.
+    pub fn look_again(&mut self, n: usize) {
+        self.copies[n].compared = None;
+    }
+}
