@@ -1,1 +1,545 @@
-//! placeholder
+//! libmojim.so: the C interface of Mojim.
+//!
+//! Owns the translation between C and the engine's Rust interface, nothing
+//! else. `include/mojim.h` is the manual; `tests/abi` keeps the two alike.
+//!
+//! Invariants:
+//! - No panic crosses the interface: it becomes EIO and a text.
+//! - Every failure sets errno and the calling thread's text.
+//! - A handle is a leaked box; only `mojim_detach` and `mojim_finish` free it,
+//!   and only when they succeed.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use engine::{Config, Error, Level, MapFlags, Result, Volume};
+
+/// `mojim_t`.
+pub struct Mojim {
+    volume: Volume,
+}
+
+/// `struct msync_input`, as in the paper's Figure 1.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MsyncInput {
+    address: *mut c_void,
+    length: c_int,
+}
+
+/// Bytes for a node's name in `struct mojim_copy`.
+const NODE_BYTES: usize = 68;
+
+/// `struct mojim_copy`.
+#[repr(C)]
+pub struct MojimCopy {
+    node: [c_char; NODE_BYTES],
+    level: c_int,
+}
+
+const MOJIM_CREATE: c_int = 0x0080_0000;
+const MOJIM_RDONLY: c_int = 0x0040_0000;
+const MAP_ATOMIC: c_int = 0x0200_0000;
+const MS_MOJIM: c_int = 0x100;
+
+const _: () = assert!(NODE_BYTES > engine::config::MAX_NAME);
+const _: () = assert!(size_of::<MojimCopy>() == 72 && align_of::<MojimCopy>() == 4);
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<MsyncInput>() == 16 && align_of::<MsyncInput>() == 8);
+const _: () = assert!(
+    Level::Received as c_int == 1 && Level::Pmem as c_int == 2 && Level::Disk as c_int == 3
+);
+
+thread_local! {
+    static TEXT: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// What every call can fail with: an errno and a text.
+struct Failure(c_int, String);
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Failure {
+        Failure(e.errno(), e.to_string())
+    }
+}
+
+fn invalid<T>(text: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure(libc::EINVAL, text.into()))
+}
+
+fn set_errno(e: c_int) {
+    // SAFETY: the calling thread's errno.
+    unsafe { *libc::__errno_location() = e };
+}
+
+/// Runs a call; a failure or a panic leaves errno, the text and `failed`.
+fn guard<T>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
+    let Failure(errno, text) = match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(v)) => return v,
+        Ok(Err(e)) => e,
+        Err(p) => {
+            let what = p
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| p.downcast_ref::<&str>().copied())
+                .unwrap_or("panic");
+            Failure(libc::EIO, format!("internal error: {what}"))
+        }
+    };
+    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    // While a thread ends its text may be gone; errno is not.
+    let _ = TEXT.try_with(|t| t.replace(text));
+    set_errno(errno);
+    failed
+}
+
+/// A string argument.
+///
+/// # Safety
+/// `p` is null or a C string that stays for the call.
+unsafe fn text<'a>(p: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    if p.is_null() {
+        return invalid(format!("{what} is NULL"));
+    }
+    // SAFETY: the caller's promise.
+    match unsafe { CStr::from_ptr(p) }.to_str() {
+        Ok(s) => Ok(s),
+        Err(_) => invalid(format!("{what} is not UTF-8")),
+    }
+}
+
+/// As [`text`], with null as None.
+///
+/// # Safety
+/// As for [`text`].
+unsafe fn text_or_none<'a>(p: *const c_char, what: &str) -> Result<Option<&'a str>, Failure> {
+    if p.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { text(p, what) }.map(Some)
+}
+
+/// The volume of a handle.
+///
+/// # Safety
+/// `m` is null or came from `mojim_attach` and was not freed.
+unsafe fn volume<'a>(m: *mut Mojim) -> Result<&'a Volume, Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { m.as_ref() } {
+        Some(m) => Ok(&m.volume),
+        None => invalid("the handle is NULL: mojim_attach failed?"),
+    }
+}
+
+/// `mojim_attach`.
+///
+/// # Safety
+/// The arguments are null or C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_attach(
+    config: *const c_char,
+    node: *const c_char,
+    name: *const c_char,
+) -> *mut Mojim {
+    guard(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let (config, node, name) = unsafe {
+            (text(config, "config")?, text(node, "node")?, text_or_none(name, "volume")?)
+        };
+        let volume = Volume::attach(Path::new(config), node, name)?;
+        Ok(Box::into_raw(Box::new(Mojim { volume })))
+    })
+}
+
+/// # Safety
+/// As for [`volume`]; no other call uses the handle.
+unsafe fn end(m: *mut Mojim, how: impl FnOnce(&Volume) -> Result<()>) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        how(unsafe { volume(m)? })?;
+        // SAFETY: made by `Box::into_raw`, and freed once: success ends it.
+        drop(unsafe { Box::from_raw(m) });
+        Ok(0)
+    })
+}
+
+/// `mojim_detach`.
+///
+/// # Safety
+/// `m` is null or a handle that nobody else is using.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_detach(m: *mut Mojim) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { end(m, Volume::detach) }
+}
+
+/// `mojim_finish`.
+///
+/// # Safety
+/// As for [`mojim_detach`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_finish(m: *mut Mojim) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { end(m, Volume::finish) }
+}
+
+/// `mojim_map`.
+///
+/// # Safety
+/// As for [`mojim_map_at`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_map(
+    m: *mut Mojim,
+    file: *const c_char,
+    len: usize,
+    flags: c_int,
+) -> *mut c_void {
+    // SAFETY: the caller's promise; nothing is replaced.
+    unsafe { mojim_map_at(m, file, len, flags, 0, std::ptr::null_mut()) }
+}
+
+/// `mojim_map_at`.
+///
+/// # Safety
+/// `m` is null or a handle, `file` null or a C string; `fixed` is null or
+/// begins memory that the caller may replace.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_map_at(
+    m: *mut Mojim,
+    file: *const c_char,
+    len: usize,
+    flags: c_int,
+    offset: libc::off_t,
+    fixed: *mut c_void,
+) -> *mut c_void {
+    guard(libc::MAP_FAILED, || {
+        // SAFETY: the caller's promise.
+        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        let unknown = flags & !(MOJIM_CREATE | MOJIM_RDONLY | MAP_ATOMIC);
+        if unknown != 0 {
+            return invalid(format!(
+                "mapping {file}: flags {unknown:#x} are not among MOJIM_CREATE, MOJIM_RDONLY and MAP_ATOMIC"
+            ));
+        }
+        let Ok(offset) = u64::try_from(offset) else {
+            return invalid(format!("mapping {file}: offset {offset} is negative"));
+        };
+        if !(fixed as usize).is_multiple_of(page_size()) {
+            return invalid(format!("mapping {file}: address {fixed:p} is not aligned to a page"));
+        }
+        let mapping = volume.map(
+            file,
+            len,
+            MapFlags {
+                create: flags & MOJIM_CREATE != 0,
+                atomic: flags & MAP_ATOMIC != 0,
+                read_only: flags & MOJIM_RDONLY != 0,
+                offset,
+                fixed_at: fixed as usize,
+            },
+        )?;
+        Ok(mapping.ptr.cast())
+    })
+}
+
+fn page_size() -> usize {
+    // SAFETY: no preconditions.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+/// `mojim_unmap`.
+///
+/// # Safety
+/// Nobody uses the region's memory any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_int {
+    guard(-1, || {
+        if !engine::volume::is_region(addr as usize) {
+            return invalid(format!("unmapping {addr:p}: it is not in a region"));
+        }
+        engine::unmap(addr.cast(), len)?;
+        Ok(0)
+    })
+}
+
+/// `mojim_is_region`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mojim_is_region(addr: *const c_void) -> c_int {
+    guard(0, || Ok(engine::volume::is_region(addr as usize) as c_int))
+}
+
+/// `mojim_msync`.
+///
+/// # Safety
+/// Nobody stores into the range meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_msync(addr: *mut c_void, len: usize, flags: c_int) -> c_int {
+    const COMMIT: c_int = libc::MS_SYNC | libc::MS_ASYNC | MS_MOJIM;
+    guard(-1, || {
+        if flags & !(COMMIT | libc::MS_INVALIDATE) != 0 {
+            return invalid(format!("msync: unknown flags in {flags:#x}"));
+        }
+        if flags & libc::MS_SYNC != 0 && flags & libc::MS_ASYNC != 0 {
+            return invalid("msync: MS_SYNC and MS_ASYNC exclude each other");
+        }
+        if flags & COMMIT == 0 {
+            if flags & libc::MS_INVALIDATE != 0 {
+                return Err(Failure(
+                    libc::EOPNOTSUPP,
+                    "msync: MS_INVALIDATE alone (going back to what was committed) is not supported yet; unmap a MAP_ATOMIC region and map it again".into(),
+                ));
+            }
+            return invalid("msync: flags are 0; use MS_SYNC");
+        }
+        match engine::msync(addr.cast(), len) {
+            Ok(_) => Ok(0),
+            Err(Error::NotFound(t)) => Err(Failure(libc::ENOMEM, t)),
+            Err(e) => Err(e.into()),
+        }
+    })
+}
+
+/// `gmsync`.
+///
+/// # Safety
+/// `input` has `n` entries; nobody stores into their ranges meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int) -> c_int {
+    /// Up to so many ranges need no allocation here.
+    const FEW: usize = 16;
+    guard(-1, || {
+        if flags & !(MS_MOJIM | libc::MS_SYNC) != 0 || flags == 0 {
+            return invalid(format!("gmsync: flags {flags:#x}; use MS_MOJIM"));
+        }
+        let Ok(n) = usize::try_from(n) else {
+            return invalid(format!("gmsync: {n} ranges"));
+        };
+        if n == 0 {
+            return Ok(0);
+        }
+        if input.is_null() {
+            return invalid("gmsync: input is NULL");
+        }
+        // SAFETY: the caller's promise.
+        let input = unsafe { std::slice::from_raw_parts(input, n) };
+        if let Some(i) = input.iter().find(|i| i.length < 0) {
+            return invalid(format!("gmsync: a range of {} bytes", i.length));
+        }
+        let range = |i: &MsyncInput| (i.address as *const u8, i.length as usize);
+        if n <= FEW {
+            let mut few = [(std::ptr::null(), 0); FEW];
+            for (to, from) in few.iter_mut().zip(input) {
+                *to = range(from);
+            }
+            engine::gmsync(&few[..n])?;
+        } else {
+            engine::gmsync(&input.iter().map(range).collect::<Vec<_>>())?;
+        }
+        Ok(0)
+    })
+}
+
+/// `mojim_last_lsn`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mojim_last_lsn() -> u64 {
+    guard(0, || Ok(engine::last_lsn()))
+}
+
+/// `mojim_wait`.
+///
+/// # Safety
+/// `m` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_wait(m: *mut Mojim, lsn: u64) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe { volume(m)? }.wait(lsn)?;
+        Ok(0)
+    })
+}
+
+/// `mojim_copies`.
+///
+/// # Safety
+/// `m` is null or a handle; `out` has room for `n` entries.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_copies(
+    m: *mut Mojim,
+    lsn: u64,
+    out: *mut MojimCopy,
+    n: c_int,
+) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let copies = unsafe { volume(m)? }.copies(lsn);
+        let Ok(n) = usize::try_from(n) else {
+            return invalid(format!("mojim_copies: room for {n} entries"));
+        };
+        if n > 0 && out.is_null() {
+            return invalid("mojim_copies: out is NULL");
+        }
+        for (i, c) in copies.iter().take(n).enumerate() {
+            let mut node = [0; NODE_BYTES];
+            for (to, from) in node[..NODE_BYTES - 1].iter_mut().zip(c.node.bytes()) {
+                *to = from as c_char;
+            }
+            let level = c.level.map_or(0, |l| l as c_int);
+            // SAFETY: entry i of at least n.
+            unsafe { out.add(i).write(MojimCopy { node, level }) };
+        }
+        Ok(copies.len() as c_int)
+    })
+}
+
+/// `mojim_create`.
+///
+/// # Safety
+/// `m` is null or a handle, `file` null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_create(m: *mut Mojim, file: *const c_char) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let made = unsafe { volume(m)?.create(text(file, "file")?)? };
+        Ok(made as c_int)
+    })
+}
+
+/// `mojim_remove`.
+///
+/// # Safety
+/// As for [`mojim_create`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_remove(m: *mut Mojim, file: *const c_char) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe { volume(m)?.remove(text(file, "file")?)? };
+        Ok(0)
+    })
+}
+
+/// `mojim_rename`.
+///
+/// # Safety
+/// As for [`mojim_create`], for both names.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_rename(
+    m: *mut Mojim,
+    from: *const c_char,
+    to: *const c_char,
+) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe { volume(m)?.rename(text(from, "from")?, text(to, "to")?)? };
+        Ok(0)
+    })
+}
+
+/// `mojim_truncate`.
+///
+/// # Safety
+/// As for [`mojim_create`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_truncate(
+    m: *mut Mojim,
+    file: *const c_char,
+    size: libc::off_t,
+) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        let Ok(size) = u64::try_from(size) else {
+            return invalid(format!("{file}: a size of {size} bytes"));
+        };
+        volume.truncate(file, size)?;
+        Ok(0)
+    })
+}
+
+/// `mojim_size`.
+///
+/// # Safety
+/// As for [`mojim_create`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc::off_t {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        match volume.size(file) {
+            Some(s) => Ok(s as libc::off_t),
+            None => Err(Failure(
+                libc::ENOENT,
+                format!("volume {} has no file {file:?}", volume.name()),
+            )),
+        }
+    })
+}
+
+/// `mojim_settle`.
+///
+/// # Safety
+/// `m` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_settle(m: *mut Mojim) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe { volume(m)? }.settle()?;
+        Ok(0)
+    })
+}
+
+/// `mojim_directory`.
+///
+/// # Safety
+/// The strings are null or C strings; `out` has room for `n` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_directory(
+    config: *const c_char,
+    node: *const c_char,
+    name: *const c_char,
+    out: *mut c_char,
+    n: usize,
+) -> c_int {
+    use std::os::unix::ffi::OsStrExt;
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (config, node, name) = unsafe {
+            (text(config, "config")?, text(node, "node")?, text_or_none(name, "volume")?)
+        };
+        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
+        let config = Config::load(Path::new(config)).map_err(wrong)?;
+        let name = &config.volume(name).map_err(wrong)?.name;
+        let dir = engine::layout::data_dir(config.node(node).map_err(wrong)?, name);
+        let bytes = dir.as_os_str().as_bytes();
+        if out.is_null() {
+            return invalid("mojim_directory: out is NULL");
+        }
+        if bytes.len() >= n {
+            return Err(Failure(
+                libc::ERANGE,
+                format!("mojim_directory: {} bytes are needed", bytes.len() + 1),
+            ));
+        }
+        // SAFETY: n bytes of room are more than the path's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out, bytes.len());
+            out.add(bytes.len()).write(0);
+        }
+        Ok(bytes.len() as c_int)
+    })
+}
+
+/// `mojim_last_error`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mojim_last_error() -> *const c_char {
+    TEXT.try_with(|t| t.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
+}
+
+/// `mojim_version`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mojim_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

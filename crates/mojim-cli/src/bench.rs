@@ -1,6 +1,7 @@
 //! `mojim bench`: the command line of the evaluation; the work is in `mojim-bench`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use mojim_bench::sync::SyncOptions;
 
@@ -18,28 +19,28 @@ enum What {
     Sync(Sync),
 }
 
-/// Latency of one sync point, by mode, transport, size and threads.
+/// Latency of one sync point by mode, transport and size, then throughput by threads.
 #[derive(clap::Args)]
 struct Sync {
-    /// A directory on the file system to measure; its free space must hold a few GiB.
-    #[arg(long, value_name = "DIR", default_value = ".")]
-    directory: PathBuf,
-    /// Payloads in bytes.
-    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "8,64,1024,4096,12288")]
+    /// A directory on the disk to measure [default: the temporary directory].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Sizes of a sync point in bytes, separated by commas [default: 8 B to 12 KiB].
+    #[arg(long, value_name = "BYTES", value_delimiter = ',')]
     sizes: Vec<usize>,
-    /// Modes: unreplicated, async, sync, sync-flush.
-    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "unreplicated,async,sync,sync-flush")]
-    modes: Vec<String>,
-    /// Transports: tcp, shm.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "tcp,shm")]
-    transports: Vec<String>,
-    /// Threads that sync at the same time.
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
-    threads: Vec<usize>,
-    /// Seconds for each combination, at most.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
-    seconds: f64,
-    /// Print one JSON object a line instead of a table.
+    /// Rounds of paired blocks for each transport and size.
+    #[arg(long, value_name = "N", default_value_t = SyncOptions::default().rounds)]
+    rounds: usize,
+    /// Operations in a block.
+    #[arg(long, value_name = "N", default_value_t = SyncOptions::default().ops)]
+    ops: usize,
+    /// Most threads in the throughput part; 0 leaves it out.
+    #[arg(long, value_name = "N", default_value_t = SyncOptions::default().threads)]
+    threads: usize,
+    /// Milliseconds for each throughput figure.
+    #[arg(long, value_name = "MS", default_value_t = SyncOptions::default().thread_time.as_millis() as u64)]
+    thread_time: u64,
+    /// Print one JSON object a line instead of tables.
     #[arg(long)]
     json: bool,
 }
@@ -48,20 +49,19 @@ impl Bench {
     /// Runs it.
     pub fn run(self) -> Done {
         let What::Sync(s) = self.what;
-        if !s.seconds.is_finite() || s.seconds <= 0.0 {
-            return Err(Failure::usage("--seconds: a number above 0 is needed"));
-        }
-        if s.threads.contains(&0) {
-            return Err(Failure::usage("--threads: at least 1"));
+        for (option, n) in [("rounds", s.rounds), ("ops", s.ops)] {
+            if n == 0 {
+                return Err(Failure::usage(format!("--{option}: at least 1")));
+            }
         }
         mojim_bench::sync::run(&SyncOptions {
-            directory: s.directory,
-            sizes: s.sizes,
-            modes: s.modes,
-            transports: s.transports,
-            threads: s.threads,
-            seconds: s.seconds,
             json: s.json,
+            dir: s.dir,
+            sizes: s.sizes,
+            rounds: s.rounds,
+            ops: s.ops,
+            threads: s.threads,
+            thread_time: Duration::from_millis(s.thread_time),
         })?;
         Ok(0)
     }

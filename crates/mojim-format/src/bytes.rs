@@ -60,6 +60,19 @@ impl<'a> Reader<'a> {
         Ok(self.take(1)?[0])
     }
 
+    /// The next byte as a truth value: 0 or 1, nothing else.
+    pub fn bool(&mut self, field: &'static str) -> Result<bool, FormatError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            v => Err(FormatError::Field {
+                what: self.what,
+                field,
+                value: v as u64,
+            }),
+        }
+    }
+
     /// The next two bytes.
     pub fn u16(&mut self) -> Result<u16, FormatError> {
         Ok(u16_at(self.take(2)?, 0))

@@ -97,7 +97,14 @@ impl Catalog {
                 found: version,
             });
         }
-        r.u16()?;
+        let reserved = r.u16()?;
+        if reserved != 0 {
+            return Err(FormatError::Field {
+                what: WHAT,
+                field: "reserved",
+                value: reserved as u64,
+            });
+        }
         let n = r.u32()?;
         let (volume, lsn) = (r.u64()?, r.u64()?);
         let mut files: Vec<CatalogEntry> = Vec::new();

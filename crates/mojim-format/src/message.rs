@@ -140,7 +140,7 @@ impl Message for Hello {
             volume_id: r.u64()?,
             view: r.u64()?,
             epoch: r.u64()?,
-            attach: r.u8()? != 0,
+            attach: r.bool("attach")?,
             lanes: r.u16()?,
             tail: r.u64()?,
             history: get_history(r)?,
@@ -282,7 +282,7 @@ impl Message for Start {
             epoch: r.u64()?,
             primary: r.text("primary", MAX_NAME)?.into(),
             volume_id: r.u64()?,
-            member: r.u8()? != 0,
+            member: r.bool("member")?,
             keep: r.u64()?,
             history: get_history(r)?,
         })

@@ -66,6 +66,14 @@ impl Pad {
                 found: u16_at(b, 4),
             });
         }
+        let reserved = u16_at(b, 6) as u64 | u32_at(b, 24) as u64;
+        if reserved != 0 {
+            return Err(FormatError::Field {
+                what: WHAT,
+                field: "reserved",
+                value: reserved,
+            });
+        }
         Ok(Pad {
             volume: u64_at(b, 8),
             lsn: u64_at(b, 16),

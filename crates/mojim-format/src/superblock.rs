@@ -212,7 +212,7 @@ impl Superblock {
         if lanes > 0 && (!align.is_power_of_two() || log_size % align as u64 != 0) {
             return Err(field("align", align as u64));
         }
-        Ok(Superblock {
+        let s = Superblock {
             sequence: u64_at(b, 16),
             volume_id: u64_at(b, 24),
             promised: u64_at(b, 32),
@@ -238,7 +238,12 @@ impl Superblock {
             node: name(2, "node")?,
             starts: (0..lanes).map(|i| u64_at(b, STARTS_AT + i * 8)).collect(),
             history,
-        })
+        };
+        // What no field covers is zero, or another version wrote it.
+        if s.encode()[..] != b[..SUPERBLOCK_LEN] {
+            return Err(field("reserved", 0));
+        }
+        Ok(s)
     }
 }
 

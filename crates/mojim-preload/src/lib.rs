@@ -1,1 +1,42 @@
-//! placeholder
+//! libmojim_preload.so: an unmodified program's files in a volume's directory,
+//! opened, mapped and synced through Mojim.
+//!
+//! Owns the interposed system calls of a process, the table of descriptors
+//! that stand for a volume's files (`table`), and the table of regions
+//! (`regions`). A client of libmojim (`api`). `mojim run` sets `LD_PRELOAD` and
+//! MOJIM_CONFIG, MOJIM_NODE and, if there are several, MOJIM_VOLUME.
+//!
+//! A volume's file gets a real descriptor of its data file, opened for reading
+//! whatever the program asked: sizes, positions and readers are right, and no
+//! write can reach the file but through a record.
+//!
+//! Invariants:
+//! - Without MOJIM_CONFIG, and for all that is no volume's, a call does what it
+//!   does without this library, for the price of a load and a branch.
+//! - Calls that an allocator makes (mmap, munmap, madvise, mprotect) take no
+//!   lock and allocate nothing unless they touch a region.
+//! - While a thread is inside this library or the engine (`inside`), its calls
+//!   pass through.
+//! - No panic leaves: it becomes EIO. Nothing here ends the process.
+//! - What cannot be done right is refused with an errno and one line on
+//!   standard error, not done halfway.
+
+#[cfg(not(all(
+    target_os = "linux",
+    any(target_arch = "x86_64", target_arch = "aarch64")
+)))]
+compile_error!(
+    "the variadic open, openat, fcntl and mremap are defined with fixed arguments, \
+     which is right on Linux for x86-64 and AArch64 only"
+);
+
+mod api;
+mod files;
+mod memory;
+mod path;
+mod process;
+mod real;
+mod regions;
+mod rw;
+mod streams;
+mod table;

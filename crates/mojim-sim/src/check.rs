@@ -297,6 +297,27 @@ impl Checker {
         Ok(id)
     }
 
+    /// A store is about to be opened: a clean copy whose log is in memory is
+    /// bound to this boot from now on.
+    pub fn opening(&mut self, n: usize, persistent: bool) {
+        if !persistent {
+            self.copies[n].hold.power = None;
+        }
+    }
+
+    /// A store was closed with everything in its data area.
+    pub fn closed(&mut self, n: usize, store: &Store) -> Checked {
+        let p = self.exact(&store.history(), store.applied());
+        let Some(p) = p else {
+            return Err(format!("4: node {n} closed at LSN {}", store.applied()));
+        };
+        self.copies[n].hold = Hold {
+            kill: Some(p),
+            power: Some(p),
+        };
+        self.covered()
+    }
+
     /// A store was opened after whatever ended the last process: what is
     /// there must be what its medium had to keep.
     pub fn opened(&mut self, n: usize, store: &Store, may_be_loading: bool) -> Checked {
@@ -552,11 +573,17 @@ impl Checker {
             return Err(format!("3: node {n} has received LSN {lsn}, which nobody sent"));
         };
         let hold = self.copies[n].hold;
-        let power = match hold.power {
+        let mut power = match hold.power {
             _ if persisted => Some(p),
             Some(h) => Some(self.common(h, p)),
             None => None,
         };
+        if store.level().is_persistent()
+            && let Some(c) = self.exact(&history, store.checkpointed())
+            && power.is_none_or(|h| self.points[h].last < self.points[c].last)
+        {
+            power = Some(c);
+        }
         self.copies[n].hold = Hold {
             kill: Some(p),
             power,

@@ -10,10 +10,13 @@
 //!   [`SimEnv`] fails, and stores that it still makes into named or persistent
 //!   memory go into a copy that nobody else maps.
 
+pub mod check;
+pub mod cluster;
 mod disk;
 mod memory;
 mod net;
 pub mod rng;
+pub mod run;
 pub mod world;
 
 pub use rng::Rng;

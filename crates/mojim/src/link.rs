@@ -228,7 +228,7 @@ pub struct Rx {
     /// Position of the first record that is not acknowledged.
     pub acked_at: u64,
     last: u64,
-    polls: u32,
+    waited: bool,
 }
 
 impl Rx {
@@ -241,7 +241,7 @@ impl Rx {
             filled: 0,
             acked_at,
             last: 0,
-            polls: 0,
+            waited: false,
         }
     }
 
@@ -255,9 +255,8 @@ impl Rx {
                 let level = page.word(Word::Level).load(Relaxed) as u16;
                 return Ok(Some((acked, level)));
             }
-            // The stream is looked at rarely: it only tells of the peer's end.
-            self.polls = self.polls.wrapping_add(1);
-            if self.polls % 4096 != 0 {
+            // The stream only tells of the peer's end: looked at after a wait.
+            if !std::mem::take(&mut self.waited) {
                 return Ok(None);
             }
         }
@@ -316,7 +315,8 @@ impl Rx {
     }
 
     /// Blocks until something may have arrived, or `timeout`.
-    pub fn wait(&self, timeout: Duration) {
+    pub fn wait(&mut self, timeout: Duration) {
+        self.waited = true;
         match &self.carrier {
             Carrier::Shared(page) => page.sleep(
                 Word::PrimarySleeps,

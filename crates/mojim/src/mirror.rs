@@ -710,6 +710,7 @@ impl LaneServer {
         let last = lane.last();
         m.landed(self.lane, first)?;
         ring.ack(last, m.store.level() as u16);
+        log.prefetch(len);
         drop(guard);
         m.learn(committed);
         Ok(step)
@@ -761,6 +762,7 @@ impl LaneServer {
         let history = m.store.history();
         let first = log.head();
         let mut committed = 0;
+        let mut size = 0;
         let mut step = Step::Moved;
         while has_whole(&buf[*from..*to])? {
             let f = Frame::decode(&buf[*from..*to]).expect("checked by has_whole");
@@ -798,6 +800,7 @@ impl LaneServer {
                 Arrival::Refuse(why) => return Err(Error::Protocol(why)),
             }
             committed = committed.max(f.lsn);
+            size = len;
             *from += FRAME_LEN + len;
         }
         let last = lane.last();
@@ -812,6 +815,7 @@ impl LaneServer {
         };
         self.unsent = Some((ack.encode(), 0));
         self.send_ack()?;
+        m.store.logs()[self.lane].prefetch(size);
         m.learn(committed);
         Ok(step)
     }

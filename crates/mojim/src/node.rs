@@ -766,8 +766,10 @@ impl Node {
             }
             Err(e) => return Err(e),
         };
-        self.ask_other_node(v)?;
         let alive = m.live_primary();
+        if alive.is_none() {
+            self.ask_other_node(v)?;
+        }
         if let Err(why) = may_promote(&self.me.name, &sb.view, sb.state, alive.is_some()) {
             return Err(match why {
                 PromoteRefusal::PrimaryAlive => {
@@ -841,11 +843,26 @@ impl Node {
             }
             return f(&m.store, m.received.get());
         }
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let clean = match read_superblock(&*self.env, &meta)? {
+            Some(sb) => sb.logs == 0,
+            None => {
+                return Err(Error::NotFound(format!(
+                    "node {} has no copy of volume {} yet",
+                    self.me.name, v.name
+                )));
+            }
+        };
         let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
         // Nobody is attached. What the primary's ring holds counts; what is
         // not yet applied is compared by LSN.
         let tail = store.tail();
-        f(&store, tail)
+        let r = f(&store, tail)?;
+        if clean {
+            // A look does not leave the copy as a dead program does.
+            store.close_clean(tail)?;
+        }
+        Ok(r)
     }
 
     fn files(self: &Arc<Node>, v: &Volume) -> Result<Value> {

@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Rx, Tx};
 use crate::log::{Live, Log};
+use crate::spinner::Spinner;
 use crate::store::Store;
 
 /// Most LSNs that may be in flight at once.
@@ -209,6 +210,7 @@ pub fn cut<'a>(pieces: &[Piece<'a>], max: usize) -> Vec<Vec<Piece<'a>>> {
 /// The receiving end and what stays of it when the link changes.
 pub(crate) struct RxSlot {
     pub(crate) rx: Option<Rx>,
+    spinner: Spinner,
 }
 
 /// One lane's shared ends.
@@ -296,7 +298,10 @@ impl Primary {
             .map(|log| OutLane {
                 append: Mutex::new(()),
                 tx: Mutex::new(None),
-                rx: Mutex::new(RxSlot { rx: None }),
+                rx: Mutex::new(RxSlot {
+                    rx: None,
+                    spinner: Spinner::new(spec.spin),
+                }),
                 persist: Mutex::new(log.head()),
             })
             .collect();
@@ -736,6 +741,12 @@ impl Primary {
 
     /// Waits until `lsn`, appended on `lane`, is committed.
     pub fn wait(&self, lsn: u64, lane: usize) -> Result<()> {
+        self.wait_hinted(lsn, lane, 0)
+    }
+
+    /// The same; the next record may have about `hint` bytes.
+    #[inline]
+    fn wait_hinted(&self, lsn: u64, lane: usize, hint: usize) -> Result<()> {
         let rule = self.rule();
         // The order of DESIGN.md: send, write the own log, receive.
         if rule.mirror || !self.spec.background_send {
@@ -750,29 +761,52 @@ impl Primary {
             }
             return Ok(());
         }
-        if rule.mirror {
-            // The short way: spin on the own lane's acknowledgements.
-            if let Ok(mut slot) = self.lanes[lane].rx.try_lock() {
-                let mut start = None;
-                loop {
-                    for _ in 0..64 {
-                        let came = self.receive_held(lane, &mut slot);
-                        if self.committed() >= lsn {
-                            return Ok(());
-                        }
-                        if came || slot.rx.is_none() {
-                            break;
-                        }
-                        std::hint::spin_loop();
-                    }
-                    let now = self.store.env().now();
-                    if now - *start.get_or_insert(now) >= self.spec.spin || slot.rx.is_none() {
-                        break;
-                    }
-                }
-            }
+        if rule.mirror && self.spin_for(lsn, lane, hint) {
+            return Ok(());
         }
         self.wait_long(lsn, lane)
+    }
+
+    /// The short way: polls for the acknowledgement, for a bounded time. The
+    /// thread that has the lane's receiving end polls the link, others poll
+    /// what it finds. False if it did not come.
+    #[inline]
+    fn spin_for(&self, lsn: u64, lane: usize, hint: usize) -> bool {
+        let env = &**self.store.env();
+        self.log(lane).prefetch(hint);
+        let mut start = None;
+        loop {
+            if let Ok(mut slot) = self.lanes[lane].rx.try_lock() {
+                loop {
+                    if slot.rx.is_none() {
+                        return self.committed() >= lsn;
+                    }
+                    let came = self.receive_held(lane, &mut slot);
+                    if self.committed() >= lsn {
+                        slot.spinner.hit();
+                        return true;
+                    }
+                    if came {
+                        // This lane may be done and another lack a record.
+                        break;
+                    }
+                    if !slot.spinner.spin(env) {
+                        return false;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+            for _ in 0..64 {
+                if self.committed() >= lsn {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let now = env.now();
+            if now - *start.get_or_insert(now) >= self.spec.spin {
+                return false;
+            }
+        }
     }
 
     #[cold]
@@ -789,6 +823,13 @@ impl Primary {
             for i in 0..self.lanes.len() {
                 self.drive((lane + i) % self.lanes.len())?;
             }
+            if self.rule().local && self.persisted.get() < lsn {
+                // Another thread is writing the log: its end is waited for
+                // here, since nothing on the link would tell of it.
+                for i in 0..self.lanes.len() {
+                    self.persist_wait(i)?;
+                }
+            }
             if self.committed() >= lsn {
                 return Ok(());
             }
@@ -804,16 +845,17 @@ impl Primary {
                 }
             }
             let slice = Duration::from_millis(2).min(self.spec.resend_timeout);
-            let held = if self.rule().mirror {
+            let held = if self.rule().mirror && self.acked.get() < lsn {
                 self.lanes[lane].rx.try_lock().ok()
             } else {
                 None
             };
             match held {
-                Some(slot) if slot.rx.is_some() => {
-                    if let Some(rx) = &slot.rx {
+                Some(mut slot) if slot.rx.is_some() => {
+                    if let Some(rx) = &mut slot.rx {
                         rx.wait(slice);
                     }
+                    self.receive_held(lane, &mut slot);
                     drop(slot);
                     // Another thread may have been turned away meanwhile.
                     self.done.notify();
@@ -834,7 +876,7 @@ impl Primary {
             return self.commit_spilled(pieces);
         }
         let (lsn, lane) = self.append(pieces)?;
-        self.wait(lsn, lane)?;
+        self.wait_hinted(lsn, lane, bytes + RECORD_OVERHEAD)?;
         Ok(lsn)
     }
 

@@ -230,7 +230,7 @@ impl Store {
         let mut logs = Vec::new();
         for (i, l) in spec.logs.iter().enumerate() {
             if let Some(dir) = l.path.parent()
-                && l.medium == MediumKind::Disk
+                && l.medium != MediumKind::Dram
             {
                 env.create_dir_all(dir)
                     .context(|| format!("making {}", dir.display()))?;

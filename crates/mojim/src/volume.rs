@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mojim_format::catalog::valid_file_name;
-use mojim_format::{Level, State};
+use mojim_format::{Level, State, View};
 use mojim_protocol::AckRule;
 
 use crate::config::{Config, Mode, Node, Rounding, Volume as VolumeConfig};
@@ -33,7 +33,7 @@ use crate::os::Os;
 use crate::primary::{Piece, Primary, thread_number};
 use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
 use crate::session::Session;
-use crate::store::Store;
+use crate::store::{Store, read_superblock};
 
 /// How a region is mapped: flags of [`Volume::map`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -254,22 +254,14 @@ impl Volume {
             )));
         }
         let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
+        // Asked before the lock, which a node that follows holds itself.
+        let view = read_superblock(&*env, &layout::meta_dir(&node, &volume.name))?
+            .map(|sb| sb.view)
+            .unwrap_or_default();
+        Self::check_primary(&node, &volume, &view)?;
         let store = Self::open_store(config, &node, &volume, &env)?;
         let sb = store.superblock();
-        let mine = if sb.view.epoch == 0 {
-            volume.primary == node.name
-        } else {
-            sb.view.primary == node.name
-        };
-        if !mine {
-            return Err(Error::Stale(format!(
-                "node {} is not the primary of volume {}: {} is{}. Run the program there, or `mojim promote` this node if that one is dead",
-                node.name,
-                volume.name,
-                if sb.view.epoch == 0 { &volume.primary } else { &sb.view.primary },
-                if sb.view.epoch == 0 { String::new() } else { format!(", since epoch {}", sb.view.epoch) },
-            )));
-        }
+        Self::check_primary(&node, &volume, &sb.view)?;
         if sb.state == State::Whole && store.poisoned().is_none() {
             store.area().find(""); // the area is open
         }
@@ -303,6 +295,22 @@ impl Volume {
         });
         inner.start_threads(session)?;
         Ok(Volume(inner))
+    }
+
+    /// Whether `node` is the primary by the view that its own copy knows.
+    fn check_primary(node: &Node, volume: &VolumeConfig, view: &View) -> Result<()> {
+        let (primary, since) = if view.epoch == 0 {
+            (&volume.primary, String::new())
+        } else {
+            (&view.primary, format!(", since epoch {}", view.epoch))
+        };
+        if *primary == node.name {
+            return Ok(());
+        }
+        Err(Error::Stale(format!(
+            "node {} is not the primary of volume {}: {primary} is{since}. Run the program there, or `mojim promote` this node if that one is dead",
+            node.name, volume.name
+        )))
     }
 
     /// A node daemon holds the lock for a moment while it looks after the
@@ -343,7 +351,7 @@ impl Volume {
         let epoch = sb.promised.max(sb.view.epoch) + 1;
         let tail = primary.begin(
             epoch,
-            mojim_format::View {
+            View {
                 epoch,
                 primary: me.to_owned(),
                 mirror: String::new(),
@@ -724,13 +732,18 @@ impl Inner {
 
     fn link_loop(&self, s: &mut Session) {
         let p = &self.primary;
+        let mut stuck_at = u64::MAX;
         while !self.stop.load(Acquire) {
             let moved = s.step();
             let mut busy = moved;
-            let behind = p.acked.get() < p.last();
-            if behind && p.link_up.load(Acquire) {
-                // In `async` this thread is the only one that sends; in the
-                // other modes it moves on what a failed sync point left.
+            let acked = p.acked.get();
+            let behind = acked < p.last();
+            // In `async` this thread is the only one that sends. In the other
+            // modes it moves on what a failed sync point left, and keeps out
+            // of the way of threads that wait for their own.
+            let mine = self.volume.mode == Mode::Async || stuck_at == acked;
+            stuck_at = if behind { acked } else { u64::MAX };
+            if behind && mine && p.link_up.load(Acquire) {
                 for lane in 0..p.lanes.len() {
                     p.send(lane);
                     busy |= p.receive(lane);

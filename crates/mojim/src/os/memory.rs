@@ -49,6 +49,16 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
+/// Flags of a mapping whose pages are all there from the start, so that no
+/// sync point pays for a page fault; but not of one that is very large.
+fn filled(len: usize) -> MapFlags {
+    if len <= 1 << 30 {
+        MapFlags::SHARED | MapFlags::POPULATE
+    } else {
+        MapFlags::SHARED
+    }
+}
+
 impl Mapping {
     /// Maps all of `fd`, which has `len` bytes.
     fn new(fd: OwnedFd, len: usize, write: bool, flags: MapFlags) -> io::Result<Mapping> {
@@ -118,7 +128,7 @@ pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
         None => (make(path, len)?, true),
     };
     let mapped =
-        reserve(&fd, path, len).and_then(|()| Mapping::new(fd, len, true, MapFlags::SHARED));
+        reserve(&fd, path, len).and_then(|()| Mapping::new(fd, len, true, filled(len)));
     if mapped.is_err() && made {
         let _ = fs::unlink(path);
     }
@@ -135,7 +145,7 @@ pub(super) fn anonymous(len: usize) -> io::Result<Memory> {
     }?;
     fs::ftruncate(&fd, len as u64)?;
     fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let mut mapping = Mapping::new(fd, len, true, MapFlags::SHARED)?;
+    let mut mapping = Mapping::new(fd, len, true, filled(len))?;
     mapping.pass_writable = true;
     Ok(mapping.into_memory())
 }
@@ -266,7 +276,7 @@ pub(super) fn received(fd: OwnedFd, len: usize, write: bool) -> io::Result<Memor
             ),
         ));
     }
-    let mut mapping = Mapping::new(fd, len, write, MapFlags::SHARED)?;
+    let mut mapping = Mapping::new(fd, len, write, filled(len))?;
     mapping.guard = Some(Guard::add(mapping.addr, len, write).ok_or_else(|| {
         error(
             io::ErrorKind::QuotaExceeded,

@@ -1,0 +1,111 @@
+//! Whether a path names a file of the volume.
+//!
+//! Owns the comparison with the volume's directory: absolute, without `.`, `..`
+//! and symbolic links, whether or not the file, or its directory, is there yet.
+
+use std::ffi::{CStr, CString, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::process;
+
+/// A path inside the volume's directory.
+pub struct Target {
+    /// The whole path, without symbolic links.
+    pub path: CString,
+    /// Its name within the volume.
+    pub name: String,
+    /// What is there, if anything.
+    pub kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Nothing,
+    File,
+    /// A directory, a socket and the like: not Mojim's business.
+    Other,
+}
+
+/// The path's place in the volume; None if it is elsewhere. `follow` says
+/// whether a symbolic link at its end is followed. Called inside.
+///
+/// # Safety
+/// `path` is null or a C string.
+pub unsafe fn resolve(dirfd: c_int, path: *const c_char, follow: bool) -> Option<Target> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if bytes.is_empty() || is_elsewhere(bytes) {
+        return None;
+    }
+    let given = Path::new(OsStr::from_bytes(bytes));
+    let whole = if given.is_absolute() {
+        given.to_owned()
+    } else if dirfd == libc::AT_FDCWD {
+        std::env::current_dir().ok()?.join(given)
+    } else {
+        std::fs::read_link(format!("/proc/self/fd/{dirfd}"))
+            .ok()?
+            .join(given)
+    };
+    let (dir, canonical) = process::directory()?;
+    let whole = canonicalize(&whole, follow);
+    let name = [Some(&dir), canonical.as_ref()]
+        .into_iter()
+        .flatten()
+        .find_map(|d| whole.strip_prefix(d).ok())?;
+    if name.as_os_str().is_empty() {
+        return None;
+    }
+    let kind = match std::fs::symlink_metadata(&whole) {
+        Ok(m) if m.is_file() => Kind::File,
+        Ok(_) => Kind::Other,
+        Err(_) => Kind::Nothing,
+    };
+    Some(Target {
+        // A name that is no UTF-8 becomes empty, and is refused as such.
+        name: name.to_str().unwrap_or("").to_owned(),
+        path: CString::new(whole.as_os_str().as_bytes()).ok()?,
+        kind,
+    })
+}
+
+/// Paths that cannot be a volume's, told without an allocation: allocators
+/// read some of them while they start.
+pub fn is_elsewhere(path: &[u8]) -> bool {
+    path.starts_with(b"/proc/")
+        || path.starts_with(b"/sys/")
+        || path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/")
+}
+
+/// The real path; what is not there yet is taken as it is written.
+fn canonicalize(path: &Path, follow: bool) -> PathBuf {
+    if follow && let Ok(p) = std::fs::canonicalize(path) {
+        return p;
+    }
+    let (Some(parent), Some(last)) = (path.parent(), path.file_name()) else {
+        // It ends in `..`, or is `/`.
+        return std::fs::canonicalize(path).unwrap_or_else(|_| lexical(path));
+    };
+    match std::fs::canonicalize(parent) {
+        Ok(p) => p.join(last),
+        Err(_) => canonicalize(&lexical(parent), true).join(last),
+    }
+}
+
+fn lexical(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for c in path.components() {
+        match c {
+            Component::ParentDir => {
+                out.pop();
+            }
+            Component::CurDir => {}
+            c => out.push(c),
+        }
+    }
+    out
+}

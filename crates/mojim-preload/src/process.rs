@@ -1,0 +1,244 @@
+//! Whether this process has a volume, and its attachment.
+//!
+//! Owns the switch (`on`), the per-thread mark of being inside, the one lock,
+//! the handle, and what happens at fork and at exit.
+//!
+//! Invariants:
+//! - The lock is taken inside only, so a thread never waits for itself.
+//! - In a child, by fork or vfork, the tables and the attachment are the
+//!   parent's: they are neither used nor changed.
+
+use std::cell::Cell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, Ordering::*};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use crate::api::{self, Handle, api};
+use crate::real;
+
+thread_local! {
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+    static AT_FORK: Cell<Option<MutexGuard<'static, Names>>> = const { Cell::new(None) };
+}
+
+/// 0 not known yet, 1 off, 2 on.
+static SWITCH: AtomicU8 = AtomicU8::new(0);
+/// The process that attached, or would.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+static FORKED: AtomicBool = AtomicBool::new(false);
+static HANDLE: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Names of the volume's files that were opened, by number; None if removed.
+pub type Names = Vec<Option<String>>;
+static NAMES: Mutex<Names> = Mutex::new(Vec::new());
+
+/// Whether calls of this thread may concern a volume.
+#[inline]
+pub fn on() -> bool {
+    match SWITCH.load(Relaxed) {
+        1 => false,
+        2 => INSIDE.with(Cell::get) == 0,
+        _ => decide() && INSIDE.with(Cell::get) == 0,
+    }
+}
+
+#[cold]
+fn decide() -> bool {
+    let set = |name: &[u8]| {
+        // SAFETY: a C string; the environment is not changed before main.
+        let v = unsafe { libc::getenv(name.as_ptr().cast()) };
+        // SAFETY: a C string.
+        !v.is_null() && unsafe { *v } != 0
+    };
+    let on = set(b"MOJIM_CONFIG\0") && set(b"MOJIM_NODE\0");
+    OWNER.store(real::getpid(), Relaxed);
+    SWITCH.store(if on { 2 } else { 1 }, Relaxed);
+    on
+}
+
+/// Runs `f` inside: the engine's and our own calls pass through. A panic is EIO.
+pub fn enter<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
+    let before = real::errno();
+    INSIDE.with(|i| i.set(i.get() + 1));
+    let r = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
+        real::say("internal error in libmojim_preload.so");
+        Err(libc::EIO)
+    });
+    INSIDE.with(|i| i.set(i.get() - 1));
+    match r {
+        Ok(v) => {
+            real::set_errno(before);
+            v
+        }
+        Err(e) => {
+            real::set_errno(e);
+            failed
+        }
+    }
+}
+
+/// Whether the calling thread is inside.
+#[inline]
+pub fn is_inside() -> bool {
+    INSIDE.with(Cell::get) != 0
+}
+
+/// The lock, with the names.
+pub fn names() -> MutexGuard<'static, Names> {
+    debug_assert!(is_inside());
+    NAMES.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Whether this is the process that owns the tables, not a child of it.
+pub fn is_owner() -> bool {
+    !FORKED.load(Relaxed) && real::getpid() == OWNER.load(Relaxed)
+}
+
+/// Refuses in a child.
+pub fn check_owner() -> Result<(), c_int> {
+    if is_owner() {
+        return Ok(());
+    }
+    real::say("this process was forked from the one that uses the volume: its memory is a copy and cannot be committed; open the files after the fork");
+    Err(libc::EOPNOTSUPP)
+}
+
+fn setting(name: &str) -> Option<CString> {
+    use std::os::unix::ffi::OsStringExt;
+    CString::new(std::env::var_os(name)?.into_vec()).ok()
+}
+
+fn or_null(s: &Option<CString>) -> *const c_char {
+    s.as_ref().map_or(std::ptr::null(), |s| s.as_ptr())
+}
+
+struct Settings {
+    config: Option<CString>,
+    node: Option<CString>,
+    volume: Option<CString>,
+    directory: PathBuf,
+}
+
+/// The settings; None, and off, if they are of no use.
+fn settings() -> Option<&'static Settings> {
+    static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+    SETTINGS
+        .get_or_init(|| {
+            use std::os::unix::ffi::OsStringExt;
+            let (config, node) = (setting("MOJIM_CONFIG"), setting("MOJIM_NODE"));
+            let volume = setting("MOJIM_VOLUME").filter(|v| !v.is_empty());
+            let Ok(api) = api() else {
+                SWITCH.store(1, Relaxed);
+                return None;
+            };
+            let mut dir = vec![0u8; libc::PATH_MAX as usize];
+            // SAFETY: C strings, and the buffer's own length.
+            let n = unsafe {
+                (api.mojim_directory)(
+                    or_null(&config),
+                    or_null(&node),
+                    or_null(&volume),
+                    dir.as_mut_ptr().cast(),
+                    dir.len(),
+                )
+            };
+            let Ok(n) = usize::try_from(n) else {
+                real::say(&format!("{}; running without Mojim", api::last_error(api)));
+                SWITCH.store(1, Relaxed);
+                return None;
+            };
+            dir.truncate(n);
+            Some(Settings {
+                config,
+                node,
+                volume,
+                directory: std::ffi::OsString::from_vec(dir).into(),
+            })
+        })
+        .as_ref()
+}
+
+/// The volume's directory, as configured and, if it is there, without symbolic links.
+pub fn directory() -> Option<(PathBuf, Option<PathBuf>)> {
+    static CANONICAL: OnceLock<PathBuf> = OnceLock::new();
+    let dir = &settings()?.directory;
+    let canonical = match CANONICAL.get() {
+        Some(c) => Some(c.clone()),
+        None => {
+            let found = std::fs::canonicalize(dir).ok();
+            found.map(|c| CANONICAL.get_or_init(|| c).clone())
+        }
+    };
+    Some((dir.clone(), canonical))
+}
+
+/// The volume, attached at the first call.
+pub fn attach() -> Result<Handle, c_int> {
+    let h = HANDLE.load(Acquire);
+    check_owner()?;
+    if !h.is_null() {
+        return Ok(h);
+    }
+    let api = api()?;
+    let s = settings().ok_or(libc::ENOSYS)?;
+    let _lock = names();
+    let h = HANDLE.load(Acquire);
+    if !h.is_null() {
+        return Ok(h);
+    }
+    // SAFETY: C strings.
+    let h = unsafe { (api.mojim_attach)(or_null(&s.config), or_null(&s.node), or_null(&s.volume)) };
+    if h.is_null() {
+        return Err(api::failed(api));
+    }
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: handlers that touch this module's statics only.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    });
+    HANDLE.store(h, Release);
+    Ok(h)
+}
+
+/// The volume, if it is attached and this is its process.
+pub fn attached() -> Option<Handle> {
+    let h = HANDLE.load(Acquire);
+    (!h.is_null() && is_owner()).then_some(h)
+}
+
+extern "C" fn before_fork() {
+    // A thread that forks inside (a signal handler) may hold the lock itself.
+    if !is_inside() {
+        let _ = AT_FORK.try_with(|g| g.set(Some(NAMES.lock().unwrap_or_else(|e| e.into_inner()))));
+    }
+}
+
+extern "C" fn in_parent() {
+    let _ = AT_FORK.try_with(Cell::take);
+}
+
+extern "C" fn in_child() {
+    FORKED.store(true, SeqCst);
+    let _ = AT_FORK.try_with(Cell::take);
+}
+
+/// The end of the program is a sync point of its regions without MAP_ATOMIC.
+extern "C" fn at_exit() {
+    let Some(h) = attached() else { return };
+    enter((), || {
+        HANDLE.store(std::ptr::null_mut(), Release);
+        SWITCH.store(1, Relaxed);
+        let api = api()?;
+        // SAFETY: the handle is taken out of use.
+        if unsafe { (api.mojim_finish)(h) } != 0 {
+            real::say(&format!("at the program's end: {}", api::last_error(api)));
+        }
+        Ok(())
+    });
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;

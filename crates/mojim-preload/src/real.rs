@@ -1,0 +1,122 @@
+//! The functions behind the interposed ones, errno, and the text on stderr.
+//!
+//! Owns the way out: nothing in this crate calls an interposed name directly.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+
+/// Calls the next definition of a function after this library's.
+macro_rules! real {
+    ($failed:expr; $name:ident($($arg:expr => $t:ty),*) -> $ret:ty) => {{
+        use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let mut p = NEXT.load(Relaxed);
+        if p == 0 {
+            let name = concat!(stringify!($name), "\0").as_ptr().cast();
+            // SAFETY: a C string.
+            p = unsafe { libc::dlsym(libc::RTLD_NEXT, name) } as usize;
+            NEXT.store(p, Relaxed);
+        }
+        if p == 0 {
+            crate::real::set_errno(libc::ENOSYS);
+            $failed
+        } else {
+            // SAFETY: the C library's function of this name and type; the
+            // arguments are the program's own.
+            unsafe {
+                let f = std::mem::transmute::<usize, unsafe extern "C" fn($($t),*) -> $ret>(p);
+                f($($arg),*)
+            }
+        }
+    }};
+}
+pub(crate) use real;
+
+pub fn errno() -> c_int {
+    // SAFETY: the calling thread's errno.
+    unsafe { *libc::__errno_location() }
+}
+
+pub fn set_errno(e: c_int) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = e };
+}
+
+/// -1 as the errno that a raw call left.
+pub fn check(r: i64) -> Result<i64, c_int> {
+    if r == -1 { Err(errno()) } else { Ok(r) }
+}
+
+pub fn page_size() -> usize {
+    // SAFETY: no preconditions.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
+pub fn round_up(n: usize) -> usize {
+    n.checked_next_multiple_of(page_size()).unwrap_or(usize::MAX)
+}
+
+/// `mmap` itself.
+///
+/// # Safety
+/// As mmap(2).
+pub unsafe fn mmap(
+    addr: *mut c_void,
+    len: usize,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_mmap, addr, len, prot, flags, fd, offset) as *mut c_void }
+}
+
+/// `munmap` itself.
+///
+/// # Safety
+/// As munmap(2).
+pub unsafe fn munmap(addr: *mut c_void, len: usize) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_munmap, addr, len) as c_int }
+}
+
+/// `pread` itself.
+///
+/// # Safety
+/// `buf` has room for `n` bytes.
+pub unsafe fn pread(fd: c_int, buf: *mut c_void, n: usize, at: i64) -> Result<usize, c_int> {
+    // SAFETY: the caller's.
+    check(unsafe { libc::syscall(libc::SYS_pread64, fd, buf, n, at) }).map(|n| n as usize)
+}
+
+/// `lseek` itself.
+pub fn lseek(fd: c_int, at: i64, whence: c_int) -> Result<i64, c_int> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::syscall(libc::SYS_lseek, fd, at, whence) })
+}
+
+pub fn close(fd: c_int) {
+    // SAFETY: no pointers; the descriptor is one that this library opened.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
+}
+
+/// The process's number, asked anew: a child of vfork shares our memory.
+pub fn getpid() -> c_int {
+    // SAFETY: no preconditions.
+    unsafe { libc::syscall(libc::SYS_getpid) as c_int }
+}
+
+/// One line on standard error; not twice in a row the same.
+pub fn say(text: &str) {
+    static LAST: Mutex<String> = Mutex::new(String::new());
+    if let Ok(mut last) = LAST.try_lock() {
+        if *last == text {
+            return;
+        }
+        text.clone_into(&mut last);
+    }
+    let line = format!("mojim: {text}\n");
+    // SAFETY: the line's own bytes.
+    unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
+}

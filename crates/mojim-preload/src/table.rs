@@ -1,0 +1,70 @@
+//! Which descriptors stand for a volume's files.
+//!
+//! Owns one word for each descriptor number: the file's number and how it was
+//! opened. Read without a lock by every read, write and close of the process.
+//!
+//! Invariants:
+//! - A word that is not 0 belongs to a descriptor that this library opened, or
+//!   a duplicate of one. Words are cleared before the descriptor is closed.
+//! - A child of fork or vfork does not change the table.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+/// Descriptor numbers from here on cannot stand for a volume's file.
+pub const MAX_FD: usize = 1 << 16;
+
+static FDS: [AtomicU32; MAX_FD] = [const { AtomicU32::new(0) }; MAX_FD];
+
+pub const READ: u32 = 1;
+pub const WRITE: u32 = 2;
+pub const APPEND: u32 = 4;
+/// A refused write was reported.
+const WARNED: u32 = 8;
+const SHIFT: u32 = 4;
+
+/// An open file of a volume.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Entry(u32);
+
+impl Entry {
+    pub fn new(id: usize, how: u32) -> Entry {
+        Entry((id as u32 + 1) << SHIFT | how)
+    }
+
+    /// The file's number, in `process::names`.
+    pub fn id(self) -> usize {
+        (self.0 >> SHIFT) as usize - 1
+    }
+
+    pub fn may(self, how: u32) -> bool {
+        self.0 & how != 0
+    }
+}
+
+/// What a descriptor stands for.
+#[inline]
+pub fn get(fd: c_int) -> Option<Entry> {
+    let e = FDS.get(usize::try_from(fd).ok()?)?.load(Acquire);
+    (e != 0).then_some(Entry(e))
+}
+
+pub fn set(fd: c_int, e: Option<Entry>) {
+    if let Some(slot) = usize::try_from(fd).ok().and_then(|fd| FDS.get(fd)) {
+        slot.store(e.map_or(0, |e| e.0), Release);
+    }
+}
+
+/// Marks a descriptor as warned; true the first time.
+pub fn warn_once(fd: c_int) -> bool {
+    FDS[fd as usize].fetch_or(WARNED, AcqRel) & WARNED == 0
+}
+
+/// Remembers whether writes append.
+pub fn set_append(fd: c_int, on: bool) {
+    if on {
+        FDS[fd as usize].fetch_or(APPEND, AcqRel);
+    } else {
+        FDS[fd as usize].fetch_and(!APPEND, AcqRel);
+    }
+}

@@ -1,0 +1,1232 @@
+//! Two nodes, an application and an operator, driven step by step.
+//!
+//! Owns what real threads and people would do: appending sync points, moving
+//! lanes, sessions and checkpoints, accepting links, failing, restarting,
+//! promoting. One thread, every choice drawn from the seed. What it observes
+//! goes to [`crate::check::Checker`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use mojim::Error;
+use mojim::config::MediumKind;
+use mojim::env::{Address, Env};
+use mojim::link::Wire;
+use mojim::log::{Log, LogSpec};
+use mojim::mirror::{ControlIn, LaneServer, Mirror, No, refuse};
+use mojim::primary::{Primary, PrimarySpec};
+use mojim::session::{Peer, Session};
+use mojim::store::{Store, StoreSpec};
+use mojim_format::message::{Hello, Lane, Message, RefuseCode};
+use mojim_format::{FrameKind, State};
+use mojim_protocol::AckRule;
+use mojim_protocol::pairing::may_promote;
+
+use crate::check::{Change, Checker, Files, Violation};
+use crate::rng::Rng;
+use crate::world::{CrashKind, Faults, SimListener, World};
+
+const NAMES: [&str; 2] = ["a", "b"];
+const CLUSTER: &str = "sim";
+const VOLUME: &str = "v";
+const MS: Duration = Duration::from_millis(1);
+
+type Checked<T = ()> = Result<T, Violation>;
+
+/// The modes that the engine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// One node.
+    Unreplicated,
+    /// The mirror follows behind.
+    Async,
+    /// The mirror's log counts.
+    Sync,
+    /// The mirror's log and the own count.
+    SyncFlush,
+}
+
+/// One invariant switched off in the engine (`Store::mutations`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Invariant 1.
+    ApplyBeforeLog,
+    /// Invariant 2.
+    AckEarly,
+    /// Invariant 6.
+    IgnoreFailedSync,
+}
+
+impl Mutation {
+    /// All of them, with their names.
+    pub const ALL: [(Mutation, &'static str); 3] = [
+        (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
+        (Mutation::AckEarly, "ack_early (invariant 2)"),
+        (Mutation::IgnoreFailedSync, "ignore_failed_sync (invariant 6)"),
+    ];
+}
+
+/// What a seed decides before it starts.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The mode.
+    pub mode: Mode,
+    /// Lanes.
+    pub lanes: usize,
+    /// Bytes of each log, by node.
+    pub log: [u64; 2],
+    /// Media of the logs, by node.
+    pub medium: [MediumKind; 2],
+    /// Committed records that make a checkpoint due.
+    pub threshold: u64,
+    /// Steps of the phase with faults.
+    pub steps: u64,
+    /// Chance of a crash or the like, in 100,000 per step.
+    pub trouble: u64,
+}
+
+impl Setup {
+    /// Draws one.
+    pub fn draw(rng: &mut Rng) -> Setup {
+        use MediumKind::{Disk, Dram, Pmem};
+        let mode = *rng.pick(&[
+            Mode::Unreplicated,
+            Mode::Async,
+            Mode::Async,
+            Mode::Sync,
+            Mode::Sync,
+            Mode::Sync,
+            Mode::SyncFlush,
+            Mode::SyncFlush,
+        ]);
+        let first = match mode {
+            Mode::Sync => *rng.pick(&[Disk, Dram, Pmem]),
+            _ => *rng.pick(&[Disk, Disk, Pmem]),
+        };
+        Setup {
+            mode,
+            lanes: rng.between(1, 3) as usize,
+            log: [0; 2].map(|_| *rng.pick(&[64, 64, 128, 256]) << 10),
+            medium: [first, *rng.pick(&[Disk, Dram, Pmem])],
+            threshold: *rng.pick(&[1, 1, 10, 1000]),
+            steps: rng.between(300, 2500),
+            trouble: *rng.pick(&[0, 100, 400, 1000]),
+        }
+    }
+
+    fn rule(&self) -> AckRule {
+        match self.mode {
+            Mode::Unreplicated | Mode::Async => AckRule::LOCAL,
+            Mode::Sync => AckRule::MIRROR,
+            Mode::SyncFlush => AckRule::BOTH,
+        }
+    }
+
+    fn persistent(&self) -> [bool; 2] {
+        self.medium.map(|m| m != MediumKind::Dram)
+    }
+
+    fn replicated(&self) -> bool {
+        self.mode != Mode::Unreplicated
+    }
+}
+
+struct Prim {
+    p: Arc<Primary>,
+    session: Session,
+    since: Duration,
+    listener: SimListener,
+    fresh: Vec<Wire>,
+    ready: bool,
+    closing: bool,
+}
+
+struct Mir {
+    m: Arc<Mirror>,
+    listener: SimListener,
+    fresh: Vec<Wire>,
+    control: Vec<ControlIn>,
+    lanes: Vec<LaneServer>,
+}
+
+enum Role {
+    Down,
+    Primary(Box<Prim>),
+    Mirror(Box<Mir>),
+}
+
+struct Node {
+    role: Role,
+    /// When it starts again.
+    restart: Duration,
+    /// Not before the fault-free phase.
+    gone: bool,
+    /// A copy from the other node may have begun.
+    loading: bool,
+}
+
+/// A sync point whose outcome the application awaits.
+struct Pending {
+    point: usize,
+    since: Duration,
+}
+
+/// The simulated cluster of one seed.
+pub struct Cluster {
+    /// Its world.
+    pub world: World,
+    /// What holds and what must.
+    pub check: Checker,
+    /// Sync points appended.
+    pub appended: u64,
+    /// Promotions.
+    pub promotions: u64,
+    /// Restarts of processes.
+    pub starts: u64,
+    /// What was drawn.
+    pub setup: Setup,
+    rng: Rng,
+    nodes: [Node; 2],
+    primary: usize,
+    /// The newest point that the present primary appended or adopted.
+    head: usize,
+    epoch: u64,
+    pending: VecDeque<Pending>,
+    mutation: Option<Mutation>,
+    calm: bool,
+    names: u64,
+}
+
+fn address(n: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n as u8 + 1], 7000))
+}
+
+fn crash_text(kind: CrashKind) -> &'static str {
+    match kind {
+        CrashKind::Kill => "killed",
+        CrashKind::Power => "lost power",
+    }
+}
+
+impl Cluster {
+    /// A cluster that has not started.
+    pub fn new(seed: u64, mutation: Option<Mutation>) -> Cluster {
+        let mut rng = Rng::new(seed ^ 0x6d6f_6a69_6d00);
+        let mut setup = Setup::draw(&mut rng);
+        let mut faults = Faults::draw(&mut rng);
+        match mutation {
+            Some(Mutation::IgnoreFailedSync) => {
+                faults.sync_error = faults.sync_error.max(30);
+                setup.trouble = setup.trouble.max(400);
+            }
+            Some(_) => setup.trouble = setup.trouble.max(400),
+            None => {}
+        }
+        // While the first copies are made, nothing fails: that is setting up.
+        let node = || Node {
+            role: Role::Down,
+            restart: Duration::ZERO,
+            gone: false,
+            loading: false,
+        };
+        Cluster {
+            world: World::new(seed, faults),
+            check: Checker::default(),
+            appended: 0,
+            promotions: 0,
+            starts: 0,
+            setup,
+            rng,
+            nodes: [node(), node()],
+            primary: 0,
+            head: 0,
+            epoch: 0,
+            pending: VecDeque::new(),
+            mutation,
+            calm: false,
+            names: 0,
+        }
+    }
+
+    fn note(&self, text: impl FnOnce() -> String) {
+        self.world.note(|| format!("--- {}", text()));
+    }
+
+    /// The whole run: trouble, then calm.
+    pub fn run(&mut self) -> Checked {
+        self.note(|| format!("{:?}", self.setup));
+        for _ in 0..self.setup.steps {
+            self.step()?;
+        }
+        self.settle()
+    }
+
+    fn store_spec(&self, n: usize) -> StoreSpec {
+        let root = PathBuf::from("/").join(NAMES[n]);
+        let medium = self.setup.medium[n];
+        let logs = (0..self.setup.lanes)
+            .map(|lane| LogSpec {
+                lane,
+                medium,
+                path: match medium {
+                    MediumKind::Dram => PathBuf::from(format!("/shm/log.{lane}")),
+                    _ => root.join(format!("logs/log.{lane}")),
+                },
+                ring: PathBuf::from(format!("/shm/ring.{lane}")),
+                size: self.setup.log[n],
+            })
+            .collect();
+        StoreSpec {
+            cluster: CLUSTER.into(),
+            volume: VOLUME.into(),
+            node: NAMES[n].into(),
+            dir: root.join("data"),
+            meta: root.join("meta"),
+            logs,
+        }
+    }
+
+    fn primary_spec(&self) -> PrimarySpec {
+        let s = &self.setup;
+        let smallest = match s.replicated() {
+            true => s.log[0].min(s.log[1]),
+            false => s.log[0],
+        };
+        PrimarySpec {
+            rule: s.rule(),
+            background_send: s.mode == Mode::Async,
+            spin: Duration::ZERO,
+            resend_timeout: 200 * MS,
+            resend_attempts: 5,
+            max_record: Log::max_record(smallest),
+            checkpoint_threshold: s.threshold,
+        }
+    }
+
+    /// Tries to start node `n` in the role that the operator gave it.
+    fn start(&mut self, n: usize) -> Checked {
+        self.starts += 1;
+        self.note(|| format!("node {} starts", NAMES[n]));
+        let env: Arc<dyn Env> = self.world.env(NAMES[n]);
+        self.check.opening(n, self.setup.persistent()[n]);
+        let store = match Store::open(&env, self.store_spec(n)) {
+            Ok(s) => Arc::new(s),
+            Err(e) => return self.failed_start(n, &e),
+        };
+        if let Some(m) = self.mutation {
+            let switch = match m {
+                Mutation::ApplyBeforeLog => &store.mutations.apply_before_log,
+                Mutation::AckEarly => &store.mutations.ack_early,
+                Mutation::IgnoreFailedSync => &store.mutations.ignore_failed_sync,
+            };
+            switch.store(true, Relaxed);
+        }
+        let loading = std::mem::take(&mut self.nodes[n].loading);
+        self.note(|| {
+            format!(
+                "node {} opened: {:?}, tail {}, checkpoint {}, {:?}",
+                NAMES[n],
+                store.superblock().state,
+                store.tail(),
+                store.checkpointed(),
+                store.history().entries(),
+            )
+        });
+        self.check.opened(n, &store, loading)?;
+        let listener = match self.world.listen(NAMES[n], address(n)) {
+            Ok(l) => l,
+            Err(_) => return self.observe(n),
+        };
+        if n != self.primary {
+            let m = Arc::new(Mirror::new(store, NAMES[n]));
+            self.nodes[n].role = Role::Mirror(Box::new(Mir {
+                m,
+                listener,
+                fresh: Vec::new(),
+                control: Vec::new(),
+                lanes: Vec::new(),
+            }));
+            return self.observe(n);
+        }
+        let p = Arc::new(Primary::new(store, self.primary_spec()));
+        let peer = Peer {
+            name: NAMES[1 - n].into(),
+            address: Address::Tcp(address(1 - n)),
+            shared: false,
+        };
+        let session = Session::attach(p.clone(), NAMES[n], peer);
+        self.epoch = 0;
+        self.pending.clear();
+        self.nodes[n].role = Role::Primary(Box::new(Prim {
+            p,
+            session,
+            since: self.world.now(),
+            listener,
+            fresh: Vec::new(),
+            ready: false,
+            closing: false,
+        }));
+        self.observe(n)
+    }
+
+    fn failed_start(&mut self, n: usize, e: &Error) -> Checked {
+        self.note(|| format!("node {} does not start: {e}", NAMES[n]));
+        match self.world.crashed(NAMES[n]) {
+            Some(_) => self.fallen(n),
+            None if matches!(e, Error::Damaged { .. }) => {
+                Err(format!("3: node {n} does not open: {e}"))
+            }
+            None if self.calm => Err(format!("live: node {n} does not open: {e}")),
+            None => {
+                self.world.kill(NAMES[n]);
+                self.fallen(n)
+            }
+        }
+    }
+
+    /// The node's process ended, one way or another.
+    fn fallen(&mut self, n: usize) -> Checked {
+        let kind = self.world.crashed(NAMES[n]).unwrap_or(CrashKind::Kill);
+        self.note(|| format!("node {} {}", NAMES[n], crash_text(kind)));
+        let node = &mut self.nodes[n];
+        let role = std::mem::replace(&mut node.role, Role::Down);
+        let limit = match &role {
+            Role::Down => None,
+            Role::Primary(p) => {
+                node.loading = !p.ready;
+                let limit = p.p.apply_limit().max(p.p.store.tail()).min(p.p.last());
+                Some((limit, p.p.store.history()))
+            }
+            Role::Mirror(m) => {
+                node.loading = true;
+                Some((m.m.received.get(), m.m.store.history()))
+            }
+        };
+        let limit = limit.and_then(|(lsn, h)| {
+            (0..=lsn).rev().take(64).find_map(|l| self.check.exact(&h, l))
+        });
+        drop(role);
+        if n == self.primary {
+            self.pending.clear();
+        }
+        let wait = match self.rng.below(4) {
+            0 => Duration::ZERO,
+            1 => 4000 * MS,
+            _ => MS * self.rng.between(1, 500) as u32,
+        };
+        self.nodes[n].restart = self.world.now() + wait;
+        self.check.crashed(n, kind, limit)
+    }
+
+    /// After anything that node `n` did: what do we see?
+    fn observe(&mut self, n: usize) -> Checked {
+        self.look(n)?;
+        if self.world.crashed(NAMES[n]).is_some() && !matches!(self.nodes[n].role, Role::Down) {
+            return self.fallen(n);
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, n: usize) -> Checked {
+        match &mut self.nodes[n].role {
+            Role::Down => Ok(()),
+            Role::Mirror(m) => {
+                let m = m.m.clone();
+                let logs = m.store.logs();
+                let persisted = m.store.level().is_persistent()
+                    && logs.iter().all(|l| l.persisted() >= l.head());
+                self.check
+                    .received(n, &m.store, m.received.get(), persisted)?;
+                self.compare(n, &m.store)
+            }
+            Role::Primary(prim) => {
+                let p = prim.p.clone();
+                if p.epoch() != self.epoch {
+                    self.epoch = p.epoch();
+                    self.head = self.check.began(n, &p.store, p.last())?;
+                    let epoch = self.epoch;
+                    self.note(|| format!("epoch {epoch} begins behind LSN {}", p.last()));
+                }
+                if self.epoch == 0 {
+                    if p.store.superblock().state != State::Whole {
+                        return self.check.received(n, &p.store, 0, false);
+                    }
+                    return self.check.received(n, &p.store, p.store.tail(), false);
+                }
+                if p.store.level().is_persistent() {
+                    self.check.persisted(n, self.head, p.persisted.get());
+                }
+                if p.store.poisoned().is_some() {
+                    return Ok(());
+                }
+                self.check.looked(n, &p.store)?;
+                self.compare(n, &p.store)?;
+                self.acknowledge(n)
+            }
+        }
+    }
+
+    fn compare(&mut self, n: usize, store: &Store) -> Checked {
+        if self.calm || self.rng.below(8) == 0 {
+            self.check.compare(n, store, &self.world, NAMES[n])?;
+        }
+        Ok(())
+    }
+
+    /// What the application's waiting threads would see now.
+    fn acknowledge(&mut self, n: usize) -> Checked {
+        let Role::Primary(prim) = &mut self.nodes[n].role else {
+            return Ok(());
+        };
+        let (p, persistent) = (prim.p.clone(), self.setup.persistent());
+        let rule = p.rule();
+        if p.is_ready() && !prim.ready {
+            // What was adopted is shown to the application from now on.
+            prim.ready = true;
+            self.note(|| "attached".into());
+            let adopted = self.check.before(self.head, p.last());
+            let adopted = match self.pending.front() {
+                None => adopted,
+                Some(_) => return Err("attached with sync points under way".into()),
+            };
+            self.check.acked(n, adopted, rule, persistent)?;
+        }
+        let committed = p.committed();
+        while let Some(f) = self.pending.front()
+            && self.check.points[f.point].last <= committed
+        {
+            let point = f.point;
+            self.pending.pop_front();
+            self.check.acked(n, point, rule, persistent)?;
+            self.check.acks += 1;
+        }
+        Ok(())
+    }
+
+    /// One random step of the phase with faults.
+    fn step(&mut self) -> Checked {
+        let roll = self.rng.below(100);
+        let n = self.rng.below(2) as usize;
+        match roll {
+            0..=24 => self.append()?,
+            25..=54 => drop(self.turn(self.primary)?),
+            55..=84 => drop(self.turn(1 - self.primary)?),
+            85..=95 => self.pass()?,
+            96 => self.checkpoint(n, self.rng.clone().below(3) == 0)?,
+            97 => self.patience(),
+            _ => self.restarts()?,
+        }
+        if self.rng.below(100_000) < self.setup.trouble {
+            self.trouble()?;
+        }
+        Ok(())
+    }
+
+    /// Time passes.
+    fn pass(&mut self) -> Checked {
+        let now = self.world.now();
+        let by = match self.rng.below(10) {
+            0..=4 => Duration::from_micros(self.rng.between(1, 200)),
+            5..=7 => self
+                .world
+                .next_event()
+                .map_or(MS, |t| t - now)
+                .min(1000 * MS),
+            8 => MS * self.rng.between(1, 50) as u32,
+            _ => MS * self.rng.between(50, 400) as u32,
+        };
+        self.world.advance(by);
+        Ok(())
+    }
+
+    /// A process that has ended, or whose store failed, starts again.
+    fn restarts(&mut self) -> Checked {
+        for n in 0..2 {
+            if n == 1 && !self.setup.replicated() {
+                continue;
+            }
+            let poisoned = match &self.nodes[n].role {
+                Role::Down => false,
+                Role::Primary(p) => {
+                    p.p.store.poisoned().is_some() || p.session.fatal().is_some()
+                }
+                Role::Mirror(m) => m.m.store.poisoned().is_some(),
+            };
+            if poisoned {
+                if let Role::Primary(p) = &self.nodes[n].role
+                    && let Some(e) = p.session.fatal()
+                {
+                    let e = e.to_string();
+                    self.note(|| format!("node {} cannot attach: {e}", NAMES[n]));
+                    if !self.check.all_lost() {
+                        return Err(format!("live: node {n} cannot attach: {e}"));
+                    }
+                }
+                self.note(|| format!("node {} is reopened", NAMES[n]));
+                self.world.kill(NAMES[n]);
+                self.fallen(n)?;
+            }
+            let node = &self.nodes[n];
+            if matches!(node.role, Role::Down)
+                && node.restart <= self.world.now()
+                && (!node.gone || self.calm)
+            {
+                self.start(n)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One turn of one of a node's threads. True if something moved.
+    fn turn(&mut self, n: usize) -> Checked<bool> {
+        let lanes = self.setup.lanes as u64;
+        let moved = match &mut self.nodes[n].role {
+            Role::Down => return Ok(false),
+            Role::Primary(prim) => {
+                let p = prim.p.clone();
+                match self.rng.below(8) {
+                    0..=2 => match self.setup.replicated() {
+                        true => {
+                            let moved = prim.session.step();
+                            self.attach_alone(n)?;
+                            moved
+                        }
+                        false => self.attach_unreplicated(n)?,
+                    },
+                    3..=5 if self.epoch != 0 => {
+                        let _ = p.drive(self.rng.below(lanes) as usize);
+                        false
+                    }
+                    6 if self.epoch != 0 => {
+                        p.send(self.rng.below(lanes) as usize);
+                        false
+                    }
+                    _ => {
+                        accept_busy(prim, n);
+                        if self.epoch != 0 && self.rng.below(4) == 0 {
+                            let _ = p.checkpoint_step(self.rng.below(6) == 0);
+                        }
+                        false
+                    }
+                }
+            }
+            Role::Mirror(m) => match self.rng.below(8) {
+                0 => accept(m, n),
+                1 | 2 => {
+                    let mut moved = false;
+                    m.control.retain_mut(|c| match c.step() {
+                        Ok(b) => {
+                            moved |= b;
+                            true
+                        }
+                        Err(_) => {
+                            moved = true;
+                            c.end();
+                            false
+                        }
+                    });
+                    moved
+                }
+                3..=6 if !m.lanes.is_empty() => {
+                    let i = self.rng.below(m.lanes.len() as u64) as usize;
+                    match m.lanes[i].step() {
+                        Ok(s) => s == mojim::mirror::Step::Moved,
+                        Err(_) => {
+                            m.lanes.remove(i);
+                            true
+                        }
+                    }
+                }
+                _ => {
+                    if self.rng.below(4) == 0 {
+                        let _ = m.m.checkpoint_step(self.rng.below(6) == 0);
+                    }
+                    false
+                }
+            },
+        };
+        self.observe(n)?;
+        Ok(moved)
+    }
+
+    fn attach_unreplicated(&mut self, n: usize) -> Checked<bool> {
+        let Role::Primary(prim) = &mut self.nodes[n].role else {
+            return Ok(false);
+        };
+        if prim.p.is_ready() {
+            return Ok(false);
+        }
+        if prim.session.go_alone().is_ok() {
+            let tail = prim.p.last();
+            let _ = prim.p.store.apply(tail, usize::MAX);
+        }
+        Ok(true)
+    }
+
+    /// As `Volume::attach` does: a primary that is alone by its last view
+    /// does not wait for long.
+    fn attach_alone(&mut self, n: usize) -> Checked {
+        let Role::Primary(prim) = &mut self.nodes[n].role else {
+            return Ok(());
+        };
+        let asynchronous = self.setup.mode == Mode::Async;
+        let sb = prim.p.store.superblock();
+        let may = sb.state == State::Whole
+            && sb.view.epoch > 0
+            && (sb.view.mirror.is_empty() || asynchronous)
+            || sb.view.epoch == 0 && asynchronous;
+        if may
+            && !prim.p.is_ready()
+            && !prim.session.is_active()
+            && self.world.now() - prim.since > 500 * MS
+            && prim.session.fatal().is_none()
+            && self.epoch == 0
+        {
+            self.world.note(|| "--- goes alone".into());
+            if prim.session.go_alone().is_ok() {
+                let tail = prim.p.last();
+                let _ = prim.p.store.apply(tail, usize::MAX);
+            }
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&mut self, n: usize, idle: bool) -> Checked {
+        match &self.nodes[n].role {
+            Role::Down => return Ok(()),
+            Role::Primary(p) if self.epoch != 0 => {
+                let _ = p.p.checkpoint_step(idle);
+            }
+            Role::Primary(_) => {}
+            Role::Mirror(m) => {
+                let _ = m.m.checkpoint_step(idle);
+            }
+        }
+        self.observe(n)
+    }
+
+    /// What a waiting thread does when nothing comes.
+    fn patience(&mut self) {
+        let now = self.world.now();
+        let Role::Primary(prim) = &self.nodes[self.primary].role else {
+            return;
+        };
+        if let Some(f) = self.pending.front_mut()
+            && now - f.since > prim.p.spec.resend_timeout
+        {
+            f.since = now;
+            if prim.p.is_linked() && prim.p.rule().mirror {
+                prim.p.suspect("no acknowledgement in time".into());
+            }
+        }
+    }
+
+    fn append(&mut self) -> Checked {
+        let n = self.primary;
+        let Role::Primary(prim) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        if !prim.ready || prim.closing || prim.p.store.poisoned().is_some() {
+            return Ok(());
+        }
+        let p = prim.p.clone();
+        let files = self.check.points[self.head].files.clone();
+        let changes = self.changes(&files);
+        let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
+        let before = p.last();
+        let lane = self.rng.below(self.setup.lanes as u64) as usize;
+        match p.try_append_now(&pieces, lane) {
+            Ok(Some((last, lane))) => {
+                self.appended += 1;
+                self.head =
+                    self.check
+                        .appended(n, self.head, self.epoch, before + 1, last, &changes)?;
+                let since = self.world.now();
+                let point = self.head;
+                self.note(|| format!("appended LSN {}..={last} on lane {lane}", before + 1));
+                self.pending.push_back(Pending { point, since });
+            }
+            Ok(None) => {
+                // As `wait_for_room`.
+                for l in 0..self.setup.lanes {
+                    let _ = p.drive(l);
+                }
+                let _ = p.checkpoint_step(false);
+            }
+            Err(Error::Invalid(_)) => {}
+            Err(e) => self.note(|| format!("append failed: {e}")),
+        }
+        self.observe(n)
+    }
+
+    fn changes(&mut self, files: &Files) -> Vec<Change> {
+        let rng = &mut self.rng;
+        let mut out = Vec::new();
+        let roll = rng.below(100);
+        let some = |rng: &mut Rng| {
+            let i = rng.below(files.len() as u64) as usize;
+            *files.keys().nth(i).expect("below its length")
+        };
+        let name = |rng: &mut Rng| match rng.below(3) {
+            0 => format!("d/f{}", rng.below(3)),
+            _ => format!("f{}", rng.below(6)),
+        };
+        let size = |rng: &mut Rng| match rng.below(6) {
+            0 => 0,
+            1 => rng.between(1, 600),
+            5 => rng.between(1, 40_000),
+            _ => rng.between(1, 9000),
+        };
+        if files.is_empty() || roll < 6 && files.len() < 6 {
+            let name = name(rng);
+            if files.values().all(|f| f.name != name) {
+                self.names += 1;
+                let file = (self.names as u32).wrapping_mul(0x9e37_79b1);
+                out.push(Change::Create { file, name });
+                if rng.coin() {
+                    let size = size(rng);
+                    out.push(Change::Resize { file, size });
+                    if size > 0 && rng.coin() {
+                        out.push(write(rng, file, size));
+                    }
+                }
+                return out;
+            }
+        }
+        if files.is_empty() {
+            return out;
+        }
+        let file = some(rng);
+        match roll {
+            6..=10 => {
+                let size = size(rng);
+                if size > 0 && rng.coin() && !files[&file].data.is_empty() {
+                    out.push(write(rng, file, files[&file].data.len() as u64));
+                }
+                out.push(Change::Resize { file, size });
+                if size > 0 && rng.coin() {
+                    out.push(write(rng, file, size));
+                }
+            }
+            11 | 12 => out.push(Change::Remove { file }),
+            13..=15 => {
+                let name = name(rng);
+                if files[&file].name != name {
+                    out.push(Change::Rename { file, name });
+                }
+            }
+            _ => {
+                for _ in 0..rng.between(1, 5) {
+                    let file = some(rng);
+                    let len = files[&file].data.len() as u64;
+                    if len > 0 {
+                        out.push(write(rng, file, len));
+                    }
+                }
+            }
+        }
+        out
+    }
+
+    /// Something goes wrong, or someone intervenes.
+    fn trouble(&mut self) -> Checked {
+        let n = self.rng.below(2) as usize;
+        let name = NAMES[n];
+        let kind = match self.rng.coin() {
+            true => CrashKind::Kill,
+            false => CrashKind::Power,
+        };
+        let oneway = self.rng.coin();
+        let after = match self.rng.coin() {
+            true => self.rng.between(1, 20),
+            false => self.rng.between(1, 200),
+        };
+        match self.rng.below(20) {
+            0..=2 => {
+                self.world.kill(name);
+                return self.observe(n);
+            }
+            3 | 4 => {
+                self.world.power_loss(name);
+                if matches!(self.nodes[n].role, Role::Down) {
+                    return self.check.crashed(n, CrashKind::Power, None);
+                }
+                return self.observe(n);
+            }
+            5..=8 => self.world.arm_crash(name, after, kind),
+            9 => self.world.arm_crash_on_send(name, after.min(30), kind),
+            10 => self.world.partition(name, NAMES[1 - n], oneway, true),
+            11..=13 => {
+                self.world.partition("a", "b", false, false);
+            }
+            14 => self.world.reset_connections("a", "b"),
+            15 | 16 => return self.promote(),
+            17 | 18 => return self.detach(),
+            _ => {
+                for n in 0..2 {
+                    self.world.kill(NAMES[n]);
+                    self.observe(n)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The operator gives the primary up and promotes the mirror.
+    fn promote(&mut self) -> Checked {
+        let (old, n) = (self.primary, 1 - self.primary);
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        let sb = m.store.superblock();
+        if may_promote(NAMES[n], &sb.view, sb.state, false).is_err() {
+            return Ok(());
+        }
+        self.note(|| format!("node {} is given up", NAMES[old]));
+        self.world.kill(NAMES[old]);
+        self.observe(old)?;
+        self.nodes[old].gone = self.rng.coin();
+        let promoted = m.promote();
+        self.note(|| format!("node {} is promoted: {promoted:?}", NAMES[n]));
+        let Ok((_, tail)) = promoted else {
+            drop(m);
+            return self.observe(n);
+        };
+        self.promotions += 1;
+        let lossy = self.setup.mode == Mode::Async;
+        self.check.promoted(n, &m.store, tail, lossy)?;
+        self.primary = n;
+        self.epoch = 0;
+        self.pending.clear();
+        m.close();
+        let closed = m.store.close_clean(tail);
+        if closed.is_ok() {
+            self.check.closed(n, &m.store)?;
+        }
+        self.compare(n, &m.store)?;
+        drop(m);
+        self.end(n)
+    }
+
+    /// Ends a node's process in good order: its stores were closed.
+    fn end(&mut self, n: usize) -> Checked {
+        if self.world.crashed(NAMES[n]).is_some() {
+            return self.fallen(n);
+        }
+        self.nodes[n].role = Role::Down;
+        self.nodes[n].loading = false;
+        self.nodes[n].restart = self.world.now();
+        self.world.kill(NAMES[n]);
+        Ok(())
+    }
+
+    /// The application detaches, or the mirror's daemon stops.
+    fn detach(&mut self) -> Checked {
+        if self.rng.coin() {
+            let n = self.primary;
+            if let Role::Primary(prim) = &mut self.nodes[n].role
+                && prim.ready
+            {
+                prim.closing = true;
+            }
+            return self.close_primary();
+        }
+        let n = 1 - self.primary;
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        self.note(|| format!("node {} stops", NAMES[n]));
+        m.close();
+        if m.store.superblock().state == State::Whole && m.store.poisoned().is_none() {
+            // As `Node::close_mirror`.
+            let tail = m.received.get();
+            let limit = m.committed().min(tail);
+            let _ = m.store.apply(limit, usize::MAX);
+            let nothing_left =
+                (0..self.setup.lanes).all(|i| m.store.last_of(i).0 <= m.store.applied());
+            let done = m.store.checkpoint();
+            if done.is_ok()
+                && nothing_left
+                && m.store.applied() == tail
+                && m.store.close_clean(tail).is_ok()
+            {
+                self.check.closed(n, &m.store)?;
+                drop(m);
+                return self.end(n);
+            }
+        }
+        drop(m);
+        self.world.kill(NAMES[n]);
+        self.observe(n)
+    }
+
+    /// As `Inner::close`, once everything is committed.
+    fn close_primary(&mut self) -> Checked {
+        let n = self.primary;
+        let Role::Primary(prim) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let p = prim.p.clone();
+        let last = p.last();
+        if !prim.closing || p.committed() < last || p.store.poisoned().is_some() {
+            return Ok(());
+        }
+        self.observe(n)?;
+        self.note(|| "detaches".into());
+        let closed = p
+            .store
+            .persist_all()
+            .and_then(|()| p.store.apply(last, usize::MAX))
+            .and_then(|at| match at == last {
+                true => p.store.close_clean(last),
+                false => Err(Error::Busy("not applied".into())),
+            });
+        if closed.is_ok() {
+            self.check.closed(n, &p.store)?;
+            drop(p);
+            return self.end(n);
+        }
+        self.note(|| format!("not closed: {closed:?}"));
+        drop(p);
+        self.world.kill(NAMES[n]);
+        self.observe(n)
+    }
+
+    /// Faults stop, everything restarts: it must become whole again.
+    fn settle(&mut self) -> Checked {
+        self.note(|| "calm".into());
+        self.calm = true;
+        self.world.set_faults(Faults::none());
+        self.world.partition("a", "b", false, false);
+        for n in 0..2 {
+            self.world.disarm(NAMES[n]);
+            self.nodes[n].restart = self.world.now();
+            self.check.look_again(n);
+        }
+        if let Role::Primary(p) = &mut self.nodes[self.primary].role {
+            p.closing = false;
+        }
+        let start = self.world.now();
+        let mut asked = 0;
+        let mut rounds = 0u64;
+        loop {
+            rounds += 1;
+            self.restarts()?;
+            let mut moved = false;
+            for _ in 0..12 {
+                moved |= self.turn(self.primary)?;
+                if self.setup.replicated() {
+                    moved |= self.turn(1 - self.primary)?;
+                }
+            }
+            self.patience();
+            self.checkpoint(0, rounds % 4 == 0)?;
+            self.checkpoint(1, rounds % 4 == 0)?;
+            if asked < 3
+                && let Role::Primary(p) = &self.nodes[self.primary].role
+                && p.ready
+            {
+                asked += 1;
+                self.append()?;
+            }
+            let quiet = asked == 3 && self.is_settled();
+            if quiet {
+                break;
+            }
+            let now = self.world.now();
+            if now - start > Duration::from_secs(120) {
+                return Err(format!("live: stuck: {}", self.state()));
+            }
+            let by = match moved {
+                true => Duration::from_micros(50),
+                false => self
+                    .world
+                    .next_event()
+                    .map_or(20 * MS, |t| t - now)
+                    .min(20 * MS),
+            };
+            self.world.advance(by);
+        }
+        self.finally()
+    }
+
+    fn is_settled(&self) -> bool {
+        let Role::Primary(prim) = &self.nodes[self.primary].role else {
+            return false;
+        };
+        let (p, last) = (&prim.p, prim.p.last());
+        let own = prim.ready
+            && self.pending.is_empty()
+            && p.committed() == last
+            && p.store.applied() == last;
+        if !self.setup.replicated() {
+            return own;
+        }
+        let Role::Mirror(mir) = &self.nodes[1 - self.primary].role else {
+            return false;
+        };
+        own && prim.session.is_active()
+            && prim.session.is_member()
+            && p.acked.get() == last
+            && mir.m.received.get() == last
+            && mir.m.store.applied() == last
+            && mir.m.store.superblock().view.mirror == NAMES[1 - self.primary]
+    }
+
+    fn state(&self) -> String {
+        let mut out = String::new();
+        for (n, node) in self.nodes.iter().enumerate() {
+            out += &match &node.role {
+                Role::Down => format!("{}: down; ", NAMES[n]),
+                Role::Primary(p) => format!(
+                    "{}: primary, ready {}, active {}, member {}, last {}, committed {}, acked {}, persisted {}, applied {}, pending {}, rule {:?}, error {:?}, poison {:?}, fullness {}; ",
+                    NAMES[n],
+                    p.ready,
+                    p.session.is_active(),
+                    p.session.is_member(),
+                    p.p.last(),
+                    p.p.committed(),
+                    p.p.acked.get(),
+                    p.p.persisted.get(),
+                    p.p.store.applied(),
+                    self.pending.len(),
+                    p.p.rule(),
+                    p.session.last_error,
+                    p.p.store.poisoned(),
+                    p.p.store.fullness(),
+                ),
+                Role::Mirror(m) => format!(
+                    "{}: mirror, {:?}, received {}, committed {}, applied {}, view {:?}, lanes {}, controls {}, poison {:?}, fullness {}; ",
+                    NAMES[n],
+                    m.m.store.superblock().state,
+                    m.m.received.get(),
+                    m.m.committed(),
+                    m.m.store.applied(),
+                    m.m.store.superblock().view,
+                    m.lanes.len(),
+                    m.control.len(),
+                    m.m.store.poisoned(),
+                    m.m.store.fullness(),
+                ),
+            };
+        }
+        out
+    }
+
+    /// The two copies are the same, byte for byte.
+    fn finally(&mut self) -> Checked {
+        let mut areas: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
+        for n in 0..2 {
+            let store = match &self.nodes[n].role {
+                Role::Down => continue,
+                Role::Primary(p) => p.p.store.clone(),
+                Role::Mirror(m) => m.m.store.clone(),
+            };
+            self.check.look_again(n);
+            self.check.compare(n, &store, &self.world, NAMES[n])?;
+            let area = store.area();
+            let mut area_files = BTreeMap::new();
+            for f in area.files() {
+                let bytes = self.world.contents(NAMES[n], &area.path(&f.name));
+                area_files.insert(f.name.clone(), bytes.unwrap_or_default());
+            }
+            areas.push(area_files);
+        }
+        match &areas[..] {
+            [a, b] if a != b => Err("4: the copies differ at the end".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn write(rng: &mut Rng, file: u32, size: u64) -> Change {
+    let most = match rng.below(40) {
+        0 => 20_000,
+        1..=6 => 3000,
+        7..=15 => 600,
+        _ => 64,
+    };
+    let len = rng.between(1, size.min(most));
+    let offset = rng.between(0, size - len);
+    let mut bytes = vec![0; len as usize];
+    rng.fill(&mut bytes);
+    Change::Write {
+        file,
+        offset,
+        bytes,
+    }
+}
+
+/// Whoever calls a primary's node is told so.
+fn accept_busy(prim: &mut Prim, n: usize) {
+    while let Ok(Some(c)) = prim.listener.accept() {
+        prim.fresh.push(Wire::new(c));
+    }
+    let view = prim.p.store.superblock().view;
+    prim.fresh.retain_mut(|w| match w.next() {
+        Ok(None) => true,
+        Err(_) => false,
+        Ok(Some((f, body))) => {
+            let code = match Hello::decode(&body) {
+                Ok(h) if view.primary == NAMES[n] && view.epoch > h.view => RefuseCode::Superseded,
+                _ => RefuseCode::Busy,
+            };
+            let text = "this node is the primary".into();
+            refuse(w, f.epoch, &No { code, text });
+            w.conn.close();
+            false
+        }
+    });
+}
+
+/// A mirror's accepting thread and the first words on its links.
+fn accept(mir: &mut Mir, n: usize) -> bool {
+    while let Ok(Some(c)) = mir.listener.accept() {
+        mir.fresh.push(Wire::new(c));
+    }
+    let mut moved = false;
+    let mut rest = Vec::new();
+    for mut w in std::mem::take(&mut mir.fresh) {
+        let (f, body) = match w.next() {
+            Ok(None) => {
+                rest.push(w);
+                continue;
+            }
+            Err(_) => continue,
+            Ok(Some(x)) => x,
+        };
+        moved = true;
+        match f.kind {
+            FrameKind::Hello => {
+                let h = Hello::decode(&body).expect("the engine's own");
+                assert!(h.cluster == CLUSTER && h.volume == VOLUME && h.to == NAMES[n]);
+                match ControlIn::answer(mir.m.clone(), w, &h) {
+                    Ok(c) => mir.control.push(c),
+                    Err((mut w, no)) => {
+                        refuse(&mut w, mir.m.store.superblock().promised, &no);
+                        w.conn.close();
+                    }
+                }
+            }
+            FrameKind::Lane => {
+                let l = Lane::decode(&body).expect("the engine's own");
+                match LaneServer::accept(mir.m.clone(), w, f.epoch, &l) {
+                    Ok(s) => mir.lanes.push(s),
+                    Err((mut w, no)) => {
+                        refuse(&mut w, f.epoch, &no);
+                        w.conn.close();
+                    }
+                }
+            }
+            k => panic!("a link begins with {k:?}"),
+        }
+    }
+    mir.fresh = rest;
+    moved
+}

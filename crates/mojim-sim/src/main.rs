@@ -1,0 +1,112 @@
+//! The command `mojim-sim`: runs seeds and reports what broke.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use mojim_sim::cluster::Mutation;
+use mojim_sim::run::{Total, catch_mutation, catch_panics, run};
+
+const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--json]
+       mojim-sim --seed N [--trace]
+       mojim-sim --mutations [--seeds N] [--first N]";
+
+fn main() -> ExitCode {
+    let (mut seeds, mut first, mut seed, mut minutes) = (1000u64, 1u64, None, None);
+    let (mut trace, mut json, mut mutations) = (false, false, false);
+    let mut args = std::env::args().skip(1);
+    while let Some(a) = args.next() {
+        let mut number = || args.next().and_then(|v| v.parse::<u64>().ok());
+        let ok = match a.as_str() {
+            "--seeds" => number().map(|n| seeds = n),
+            "--first" => number().map(|n| first = n),
+            "--seed" => number().map(|n| seed = Some(n)),
+            "--minutes" => number().map(|n| minutes = Some(n)),
+            "--trace" => Some(trace = true),
+            "--json" => Some(json = true),
+            "--mutations" => Some(mutations = true),
+            _ => None,
+        };
+        if ok.is_none() {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    }
+    catch_panics();
+    if mutations {
+        let mut missed = false;
+        for (m, name) in Mutation::ALL {
+            match catch_mutation(m, first, seeds) {
+                Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
+                None => {
+                    println!("{name}: NOT caught in {seeds} seeds");
+                    missed = true;
+                }
+            }
+        }
+        return ExitCode::from(u8::from(missed));
+    }
+    if let Some(s) = seed {
+        let o = run(s, None, trace);
+        for line in &o.trace {
+            println!("{line}");
+        }
+        println!(
+            "seed {s}: {} sync points, {} acknowledged, {} starts, {} promotions, faults {:?}",
+            o.sync_points, o.acks, o.starts, o.promotions, o.faults
+        );
+        if let Some(f) = o.failure {
+            println!("seed {s} FAILED: {f}");
+            return ExitCode::FAILURE;
+        }
+        return ExitCode::SUCCESS;
+    }
+    let begun = Instant::now();
+    let mut told = begun;
+    let mut total = Total::default();
+    for s in first..first.saturating_add(seeds) {
+        let o = run(s, None, false);
+        if let Some(f) = &o.failure {
+            eprintln!("seed {s} FAILED: {f}");
+            eprintln!("  replay: mojim-sim --seed {s} --trace");
+        }
+        total.add(&o);
+        if told.elapsed() > Duration::from_secs(10) {
+            told = Instant::now();
+            eprintln!("{} seeds, {} failed", total.seeds, total.failures.len());
+        }
+        if minutes.is_some_and(|m| begun.elapsed() > Duration::from_secs(60 * m)) {
+            break;
+        }
+    }
+    let rate = total.seeds as f64 * 60.0 / begun.elapsed().as_secs_f64();
+    report(&total, rate, json);
+    ExitCode::from(u8::from(!total.failures.is_empty()))
+}
+
+fn report(t: &Total, rate: f64, json: bool) {
+    let s = &t.sum;
+    if json {
+        let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
+        let failures: Vec<_> = t
+            .failures
+            .iter()
+            .map(|(s, _)| s.to_string())
+            .collect();
+        println!(
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"excused_losses\":{},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            t.seeds, s.sync_points, s.acks, s.compared, s.starts, s.promotions, s.excused,
+            faults.join(","), failures.join(",")
+        );
+        return;
+    }
+    println!("seeds {}, {rate:.0} a minute", t.seeds);
+    println!("sync points {}, acknowledged {}", s.sync_points, s.acks);
+    println!(
+        "starts {}, promotions {}, data areas compared {}, losses that no mode prevents {}",
+        s.starts, s.promotions, s.compared, s.excused
+    );
+    for (k, n) in &s.faults {
+        println!("  {k}: {n}");
+    }
+    println!("failures {}", t.failures.len());
+}

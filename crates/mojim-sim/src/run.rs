@@ -1,0 +1,125 @@
+//! Runs seeds: one after the other, each on its own, and sums them up.
+//!
+//! Owns the outcome of a seed. A panic of the engine is caught and counts as
+//! a failure of its seed.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::cluster::{Cluster, Mutation};
+
+/// What one seed did.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// What was broken, if anything.
+    pub failure: Option<String>,
+    /// Faults by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Sync points appended.
+    pub sync_points: u64,
+    /// Sync points acknowledged.
+    pub acks: u64,
+    /// Losses that the mode does not promise to prevent.
+    pub excused: u64,
+    /// Promotions.
+    pub promotions: u64,
+    /// Starts of processes.
+    pub starts: u64,
+    /// Whole data areas compared with the model.
+    pub compared: u64,
+    /// What happened, if that was asked for.
+    pub trace: Vec<String>,
+}
+
+thread_local! {
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Keeps the texts of panics for their seeds instead of printing them.
+pub fn catch_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let trace = match std::env::var_os("RUST_BACKTRACE") {
+            Some(_) => format!("\n{}", std::backtrace::Backtrace::force_capture()),
+            None => String::new(),
+        };
+        PANIC.with(|p| *p.borrow_mut() = Some(format!("{info}{trace}")));
+    }));
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
+    let mut cluster = Cluster::new(seed, mutation);
+    if trace {
+        cluster.world.trace_on();
+    }
+    let result = catch_unwind(AssertUnwindSafe(|| cluster.run()));
+    let failure = match result {
+        Ok(Ok(())) => None,
+        Ok(Err(e)) => Some(e),
+        Err(p) => {
+            let text = PANIC.with(|p| p.borrow_mut().take());
+            let text = text.or_else(|| p.downcast_ref::<String>().cloned());
+            let text = text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string()));
+            Some(format!("panic: {}", text.unwrap_or_default()))
+        }
+    };
+    let outcome = Outcome {
+        seed,
+        failure,
+        faults: cluster.world.counts(),
+        sync_points: cluster.appended,
+        acks: cluster.check.acks,
+        excused: cluster.check.excused,
+        promotions: cluster.promotions,
+        starts: cluster.starts,
+        compared: cluster.check.compared,
+        trace: cluster.world.trace(),
+    };
+    if outcome.failure.is_some() {
+        // What a panic left may panic again when it is dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(cluster)));
+    }
+    outcome
+}
+
+/// The sum of many seeds.
+#[derive(Debug, Clone, Default)]
+pub struct Total {
+    /// Seeds run.
+    pub seeds: u64,
+    /// Everything but the failures, summed.
+    pub sum: Outcome,
+    /// Seeds that failed, with why.
+    pub failures: Vec<(u64, String)>,
+}
+
+impl Total {
+    /// Adds a seed.
+    pub fn add(&mut self, o: &Outcome) {
+        self.seeds += 1;
+        for (k, n) in &o.faults {
+            *self.sum.faults.entry(k).or_default() += n;
+        }
+        self.sum.sync_points += o.sync_points;
+        self.sum.acks += o.acks;
+        self.sum.excused += o.excused;
+        self.sum.promotions += o.promotions;
+        self.sum.starts += o.starts;
+        self.sum.compared += o.compared;
+        if let Some(f) = &o.failure {
+            self.failures.push((o.seed, f.clone()));
+        }
+    }
+}
+
+/// The first seed at which a mutation is noticed, and by what.
+pub fn catch_mutation(mutation: Mutation, first: u64, most: u64) -> Option<(u64, String)> {
+    (first..first + most).find_map(|seed| {
+        run(seed, Some(mutation), false)
+            .failure
+            .map(|f| (seed, f))
+    })
+}

@@ -1,0 +1,239 @@
+/* mojim.h - memory that is also a file, committed atomically where the
+ * program says so, and copied to a second node before the commit returns.
+ *
+ * This header is the manual of libmojim.so. Link with -lmojim.
+ *
+ * CAVEATS FIRST
+ *
+ * 1. Do not store into a range while a sync point (mojim_msync, gmsync) of that
+ *    range runs. The bytes of such a store may be committed in part. Stores
+ *    into other ranges, by any thread, are fine.
+ * 2. The memory is a private working copy of the file. It reaches the file by
+ *    sync points only, so the same bytes of a file can be mapped once at a
+ *    time: a second mapping fails with EBUSY. For the same reason, never change
+ *    a file of a volume by other means than this interface, while a program is
+ *    attached or while none is.
+ * 3. A child made by fork has a copy of the memory. It can read and store, but
+ *    nothing of it can be committed: every call fails with EOPNOTSUPP there.
+ *    Attach after the fork.
+ * 4. One process at a time can be attached to a volume; others get EBUSY.
+ * 5. A sync point that failed with ETIMEDOUT is in doubt: it is there whole, or
+ *    not at all. Its bytes stay in memory and count as changed; call again.
+ * 6. mprotect, mremap, madvise(MADV_DONTNEED) and MAP_FIXED over a region, and
+ *    munmap in place of mojim_unmap, break the noting of changes. So does
+ *    closing descriptors that the program did not open.
+ * 7. Process death without mojim_detach (a signal, _exit, exec) loses what was
+ *    stored since the last sync point, never anything that was committed.
+ *
+ * CONVENTIONS
+ *
+ * 1. Errors: a function that fails returns -1, NULL or MAP_FAILED, sets errno,
+ *    and leaves a text that says what, where and what to do: mojim_last_error.
+ *    A function that succeeds leaves errno alone or not, like any of POSIX.
+ * 2. Threads: every function may be called from any thread at any time, but for
+ *    mojim_detach and mojim_finish, after which the handle is gone; no other
+ *    call may be using it then. None is safe in a signal handler.
+ * 3. Ownership: strings that are passed in are copied. Strings that come out
+ *    belong to the library. A handle belongs to the caller until mojim_detach.
+ * 4. Files are named by their path within the volume, without a leading '/':
+ *    "log", "tables/a". Directories come and go with the names.
+ * 5. NULL where a pointer is needed is EINVAL.
+ *
+ * WHAT A SUCCESSFUL SYNC POINT PROMISES
+ *
+ *   mode           the bytes are                                  lost only if
+ *   unreplicated   persistent on this node                        its disk is
+ *   async          persistent on this node, handed to the link    its disk is, for
+ *                                                                 what had not arrived
+ *   sync           in the mirror's log (in its memory, or         both nodes fail
+ *                  persistent, as its log's medium is), and
+ *                  in this node's memory
+ *   sync-flush     as sync, and persistent on this node           both disks are
+ *
+ * The bytes of one sync point are there all, or none, after any such failure.
+ * A medium "dram" is never persistent; mojim_copies tells how things stand.
+ *
+ * errno values, for all functions:
+ *   EINVAL      an argument, or the configuration, is wrong
+ *   ENOENT      no such file, node or volume
+ *   EBUSY       another process is attached, or the bytes are mapped already
+ *   EOPNOTSUPP  Mojim cannot do this; the text says what else
+ *   ETIMEDOUT   no acknowledgement in time (caveat 5)
+ *   ESTALE      another node is primary now; this one cannot commit any more
+ *   EUCLEAN     stored bytes are not what they should be
+ *   EPROTO      the other node does not speak as it should
+ *   EIO         a log or data file failed: nothing is acknowledged until the
+ *               volume is attached again; or an internal error
+ * and those of the system calls beneath (ENOSPC, EACCES, ENOMEM, ...).
+ */
+#ifndef MOJIM_H
+#define MOJIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An attached volume. */
+typedef struct mojim mojim_t;
+
+/* ---- attach ------------------------------------------------------------ */
+
+/* Attaches this process to a volume, as its primary, on node `node` of the
+ * configuration file `config`. `volume` may be NULL where there is only one.
+ * Recovers what an earlier process left; in the modes with a mirror, waits for
+ * it. NULL on error: EBUSY, ESTALE, ETIMEDOUT (the mirror does not answer), ... */
+mojim_t *mojim_attach(const char *config, const char *node, const char *volume);
+
+/* Ends the attachment. Regions without MAP_ATOMIC are committed; all are
+ * unmapped; then what was committed is written to its files. On success the
+ * handle is gone. On error it stays valid where something could not be
+ * committed (the regions are still there), and the call can be repeated. */
+int mojim_detach(mojim_t *m);
+
+/* mojim_detach for atexit handlers and destructors: leaves the memory mapped,
+ * since other threads may still use it. Their stores are not kept any more. */
+int mojim_finish(mojim_t *m);
+
+/* ---- regions ------------------------------------------------------------ */
+
+/* Flags of mojim_map. */
+#define MOJIM_CREATE 0x00800000 /* make the file if it is not there */
+#define MOJIM_RDONLY 0x00400000 /* no stores */
+/* What was not committed is thrown away at unmap and detach; without it, both
+ * are sync points. May be given to plain mmap under `mojim run`, with
+ * MAP_SHARED. (Bit 25: the highest that Linux leaves free, as 26 to 31 hold the
+ * logarithm of a huge page's size. Without Mojim, MAP_SHARED ignores it.) */
+#define MAP_ATOMIC 0x02000000
+
+/* Maps `len` bytes from the start of a file; 0: all of it. A mapping that
+ * reaches beyond the end of the file makes it larger (not with MOJIM_RDONLY:
+ * EINVAL). MAP_FAILED on error; EBUSY if bytes of it are mapped (caveat 2). */
+void *mojim_map(mojim_t *m, const char *file, size_t len, int flags);
+
+/* The same from `offset`, a multiple of the page size, and, if `fixed` is not
+ * NULL, at this address, in place of what is mapped there (as MAP_FIXED). */
+void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
+                   off_t offset, void *fixed);
+
+/* Ends a region, given by its address and length (which may be rounded up to
+ * whole pages). A sync point, unless it was mapped with MAP_ATOMIC; if that
+ * fails the region stays. EINVAL if no region begins there, EOPNOTSUPP for a
+ * part of a region. */
+int mojim_unmap(void *addr, size_t len);
+
+/* 1 if the address lies in a region of this process, else 0. */
+int mojim_is_region(const void *addr);
+
+/* ---- sync points --------------------------------------------------------- */
+
+/* Commits the bytes [addr, addr + len) of one region: atomically, durably as
+ * the mode says, and no byte beyond them (unless the volume is configured with
+ * msync_rounding = "page"). Neither addr nor len need be aligned. Ranges up to
+ * 16 KiB are sent as they are; of larger ones, the pages that were stored to.
+ *
+ * flags, as for msync(2):
+ *   MS_SYNC        commits
+ *   MS_ASYNC       commits too: this version does not return before
+ *   MS_INVALIDATE  with one of these: ignored. Alone: EOPNOTSUPP
+ *   MS_MOJIM       as MS_SYNC
+ * EINVAL for none of these, both MS_SYNC and MS_ASYNC, or a range that reaches
+ * beyond its region (which may be rounded up to whole pages); ENOMEM if addr is
+ * in no region. */
+int mojim_msync(void *addr, size_t len, int flags);
+
+/* Flag of gmsync. Not one of the kernel's MS_ flags. */
+#define MS_MOJIM 0x100
+
+/* Commits n ranges, of one or several regions of one volume, atomically
+ * together (Mojim, Section 3.1). flags: MS_MOJIM, MS_SYNC, or both. EINVAL if a
+ * range is negative, in no region, beyond its region, or of another volume;
+ * nothing is committed then.
+ *
+ * The struct is the paper's. A program that declares it itself, as the paper's
+ * Figure 1 does, defines MOJIM_NO_STRUCT before it includes this header. */
+#ifndef MOJIM_NO_STRUCT
+struct msync_input {
+    void *address;
+    int length;
+};
+int gmsync(struct msync_input *input, int n, int flags);
+#else
+int gmsync(void *input, int n, int flags);
+#endif
+
+/* ---- numbers --------------------------------------------------------------- */
+
+/* The number (LSN) of the calling thread's last successful sync point or change
+ * of names or sizes; 0 before the first. Numbers grow within a volume. */
+uint64_t mojim_last_lsn(void);
+
+/* Waits until everything up to `lsn` is acknowledged by the mode's rule. */
+int mojim_wait(mojim_t *m, uint64_t lsn);
+
+/* How safe a sync point is on a node. */
+#define MOJIM_NONE 0     /* not there, or not known to be */
+#define MOJIM_RECEIVED 1 /* in the node's memory: survives processes, not power */
+#define MOJIM_PMEM 2     /* in persistent memory */
+#define MOJIM_DISK 3     /* on a disk */
+
+struct mojim_copy {
+    char node[68]; /* the node's name, ended by a zero byte */
+    int level;     /* MOJIM_NONE ... MOJIM_DISK */
+};
+
+/* Where `lsn` is: fills at most n entries of `out` (which may be NULL if n is
+ * 0), this node first. Returns the number of nodes, which may be more than n. */
+int mojim_copies(mojim_t *m, uint64_t lsn, struct mojim_copy *out, int n);
+
+/* ---- files ------------------------------------------------------------------ */
+
+/* These are sync points themselves: committed when they return, in order with
+ * all others. A file that somebody put into the volume's directory while
+ * nothing was attached is taken into the volume when it is first used. */
+
+/* Makes an empty file. Returns 1 if it did, 0 if the file was there. */
+int mojim_create(mojim_t *m, const char *file);
+
+/* Removes a file. EBUSY while it is mapped. */
+int mojim_remove(mojim_t *m, const char *file);
+
+/* Gives a file another name, in place of a file of that name (EBUSY while that
+ * one is mapped). Regions follow their file. */
+int mojim_rename(mojim_t *m, const char *from, const char *to);
+
+/* Sets a file's size. As with any file, memory beyond the new end must not be
+ * touched any more. */
+int mojim_truncate(mojim_t *m, const char *file, off_t size);
+
+/* Size of a file in bytes; -1 with ENOENT if it is not there. */
+off_t mojim_size(mojim_t *m, const char *file);
+
+/* Waits until the volume's files, read by other means than a region, show
+ * everything that was committed before this call. */
+int mojim_settle(mojim_t *m);
+
+/* Writes the path of the volume's directory to `out` (at most n bytes, with the
+ * zero byte), without attaching. Returns the path's length; ERANGE if n is too
+ * small. */
+int mojim_directory(const char *config, const char *node, const char *volume,
+                    char *out, size_t n);
+
+/* ---- texts ------------------------------------------------------------------- */
+
+/* The text of the calling thread's last error; "" before the first. Valid until
+ * the thread's next call of this library. */
+const char *mojim_last_error(void);
+
+/* The library's version, as "0.1.0". */
+const char *mojim_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
