@@ -8,6 +8,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use mojim::{MapFlags, Mapping, Volume, gmsync};
 
@@ -35,6 +36,9 @@ pub struct Append {
     /// How many entries; 0: until the log is full.
     #[arg(long, default_value_t = 0)]
     entries: u64,
+    /// Microseconds between two entries.
+    #[arg(long, default_value_t = 0)]
+    pace: u64,
     /// Stay attached, without appending, until standard input ends.
     #[arg(long)]
     linger: bool,
@@ -75,6 +79,9 @@ impl Append {
             size += entry.len();
             writeln!(out, "{i}")?;
             out.flush()?;
+            if self.pace > 0 {
+                std::thread::sleep(Duration::from_micros(self.pace));
+            }
         }
         if self.linger {
             let mut nothing = Vec::new();

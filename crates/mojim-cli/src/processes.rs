@@ -138,11 +138,6 @@ impl Process {
         })
     }
 
-    /// Its process id.
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Its standard input.
     pub fn stdin(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()

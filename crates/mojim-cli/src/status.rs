@@ -181,7 +181,10 @@ fn text(all: &Value) -> String {
             v["mode"].as_str().unwrap_or("")
         );
         let mut rows = vec![["  node", "role", "epoch", "state", "last LSN", "applied", "program", "link", "behind"].map(String::from)];
-        for n in v["nodes"].as_array().unwrap_or(&empty) {
+        let nodes = v["nodes"].as_array().unwrap_or(&empty);
+        // Without a program there is no link, and none is missing.
+        let in_use = nodes.iter().any(|n| n["attached"] == true);
+        for n in nodes {
             let s = |k: &str| match &n[k] {
                 Value::String(s) => s.clone(),
                 Value::Null => "-".into(),
@@ -191,7 +194,7 @@ fn text(all: &Value) -> String {
                 (Value::Bool(true), Some(us), _) => format!("up, {us:.0} us"),
                 (Value::Bool(true), _, Some(ms)) => format!("up, heard {ms} ms ago"),
                 (Value::Bool(true), ..) => "up".into(),
-                (Value::Bool(false), ..) => "down".into(),
+                (Value::Bool(false), ..) if in_use => "down".into(),
                 _ => "-".into(),
             };
             rows.push(if n["reachable"] == true {

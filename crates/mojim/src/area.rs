@@ -52,8 +52,7 @@ pub struct Area {
 impl Area {
     /// Opens the area: reads the catalogue, if there is one.
     pub fn open(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
-        env.create_dir_all(dir)
-            .context(|| format!("making {}", dir.display()))?;
+        make_dirs(&**env, dir, Path::new("/"))?;
         let catalog_path = meta.join("catalog");
         let mut area = Area {
             env: env.clone(),
@@ -93,7 +92,55 @@ impl Area {
                 ));
             }
         }
+        area.finish_rename()?;
         Ok(area)
+    }
+
+    /// A rename that a crash cut off between the file system and the
+    /// catalogue is completed, so that replaying finds each file under the
+    /// name that the catalogue says.
+    fn finish_rename(&mut self) -> Result<()> {
+        let path = self.rename_path();
+        let what = || format!("reading {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(1 << 16) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        let Some(r) = RenameNote::decode(&b[..got]) else {
+            return Err(self.damaged("the note of its last renaming is damaged"));
+        };
+        let known = self.files.get(&r.file).is_some_and(|e| e.name == r.from);
+        if r.volume != self.volume || r.lsn <= self.catalog_lsn || !known {
+            return Ok(()); // done, and in the catalogue
+        }
+        let (from, to) = (self.dir.join(&r.from), self.dir.join(&r.to));
+        match self.env.rename(&from, &to) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            r => r.context(|| format!("renaming {}", from.display()))?,
+        }
+        self.sync_parent(&r.from)?;
+        self.sync_parent(&r.to)?;
+        self.renamed(r.file, &r.to);
+        self.write_catalog()
+    }
+
+    fn rename_path(&self) -> PathBuf {
+        self.catalog_path.with_file_name("rename")
+    }
+
+    /// In the catalogue, file `id` has the name `to` from now on.
+    fn renamed(&mut self, id: u32, to: &str) {
+        if let Some(old) = self.find(to).map(|f| f.id)
+            && old != id
+        {
+            self.files.remove(&old);
+            self.forget(old);
+        }
+        if let Some(e) = self.files.get_mut(&id) {
+            e.name = to.to_owned();
+        }
     }
 
     fn damaged(&self, what: &str) -> Error {

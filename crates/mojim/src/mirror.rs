@@ -555,6 +555,8 @@ pub struct LaneServer {
     session: u64,
     epoch: u64,
     volume: u64,
+    /// Of the session, so fixed for this lane.
+    history: Arc<History>,
     conn: Arc<dyn Conn>,
     source: Source,
     /// Acknowledgement that the link did not take yet: its bytes from `.1` on.
@@ -611,10 +613,12 @@ impl LaneServer {
             return Err((wire, No::from(e)));
         }
         let volume = mirror.store.superblock().volume_id;
+        let history = mirror.store.history();
         Ok(LaneServer {
             mirror,
             lane,
             volume,
+            history,
             session: l.session,
             epoch,
             conn: wire.conn,
@@ -666,7 +670,7 @@ impl LaneServer {
         let mut guard = lock(&m.lanes[self.lane]);
         let lane = current(m, self.session, &mut guard)?;
         let log = &m.store.logs()[self.lane];
-        let history = m.store.history();
+        let history = &self.history;
         let mut step = Step::Moved;
         let first = log.head();
         loop {
@@ -688,7 +692,7 @@ impl LaneServer {
                 return Err(Error::Protocol("a record changed while it was copied".into()));
             }
             m.check_spill(&r)?;
-            match lane.arrive(&h, &history) {
+            match lane.arrive(&h, history) {
                 Arrival::Accept => {
                     if at != head {
                         // SAFETY: as above; the pad now names its record.
@@ -759,7 +763,7 @@ impl LaneServer {
         let mut guard = lock(&m.lanes[self.lane]);
         let lane = current(&m, self.session, &mut guard)?;
         let log = &m.store.logs()[self.lane];
-        let history = m.store.history();
+        let history = self.history.clone();
         let first = log.head();
         let mut committed = 0;
         let mut size = 0;

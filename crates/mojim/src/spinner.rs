@@ -49,7 +49,7 @@ impl Spinner {
             return false;
         }
         self.polls = self.polls.wrapping_add(1);
-        if self.polls % 16 != 1 {
+        if self.polls % 32 != 1 {
             return true;
         }
         let now = env.now();

@@ -16,7 +16,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -104,6 +104,9 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 /// it was replaced.
 struct Table {
     now: AtomicPtr<Vec<Arc<Mapped>>>,
+    /// Grows with each change, after it; what threads remember holds as long
+    /// as it does not.
+    generation: AtomicU64,
     readers: [Stripe; 16],
     change: Mutex<()>,
 }
@@ -118,6 +121,7 @@ struct Mapped {
 
 static TABLE: Table = Table {
     now: AtomicPtr::new(std::ptr::null_mut()),
+    generation: AtomicU64::new(1),
     readers: [const { Stripe(AtomicUsize::new(0)) }; 16],
     change: Mutex::new(()),
 };
@@ -164,6 +168,7 @@ impl Table {
         change(&mut new);
         new.sort_by_key(|m| m.region.span().start);
         let old = self.now.swap(Box::into_raw(Box::new(new)), SeqCst);
+        self.generation.fetch_add(1, SeqCst);
         for s in &self.readers {
             while s.0.load(SeqCst) != 0 {
                 std::thread::yield_now();
@@ -186,7 +191,12 @@ impl Table {
     }
 }
 
+/// The region that this thread synced last, and the table's generation then:
+/// the common case costs no atomic write.
+type Remembered = Option<(u64, Arc<Mapped>)>;
+
 thread_local! {
+    static REMEMBERED: Cell<Remembered> = const { Cell::new(None) };
     static LAST_LSN: Cell<u64> = const { Cell::new(0) };
     static RANGES: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
 }
@@ -962,8 +972,22 @@ fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 #[inline]
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     check_fork()?;
-    let m = locate(addr as usize, len)?;
-    sync_range(&m, clip(&m, addr as usize, len))
+    let generation = TABLE.generation.load(SeqCst);
+    let start = addr as usize;
+    let m = match REMEMBERED.try_with(Cell::take).ok().flatten() {
+        Some((g, m))
+            if g == generation
+                && m.region.span().start <= start
+                && start.checked_add(len).is_some_and(|e| e <= m.region.span().end) =>
+        {
+            m
+        }
+        _ => locate(start, len)?,
+    };
+    let done = sync_range(&m, clip(&m, start, len));
+    // At the end of a thread there is nothing to remember.
+    let _ = REMEMBERED.try_with(|r| r.set(Some((generation, m))));
+    done
 }
 
 /// What of `[addr, addr + len)` is the file's.

@@ -1,0 +1,711 @@
+//! The `mojim` command end to end: real nodes and programs on loopback,
+//! killed and started again.
+//!
+//! Owns nothing but its own temporary directories, shared memory and
+//! processes, all gone when a test ends. No test depends on how long
+//! something takes; what happens is awaited, with a generous deadline.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
+/// Longer than anything here takes, also on a machine with much else to do.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Two nodes' configuration, directories and memory.
+struct Cluster {
+    dir: PathBuf,
+    memory: PathBuf,
+    ports: [u16; 2],
+}
+
+/// How a test's cluster is configured.
+#[derive(Clone, Copy)]
+struct Setup {
+    mode: &'static str,
+    mirror_medium: &'static str,
+    transport: &'static str,
+}
+
+const SYNC: Setup = Setup {
+    mode: "sync",
+    mirror_medium: "disk",
+    transport: "tcp",
+};
+
+impl Cluster {
+    fn new(setup: Setup) -> Cluster {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "mojim-e2e-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        let memory = Path::new("/dev/shm").join(&name);
+        // Left behind by a killed run of the same number.
+        let _ = fs::remove_dir_all(&dir);
+        let _ = fs::remove_dir_all(&memory);
+        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir_all(&memory).unwrap();
+        let held = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let ports = held.map(|l| l.local_addr().unwrap().port());
+        let c = Cluster { dir, memory, ports };
+        fs::write(c.file(), c.text(setup, "e2e")).unwrap();
+        c
+    }
+
+    fn text(&self, setup: Setup, cluster: &str) -> String {
+        let Setup { mode, mirror_medium, transport } = setup;
+        let mut t = format!(
+            "cluster = \"{cluster}\"\n[volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\ntransport = \"{transport}\"\nresend_timeout = \"5s\"\n"
+        );
+        for (i, (name, medium)) in [("a", "disk"), ("b", mirror_medium)].iter().enumerate() {
+            t += &format!(
+                "[node.{name}]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"{medium}\", size = \"4MiB\" }}\n",
+                self.ports[i],
+                self.dir.join(name).display(),
+                self.memory.display(),
+            );
+        }
+        t
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.join("mojim.toml")
+    }
+
+    /// `mojim WORD --config FILE ARGS…`, to its end.
+    fn mojim(&self, word: &str, args: &[&str]) -> Output {
+        mojim(&[&[word, "--config", self.file().to_str().unwrap()], args].concat())
+    }
+
+    fn node(&self, name: &str) -> Process {
+        let file = self.file();
+        let args = ["node", "--config", file.to_str().unwrap(), "--name", name];
+        let mut p = Process::start(&args, &self.dir.join(format!("{name}.txt")));
+        let line = p.line().unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
+        assert!(line.contains("is ready at 127.0.0.1:"), "{line}");
+        p
+    }
+
+    /// The demonstration's program, attached; and how many entries it found.
+    fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
+        let file = self.file();
+        let base = ["__append", "--config", file.to_str().unwrap(), "--node", node];
+        let errors = self.dir.join(format!("program-{node}.txt"));
+        let mut p = Process::start(&[&base[..], args].concat(), &errors);
+        let line = p.line().unwrap_or_else(|| panic!("program on {node}: {}", p.errors()));
+        let found = line.rsplit(' ').next().unwrap().parse().unwrap();
+        assert!(line.starts_with("attached "), "{line}");
+        (p, found)
+    }
+
+    fn status(&self) -> Value {
+        let out = self.mojim("status", &["--json"]);
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+
+    /// What node `i` (0: a, 1: b) says of the volume.
+    fn says(&self, i: usize) -> Value {
+        self.status()["volumes"][0]["nodes"][i].clone()
+    }
+
+    fn assert_equal(&self) -> Value {
+        let out = self.mojim("verify", &["--json", "--wait", "60"]);
+        assert_eq!(out.status.code(), Some(0), "{} {}", text(&out.stdout), self.logs());
+        let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(v["equal"], true, "{v}");
+        v
+    }
+
+    fn promote(&self, name: &str) -> Value {
+        // A mirror notices within its heartbeat that the primary has died.
+        let mut last = String::new();
+        await_that("the promotion", || {
+            let out = self.mojim("promote", &["--name", name, "--json"]);
+            last = text(&out.stderr);
+            (out.status.code() == Some(0)).then(|| serde_json::from_slice(&out.stdout).unwrap())
+        })
+    }
+
+    fn logs(&self) -> String {
+        ["a", "b", "program-a", "program-b"]
+            .map(|n| {
+                let t = fs::read_to_string(self.dir.join(format!("{n}.txt"))).unwrap_or_default();
+                format!("\n--- {n}\n{t}")
+            })
+            .concat()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(&self.memory);
+    }
+}
+
+/// A running `mojim`; killed on drop.
+struct Process {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    stdin: Option<ChildStdin>,
+    errors: PathBuf,
+}
+
+impl Process {
+    fn start(args: &[&str], errors: &Path) -> Process {
+        let file = fs::OpenOptions::new().create(true).append(true).open(errors).unwrap();
+        let mut child = Command::new(MOJIM)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Process {
+            out: BufReader::new(child.stdout.take().unwrap()),
+            stdin: child.stdin.take(),
+            child,
+            errors: errors.to_owned(),
+        }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        line.strip_suffix('\n').map(str::to_owned)
+    }
+
+    fn errors(&self) -> String {
+        fs::read_to_string(&self.errors).unwrap_or_default()
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        let ok = Command::new("sh").args(["-c", &format!("kill -{signal} {id}")]).status().unwrap();
+        assert!(ok.success());
+    }
+
+    fn wait(&mut self) -> Option<i32> {
+        let begin = Instant::now();
+        loop {
+            if let Some(s) = self.child.try_wait().unwrap() {
+                return s.code();
+            }
+            assert!(begin.elapsed() < DEADLINE, "it does not end: {}", self.errors());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Reads acknowledged entries from `from` on until entry `to - 1`.
+    fn acknowledged(&mut self, from: u64, to: u64) {
+        for i in from..to {
+            let line = self.line().unwrap_or_else(|| panic!("ended before entry {i}: {}", self.errors()));
+            assert_eq!(line, i.to_string());
+        }
+    }
+
+    /// Lets a lingering program detach.
+    fn finish(&mut self) {
+        drop(self.stdin.take());
+        assert_eq!(self.line().as_deref(), Some("detached"), "{}", self.errors());
+        assert_eq!(self.wait(), Some(0));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn mojim(args: &[&str]) -> Output {
+    Command::new(MOJIM).args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn await_that<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(x) = f() {
+            return x;
+        }
+        assert!(begin.elapsed() < DEADLINE, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_demonstration_loses_nothing_and_cleans_up() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("demo-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let out = Command::new(MOJIM).args(["demo", "--json"]).env("TMPDIR", &dir).output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
+    let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(v["ok"], true, "{v}");
+    assert_eq!(v["lost"], 0);
+    assert_eq!(v["torn"], Value::Null);
+    assert_eq!(v["copies_equal"], true);
+    assert!(v["acknowledged"].as_u64().unwrap() > 0);
+    for mode in ["unreplicated", "async", "sync", "sync-flush", "msync"] {
+        for size in [8, 64, 1024, 4096, 12288] {
+            let row = v["latency"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|r| r["case"] == mode && r["bytes"] == size);
+            assert!(row.unwrap()["median_us"].as_f64().unwrap() > 0.0);
+        }
+    }
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    fs::remove_dir(&dir).unwrap();
+}
+
+#[test]
+fn an_interrupted_demonstration_cleans_up() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("interrupt-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let mut child = Command::new(MOJIM)
+        .arg("demo")
+        .env("TMPDIR", &dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let id = child.id();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert!(line.contains("Two nodes"), "{line}");
+    let ok = Command::new("sh").args(["-c", &format!("kill -INT {id}")]).status().unwrap();
+    assert!(ok.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    assert!(!Path::new(&format!("/dev/shm/mojim-demo-{id}")).exists());
+    fs::remove_dir(&dir).unwrap();
+}
+
+#[test]
+fn from_new_nodes_to_a_promoted_mirror() {
+    let c = Cluster::new(SYNC);
+    let out = c.mojim("status", &[]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stdout).contains("no answer"), "{}", text(&out.stdout));
+
+    let mut a = c.node("a");
+    let mut b = c.node("b");
+    assert_eq!(c.mojim("status", &[]).status.code(), Some(0));
+
+    let (mut program, found) = c.program("a", &["--entries", "50", "--linger"]);
+    assert_eq!(found, 0);
+    program.acknowledged(0, 50);
+    let s = c.status();
+    assert_eq!(s["ok"], true, "{s:#}");
+    let nodes = &s["volumes"][0]["nodes"];
+    assert_eq!(nodes[0]["role"], "primary");
+    assert_eq!(nodes[0]["attached"], true);
+    assert_eq!(nodes[0]["pid"], program.child.id());
+    assert_eq!(nodes[0]["link"]["up"], true);
+    assert_eq!(nodes[1]["role"], "mirror");
+    assert_eq!(nodes[1]["link"]["up"], true);
+    assert!(text(&c.mojim("status", &[]).stdout).contains(&format!("pid {}", program.child.id())));
+
+    // A primary with a program is not promoted away.
+    for node in ["b", "a"] {
+        let out = c.mojim("promote", &["--name", node]);
+        assert_eq!(out.status.code(), Some(1));
+        let why = text(&out.stderr);
+        assert!(why.starts_with("mojim: ") && why.contains(&format!("node {node}")), "{why}");
+    }
+    let why = text(&c.mojim("promote", &["--name", "b"]).stderr);
+    assert!(why.contains("is alive") && why.contains("End it first"), "{why}");
+
+    // In use, the copies cannot be compared.
+    let out = c.mojim("verify", &["--wait", "0"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stdout));
+
+    program.finish();
+    c.assert_equal();
+
+    a.kill();
+    let answer = c.promote("b");
+    assert!(answer["epoch"].as_u64().unwrap() > 1, "{answer}");
+    assert_eq!(c.promote("b")["already"], true);
+    let out = c.mojim("status", &[]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stdout).contains("alone"), "{}", text(&out.stdout));
+    let (mut program, found) = c.program("b", &["--entries", "10"]);
+    assert_eq!(found, 50);
+    program.acknowledged(50, 60);
+    program.finish();
+
+    b.signal("TERM");
+    assert_eq!(b.wait(), Some(0));
+}
+
+#[test]
+fn only_one_program_is_attached() {
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let (mut first, _) = c.program("a", &["--entries", "5", "--linger"]);
+    first.acknowledged(0, 5);
+    let out = c.mojim("__append", &["--node", "a"]);
+    assert_eq!(out.status.code(), Some(1));
+    let why = text(&out.stderr);
+    assert!(
+        why.contains("volume v on node a is in use") && why.contains("only one process") && why.contains(&first.child.id().to_string()),
+        "{why}"
+    );
+    let out = c.mojim("__append", &["--node", "b"]);
+    assert_eq!(out.status.code(), Some(1));
+    let why = text(&out.stderr);
+    assert!(why.contains("node b is not the primary of volume v: a is"), "{why}");
+    first.finish();
+    c.assert_equal();
+}
+
+fn a_killed_mirror_catches_up(setup: Setup) {
+    let c = Cluster::new(setup);
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let (mut program, _) = c.program("a", &["--entries", "2000", "--pace", "200", "--linger"]);
+    program.acknowledged(0, 500);
+    b.kill();
+    let b = c.node("b");
+    program.acknowledged(500, 2000);
+    program.finish();
+    c.assert_equal();
+    assert_eq!(c.status()["ok"], true);
+    drop(b);
+}
+
+#[test]
+fn a_killed_mirror_catches_up_from_its_disk() {
+    a_killed_mirror_catches_up(SYNC);
+}
+
+#[test]
+fn a_killed_mirror_catches_up_from_its_memory() {
+    a_killed_mirror_catches_up(Setup { mirror_medium: "dram", ..SYNC });
+}
+
+#[test]
+fn a_killed_mirror_catches_up_through_shared_memory() {
+    a_killed_mirror_catches_up(Setup { mirror_medium: "dram", transport: "shm", ..SYNC });
+}
+
+#[test]
+fn a_killed_mirror_catches_up_in_sync_flush() {
+    a_killed_mirror_catches_up(Setup { mode: "sync-flush", ..SYNC });
+}
+
+#[test]
+fn a_killed_mirror_catches_up_in_async() {
+    a_killed_mirror_catches_up(Setup { mode: "async", ..SYNC });
+}
+
+#[test]
+fn a_mirror_that_lost_its_memory_is_copied_anew() {
+    let c = Cluster::new(Setup { mirror_medium: "dram", ..SYNC });
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let (mut program, _) = c.program("a", &["--entries", "1500", "--pace", "200", "--linger"]);
+    program.acknowledged(0, 500);
+    b.kill();
+    // As after a loss of power.
+    for d in fs::read_dir(&c.memory).unwrap() {
+        let path = d.unwrap().path();
+        if path.file_name().unwrap().to_str().unwrap().starts_with("mojim-e2e-b-") {
+            fs::remove_dir_all(path).unwrap();
+        }
+    }
+    let _b = c.node("b");
+    // It has nothing to serve, and says so, until it is copied; whichever
+    // comes first, it is never promoted while the program lives.
+    let out = c.mojim("promote", &["--name", "b"]);
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+    program.acknowledged(500, 1500);
+    program.finish();
+    c.assert_equal();
+}
+
+#[test]
+fn the_old_primary_returns_as_the_mirror() {
+    for transport in ["tcp", "shm"] {
+        let c = Cluster::new(Setup { mirror_medium: "dram", transport, ..SYNC });
+        let mut a = c.node("a");
+        let _b = c.node("b");
+        let (mut program, _) = c.program("a", &[]);
+        program.acknowledged(0, 1000);
+        program.kill();
+        a.kill();
+        let mut acknowledged = 1000;
+        while let Some(line) = program.line() {
+            assert_eq!(line, acknowledged.to_string());
+            acknowledged += 1;
+        }
+        c.promote("b");
+        let _a = c.node("a");
+        let (mut program, found) = c.program("b", &["--entries", "300", "--linger"]);
+        assert!(found >= acknowledged, "{found} of {acknowledged} entries");
+        program.acknowledged(found, found + 300);
+        await_that("the return of a", || (c.says(1)["view"]["mirror"] == "a").then_some(()));
+        let s = c.status();
+        assert_eq!(s["ok"], true, "{s:#}");
+        program.finish();
+        c.assert_equal();
+        assert_eq!(c.says(0)["role"], "mirror");
+
+        // And nothing on it passes for the primary any more.
+        let out = c.mojim("__append", &["--node", "a"]);
+        assert_eq!(out.status.code(), Some(1));
+        assert!(text(&out.stderr).contains("is not the primary"), "{}", text(&out.stderr));
+    }
+}
+
+#[test]
+fn a_killed_program_loses_nothing_though_its_mirror_is_gone() {
+    let c = Cluster::new(Setup { mirror_medium: "dram", ..SYNC });
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let (mut program, _) = c.program("a", &[]);
+    program.acknowledged(0, 500);
+    b.kill();
+    program.kill();
+    let mut acknowledged = 500;
+    while let Some(line) = program.line() {
+        assert_eq!(line, acknowledged.to_string());
+        acknowledged += 1;
+    }
+    // The operator says that b will not come back.
+    c.promote("a");
+    let (mut program, found) = c.program("a", &["--entries", "5"]);
+    assert!(found >= acknowledged, "{found} of {acknowledged} entries");
+    program.acknowledged(found, found + 5);
+    program.finish();
+}
+
+#[test]
+fn a_program_that_was_killed_is_followed_by_another() {
+    for mode in ["sync", "sync-flush", "async"] {
+        let c = Cluster::new(Setup { mode, ..SYNC });
+        let _nodes = [c.node("a"), c.node("b")];
+        let mut acknowledged = 0;
+        for _ in 0..3 {
+            let (mut program, found) = c.program("a", &[]);
+            assert!(found >= acknowledged, "{found} of {acknowledged} entries");
+            program.acknowledged(found, found + 300);
+            program.kill();
+            acknowledged = found + 300;
+            while let Some(line) = program.line() {
+                assert_eq!(line, acknowledged.to_string());
+                acknowledged += 1;
+            }
+        }
+        let (mut program, found) = c.program("a", &["--entries", "1"]);
+        assert!(found >= acknowledged, "{found} of {acknowledged} entries");
+        program.acknowledged(found, found + 1);
+        program.finish();
+        c.assert_equal();
+    }
+}
+
+#[test]
+fn a_difference_is_found_to_the_byte() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let (mut program, _) = c.program("a", &["--entries", "100"]);
+    program.acknowledged(0, 100);
+    program.finish();
+    c.assert_equal();
+    b.signal("TERM");
+    assert_eq!(b.wait(), Some(0));
+    let path = c.dir.join("b/v/log");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[20_000_001] ^= 0x10;
+    fs::write(&path, bytes).unwrap();
+    let _b = c.node("b");
+    let out = c.mojim("verify", &["--json"]);
+    assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
+    let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(v["equal"], false);
+    assert_eq!((&v["file"], &v["offset"]), (&"log".into(), &20_000_001.into()), "{v}");
+}
+
+#[test]
+fn every_mistake_of_a_configuration_is_reported() {
+    let c = Cluster::new(SYNC);
+    fs::write(
+        c.file(),
+        "cluster = \"x\"\n[volume.v]\nmode = \"quick\"\nprimary = \"c\"\n[node.a]\naddress = \"here\"\ndirectory = \"not/absolute\"\n",
+    )
+    .unwrap();
+    for args in [
+        &["config"][..],
+        &["status"],
+        &["verify"],
+        &["node", "--name", "a"],
+        &["promote", "--name", "a"],
+        &["run", "--name", "a", "--", "true"],
+    ] {
+        let out = c.mojim(args[0], &args[1..]);
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        let why = text(&out.stderr);
+        for mistake in ["volume.v.mode", "node.a.address", "node.a.directory"] {
+            let place = format!("{}:", c.file().display());
+            let found = why.lines().any(|l| l.starts_with("mojim: ") && l.contains(&place) && l.contains(mistake));
+            assert!(found, "{args:?}: {mistake} is not in\n{why}");
+        }
+    }
+    let out = mojim(&["config", "--config", "/nowhere/mojim.toml"]);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(text(&out.stderr).contains("/nowhere/mojim.toml"));
+}
+
+#[test]
+fn what_is_asked_for_wrongly_is_a_usage_error() {
+    let c = Cluster::new(SYNC);
+    for args in [
+        &["node", "--name", "z"][..],
+        &["promote", "--name", "z"],
+        &["promote", "--name", "a", "--volume", "w"],
+        &["status", "--volume", "w"],
+        &["verify", "--volume", "w"],
+        &["run", "--name", "z", "--", "true"],
+        &["run", "--name", "a"],
+    ] {
+        let out = c.mojim(args[0], &args[1..]);
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out.stderr));
+        assert!(!text(&out.stderr).contains("panicked"));
+    }
+    let out = mojim(&[]);
+    assert_eq!(out.status.code(), Some(0));
+    assert!(text(&out.stdout).contains("mojim demo"));
+    assert_eq!(mojim(&["nonsense"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    let c = Cluster::new(SYNC);
+    let script = format!("'{MOJIM}' config --config '{}' | true; '{MOJIM}' completions bash | true", c.file().display());
+    let out = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert!(!text(&out.stderr).contains("panicked"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn the_manual_covers_every_word() {
+    let c = Cluster::new(SYNC);
+    let dir = c.dir.join("man");
+    let out = mojim(&["man", dir.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let mut pages: Vec<_> = fs::read_dir(&dir).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+    pages.sort();
+    for word in ["demo", "node", "run", "status", "promote", "verify", "config", "bench", "man", "completions"] {
+        assert!(pages.contains(&format!("mojim-{word}.1")), "{pages:?}");
+    }
+    assert!(!pages.iter().any(|p| p.contains("__")), "{pages:?}");
+    for shell in ["bash", "zsh", "fish"] {
+        let out = mojim(&["completions", shell]);
+        assert!(out.status.success() && text(&out.stdout).contains("mojim"));
+    }
+}
+
+#[test]
+fn strangers_are_refused_and_the_node_keeps_serving() {
+    let c = Cluster::new(SYNC);
+    let a = c.node("a");
+    let b = c.node("b");
+    let (mut program, _) = c.program("a", &["--entries", "1000", "--pace", "300", "--linger"]);
+    program.acknowledged(0, 10);
+
+    let mut x = 0x9e37_79b9_7f4a_7c15u64;
+    let mut noise = Vec::new();
+    while noise.len() < 1 << 16 {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        noise.extend_from_slice(&x.to_le_bytes());
+    }
+    let mut peers: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+        b"SSH-2.0-OpenSSH_9.6\r\n".to_vec(),
+        vec![0; 4096],
+        vec![0xff; 4096],
+        noise.clone(),
+    ];
+    peers.extend((1..40).map(|i| noise[i * 97..i * 97 + i * 31].to_vec()));
+    for port in c.ports {
+        for words in &peers {
+            let mut s = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            s.set_read_timeout(Some(DEADLINE)).unwrap();
+            // The node may close while this is still being said.
+            let _ = s.write_all(words);
+            let _ = s.shutdown(std::net::Shutdown::Write);
+            // It ends the link, with or without a word.
+            let _ = s.read_to_end(&mut Vec::new());
+        }
+        // Silent ones, and many of them.
+        let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        assert!(c.status()["volumes"][0]["nodes"][0]["reachable"] == true);
+        drop(silent);
+    }
+
+    // Another cluster's command, and another cluster's program.
+    let other = c.dir.join("other.toml");
+    let t = c.text(SYNC, "other").replace("/a\"", "/other-a\"");
+    fs::write(&other, t).unwrap();
+    let out = mojim(&["status", "--config", other.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stdout).contains("this is cluster"), "{}", text(&out.stdout));
+    let out = mojim(&["promote", "--config", other.to_str().unwrap(), "--name", "b"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("this is cluster"), "{}", text(&out.stderr));
+    let out = mojim(&["__append", "--config", other.to_str().unwrap(), "--node", "a"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("this is cluster"), "{}", text(&out.stderr));
+
+    program.acknowledged(10, 1000);
+    program.finish();
+    c.assert_equal();
+    assert!(!a.errors().contains("panicked") && !b.errors().contains("panicked"), "{}", c.logs());
+}
+
+#[test]
+fn run_says_what_it_lacks() {
+    let c = Cluster::new(SYNC);
+    let file = c.file();
+    let out = Command::new(MOJIM)
+        .args(["run", "--config", file.to_str().unwrap(), "--name", "a", "--", "true"])
+        .env("MOJIM_LIB", c.dir.join("nothing-here"))
+        .output()
+        .unwrap();
+    // Where the libraries have been built they are found beside the command.
+    if out.status.code() != Some(0) {
+        assert_eq!(out.status.code(), Some(1));
+        let why = text(&out.stderr);
+        assert!(why.contains("libmojim_preload.so") && why.contains("MOJIM_LIB"), "{why}");
+    }
+}
