@@ -318,10 +318,7 @@ fn one_size(
     subjects.push(Box::new(prepared(
         "raw-log",
         log,
-        |l: &mut &mut RawLog| {
-            l.stage(&payload);
-            Ok(())
-        },
+        |l: &mut &mut RawLog| l.stage(&payload),
         |l: &mut &mut RawLog| l.write_staged().map(drop),
     )));
     for (name, m) in [("small-folios", small), ("large-folios", large)] {

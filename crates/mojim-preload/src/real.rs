@@ -11,13 +11,15 @@ macro_rules! real {
         use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let mut p = NEXT.load(Relaxed);
+        #[allow(unused_unsafe)] // the caller may be in an unsafe block
         if p == 0 {
             let name = concat!(stringify!($name), "\0").as_ptr().cast();
             // SAFETY: a C string.
             p = unsafe { libc::dlsym(libc::RTLD_NEXT, name) } as usize;
             NEXT.store(p, Relaxed);
         }
-        if p == 0 {
+        #[allow(unused_unsafe)]
+        let r = if p == 0 {
             crate::real::set_errno(libc::ENOSYS);
             $failed
         } else {
@@ -27,7 +29,8 @@ macro_rules! real {
                 let f = std::mem::transmute::<usize, unsafe extern "C" fn($($t),*) -> $ret>(p);
                 f($($arg),*)
             }
-        }
+        };
+        r
     }};
 }
 pub(crate) use real;

@@ -83,11 +83,6 @@ pub fn all() -> impl Iterator<Item = Region> {
         })
 }
 
-/// The region that holds an address.
-#[inline]
-pub fn at(addr: usize) -> Option<Region> {
-    all().find(|r| r.start <= addr && addr < r.mapped_end())
-}
 
 /// The regions that share bytes with `[addr, addr + len)`.
 pub fn overlapping(addr: usize, len: usize) -> impl Iterator<Item = Region> {

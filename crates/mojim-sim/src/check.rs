@@ -163,6 +163,8 @@ struct Hold {
 #[derive(Debug, Default)]
 struct Copy {
     hold: Hold,
+    /// What it had when it last failed: its acknowledgements may be on their way.
+    was: Option<usize>,
     failures: u32,
     /// The highest point that was seen applied to the data area.
     applied: usize,
@@ -379,8 +381,15 @@ impl Checker {
 
     /// Node `n`'s process ended; `limit` is up to where it may have been
     /// applying.
-    pub fn crashed(&mut self, n: usize, kind: CrashKind, limit: Option<usize>) -> Checked {
+    pub fn crashed(
+        &mut self,
+        n: usize,
+        kind: CrashKind,
+        limit: Option<usize>,
+        had: Option<usize>,
+    ) -> Checked {
         let c = &mut self.copies[n];
+        c.was = had;
         c.failures += 1;
         if kind == CrashKind::Power {
             c.hold.kill = c.hold.power;
@@ -533,14 +542,19 @@ impl Checker {
         if rule.local && !has(&self.copies[n], persistent[n]) {
             return Err(format!("2: {} is acknowledged, but not in the own log", self.text(p)));
         }
-        if rule.mirror && !has(&self.copies[1 - n], persistent[1 - n]) {
+        let mut failures = self.failures();
+        let was = self.copies[1 - n].was;
+        if !rule.mirror || has(&self.copies[1 - n], persistent[1 - n]) {
+        } else if was.is_some_and(|w| self.is_within(p, w)) {
+            // It failed after it acknowledged.
+            failures[1 - n] -= 1;
+        } else {
             return Err(format!(
                 "2: {} is acknowledged, but not in the mirror's log, which has {:?}",
                 self.text(p),
                 self.copies[1 - n].hold
             ));
         }
-        let failures = self.failures();
         self.points[p].acked = Some(Acked {
             rule,
             by: n,

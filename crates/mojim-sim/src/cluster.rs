@@ -409,6 +409,14 @@ impl Cluster {
         let limit = limit.and_then(|(lsn, h)| {
             (0..=lsn).rev().take(64).find_map(|l| self.check.exact(&h, l))
         });
+        let had = match &role {
+            Role::Mirror(m) => {
+                let h = m.m.store.history();
+                let lsn = m.m.received.get();
+                (0..=lsn).rev().take(64).find_map(|l| self.check.exact(&h, l))
+            }
+            _ => None,
+        };
         drop(role);
         if n == self.primary {
             self.pending.clear();
@@ -419,13 +427,16 @@ impl Cluster {
             _ => MS * self.rng.between(1, 500) as u32,
         };
         self.nodes[n].restart = self.world.now() + wait;
-        self.check.crashed(n, kind, limit)
+        self.check.crashed(n, kind, limit, had)
     }
 
     /// After anything that node `n` did: what do we see?
     fn observe(&mut self, n: usize) -> Checked {
-        self.look(n)?;
-        if self.world.crashed(NAMES[n]).is_some() && !matches!(self.nodes[n].role, Role::Down) {
+        // What a dead process believes it did is not seen by anyone.
+        if self.world.crashed(NAMES[n]).is_none() {
+            return self.look(n);
+        }
+        if !matches!(self.nodes[n].role, Role::Down) {
             return self.fallen(n);
         }
         Ok(())
@@ -853,7 +864,7 @@ impl Cluster {
             3 | 4 => {
                 self.world.power_loss(name);
                 if matches!(self.nodes[n].role, Role::Down) {
-                    return self.check.crashed(n, CrashKind::Power, None);
+                    return self.check.crashed(n, CrashKind::Power, None, None);
                 }
                 return self.observe(n);
             }
@@ -893,10 +904,14 @@ impl Cluster {
         self.nodes[old].gone = self.rng.coin();
         let promoted = m.promote();
         self.note(|| format!("node {} is promoted: {promoted:?}", NAMES[n]));
-        let Ok((_, tail)) = promoted else {
+        let Ok((_, tail)) = promoted.clone() else {
             drop(m);
             return self.observe(n);
         };
+        if self.world.crashed(NAMES[n]).is_some() {
+            drop(m);
+            return self.fallen(n);
+        }
         self.promotions += 1;
         let lossy = self.setup.mode == Mode::Async;
         self.check.promoted(n, &m.store, tail, lossy)?;
@@ -1040,7 +1055,7 @@ impl Cluster {
                 break;
             }
             let now = self.world.now();
-            if now - start > Duration::from_secs(120) {
+            if now - start > Duration::from_secs(120) || rounds > 30_000 {
                 return Err(format!("live: stuck: {}", self.state()));
             }
             let by = match moved {

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mojim_format::catalog::valid_file_name;
-use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView};
+use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, crc32c};
 
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
@@ -45,6 +45,8 @@ pub struct Area {
     dirty: BTreeMap<u32, ()>,
     /// Names or sizes changed in the sync point being applied.
     names_dirty: bool,
+    /// Names of files that it removed.
+    removed: Vec<String>,
     /// Spill files that were applied and can go after the next checkpoint.
     spills: Vec<u64>,
 }
@@ -65,6 +67,7 @@ impl Area {
             image: BTreeMap::new(),
             dirty: BTreeMap::new(),
             names_dirty: false,
+            removed: Vec::new(),
             spills: Vec::new(),
         };
         let how = OpenHow::default();
@@ -294,13 +297,16 @@ impl Area {
             }
             OpKind::Create | OpKind::Remove | OpKind::Rename if lsn <= self.catalog_lsn => Ok(()),
             OpKind::Create => {
-                let name = Self::name(payload)?;
+                // There already: a renaming later in this record was seen to be
+                // done before a crash, and with it the catalogue.
+                let name = match self.files.get(&op.file) {
+                    Some(e) => e.name.clone(),
+                    None => Self::name(payload)?.to_owned(),
+                };
                 self.flush()?;
-                let path = self.dir.join(name);
+                let path = self.dir.join(&name);
                 if let Some(parent) = path.parent() {
-                    self.env
-                        .create_dir_all(parent)
-                        .context(|| format!("making {}", parent.display()))?;
+                    make_dirs(&*self.env, parent, &self.dir)?;
                 }
                 let f = self
                     .env
@@ -321,11 +327,11 @@ impl Area {
                     CatalogEntry {
                         id: op.file,
                         size: 0,
-                        name: name.to_owned(),
+                        name: name.clone(),
                     },
                 );
                 self.names_dirty = true;
-                self.sync_parent(name)
+                self.sync_parent(&name)
             }
             OpKind::Remove => {
                 self.flush()?;
@@ -333,9 +339,10 @@ impl Area {
                     return Ok(());
                 };
                 self.forget(op.file);
+                // The catalogue first: a file that it does not know does no harm.
                 self.names_dirty = true;
-                self.remove_quietly(&e.name)?;
-                self.sync_parent(&e.name)
+                self.removed.push(e.name);
+                Ok(())
             }
             OpKind::Rename => {
                 let name = Self::name(payload)?.to_owned();
@@ -343,22 +350,31 @@ impl Area {
                 let Some(e) = self.files.get(&op.file).cloned() else {
                     return Ok(());
                 };
-                if let Some(old) = self.find(&name).map(|f| f.id)
-                    && old != op.file
-                {
-                    self.files.remove(&old);
-                    self.forget(old);
+                self.names_dirty = true;
+                if e.name == name {
+                    return Ok(()); // done already, before a crash
                 }
                 let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
-                match self.env.rename(&from, &to) {
-                    // Done already, before a crash that came before the catalogue.
-                    Err(x) if x.kind() == std::io::ErrorKind::NotFound => {}
-                    r => r.context(|| format!("renaming {}", from.display()))?,
+                if let Some(parent) = to.parent() {
+                    make_dirs(&*self.env, parent, &self.dir)?;
                 }
-                self.files.get_mut(&op.file).expect("just seen").name = name.clone();
-                self.names_dirty = true;
+                let note = RenameNote {
+                    volume: self.volume,
+                    lsn,
+                    file: op.file,
+                    from: e.name.clone(),
+                    to: name.clone(),
+                };
+                replace_file(&*self.env, &self.rename_path(), &note.encode())?;
+                self.env
+                    .rename(&from, &to)
+                    .context(|| format!("renaming {}", from.display()))?;
                 self.sync_parent(&e.name)?;
-                self.sync_parent(&name)
+                self.sync_parent(&name)?;
+                self.renamed(op.file, &name);
+                // Names as they are now, but with the LSN before: the record
+                // is applied again after a crash.
+                self.write_catalog()
             }
             OpKind::Spill => Err(Error::Protocol("a spill file names another".into())),
         }
@@ -515,7 +531,14 @@ impl Area {
             return Ok(());
         }
         self.catalog_lsn = lsn;
-        self.write_catalog()
+        self.write_catalog()?;
+        for name in std::mem::take(&mut self.removed) {
+            if self.find(&name).is_none() {
+                self.remove_quietly(&name)?;
+                self.sync_parent(&name)?;
+            }
+        }
+        Ok(())
     }
 
     /// Spill files that may be removed once what was applied is durable.
@@ -583,7 +606,21 @@ impl Area {
         self.files.clear();
         self.volume = volume;
         self.catalog_lsn = 0;
+        self.names_dirty = false;
+        self.removed.clear();
         self.write_catalog()?;
+        let note = self.rename_path();
+        match self.env.remove(&note) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(format!("removing {}", note.display()), &e));
+            }
+            _ => {}
+        }
+        if let Some(dir) = note.parent() {
+            self.env
+                .sync_dir(dir)
+                .context(|| format!("syncing {}", dir.display()))?;
+        }
         for name in names {
             self.remove_quietly(&name)?;
         }
@@ -604,7 +641,7 @@ impl Area {
         let path = self.dir.join(&entry.name);
         let what = || format!("creating {}", path.display());
         if let Some(parent) = path.parent() {
-            self.env.create_dir_all(parent).context(what)?;
+            make_dirs(&*self.env, parent, &self.dir)?;
         }
         let f = self
             .env
@@ -665,6 +702,72 @@ impl Area {
         f.read_at(buf, offset)
             .context(|| format!("reading file {id}"))
     }
+}
+
+/// A renaming that is about to happen: written before the file system is
+/// asked, since its names and the catalogue cannot change at one moment.
+struct RenameNote {
+    volume: u64,
+    lsn: u64,
+    file: u32,
+    from: String,
+    to: String,
+}
+
+impl RenameNote {
+    fn encode(&self) -> Vec<u8> {
+        let mut b = vec![0; 4];
+        b.extend_from_slice(&self.volume.to_le_bytes());
+        b.extend_from_slice(&self.lsn.to_le_bytes());
+        b.extend_from_slice(&self.file.to_le_bytes());
+        b.extend_from_slice(&(self.from.len() as u32).to_le_bytes());
+        b.extend_from_slice(self.from.as_bytes());
+        b.extend_from_slice(self.to.as_bytes());
+        let crc = crc32c(&b[4..]);
+        b[..4].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    fn decode(b: &[u8]) -> Option<RenameNote> {
+        let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+        if u32_at(0)? != crc32c(b.get(4..)?) {
+            return None;
+        }
+        let names = b.get(28..)?;
+        let (from, to) = names.split_at_checked(u32_at(24)? as usize)?;
+        let name = |b: &[u8]| {
+            let n = std::str::from_utf8(b).ok()?;
+            valid_file_name(n).then(|| n.to_owned())
+        };
+        Some(RenameNote {
+            volume: u64_at(4)?,
+            lsn: u64_at(12)?,
+            file: u32_at(20)?,
+            from: name(from)?,
+            to: name(to)?,
+        })
+    }
+}
+
+/// Makes a directory and its parents below `root`, durably.
+pub fn make_dirs(env: &dyn Env, dir: &Path, root: &Path) -> Result<()> {
+    env.create_dir_all(dir)
+        .context(|| format!("making {}", dir.display()))?;
+    for parent in dir.ancestors().skip(1) {
+        if !parent.starts_with(root) {
+            break;
+        }
+        match env.sync_dir(parent) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EIO) || parent == root => {
+                return Err(Error::io(format!("syncing {}", parent.display()), &e));
+            }
+            // Far up there may be directories that are not ours to open.
+            Err(_) => break,
+        }
+    }
+    Ok(())
 }
 
 /// The number of the spill file that a record's payload names.

@@ -154,12 +154,14 @@ impl Log {
                 Medium::Dram,
                 Survival::Lost,
             ),
-            MediumKind::Pmem => (
-                env.persistent_memory(&spec.path, len)
-                    .context(|| format!("log {}", spec.path.display()))?,
-                Medium::Pmem,
-                Survival::Lost,
-            ),
+            MediumKind::Pmem => {
+                let what = || format!("log {}", spec.path.display());
+                let memory = env.persistent_memory(&spec.path, len).context(what)?;
+                if let Some(dir) = spec.path.parent() {
+                    env.sync_dir(dir).context(what)?;
+                }
+                (memory, Medium::Pmem, Survival::Lost)
+            }
             MediumKind::Disk => {
                 let file = Self::open_disk(&**env, &spec)?;
                 let memory = env
@@ -230,10 +232,12 @@ impl Log {
                 plain.write_at(&zeros[..n], at).context(what)?;
                 at += n as u64;
             }
-            plain.sync().context(what)?;
-            if let Some(dir) = spec.path.parent() {
-                env.sync_dir(dir).context(what)?;
-            }
+        }
+        // Also where all of it is there: a process that died may have made it
+        // and not come this far.
+        plain.sync().context(what)?;
+        if let Some(dir) = spec.path.parent() {
+            env.sync_dir(dir).context(what)?;
         }
         drop(plain);
         env.open(

@@ -436,6 +436,10 @@ impl ControlIn {
                 let c = CopyBegin::decode(body).map_err(bad)?;
                 let history = History::from_entries(&c.history)
                     .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
+                if store.superblock().view.mirror == m.me {
+                    // Not a member until the primary says so again.
+                    store.update(|s| s.view.mirror.clear())?;
+                }
                 store.load_begin(c.volume_id)?;
                 Stage::Loading { lsn: c.lsn, history }
             }
@@ -806,6 +810,9 @@ impl LaneServer {
             committed = committed.max(f.lsn);
             size = len;
             *from += FRAME_LEN + len;
+        }
+        if step == Step::Full && size == 0 {
+            return Ok(step);
         }
         let last = lane.last();
         m.landed(self.lane, first)?;

@@ -1012,7 +1012,10 @@ impl Primary {
         live.live(Live::BytesBehind).store(self.bytes_behind(), Relaxed);
         let applied = self.store.applied();
         if (full || idle) && applied > self.store.checkpointed() {
-            self.store.checkpoint()?;
+            // What the mirror lacks must stay in the ring while it follows.
+            self.store.checkpoint_if(|applied| {
+                !self.link_up.load(Acquire) || applied <= self.acked.get()
+            })?;
             self.done.notify();
         }
         Ok(applied > before)

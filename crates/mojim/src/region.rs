@@ -12,7 +12,7 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::{Arc, RwLock};
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 
 use crate::config::TrackerKind;
 use crate::env::File;
@@ -211,9 +211,25 @@ pub struct Region {
     pub atomic: bool,
     /// Whether stores are allowed.
     pub write: bool,
+    /// Bytes of it that the file has: fewer than the mapping's after the file
+    /// was made shorter. Memory beyond must not be touched.
+    pub valid: AtomicUsize,
 }
 
 impl Region {
+    /// The file has this size now.
+    pub fn resized(&self, size: u64) {
+        let len = self.copy.len() as u64;
+        let valid = size.saturating_sub(self.offset).min(len);
+        self.valid.store(valid as usize, Release);
+    }
+
+    /// The part of an address range that is the file's.
+    pub fn clip(&self, range: Range<usize>) -> Range<usize> {
+        let end = self.copy.base() as usize + self.valid.load(Acquire);
+        range.start..range.end.min(end)
+    }
+
     /// Its address range.
     pub fn span(&self) -> Range<usize> {
         let b = self.copy.base() as usize;

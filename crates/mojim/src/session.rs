@@ -108,6 +108,10 @@ pub struct Session {
     /// What an attach adopted; the application waits until it is acknowledged.
     keep: u64,
     force_copy: bool,
+    /// When the mirror's acknowledgements last moved on, and to where.
+    progress: (Duration, u64),
+    /// The last LSN that may have been acknowledged without this mirror.
+    join: Option<u64>,
     backoff: Duration,
     /// Why attaching cannot succeed.
     fatal: Option<Error>,
@@ -147,6 +151,8 @@ impl Session {
             member,
             keep: 0,
             force_copy: false,
+            progress: (now, 0),
+            join: None,
             backoff: Duration::from_millis(10),
             fatal: None,
             last_error: None,
@@ -160,6 +166,7 @@ impl Session {
     pub fn go_alone(&mut self) -> Result<()> {
         assert!(self.attach);
         self.abandon_link("");
+        self.epoch = self.epoch.max(self.unused_epoch());
         let view = View {
             epoch: self.epoch,
             primary: self.me.clone(),
@@ -240,6 +247,7 @@ impl Session {
             }
         }
         self.spill = None;
+        self.join = None;
         p.link_up.store(false, Release);
         p.suspect.store(false, Release);
         if let Some(w) = self.wire.take() {
@@ -299,6 +307,7 @@ impl Session {
             self.settle()?;
             moved |= self.pump_spill()?;
         }
+        self.watch_lanes(now)?;
         if let Some(wire) = &mut self.wire {
             wire.flush()?;
         }
@@ -312,6 +321,9 @@ impl Session {
             .connect(&self.peer.address)
             .map_err(|e| self.unreachable(&e))?;
         let sb = store.superblock();
+        if self.attach {
+            self.epoch = self.epoch.max(self.unused_epoch());
+        }
         let tail = if self.attach {
             store.tail()
         } else {
@@ -337,6 +349,13 @@ impl Session {
         self.spoke = now;
         self.phase = Phase::Greeting;
         Ok(())
+    }
+
+    /// An epoch that the last try began is not begun again.
+    fn unused_epoch(&self) -> u64 {
+        let store = &self.primary.store;
+        let view = store.superblock().view.epoch;
+        view.max(store.history().last_epoch()) + 1
     }
 
     fn unreachable(&self, e: &std::io::Error) -> Error {
@@ -386,7 +405,6 @@ impl Session {
                 return self.start(lsn, lsn);
             }
             (Phase::Sent { lsn }, FrameKind::Copied) => {
-                self.primary.store.freeze(false);
                 self.force_copy = false;
                 return self.start(lsn, if self.attach { lsn } else { u64::MAX });
             }
@@ -449,6 +467,8 @@ impl Session {
                 .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
         };
         self.primary.mirror_level.store(w.level, Relaxed);
+        // What is in the logs now stays there until the lanes are open.
+        store.freeze(true);
         let tail = if self.attach {
             store.tail()
         } else {
@@ -492,8 +512,11 @@ impl Session {
         if store.superblock().state == State::Empty {
             store.make_new()?;
         }
+        // Whatever it had: it is no member until it holds everything again.
+        self.member &= self.attach;
         if self.attach {
             // Nothing else touches this copy yet: its whole prefix is kept.
+            store.freeze(false);
             store.truncate(store.tail());
             store.persist_all()?;
             while store.apply(store.tail(), 1 << 20)? < store.tail() {}
@@ -601,7 +624,8 @@ impl Session {
             keep,
             history: store.history().entries().to_vec(),
         };
-        self.primary.acked.advance(resume);
+        // The mirror may have less than it once acknowledged: it lost its log.
+        self.primary.acked.reset(resume);
         let wire = self.wire.as_mut().expect("connected");
         wire.say(FrameKind::Start, self.epoch, &start);
         self.phase = Phase::Starting { resume };
@@ -695,6 +719,7 @@ impl Session {
             unreachable!("seen above");
         };
         self.primary.link_up.store(true, SeqCst);
+        self.primary.store.freeze(false);
         for (lane, l) in self.primary.lanes.iter().zip(lanes) {
             let conn: Arc<dyn Conn> = l.wire.expect("open").conn;
             // The mirror may have got records whose acknowledgement was lost,
@@ -718,6 +743,27 @@ impl Session {
         }
         self.primary.done.notify();
         Ok(true)
+    }
+
+    /// A lane can be silent while the control link is well, and in `async`
+    /// nobody waits for it: without progress for `SILENCE`, start anew.
+    fn watch_lanes(&mut self, now: Duration) -> Result<()> {
+        let acked = self.primary.acked.get();
+        let waits = match self.phase {
+            Phase::Active => acked < self.primary.last(),
+            Phase::Opening { .. } | Phase::Starting { .. } => true,
+            _ => false,
+        };
+        if !waits || acked != self.progress.1 {
+            self.progress = (now, acked);
+        } else if now - self.progress.0 > SILENCE {
+            self.progress = (now, acked);
+            return Err(Error::Protocol(format!(
+                "{}: nothing moved on the lanes for {SILENCE:?}, LSN {acked} is acknowledged",
+                self.peer.name
+            )));
+        }
+        Ok(())
     }
 
     fn keep_alive(&mut self, now: Duration) -> Result<()> {
@@ -776,7 +822,8 @@ impl Session {
             // From here on nothing is acknowledged without the mirror; once it
             // has all that was, it counts.
             p.set_rule(self.paired_rule);
-            if self.paired_rule == AckRule::LOCAL || p.acked.get() >= p.last() {
+            let all = *self.join.get_or_insert_with(|| p.last());
+            if p.acked.get() >= all {
                 let view = View {
                     epoch: self.epoch,
                     primary: self.me.clone(),
@@ -784,6 +831,7 @@ impl Session {
                 };
                 p.store.update(|s| s.view = view)?;
                 self.member = true;
+                self.join = None;
                 self.beat = 0;
             }
         }

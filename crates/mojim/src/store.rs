@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use mojim_format::{CatalogEntry, Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding};
 
-use crate::area::{Area, replace_file, spill_id, spill_path};
+use crate::area::{Area, make_dirs, replace_file, spill_id, spill_path};
 use crate::config::MediumKind;
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
@@ -138,8 +138,7 @@ impl Store {
     pub fn open(env: &Arc<dyn Env>, spec: StoreSpec) -> Result<Store> {
         assert!(!spec.logs.is_empty());
         let meta = spec.meta.clone();
-        env.create_dir_all(&meta)
-            .context(|| format!("making {}", meta.display()))?;
+        make_dirs(&**env, &meta, Path::new("/"))?;
         let lock_path = meta.join("lock");
         let held = env.lock(&lock_path).map_err(|e| {
             if e.kind() == std::io::ErrorKind::WouldBlock {
@@ -232,8 +231,7 @@ impl Store {
             if let Some(dir) = l.path.parent()
                 && l.medium != MediumKind::Dram
             {
-                env.create_dir_all(dir)
-                    .context(|| format!("making {}", dir.display()))?;
+                make_dirs(&**env, dir, Path::new("/"))?;
             }
             if sb.logs != 0 && l.medium == MediumKind::Disk {
                 let len = env
@@ -343,6 +341,9 @@ impl Store {
             }
         }
         self.tail.store(tail, Release);
+        // What only the memory of a killed process had counts as persistent
+        // from now on, so it has to be.
+        self.persist_all()?;
         self.remove_stray_spills();
         if all.is_empty() {
             lock(&self.area).check_sizes()?;
@@ -634,9 +635,16 @@ impl Store {
 
     /// Makes what was applied durable and releases its log space.
     pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_if(|_| true)
+    }
+
+    /// The same, if `may` agrees to lose the log up to the applied LSN, and
+    /// not while a copy is read or a session is being made. `may` is asked
+    /// when no other thread can apply or freeze.
+    pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
         self.check()?;
         let a = lock(&self.applier);
-        if self.checkpointed() == a.applied {
+        if self.checkpointed() == a.applied || self.frozen.load(Acquire) || !may(a.applied) {
             return Ok(());
         }
         if self.level.is_persistent() {

@@ -514,6 +514,7 @@ impl Volume {
                 file: id,
                 size: end,
             }])?;
+            inner.resized(id, end);
         }
         // The new mapping shows the data file: what an earlier mapping
         // committed must be there.
@@ -541,6 +542,7 @@ impl Volume {
             offset: flags.offset,
             atomic: flags.atomic,
             write: !flags.read_only,
+            valid: AtomicUsize::new(len),
         };
         let mapped = Arc::new(Mapped {
             region,
@@ -563,7 +565,11 @@ impl Volume {
         if old == size {
             return Ok(());
         }
-        self.0.change_names(&[Piece::Resize { file: id, size }])
+        // Before the memory beyond the new end goes, and after it came.
+        self.0.resized(id, size.min(old));
+        let done = self.0.change_names(&[Piece::Resize { file: id, size }]);
+        self.0.resized(id, if done.is_ok() { size } else { old });
+        done
     }
 
     /// Makes an empty file. True if it was not there.
@@ -667,7 +673,7 @@ impl Volume {
             .collect();
         for m in &mine {
             if !m.region.atomic {
-                sync_range(m, m.region.span())?;
+                sync_range(m, m.region.clip(m.region.span()))?;
             }
         }
         if unmap {
@@ -804,6 +810,15 @@ impl Inner {
             );
             if p.last() != before {
                 quiet = 0;
+            }
+        }
+    }
+
+    /// Tells a file's regions its size.
+    fn resized(&self, id: u32, size: u64) {
+        for m in TABLE.regions() {
+            if std::ptr::eq(&*m.volume, self) && m.region.file == id {
+                m.region.resized(size);
             }
         }
     }
@@ -992,7 +1007,7 @@ pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
 
 /// What of `[addr, addr + len)` is the file's.
 fn clip(m: &Mapped, addr: usize, len: usize) -> Range<usize> {
-    addr..(addr + len).min(m.region.span().end)
+    m.region.clip(addr..addr + len)
 }
 
 fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
@@ -1043,7 +1058,7 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
     };
     let inner = &first.volume;
     inner.check_attached()?;
-    RANGES.with(|buf| {
+    let with = |buf: &RefCell<Vec<Range<usize>>>| {
         // A signal handler that syncs while this thread syncs gets its own.
         let mut own = Vec::new();
         let mut held = buf.try_borrow_mut();
@@ -1083,7 +1098,11 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
                 Err(e)
             }
         }
-    })
+    };
+    // At the process's end the thread's buffer may be gone already.
+    RANGES
+        .try_with(with)
+        .unwrap_or_else(|_| with(&RefCell::default()))
 }
 
 fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
@@ -1106,7 +1125,7 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
         )));
     }
     if !FORKED.load(Relaxed) && !m.region.atomic && !m.volume.detached.load(Acquire) {
-        sync_range(&m, span)?;
+        sync_range(&m, m.region.clip(span))?;
     }
     unmap_region(&m)
 }

@@ -1,0 +1,613 @@
+//! Opening, closing and duplicating descriptors; sizes and names of files.
+//!
+//! Owns what open and its kin, close, dup, fcntl, ftruncate, fallocate, unlink,
+//! rename and link mean for a volume's files: changes of names and sizes are
+//! records, everything else happens to a read-only descriptor of the data file.
+
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+
+use libc::{mode_t, off_t, size_t};
+
+use crate::api::{api, failed};
+use crate::path::{Kind, Target, resolve};
+use crate::process::{attach, check_owner, enter, is_owner, names, on};
+use crate::real::{self, check, real, say};
+use crate::table::{self, APPEND, Entry, MAX_FD, READ, WRITE};
+
+/// A name for the C interface.
+pub fn c_name(name: &str) -> Result<CString, c_int> {
+    CString::new(name).map_err(|_| libc::EINVAL)
+}
+
+/// The present name of an open file.
+pub fn name_of(e: Entry) -> Result<String, c_int> {
+    names().get(e.id()).cloned().flatten().ok_or_else(|| {
+        say("a file that was removed can only be read");
+        libc::EOPNOTSUPP
+    })
+}
+
+/// The number of a name.
+fn id_of(name: &str) -> usize {
+    let mut names = names();
+    if let Some(i) = names.iter().position(|n| n.as_deref() == Some(name)) {
+        return i;
+    }
+    names.push(Some(name.to_owned()));
+    names.len() - 1
+}
+
+fn refuse<T>(text: String) -> Result<T, c_int> {
+    say(&text);
+    Err(libc::EOPNOTSUPP)
+}
+
+fn real_openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    real!(-1; openat(dirfd => c_int, path => *const c_char, flags => c_int, mode => mode_t) -> c_int)
+}
+
+/// open, for any path. `pass` is the call as the program made it.
+///
+/// # Safety
+/// `path` is null or a C string.
+unsafe fn open_at(
+    dirfd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    pass: impl Fn() -> c_int,
+) -> c_int {
+    if !on() || flags & libc::O_PATH != 0 || path.is_null() {
+        return pass();
+    }
+    // SAFETY: the caller's promise.
+    if crate::path::is_elsewhere(unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes()) {
+        return pass();
+    }
+    let fd = enter(Some(-1), || {
+        // SAFETY: the caller's promise.
+        let target = unsafe { resolve(dirfd, path, flags & libc::O_NOFOLLOW == 0) };
+        target.map_or(Ok(None), |t| open_file(&t, flags))
+    });
+    fd.unwrap_or_else(pass)
+}
+
+/// Opens a volume's file; None if this is none. Called inside.
+pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
+    if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+        return refuse(format!("{}: O_TMPFILE is not supported in a volume", t.name));
+    }
+    if t.kind == Kind::Other || flags & libc::O_DIRECTORY != 0 {
+        return Ok(None);
+    }
+    let how = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => READ,
+        libc::O_WRONLY => WRITE,
+        _ => READ | WRITE,
+    };
+    let reads = how == READ && flags & (libc::O_CREAT | libc::O_TRUNC) == 0;
+    if reads && !is_owner() {
+        return Ok(None); // a child may read what is committed
+    }
+    let (h, api) = (attach()?, api()?);
+    let name = c_name(&t.name)?;
+    let path = &t.path;
+    if flags & libc::O_CREAT != 0 {
+        check_parent(t)?;
+        // SAFETY: the handle, a C string.
+        match unsafe { (api.mojim_create)(h, name.as_ptr()) } {
+            -1 => return Err(failed(api)),
+            0 if flags & libc::O_EXCL != 0 => return Err(libc::EEXIST),
+            _ => {}
+        }
+    }
+    if flags & libc::O_TRUNC != 0 && how & WRITE != 0 && t.kind == Kind::File {
+        // SAFETY: as above.
+        if unsafe { (api.mojim_truncate)(h, name.as_ptr(), 0) } != 0 {
+            return Err(failed(api));
+        }
+    }
+    let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME;
+    let fd = real_openat(libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | flags & kept, 0);
+    if fd < 0 {
+        return Err(real::errno());
+    }
+    if fd as usize >= MAX_FD {
+        real::close(fd);
+        say(&format!("{}: descriptor {fd} is beyond {MAX_FD}", t.name));
+        return Err(libc::EMFILE);
+    }
+    let append = if flags & libc::O_APPEND != 0 { APPEND } else { 0 };
+    table::set(fd, Some(Entry::new(id_of(&t.name), how | append)));
+    Ok(Some(fd))
+}
+
+/// The engine makes directories as names need them; open does not.
+fn check_parent(t: &Target) -> Result<(), c_int> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::path::Path::new(std::ffi::OsStr::from_bytes(t.path.as_bytes()));
+    match path.parent().map(std::fs::metadata) {
+        Some(Ok(m)) if m.is_dir() => Ok(()),
+        Some(Ok(_)) => Err(libc::ENOTDIR),
+        Some(Err(e)) => Err(e.raw_os_error().unwrap_or(libc::ENOENT)),
+        None => Ok(()),
+    }
+}
+
+/// Defines exported functions: `unsafe extern "C"`, under their own names.
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $t),*) -> $ret $body
+    )+};
+}
+pub(crate) use exports;
+
+exports! {
+    fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; open(path => *const c_char, flags => c_int, mode => mode_t) -> c_int)) }
+    }
+    fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; open64(path => *const c_char, flags => c_int, mode => mode_t) -> c_int)) }
+    }
+    fn openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(dirfd, path, flags, || real_openat(dirfd, path, flags, mode)) }
+    }
+    fn openat64(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(dirfd, path, flags, || real!(-1; openat64(dirfd => c_int, path => *const c_char, flags => c_int, mode => mode_t) -> c_int)) }
+    }
+    fn creat(path: *const c_char, mode: mode_t) -> c_int {
+        let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+        // SAFETY: the program's path.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; creat(path => *const c_char, mode => mode_t) -> c_int)) }
+    }
+    fn creat64(path: *const c_char, mode: mode_t) -> c_int {
+        let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+        // SAFETY: the program's path.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; creat64(path => *const c_char, mode => mode_t) -> c_int)) }
+    }
+    // What _FORTIFY_SOURCE makes of open without a mode.
+    fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; __open_2(path => *const c_char, flags => c_int) -> c_int)) }
+    }
+    fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; __open64_2(path => *const c_char, flags => c_int) -> c_int)) }
+    }
+    fn __openat_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(dirfd, path, flags, || real!(-1; __openat_2(dirfd => c_int, path => *const c_char, flags => c_int) -> c_int)) }
+    }
+    fn __openat64_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { open_at(dirfd, path, flags, || real!(-1; __openat64_2(dirfd => c_int, path => *const c_char, flags => c_int) -> c_int)) }
+    }
+}
+
+/// Clears a descriptor's word before it is closed.
+pub fn forget(fd: c_int) {
+    if table::get(fd).is_some() && is_owner() {
+        table::set(fd, None);
+    }
+}
+
+fn forget_range(first: c_uint, last: c_uint) {
+    for fd in first..=last.min(MAX_FD as c_uint - 1) {
+        forget(fd as c_int);
+    }
+}
+
+exports! {
+    fn close(fd: c_int) -> c_int {
+        forget(fd);
+        real!(-1; close(fd => c_int) -> c_int)
+    }
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 && first <= last && on() {
+            forget_range(first, last);
+        }
+        real!(-1; close_range(first => c_uint, last => c_uint, flags => c_int) -> c_int)
+    }
+    fn closefrom(first: c_int) -> () {
+        if on() {
+            forget_range(first.max(0) as c_uint, c_uint::MAX);
+        }
+        real!((); closefrom(first => c_int) -> ())
+    }
+}
+
+/// A descriptor that was made a duplicate of another.
+fn copied(from: c_int, to: c_int) -> c_int {
+    let e = table::get(from);
+    if to >= 0 && (e.is_some() || table::get(to).is_some()) && is_owner() {
+        if e.is_some() && to as usize >= MAX_FD {
+            real::close(to);
+            real::set_errno(libc::EMFILE);
+            return -1;
+        }
+        table::set(to, e);
+    }
+    to
+}
+
+/// dup2: the old word goes before the descriptor does.
+fn replaced(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if from == to || table::get(from).is_none() && table::get(to).is_none() {
+        return call();
+    }
+    let before = table::get(to);
+    forget(to);
+    let r = call();
+    if r < 0 {
+        if before.is_some() && is_owner() {
+            table::set(to, before);
+        }
+        return r;
+    }
+    copied(from, r)
+}
+
+/// fcntl. Locks of a process on a volume's file are always had: no other
+/// process can be attached, and the real descriptor could not take them.
+fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int) -> c_int {
+    let Some(e) = table::get(fd) else {
+        return pass();
+    };
+    match cmd {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, pass()),
+        libc::F_GETFL => {
+            let flags = pass();
+            if flags < 0 {
+                return flags;
+            }
+            let mode = match (e.may(READ), e.may(WRITE)) {
+                (true, true) => libc::O_RDWR,
+                (false, _) => libc::O_WRONLY,
+                _ => libc::O_RDONLY,
+            };
+            flags & !libc::O_ACCMODE | mode | if e.may(APPEND) { libc::O_APPEND } else { 0 }
+        }
+        libc::F_SETFL => {
+            let r = pass();
+            if r == 0 && is_owner() {
+                table::set_append(fd, arg as usize as c_int & libc::O_APPEND != 0);
+            }
+            r
+        }
+        libc::F_SETLK | libc::F_SETLKW if is_owner() && !arg.is_null() => 0,
+        libc::F_GETLK if is_owner() && !arg.is_null() => {
+            // SAFETY: the program's struct, as fcntl(2) asks for.
+            unsafe { (*arg.cast::<libc::flock>()).l_type = libc::F_UNLCK as _ };
+            0
+        }
+        _ => pass(),
+    }
+}
+
+exports! {
+    fn dup(fd: c_int) -> c_int {
+        copied(fd, real!(-1; dup(fd => c_int) -> c_int))
+    }
+    fn dup2(from: c_int, to: c_int) -> c_int {
+        replaced(from, to, || real!(-1; dup2(from => c_int, to => c_int) -> c_int))
+    }
+    fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+        replaced(from, to, || real!(-1; dup3(from => c_int, to => c_int, flags => c_int) -> c_int))
+    }
+    fn fcntl(fd: c_int, cmd: c_int, arg: *mut c_void) -> c_int {
+        control(fd, cmd, arg, || real!(-1; fcntl(fd => c_int, cmd => c_int, arg => *mut c_void) -> c_int))
+    }
+    fn fcntl64(fd: c_int, cmd: c_int, arg: *mut c_void) -> c_int {
+        control(fd, cmd, arg, || real!(-1; fcntl64(fd => c_int, cmd => c_int, arg => *mut c_void) -> c_int))
+    }
+    fn lockf(fd: c_int, cmd: c_int, len: off_t) -> c_int {
+        if table::get(fd).is_some() && is_owner() {
+            return 0;
+        }
+        real!(-1; lockf(fd => c_int, cmd => c_int, len => off_t) -> c_int)
+    }
+    fn lockf64(fd: c_int, cmd: c_int, len: off_t) -> c_int {
+        if table::get(fd).is_some() && is_owner() {
+            return 0;
+        }
+        real!(-1; lockf64(fd => c_int, cmd => c_int, len => off_t) -> c_int)
+    }
+}
+
+fn truncate_name(name: &str, size: off_t) -> Result<(), c_int> {
+    let (h, api) = (attach()?, api()?);
+    let name = c_name(name)?;
+    // SAFETY: the handle, a C string.
+    match unsafe { (api.mojim_truncate)(h, name.as_ptr(), size) } {
+        0 => Ok(()),
+        _ => Err(failed(api)),
+    }
+}
+
+fn truncate_fd(e: Entry, size: off_t) -> Result<(), c_int> {
+    if !e.may(WRITE) || size < 0 {
+        return Err(libc::EINVAL);
+    }
+    check_owner()?;
+    truncate_name(&name_of(e)?, size)
+}
+
+/// The size of an open file: its data file's.
+pub fn size_of(fd: c_int) -> Result<u64, c_int> {
+    let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: room for the answer.
+    check(unsafe { libc::fstat(fd, st.as_mut_ptr()) } as i64)?;
+    // SAFETY: filled in.
+    Ok(unsafe { st.assume_init() }.st_size as u64)
+}
+
+fn allocate(fd: c_int, e: Entry, mode: c_int, offset: off_t, len: off_t) -> Result<(), c_int> {
+    if offset < 0 || len <= 0 {
+        return Err(libc::EINVAL);
+    }
+    if !e.may(WRITE) {
+        return Err(libc::EBADF);
+    }
+    if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
+        return refuse(format!("{}: fallocate with mode {mode:#x} is not supported", name_of(e)?));
+    }
+    let end = offset.checked_add(len).ok_or(libc::EFBIG)?;
+    if mode == 0 && end as u64 > size_of(fd)? {
+        return truncate_fd(e, end);
+    }
+    Ok(())
+}
+
+/// A call on a path; None passes it on.
+unsafe fn with_target(
+    dirfd: c_int,
+    path: *const c_char,
+    follow: bool,
+    f: impl FnOnce(Target) -> Result<c_int, c_int>,
+) -> Option<c_int> {
+    if !on() {
+        return None;
+    }
+    enter(Some(-1), || {
+        // SAFETY: the program's path.
+        match unsafe { resolve(dirfd, path, follow) } {
+            Some(t) if t.kind == Kind::File => f(t).map(Some),
+            _ => Ok(None),
+        }
+    })
+}
+
+fn ftruncate_any(fd: c_int, size: off_t, pass: impl FnOnce() -> c_int) -> c_int {
+    match table::get(fd) {
+        Some(e) if on() => enter(-1, || truncate_fd(e, size).map(|()| 0)),
+        _ => pass(),
+    }
+}
+
+fn allocate_any(
+    fd: c_int,
+    mode: c_int,
+    offset: off_t,
+    len: off_t,
+    pass: impl FnOnce() -> c_int,
+) -> c_int {
+    match table::get(fd) {
+        Some(e) if on() => enter(-1, || allocate(fd, e, mode, offset, len).map(|()| 0)),
+        _ => pass(),
+    }
+}
+
+/// posix_fallocate gives its error back instead of setting errno.
+fn allocate_posix(fd: c_int, offset: off_t, len: off_t, pass: impl FnOnce() -> c_int) -> c_int {
+    match table::get(fd) {
+        Some(e) if on() => enter(libc::EIO, || {
+            Ok(allocate(fd, e, 0, offset, len).err().unwrap_or(0))
+        }),
+        _ => pass(),
+    }
+}
+
+exports! {
+    fn ftruncate(fd: c_int, size: off_t) -> c_int {
+        ftruncate_any(fd, size, || real!(-1; ftruncate(fd => c_int, size => off_t) -> c_int))
+    }
+    fn ftruncate64(fd: c_int, size: off_t) -> c_int {
+        ftruncate_any(fd, size, || real!(-1; ftruncate64(fd => c_int, size => off_t) -> c_int))
+    }
+    fn truncate(path: *const c_char, size: off_t) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { with_target(libc::AT_FDCWD, path, true, |t| truncate_name(&t.name, size).map(|()| 0)) }
+            .unwrap_or_else(|| real!(-1; truncate(path => *const c_char, size => off_t) -> c_int))
+    }
+    fn truncate64(path: *const c_char, size: off_t) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { with_target(libc::AT_FDCWD, path, true, |t| truncate_name(&t.name, size).map(|()| 0)) }
+            .unwrap_or_else(|| real!(-1; truncate64(path => *const c_char, size => off_t) -> c_int))
+    }
+    fn fallocate(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
+        allocate_any(fd, mode, offset, len, || real!(-1; fallocate(fd => c_int, mode => c_int, offset => off_t, len => off_t) -> c_int))
+    }
+    fn fallocate64(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
+        allocate_any(fd, mode, offset, len, || real!(-1; fallocate64(fd => c_int, mode => c_int, offset => off_t, len => off_t) -> c_int))
+    }
+    fn posix_fallocate(fd: c_int, offset: off_t, len: off_t) -> c_int {
+        allocate_posix(fd, offset, len, || real!(libc::ENOSYS; posix_fallocate(fd => c_int, offset => off_t, len => off_t) -> c_int))
+    }
+    fn posix_fallocate64(fd: c_int, offset: off_t, len: off_t) -> c_int {
+        allocate_posix(fd, offset, len, || real!(libc::ENOSYS; posix_fallocate64(fd => c_int, offset => off_t, len => off_t) -> c_int))
+    }
+}
+
+fn remove_name(t: &Target) -> Result<c_int, c_int> {
+    let (h, api) = (attach()?, api()?);
+    let name = c_name(&t.name)?;
+    // SAFETY: the handle, a C string.
+    if unsafe { (api.mojim_remove)(h, name.as_ptr()) } != 0 {
+        return Err(failed(api));
+    }
+    for n in names().iter_mut().filter(|n| n.as_deref() == Some(&t.name)) {
+        *n = None;
+    }
+    Ok(0)
+}
+
+/// rename; None passes it on.
+unsafe fn rename_any(
+    from: (c_int, *const c_char),
+    to: (c_int, *const c_char),
+    flags: c_uint,
+) -> Option<c_int> {
+    if !on() {
+        return None;
+    }
+    enter(Some(-1), || {
+        // SAFETY: the program's paths.
+        let (a, b) = unsafe { (resolve(from.0, from.1, false), resolve(to.0, to.1, false)) };
+        let (a, b) = match (a, b) {
+            (None, None) => return Ok(None),
+            (Some(a), Some(b)) => (a, b),
+            // As between file systems: programs copy instead.
+            _ => return Err(libc::EXDEV),
+        };
+        if a.kind == Kind::Nothing {
+            return Err(libc::ENOENT);
+        }
+        if a.kind == Kind::Other || b.kind == Kind::Other {
+            return refuse(format!(
+                "renaming {} to {}: only files can be renamed in a volume",
+                a.name, b.name
+            ));
+        }
+        if flags & !libc::RENAME_NOREPLACE != 0 {
+            return Err(libc::EINVAL);
+        }
+        if flags & libc::RENAME_NOREPLACE != 0 && b.kind == Kind::File {
+            return Err(libc::EEXIST);
+        }
+        check_parent(&b)?;
+        if a.name == b.name {
+            return Ok(Some(0));
+        }
+        let (h, api) = (attach()?, api()?);
+        let (old, new) = (c_name(&a.name)?, c_name(&b.name)?);
+        // SAFETY: the handle, C strings.
+        if unsafe { (api.mojim_rename)(h, old.as_ptr(), new.as_ptr()) } != 0 {
+            return Err(failed(api));
+        }
+        for n in names().iter_mut() {
+            match n.as_deref() {
+                Some(x) if x == b.name => *n = None,
+                Some(x) if x == a.name => *n = Some(b.name.clone()),
+                _ => {}
+            }
+        }
+        Ok(Some(0))
+    })
+}
+
+/// link: a file of a volume has one name.
+unsafe fn link_any(from: (c_int, *const c_char), to: (c_int, *const c_char)) -> Option<c_int> {
+    if !on() {
+        return None;
+    }
+    enter(Some(-1), || {
+        // SAFETY: the program's paths.
+        let (a, b) = unsafe { (resolve(from.0, from.1, false), resolve(to.0, to.1, false)) };
+        match a.or(b) {
+            None => Ok(None),
+            Some(t) => refuse(format!("{}: a file of a volume has one name, no links", t.name)),
+        }
+    })
+}
+
+const CWD: c_int = libc::AT_FDCWD;
+
+exports! {
+    fn unlink(path: *const c_char) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { with_target(CWD, path, false, |t| remove_name(&t)) }
+            .unwrap_or_else(|| real!(-1; unlink(path => *const c_char) -> c_int))
+    }
+    fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { with_target(dirfd, path, false, |t| match flags & libc::AT_REMOVEDIR {
+            0 => remove_name(&t),
+            _ => Err(libc::ENOTDIR),
+        }) }
+            .unwrap_or_else(|| real!(-1; unlinkat(dirfd => c_int, path => *const c_char, flags => c_int) -> c_int))
+    }
+    fn remove(path: *const c_char) -> c_int {
+        // SAFETY: the program's path.
+        unsafe { with_target(CWD, path, false, |t| remove_name(&t)) }
+            .unwrap_or_else(|| real!(-1; remove(path => *const c_char) -> c_int))
+    }
+    fn rename(from: *const c_char, to: *const c_char) -> c_int {
+        // SAFETY: the program's paths.
+        unsafe { rename_any((CWD, from), (CWD, to), 0) }
+            .unwrap_or_else(|| real!(-1; rename(from => *const c_char, to => *const c_char) -> c_int))
+    }
+    fn renameat(a: c_int, from: *const c_char, b: c_int, to: *const c_char) -> c_int {
+        // SAFETY: the program's paths.
+        unsafe { rename_any((a, from), (b, to), 0) }
+            .unwrap_or_else(|| real!(-1; renameat(a => c_int, from => *const c_char, b => c_int, to => *const c_char) -> c_int))
+    }
+    fn renameat2(a: c_int, from: *const c_char, b: c_int, to: *const c_char, flags: c_uint) -> c_int {
+        // SAFETY: the program's paths.
+        unsafe { rename_any((a, from), (b, to), flags) }
+            .unwrap_or_else(|| real!(-1; renameat2(a => c_int, from => *const c_char, b => c_int, to => *const c_char, flags => c_uint) -> c_int))
+    }
+    fn link(from: *const c_char, to: *const c_char) -> c_int {
+        // SAFETY: the program's paths.
+        unsafe { link_any((CWD, from), (CWD, to)) }
+            .unwrap_or_else(|| real!(-1; link(from => *const c_char, to => *const c_char) -> c_int))
+    }
+    fn linkat(a: c_int, from: *const c_char, b: c_int, to: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: the program's paths.
+        unsafe { link_any((a, from), (b, to)) }
+            .unwrap_or_else(|| real!(-1; linkat(a => c_int, from => *const c_char, b => c_int, to => *const c_char, flags => c_int) -> c_int))
+    }
+}
+
+/// Copies inside the kernel: None passes the call on.
+fn copy_any(from: c_int, to: c_int, what: &str) -> Option<isize> {
+    if !on() || table::get(from).is_none() && table::get(to).is_none() {
+        return None;
+    }
+    enter(Some(-1), || {
+        if let Some(e) = table::get(to) {
+            return refuse(format!("{what} into {} is not supported", name_of(e)?));
+        }
+        if let Some(e) = table::get(from) {
+            if crate::regions::of_file(e.id(), 0, u64::MAX).next().is_some() {
+                // The kernel would not see the stores; programs read and write instead.
+                return Err(libc::EINVAL);
+            }
+            crate::rw::settle()?;
+        }
+        Ok(None)
+    })
+}
+
+exports! {
+    fn sendfile(to: c_int, from: c_int, at: *mut off_t, n: size_t) -> isize {
+        copy_any(from, to, "sendfile")
+            .unwrap_or_else(|| real!(-1; sendfile(to => c_int, from => c_int, at => *mut off_t, n => size_t) -> isize))
+    }
+    fn sendfile64(to: c_int, from: c_int, at: *mut off_t, n: size_t) -> isize {
+        copy_any(from, to, "sendfile")
+            .unwrap_or_else(|| real!(-1; sendfile64(to => c_int, from => c_int, at => *mut off_t, n => size_t) -> isize))
+    }
+    fn copy_file_range(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, n: size_t, flags: c_uint) -> isize {
+        copy_any(from, to, "copy_file_range")
+            .unwrap_or_else(|| real!(-1; copy_file_range(from => c_int, a => *mut off_t, to => c_int, b => *mut off_t, n => size_t, flags => c_uint) -> isize))
+    }
+    fn splice(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, n: size_t, flags: c_uint) -> isize {
+        copy_any(from, to, "splice")
+            .unwrap_or_else(|| real!(-1; splice(from => c_int, a => *mut off_t, to => c_int, b => *mut off_t, n => size_t, flags => c_uint) -> isize))
+    }
+}

@@ -1,0 +1,398 @@
+//! read, write and their kin, and fsync, on a volume's files.
+//!
+//! A read gives the committed bytes, and where the file is mapped, the bytes in
+//! memory: POSIX promises that read sees stores to a shared mapping. A write
+//! goes to the memory where the file is mapped, and is committed with it; where
+//! it is not mapped it is refused.
+//!
+//! Invariant: a descriptor's position is that of the real descriptor.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{iovec, off_t, size_t};
+
+use crate::api::{MS_MOJIM, MsyncInput, api, failed};
+use crate::files::{exports, name_of, size_of};
+use crate::process::{attached, check_owner, enter, on};
+use crate::real::{self, check, real, say};
+use crate::regions;
+use crate::table::{self, APPEND, Entry, READ, WRITE};
+
+/// Brings the data files up to what is committed.
+pub fn settle() -> Result<(), c_int> {
+    let Some(h) = attached() else { return Ok(()) };
+    let api = api()?;
+    // SAFETY: the handle.
+    match unsafe { (api.mojim_settle)(h) } {
+        0 => Ok(()),
+        _ => Err(failed(api)),
+    }
+}
+
+/// Bytes at a position of a file.
+///
+/// # Safety
+/// `buf` has room for `n` bytes.
+unsafe fn read_at(fd: c_int, e: Entry, buf: *mut u8, n: usize, at: i64) -> Result<usize, c_int> {
+    if !e.may(READ) {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: the caller's promise.
+    let got = unsafe { real::pread(fd, buf.cast(), n, at)? };
+    for r in regions::of_file(e.id(), at as u64, got as u64) {
+        let from = r.offset.max(at as u64);
+        let to = r.file_end().min(at as u64 + got as u64);
+        // SAFETY: inside the buffer, and inside the region, which the program
+        // has not unmapped while it reads the same bytes. The program's own
+        // stores meanwhile give old or new bytes, as with read(2).
+        unsafe {
+            std::ptr::copy(
+                (r.start as u64 + (from - r.offset)) as *const u8,
+                buf.add((from - at as u64) as usize),
+                (to - from) as usize,
+            );
+        }
+    }
+    Ok(got)
+}
+
+/// Puts bytes into the memory where the file is mapped.
+///
+/// # Safety
+/// `buf` has `n` bytes.
+unsafe fn write_at(fd: c_int, e: Entry, buf: *const u8, n: usize, at: i64) -> Result<usize, c_int> {
+    if !e.may(WRITE) {
+        return Err(libc::EBADF);
+    }
+    if n == 0 {
+        return Ok(0);
+    }
+    check_owner()?;
+    let end = (at as u64).checked_add(n as u64).ok_or(libc::EFBIG)?;
+    let mut there: Vec<_> = regions::of_file(e.id(), at as u64, n as u64)
+        .filter(|r| r.write)
+        .collect();
+    there.sort_by_key(|r| r.offset);
+    let mut covered = at as u64;
+    for r in &there {
+        if r.offset > covered {
+            break;
+        }
+        covered = r.file_end();
+    }
+    if covered < end {
+        if table::warn_once(fd) {
+            say(&format!(
+                "write(2) to {} of volume {} is not supported unless it is mapped there",
+                name_of(e)?,
+                std::env::var("MOJIM_VOLUME").unwrap_or_else(|_| "(the only one)".into()),
+            ));
+        }
+        return Err(libc::EOPNOTSUPP);
+    }
+    for r in &there {
+        let from = r.offset.max(at as u64);
+        let to = r.file_end().min(end);
+        // SAFETY: inside the region, which allows stores, and the buffer.
+        unsafe {
+            std::ptr::copy(
+                buf.add((from - at as u64) as usize),
+                (r.start as u64 + (from - r.offset)) as *mut u8,
+                (to - from) as usize,
+            );
+        }
+    }
+    Ok(n)
+}
+
+/// Runs `f` for each part of a vector; stops at a short one.
+///
+/// # Safety
+/// `v` has `n` entries.
+unsafe fn each(
+    v: *const iovec,
+    n: c_int,
+    mut at: i64,
+    mut f: impl FnMut(*mut u8, usize, i64) -> Result<usize, c_int>,
+) -> Result<usize, c_int> {
+    if !(0..=1024).contains(&n) || n > 0 && v.is_null() {
+        return Err(libc::EINVAL);
+    }
+    let mut done = 0;
+    for i in 0..n as usize {
+        // SAFETY: entry i of n.
+        let part = unsafe { *v.add(i) };
+        match f(part.iov_base.cast(), part.iov_len, at) {
+            Ok(k) => {
+                done += k;
+                at += k as i64;
+                if k < part.iov_len {
+                    break;
+                }
+            }
+            Err(e) if done == 0 => return Err(e),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+/// Where a call reads or writes: at a position of its own, or at the descriptor's.
+#[derive(Clone, Copy)]
+enum At {
+    Here(i64),
+    Current,
+}
+
+fn at(offset: off_t) -> Result<At, c_int> {
+    if offset < 0 { Err(libc::EINVAL) } else { Ok(At::Here(offset)) }
+}
+
+/// A read or write at a position; moves the descriptor's where that is meant.
+fn positioned(
+    fd: c_int,
+    at: At,
+    to_end: bool,
+    f: impl FnOnce(i64) -> Result<usize, c_int>,
+) -> Result<isize, c_int> {
+    match at {
+        At::Here(at) => f(at).map(|n| n as isize),
+        At::Current => {
+            // Two threads at one position: one after the other, as in the kernel.
+            let _lock = position_lock();
+            let here = if to_end {
+                size_of(fd)? as i64
+            } else {
+                real::lseek(fd, 0, libc::SEEK_CUR)?
+            };
+            let n = f(here)?;
+            real::lseek(fd, here + n as i64, libc::SEEK_SET)?;
+            Ok(n as isize)
+        }
+    }
+}
+
+fn position_lock() -> impl Drop {
+    static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    LOCK.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+unsafe fn reads(fd: c_int, e: Entry, v: *const iovec, n: c_int, at: At) -> Result<isize, c_int> {
+    if !e.may(READ) {
+        return Err(libc::EBADF);
+    }
+    settle()?;
+    positioned(fd, at, false, |at| {
+        // SAFETY: the program's vector and buffers.
+        unsafe { each(v, n, at, |p, len, at| read_at(fd, e, p, len, at)) }
+    })
+}
+
+unsafe fn writes(fd: c_int, e: Entry, v: *const iovec, n: c_int, at: At) -> Result<isize, c_int> {
+    positioned(fd, at, e.may(APPEND), |at| {
+        // SAFETY: the program's vector and buffers.
+        unsafe { each(v, n, at, |p, len, at| write_at(fd, e, p, len, at)) }
+    })
+}
+
+fn one(buf: *const c_void, n: size_t) -> iovec {
+    iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: n.min(0x7fff_f000),
+    }
+}
+
+/// The entry, if the call is ours.
+#[inline]
+fn ours(fd: c_int) -> Option<Entry> {
+    table::get(fd).filter(|_| on())
+}
+
+exports! {
+    fn read(fd: c_int, buf: *mut c_void, n: size_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, At::Current) }),
+            None => real!(-1; read(fd => c_int, buf => *mut c_void, n => size_t) -> isize),
+        }
+    }
+    fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) if n <= room => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, At::Current) }),
+            _ => real!(-1; __read_chk(fd => c_int, buf => *mut c_void, n => size_t, room => size_t) -> isize),
+        }
+    }
+    fn pread(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
+            None => real!(-1; pread(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t) -> isize),
+        }
+    }
+    fn pread64(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
+            None => real!(-1; pread64(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t) -> isize),
+        }
+    }
+    fn __pread_chk(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t, room: size_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) if n <= room => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
+            _ => real!(-1; __pread_chk(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t, room => size_t) -> isize),
+        }
+    }
+    fn __pread64_chk(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t, room: size_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) if n <= room => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
+            _ => real!(-1; __pread64_chk(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t, room => size_t) -> isize),
+        }
+    }
+    fn readv(fd: c_int, v: *const iovec, n: c_int) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, At::Current) }),
+            None => real!(-1; readv(fd => c_int, v => *const iovec, n => c_int) -> isize),
+        }
+    }
+    fn preadv(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, at(offset)?) }),
+            None => real!(-1; preadv(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+        }
+    }
+    fn preadv64(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, at(offset)?) }),
+            None => real!(-1; preadv64(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+        }
+    }
+    fn preadv2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, or_current(offset, flags)?) }),
+            None => real!(-1; preadv2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+        }
+    }
+    fn preadv64v2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, or_current(offset, flags)?) }),
+            None => real!(-1; preadv64v2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+        }
+    }
+    fn write(fd: c_int, buf: *const c_void, n: size_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, &one(buf, n), 1, At::Current) }),
+            None => real!(-1; write(fd => c_int, buf => *const c_void, n => size_t) -> isize),
+        }
+    }
+    fn pwrite(fd: c_int, buf: *const c_void, n: size_t, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, &one(buf, n), 1, at(offset)?) }),
+            None => real!(-1; pwrite(fd => c_int, buf => *const c_void, n => size_t, offset => off_t) -> isize),
+        }
+    }
+    fn pwrite64(fd: c_int, buf: *const c_void, n: size_t, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's buffer.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, &one(buf, n), 1, at(offset)?) }),
+            None => real!(-1; pwrite64(fd => c_int, buf => *const c_void, n => size_t, offset => off_t) -> isize),
+        }
+    }
+    fn writev(fd: c_int, v: *const iovec, n: c_int) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, At::Current) }),
+            None => real!(-1; writev(fd => c_int, v => *const iovec, n => c_int) -> isize),
+        }
+    }
+    fn pwritev(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, at(offset)?) }),
+            None => real!(-1; pwritev(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+        }
+    }
+    fn pwritev64(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, at(offset)?) }),
+            None => real!(-1; pwritev64(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+        }
+    }
+    fn pwritev2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, or_current(offset, flags)?) }),
+            None => real!(-1; pwritev2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+        }
+    }
+    fn pwritev64v2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
+        match ours(fd) {
+            // SAFETY: the program's vector.
+            Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, or_current(offset, flags)?) }),
+            None => real!(-1; pwritev64v2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+        }
+    }
+}
+
+/// preadv2's and pwritev2's position and flags.
+fn or_current(offset: off_t, flags: c_int) -> Result<At, c_int> {
+    match (flags, offset) {
+        (0, -1) => Ok(At::Current),
+        (0, offset) => at(offset),
+        _ => Err(libc::EOPNOTSUPP),
+    }
+}
+
+/// A sync point of all regions of a file, atomic as a whole.
+fn sync_file(fd: c_int, e: Entry) -> Result<c_int, c_int> {
+    /// gmsync's lengths are ints.
+    const PART: usize = 1 << 30;
+    // SAFETY: no pointers; as fsync, it says so if the descriptor is bad.
+    check(unsafe { libc::fcntl(fd, libc::F_GETFD) } as i64)?;
+    let mine = || regions::of_file(e.id(), 0, u64::MAX).filter(|r| r.write);
+    let mut parts: Vec<MsyncInput> = Vec::new();
+    for r in mine() {
+        for from in (0..r.len).step_by(PART) {
+            parts.push(MsyncInput {
+                address: (r.start + from) as *mut c_void,
+                length: (r.len - from).min(PART) as c_int,
+            });
+        }
+    }
+    if parts.is_empty() {
+        return Ok(0);
+    }
+    check_owner()?;
+    let api = api()?;
+    // SAFETY: ranges of regions; the program is told not to store meanwhile.
+    match unsafe { (api.gmsync)(parts.as_mut_ptr(), parts.len() as c_int, MS_MOJIM) } {
+        0 => Ok(0),
+        _ => Err(failed(api)),
+    }
+}
+
+exports! {
+    fn fsync(fd: c_int) -> c_int {
+        match ours(fd) {
+            Some(e) => enter(-1, || sync_file(fd, e)),
+            None => real!(-1; fsync(fd => c_int) -> c_int),
+        }
+    }
+    fn fdatasync(fd: c_int) -> c_int {
+        match ours(fd) {
+            Some(e) => enter(-1, || sync_file(fd, e)),
+            None => real!(-1; fdatasync(fd => c_int) -> c_int),
+        }
+    }
+}
+

@@ -1,0 +1,215 @@
+//! The header is what the library is: it compiles in C and C++, every function
+//! of it is exported and nothing else is, and its numbers are Rust's.
+
+#[path = "../e2e/support.rs"]
+mod support;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use support::*;
+
+fn header() -> String {
+    std::fs::read_to_string(source().join("include/mojim.h")).unwrap()
+}
+
+/// The header without comments.
+fn code() -> String {
+    let text = header();
+    let mut out = String::new();
+    let mut rest = text.as_str();
+    while let Some((before, after)) = rest.split_once("/*") {
+        out.push_str(before);
+        rest = after.split_once("*/").expect("a comment ends").1;
+    }
+    out + rest
+}
+
+/// Names that are followed by `(` in a declaration.
+fn declared() -> BTreeSet<String> {
+    let code: String = code()
+        .lines()
+        .filter(|l| !l.starts_with('#'))
+        .collect::<Vec<_>>()
+        .join("\n");
+    code.match_indices('(')
+        .filter_map(|(i, _)| {
+            let name = code[..i].trim_end();
+            let start = name
+                .rfind(|c: char| !(c.is_alphanumeric() || c == '_'))
+                .map_or(0, |p| p + 1);
+            let name = &name[start..];
+            (!name.is_empty()).then(|| name.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn every_declaration_is_exported_and_nothing_else() {
+    let text = succeed(
+        Command::new("nm")
+            .args(["-D", "--defined-only"])
+            .arg(libraries().join("libmojim.so")),
+    );
+    let exported: BTreeSet<String> = text
+        .lines()
+        .filter_map(|l| l.split_whitespace().nth(2))
+        .map(|n| n.split('@').next().unwrap().to_owned())
+        .collect();
+    assert_eq!(declared(), exported);
+    assert!(exported.len() > 20);
+}
+
+#[test]
+fn the_library_has_its_name() {
+    let text = succeed(
+        Command::new("readelf")
+            .arg("-d")
+            .arg(libraries().join("libmojim.so")),
+    );
+    assert!(text.contains("soname: [libmojim.so]"), "{text}");
+}
+
+/// The preload library needs nothing that only libmojim has: a program that is
+/// started with it alone still starts.
+#[test]
+fn the_preload_library_loads_alone() {
+    succeed(
+        Command::new("true").env("LD_PRELOAD", libraries().join("libmojim_preload.so")),
+    );
+}
+
+#[test]
+fn the_header_is_clean_c_and_c_plus_plus() {
+    let v = TestVolume::new("");
+    let include = source().join("include");
+    for (compiler, standard, extension) in [
+        ("cc", "-std=c99", "c"),
+        ("cc", "-std=c11", "c"),
+        ("c++", "-std=c++11", "cc"),
+        ("c++", "-std=c++17", "cc"),
+    ] {
+        for (before, after) in [
+            ("", "struct msync_input i[1] = {{0, 0}}; return gmsync(i, 0, MS_MOJIM);"),
+            (
+                "#define MOJIM_NO_STRUCT 1\n",
+                "struct msync_input { void *address; int length; };\
+                 struct msync_input i[1] = {{0, 0}}; return gmsync(i, 0, MS_MOJIM);",
+            ),
+        ] {
+            let file = v.root.join(format!("h.{extension}"));
+            let text = format!(
+                "{before}#include <mojim.h>\n#include <mojim.h>\nint main(void) {{ {after} }}\n"
+            );
+            std::fs::write(&file, text).unwrap();
+            succeed(
+                Command::new(compiler)
+                    .args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-c", "-I"])
+                    .arg(&include)
+                    .arg(&file)
+                    .arg("-o")
+                    .arg(v.root.join("h.o")),
+            );
+        }
+    }
+}
+
+/// The flags and structs as the C compiler sees them, and as
+/// `crates/mojim-c/src/lib.rs` and `crates/mojim-preload/src/api.rs` write them.
+#[test]
+fn numbers_are_the_same_on_both_sides() {
+    let v = TestVolume::new("");
+    let program = r#"
+#include <mojim.h>
+#include <stdio.h>
+#define P(x) printf("%s %ld\n", #x, (long)(x))
+int main(void) {
+    P(MOJIM_CREATE); P(MOJIM_RDONLY); P(MAP_ATOMIC); P(MS_MOJIM);
+    P(MOJIM_NONE); P(MOJIM_RECEIVED); P(MOJIM_PMEM); P(MOJIM_DISK);
+    P(sizeof(struct msync_input)); P(offsetof(struct msync_input, length));
+    P(sizeof(struct mojim_copy)); P(offsetof(struct mojim_copy, level));
+    P(sizeof(off_t)); P(sizeof(size_t));
+    return 0;
+}
+"#;
+    let file = v.root.join("p.c");
+    std::fs::write(&file, program).unwrap();
+    let bin = v.root.join("p");
+    succeed(
+        Command::new("cc")
+            .arg("-I")
+            .arg(source().join("include"))
+            .arg(&file)
+            .arg("-o")
+            .arg(&bin),
+    );
+    let text = succeed(&mut Command::new(&bin));
+    let c = |name: &str| -> i64 {
+        let line = text.lines().find(|l| l.rsplit_once(' ').unwrap().0 == name);
+        line.unwrap().rsplit_once(' ').unwrap().1.parse().unwrap()
+    };
+    // Sizes: `lib.rs` asserts these same figures when it is compiled.
+    assert_eq!(c("sizeof(struct msync_input)"), 16);
+    assert_eq!(c("offsetof(struct msync_input, length)"), 8);
+    assert_eq!(c("sizeof(struct mojim_copy)"), 72);
+    assert_eq!(c("offsetof(struct mojim_copy, level)"), 68);
+    assert_eq!((c("sizeof(off_t)"), c("sizeof(size_t)")), (8, 8));
+    assert_eq!(
+        [c("MOJIM_NONE"), c("MOJIM_RECEIVED"), c("MOJIM_PMEM"), c("MOJIM_DISK")],
+        [0, 1, 2, 3]
+    );
+    for rust in ["crates/mojim-c/src/lib.rs", "crates/mojim-preload/src/api.rs"] {
+        let rust = std::fs::read_to_string(source().join(rust)).unwrap();
+        let mut seen = 0;
+        for name in ["MOJIM_CREATE", "MOJIM_RDONLY", "MAP_ATOMIC", "MS_MOJIM"] {
+            let Some((_, rest)) = rust.split_once(&format!("const {name}: c_int = 0x")) else {
+                continue;
+            };
+            let digits = rest.split_once(';').unwrap().0.replace('_', "");
+            assert_eq!(c(name), i64::from_str_radix(&digits, 16).unwrap(), "{name}");
+            seen += 1;
+        }
+        assert!(seen >= 3);
+    }
+    // No flag is one that the kernel knows, in the calls that take both.
+    let mmap_flags = libc::MAP_SHARED
+        | libc::MAP_PRIVATE
+        | libc::MAP_FIXED
+        | libc::MAP_ANONYMOUS
+        | libc::MAP_GROWSDOWN
+        | libc::MAP_LOCKED
+        | libc::MAP_NORESERVE
+        | libc::MAP_POPULATE
+        | libc::MAP_NONBLOCK
+        | libc::MAP_STACK
+        | libc::MAP_HUGETLB
+        | libc::MAP_SYNC
+        | libc::MAP_FIXED_NOREPLACE
+        | 0x0400_0000 // MAP_UNINITIALIZED
+        | 0x3f << 26; // the size of a huge page
+    assert_eq!(c("MAP_ATOMIC") & i64::from(mmap_flags as u32), 0);
+    assert_eq!(c("MS_MOJIM") & 7, 0);
+}
+
+/// The examples compile without a warning, the direct ones as strict C99.
+#[test]
+fn examples_compile() {
+    let v = TestVolume::new("");
+    for (name, flags) in [
+        ("fig1", &["-std=gnu99"][..]),
+        ("log", &["-std=c99", "-pedantic"]),
+        ("counter", &["-std=c99", "-pedantic"]),
+    ] {
+        compile(&format!("examples/{name}.c"), &v.root.join(name), flags, true);
+    }
+}
+
+/// Errors have an errno and a text; no argument makes the library crash.
+#[test]
+fn wrong_arguments_are_errors() {
+    let v = TestVolume::new("");
+    let bin = v.root.join("misuse");
+    compile("tests/abi/misuse.c", &bin, &[], true);
+    let out = succeed(Command::new(&bin).arg(v.config()));
+    assert_eq!(out, "all refused\n");
+}

@@ -1,0 +1,187 @@
+//! The preload library's promises, each on a fresh volume, and programs that
+//! know nothing of it.
+
+mod support;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use support::*;
+
+/// `probe.c`, compiled once.
+fn probe() -> &'static PathBuf {
+    static PROBE: OnceLock<PathBuf> = OnceLock::new();
+    PROBE.get_or_init(|| {
+        let to = libraries().join(format!("mojim-probe-{}", std::process::id()));
+        compile("tests/e2e/probe.c", &to, &[], true);
+        to
+    })
+}
+
+/// One function of the probe, which must succeed; gives its standard error.
+#[track_caller]
+fn holds(v: &TestVolume, name: &str) -> String {
+    let out = output(v.preloaded(probe()).arg(name).arg(v.dir()));
+    assert!(out.status.success(), "{name}: {}\n{}", out.status, text(&out));
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+#[test]
+fn open_truncate_and_allocate_mean_what_they_mean() {
+    holds(&TestVolume::new(""), "opening");
+}
+
+#[test]
+fn sync_points_of_any_range_and_msync_elsewhere() {
+    holds(&TestVolume::new(""), "syncing");
+}
+
+#[test]
+fn sync_points_with_the_other_tracker() {
+    holds(&TestVolume::new("tracker = \"mprotect\""), "syncing");
+}
+
+#[test]
+fn mappings_of_parts_and_rounded_lengths() {
+    holds(&TestVolume::new(""), "partial_pages");
+}
+
+#[test]
+fn what_is_refused_says_so_once() {
+    let said = holds(&TestVolume::new(""), "refusals");
+    let write = "mojim: write(2) to file of volume v is not supported unless it is mapped there\n";
+    assert_eq!(said.matches(write).count(), 1, "{said}");
+    for what in ["mremap", "munmap of 4096 bytes", "mprotect", "is mapped already", "no links"] {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+}
+
+#[test]
+fn reads_see_stores_and_writes_reach_the_memory() {
+    holds(&TestVolume::new(""), "coherence");
+}
+
+#[test]
+fn duplicates_and_numbers_used_again() {
+    holds(&TestVolume::new(""), "descriptors");
+}
+
+#[test]
+fn rename_and_unlink() {
+    holds(&TestVolume::new(""), "names");
+}
+
+#[test]
+fn the_end_of_the_program_commits_what_is_not_atomic() {
+    let v = TestVolume::new("");
+    holds(&v, "atomic_map");
+    holds(&v, "atomic_show");
+}
+
+#[test]
+fn a_forked_child_can_commit_nothing() {
+    let said = holds(&TestVolume::new(""), "forking");
+    assert!(said.contains("forked"), "{said}");
+}
+
+#[test]
+fn threads_sync_read_and_map_at_once() {
+    holds(&TestVolume::new(""), "threads");
+}
+
+#[test]
+fn a_second_process_gets_ebusy() {
+    let v = TestVolume::new("");
+    let mut first = v
+        .preloaded(probe())
+        .args(["until_killed".as_ref(), v.dir().as_os_str()])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(first.stdout.take().unwrap()),
+        &mut line,
+    )
+    .unwrap();
+    let out = output(v.preloaded(probe()).arg("show").arg(v.dir()));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(!out.status.success());
+    assert!(text(&out).contains("Device or resource busy"), "{}", text(&out));
+}
+
+/// Programs that use no volume do the same with the library and without.
+#[test]
+fn ordinary_programs_run_unharmed() {
+    let v = TestVolume::new("");
+    let plain = v.root.join("plain");
+    std::fs::create_dir(&plain).unwrap();
+    let lines: String = (0..20000).map(|i| format!("{}\n", i * 7919 % 20011)).collect();
+    std::fs::write(plain.join("lines"), lines).unwrap();
+    for script in [
+        "sort -n lines -o sorted && md5sum sorted && wc sorted",
+        "cp -a sorted copy && cmp sorted copy && mv copy moved && ls && rm moved",
+        "ls -l / > /dev/null && head -c 100000 /dev/zero | gzip | gunzip | wc -c",
+        "python3 -c 'import mmap,json,subprocess,threading;f=open(\"m\",\"w+b\");f.truncate(9999);m=mmap.mmap(f.fileno(),0);m[5]=9;m.flush();m.close();f.close();print(open(\"m\",\"rb\").read()[5], subprocess.run([\"echo\",\"hi\"],capture_output=True).stdout)'",
+        "tar cf t.tar lines sorted && tar tf t.tar && rm -f t.tar sorted m",
+    ] {
+        let run = |preload: bool| {
+            let mut c = if preload { v.preloaded("sh") } else { Command::new("sh") };
+            c.arg("-c").arg(script).current_dir(&plain).env("LC_ALL", "C");
+            let out = output(&mut c);
+            assert!(out.status.success(), "{script}: {}", text(&out));
+            text(&out)
+        };
+        let (bare, with) = (run(false), run(true));
+        assert_eq!(bare, with, "{script}");
+        // Leave what the next script needs.
+        if script.starts_with("tar") {
+            break;
+        }
+    }
+    assert!(!v.dir().exists(), "nothing was attached");
+}
+
+/// Python's own mmap, on a volume's file.
+#[test]
+fn python_maps_a_file_of_the_volume() {
+    let v = TestVolume::new("");
+    let program = "\
+import mmap, os, sys
+path = sys.argv[1]
+fd = os.open(path, os.O_CREAT | os.O_RDWR)
+if os.fstat(fd).st_size == 0: os.ftruncate(fd, 10000)
+m = mmap.mmap(fd, 0)
+m[0] += 1
+m.flush()
+m[9999] += 1
+os.fsync(fd)
+print(m[0], m[9999], os.pread(fd, 1, 0)[0])
+m.close()
+os.close(fd)
+print(len(open(path, 'rb').read()), sorted(os.listdir(os.path.dirname(path))))
+";
+    for n in 1..=2 {
+        let out = output(v.preloaded("python3").args(["-c", program]).arg(v.dir().join("file")));
+        assert_eq!(text(&out), format!("{n} {n} {n}\n10000 ['file']\n"));
+    }
+}
+
+/// The shell's redirections and coreutils on a volume's file: reading works,
+/// writing says that it does not.
+#[test]
+fn coreutils_read_the_volume() {
+    let v = TestVolume::new("");
+    holds(&v, "atomic_map");
+    let script = "cmp \"$1/file\" \"$1/other\"; cp \"$1/file\" copy && wc -c < copy; \
+                  cat \"$1/file\" | wc -c; wc -c < \"$1/other\"; ls \"$1\"; rm \"$1/other\"; ls \"$1\"; \
+                  echo x > \"$1/file2\" || echo refused";
+    let mut c = v.preloaded("sh");
+    c.args(["-c", script, "sh"]).arg(v.dir()).current_dir(&v.root);
+    let out = output(&mut c);
+    let said = text(&out);
+    assert!(said.contains("4096\n4096\n4096\nfile\nother\nfile\n"), "{said}");
+    assert!(said.contains("refused"), "{said}");
+}

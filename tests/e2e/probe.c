@@ -1,0 +1,400 @@
+/* What the preload library promises, one function for each promise.
+ *
+ *     probe NAME DIRECTORY-OF-THE-VOLUME
+ *
+ * Exits with 0 if all holds; else says which line does not.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <mojim.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(c)                                                               \
+    do {                                                                       \
+        if (!(c)) {                                                            \
+            fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __func__, __LINE__,  \
+                    #c, errno, strerror(errno));                               \
+            exit(1);                                                           \
+        }                                                                      \
+    } while (0)
+#define FAILS(call, error) CHECK((errno = 0, (long)(call) == -1 && errno == (error)))
+
+static const char *dir;
+
+static const char *in(const char *name)
+{
+    static char path[4][4096];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, sizeof path[0], "%s/%s", dir, name);
+    return p;
+}
+
+static int open_new(const char *name)
+{
+    int fd = open(in(name), O_CREAT | O_RDWR, 0644);
+    CHECK(fd >= 0);
+    return fd;
+}
+
+static char *map(int fd, size_t len)
+{
+    char *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(p != MAP_FAILED);
+    CHECK(mojim_is_region(p));
+    return p;
+}
+
+static void until_killed(void)
+{
+    int fd = open_new("kill");
+    long *p = (void *)map(fd, 8192);
+    p[0] += 1;
+    CHECK(msync(p, sizeof *p, MS_SYNC) == 0);
+    p[600] += 1;
+    struct msync_input both[] = {{&p[600], sizeof *p}, {&p[1], sizeof *p}};
+    CHECK(gmsync(both, 2, MS_MOJIM) == 0);
+    p[2] = 99; /* not synced, though its neighbours are */
+    puts("synced");
+    fflush(stdout);
+    pause();
+}
+
+static void show(void)
+{
+    int fd = open(in("kill"), O_RDWR);
+    CHECK(fd >= 0);
+    long *p = (void *)map(fd, 8192);
+    printf("%ld %ld %ld\n", p[0], p[600], p[2]);
+}
+
+static void opening(void)
+{
+    struct stat st;
+    FAILS(open(in("missing"), O_RDWR), ENOENT);
+    FAILS(open(in("nodir/file"), O_CREAT | O_RDWR, 0644), ENOENT);
+    int fd = open_new("file");
+    FAILS(open(in("file"), O_CREAT | O_EXCL | O_RDWR, 0644), EEXIST);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 0);
+    CHECK((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR);
+    CHECK(ftruncate(fd, 5000) == 0);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+    CHECK(lseek(fd, 0, SEEK_END) == 5000);
+    CHECK(truncate(in("file"), 6000) == 0);
+    CHECK(stat(in("file"), &st) == 0 && st.st_size == 6000);
+    CHECK(posix_fallocate(fd, 0, 7000) == 0 && posix_fallocate(fd, 0, 10) == 0);
+    CHECK(fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, 9000) == 0);
+    FAILS(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), EOPNOTSUPP);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 7000);
+    CHECK(close(fd) == 0);
+    FAILS(read(fd, &st, 1), EBADF);
+    fd = open(in("file"), O_RDONLY);
+    CHECK(fd >= 0);
+    FAILS(ftruncate(fd, 1), EINVAL);
+    FAILS(write(fd, "x", 1), EBADF);
+    FAILS(mmap(NULL, 7000, PROT_WRITE, MAP_SHARED, fd, 0), EACCES);
+    CHECK(close(fd) == 0);
+    fd = open(in("file"), O_RDWR | O_TRUNC);
+    CHECK(fd >= 0 && fstat(fd, &st) == 0 && st.st_size == 0);
+    CHECK(close(fd) == 0);
+    fd = creat(in("second"), 0600);
+    CHECK(fd >= 0 && close(fd) == 0);
+    int d = open(dir, O_RDONLY | O_DIRECTORY);
+    CHECK(d >= 0);
+    fd = openat(d, "second", O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC);
+    CHECK(close(fd) == 0 && close(d) == 0);
+    FAILS(open(dir, O_TMPFILE | O_RDWR, 0600), EOPNOTSUPP);
+}
+
+static void syncing(void)
+{
+    int fd = open_new("file");
+    char *p = map(fd, 12288);
+    CHECK(msync(p + 1001, 777, MS_SYNC) == 0); /* not aligned */
+    uint64_t lsn = mojim_last_lsn();
+    CHECK(lsn > 0);
+    p[5000] = 1;
+    CHECK(msync(p, 12288, MS_ASYNC) == 0 && mojim_last_lsn() > lsn);
+    CHECK(msync(p, 12288, MS_SYNC | MS_INVALIDATE) == 0);
+    FAILS(msync(p, 12288, MS_INVALIDATE), EOPNOTSUPP);
+    FAILS(msync(p, 12288, MS_SYNC | MS_ASYNC), EINVAL);
+    FAILS(msync(p + 8192, 8192, MS_SYNC), EINVAL);  /* half outside */
+    FAILS(msync(p - 4096, 8192, MS_SYNC), EINVAL);  /* the other half */
+    struct msync_input bad[] = {{p, 8}, {&bad, 8}};
+    FAILS(gmsync(bad, 2, MS_MOJIM), EINVAL);
+    bad[1].address = p;
+    bad[1].length = -1;
+    FAILS(gmsync(bad, 2, MS_MOJIM), EINVAL);
+    CHECK(strlen(mojim_last_error()) > 0);
+    /* not a region: the kernel's affair */
+    char *q = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(q != MAP_FAILED && !mojim_is_region(q));
+    CHECK(msync(q, 4096, MS_SYNC) == 0);
+    FAILS(msync(q + 1, 4096, MS_SYNC), EINVAL);
+    CHECK(munmap(q, 4096) == 0);
+    FAILS(msync(q, 4096, MS_SYNC), ENOMEM);
+    p[9000] = 7;
+    CHECK(fsync(fd) == 0);
+    p[9001] = 8;
+    CHECK(fdatasync(fd) == 0);
+    CHECK(munmap(p, 12288) == 0 && !mojim_is_region(p));
+    p = map(fd, 12288);
+    CHECK(p[9000] == 7 && p[9001] == 8 && p[5000] == 1);
+}
+
+static void partial_pages(void)
+{
+    /* As on Linux: a mapping rounded up to pages does not make the file larger. */
+    struct stat st;
+    int fd = open_new("file");
+    CHECK(ftruncate(fd, 5000) == 0);
+    char *p = map(fd, 8192);
+    p[4999] = 1;
+    CHECK(msync(p, 8192, MS_SYNC) == 0);
+    CHECK(munmap(p, 8192) == 0);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+    p = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
+    CHECK(p != MAP_FAILED && p[4999] == 1);
+    CHECK(munmap(p, 5000) == 0);
+    /* A part of a file, at an address of the program's. */
+    CHECK(ftruncate(fd, 65536) == 0);
+    char *hole = mmap(NULL, 32768, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(hole != MAP_FAILED);
+    p = mmap(hole + 8192, 8192, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 16384);
+    CHECK(p == hole + 8192);
+    p[1] = 3;
+    FAILS(mmap(hole, 16384, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), EOPNOTSUPP);
+    FAILS(mmap(p, 8192, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0), EEXIST);
+    CHECK(munmap(hole, 32768) == 0); /* a region and what is around it */
+    CHECK(!mojim_is_region(p));
+    CHECK(pread(fd, &st, 1, 16385) == 1 && *(char *)&st == 3);
+}
+
+static void refusals(void)
+{
+    int fd = open_new("file");
+    FAILS(write(fd, "hello", 5), EOPNOTSUPP);
+    FAILS(write(fd, "again", 5), EOPNOTSUPP); /* said once */
+    char *p = map(fd, 16384);
+    FAILS(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 4096), EBUSY);
+    FAILS(mremap(p, 16384, 32768, MREMAP_MAYMOVE), EOPNOTSUPP);
+    FAILS(munmap(p, 4096), EINVAL);
+    FAILS(munmap(p + 4096, 12288), EINVAL);
+    FAILS(mprotect(p, 16384, PROT_NONE), EOPNOTSUPP);
+    CHECK(mprotect(p, 16384, PROT_READ | PROT_WRITE) == 0);
+    p[0] = 5;
+    CHECK(madvise(p, 16384, MADV_DONTNEED) == 0 && p[0] == 5);
+    FAILS(unlink(in("file")), EBUSY);
+    FAILS(link(in("file"), in("other")), EOPNOTSUPP);
+    CHECK(fopen(in("file"), "r+") == NULL && errno == EOPNOTSUPP);
+    CHECK(fopen(in("fresh"), "w") == NULL && errno == EOPNOTSUPP);
+    int other = open("/dev/zero", O_RDONLY);
+    FAILS(sendfile(fd, other, NULL, 10), EOPNOTSUPP);
+    FAILS(copy_file_range(other, NULL, fd, NULL, 10, 0), EOPNOTSUPP);
+    FAILS(rename(in("file"), "/tmp/elsewhere"), EXDEV);
+    CHECK(p[0] == 5 && msync(p, 1, MS_SYNC) == 0); /* all that did no harm */
+}
+
+static void coherence(void)
+{
+    char buf[64] = "";
+    int fd = open_new("file");
+    char *p = map(fd, 8192);
+    strcpy(p + 4090, "uncommitted");
+    CHECK(pread(fd, buf, 12, 4090) == 12 && strcmp(buf, "uncommitted") == 0);
+    CHECK(lseek(fd, 4090, SEEK_SET) == 4090);
+    CHECK(read(fd, buf, 2) == 2 && lseek(fd, 0, SEEK_CUR) == 4092);
+    struct iovec v[] = {{buf, 3}, {buf + 3, 7}};
+    CHECK(readv(fd, v, 2) == 10 && memcmp(buf, "committed", 10) == 0);
+    CHECK(preadv(fd, v, 2, 4090) == 10 && memcmp(buf, "uncommitte", 10) == 0);
+    CHECK(pread(fd, buf, 64, 8190) == 2 && pread(fd, buf, 64, 8192) == 0);
+    /* writes go to the memory */
+    CHECK(pwrite(fd, "written", 8, 100) == 8 && strcmp(p + 100, "written") == 0);
+    CHECK(lseek(fd, 200, SEEK_SET) == 200 && write(fd, "too", 4) == 4);
+    CHECK(strcmp(p + 200, "too") == 0 && lseek(fd, 0, SEEK_CUR) == 204);
+    FAILS(pwrite(fd, "beyond", 6, 8190), EOPNOTSUPP);
+    CHECK(fsync(fd) == 0);
+    CHECK(munmap(p, 8192) == 0);
+    CHECK(pread(fd, buf, 8, 100) == 8 && strcmp(buf, "written") == 0);
+    FILE *f = fopen(in("file"), "r");
+    CHECK(f && fseek(f, 4090, SEEK_SET) == 0 && fread(buf, 12, 1, f) == 1);
+    CHECK(strcmp(buf, "uncommitted") == 0 && fclose(f) == 0);
+    p = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    CHECK(p != MAP_FAILED && !mojim_is_region(p) && strcmp(p + 200, "too") == 0);
+}
+
+static void descriptors(void)
+{
+    char c = 0;
+    int fd = open_new("file");
+    CHECK(ftruncate(fd, 4096) == 0);
+    int two = dup(fd), three = fcntl(fd, F_DUPFD_CLOEXEC, 100), four = dup2(fd, 200);
+    CHECK(two >= 0 && three >= 100 && four == 200 && close(fd) == 0);
+    char *p = map(three, 4096);
+    p[9] = 'm';
+    CHECK(close(three) == 0); /* the mapping stays */
+    CHECK(pread(two, &c, 1, 9) == 1 && c == 'm');
+    CHECK(pread(four, &c, 1, 9) == 1 && c == 'm');
+    CHECK(munmap(p, 4096) == 0);
+    /* a number that is used again for another file is that file's */
+    int other = open("/dev/null", O_WRONLY);
+    CHECK(dup2(other, two) == two && write(two, "x", 1) == 1);
+    CHECK(close_range(200, 200, 0) == 0 && dup2(other, 200) == 200 && write(200, "x", 1) == 1);
+    struct flock lock = {.l_type = F_WRLCK};
+    fd = open(in("file"), O_RDWR);
+    CHECK(fcntl(fd, F_SETLK, &lock) == 0);
+}
+
+static void names(void)
+{
+    struct stat st;
+    int fd = open_new("a");
+    char *p = map(fd, 4096);
+    p[0] = 'a';
+    CHECK(rename(in("a"), in("b")) == 0);
+    CHECK(stat(in("a"), &st) == -1 && stat(in("b"), &st) == 0);
+    CHECK(msync(p, 1, MS_SYNC) == 0 && munmap(p, 4096) == 0);
+    p = map(fd, 4096); /* the descriptor follows its file */
+    CHECK(p[0] == 'a' && munmap(p, 4096) == 0);
+    CHECK(close(open_new("c")) == 0);
+    CHECK(rename(in("b"), in("c")) == 0);
+    CHECK(pread(fd, &st, 1, 0) == 1 && *(char *)&st == 'a');
+    FAILS(rename(in("b"), in("d")), ENOENT);
+    CHECK(unlink(in("c")) == 0);
+    FAILS(unlink(in("c")), ENOENT);
+    FAILS(open(in("c"), O_RDWR), ENOENT);
+    CHECK(pread(fd, &st, 1, 0) == 1); /* as of any removed file */
+    FAILS(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0), EOPNOTSUPP);
+    CHECK(close(open_new("e")) == 0 && remove(in("e")) == 0);
+    CHECK(mkdir(in("sub"), 0755) == 0);
+    fd = open_new("sub/file");
+    CHECK(munmap(map(fd, 4096), 4096) == 0 && unlink(in("sub/file")) == 0);
+    CHECK(rmdir(in("sub")) == 0);
+}
+
+static void atomic_map(void)
+{
+    int fd = open_new("file");
+    char *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ATOMIC, fd, 0);
+    CHECK(p != MAP_FAILED);
+    p[0] = 1;
+    CHECK(msync(p, 1, MS_SYNC) == 0);
+    p[1] = 1;
+    CHECK(munmap(p, 4096) == 0);
+    p = map(fd, 4096);
+    CHECK(p[0] == 1 && p[1] == 0);
+    p[2] = 1; /* committed by the end of the program */
+    int other = open_new("other");
+    p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ATOMIC, other, 0);
+    p[3] = 1; /* not */
+}
+
+static void atomic_show(void)
+{
+    char c[4];
+    int fd = open(in("file"), O_RDONLY), other = open(in("other"), O_RDONLY);
+    CHECK(pread(fd, c, 3, 0) == 3 && c[0] == 1 && c[1] == 0 && c[2] == 1);
+    CHECK(pread(other, c, 4, 0) == 4 && c[3] == 0);
+}
+
+static void forking(void)
+{
+    int status, fd = open_new("file");
+    char *p = map(fd, 4096);
+    p[0] = 1;
+    pid_t child = fork();
+    if (child == 0) {
+        p[0] = 2;
+        FAILS(msync(p, 1, MS_SYNC), EOPNOTSUPP);
+        FAILS(open(in("new"), O_CREAT | O_RDWR, 0644), EOPNOTSUPP);
+        exit(0); /* and its end commits nothing */
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(p[0] == 1 && msync(p, 1, MS_SYNC) == 0);
+    CHECK(system("true") == 0);
+    child = vfork();
+    if (child == 0) {
+        close(fd); /* the child's; the parent's table stays */
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(pread(fd, p + 100, 1, 0) == 1 && p[100] == 1);
+}
+
+enum { THREADS = 4, ROUNDS = 200 };
+
+static void *thread(void *arg)
+{
+    int me = *(int *)arg;
+    char name[16];
+    snprintf(name, sizeof name, "t%d", me);
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    int fd = open(path, O_CREAT | O_RDWR, 0644);
+    CHECK(fd >= 0);
+    char *p = map(fd, 8192);
+    for (int i = 1; i <= ROUNDS; i++) {
+        int got = 0;
+        memcpy(p + 4094, &i, sizeof i);
+        CHECK(msync(p + 4094, sizeof i, MS_SYNC) == 0);
+        CHECK(pread(fd, &got, sizeof got, 4094) == sizeof got && got == i);
+        int d = dup(fd);
+        CHECK(d >= 0 && close(d) == 0);
+        char *q = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(q != MAP_FAILED && munmap(q, 4096) == 0);
+        if (i % 50 == 0) {
+            CHECK(munmap(p, 8192) == 0);
+            p = map(fd, 8192);
+            memcpy(&got, p + 4094, sizeof got);
+            CHECK(got == i);
+        }
+    }
+    return NULL;
+}
+
+static void threads(void)
+{
+    pthread_t t[THREADS];
+    int id[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        id[i] = i;
+        CHECK(pthread_create(&t[i], NULL, thread, &id[i]) == 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_join(t[i], NULL) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } all[] = {
+        {"until_killed", until_killed}, {"show", show},
+        {"opening", opening},           {"syncing", syncing},
+        {"partial_pages", partial_pages}, {"refusals", refusals},
+        {"coherence", coherence},       {"descriptors", descriptors},
+        {"names", names},               {"atomic_map", atomic_map},
+        {"atomic_show", atomic_show},   {"forking", forking},
+        {"threads", threads},
+    };
+    if (argc != 3)
+        return 2;
+    dir = argv[2];
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (strcmp(argv[1], all[i].name) == 0) {
+            all[i].run();
+            return 0;
+        }
+    return 2;
+}
