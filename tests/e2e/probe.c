@@ -113,7 +113,12 @@ static void opening(void)
     fd = openat(d, "second", O_RDWR | O_CLOEXEC);
     CHECK(fd >= 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC);
     CHECK(close(fd) == 0 && close(d) == 0);
-    FAILS(open(dir, O_TMPFILE | O_RDWR, 0600), EOPNOTSUPP);
+    fd = open(dir, O_TMPFILE | O_RDWR, 0600);
+    if (fd >= 0) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        FAILS(linkat(AT_FDCWD, path, AT_FDCWD, in("named"), AT_SYMLINK_FOLLOW), EOPNOTSUPP);
+    }
 }
 
 static void syncing(void)
@@ -178,6 +183,33 @@ static void partial_pages(void)
     CHECK(munmap(hole, 32768) == 0); /* a region and what is around it */
     CHECK(!mojim_is_region(p));
     CHECK(pread(fd, &st, 1, 16385) == 1 && *(char *)&st == 3);
+}
+
+static void shrinking(void)
+{
+    /* Memory beyond the new end is gone; sync points do not touch it. */
+    struct stat st;
+    int fd = open_new("file");
+    char *p = map(fd, 40000);
+    memset(p, 'x', 40000);
+    CHECK(ftruncate(fd, 5000) == 0);
+    FAILS(pwrite(fd, "beyond", 6, 30000), EOPNOTSUPP);
+    FAILS(pwrite(fd, "beyond", 6, 4998), EOPNOTSUPP);
+    CHECK(msync(p, 40000, MS_SYNC) == 0);
+    CHECK(msync(p + 36000, 8, MS_SYNC) == 0);
+    CHECK(fsync(fd) == 0);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+    CHECK(ftruncate(fd, 40000) == 0);
+    CHECK(p[4999] == 'x' && p[5000] == 0 && p[36000] == 0);
+    p[36000] = 'y';
+    CHECK(msync(p, 40000, MS_SYNC) == 0);
+    CHECK(ftruncate(fd, 4096) == 0 && ftruncate(fd, 37000) == 0);
+    CHECK(p[36000] == 0);
+    p[36000] = 'z';
+    CHECK(munmap(p, 40000) == 0);
+    p = map(fd, 37000);
+    CHECK(p[0] == 'x' && p[4095] == 'x' && p[4096] == 0 && p[36000] == 'z');
+    CHECK(ftruncate(fd, 0) == 0); /* and so at the end of the program */
 }
 
 static void refusals(void)
@@ -331,6 +363,25 @@ static void forking(void)
     CHECK(pread(fd, p + 100, 1, 0) == 1 && p[100] == 1);
 }
 
+static void fork_first(void)
+{
+    int status, null = open("/dev/null", O_RDWR);
+    CHECK(null >= 0 && access(in("file"), F_OK) == -1);
+    FAILS(open(in("file/x"), O_PATH), ENOENT);
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = open_new("file");
+        char *p = map(fd, 4096);
+        p[0] = 42;
+        CHECK(msync(p, 1, MS_SYNC) == 0);
+        p[1] = 43;
+        exit(0); /* a sync point, since the child attached itself */
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    char *p = map(open_new("file"), 4096);
+    CHECK(p[0] == 42 && p[1] == 43);
+}
+
 enum { THREADS = 4, ROUNDS = 200 };
 
 static void *thread(void *arg)
@@ -386,7 +437,8 @@ int main(int argc, char **argv)
         {"coherence", coherence},       {"descriptors", descriptors},
         {"names", names},               {"atomic_map", atomic_map},
         {"atomic_show", atomic_show},   {"forking", forking},
-        {"threads", threads},
+        {"threads", threads},           {"shrinking", shrinking},
+        {"fork_first", fork_first},
     };
     if (argc != 3)
         return 2;

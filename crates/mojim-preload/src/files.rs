@@ -56,11 +56,12 @@ unsafe fn open_at(
     flags: c_int,
     pass: impl Fn() -> c_int,
 ) -> c_int {
-    if !on() || flags & libc::O_PATH != 0 || path.is_null() {
+    if path.is_null() || flags & libc::O_PATH != 0 {
         return pass();
     }
     // SAFETY: the caller's promise.
-    if crate::path::is_elsewhere(unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes()) {
+    let bytes = unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes();
+    if crate::path::is_elsewhere(bytes) || !on() {
         return pass();
     }
     let fd = enter(Some(-1), || {
@@ -73,9 +74,7 @@ unsafe fn open_at(
 
 /// Opens a volume's file; None if this is none. Called inside.
 pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
-    if flags & libc::O_TMPFILE == libc::O_TMPFILE {
-        return refuse(format!("{}: O_TMPFILE is not supported in a volume", t.name));
-    }
+    // O_TMPFILE too: what it makes has no name, and cannot be given one here.
     if t.kind == Kind::Other || flags & libc::O_DIRECTORY != 0 {
         return Ok(None);
     }

@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! - The lock is taken inside only, so a thread never waits for itself.
-//! - In a child, by fork or vfork, the tables and the attachment are the
-//!   parent's: they are neither used nor changed.
+//! - In a child of an attached process, by fork or vfork, the tables and the
+//!   attachment are the parent's: they are neither used nor changed. A child
+//!   that was forked before is a process like any other.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int};
@@ -25,8 +26,9 @@ thread_local! {
 
 /// 0 not known yet, 1 off, 2 on.
 static SWITCH: AtomicU8 = AtomicU8::new(0);
-/// The process that attached, or would.
+/// This process; a child of vfork, which shares our memory, is another.
 static OWNER: AtomicI32 = AtomicI32::new(0);
+/// Forked from a process that was attached.
 static FORKED: AtomicBool = AtomicBool::new(false);
 static HANDLE: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -193,11 +195,6 @@ pub fn attach() -> Result<Handle, c_int> {
     if h.is_null() {
         return Err(api::failed(api));
     }
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: handlers that touch this module's statics only.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    });
     HANDLE.store(h, Release);
     Ok(h)
 }
@@ -220,7 +217,10 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    FORKED.store(true, SeqCst);
+    OWNER.store(real::getpid(), Relaxed);
+    if !HANDLE.load(Acquire).is_null() {
+        FORKED.store(true, SeqCst);
+    }
     let _ = AT_FORK.try_with(Cell::take);
 }
 
@@ -238,6 +238,17 @@ extern "C" fn at_exit() {
         Ok(())
     });
 }
+
+extern "C" fn at_start() {
+    if decide() {
+        // SAFETY: handlers that touch this module's statics only.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = at_start;
 
 #[used]
 #[unsafe(link_section = ".fini_array")]

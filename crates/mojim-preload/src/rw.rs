@@ -80,7 +80,8 @@ unsafe fn write_at(fd: c_int, e: Entry, buf: *const u8, n: usize, at: i64) -> Re
         }
         covered = r.file_end();
     }
-    if covered < end {
+    // Memory beyond the end of a file that was made shorter cannot be touched.
+    if covered < end || end > size_of(fd)? {
         if table::warn_once(fd) {
             say(&format!(
                 "write(2) to {} of volume {} is not supported unless it is mapped there",

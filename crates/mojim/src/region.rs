@@ -224,6 +224,17 @@ impl Region {
         self.valid.store(valid as usize, Release);
     }
 
+    /// After the file was made shorter: what follows its end in its last page
+    /// is zero, as the system makes it in a shared mapping.
+    pub fn clear_tail(&self) {
+        let valid = self.valid.load(Acquire);
+        let end = valid.next_multiple_of(rustix::param::page_size());
+        if self.write && valid < self.copy.len() && valid < end {
+            // SAFETY: the page where the file ends, which the mapping has.
+            unsafe { self.copy.base().add(valid).write_bytes(0, end - valid) };
+        }
+    }
+
     /// The part of an address range that is the file's.
     pub fn clip(&self, range: Range<usize>) -> Range<usize> {
         let end = self.copy.base() as usize + self.valid.load(Acquire);

@@ -569,6 +569,13 @@ impl Volume {
         self.0.resized(id, size.min(old));
         let done = self.0.change_names(&[Piece::Resize { file: id, size }]);
         self.0.resized(id, if done.is_ok() { size } else { old });
+        if done.is_ok() && size < old {
+            for m in TABLE.regions() {
+                if Arc::ptr_eq(&m.volume, &self.0) && m.region.file == id {
+                    m.region.clear_tail();
+                }
+            }
+        }
         done
     }
 
