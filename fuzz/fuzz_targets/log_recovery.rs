@@ -108,7 +108,7 @@ fn run(env: &Arc<dyn Env>, data: &[u8]) {
                 let mut w = RecordWriter::new(&mut ring[o..o + len], 1);
                 w.op(Op { file: 1, kind: OpKind::Write, offset: 0, len: n as u32 });
                 w.payload_mut(n).fill(how as u8);
-                w.finish(volume, new, epoch, 0, true);
+                w.finish(volume, new, epoch, 0, true, new - 1);
                 let good = new > lsn && step % 8 != 5 && volume == VOLUME;
                 sound &= good;
                 if sound {

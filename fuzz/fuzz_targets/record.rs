@@ -41,7 +41,7 @@ fn check(b: &[u8]) {
         w.payload(p);
     }
     let h = v.header;
-    let n = w.finish(h.volume, h.lsn, h.epoch, h.part, h.end);
+    let n = w.finish(h.volume, h.lsn, h.epoch, h.part, h.end, h.committed);
     assert_eq!(&out[..n], v.bytes());
 }
 

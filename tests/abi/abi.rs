@@ -74,9 +74,7 @@ fn the_library_has_its_name() {
 /// started with it alone still starts.
 #[test]
 fn the_preload_library_loads_alone() {
-    succeed(
-        Command::new("true").env("LD_PRELOAD", libraries().join("libmojim_preload.so")),
-    );
+    succeed(Command::new("true").env("LD_PRELOAD", libraries().join("libmojim_preload.so")));
 }
 
 #[test]
@@ -90,7 +88,10 @@ fn the_header_is_clean_c_and_c_plus_plus() {
         ("c++", "-std=c++17", "cc"),
     ] {
         for (before, after) in [
-            ("", "struct msync_input i[1] = {{0, 0}}; return gmsync(i, 0, MS_MOJIM);"),
+            (
+                "",
+                "struct msync_input i[1] = {{0, 0}}; return gmsync(i, 0, MS_MOJIM);",
+            ),
             (
                 "#define MOJIM_NO_STRUCT 1\n",
                 "struct msync_input { void *address; int length; };\
@@ -104,7 +105,15 @@ fn the_header_is_clean_c_and_c_plus_plus() {
             std::fs::write(&file, text).unwrap();
             succeed(
                 Command::new(compiler)
-                    .args([standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-c", "-I"])
+                    .args([
+                        standard,
+                        "-Wall",
+                        "-Wextra",
+                        "-pedantic",
+                        "-Werror",
+                        "-c",
+                        "-I",
+                    ])
                     .arg(&include)
                     .arg(&file)
                     .arg("-o")
@@ -155,10 +164,18 @@ int main(void) {
     assert_eq!(c("offsetof(struct mojim_copy, level)"), 68);
     assert_eq!((c("sizeof(off_t)"), c("sizeof(size_t)")), (8, 8));
     assert_eq!(
-        [c("MOJIM_NONE"), c("MOJIM_RECEIVED"), c("MOJIM_PMEM"), c("MOJIM_DISK")],
+        [
+            c("MOJIM_NONE"),
+            c("MOJIM_RECEIVED"),
+            c("MOJIM_PMEM"),
+            c("MOJIM_DISK")
+        ],
         [0, 1, 2, 3]
     );
-    for rust in ["crates/mojim-c/src/lib.rs", "crates/mojim-preload/src/api.rs"] {
+    for rust in [
+        "crates/mojim-c/src/lib.rs",
+        "crates/mojim-preload/src/api.rs",
+    ] {
         let rust = std::fs::read_to_string(source().join(rust)).unwrap();
         let mut seen = 0;
         for name in ["MOJIM_CREATE", "MOJIM_RDONLY", "MAP_ATOMIC", "MS_MOJIM"] {
@@ -200,7 +217,12 @@ fn examples_compile() {
         ("log", &["-std=c99", "-pedantic"]),
         ("counter", &["-std=c99", "-pedantic"]),
     ] {
-        compile(&format!("examples/{name}.c"), &v.root.join(name), flags, true);
+        compile(
+            &format!("examples/{name}.c"),
+            &v.root.join(name),
+            flags,
+            true,
+        );
     }
 }
 

@@ -50,7 +50,11 @@ fn the_path_may_come_through_links_and_the_environment() {
     all.push(("relative", "../short/v/../v/./mmapfile"));
     all.push(("again", "../node/v/mmapfile"));
     for (i, (_, path)) in all.iter().enumerate() {
-        succeed(v.preloaded(&fig1).current_dir(v.root.join("ring")).env("FIG1_FILE", path));
+        succeed(
+            v.preloaded(&fig1)
+                .current_dir(v.root.join("ring"))
+                .env("FIG1_FILE", path),
+        );
         assert_eq!(state(&v).0, i as u64 + 1);
     }
 }

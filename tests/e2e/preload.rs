@@ -13,7 +13,8 @@ use support::*;
 fn probe() -> &'static PathBuf {
     static PROBE: OnceLock<PathBuf> = OnceLock::new();
     PROBE.get_or_init(|| {
-        let to = libraries().join(format!("mojim-probe-{}", std::process::id()));
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        let to = dir.join(format!("probe-{}", std::process::id()));
         compile("tests/e2e/probe.c", &to, &[], true);
         to
     })
@@ -23,7 +24,12 @@ fn probe() -> &'static PathBuf {
 #[track_caller]
 fn holds(v: &TestVolume, name: &str) -> String {
     let out = output(v.preloaded(probe()).arg(name).arg(v.dir()));
-    assert!(out.status.success(), "{name}: {}\n{}", out.status, text(&out));
+    assert!(
+        out.status.success(),
+        "{name}: {}\n{}",
+        out.status,
+        text(&out)
+    );
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
@@ -52,7 +58,13 @@ fn what_is_refused_says_so_once() {
     let said = holds(&TestVolume::new(""), "refusals");
     let write = "mojim: write(2) to file of volume v is not supported unless it is mapped there\n";
     assert_eq!(said.matches(write).count(), 1, "{said}");
-    for what in ["mremap", "munmap of 4096 bytes", "mprotect", "is mapped already", "no links"] {
+    for what in [
+        "mremap",
+        "munmap of 4096 bytes",
+        "mprotect",
+        "is mapped already",
+        "no links",
+    ] {
         assert!(said.contains(what), "{what}: {said}");
     }
 }
@@ -125,7 +137,11 @@ fn a_second_process_gets_ebusy() {
     first.kill().unwrap();
     first.wait().unwrap();
     assert!(!out.status.success());
-    assert!(text(&out).contains("Device or resource busy"), "{}", text(&out));
+    assert!(
+        text(&out).contains("Device or resource busy"),
+        "{}",
+        text(&out)
+    );
 }
 
 /// Programs that use no volume do the same with the library and without.
@@ -134,7 +150,9 @@ fn ordinary_programs_run_unharmed() {
     let v = TestVolume::new("");
     let plain = v.root.join("plain");
     std::fs::create_dir(&plain).unwrap();
-    let lines: String = (0..20000).map(|i| format!("{}\n", i * 7919 % 20011)).collect();
+    let lines: String = (0..20000)
+        .map(|i| format!("{}\n", i * 7919 % 20011))
+        .collect();
     std::fs::write(plain.join("lines"), lines).unwrap();
     for script in [
         "sort -n lines -o sorted && md5sum sorted && wc sorted",
@@ -144,8 +162,15 @@ fn ordinary_programs_run_unharmed() {
         "tar cf t.tar lines && tar tf t.tar && rm -f t.tar m",
     ] {
         let run = |preload: bool| {
-            let mut c = if preload { v.preloaded("sh") } else { Command::new("sh") };
-            c.arg("-c").arg(script).current_dir(&plain).env("LC_ALL", "C");
+            let mut c = if preload {
+                v.preloaded("sh")
+            } else {
+                Command::new("sh")
+            };
+            c.arg("-c")
+                .arg(script)
+                .current_dir(&plain)
+                .env("LC_ALL", "C");
             let out = output(&mut c);
             assert!(out.status.success(), "{script}: {}", text(&out));
             text(&out)
@@ -176,7 +201,11 @@ os.close(fd)
 print(len(open(path, 'rb').read()), sorted(os.listdir(os.path.dirname(path))))
 ";
     for n in 1..=2 {
-        let out = output(v.preloaded("python3").args(["-c", program]).arg(v.dir().join("file")));
+        let out = output(
+            v.preloaded("python3")
+                .args(["-c", program])
+                .arg(v.dir().join("file")),
+        );
         assert_eq!(text(&out), format!("{n} {n} {n}\n10000 ['file']\n"));
     }
 }
@@ -191,9 +220,14 @@ fn coreutils_read_the_volume() {
                   cat \"$1/file\" | wc -c; wc -c < \"$1/other\"; ls \"$1\"; rm \"$1/other\"; ls \"$1\"; \
                   echo x > \"$1/file2\" || echo refused";
     let mut c = v.preloaded("sh");
-    c.args(["-c", script, "sh"]).arg(v.dir()).current_dir(&v.root);
+    c.args(["-c", script, "sh"])
+        .arg(v.dir())
+        .current_dir(&v.root);
     let out = output(&mut c);
     let said = text(&out);
-    assert!(said.contains("4096\n4096\n4096\nfile\nother\nfile\n"), "{said}");
+    assert!(
+        said.contains("4096\n4096\n4096\nfile\nother\nfile\n"),
+        "{said}"
+    );
     assert!(said.contains("refused"), "{said}");
 }

@@ -35,7 +35,11 @@ pub fn libraries() -> &'static Path {
             .unwrap();
         assert!(ok.success(), "building the libraries failed");
         for name in ["libmojim.so", "libmojim_preload.so"] {
-            assert!(dir.join(name).exists(), "{name} is not in {}", dir.display());
+            assert!(
+                dir.join(name).exists(),
+                "{name} is not in {}",
+                dir.display()
+            );
         }
         dir
     })
@@ -50,7 +54,12 @@ pub fn output(c: &mut Command) -> Output {
 #[track_caller]
 pub fn succeed(c: &mut Command) -> String {
     let out = output(c);
-    assert!(out.status.success(), "{c:?}: {}\n{}", out.status, text(&out));
+    assert!(
+        out.status.success(),
+        "{c:?}: {}\n{}",
+        out.status,
+        text(&out)
+    );
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 

@@ -147,7 +147,11 @@ pub unsafe extern "C" fn mojim_attach(
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
         let (config, node, name) = unsafe {
-            (text(config, "config")?, text(node, "node")?, text_or_none(name, "volume")?)
+            (
+                text(config, "config")?,
+                text(node, "node")?,
+                text_or_none(name, "volume")?,
+            )
         };
         let volume = Volume::attach(Path::new(config), node, name)?;
         Ok(Box::into_raw(Box::new(Mojim { volume })))
@@ -228,7 +232,9 @@ pub unsafe extern "C" fn mojim_map_at(
             return invalid(format!("mapping {file}: offset {offset} is negative"));
         };
         if !(fixed as usize).is_multiple_of(page_size()) {
-            return invalid(format!("mapping {file}: address {fixed:p} is not aligned to a page"));
+            return invalid(format!(
+                "mapping {file}: address {fixed:p} is not aligned to a page"
+            ));
         }
         let mapping = volume.map(
             file,
@@ -506,7 +512,11 @@ pub unsafe extern "C" fn mojim_directory(
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (config, node, name) = unsafe {
-            (text(config, "config")?, text(node, "node")?, text_or_none(name, "volume")?)
+            (
+                text(config, "config")?,
+                text(node, "node")?,
+                text_or_none(name, "volume")?,
+            )
         };
         let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
         let config = Config::load(Path::new(config)).map_err(wrong)?;

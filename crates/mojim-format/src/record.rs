@@ -97,6 +97,10 @@ pub struct RecordHeader {
     pub part: u32,
     /// Whether it is the last part.
     pub end: bool,
+    /// The committed LSN when it was made, as far as 32 bits tell: every
+    /// record up to it had been acknowledged, so a copy that lacks one of
+    /// them is damaged or behind, not merely torn at its end.
+    pub committed: u64,
 }
 
 impl RecordHeader {
@@ -133,9 +137,7 @@ impl RecordHeader {
         if flags & !FLAG_END != 0 {
             return Err(field("flags", flags as u64));
         }
-        if u32_at(b, 44) != 0 {
-            return Err(field("reserved", u32_at(b, 44) as u64));
-        }
+        let lsn = u64_at(b, 16);
         let h = RecordHeader {
             volume: u64_at(b, 8),
             lsn: u64_at(b, 16),
@@ -144,6 +146,10 @@ impl RecordHeader {
             ops: u32_at(b, 36),
             part: u32_at(b, 40),
             end: flags & FLAG_END != 0,
+            // The low half is stored; the distance is always below 2^32.
+            committed: lsn
+                .checked_sub((lsn as u32).wrapping_sub(u32_at(b, 44)) as u64)
+                .ok_or_else(|| field("committed", u32_at(b, 44) as u64))?,
         };
         let len = h.len as usize;
         if !(RECORD_OVERHEAD..=MAX_RECORD).contains(&len) {
@@ -339,8 +345,18 @@ impl<'a> RecordWriter<'a> {
     }
 
     /// Writes the header, the checksum and the end mark; returns the length.
+    /// `committed` is the committed LSN at this moment, at most 2^32 below `lsn`.
     #[inline]
-    pub fn finish(self, volume: u64, lsn: u64, epoch: u64, part: u32, end: bool) -> usize {
+    #[allow(clippy::too_many_arguments)]
+    pub fn finish(
+        self,
+        volume: u64,
+        lsn: u64,
+        epoch: u64,
+        part: u32,
+        end: bool,
+        committed: u64,
+    ) -> usize {
         assert!(self.next_op == self.ops, "an operation was not given");
         let len = self.at + RECORD_TRAILER_LEN;
         let b = &mut self.buf[..len];
@@ -353,7 +369,7 @@ impl<'a> RecordWriter<'a> {
         b[32..36].copy_from_slice(&(len as u32).to_le_bytes());
         b[36..40].copy_from_slice(&(self.ops as u32).to_le_bytes());
         b[40..44].copy_from_slice(&part.to_le_bytes());
-        b[44..48].fill(0);
+        b[44..48].copy_from_slice(&(committed as u32).to_le_bytes());
         let crc = crc32c(&b[..len - RECORD_TRAILER_LEN]);
         b[len - 8..len - 4].copy_from_slice(&crc.to_le_bytes());
         b[len - 4..].copy_from_slice(&RECORD_END.to_le_bytes());
@@ -376,7 +392,7 @@ mod tests {
             len: payload.len() as u32,
         });
         w.payload(payload);
-        let n = w.finish(9, 7, 2, 0, true);
+        let n = w.finish(9, 7, 2, 0, true, 5);
         assert_eq!(n, buf.len());
         buf
     }
@@ -386,6 +402,7 @@ mod tests {
         let b = sample(b"hello");
         let v = RecordView::decode(&b).unwrap();
         assert_eq!((v.header.lsn, v.header.epoch, v.header.volume), (7, 2, 9));
+        assert_eq!(v.header.committed, 5);
         let ops: Vec<_> = v.ops().collect();
         assert_eq!(ops.len(), 1);
         assert_eq!(ops[0].0.offset, 16);
@@ -425,7 +442,7 @@ mod tests {
                 w.op(Op { file: *file, kind: OpKind::Write, offset: *offset, len: p.len() as u32 });
             }
             for (_, _, p) in &ops { w.payload(p); }
-            w.finish(1, lsn, 1, 0, end);
+            w.finish(1, lsn, 1, 0, end, lsn - 1);
             let v = RecordView::decode(&buf).unwrap();
             prop_assert_eq!(v.header.lsn, lsn);
             prop_assert_eq!(v.header.end, end);

@@ -35,7 +35,10 @@ impl Rng {
     }
 }
 
-fn record(ops: &[(u32, OpKind, u64, &[u8])], lsn: u64, epoch: u64, part: u32, end: bool) -> Vec<u8> {
+/// LSN, epoch, part, whether it is the last, committed LSN.
+type Place = (u64, u64, u32, bool, u64);
+
+fn record(ops: &[(u32, OpKind, u64, &[u8])], place: Place) -> Vec<u8> {
     let payload = ops.iter().map(|o| o.3.len()).sum();
     let mut b = vec![0xAA; RecordWriter::len_for(ops.len(), payload)];
     let mut w = RecordWriter::new(&mut b, ops.len());
@@ -46,18 +49,19 @@ fn record(ops: &[(u32, OpKind, u64, &[u8])], lsn: u64, epoch: u64, part: u32, en
     for o in ops {
         w.payload(o.3);
     }
-    w.finish(9, lsn, epoch, part, end);
+    let (lsn, epoch, part, end, committed) = place;
+    w.finish(9, lsn, epoch, part, end, committed);
     b
 }
 
 fn records() -> Vec<Vec<u8>> {
     use OpKind::*;
     vec![
-        record(&[], 1, 1, 0, true),
-        record(&[(1, Write, 16, b"four"), (1, Write, 8, b"8 bytes.")], 7, 2, 0, true),
-        record(&[(5, Create, 0, b"dir/name"), (5, Resize, 4096, b"")], 8, 2, 0, true),
-        record(&[(5, Rename, 0, b"other"), (4, Remove, 0, b"")], 9, 2, 3, false),
-        record(&[(0, Spill, 1 << 30, &77u64.to_le_bytes())], 10, 2, 0, true),
+        record(&[], (1, 1, 0, true, 0)),
+        record(&[(1, Write, 16, b"four"), (1, Write, 8, b"8 bytes.")], (7, 2, 0, true, 6)),
+        record(&[(5, Create, 0, b"dir/name"), (5, Resize, 4096, b"")], (8, 2, 0, true, 7)),
+        record(&[(5, Rename, 0, b"other"), (4, Remove, 0, b"")], (9, 2, 3, false, 5)),
+        record(&[(0, Spill, 1 << 30, &77u64.to_le_bytes())], (1 << 33, 2, 0, true, (1 << 33) - 9)),
     ]
 }
 
@@ -249,7 +253,7 @@ fn check_record(b: &[u8]) -> bool {
     };
     let ops: Vec<_> = v.ops().map(|(o, p)| (o.file, o.kind, o.offset, p)).collect();
     let h = v.header;
-    let mut again = record(&ops, h.lsn, h.epoch, h.part, h.end);
+    let mut again = record(&ops, (h.lsn, h.epoch, h.part, h.end, h.committed));
     again[8..16].copy_from_slice(&h.volume.to_le_bytes());
     seal_record(&mut again);
     assert_eq!(again, v.bytes());

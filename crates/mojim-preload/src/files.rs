@@ -43,7 +43,7 @@ fn refuse<T>(text: String) -> Result<T, c_int> {
 }
 
 fn real_openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    real!(-1; openat(dirfd => c_int, path => *const c_char, flags => c_int, mode => mode_t) -> c_int)
+    real!(openat(dirfd => c_int, path => *const c_char, flags => c_int, mode => mode_t) -> c_int)
 }
 
 /// open, for any path. `pass` is the call as the program made it.
@@ -106,7 +106,12 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         }
     }
     let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME;
-    let fd = real_openat(libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | flags & kept, 0);
+    let fd = real_openat(
+        libc::AT_FDCWD,
+        path.as_ptr(),
+        libc::O_RDONLY | flags & kept,
+        0,
+    );
     if fd < 0 {
         return Err(real::errno());
     }
@@ -115,7 +120,11 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         say(&format!("{}: descriptor {fd} is beyond {MAX_FD}", t.name));
         return Err(libc::EMFILE);
     }
-    let append = if flags & libc::O_APPEND != 0 { APPEND } else { 0 };
+    let append = if flags & libc::O_APPEND != 0 {
+        APPEND
+    } else {
+        0
+    };
     table::set(fd, Some(Entry::new(id_of(&t.name), how | append)));
     Ok(Some(fd))
 }
@@ -133,58 +142,66 @@ fn check_parent(t: &Target) -> Result<(), c_int> {
 }
 
 /// Defines exported functions: `unsafe extern "C"`, under their own names.
+/// With `|pass|`, each body has a closure of that name that makes the call as
+/// it would be made without this library.
 macro_rules! exports {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
-        $(#[$doc])*
+    (|$pass:ident| $(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $t),*) -> $ret {
+            let $pass = || crate::real::real!($name($($arg => $t),*) -> $ret);
+            $body
+        }
+    )+};
+    ($(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $t),*) -> $ret $body
     )+};
 }
 pub(crate) use exports;
 
-exports! {
+exports! { |pass|
     fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; open(path => *const c_char, flags => c_int, mode => mode_t) -> c_int)) }
+        unsafe { open_at(libc::AT_FDCWD, path, flags, pass) }
     }
     fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; open64(path => *const c_char, flags => c_int, mode => mode_t) -> c_int)) }
+        unsafe { open_at(libc::AT_FDCWD, path, flags, pass) }
     }
     fn openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(dirfd, path, flags, || real_openat(dirfd, path, flags, mode)) }
+        unsafe { open_at(dirfd, path, flags, pass) }
     }
     fn openat64(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(dirfd, path, flags, || real!(-1; openat64(dirfd => c_int, path => *const c_char, flags => c_int, mode => mode_t) -> c_int)) }
+        unsafe { open_at(dirfd, path, flags, pass) }
     }
     fn creat(path: *const c_char, mode: mode_t) -> c_int {
         let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
         // SAFETY: the program's path.
-        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; creat(path => *const c_char, mode => mode_t) -> c_int)) }
+        unsafe { open_at(libc::AT_FDCWD, path, flags, pass) }
     }
     fn creat64(path: *const c_char, mode: mode_t) -> c_int {
         let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
         // SAFETY: the program's path.
-        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; creat64(path => *const c_char, mode => mode_t) -> c_int)) }
+        unsafe { open_at(libc::AT_FDCWD, path, flags, pass) }
     }
     // What _FORTIFY_SOURCE makes of open without a mode.
     fn __open_2(path: *const c_char, flags: c_int) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; __open_2(path => *const c_char, flags => c_int) -> c_int)) }
+        unsafe { open_at(libc::AT_FDCWD, path, flags, pass) }
     }
     fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(libc::AT_FDCWD, path, flags, || real!(-1; __open64_2(path => *const c_char, flags => c_int) -> c_int)) }
+        unsafe { open_at(libc::AT_FDCWD, path, flags, pass) }
     }
     fn __openat_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(dirfd, path, flags, || real!(-1; __openat_2(dirfd => c_int, path => *const c_char, flags => c_int) -> c_int)) }
+        unsafe { open_at(dirfd, path, flags, pass) }
     }
     fn __openat64_2(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
         // SAFETY: the program's path.
-        unsafe { open_at(dirfd, path, flags, || real!(-1; __openat64_2(dirfd => c_int, path => *const c_char, flags => c_int) -> c_int)) }
+        unsafe { open_at(dirfd, path, flags, pass) }
     }
 }
 
@@ -201,22 +218,22 @@ fn forget_range(first: c_uint, last: c_uint) {
     }
 }
 
-exports! {
+exports! { |pass|
     fn close(fd: c_int) -> c_int {
         forget(fd);
-        real!(-1; close(fd => c_int) -> c_int)
+        pass()
     }
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 && first <= last && on() {
             forget_range(first, last);
         }
-        real!(-1; close_range(first => c_uint, last => c_uint, flags => c_int) -> c_int)
+        pass()
     }
     fn closefrom(first: c_int) -> () {
         if on() {
             forget_range(first.max(0) as c_uint, c_uint::MAX);
         }
-        real!((); closefrom(first => c_int) -> ())
+        pass()
     }
 }
 
@@ -288,33 +305,33 @@ fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int
     }
 }
 
-exports! {
+exports! { |pass|
     fn dup(fd: c_int) -> c_int {
-        copied(fd, real!(-1; dup(fd => c_int) -> c_int))
+        copied(fd, pass())
     }
     fn dup2(from: c_int, to: c_int) -> c_int {
-        replaced(from, to, || real!(-1; dup2(from => c_int, to => c_int) -> c_int))
+        replaced(from, to, pass)
     }
     fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-        replaced(from, to, || real!(-1; dup3(from => c_int, to => c_int, flags => c_int) -> c_int))
+        replaced(from, to, pass)
     }
     fn fcntl(fd: c_int, cmd: c_int, arg: *mut c_void) -> c_int {
-        control(fd, cmd, arg, || real!(-1; fcntl(fd => c_int, cmd => c_int, arg => *mut c_void) -> c_int))
+        control(fd, cmd, arg, pass)
     }
     fn fcntl64(fd: c_int, cmd: c_int, arg: *mut c_void) -> c_int {
-        control(fd, cmd, arg, || real!(-1; fcntl64(fd => c_int, cmd => c_int, arg => *mut c_void) -> c_int))
+        control(fd, cmd, arg, pass)
     }
     fn lockf(fd: c_int, cmd: c_int, len: off_t) -> c_int {
         if table::get(fd).is_some() && is_owner() {
             return 0;
         }
-        real!(-1; lockf(fd => c_int, cmd => c_int, len => off_t) -> c_int)
+        pass()
     }
     fn lockf64(fd: c_int, cmd: c_int, len: off_t) -> c_int {
         if table::get(fd).is_some() && is_owner() {
             return 0;
         }
-        real!(-1; lockf64(fd => c_int, cmd => c_int, len => off_t) -> c_int)
+        pass()
     }
 }
 
@@ -353,7 +370,10 @@ fn allocate(fd: c_int, e: Entry, mode: c_int, offset: off_t, len: off_t) -> Resu
         return Err(libc::EBADF);
     }
     if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
-        return refuse(format!("{}: fallocate with mode {mode:#x} is not supported", name_of(e)?));
+        return refuse(format!(
+            "{}: fallocate with mode {mode:#x} is not supported",
+            name_of(e)?
+        ));
     }
     let end = offset.checked_add(len).ok_or(libc::EFBIG)?;
     if mode == 0 && end as u64 > size_of(fd)? {
@@ -411,34 +431,34 @@ fn allocate_posix(fd: c_int, offset: off_t, len: off_t, pass: impl FnOnce() -> c
     }
 }
 
-exports! {
+exports! { |pass|
     fn ftruncate(fd: c_int, size: off_t) -> c_int {
-        ftruncate_any(fd, size, || real!(-1; ftruncate(fd => c_int, size => off_t) -> c_int))
+        ftruncate_any(fd, size, pass)
     }
     fn ftruncate64(fd: c_int, size: off_t) -> c_int {
-        ftruncate_any(fd, size, || real!(-1; ftruncate64(fd => c_int, size => off_t) -> c_int))
+        ftruncate_any(fd, size, pass)
     }
     fn truncate(path: *const c_char, size: off_t) -> c_int {
         // SAFETY: the program's path.
         unsafe { with_target(libc::AT_FDCWD, path, true, |t| truncate_name(&t.name, size).map(|()| 0)) }
-            .unwrap_or_else(|| real!(-1; truncate(path => *const c_char, size => off_t) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn truncate64(path: *const c_char, size: off_t) -> c_int {
         // SAFETY: the program's path.
         unsafe { with_target(libc::AT_FDCWD, path, true, |t| truncate_name(&t.name, size).map(|()| 0)) }
-            .unwrap_or_else(|| real!(-1; truncate64(path => *const c_char, size => off_t) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn fallocate(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
-        allocate_any(fd, mode, offset, len, || real!(-1; fallocate(fd => c_int, mode => c_int, offset => off_t, len => off_t) -> c_int))
+        allocate_any(fd, mode, offset, len, pass)
     }
     fn fallocate64(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
-        allocate_any(fd, mode, offset, len, || real!(-1; fallocate64(fd => c_int, mode => c_int, offset => off_t, len => off_t) -> c_int))
+        allocate_any(fd, mode, offset, len, pass)
     }
     fn posix_fallocate(fd: c_int, offset: off_t, len: off_t) -> c_int {
-        allocate_posix(fd, offset, len, || real!(libc::ENOSYS; posix_fallocate(fd => c_int, offset => off_t, len => off_t) -> c_int))
+        allocate_posix(fd, offset, len, pass)
     }
     fn posix_fallocate64(fd: c_int, offset: off_t, len: off_t) -> c_int {
-        allocate_posix(fd, offset, len, || real!(libc::ENOSYS; posix_fallocate64(fd => c_int, offset => off_t, len => off_t) -> c_int))
+        allocate_posix(fd, offset, len, pass)
     }
 }
 
@@ -519,18 +539,21 @@ unsafe fn link_any(from: (c_int, *const c_char), to: (c_int, *const c_char)) -> 
         let (a, b) = unsafe { (resolve(from.0, from.1, false), resolve(to.0, to.1, false)) };
         match a.or(b) {
             None => Ok(None),
-            Some(t) => refuse(format!("{}: a file of a volume has one name, no links", t.name)),
+            Some(t) => refuse(format!(
+                "{}: a file of a volume has one name, no links",
+                t.name
+            )),
         }
     })
 }
 
 const CWD: c_int = libc::AT_FDCWD;
 
-exports! {
+exports! { |pass|
     fn unlink(path: *const c_char) -> c_int {
         // SAFETY: the program's path.
         unsafe { with_target(CWD, path, false, |t| remove_name(&t)) }
-            .unwrap_or_else(|| real!(-1; unlink(path => *const c_char) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn unlinkat(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
         // SAFETY: the program's path.
@@ -538,37 +561,37 @@ exports! {
             0 => remove_name(&t),
             _ => Err(libc::ENOTDIR),
         }) }
-            .unwrap_or_else(|| real!(-1; unlinkat(dirfd => c_int, path => *const c_char, flags => c_int) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn remove(path: *const c_char) -> c_int {
         // SAFETY: the program's path.
         unsafe { with_target(CWD, path, false, |t| remove_name(&t)) }
-            .unwrap_or_else(|| real!(-1; remove(path => *const c_char) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn rename(from: *const c_char, to: *const c_char) -> c_int {
         // SAFETY: the program's paths.
         unsafe { rename_any((CWD, from), (CWD, to), 0) }
-            .unwrap_or_else(|| real!(-1; rename(from => *const c_char, to => *const c_char) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn renameat(a: c_int, from: *const c_char, b: c_int, to: *const c_char) -> c_int {
         // SAFETY: the program's paths.
         unsafe { rename_any((a, from), (b, to), 0) }
-            .unwrap_or_else(|| real!(-1; renameat(a => c_int, from => *const c_char, b => c_int, to => *const c_char) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn renameat2(a: c_int, from: *const c_char, b: c_int, to: *const c_char, flags: c_uint) -> c_int {
         // SAFETY: the program's paths.
         unsafe { rename_any((a, from), (b, to), flags) }
-            .unwrap_or_else(|| real!(-1; renameat2(a => c_int, from => *const c_char, b => c_int, to => *const c_char, flags => c_uint) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn link(from: *const c_char, to: *const c_char) -> c_int {
         // SAFETY: the program's paths.
         unsafe { link_any((CWD, from), (CWD, to)) }
-            .unwrap_or_else(|| real!(-1; link(from => *const c_char, to => *const c_char) -> c_int))
+            .unwrap_or_else(pass)
     }
     fn linkat(a: c_int, from: *const c_char, b: c_int, to: *const c_char, flags: c_int) -> c_int {
         // SAFETY: the program's paths.
         unsafe { link_any((a, from), (b, to)) }
-            .unwrap_or_else(|| real!(-1; linkat(a => c_int, from => *const c_char, b => c_int, to => *const c_char, flags => c_int) -> c_int))
+            .unwrap_or_else(pass)
     }
 }
 
@@ -582,7 +605,10 @@ fn copy_any(from: c_int, to: c_int, what: &str) -> Option<isize> {
             return refuse(format!("{what} into {} is not supported", name_of(e)?));
         }
         if let Some(e) = table::get(from) {
-            if crate::regions::of_file(e.id(), 0, u64::MAX).next().is_some() {
+            if crate::regions::of_file(e.id(), 0, u64::MAX)
+                .next()
+                .is_some()
+            {
                 // The kernel would not see the stores; programs read and write instead.
                 return Err(libc::EINVAL);
             }
@@ -592,21 +618,21 @@ fn copy_any(from: c_int, to: c_int, what: &str) -> Option<isize> {
     })
 }
 
-exports! {
+exports! { |pass|
     fn sendfile(to: c_int, from: c_int, at: *mut off_t, n: size_t) -> isize {
         copy_any(from, to, "sendfile")
-            .unwrap_or_else(|| real!(-1; sendfile(to => c_int, from => c_int, at => *mut off_t, n => size_t) -> isize))
+            .unwrap_or_else(pass)
     }
     fn sendfile64(to: c_int, from: c_int, at: *mut off_t, n: size_t) -> isize {
         copy_any(from, to, "sendfile")
-            .unwrap_or_else(|| real!(-1; sendfile64(to => c_int, from => c_int, at => *mut off_t, n => size_t) -> isize))
+            .unwrap_or_else(pass)
     }
     fn copy_file_range(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, n: size_t, flags: c_uint) -> isize {
         copy_any(from, to, "copy_file_range")
-            .unwrap_or_else(|| real!(-1; copy_file_range(from => c_int, a => *mut off_t, to => c_int, b => *mut off_t, n => size_t, flags => c_uint) -> isize))
+            .unwrap_or_else(pass)
     }
     fn splice(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, n: size_t, flags: c_uint) -> isize {
         copy_any(from, to, "splice")
-            .unwrap_or_else(|| real!(-1; splice(from => c_int, a => *mut off_t, to => c_int, b => *mut off_t, n => size_t, flags => c_uint) -> isize))
+            .unwrap_or_else(pass)
     }
 }

@@ -13,7 +13,7 @@ use libc::{off_t, size_t};
 use crate::api::{MAP_ATOMIC, MOJIM_RDONLY, api, failed};
 use crate::files::{c_name, exports, name_of, size_of};
 use crate::process::{attach, check_owner, enter, is_inside, is_owner, on};
-use crate::real::{self, real, round_up, say};
+use crate::real::{self, round_up, say};
 use crate::regions::{self, Region};
 use crate::table::{self, Entry, READ, WRITE};
 
@@ -81,7 +81,14 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     // SAFETY: the handle, a C string, and a place that the program gave or
     // that was reserved for this.
     let p = unsafe {
-        (api.mojim_map_at)(h, file.as_ptr(), len, flags, q.offset, at.address() as *mut c_void)
+        (api.mojim_map_at)(
+            h,
+            file.as_ptr(),
+            len,
+            flags,
+            q.offset,
+            at.address() as *mut c_void,
+        )
     };
     if p == libc::MAP_FAILED {
         let errno = failed(api);
@@ -116,10 +123,16 @@ fn place(q: Request, name: &str) -> Result<Place, c_int> {
         if !q.addr.is_multiple_of(real::page_size()) || q.addr == 0 {
             return Err(libc::EINVAL);
         }
-        if regions::overlapping(q.addr, round_up(q.len)).next().is_some() {
+        if regions::overlapping(q.addr, round_up(q.len))
+            .next()
+            .is_some()
+        {
             return refuse(
                 libc::EOPNOTSUPP,
-                format!("mapping {name} at {:#x}: a region is there; unmap it first", q.addr),
+                format!(
+                    "mapping {name} at {:#x}: a region is there; unmap it first",
+                    q.addr
+                ),
             );
         }
         return Ok(Place::Fixed(q.addr));
@@ -154,14 +167,28 @@ unsafe fn map_any(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let e = if flags & libc::MAP_ANONYMOUS == 0 { table::get(fd) } else { None };
+    let e = if flags & libc::MAP_ANONYMOUS == 0 {
+        table::get(fd)
+    } else {
+        None
+    };
     if let Some(e) = e
         && on()
     {
         if flags & MAP_TYPE != libc::MAP_PRIVATE {
             return enter(libc::MAP_FAILED, || {
                 check_owner()?;
-                map_file(fd, e, Request { addr: addr as usize, len, prot, flags, offset })
+                map_file(
+                    fd,
+                    e,
+                    Request {
+                        addr: addr as usize,
+                        len,
+                        prot,
+                        flags,
+                        offset,
+                    },
+                )
             });
         }
         // A private mapping shows what is committed.
@@ -201,7 +228,10 @@ fn unmap(addr: usize, len: usize) -> Result<c_int, c_int> {
     let end = addr.checked_add(round_up(len)).ok_or(libc::EINVAL)?;
     let mut there: Vec<Region> = regions::overlapping(addr, end - addr).collect();
     there.sort_by_key(|r| r.start);
-    if let Some(r) = there.iter().find(|r| r.start < addr || r.mapped_end() > end) {
+    if let Some(r) = there
+        .iter()
+        .find(|r| r.start < addr || r.mapped_end() > end)
+    {
         return refuse(
             libc::EINVAL,
             format!(
@@ -240,7 +270,10 @@ fn sync(r: Region, addr: *mut c_void, len: usize, flags: c_int) -> Result<c_int,
     if (addr as usize) < r.start {
         return refuse(
             libc::EINVAL,
-            format!("msync of {len} bytes at {addr:p} begins outside the region at {:#x}", r.start),
+            format!(
+                "msync of {len} bytes at {addr:p} begins outside the region at {:#x}",
+                r.start
+            ),
         );
     }
     // Linux takes 0 for MS_ASYNC.
@@ -254,14 +287,21 @@ fn sync(r: Region, addr: *mut c_void, len: usize, flags: c_int) -> Result<c_int,
 
 /// What mprotect may do to a region: nothing that it has not already.
 fn protect(r: Region, addr: *mut c_void, prot: c_int) -> Result<c_int, c_int> {
-    let has = if r.write { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+    let has = if r.write {
+        libc::PROT_READ | libc::PROT_WRITE
+    } else {
+        libc::PROT_READ
+    };
     let asked = prot & (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC);
     if asked == has || r.write && asked == libc::PROT_WRITE {
         return Ok(0);
     }
     refuse(
         libc::EOPNOTSUPP,
-        format!("mprotect at {addr:p}: the protection of the region at {:#x} cannot be changed", r.start),
+        format!(
+            "mprotect at {addr:p}: the protection of the region at {:#x} cannot be changed",
+            r.start
+        ),
     )
 }
 
@@ -274,7 +314,10 @@ fn advise(r: Region, advice: c_int) -> Result<Option<c_int>, c_int> {
         libc::MADV_FREE => Err(libc::EINVAL), // as for any file
         libc::MADV_REMOVE => refuse(
             libc::EOPNOTSUPP,
-            format!("MADV_REMOVE in the region at {:#x} is not supported", r.start),
+            format!(
+                "MADV_REMOVE in the region at {:#x} is not supported",
+                r.start
+            ),
         ),
         _ => Ok(None),
     }
@@ -294,12 +337,6 @@ exports! {
             Some(_) => enter(-1, || unmap(addr as usize, len)),
             // SAFETY: the program's.
             None => unsafe { real::munmap(addr, len) },
-        }
-    }
-    fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> c_int {
-        match touched(addr, len.max(1)) {
-            Some(r) => enter(-1, || sync(r, addr, len, flags)),
-            None => real!(-1; msync(addr => *mut c_void, len => size_t, flags => c_int) -> c_int),
         }
     }
     fn mprotect(addr: *mut c_void, len: size_t, prot: c_int) -> c_int {
@@ -326,5 +363,14 @@ exports! {
         }
         // SAFETY: the program's.
         unsafe { libc::syscall(libc::SYS_mremap, addr, len, new, flags, at) as *mut c_void }
+    }
+}
+
+exports! { |pass|
+    fn msync(addr: *mut c_void, len: size_t, flags: c_int) -> c_int {
+        match touched(addr, len.max(1)) {
+            Some(r) => enter(-1, || sync(r, addr, len, flags)),
+            None => pass(),
+        }
     }
 }

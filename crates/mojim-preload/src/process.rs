@@ -103,7 +103,9 @@ pub fn check_owner() -> Result<(), c_int> {
     if is_owner() {
         return Ok(());
     }
-    real::say("this process was forked from the one that uses the volume: its memory is a copy and cannot be committed; open the files after the fork");
+    real::say(
+        "this process was forked from the one that uses the volume: its memory is a copy and cannot be committed; open the files after the fork",
+    );
     Err(libc::EOPNOTSUPP)
 }
 

@@ -5,23 +5,42 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
+/// What a call that cannot be made returns.
+pub trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for c_int {
+    const FAILED: c_int = -1;
+}
+
+impl Failed for isize {
+    const FAILED: isize = -1;
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: *mut T = std::ptr::null_mut();
+}
+
+impl Failed for () {
+    const FAILED: () = ();
+}
+
 /// Calls the next definition of a function after this library's.
 macro_rules! real {
-    ($failed:expr; $name:ident($($arg:expr => $t:ty),*) -> $ret:ty) => {{
+    ($name:ident($($arg:expr => $t:ty),*) -> $ret:ty) => {{
         use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let mut p = NEXT.load(Relaxed);
-        #[allow(unused_unsafe)] // the caller may be in an unsafe block
         if p == 0 {
             let name = concat!(stringify!($name), "\0").as_ptr().cast();
             // SAFETY: a C string.
             p = unsafe { libc::dlsym(libc::RTLD_NEXT, name) } as usize;
             NEXT.store(p, Relaxed);
         }
-        #[allow(unused_unsafe)]
-        let r = if p == 0 {
+        if p == 0 {
             crate::real::set_errno(libc::ENOSYS);
-            $failed
+            <$ret as crate::real::Failed>::FAILED
         } else {
             // SAFETY: the C library's function of this name and type; the
             // arguments are the program's own.
@@ -29,8 +48,7 @@ macro_rules! real {
                 let f = std::mem::transmute::<usize, unsafe extern "C" fn($($t),*) -> $ret>(p);
                 f($($arg),*)
             }
-        };
-        r
+        }
     }};
 }
 pub(crate) use real;
@@ -56,7 +74,8 @@ pub fn page_size() -> usize {
 }
 
 pub fn round_up(n: usize) -> usize {
-    n.checked_next_multiple_of(page_size()).unwrap_or(usize::MAX)
+    n.checked_next_multiple_of(page_size())
+        .unwrap_or(usize::MAX)
 }
 
 /// `mmap` itself.

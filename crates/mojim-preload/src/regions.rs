@@ -83,7 +83,6 @@ pub fn all() -> impl Iterator<Item = Region> {
         })
 }
 
-
 /// The regions that share bytes with `[addr, addr + len)`.
 pub fn overlapping(addr: usize, len: usize) -> impl Iterator<Item = Region> {
     let end = addr.saturating_add(len);
@@ -115,7 +114,8 @@ impl Reserved {
         let s = &SLOTS[self.0];
         s.len.store(len, Relaxed);
         s.offset.store(offset, Relaxed);
-        s.file.store(file as u32 | if write { WRITE } else { 0 }, Relaxed);
+        s.file
+            .store(file as u32 | if write { WRITE } else { 0 }, Relaxed);
         COUNT.fetch_add(1, AcqRel);
         s.start.store(start, Release);
         std::mem::forget(self);

@@ -14,7 +14,7 @@ use libc::{iovec, off_t, size_t};
 use crate::api::{MS_MOJIM, MsyncInput, api, failed};
 use crate::files::{exports, name_of, size_of};
 use crate::process::{attached, check_owner, enter, on};
-use crate::real::{self, check, real, say};
+use crate::real::{self, check, say};
 use crate::regions;
 use crate::table::{self, APPEND, Entry, READ, WRITE};
 
@@ -146,7 +146,11 @@ enum At {
 }
 
 fn at(offset: off_t) -> Result<At, c_int> {
-    if offset < 0 { Err(libc::EINVAL) } else { Ok(At::Here(offset)) }
+    if offset < 0 {
+        Err(libc::EINVAL)
+    } else {
+        Ok(At::Here(offset))
+    }
 }
 
 /// A read or write at a position; moves the descriptor's where that is meant.
@@ -209,138 +213,138 @@ fn ours(fd: c_int) -> Option<Entry> {
     table::get(fd).filter(|_| on())
 }
 
-exports! {
+exports! { |pass|
     fn read(fd: c_int, buf: *mut c_void, n: size_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, At::Current) }),
-            None => real!(-1; read(fd => c_int, buf => *mut c_void, n => size_t) -> isize),
+            None => pass(),
         }
     }
     fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) if n <= room => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, At::Current) }),
-            _ => real!(-1; __read_chk(fd => c_int, buf => *mut c_void, n => size_t, room => size_t) -> isize),
+            _ => pass(),
         }
     }
     fn pread(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
-            None => real!(-1; pread(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn pread64(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
-            None => real!(-1; pread64(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn __pread_chk(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t, room: size_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) if n <= room => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
-            _ => real!(-1; __pread_chk(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t, room => size_t) -> isize),
+            _ => pass(),
         }
     }
     fn __pread64_chk(fd: c_int, buf: *mut c_void, n: size_t, offset: off_t, room: size_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) if n <= room => enter(-1, || unsafe { reads(fd, e, &one(buf, n), 1, at(offset)?) }),
-            _ => real!(-1; __pread64_chk(fd => c_int, buf => *mut c_void, n => size_t, offset => off_t, room => size_t) -> isize),
+            _ => pass(),
         }
     }
     fn readv(fd: c_int, v: *const iovec, n: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, At::Current) }),
-            None => real!(-1; readv(fd => c_int, v => *const iovec, n => c_int) -> isize),
+            None => pass(),
         }
     }
     fn preadv(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, at(offset)?) }),
-            None => real!(-1; preadv(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn preadv64(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, at(offset)?) }),
-            None => real!(-1; preadv64(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn preadv2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, or_current(offset, flags)?) }),
-            None => real!(-1; preadv2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+            None => pass(),
         }
     }
     fn preadv64v2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { reads(fd, e, v, n, or_current(offset, flags)?) }),
-            None => real!(-1; preadv64v2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+            None => pass(),
         }
     }
     fn write(fd: c_int, buf: *const c_void, n: size_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) => enter(-1, || unsafe { writes(fd, e, &one(buf, n), 1, At::Current) }),
-            None => real!(-1; write(fd => c_int, buf => *const c_void, n => size_t) -> isize),
+            None => pass(),
         }
     }
     fn pwrite(fd: c_int, buf: *const c_void, n: size_t, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) => enter(-1, || unsafe { writes(fd, e, &one(buf, n), 1, at(offset)?) }),
-            None => real!(-1; pwrite(fd => c_int, buf => *const c_void, n => size_t, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn pwrite64(fd: c_int, buf: *const c_void, n: size_t, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's buffer.
             Some(e) => enter(-1, || unsafe { writes(fd, e, &one(buf, n), 1, at(offset)?) }),
-            None => real!(-1; pwrite64(fd => c_int, buf => *const c_void, n => size_t, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn writev(fd: c_int, v: *const iovec, n: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, At::Current) }),
-            None => real!(-1; writev(fd => c_int, v => *const iovec, n => c_int) -> isize),
+            None => pass(),
         }
     }
     fn pwritev(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, at(offset)?) }),
-            None => real!(-1; pwritev(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn pwritev64(fd: c_int, v: *const iovec, n: c_int, offset: off_t) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, at(offset)?) }),
-            None => real!(-1; pwritev64(fd => c_int, v => *const iovec, n => c_int, offset => off_t) -> isize),
+            None => pass(),
         }
     }
     fn pwritev2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, or_current(offset, flags)?) }),
-            None => real!(-1; pwritev2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+            None => pass(),
         }
     }
     fn pwritev64v2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
             Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, or_current(offset, flags)?) }),
-            None => real!(-1; pwritev64v2(fd => c_int, v => *const iovec, n => c_int, offset => off_t, flags => c_int) -> isize),
+            None => pass(),
         }
     }
 }
@@ -382,18 +386,17 @@ fn sync_file(fd: c_int, e: Entry) -> Result<c_int, c_int> {
     }
 }
 
-exports! {
+exports! { |pass|
     fn fsync(fd: c_int) -> c_int {
         match ours(fd) {
             Some(e) => enter(-1, || sync_file(fd, e)),
-            None => real!(-1; fsync(fd => c_int) -> c_int),
+            None => pass(),
         }
     }
     fn fdatasync(fd: c_int) -> c_int {
         match ours(fd) {
             Some(e) => enter(-1, || sync_file(fd, e)),
-            None => real!(-1; fdatasync(fd => c_int) -> c_int),
+            None => pass(),
         }
     }
 }
-

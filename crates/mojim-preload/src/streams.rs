@@ -10,13 +10,16 @@ use libc::FILE;
 use crate::files::{exports, forget, open_file};
 use crate::path::{Kind, Target, resolve};
 use crate::process::{attach, enter, on};
-use crate::real::{real, say};
+use crate::real::say;
 
 /// The flags of a stream that reads a volume's file; None if it is elsewhere.
 ///
 /// # Safety
 /// The arguments are null or C strings.
-unsafe fn reading(path: *const c_char, mode: *const c_char) -> Result<Option<(Target, c_int)>, c_int> {
+unsafe fn reading(
+    path: *const c_char,
+    mode: *const c_char,
+) -> Result<Option<(Target, c_int)>, c_int> {
     // SAFETY: the caller's promise.
     let Some(t) = (unsafe { resolve(libc::AT_FDCWD, path, true) }) else {
         return Ok(None);
@@ -34,7 +37,11 @@ unsafe fn reading(path: *const c_char, mode: *const c_char) -> Result<Option<(Ta
         ));
         return Err(libc::EOPNOTSUPP);
     }
-    let cloexec = if mode.contains(&b'e') { libc::O_CLOEXEC } else { 0 };
+    let cloexec = if mode.contains(&b'e') {
+        libc::O_CLOEXEC
+    } else {
+        0
+    };
     Ok(Some((t, libc::O_RDONLY | cloexec)))
 }
 
@@ -92,28 +99,28 @@ unsafe fn reopen_stream(
     pass()
 }
 
-exports! {
+exports! { |pass|
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
         // SAFETY: the program's strings.
-        unsafe { open_stream(path, mode, || real!(std::ptr::null_mut(); fopen(path => *const c_char, mode => *const c_char) -> *mut FILE)) }
+        unsafe { open_stream(path, mode, pass) }
     }
     fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
         // SAFETY: the program's strings.
-        unsafe { open_stream(path, mode, || real!(std::ptr::null_mut(); fopen64(path => *const c_char, mode => *const c_char) -> *mut FILE)) }
+        unsafe { open_stream(path, mode, pass) }
     }
     fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
         // SAFETY: the program's strings and stream.
-        unsafe { reopen_stream(path, mode, stream, || real!(std::ptr::null_mut(); freopen(path => *const c_char, mode => *const c_char, stream => *mut FILE) -> *mut FILE)) }
+        unsafe { reopen_stream(path, mode, stream, pass) }
     }
     fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
         // SAFETY: the program's strings and stream.
-        unsafe { reopen_stream(path, mode, stream, || real!(std::ptr::null_mut(); freopen64(path => *const c_char, mode => *const c_char, stream => *mut FILE) -> *mut FILE)) }
+        unsafe { reopen_stream(path, mode, stream, pass) }
     }
     fn fclose(stream: *mut FILE) -> c_int {
         if !stream.is_null() && on() {
             // SAFETY: the program's stream.
             forget(unsafe { libc::fileno(stream) });
         }
-        real!(libc::EOF; fclose(stream => *mut FILE) -> c_int)
+        pass()
     }
 }

@@ -89,6 +89,7 @@ mod tests {
             ops: 0,
             part,
             end,
+            committed: 0,
         }
     }
 

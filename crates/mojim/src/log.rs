@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use mojim_format::pad::{PAD_LEN, PAD_MAGIC, Pad};
+use mojim_format::record::RECORD_MAGIC;
 use mojim_format::{Level, RecordView};
 use mojim_protocol::History;
 
@@ -95,6 +96,8 @@ pub struct Found {
     pub part: u32,
     /// Whether it closes its sync point.
     pub end: bool,
+    /// The committed LSN when it was made.
+    pub committed: u64,
 }
 
 /// One lane's log.
@@ -475,12 +478,43 @@ impl Log {
                 next,
                 part: h.part,
                 end: h.end,
+                committed: h.committed,
             });
             at = next;
             head = next;
         }
         self.head.store(head, Release);
         out
+    }
+
+    /// The largest committed LSN that a valid record behind the head tells of,
+    /// after recovery: more than what was found means that the record at the
+    /// head is not torn but damaged.
+    pub fn beyond(&self, volume: u64, history: &History, checkpoint: u64) -> u64 {
+        let end = self.start() + self.spec.size;
+        let mut at = self.head();
+        let mut known = 0;
+        while at < end {
+            let off = (at % self.spec.size) as usize;
+            let n = (self.spec.size as usize - off).min((end - at) as usize);
+            // SAFETY: inside the ring; nobody appends during recovery.
+            let rest = unsafe { std::slice::from_raw_parts(self.ring().add(off), n) };
+            if rest[..4] == RECORD_MAGIC.to_le_bytes()
+                && let Ok(r) = RecordView::decode(rest)
+                && r.header.volume == volume
+                && r.header.lsn > checkpoint
+                && history.epoch_at(r.header.lsn) == Some(r.header.epoch)
+            {
+                known = known.max(r.header.committed);
+            }
+            at += self.align;
+        }
+        known
+    }
+
+    /// Where it is kept, for messages.
+    pub fn path(&self) -> &std::path::Path {
+        &self.spec.path
     }
 
     /// Forgets the records from `head` on: the next one will be written there.

@@ -754,7 +754,15 @@ impl Node {
             ))
         })?;
         if sb.view.primary == self.me.name && sb.view.mirror.is_empty() {
-            return Ok(json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }));
+            // Only a damaged log is left to be given up, on the operator's word.
+            let whole = match Store::open(&self.env, layout::store(&self.config, &self.me, v)) {
+                Ok(s) => s.check_complete().is_ok(),
+                Err(Error::Busy(_)) => true,
+                Err(e) => return Err(e),
+            };
+            if whole {
+                return Ok(json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }));
+            }
         }
         let m = match self.mirror(v) {
             Ok(m) => m,

@@ -142,6 +142,7 @@ impl Piece<'_> {
 
 /// Encodes pieces as one record. Returns its length.
 #[inline]
+#[allow(clippy::too_many_arguments)]
 pub fn encode(
     buf: &mut [u8],
     pieces: &[Piece<'_>],
@@ -150,6 +151,7 @@ pub fn encode(
     epoch: u64,
     part: u32,
     end: bool,
+    committed: u64,
 ) -> usize {
     let mut w = RecordWriter::new(buf, pieces.len());
     for p in pieces {
@@ -158,7 +160,7 @@ pub fn encode(
     for p in pieces {
         p.copy_to(w.payload_mut(p.len()));
     }
-    w.finish(volume, lsn, epoch, part, end)
+    w.finish(volume, lsn, epoch, part, end, committed)
 }
 
 /// Cuts the pieces of one sync point into parts whose records have at most
@@ -520,6 +522,7 @@ impl Primary {
             self.epoch.load(Relaxed),
             0,
             true,
+            self.committed().min(lsn - 1),
         );
         log.publish(at, len);
         Some((lsn, lane))
@@ -563,6 +566,7 @@ impl Primary {
                 self.epoch.load(Relaxed),
                 i as u32,
                 i + 1 == parts.len(),
+                self.committed().min(lsn - 1),
             );
             log.publish(at, len);
         }
@@ -904,6 +908,7 @@ impl Primary {
                 1,
                 i as u32,
                 last,
+                0,
             );
             file.write_at(&buf[..n], len).map_err(fail)?;
             len += n as u64;

@@ -480,7 +480,14 @@ impl Session {
         }
         match plan {
             Plan::Resend { from } => {
-                let keep = if self.attach { tail } else { u64::MAX };
+                // A mirror that joins again may hold records of an older
+                // epoch beyond what is common: they must go. Within one
+                // epoch, what it has out of order is right.
+                let keep = match (self.attach, self.member) {
+                    (true, _) => tail,
+                    (false, true) => u64::MAX,
+                    (false, false) => from,
+                };
                 self.start(from, keep)
             }
             Plan::CopyTo => self.copy_out(),
@@ -513,7 +520,11 @@ impl Session {
             store.make_new()?;
         }
         // Whatever it had: it is no member until it holds everything again.
-        self.member &= self.attach;
+        // Durably, so that also the next attach knows it.
+        if self.member && !self.attach {
+            store.update(|s| s.view.mirror.clear())?;
+            self.member = false;
+        }
         if self.attach {
             // Nothing else touches this copy yet: its whole prefix is kept.
             store.freeze(false);
@@ -611,7 +622,11 @@ impl Session {
             let view = View {
                 epoch: self.epoch,
                 primary: self.me.clone(),
-                mirror: self.peer.name.clone(),
+                mirror: if self.member {
+                    self.peer.name.clone()
+                } else {
+                    String::new()
+                },
             };
             self.begin(view)?;
         }

@@ -92,6 +92,9 @@ pub struct Store {
     tail: AtomicU64,
     frozen: AtomicBool,
     poison: OnceLock<Error>,
+    /// The last LSN known to have been acknowledged, if it is beyond the tail,
+    /// and where its log ends early.
+    missing: OnceLock<(u64, PathBuf, u64)>,
     /// Test-only switches.
     pub mutations: Mutations,
     held: Mutex<Option<Box<dyn Any + Send + Sync>>>,
@@ -260,6 +263,7 @@ impl Store {
         if lost.is_some() {
             // Discard; never serve (invariant 1). What it promised stays.
             sb.state = State::Empty;
+            sb.view.mirror.clear();
             sb.incarnation = env.random();
             sb.checkpoint = 0;
             sb.history.clear();
@@ -307,6 +311,7 @@ impl Store {
             tail: AtomicU64::new(sb.checkpoint),
             frozen: AtomicBool::new(false),
             poison: OnceLock::new(),
+            missing: OnceLock::new(),
             mutations: Mutations::default(),
             logs,
             spec,
@@ -341,6 +346,18 @@ impl Store {
             }
         }
         self.tail.store(tail, Release);
+        for log in &self.logs {
+            let known = all
+                .iter()
+                .map(|f| f.committed)
+                .chain([log.beyond(sb.volume_id, &history, sb.checkpoint)])
+                .max()
+                .unwrap_or(0);
+            if known > tail && self.missing.get().is_none_or(|(k, ..)| known > *k) {
+                let at = log.head() % log.size();
+                let _ = self.missing.set((known, log.path().to_owned(), at));
+            }
+        }
         // What only the memory of a killed process had counts as persistent
         // from now on, so it has to be.
         self.persist_all()?;
@@ -349,6 +366,27 @@ impl Store {
             lock(&self.area).check_sizes()?;
         }
         Ok(())
+    }
+
+    /// Fails if records that were acknowledged are not in this copy, though
+    /// its logs tell of them: for a primary that has no other copy to ask.
+    pub fn check_complete(&self) -> Result<()> {
+        let Some((known, path, at)) = self.missing.get() else {
+            return Ok(());
+        };
+        // What was read from the damaged log must not outlive this.
+        for log in &self.logs {
+            log.remove_ring();
+        }
+        Err(Error::Damaged {
+            path: path.clone(),
+            what: format!(
+                "the record at byte {at} of the log is damaged: sync points up to LSN {known} were acknowledged, LSN {} is the last that can be read. Restore the log, or give the others up with `mojim promote --volume {} --name {}`",
+                self.tail(),
+                self.spec.volume,
+                self.spec.node
+            ),
+        })
     }
 
     /// This node's surroundings.
@@ -785,6 +823,8 @@ impl Store {
         self.update(|s| {
             s.state = State::Loading;
             s.volume_id = volume_id;
+            // No member until it is told so again.
+            s.view.mirror.clear();
         })?;
         self.fail(lock(&self.area).load_begin(volume_id))
     }

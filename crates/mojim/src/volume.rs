@@ -354,6 +354,7 @@ impl Volume {
                 "this node's copy was being replaced by another node's when that was interrupted; configure the mirror again, or restore it".into(),
             ));
         }
+        store.check_complete()?;
         if store.superblock().state == State::Empty {
             store.make_new()?;
         }
@@ -410,6 +411,7 @@ impl Volume {
             }
             if now - since > limit && !s.is_active() {
                 if may_go_alone {
+                    primary.store.check_complete()?;
                     s.go_alone()?;
                     let tail = primary.store.tail();
                     while primary.store.apply(tail, 1 << 20)? < tail {}

@@ -1,0 +1,252 @@
+//! Stored bytes that are not what they should be: each is reported by name,
+//! nothing is changed by the report, and what was there comes back once the
+//! damage is undone.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use mojim::config::Config;
+use mojim::{Error, MapFlags, Volume, msync};
+
+struct Place {
+    dir: PathBuf,
+    shm: PathBuf,
+    config: Config,
+}
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let id = format!("mojim-damage-{}-{name}", std::process::id());
+        let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&id);
+        let shm = Path::new("/dev/shm").join(&id);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::create_dir_all(&shm).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let text = format!(
+            r#"
+cluster = "test"
+[volume.v]
+mode = "unreplicated"
+primary = "a"
+[node.a]
+address = "{}"
+directory = "{}/a"
+ring = "{}"
+log = {{ medium = "disk", size = "1MiB" }}
+"#,
+            port.local_addr().unwrap(),
+            dir.display(),
+            shm.display(),
+        );
+        std::fs::write(dir.join("c.toml"), &text).unwrap();
+        let config = Config::load(&dir.join("c.toml")).unwrap_or_else(|e| panic!("{e}"));
+        Place { dir, shm, config }
+    }
+
+    fn attach(&self) -> mojim::Result<Volume> {
+        Volume::attach_with(&self.config, "a", None, |_, _| {})
+    }
+
+    /// A volume with a file of known bytes, closed in order.
+    fn filled(name: &str) -> Place {
+        let p = Place::new(name);
+        let v = p.attach().unwrap();
+        p.write(&v, 1);
+        v.detach().unwrap();
+        p
+    }
+
+    fn write(&self, v: &Volume, fill: u8) {
+        let flags = MapFlags {
+            create: true,
+            ..MapFlags::default()
+        };
+        let m = v.map("f", 100_000, flags).unwrap();
+        unsafe { std::ptr::write_bytes(m.ptr, fill, m.len) };
+        msync(m.ptr, m.len).unwrap();
+        mojim::unmap(m.ptr, m.len).unwrap();
+    }
+
+    fn meta(&self, file: &str) -> PathBuf {
+        self.dir.join("a/.mojim/v").join(file)
+    }
+
+    /// The volume holds `fill` everywhere.
+    fn expect(&self, fill: u8) {
+        let v = self.attach().unwrap_or_else(|e| panic!("{e}"));
+        let m = v.map("f", 0, MapFlags::default()).unwrap();
+        let bytes = unsafe { std::slice::from_raw_parts(m.ptr, m.len) };
+        assert_eq!(m.len, 100_000);
+        assert!(bytes.iter().all(|b| *b == fill));
+        v.detach().unwrap();
+    }
+
+    /// Changes a file, expects attaching to fail with a text that has all of
+    /// `texts`, puts the file back, and expects the bytes to be there.
+    fn damaged(&self, path: &Path, change: impl FnOnce(&mut Vec<u8>), texts: &[&str]) {
+        let before = std::fs::read(path).unwrap();
+        let mut bytes = before.clone();
+        change(&mut bytes);
+        std::fs::write(path, &bytes).unwrap();
+        let e = self.attach().err().unwrap_or_else(|| panic!("{}: not noticed", path.display()));
+        let text = e.to_string();
+        for t in texts {
+            assert!(text.contains(t), "{text:?} does not say {t:?}");
+        }
+        std::fs::write(path, &before).unwrap();
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+        let _ = std::fs::remove_dir_all(&self.shm);
+    }
+}
+
+#[test]
+fn superblock() {
+    let p = Place::filled("superblock");
+    let path = p.meta("superblock");
+    p.damaged(&path, |b| b.iter_mut().for_each(|x| *x ^= 0x10), &["superblock", "valid"]);
+    p.damaged(&path, |b| b.truncate(100), &["superblock"]);
+    p.damaged(&path, |b| b.fill(0), &["superblock", "foreign"]);
+    // One slot is enough.
+    let mut b = std::fs::read(&path).unwrap();
+    let newer = (0..2)
+        .max_by_key(|i| u64::from_le_bytes(b[i * 4096 + 16..i * 4096 + 24].try_into().unwrap()))
+        .unwrap();
+    b[(1 - newer) * 4096 + 200] ^= 1;
+    std::fs::write(&path, &b).unwrap();
+    p.expect(1);
+}
+
+#[test]
+fn of_another_cluster() {
+    let p = Place::filled("foreign");
+    let text = std::fs::read_to_string(p.dir.join("c.toml")).unwrap();
+    let other = text.replace("\"test\"", "\"other\"");
+    let c = Config::parse(&other, Path::new("other.toml")).unwrap();
+    let e = Volume::attach_with(&c, "a", None, |_, _| {}).err().expect("refused");
+    assert!(e.to_string().contains("belongs to cluster \"test\""), "{e}");
+    p.expect(1);
+}
+
+#[test]
+fn catalogue() {
+    let p = Place::filled("catalogue");
+    let path = p.meta("catalog");
+    p.damaged(&path, |b| b[20] ^= 4, &["catalog", "checksum"]);
+    p.damaged(&path, |b| b.truncate(10), &["catalog"]);
+    p.expect(1);
+}
+
+#[test]
+fn data_file_of_another_length_or_gone() {
+    let p = Place::filled("data");
+    let path = p.dir.join("a/v/f");
+    p.damaged(&path, |b| b.truncate(5000), &["a/v/f", "5000", "100000"]);
+    p.damaged(&path, |b| b.push(0), &["a/v/f", "100001"]);
+    let before = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let e = p.attach().err().expect("noticed").to_string();
+    assert!(e.contains("a/v/f") && e.contains("missing"), "{e}");
+    std::fs::write(&path, before).unwrap();
+    p.expect(1);
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program that is killed after its sync points, so that the log counts.
+/// Runs as a child: this test's own binary.
+#[test]
+fn child_that_commits_and_is_killed() {
+    let Ok(config) = std::env::var("MOJIM_DAMAGE_CHILD") else {
+        return;
+    };
+    let v = Volume::attach(Path::new(&config), "a", None).unwrap();
+    let m = v.map("f", 0, MapFlags::default()).unwrap();
+    for i in 0..20 {
+        unsafe { std::ptr::write_bytes(m.ptr, 2, m.len) };
+        unsafe { m.ptr.cast::<u32>().write(i) };
+        msync(m.ptr, 4).unwrap();
+    }
+    unsafe { std::ptr::write_bytes(m.ptr, 3, m.len) };
+    msync(m.ptr, m.len).unwrap();
+    // SAFETY: ends this process without any clean-up.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+fn killed(p: &Place) {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_commits_and_is_killed", "--test-threads=1"])
+        .env("MOJIM_DAMAGE_CHILD", p.dir.join("c.toml"))
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .map(Killed)
+        .unwrap()
+        .0
+        .wait()
+        .unwrap();
+    assert!(!status.success());
+}
+
+#[test]
+fn log_removed_cut_or_of_another_configuration() {
+    let p = Place::filled("log");
+    killed(&p);
+    // The memory is lost with the power; the log on disk is what is left.
+    std::fs::remove_dir_all(&p.shm).unwrap();
+    let log = p.dir.join("a/.mojim/v.log.0");
+    p.damaged(&log, |b| b.truncate(4096), &["v.log.0", "4096", "removed or cut"]);
+    let before = std::fs::read(&log).unwrap();
+    std::fs::remove_file(&log).unwrap();
+    let e = p.attach().err().expect("noticed").to_string();
+    assert!(e.contains("v.log.0") && e.contains("removed or cut"), "{e}");
+    std::fs::write(&log, &before).unwrap();
+    let text = std::fs::read_to_string(p.dir.join("c.toml")).unwrap();
+    let other = Config::parse(&text.replace("1MiB", "2MiB"), Path::new("x")).unwrap();
+    let e = Volume::attach_with(&other, "a", None, |_, _| {}).err().expect("noticed");
+    assert!(matches!(e, Error::Config(_)), "{e}");
+    p.expect(3);
+}
+
+/// Found by asking what a flipped bit in the middle of a log does: recovery took
+/// it for the end of the log, and every acknowledged sync point behind it was
+/// silently gone.
+#[test]
+fn bit_flipped_in_the_middle_of_the_log() {
+    let p = Place::filled("flip");
+    killed(&p);
+    std::fs::remove_dir_all(&p.shm).unwrap();
+    let log = p.dir.join("a/.mojim/v.log.0");
+    let bytes = std::fs::read(&log).unwrap();
+    let records: Vec<usize> = (0..bytes.len())
+        .step_by(512)
+        .filter(|at| bytes[*at..].starts_with(b"MJR1"))
+        .collect();
+    assert!(records.len() > 10);
+    for at in [records[1], records[5]] {
+        p.damaged(&log, |b| b[at + 60] ^= 1, &["v.log.0", "damaged", "acknowledged"]);
+    }
+    p.expect(3);
+}
+
+#[test]
+fn two_processes_and_two_handles() {
+    let p = Place::filled("two");
+    let v = p.attach().unwrap();
+    let e = p.attach().err().expect("refused");
+    assert!(matches!(e, Error::Busy(_)), "{e}");
+    assert!(e.to_string().contains(&std::process::id().to_string()), "{e}");
+    v.detach().unwrap();
+    p.expect(1);
+}
