@@ -165,4 +165,7 @@ fn run(env: &Arc<dyn Env>, data: &[u8]) {
     }
     assert!(log.record(at).is_none());
     assert_eq!(log.recover(VOLUME, &history, checkpoint), found);
+    // The look behind the head: nothing there was found, and it ends.
+    let known = log.beyond(VOLUME, &history, checkpoint);
+    assert!(damaged || known <= lsn);
 }

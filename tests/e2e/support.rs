@@ -103,7 +103,7 @@ impl TestVolume {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let n = NEXT.fetch_add(1, Relaxed);
         let base = std::fs::canonicalize(std::env::temp_dir()).unwrap();
-        let root = base.join(format!("mojim-e2e-{}-{n}", std::process::id()));
+        let root = base.join(format!("mojim-preload-{}-{n}", std::process::id()));
         for d in ["node", "ring"] {
             std::fs::create_dir_all(root.join(d)).unwrap();
         }

@@ -58,7 +58,7 @@ impl Default for SyncOptions {
             rounds: 40,
             ops: 50,
             threads: 8,
-            thread_time: Duration::from_millis(500),
+            thread_time: Duration::from_millis(150),
         }
     }
 }
@@ -143,7 +143,7 @@ struct Target {
 
 impl Target {
     fn store(&mut self) {
-        // Page by page in a scattered order, the same for every subject.
+        // Page after page in a scattered order, the same for every subject.
         self.at = (self.at + 4096 * 17) % (self.span - self.len).max(1) & !7;
         self.fill = self.fill.wrapping_add(1);
         // SAFETY: inside the region, which stays mapped for the whole run.
@@ -269,8 +269,10 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
     }
     drop(pinned);
     if o.threads > 0 {
-        let rows = throughput(o, &volumes)?;
-        out.rows("throughput, 4096 bytes", &rows)?;
+        for &bytes in &sizes {
+            let rows = throughput(o, &volumes, bytes)?;
+            out.rows(&format!("throughput, {bytes} bytes"), &rows)?;
+        }
     }
     for (v, ..) in volumes {
         v.detach().map_err(io::Error::other)?;
@@ -390,9 +392,12 @@ fn one_size(
 
 /// Many threads, each on its own part of one region. Beyond the machine's
 /// processors the figures are reported, not claimed.
-fn throughput(o: &SyncOptions, volumes: &[(Volume, usize, &str, &str)]) -> io::Result<Vec<Row>> {
+fn throughput(
+    o: &SyncOptions,
+    volumes: &[(Volume, usize, &str, &str)],
+    bytes: usize,
+) -> io::Result<Vec<Row>> {
     let mut rows = Vec::new();
-    let bytes = 4096;
     for (_, base, mode, transport) in volumes {
         for n in 1..=o.threads {
             let span = REGION / n;
@@ -418,7 +423,7 @@ fn throughput(o: &SyncOptions, volumes: &[(Volume, usize, &str, &str)]) -> io::R
                 })
                 .collect();
             let plan = threads::Plan {
-                warm_up: Duration::from_millis(50),
+                warm_up: Duration::from_millis(20),
                 duration: o.thread_time,
             };
             let r = threads::run(subjects, plan)?;

@@ -155,6 +155,9 @@ pub struct Welcome {
     pub volume_id: u64,
     /// Whether its copy can be used.
     pub state: State,
+    /// Whether it held every acknowledged sync point when it was last linked,
+    /// or is a primary itself.
+    pub member: bool,
     /// Last LSN of its contiguous prefix.
     pub tail: u64,
     /// The level at which it acknowledges.
@@ -167,6 +170,7 @@ impl Message for Welcome {
     fn put(&self, w: &mut Writer<'_>) {
         w.u64(self.volume_id)
             .u8(self.state as u8)
+            .u8(self.member as u8)
             .u64(self.tail)
             .u16(self.level);
         put_history(w, &self.history);
@@ -187,6 +191,7 @@ impl Message for Welcome {
                     });
                 }
             },
+            member: r.bool("member")?,
             tail: r.u64()?,
             level: r.u16()?,
             history: get_history(r)?,
@@ -474,6 +479,7 @@ mod tests {
         round(Welcome {
             volume_id: 5,
             state: State::Whole,
+            member: true,
             tail: 8,
             level: 1,
             history: history.clone(),

@@ -93,7 +93,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "welcome",
-            Welcome { volume_id: 5, state: State::Whole, tail: 8, level: 3, history: history() }
+            Welcome { volume_id: 5, state: State::Whole, member: true, tail: 8, level: 3, history: history() }
                 .encode(),
         ),
         (

@@ -287,6 +287,7 @@ impl Cluster {
             dir: root.join("data"),
             meta: root.join("meta"),
             logs,
+            parity: n as u64,
         }
     }
 
@@ -960,7 +961,7 @@ impl Cluster {
         m.close();
         if m.store.superblock().state == State::Whole && m.store.poisoned().is_none() {
             // As `Node::close_mirror`.
-            let tail = m.received.get();
+            let tail = m.tail();
             let limit = m.committed().min(tail);
             let _ = m.store.apply(limit, usize::MAX);
             let nothing_left =

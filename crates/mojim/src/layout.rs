@@ -67,6 +67,10 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
         dir: data_dir(node, &volume.name),
         meta: meta_dir(node, &volume.name),
         logs: logs(config, node, volume),
+        // By name, so that it does not change when the roles do.
+        parity: config
+            .peer_of(volume, &node.name)
+            .is_none_or(|other| node.name < other.name) as u64,
     }
 }
 

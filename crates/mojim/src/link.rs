@@ -463,6 +463,8 @@ pub struct Wire {
     inbuf: Vec<u8>,
     outbuf: Vec<u8>,
     out_at: usize,
+    /// Longest body that is accepted.
+    pub limit: usize,
 }
 
 impl Wire {
@@ -473,6 +475,7 @@ impl Wire {
             inbuf: Vec::new(),
             outbuf: Vec::new(),
             out_at: 0,
+            limit: mojim_format::frame::MAX_BODY,
         }
     }
 
@@ -520,6 +523,12 @@ impl Wire {
             if self.inbuf.len() >= FRAME_LEN {
                 let f = Frame::decode(&self.inbuf)
                     .map_err(|e| Error::Protocol(format!("from {}: {e}", self.conn.peer())))?;
+                if f.body as usize > self.limit {
+                    return Err(Error::Protocol(format!(
+                        "{:?} of {} bytes, {} at most are taken here",
+                        f.kind, f.body, self.limit
+                    )));
+                }
                 if f.kind == FrameKind::Record {
                     return Err(Error::Protocol("a record on a control link".into()));
                 }

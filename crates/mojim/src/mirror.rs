@@ -50,6 +50,11 @@ pub struct Mirror {
     committed: AtomicU64,
     lanes: Vec<Mutex<Option<LaneIn>>>,
     heard: Mutex<Option<(Duration, String)>>,
+    /// Held while what a session rests on changes: greeting, loading, start,
+    /// promotion exclude each other.
+    change: Mutex<()>,
+    /// Counts greetings: an older control link has no say any more.
+    generation: AtomicU64,
     /// The checkpoint thread.
     pub checkpoint_work: Event,
     /// Lanes that wait for room in their log.
@@ -102,6 +107,8 @@ impl Mirror {
             committed: AtomicU64::new(store.applied()),
             lanes: store.logs().iter().map(|_| Mutex::new(None)).collect(),
             heard: Mutex::new(None),
+            change: Mutex::new(()),
+            generation: AtomicU64::new(0),
             checkpoint_work: Event::default(),
             room: Event::default(),
             closed: AtomicBool::new(false),
@@ -144,7 +151,9 @@ impl Mirror {
     }
 
     /// Answers a primary's `Hello`; the promise is durable when this returns.
-    pub fn hello(&self, h: &Hello) -> Result<Welcome, No> {
+    /// With the answer comes the link's generation.
+    pub fn hello(&self, h: &Hello) -> Result<(Welcome, u64), No> {
+        let _change = lock(&self.change);
         let sb = self.store.superblock();
         if self.is_closed() {
             return Err(No::new(RefuseCode::Busy, "this copy is being closed; try again"));
@@ -161,7 +170,7 @@ impl Mirror {
                 ),
             ));
         }
-        if sb.view.epoch > h.view && sb.view.primary != h.from {
+        if sb.view.epoch > 0 && sb.view.epoch >= h.view && sb.view.primary != h.from {
             return Err(No::new(
                 RefuseCode::Superseded,
                 format!(
@@ -170,11 +179,10 @@ impl Mirror {
                 ),
             ));
         }
-        let fresh = if h.attach {
-            h.epoch >= sb.promised
-        } else {
-            h.epoch == sb.promised
-        };
+        // No two nodes begin the same epoch, so an equal one is of the same
+        // primary. One above the promised one may also come from a primary that
+        // goes on while this node's memory of it is gone.
+        let fresh = h.epoch >= sb.promised;
         if !fresh || h.epoch == 0 || h.epoch > u64::MAX / 2 {
             return Err(No::new(
                 RefuseCode::StaleEpoch,
@@ -184,21 +192,24 @@ impl Mirror {
         if let Some(e) = self.store.poisoned() {
             return Err(No::new(RefuseCode::Poisoned, e.to_string()));
         }
+        let generation = self.generation.fetch_add(1, SeqCst) + 1;
         self.stop_session();
         if h.epoch > sb.promised {
             self.store.promise(h.epoch)?;
         }
-        Ok(Welcome {
+        let welcome = Welcome {
             volume_id: sb.volume_id,
             state: sb.state,
+            member: sb.view.mirror == self.me || sb.view.primary == self.me,
             tail: if sb.state == State::Whole {
-                self.received.get()
+                self.tail()
             } else {
                 0
             },
             level: self.store.level() as u16,
             history: self.store.history().entries().to_vec(),
-        })
+        };
+        Ok((welcome, generation))
     }
 
     /// The session's terms are accepted; returns its number.
@@ -217,9 +228,8 @@ impl Mirror {
         }
         let history = History::from_entries(&s.history)
             .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
-        let tail = self.received.get();
         if s.keep != u64::MAX {
-            let keep = tail.min(s.keep);
+            let keep = self.tail().min(s.keep);
             if keep < self.store.applied() {
                 return Err(Error::Protocol(format!(
                     "asked to drop records above {keep}, but {} are applied",
@@ -228,6 +238,7 @@ impl Mirror {
             }
             self.store.truncate(keep);
             self.received.reset(keep);
+            self.committed.fetch_min(keep, AcqRel);
         }
         let member = s.member || sb.view.epoch == s.epoch && sb.view.mirror == self.me;
         self.store.follow(
@@ -250,6 +261,11 @@ impl Mirror {
         let number = self.store.env().random();
         self.session.store(number, SeqCst);
         Ok(number)
+    }
+
+    /// The last LSN of the whole sync points that are here without a gap.
+    pub fn tail(&self) -> u64 {
+        self.store.whole(self.received.get())
     }
 
     fn hear(&self, who: &str, committed: u64) {
@@ -285,11 +301,15 @@ impl Mirror {
     /// (DESIGN.md: "the mirror swaps itself in as primary, completes its log").
     /// Returns the epoch and the last LSN. The store is then closed cleanly.
     pub fn promote(&self) -> Result<(u64, u64)> {
+        let _change = lock(&self.change);
+        self.generation.fetch_add(1, SeqCst);
         self.stop_session();
         let sb = self.store.superblock();
-        let tail = self.received.get();
+        // From here on the old primary has nothing acknowledged any more.
+        let epoch = self.store.next_epoch(sb.promised.max(sb.view.epoch));
+        self.store.promise(epoch)?;
+        let tail = self.tail();
         self.store.truncate(tail);
-        let epoch = sb.promised.max(sb.view.epoch) + 1;
         self.store.begin_epoch(
             epoch,
             tail + 1,
@@ -320,16 +340,18 @@ pub struct ControlIn {
     epoch: u64,
     stage: Stage,
     heard: Duration,
+    generation: u64,
 }
 
 impl ControlIn {
     /// Answers `hello`, which came first on `wire`.
     pub fn answer(mirror: Arc<Mirror>, mut wire: Wire, hello: &Hello) -> Result<ControlIn, (Wire, No)> {
         match mirror.hello(hello) {
-            Ok(w) => {
+            Ok((w, generation)) => {
                 wire.say(FrameKind::Welcome, hello.epoch, &w);
                 let heard = mirror.store.env().now();
                 Ok(ControlIn {
+                    generation,
                     mirror,
                     wire,
                     epoch: hello.epoch,
@@ -374,6 +396,9 @@ impl ControlIn {
         {
             self.mirror.stop_session();
         }
+        if let Stage::Giving(_) = self.stage {
+            self.mirror.store.freeze(false);
+        }
         self.wire.conn.close();
     }
 
@@ -413,6 +438,10 @@ impl ControlIn {
     fn take(&mut self, f: Frame, body: &[u8]) -> Result<()> {
         let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
         let m = self.mirror.clone();
+        let _change = lock(&m.change);
+        if m.generation.load(SeqCst) != self.generation {
+            return Err(Error::Stale("a newer link was made".into()));
+        }
         let store = &m.store;
         if f.epoch != self.epoch {
             return Err(Error::Protocol(format!(
@@ -426,8 +455,9 @@ impl ControlIn {
                 if store.superblock().state != State::Whole {
                     return Err(Error::Protocol("there is no copy to give".into()));
                 }
-                let tail = m.received.get();
+                let tail = m.tail();
                 store.truncate(tail);
+                m.received.reset(tail);
                 while store.apply(tail, 1 << 20)? < tail {}
                 store.freeze(true);
                 Stage::Giving(Box::new(MirrorCopy::begin(store, &mut self.wire, self.epoch)))
@@ -475,7 +505,8 @@ impl ControlIn {
                     primary: s.primary,
                 }
             }
-            (s @ Stage::Running { .. }, FrameKind::Spill) if f.flags == 1 => {
+            (Stage::Running { session, primary }, FrameKind::Spill) if f.flags == 1 => {
+                m.hear(&primary, 0);
                 let file = store.spill_file(f.lsn)?;
                 let synced = file
                     .sync()
@@ -483,7 +514,7 @@ impl ControlIn {
                     .map_err(|e| Error::Poisoned(format!("spill file: {e}")));
                 store.fail(synced)?;
                 self.wire.queue(FrameKind::Spill, self.epoch, f.lsn, 2, &[]);
-                s
+                Stage::Running { session, primary }
             }
             (s @ Stage::Running { .. }, FrameKind::Spill) => {
                 let c = CopyData::decode(body).map_err(bad)?;

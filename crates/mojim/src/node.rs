@@ -187,7 +187,7 @@ impl Node {
         if m.store.superblock().state != State::Whole {
             return Ok(());
         }
-        let tail = m.received.get();
+        let tail = m.tail();
         let limit = m.committed().min(tail);
         while m.store.applied() < limit {
             let before = m.store.applied();
@@ -309,6 +309,8 @@ impl Node {
     /// One link, from its first word to its end.
     fn serve(self: &Arc<Node>, conn: Arc<dyn Conn>) {
         let mut wire = Wire::new(conn);
+        // Strangers say little, and are believed less.
+        wire.limit = 4096;
         let deadline = self.env.now() + FIRST_WORD;
         let first = loop {
             match wire.next() {
@@ -339,6 +341,9 @@ impl Node {
                 return;
             }
         };
+        if f.kind == FrameKind::Hello {
+            wire.limit = mojim_format::frame::MAX_BODY;
+        }
         match f.kind {
             FrameKind::Hello => self.serve_control(wire, f, &body),
             FrameKind::Lane => self.serve_lane(wire, f, &body),
@@ -568,16 +573,21 @@ impl Node {
 
     fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
         let mut next = Some((f, body));
+        let mut idle = 0;
         loop {
             let (f, body) = match next.take() {
                 Some(x) => x,
                 None => match wire.next() {
                     Ok(Some(x)) => x,
                     Ok(None) => {
-                        if self.stopping.load(Acquire) {
+                        // Who asks nothing for a minute gives its place to others.
+                        idle += 1;
+                        if self.stopping.load(Acquire) || idle > 120 {
                             break;
                         }
-                        let _ = wire.conn.wait(false, Duration::from_millis(500));
+                        if wire.conn.wait(false, Duration::from_millis(500)).unwrap_or(true) {
+                            idle = 0;
+                        }
                         continue;
                     }
                     Err(_) => break,
@@ -849,7 +859,7 @@ impl Node {
                     break;
                 }
             }
-            return f(&m.store, m.received.get());
+            return f(&m.store, m.tail());
         }
         let meta = layout::meta_dir(&self.me, &v.name);
         let clean = match read_superblock(&*self.env, &meta)? {

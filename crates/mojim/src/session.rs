@@ -33,6 +33,8 @@ use crate::primary::Primary;
 pub const HEARTBEAT: Duration = Duration::from_millis(100);
 /// A link on which nothing came for this long is broken.
 pub const SILENCE: Duration = Duration::from_secs(3);
+/// The same while the receiver of a copy makes it durable.
+const COPY_SILENCE: Duration = Duration::from_secs(120);
 /// Bytes of a copy in one frame.
 const COPY_CHUNK: usize = 256 << 10;
 /// Bytes of a copy that may be queued.
@@ -51,6 +53,11 @@ pub struct Peer {
     /// Whether the lanes are shared memory.
     pub shared: bool,
 }
+
+/// Stands for the mirror in the view of a primary whose mirror is required but
+/// not yet a member: it may not go on alone, and the mirror may not be promoted.
+/// No node can have this name.
+pub const JOINING: &str = "~";
 
 enum Phase {
     /// Not connected; try at this time.
@@ -103,6 +110,8 @@ pub struct Session {
     sent_at: Option<(Duration, u64)>,
     beat: u64,
     member: bool,
+    /// By the view, this primary needs no mirror until one has joined.
+    alone: bool,
     /// The rule that applies once the mirror is a member.
     paired_rule: AckRule,
     /// What an attach adopted; the application waits until it is acknowledged.
@@ -136,7 +145,8 @@ impl Session {
         let member = sb.view.epoch == 0 || sb.view.mirror == peer.name;
         let now = primary.store.env().now();
         Session {
-            epoch: sb.promised.max(sb.view.epoch) + 1,
+            epoch: primary.store.next_epoch(sb.promised.max(sb.view.epoch)),
+            alone: false,
             paired_rule: primary.spec.rule,
             primary,
             me: me.to_owned(),
@@ -174,6 +184,7 @@ impl Session {
         };
         self.begin(view)?;
         self.primary.set_rule(AckRule::LOCAL);
+        self.alone = true;
         self.attach = false;
         self.member = false;
         self.primary.ready.store(true, Release);
@@ -248,6 +259,10 @@ impl Session {
         }
         self.spill = None;
         self.join = None;
+        if self.alone {
+            // The mirror that was joining is gone again.
+            p.set_rule(AckRule::LOCAL);
+        }
         p.link_up.store(false, Release);
         p.suspect.store(false, Release);
         if let Some(w) = self.wire.take() {
@@ -296,7 +311,13 @@ impl Session {
             moved = true;
             self.hear(f, &body)?;
         }
-        if now.saturating_sub(self.heard) > SILENCE {
+        // At a copy's end the mirror may sync for long before it answers.
+        let patience = if matches!(self.phase, Phase::Sent { .. }) {
+            COPY_SILENCE
+        } else {
+            SILENCE
+        };
+        if now.saturating_sub(self.heard) > patience {
             return Err(Error::Protocol(format!(
                 "{} has been silent for {:?}",
                 self.peer.name, SILENCE
@@ -355,7 +376,7 @@ impl Session {
     fn unused_epoch(&self) -> u64 {
         let store = &self.primary.store;
         let view = store.superblock().view.epoch;
-        view.max(store.history().last_epoch()) + 1
+        store.next_epoch(view.max(store.history().last_epoch()))
     }
 
     fn unreachable(&self, e: &std::io::Error) -> Error {
@@ -480,6 +501,11 @@ impl Session {
         }
         match plan {
             Plan::Resend { from } => {
+                if self.member && !self.attach && from < self.primary.acked.get() {
+                    // It has less than it once acknowledged.
+                    store.update(|s| s.view.mirror = JOINING.into())?;
+                    self.member = false;
+                }
                 // A mirror that joins again may hold records of an older
                 // epoch beyond what is common: they must go. Within one
                 // epoch, what it has out of order is right.
@@ -491,6 +517,14 @@ impl Session {
                 self.start(from, keep)
             }
             Plan::CopyTo => self.copy_out(),
+            Plan::CopyFrom if !w.member => {
+                let e = Error::Invalid(format!(
+                    "this node's copy is incomplete, and node {}'s was still catching up when it was last linked: acknowledged sync points may be missing from both. Restore a copy",
+                    self.peer.name
+                ));
+                self.fatal = Some(e.clone());
+                Err(e)
+            }
             Plan::CopyFrom => {
                 let wire = self.wire.as_mut().expect("connected");
                 wire.queue(FrameKind::CopyRequest, self.epoch, 0, 0, &[]);
@@ -522,7 +556,7 @@ impl Session {
         // Whatever it had: it is no member until it holds everything again.
         // Durably, so that also the next attach knows it.
         if self.member && !self.attach {
-            store.update(|s| s.view.mirror.clear())?;
+            store.update(|s| s.view.mirror = JOINING.into())?;
             self.member = false;
         }
         if self.attach {
@@ -625,7 +659,7 @@ impl Session {
                 mirror: if self.member {
                     self.peer.name.clone()
                 } else {
-                    String::new()
+                    JOINING.into()
                 },
             };
             self.begin(view)?;
@@ -835,8 +869,11 @@ impl Session {
         }
         if !self.member {
             // From here on nothing is acknowledged without the mirror; once it
-            // has all that was, it counts.
-            p.set_rule(self.paired_rule);
+            // has all that was, it counts. Until then the own log counts too,
+            // so that a primary that was alone can go on alone.
+            if self.paired_rule.mirror {
+                p.set_rule(AckRule::BOTH);
+            }
             let all = *self.join.get_or_insert_with(|| p.last());
             if p.acked.get() >= all {
                 let view = View {
@@ -845,6 +882,8 @@ impl Session {
                     mirror: self.peer.name.clone(),
                 };
                 p.store.update(|s| s.view = view)?;
+                p.set_rule(self.paired_rule);
+                self.alone = false;
                 self.member = true;
                 self.join = None;
                 self.beat = 0;

@@ -43,6 +43,9 @@ pub struct StoreSpec {
     pub meta: PathBuf,
     /// One log per lane.
     pub logs: Vec<LogSpec>,
+    /// 0 or 1, different on the two nodes of a volume: the epochs that a node
+    /// begins are odd or even, so that no two nodes ever begin the same one.
+    pub parity: u64,
 }
 
 impl StoreSpec {
@@ -263,7 +266,9 @@ impl Store {
         if lost.is_some() {
             // Discard; never serve (invariant 1). What it promised stays.
             sb.state = State::Empty;
-            sb.view.mirror.clear();
+            if sb.view.mirror == sb.node {
+                sb.view.mirror.clear();
+            }
             sb.incarnation = env.random();
             sb.checkpoint = 0;
             sb.history.clear();
@@ -361,7 +366,6 @@ impl Store {
         // What only the memory of a killed process had counts as persistent
         // from now on, so it has to be.
         self.persist_all()?;
-        self.remove_stray_spills();
         if all.is_empty() {
             lock(&self.area).check_sizes()?;
         }
@@ -518,6 +522,35 @@ impl Store {
         })?;
         self.fail(lock(&self.area).load_begin(id))?;
         self.reset_logs(0, &[])
+    }
+
+    /// The first epoch above `above` that is this node's to begin.
+    pub fn next_epoch(&self, above: u64) -> u64 {
+        let e = above + 1;
+        e + (e + self.spec.parity) % 2
+    }
+
+    /// The end of the last whole sync point at or below `lsn`, where every
+    /// record up to `lsn` is in the logs or applied.
+    pub fn whole(&self, lsn: u64) -> u64 {
+        for log in &self.logs {
+            let mut at = log.start();
+            while let Some((r, _, next)) = log.record(at) {
+                if r.header.lsn == lsn {
+                    return if r.header.end {
+                        lsn
+                    } else {
+                        lsn - r.header.part as u64 - 1
+                    };
+                }
+                if r.header.lsn > lsn {
+                    break;
+                }
+                at = next;
+            }
+        }
+        // Applied and released: that happens to whole sync points only.
+        lsn
     }
 
     /// Begins `epoch` on this node durably: the view, and the first LSN that
@@ -713,7 +746,7 @@ impl Store {
     }
 
     /// Removes spill files that no record in the logs names.
-    fn remove_stray_spills(&self) {
+    pub fn remove_stray_spills(&self) {
         let mut named = std::collections::BTreeSet::new();
         for log in &self.logs {
             let mut at = log.start();
@@ -785,6 +818,7 @@ impl Store {
         self.checkpoint()?;
         let synced = lock(&self.area).sync();
         self.fail(synced)?;
+        self.remove_stray_spills();
         self.update(|s| {
             s.boot_id = [0; 16];
             s.logs = 0;
@@ -824,7 +858,9 @@ impl Store {
             s.state = State::Loading;
             s.volume_id = volume_id;
             // No member until it is told so again.
-            s.view.mirror.clear();
+            if s.view.mirror == s.node {
+                s.view.mirror.clear();
+            }
         })?;
         self.fail(lock(&self.area).load_begin(volume_id))
     }

@@ -359,7 +359,7 @@ impl Volume {
             store.make_new()?;
         }
         let sb = store.superblock();
-        let epoch = sb.promised.max(sb.view.epoch) + 1;
+        let epoch = store.next_epoch(sb.promised.max(sb.view.epoch));
         let tail = primary.begin(
             epoch,
             View {
