@@ -357,7 +357,12 @@ impl Checker {
             ));
         }
         let applied = self.copies[n].applied;
-        if !self.is_within(applied, tail) {
+        // A copy of a fork, begun and ended between two looks, replaced it.
+        let point = &self.points[applied];
+        let replaced = history.epoch_at(point.last).is_some_and(|e| e != point.epoch);
+        if replaced {
+            self.copies[n].applied = tail;
+        } else if !self.is_within(applied, tail) {
             return Err(format!(
                 "1: node {n} recovers {}, but its data area had {}",
                 self.text(tail),
@@ -686,6 +691,12 @@ impl Checker {
     /// Whether no copy is bound to hold anything.
     pub fn all_lost(&self) -> bool {
         self.copies.iter().all(|c| c.hold.kill.is_none())
+    }
+
+    /// Whether something acknowledged was lost to failures that no mode
+    /// survives.
+    pub fn has_lost(&self) -> bool {
+        self.excused > 0 || self.all_lost()
     }
 
     /// Forgets what was compared, so that the next comparison happens.

@@ -198,6 +198,10 @@ pub struct Cluster {
     pending: VecDeque<Pending>,
     mutation: Option<Mutation>,
     calm: bool,
+    /// Nothing is left that could go on by itself.
+    over: bool,
+    /// A node whose promotion failed at its end: it may have happened.
+    half_promoted: Option<usize>,
     names: u64,
 }
 
@@ -248,6 +252,8 @@ impl Cluster {
             pending: VecDeque::new(),
             mutation,
             calm: false,
+            over: false,
+            half_promoted: None,
             names: 0,
         }
     }
@@ -261,6 +267,9 @@ impl Cluster {
         self.note(|| format!("{:?}", self.setup));
         for _ in 0..self.setup.steps {
             self.step()?;
+            if self.over {
+                return Ok(());
+            }
         }
         self.settle()
     }
@@ -338,6 +347,15 @@ impl Cluster {
             )
         });
         self.check.opened(n, &store, loading)?;
+        if self.half_promoted == Some(n) {
+            self.half_promoted = None;
+            if store.superblock().view.primary == NAMES[n] && n != self.primary {
+                self.promotions += 1;
+                let lossy = self.setup.mode == Mode::Async;
+                self.check.promoted(n, &store, store.tail(), lossy)?;
+                self.primary = n;
+            }
+        }
         let listener = match self.world.listen(NAMES[n], address(n)) {
             Ok(l) => l,
             Err(_) => return self.observe(n),
@@ -574,7 +592,15 @@ impl Cluster {
                 {
                     let e = e.to_string();
                     self.note(|| format!("node {} cannot attach: {e}", NAMES[n]));
-                    if !self.check.all_lost() {
+                    // The mirror began a promotion that failed: attach again.
+                    let again = e.contains("is promised");
+                    // No copy is complete: a person has to decide, and the run ends.
+                    let lost = e.contains("incomplete") || e.contains("no usable copy");
+                    if lost && self.check.has_lost() {
+                        self.over = true;
+                        return Ok(());
+                    }
+                    if !again && !self.check.all_lost() {
                         return Err(format!("live: node {n} cannot attach: {e}"));
                     }
                 }
@@ -896,7 +922,14 @@ impl Cluster {
         };
         let m = mir.m.clone();
         let sb = m.store.superblock();
-        if may_promote(NAMES[n], &sb.view, sb.state, false).is_err() {
+        let view = m.store.standing();
+        if may_promote(NAMES[n], &view, sb.state, false).is_err() {
+            return Ok(());
+        }
+        // It may still take itself for the primary of a view that the other
+        // node's promotion ended unseen. The operator, who promoted that one,
+        // knows better.
+        if view.primary == NAMES[n] {
             return Ok(());
         }
         self.note(|| format!("node {} is given up", NAMES[old]));
@@ -907,6 +940,7 @@ impl Cluster {
         self.note(|| format!("node {} is promoted: {promoted:?}", NAMES[n]));
         let Ok((_, tail)) = promoted.clone() else {
             drop(m);
+            self.half_promoted = Some(n);
             return self.observe(n);
         };
         if self.world.crashed(NAMES[n]).is_some() {
@@ -1034,6 +1068,9 @@ impl Cluster {
         loop {
             rounds += 1;
             self.restarts()?;
+            if self.over {
+                return Ok(());
+            }
             let mut moved = false;
             for _ in 0..12 {
                 moved |= self.turn(self.primary)?;

@@ -36,6 +36,10 @@ use crate::log::CONTROL_LEN;
 use crate::session::{MirrorCopy, SILENCE};
 use crate::store::Store;
 
+/// How many epochs a promotion skips: more than a node given up can have begun
+/// without this node's knowledge.
+const LEAP: u64 = 1 << 20;
+
 /// Most LSNs that may be received out of order.
 const WINDOW: usize = 1 << 17;
 
@@ -306,10 +310,17 @@ impl Mirror {
         self.stop_session();
         let sb = self.store.superblock();
         // From here on the old primary has nothing acknowledged any more.
-        let epoch = self.store.next_epoch(sb.promised.max(sb.view.epoch));
+        // A leap, so that it also outranks what the other node began unseen.
+        let epoch = self
+            .store
+            .next_epoch(sb.promised.max(sb.view.epoch) + LEAP);
         self.store.promise(epoch)?;
         let tail = self.tail();
         self.store.truncate(tail);
+        self.received.reset(tail);
+        self.store.persist_all()?;
+        while self.store.apply(tail, 1 << 20)? < tail {}
+        // Last, so that a promotion that fails before has not happened.
         self.store.begin_epoch(
             epoch,
             tail + 1,
@@ -319,8 +330,6 @@ impl Mirror {
                 mirror: String::new(),
             },
         )?;
-        self.store.persist_all()?;
-        while self.store.apply(tail, 1 << 20)? < tail {}
         Ok((epoch, tail))
     }
 }
@@ -410,6 +419,7 @@ impl ControlIn {
         if self.mirror.store.superblock().promised != self.epoch {
             return Err(Error::Stale(format!("epoch {} is over", self.epoch)));
         }
+        self.mirror.store.check()?;
         let mut moved = false;
         self.wire.flush()?;
         while let Some((f, body)) = self.wire.next()? {

@@ -788,7 +788,7 @@ impl Node {
         if alive.is_none() {
             self.ask_other_node(v)?;
         }
-        if let Err(why) = may_promote(&self.me.name, &sb.view, sb.state, alive.is_some()) {
+        if let Err(why) = may_promote(&self.me.name, &m.store.standing(), sb.state, alive.is_some()) {
             return Err(match why {
                 PromoteRefusal::PrimaryAlive => {
                     let (ago, who) = alive.expect("it is the reason");

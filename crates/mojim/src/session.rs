@@ -293,6 +293,8 @@ impl Session {
                 .unwrap_or_default();
             return Err(Error::Protocol(why));
         }
+        // A copy that failed halfway is nobody's source.
+        self.primary.store.check()?;
         if let Phase::Idle(when) = self.phase {
             if now < when {
                 return Ok(false);
@@ -457,7 +459,7 @@ impl Session {
         let text = format!("node {}: {}", self.peer.name, r.text);
         match r.code {
             RefuseCode::StaleEpoch if self.attach && r.epoch < u64::MAX / 2 => {
-                self.epoch = self.epoch.max(r.epoch + 1);
+                self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
                 Err(Error::Protocol(text))
             }
             RefuseCode::Superseded | RefuseCode::StaleEpoch => {
@@ -517,7 +519,8 @@ impl Session {
                 self.start(from, keep)
             }
             Plan::CopyTo => self.copy_out(),
-            Plan::CopyFrom if !w.member => {
+            // Its word, or what this node made durable when it became one.
+            Plan::CopyFrom if !w.member && !self.member => {
                 let e = Error::Invalid(format!(
                     "this node's copy is incomplete, and node {}'s was still catching up when it was last linked: acknowledged sync points may be missing from both. Restore a copy",
                     self.peer.name

@@ -512,12 +512,12 @@ impl Store {
         Ok(())
     }
 
-    /// Makes an empty copy the first copy of a new volume.
+    /// Makes an empty copy the first copy of a new volume. It counts as whole
+    /// only at the end.
     pub fn make_new(&self) -> Result<()> {
         let id = self.env.random();
         self.update(|s| {
             s.volume_id = id;
-            s.state = State::Whole;
             s.checkpoint = 0;
         })?;
         self.fail(lock(&self.area).load_begin(id))?;
@@ -528,6 +528,18 @@ impl Store {
     pub fn next_epoch(&self, above: u64) -> u64 {
         let e = above + 1;
         e + (e + self.spec.parity) % 2
+    }
+
+    /// The view as far as this node may still rely on it: if it has promised a
+    /// later epoch to the other node, it is the primary of its view no longer.
+    pub fn standing(&self) -> View {
+        let sb = self.superblock();
+        let mut v = sb.view;
+        let to_other = sb.promised % 2 != self.spec.parity;
+        if v.primary == self.spec.node && sb.promised > v.epoch && to_other {
+            v.primary.clear();
+        }
+        v
     }
 
     /// The end of the last whole sync point at or below `lsn`, where every

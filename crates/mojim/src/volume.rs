@@ -385,6 +385,7 @@ impl Volume {
         // Alone by its last view, or not bound to wait for the mirror.
         let may_go_alone = sb.state == State::Whole
             && sb.view.epoch > 0
+            && primary.store.standing().primary == sb.view.primary
             && (sb.view.mirror.is_empty() || volume.mode == Mode::Async)
             || sb.view.epoch == 0 && volume.mode == Mode::Async;
         let limit = if may_go_alone {
