@@ -372,6 +372,10 @@ impl Checker {
         let c = &mut self.copies[n];
         c.hold.kill = Some(tail);
         c.compared = None;
+        // Whatever was being applied when the process ended may be there.
+        if self.points[tail].last > self.points[c.mixed].last {
+            c.mixed = tail;
+        }
         self.looked(n, store)
     }
 

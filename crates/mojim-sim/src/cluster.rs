@@ -593,10 +593,10 @@ impl Cluster {
                     let e = e.to_string();
                     self.note(|| format!("node {} cannot attach: {e}", NAMES[n]));
                     // The mirror began a promotion that failed: attach again.
-                    let again = e.contains("is promised");
+                    let again = e.contains("is promised") || n != self.primary;
                     // No copy is complete: a person has to decide, and the run ends.
                     let lost = e.contains("incomplete") || e.contains("no usable copy");
-                    if lost && self.check.has_lost() {
+                    if lost && (self.check.has_lost() || !self.setup.persistent()[n]) {
                         self.over = true;
                         return Ok(());
                     }

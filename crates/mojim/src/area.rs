@@ -54,9 +54,18 @@ pub struct Area {
 impl Area {
     /// Opens the area: reads the catalogue, if there is one.
     pub fn open(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
+        let mut area = Area::unknown(env, dir, meta, volume)?;
+        area.read_catalog()?;
+        area.finish_rename()?;
+        Ok(area)
+    }
+
+    /// An area whose catalogue is not looked at: of a copy that is about to be
+    /// replaced. Files that it had are overwritten or stay unknown.
+    pub fn unknown(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
         make_dirs(&**env, dir, Path::new("/"))?;
         let catalog_path = meta.join("catalog");
-        let mut area = Area {
+        Ok(Area {
             env: env.clone(),
             dir: dir.to_owned(),
             catalog_path,
@@ -69,34 +78,37 @@ impl Area {
             names_dirty: false,
             removed: Vec::new(),
             spills: Vec::new(),
-        };
+        })
+    }
+
+    fn read_catalog(&mut self) -> Result<()> {
         let how = OpenHow::default();
-        match env.open(&area.catalog_path, how) {
+        match self.env.open(&self.catalog_path, how) {
             Ok(f) => {
-                let what = || format!("catalogue {}", area.catalog_path.display());
+                let path = self.catalog_path.clone();
+                let what = || format!("catalogue {}", path.display());
                 let len = f.len().context(what)?;
                 if len > 1 << 30 {
-                    return Err(area.damaged("catalogue larger than 1 GiB"));
+                    return Err(self.damaged("catalogue larger than 1 GiB"));
                 }
                 let mut bytes = vec![0u8; len as usize];
                 let got = f.read_at(&mut bytes, 0).context(what)?;
-                let c = Catalog::decode(&bytes[..got]).map_err(|e| area.damaged(&e.to_string()))?;
-                if c.volume != volume {
-                    return Err(area.damaged("it belongs to another volume"));
+                let c = Catalog::decode(&bytes[..got]).map_err(|e| self.damaged(&e.to_string()))?;
+                if c.volume != self.volume {
+                    return Err(self.damaged("it belongs to another volume"));
                 }
-                area.catalog_lsn = c.lsn;
-                area.files = c.files.into_iter().map(|f| (f.id, f)).collect();
+                self.catalog_lsn = c.lsn;
+                self.files = c.files.into_iter().map(|f| (f.id, f)).collect();
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => {
                 return Err(Error::io(
-                    format!("opening {}", area.catalog_path.display()),
+                    format!("opening {}", self.catalog_path.display()),
                     &e,
                 ));
             }
         }
-        area.finish_rename()?;
-        Ok(area)
+        Ok(())
     }
 
     /// A rename that a crash cut off between the file system and the

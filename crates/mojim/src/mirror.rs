@@ -103,10 +103,20 @@ impl Mirror {
     /// Follows whoever comes, into an opened store.
     pub fn new(store: Arc<Store>, me: &str) -> Mirror {
         let tail = store.tail();
+        let received = Prefix::new(WINDOW, tail);
+        // Behind a gap there may be more, which was acknowledged on its lane:
+        // it counts as soon as the gap is filled.
+        for log in store.logs() {
+            let mut at = log.start();
+            while let Some((r, _, next)) = log.record(at) {
+                received.mark(r.header.lsn);
+                at = next;
+            }
+        }
         Mirror {
             me: me.to_owned(),
             session: AtomicU64::new(0),
-            received: Prefix::new(WINDOW, tail),
+            received,
             // What is in the data area was committed.
             committed: AtomicU64::new(store.applied()),
             lanes: store.logs().iter().map(|_| Mutex::new(None)).collect(),

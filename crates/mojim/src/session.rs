@@ -501,6 +501,17 @@ impl Session {
         if self.force_copy && matches!(plan, Plan::Resend { .. }) {
             plan = Plan::CopyTo;
         }
+        // Where success meant persistent here, this copy lacks nothing that was
+        // acknowledged: what the mirror has beyond it goes, and no copy that may
+        // be the only one is overwritten.
+        if plan == Plan::CopyFrom
+            && store.superblock().state == State::Whole
+            && store.superblock().volume_id == theirs.volume_id
+            && self.primary.spec.rule.local
+            && store.check_complete().is_ok()
+        {
+            plan = Plan::CopyTo;
+        }
         match plan {
             Plan::Resend { from } => {
                 if self.member && !self.attach && from < self.primary.acked.get() {
@@ -519,8 +530,10 @@ impl Session {
                 self.start(from, keep)
             }
             Plan::CopyTo => self.copy_out(),
-            // Its word, or what this node made durable when it became one.
-            Plan::CopyFrom if !w.member && !self.member => {
+            // A copy that has all of this one and more may be taken in any case.
+            Plan::CopyFrom
+                if !w.member && !self.member && store.superblock().state != State::Whole =>
+            {
                 let e = Error::Invalid(format!(
                     "this node's copy is incomplete, and node {}'s was still catching up when it was last linked: acknowledged sync points may be missing from both. Restore a copy",
                     self.peer.name
@@ -568,6 +581,15 @@ impl Session {
             store.truncate(store.tail());
             store.persist_all()?;
             while store.apply(store.tail(), 1 << 20)? < store.tail() {}
+        }
+        // After a restart the area may show more than is applied again: what was
+        // adopted at the attach must be, before anyone copies it.
+        store.freeze(false);
+        while store.applied() < self.keep {
+            let before = store.applied();
+            if store.apply(self.keep, 1 << 20)? == before {
+                return Err(Error::Protocol("the adopted records are not all here".into()));
+            }
         }
         // The area must stand still; what commits meanwhile stays in the ring.
         store.freeze(true);

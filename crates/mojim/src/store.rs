@@ -294,7 +294,7 @@ impl Store {
             (Ok(a), _) => a,
             (Err(e), State::Whole) => return Err(e),
             // It will be replaced by a copy, or made anew.
-            (Err(_), _) => Area::open(env, &spec.dir, &meta.join("none"), sb.volume_id)?,
+            (Err(_), _) => Area::unknown(env, &spec.dir, &meta, sb.volume_id)?,
         };
         let level = logs[0].0.level();
         let (logs, survivals): (Vec<Log>, Vec<Survival>) = logs.into_iter().unzip();
@@ -827,7 +827,14 @@ impl Store {
     /// next start finds a copy that needs no log.
     pub fn close_clean(&self, tail: u64) -> Result<()> {
         assert_eq!(self.applied(), tail, "closed before everything was applied");
+        // A session that was being made may have left it so.
+        self.freeze(false);
+        let left = (0..self.logs.len()).any(|i| self.last_of(i).0 > tail);
+        if left {
+            return Err(Error::Busy("sync points are still under way".into()));
+        }
         self.checkpoint()?;
+        assert_eq!(self.checkpointed(), tail, "clean means that no log is needed");
         let synced = lock(&self.area).sync();
         self.fail(synced)?;
         self.remove_stray_spills();
