@@ -130,7 +130,9 @@ fn map(v: &Volume) -> usize {
         atomic: true,
         ..MapFlags::default()
     };
-    v.map("data", LEN, flags).unwrap_or_else(|e| panic!("map: {e}")).ptr as usize
+    v.map("data", LEN, flags)
+        .unwrap_or_else(|e| panic!("map: {e}"))
+        .ptr as usize
 }
 
 /// The program under test: commits until it is killed.
@@ -241,11 +243,19 @@ directory = "{d}/b"
 ring = "{s}/rb"
 log = {{ medium = "{}", size = "1MiB" }}
 "#,
-            if mode == "unreplicated" { "" } else { "mirror = \"b\"" },
+            if mode == "unreplicated" {
+                ""
+            } else {
+                "mirror = \"b\""
+            },
             1 + rng.below(3),
             addresses[0],
             addresses[1],
-            if mode == "sync" && rng.below(2) == 0 || mode == "sync-flush" { "dram" } else { "disk" },
+            if mode == "sync" && rng.below(2) == 0 || mode == "sync-flush" {
+                "dram"
+            } else {
+                "disk"
+            },
             d = dir.display(),
             s = shm.display(),
         );
@@ -378,7 +388,11 @@ log = {{ medium = "{}", size = "1MiB" }}
                 Ok(_) => break,
                 // The primary was heard a moment ago; that passes.
                 Err(e) => {
-                    assert!(Instant::now() < end, "promote: {e}\n{}", self.log.join("\n"));
+                    assert!(
+                        Instant::now() < end,
+                        "promote: {e}\n{}",
+                        self.log.join("\n")
+                    );
                     std::thread::sleep(Duration::from_millis(50));
                 }
             }
@@ -426,10 +440,14 @@ fn check_bytes(base: usize, notes: &Notes, acknowledged: bool) -> Result<(), Str
         let h = unsafe { *(area as *const u64) };
         let (acked, begun) = (notes.acked(t).load(SeqCst), notes.begun(t).load(SeqCst));
         if h > begun {
-            return Err(format!("thread {t}: {h} is there, but only {begun} was begun"));
+            return Err(format!(
+                "thread {t}: {h} is there, but only {begun} was begun"
+            ));
         }
         if acknowledged && h < acked {
-            return Err(format!("thread {t}: {acked} was acknowledged, {h} is there"));
+            return Err(format!(
+                "thread {t}: {acked} was acknowledged, {h} is there"
+            ));
         }
         for n in h.saturating_sub(SLOTS - 1).max(1)..=h {
             let len = payload_len(t, n);
@@ -440,7 +458,9 @@ fn check_bytes(base: usize, notes: &Notes, acknowledged: bool) -> Result<(), Str
             let have = unsafe { std::slice::from_raw_parts(slot as *const u8, len) };
             if have != want {
                 let at = (0..len).find(|i| have[*i] != want[*i]).unwrap();
-                return Err(format!("thread {t}: payload {n} of {h} is wrong at byte {at} of {len}"));
+                return Err(format!(
+                    "thread {t}: payload {n} of {h} is wrong at byte {at} of {len}"
+                ));
             }
         }
         // What is there is what the next worker goes on from.
@@ -461,7 +481,9 @@ fn campaign(mode: &'static str, number: usize, kills: usize, rng: &mut Rng) -> V
     let fail = |c: &Campaign, e: String| -> ! {
         let logs: String = NAMES
             .iter()
-            .map(|n| std::fs::read_to_string(c.dir.join(format!("node-{n}.log"))).unwrap_or_default())
+            .map(|n| {
+                std::fs::read_to_string(c.dir.join(format!("node-{n}.log"))).unwrap_or_default()
+            })
             .collect();
         panic!(
             "campaign {number}, {mode}: {e}\nwhat happened:\n{}\nnodes:\n{logs}\nkept: {}",
@@ -564,9 +586,12 @@ fn checker_is_checked(rng: &mut Rng) {
     let mut w = c.start_worker(&notes);
     c.progress(&mut w, &notes, 100);
     w.kill();
-    c.check(&notes, true).unwrap_or_else(|e| panic!("sound, but: {e}"));
+    c.check(&notes, true)
+        .unwrap_or_else(|e| panic!("sound, but: {e}"));
     notes.acked(1).fetch_add(1, SeqCst);
-    let e = c.check(&notes, true).expect_err("a lost acknowledgement was not noticed");
+    let e = c
+        .check(&notes, true)
+        .expect_err("a lost acknowledgement was not noticed");
     assert!(e.contains("was acknowledged"), "{e}");
     notes.acked(1).fetch_sub(1, SeqCst);
     let file = c.dir.join("a/v/data");
@@ -574,7 +599,9 @@ fn checker_is_checked(rng: &mut Rng) {
     let n = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     bytes[4096 + (n % SLOTS) as usize * SLOT + 3] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let e = c.check(&notes, true).expect_err("a changed byte was not noticed");
+    let e = c
+        .check(&notes, true)
+        .expect_err("a changed byte was not noticed");
     assert!(e.contains("is wrong"), "{e}");
 }
 
@@ -587,7 +614,10 @@ fn main() {
         return;
     }
     let number = |name: &str, d: u64| {
-        std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(d)
+        std::env::var(name)
+            .ok()
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(d)
     };
     let kills = number("CRASH_KILLS", 28) as usize;
     let seed = number(
@@ -607,13 +637,18 @@ fn main() {
     while total < kills {
         let mode = MODES[i % MODES.len()];
         // The unreplicated mode has one kind of kill only.
-        let n = if mode == "unreplicated" { 4 } else { 8 }.min(kills - total).max(2);
+        let n = if mode == "unreplicated" { 4 } else { 8 }
+            .min(kills - total)
+            .max(2);
         for kind in campaign(mode, i, n, &mut rng) {
             *counts.entry((mode, kind)).or_insert(0) += 1;
             total += 1;
         }
         i += 1;
-        println!("{total} of {kills} kills, {:.0} s", start.elapsed().as_secs_f64());
+        println!(
+            "{total} of {kills} kills, {:.0} s",
+            start.elapsed().as_secs_f64()
+        );
     }
     for ((mode, kind), n) in counts {
         println!("{mode:14} {kind:34} {n}");

@@ -21,7 +21,9 @@ use mojim::config::Config;
 use mojim::{MapFlags, Volume, msync};
 
 use crate::measure::{Plan, State, Subject, paired, prepared};
-use crate::raw::{Folios, PlainMsync, RawLog, RawShm, RawTcp, Wait, pin_process, pin_thread, placement};
+use crate::raw::{
+    Folios, PlainMsync, RawLog, RawShm, RawTcp, Wait, pin_process, pin_thread, placement,
+};
 use crate::report::{Row, write_table};
 use crate::scratch::Scratch;
 use crate::threads;
@@ -148,7 +150,11 @@ impl Target {
         self.fill = self.fill.wrapping_add(1);
         // SAFETY: inside the region, which stays mapped for the whole run.
         unsafe {
-            std::ptr::write_bytes((self.base + self.from + self.at) as *mut u8, self.fill, self.len);
+            std::ptr::write_bytes(
+                (self.base + self.from + self.at) as *mut u8,
+                self.fill,
+                self.len,
+            );
         }
     }
 
@@ -223,7 +229,8 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
     let mirror = NodeProcess::start(&config_path, "b")?;
     let mut volumes = Vec::new();
     for (name, mode, transport) in VOLUMES {
-        let v = Volume::attach_with(&config, "a", Some(name), |_, _| {}).map_err(io::Error::other)?;
+        let v =
+            Volume::attach_with(&config, "a", Some(name), |_, _| {}).map_err(io::Error::other)?;
         let base = target(&v)?;
         volumes.push((v, base, mode, transport));
     }

@@ -69,7 +69,11 @@ impl Append {
         writeln!(out, "attached {} {}", volume.epoch(), found.entries)?;
         out.flush()?;
         let mut size = found.size;
-        let end = if self.entries == 0 { u64::MAX } else { found.entries + self.entries };
+        let end = if self.entries == 0 {
+            u64::MAX
+        } else {
+            found.entries + self.entries
+        };
         for i in found.entries..end {
             let entry = entry(i);
             if FIRST + size + entry.len() > CAPACITY {
@@ -104,7 +108,11 @@ fn entry(i: u64) -> Vec<u8> {
     };
     // Mostly short, some longer than a page's half.
     let r = next() as usize;
-    let len = if r % 8 == 0 { 16 + (r >> 8) % (LONGEST - 16) } else { 16 + (r >> 8) % 240 };
+    let len = if r % 8 == 0 {
+        16 + (r >> 8) % (LONGEST - 16)
+    } else {
+        16 + (r >> 8) % 240
+    };
     let mut bytes = Vec::with_capacity(len + 8);
     bytes.extend_from_slice(&i.to_le_bytes());
     bytes.extend_from_slice(&(len as u64).to_le_bytes());
@@ -160,7 +168,10 @@ fn check(bytes: &[u8]) -> Found {
         size: 0,
         torn: None,
     };
-    let Some(end) = usize::try_from(size).ok().filter(|s| *s <= bytes.len() - FIRST) else {
+    let Some(end) = usize::try_from(size)
+        .ok()
+        .filter(|s| *s <= bytes.len() - FIRST)
+    else {
         found.torn = Some(0);
         return found;
     };

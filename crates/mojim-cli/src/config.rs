@@ -116,7 +116,12 @@ fn text(c: &Config) -> String {
         c.insecure_network
     );
     for v in c.volumes.values() {
-        t += &format!("\n[volume.{}]\nmode = \"{}\"\nprimary = {}\n", v.name, v.mode, quote(&v.primary));
+        t += &format!(
+            "\n[volume.{}]\nmode = \"{}\"\nprimary = {}\n",
+            v.name,
+            v.mode,
+            quote(&v.primary)
+        );
         if let Some(m) = &v.mirror {
             t += &format!("mirror = {}\n", quote(m));
         }

@@ -86,14 +86,22 @@ impl Demo {
         }
         let ok = result["lost"] == 0 && result["torn"].is_null() && result["copies_equal"] == true;
         result["ok"] = json!(ok);
-        result["directory"] = if self.keep { json!(stage.dir) } else { Value::Null };
+        result["directory"] = if self.keep {
+            json!(stage.dir)
+        } else {
+            Value::Null
+        };
         result["seconds"] = json!((begin.elapsed().as_secs_f64() * 10.0).round() / 10.0);
         if self.json {
             writeln!(std::io::stdout(), "{result:#}")?;
         } else {
             stage.say(&format!(
                 "\n{}  ({:.0} s; what the guarantees are: docs/guarantees.md)",
-                if ok { "Nothing was lost, nothing was torn." } else { "SOMETHING WAS LOST OR TORN." },
+                if ok {
+                    "Nothing was lost, nothing was torn."
+                } else {
+                    "SOMETHING WAS LOST OR TORN."
+                },
                 begin.elapsed().as_secs_f64()
             ))?;
         }
@@ -124,7 +132,9 @@ impl Stage {
     fn program(&self, node: &str, more: &[&str]) -> Result<(Process, u64), Failure> {
         let errors = self.dir.join(format!("program-{node}.txt"));
         let file = self.file.to_string_lossy();
-        let mut args = vec!["__append", "--config", &file, "--node", node, "--volume", VOLUME];
+        let mut args = vec![
+            "__append", "--config", &file, "--node", node, "--volume", VOLUME,
+        ];
         args.extend(more);
         let mut p = Process::start(&format!("the program on node {node}"), args, &errors)?;
         let line = p.ready()?;
@@ -152,7 +162,9 @@ impl Stage {
                     acknowledged += 1;
                     Ok(true)
                 }
-                _ => Err(Failure::failed(format!("the program said {line:?} after entry {acknowledged}"))),
+                _ => Err(Failure::failed(format!(
+                    "the program said {line:?} after entry {acknowledged}"
+                ))),
             }
         };
         for _ in 0..KILL_AFTER.0 {
@@ -179,10 +191,21 @@ impl Stage {
             .map_err(|e| Failure::from(e).at("attaching on node b"))?;
         let serving = killed.elapsed();
         let found = if volume.size(append::FILE).unwrap_or(0) == append::CAPACITY as u64 {
-            let map = volume.map(append::FILE, 0, MapFlags { read_only: true, ..MapFlags::default() })?;
+            let map = volume.map(
+                append::FILE,
+                0,
+                MapFlags {
+                    read_only: true,
+                    ..MapFlags::default()
+                },
+            )?;
             Log(map).check()
         } else {
-            append::Found { entries: 0, size: 0, torn: None }
+            append::Found {
+                entries: 0,
+                size: 0,
+                torn: None,
+            }
         };
         volume.detach()?;
         let lost = acknowledged.saturating_sub(found.entries);
@@ -227,7 +250,11 @@ impl Stage {
         if !program.finish(Duration::from_secs(20)) {
             return Err(program.failure("failed"));
         }
-        let equal = verify::settled(&self.config, self.config.volume(Some(VOLUME))?, Duration::from_secs(10))?;
+        let equal = verify::settled(
+            &self.config,
+            self.config.volume(Some(VOLUME))?,
+            Duration::from_secs(10),
+        )?;
         result["copies_equal"] = json!(matches!(equal, Found::Equal { .. }));
         match equal {
             Found::Equal { files, bytes, lsn } => self.say(&format!(
@@ -251,7 +278,13 @@ impl Stage {
         let node = self.config.node(name)?;
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            match ask(&self.config, node, LONG, "promote", json!({ "volume": VOLUME })) {
+            match ask(
+                &self.config,
+                node,
+                LONG,
+                "promote",
+                json!({ "volume": VOLUME }),
+            ) {
                 Err(f) if Instant::now() > deadline => return Err(f),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
                 Ok(v) => return Ok(v),
@@ -265,7 +298,9 @@ impl Stage {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             let v = ask(&self.config, node, SHORT, "status", json!({}))?;
-            let mine = v["volumes"].as_array().and_then(|a| a.iter().find(|s| s["volume"] == VOLUME));
+            let mine = v["volumes"]
+                .as_array()
+                .and_then(|a| a.iter().find(|s| s["volume"] == VOLUME));
             if mine.is_some_and(|s| s["view"]["mirror"] == mirror) {
                 return Ok(());
             }
@@ -292,11 +327,18 @@ impl Stage {
         if !p.finish(Duration::from_secs(20)) || rows.is_empty() {
             return Err(p.failure("failed"));
         }
-        let cases: Vec<&str> = MODES.into_iter().chain(["msync", "msync, large folios"]).collect();
+        let cases: Vec<&str> = MODES
+            .into_iter()
+            .chain(["msync", "msync, large folios"])
+            .collect();
         let mut table = vec![[""; 6].map(String::from)];
         table[0][0] = "mode".into();
         for (i, s) in SIZES.iter().enumerate() {
-            table[0][i + 1] = if *s < 1024 { format!("{s} B") } else { format!("{} KiB", s / 1024) };
+            table[0][i + 1] = if *s < 1024 {
+                format!("{s} B")
+            } else {
+                format!("{} KiB", s / 1024)
+            };
         }
         for case in cases {
             let mut line = [""; 6].map(String::from);
@@ -320,9 +362,15 @@ impl Stage {
 
 /// Where the demonstration's files go: on a disk, or the figures mean nothing.
 fn parent() -> Result<PathBuf, Failure> {
-    let wanted = std::env::var_os("TMPDIR").filter(|t| !t.is_empty()).map(PathBuf::from);
+    let wanted = std::env::var_os("TMPDIR")
+        .filter(|t| !t.is_empty())
+        .map(PathBuf::from);
     let here = std::env::current_dir().ok();
-    let mut all: Vec<PathBuf> = wanted.into_iter().chain([PathBuf::from("/var/tmp")]).chain(here).collect();
+    let mut all: Vec<PathBuf> = wanted
+        .into_iter()
+        .chain([PathBuf::from("/var/tmp")])
+        .chain(here)
+        .collect();
     all.retain(|p| p.is_dir());
     for p in &all {
         const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6]; // tmpfs, ramfs

@@ -72,7 +72,8 @@ impl Subject for Mode {
     fn op(&mut self) -> io::Result<()> {
         // SAFETY: as above.
         let at = unsafe { self.map.ptr.add(self.at) };
-        msync(at, self.bytes.len()).map_err(|e| io::Error::other(format!("mode {}: {e}", self.name)))?;
+        msync(at, self.bytes.len())
+            .map_err(|e| io::Error::other(format!("mode {}: {e}", self.name)))?;
         Ok(())
     }
 }
@@ -122,7 +123,10 @@ impl Latency {
             volumes.push(v);
         }
         let mut plain = Vec::new();
-        for (name, folios) in [("msync", Folios::Small), ("msync, large folios", Folios::Large)] {
+        for (name, folios) in [
+            ("msync", Folios::Small),
+            ("msync, large folios", Folios::Large),
+        ] {
             plain.push(Plain {
                 name,
                 file: PlainMsync::create(&self.dir, folios)?,
@@ -155,7 +159,8 @@ impl Latency {
         }
         for v in volumes {
             let name = v.name().to_owned();
-            v.detach().map_err(|e| Failure::from(e).at(&format!("volume {name}")))?;
+            v.detach()
+                .map_err(|e| Failure::from(e).at(&format!("volume {name}")))?;
         }
         Ok(0)
     }

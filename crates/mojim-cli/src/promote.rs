@@ -41,10 +41,19 @@ impl Promote {
                 node.name,
                 volume.name,
                 volume.primary,
-                volume.mirror.as_ref().map_or(String::new(), |m| format!(" and {m}")),
+                volume
+                    .mirror
+                    .as_ref()
+                    .map_or(String::new(), |m| format!(" and {m}")),
             )));
         }
-        let answer = ask(&config, node, LONG, "promote", json!({ "volume": volume.name }))?;
+        let answer = ask(
+            &config,
+            node,
+            LONG,
+            "promote",
+            json!({ "volume": volume.name }),
+        )?;
         let mut out = std::io::stdout().lock();
         if self.json {
             let mut answer = answer;

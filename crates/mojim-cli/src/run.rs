@@ -95,10 +95,12 @@ fn libraries() -> Result<Vec<PathBuf>, Failure> {
             let found: Result<Vec<_>, _> = found.iter().map(std::fs::canonicalize).collect();
             let found = found?;
             // The dynamic linker splits LD_PRELOAD at both.
-            if let Some(bad) = found
-                .iter()
-                .find(|f| f.as_os_str().as_encoded_bytes().iter().any(|b| b": \t\n".contains(b)))
-            {
+            if let Some(bad) = found.iter().find(|f| {
+                f.as_os_str()
+                    .as_encoded_bytes()
+                    .iter()
+                    .any(|b| b": \t\n".contains(b))
+            }) {
                 return Err(Failure::failed(format!(
                     "{}: LD_PRELOAD cannot name a path with a space or colon; put the libraries elsewhere and set MOJIM_LIB",
                     bad.display()

@@ -65,7 +65,11 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
     let nodes: Vec<&Node> = config
         .nodes
         .values()
-        .filter(|n| volumes.iter().any(|v| holders(config, v).iter().any(|h| h.name == n.name)))
+        .filter(|n| {
+            volumes
+                .iter()
+                .any(|v| holders(config, v).iter().any(|h| h.name == n.name))
+        })
         .collect();
     let answers: Map<String, Value> = std::thread::scope(|s| {
         let asked: Vec<_> = nodes
@@ -96,7 +100,9 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
                     .and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
                     .cloned()
                     .unwrap_or_else(|| {
-                        let why = answer["error"].as_str().unwrap_or("it does not know this volume");
+                        let why = answer["error"]
+                            .as_str()
+                            .unwrap_or("it does not know this volume");
                         json!({ "error": why })
                     });
                 row["reachable"] = json!(answer.get("error").is_none());
@@ -129,7 +135,11 @@ fn wrong(v: &Volume, nodes: &[Value]) -> Vec<String> {
     for n in nodes {
         let name = text(n, "node");
         if let Some(e) = n["error"].as_str() {
-            wrong.push(if n["reachable"] == true { format!("node {name}: {e}") } else { e.to_owned() });
+            wrong.push(if n["reachable"] == true {
+                format!("node {name}: {e}")
+            } else {
+                e.to_owned()
+            });
         }
     }
     let epoch = |n: &Value| n["epoch"].as_u64().unwrap_or(0);
@@ -139,9 +149,15 @@ fn wrong(v: &Volume, nodes: &[Value]) -> Vec<String> {
         .filter(|n| n["role"] == "primary" && epoch(n) == newest)
         .collect();
     if newest > 0 && nodes.iter().all(|n| n["reachable"] == true) && first.len() != 1 {
-        wrong.push(format!("{} nodes are primary in epoch {newest}", first.len()));
+        wrong.push(format!(
+            "{} nodes are primary in epoch {newest}",
+            first.len()
+        ));
     }
-    for n in nodes.iter().filter(|n| n["reachable"] == true && n.get("error").is_none()) {
+    for n in nodes
+        .iter()
+        .filter(|n| n["reachable"] == true && n.get("error").is_none())
+    {
         let name = text(n, "node");
         if newest > 0 {
             match n["state"].as_str() {
@@ -162,7 +178,9 @@ fn wrong(v: &Volume, nodes: &[Value]) -> Vec<String> {
     {
         let name = text(p, "node");
         if p["view"]["mirror"] == "" {
-            wrong.push(format!("node {name} is alone: what it commits has one copy"));
+            wrong.push(format!(
+                "node {name} is alone: what it commits has one copy"
+            ));
         } else if p["attached"] == true && p["link"]["up"] == false {
             wrong.push(format!("the link of node {name} to its mirror is down"));
         }
@@ -180,7 +198,13 @@ fn text(all: &Value) -> String {
             v["volume"].as_str().unwrap_or(""),
             v["mode"].as_str().unwrap_or("")
         );
-        let mut rows = vec![["  node", "role", "epoch", "state", "last LSN", "applied", "program", "link", "behind"].map(String::from)];
+        let mut rows = vec![
+            [
+                "  node", "role", "epoch", "state", "last LSN", "applied", "program", "link",
+                "behind",
+            ]
+            .map(String::from),
+        ];
         let nodes = v["nodes"].as_array().unwrap_or(&empty);
         // Without a program there is no link, and none is missing.
         let in_use = nodes.iter().any(|n| n["attached"] == true);
@@ -190,7 +214,11 @@ fn text(all: &Value) -> String {
                 Value::Null => "-".into(),
                 other => other.to_string(),
             };
-            let link = match (&n["link"]["up"], n["link"]["round_trip_us"].as_f64(), n["link"]["heard_ms"].as_u64()) {
+            let link = match (
+                &n["link"]["up"],
+                n["link"]["round_trip_us"].as_f64(),
+                n["link"]["heard_ms"].as_u64(),
+            ) {
                 (Value::Bool(true), Some(us), _) => format!("up, {us:.0} us"),
                 (Value::Bool(true), _, Some(ms)) => format!("up, heard {ms} ms ago"),
                 (Value::Bool(true), ..) => "up".into(),
@@ -207,7 +235,9 @@ fn text(all: &Value) -> String {
                     s("applied"),
                     n["pid"].as_u64().map_or("-".into(), |p| format!("pid {p}")),
                     link,
-                    n["bytes_behind"].as_u64().map_or("-".into(), |b| format!("{b} B")),
+                    n["bytes_behind"]
+                        .as_u64()
+                        .map_or("-".into(), |b| format!("{b} B")),
                 ]
             } else {
                 let mut row = std::array::from_fn(|_| "-".to_owned());

@@ -166,7 +166,10 @@ fn compare(config: &Config, volume: &Volume) -> Result<Found, Failure> {
         nodes.push(Asked::connect(config, n, LONG)?);
     }
     let [a, b] = &mut nodes[..] else {
-        return Err(Failure::usage(format!("volume {} has one copy only", volume.name)));
+        return Err(Failure::usage(format!(
+            "volume {} has one copy only",
+            volume.name
+        )));
     };
     let (mine, theirs) = match (copy(a, &volume.name)?, copy(b, &volume.name)?) {
         (Ok(x), Ok(y)) => (x, y),
@@ -263,7 +266,10 @@ fn first_difference(
         let q = json!({ "volume": volume, "file": file, "offset": at, "len": len, "chunk": chunk });
         let sums = |v: Value| -> Vec<u64> {
             let list = v["sums"].as_array();
-            list.into_iter().flatten().filter_map(Value::as_u64).collect()
+            list.into_iter()
+                .flatten()
+                .filter_map(Value::as_u64)
+                .collect()
         };
         let x = sums(a.ask("sums", q.clone())?);
         let y = sums(b.ask("sums", q)?);

@@ -63,7 +63,11 @@ impl Cluster {
     }
 
     fn text(&self, setup: Setup, cluster: &str) -> String {
-        let Setup { mode, mirror_medium, transport } = setup;
+        let Setup {
+            mode,
+            mirror_medium,
+            transport,
+        } = setup;
         let mut t = format!(
             "cluster = \"{cluster}\"\n[volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\ntransport = \"{transport}\"\nresend_timeout = \"5s\"\n"
         );
@@ -91,7 +95,9 @@ impl Cluster {
         let file = self.file();
         let args = ["node", "--config", file.to_str().unwrap(), "--name", name];
         let mut p = Process::start(&args, &self.dir.join(format!("{name}.txt")));
-        let line = p.line().unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
+        let line = p
+            .line()
+            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
         assert!(line.contains("is ready at 127.0.0.1:"), "{line}");
         p
     }
@@ -99,10 +105,18 @@ impl Cluster {
     /// The demonstration's program, attached; and how many entries it found.
     fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
         let file = self.file();
-        let base = ["__append", "--config", file.to_str().unwrap(), "--node", node];
+        let base = [
+            "__append",
+            "--config",
+            file.to_str().unwrap(),
+            "--node",
+            node,
+        ];
         let errors = self.dir.join(format!("program-{node}.txt"));
         let mut p = Process::start(&[&base[..], args].concat(), &errors);
-        let line = p.line().unwrap_or_else(|| panic!("program on {node}: {}", p.errors()));
+        let line = p
+            .line()
+            .unwrap_or_else(|| panic!("program on {node}: {}", p.errors()));
         let found = line.rsplit(' ').next().unwrap().parse().unwrap();
         assert!(line.starts_with("attached "), "{line}");
         (p, found)
@@ -120,7 +134,13 @@ impl Cluster {
 
     fn assert_equal(&self) -> Value {
         let out = self.mojim("verify", &["--json", "--wait", "60"]);
-        assert_eq!(out.status.code(), Some(0), "{} {}", text(&out.stdout), self.logs());
+        assert_eq!(
+            out.status.code(),
+            Some(0),
+            "{} {}",
+            text(&out.stdout),
+            self.logs()
+        );
         let v: Value = serde_json::from_slice(&out.stdout).unwrap();
         assert_eq!(v["equal"], true, "{v}");
         v
@@ -166,7 +186,11 @@ struct Process {
 
 impl Process {
     fn start(args: &[&str], errors: &Path) -> Process {
-        let file = fs::OpenOptions::new().create(true).append(true).open(errors).unwrap();
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(errors)
+            .unwrap();
         let mut child = Command::new(MOJIM)
             .args(args)
             .stdin(Stdio::piped())
@@ -199,7 +223,10 @@ impl Process {
 
     fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
-        let ok = Command::new("sh").args(["-c", &format!("kill -{signal} {id}")]).status().unwrap();
+        let ok = Command::new("sh")
+            .args(["-c", &format!("kill -{signal} {id}")])
+            .status()
+            .unwrap();
         assert!(ok.success());
     }
 
@@ -209,7 +236,11 @@ impl Process {
             if let Some(s) = self.child.try_wait().unwrap() {
                 return s.code();
             }
-            assert!(begin.elapsed() < DEADLINE, "it does not end: {}", self.errors());
+            assert!(
+                begin.elapsed() < DEADLINE,
+                "it does not end: {}",
+                self.errors()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -217,7 +248,9 @@ impl Process {
     /// Reads acknowledged entries from `from` on until entry `to - 1`.
     fn acknowledged(&mut self, from: u64, to: u64) {
         for i in from..to {
-            let line = self.line().unwrap_or_else(|| panic!("ended before entry {i}: {}", self.errors()));
+            let line = self
+                .line()
+                .unwrap_or_else(|| panic!("ended before entry {i}: {}", self.errors()));
             assert_eq!(line, i.to_string());
         }
     }
@@ -225,7 +258,12 @@ impl Process {
     /// Lets a lingering program detach.
     fn finish(&mut self) {
         drop(self.stdin.take());
-        assert_eq!(self.line().as_deref(), Some("detached"), "{}", self.errors());
+        assert_eq!(
+            self.line().as_deref(),
+            Some("detached"),
+            "{}",
+            self.errors()
+        );
         assert_eq!(self.wait(), Some(0));
     }
 }
@@ -238,7 +276,11 @@ impl Drop for Process {
 }
 
 fn mojim(args: &[&str]) -> Output {
-    Command::new(MOJIM).args(args).stdin(Stdio::null()).output().unwrap()
+    Command::new(MOJIM)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -260,8 +302,18 @@ fn await_that<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
 fn the_demonstration_loses_nothing_and_cleans_up() {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("demo-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
-    let out = Command::new(MOJIM).args(["demo", "--json"]).env("TMPDIR", &dir).output().unwrap();
-    assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
+    let out = Command::new(MOJIM)
+        .args(["demo", "--json"])
+        .env("TMPDIR", &dir)
+        .output()
+        .unwrap();
+    assert_eq!(
+        out.status.code(),
+        Some(0),
+        "{}{}",
+        text(&out.stdout),
+        text(&out.stderr)
+    );
     let v: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(v["ok"], true, "{v}");
     assert_eq!(v["lost"], 0);
@@ -284,7 +336,8 @@ fn the_demonstration_loses_nothing_and_cleans_up() {
 
 #[test]
 fn an_interrupted_demonstration_cleans_up() {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("interrupt-{}", std::process::id()));
+    let dir =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("interrupt-{}", std::process::id()));
     fs::create_dir_all(&dir).unwrap();
     let mut child = Command::new(MOJIM)
         .arg("demo")
@@ -299,7 +352,10 @@ fn an_interrupted_demonstration_cleans_up() {
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
     assert!(line.contains("Two nodes"), "{line}");
-    let ok = Command::new("sh").args(["-c", &format!("kill -INT {id}")]).status().unwrap();
+    let ok = Command::new("sh")
+        .args(["-c", &format!("kill -INT {id}")])
+        .status()
+        .unwrap();
     assert!(ok.success());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
@@ -312,7 +368,11 @@ fn from_new_nodes_to_a_promoted_mirror() {
     let c = Cluster::new(SYNC);
     let out = c.mojim("status", &[]);
     assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stdout).contains("no answer"), "{}", text(&out.stdout));
+    assert!(
+        text(&out.stdout).contains("no answer"),
+        "{}",
+        text(&out.stdout)
+    );
 
     let mut a = c.node("a");
     let mut b = c.node("b");
@@ -337,10 +397,16 @@ fn from_new_nodes_to_a_promoted_mirror() {
         let out = c.mojim("promote", &["--name", node]);
         assert_eq!(out.status.code(), Some(1));
         let why = text(&out.stderr);
-        assert!(why.starts_with("mojim: ") && why.contains(&format!("node {node}")), "{why}");
+        assert!(
+            why.starts_with("mojim: ") && why.contains(&format!("node {node}")),
+            "{why}"
+        );
     }
     let why = text(&c.mojim("promote", &["--name", "b"]).stderr);
-    assert!(why.contains("is alive") && why.contains("End it first"), "{why}");
+    assert!(
+        why.contains("is alive") && why.contains("End it first"),
+        "{why}"
+    );
 
     // In use, the copies cannot be compared.
     let out = c.mojim("verify", &["--wait", "0"]);
@@ -375,13 +441,18 @@ fn only_one_program_is_attached() {
     assert_eq!(out.status.code(), Some(1));
     let why = text(&out.stderr);
     assert!(
-        why.contains("volume v on node a is in use") && why.contains("only one process") && why.contains(&first.child.id().to_string()),
+        why.contains("volume v on node a is in use")
+            && why.contains("only one process")
+            && why.contains(&first.child.id().to_string()),
         "{why}"
     );
     let out = c.mojim("__append", &["--node", "b"]);
     assert_eq!(out.status.code(), Some(1));
     let why = text(&out.stderr);
-    assert!(why.contains("node b is not the primary of volume v: a is"), "{why}");
+    assert!(
+        why.contains("node b is not the primary of volume v: a is"),
+        "{why}"
+    );
     first.finish();
     c.assert_equal();
 }
@@ -408,27 +479,43 @@ fn a_killed_mirror_catches_up_from_its_disk() {
 
 #[test]
 fn a_killed_mirror_catches_up_from_its_memory() {
-    a_killed_mirror_catches_up(Setup { mirror_medium: "dram", ..SYNC });
+    a_killed_mirror_catches_up(Setup {
+        mirror_medium: "dram",
+        ..SYNC
+    });
 }
 
 #[test]
 fn a_killed_mirror_catches_up_through_shared_memory() {
-    a_killed_mirror_catches_up(Setup { mirror_medium: "dram", transport: "shm", ..SYNC });
+    a_killed_mirror_catches_up(Setup {
+        mirror_medium: "dram",
+        transport: "shm",
+        ..SYNC
+    });
 }
 
 #[test]
 fn a_killed_mirror_catches_up_in_sync_flush() {
-    a_killed_mirror_catches_up(Setup { mode: "sync-flush", ..SYNC });
+    a_killed_mirror_catches_up(Setup {
+        mode: "sync-flush",
+        ..SYNC
+    });
 }
 
 #[test]
 fn a_killed_mirror_catches_up_in_async() {
-    a_killed_mirror_catches_up(Setup { mode: "async", ..SYNC });
+    a_killed_mirror_catches_up(Setup {
+        mode: "async",
+        ..SYNC
+    });
 }
 
 #[test]
 fn a_mirror_that_lost_its_memory_is_copied_anew() {
-    let c = Cluster::new(Setup { mirror_medium: "dram", ..SYNC });
+    let c = Cluster::new(Setup {
+        mirror_medium: "dram",
+        ..SYNC
+    });
     let _a = c.node("a");
     let mut b = c.node("b");
     let (mut program, _) = c.program("a", &["--entries", "1500", "--pace", "200", "--linger"]);
@@ -437,7 +524,13 @@ fn a_mirror_that_lost_its_memory_is_copied_anew() {
     // As after a loss of power.
     for d in fs::read_dir(&c.memory).unwrap() {
         let path = d.unwrap().path();
-        if path.file_name().unwrap().to_str().unwrap().starts_with("mojim-e2e-b-") {
+        if path
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with("mojim-e2e-b-")
+        {
             fs::remove_dir_all(path).unwrap();
         }
     }
@@ -454,7 +547,11 @@ fn a_mirror_that_lost_its_memory_is_copied_anew() {
 #[test]
 fn the_old_primary_returns_as_the_mirror() {
     for transport in ["tcp", "shm"] {
-        let c = Cluster::new(Setup { mirror_medium: "dram", transport, ..SYNC });
+        let c = Cluster::new(Setup {
+            mirror_medium: "dram",
+            transport,
+            ..SYNC
+        });
         let mut a = c.node("a");
         let _b = c.node("b");
         let (mut program, _) = c.program("a", &[]);
@@ -471,7 +568,9 @@ fn the_old_primary_returns_as_the_mirror() {
         let (mut program, found) = c.program("b", &["--entries", "300", "--linger"]);
         assert!(found >= acknowledged, "{found} of {acknowledged} entries");
         program.acknowledged(found, found + 300);
-        await_that("the return of a", || (c.says(1)["view"]["mirror"] == "a").then_some(()));
+        await_that("the return of a", || {
+            (c.says(1)["view"]["mirror"] == "a").then_some(())
+        });
         let s = c.status();
         assert_eq!(s["ok"], true, "{s:#}");
         program.finish();
@@ -481,13 +580,20 @@ fn the_old_primary_returns_as_the_mirror() {
         // And nothing on it passes for the primary any more.
         let out = c.mojim("__append", &["--node", "a"]);
         assert_eq!(out.status.code(), Some(1));
-        assert!(text(&out.stderr).contains("is not the primary"), "{}", text(&out.stderr));
+        assert!(
+            text(&out.stderr).contains("is not the primary"),
+            "{}",
+            text(&out.stderr)
+        );
     }
 }
 
 #[test]
 fn a_killed_program_loses_nothing_though_its_mirror_is_gone() {
-    let c = Cluster::new(Setup { mirror_medium: "dram", ..SYNC });
+    let c = Cluster::new(Setup {
+        mirror_medium: "dram",
+        ..SYNC
+    });
     let _a = c.node("a");
     let mut b = c.node("b");
     let (mut program, _) = c.program("a", &[]);
@@ -552,7 +658,11 @@ fn a_difference_is_found_to_the_byte() {
     assert_eq!(out.status.code(), Some(1), "{}", text(&out.stderr));
     let v: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(v["equal"], false);
-    assert_eq!((&v["file"], &v["offset"]), (&"log".into(), &20_000_001.into()), "{v}");
+    assert_eq!(
+        (&v["file"], &v["offset"]),
+        (&"log".into(), &20_000_001.into()),
+        "{v}"
+    );
 }
 
 #[test]
@@ -576,7 +686,9 @@ fn every_mistake_of_a_configuration_is_reported() {
         let why = text(&out.stderr);
         for mistake in ["volume.v.mode", "node.a.address", "node.a.directory"] {
             let place = format!("{}:", c.file().display());
-            let found = why.lines().any(|l| l.starts_with("mojim: ") && l.contains(&place) && l.contains(mistake));
+            let found = why
+                .lines()
+                .any(|l| l.starts_with("mojim: ") && l.contains(&place) && l.contains(mistake));
             assert!(found, "{args:?}: {mistake} is not in\n{why}");
         }
     }
@@ -598,7 +710,12 @@ fn what_is_asked_for_wrongly_is_a_usage_error() {
         &["run", "--name", "a"],
     ] {
         let out = c.mojim(args[0], &args[1..]);
-        assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out.stderr));
+        assert_eq!(
+            out.status.code(),
+            Some(2),
+            "{args:?}: {}",
+            text(&out.stderr)
+        );
         assert!(!text(&out.stderr).contains("panicked"));
     }
     let out = mojim(&[]);
@@ -610,9 +727,16 @@ fn what_is_asked_for_wrongly_is_a_usage_error() {
 #[test]
 fn a_reader_that_goes_away_is_no_panic() {
     let c = Cluster::new(SYNC);
-    let script = format!("'{MOJIM}' config --config '{}' | true; '{MOJIM}' completions bash | true", c.file().display());
+    let script = format!(
+        "'{MOJIM}' config --config '{}' | true; '{MOJIM}' completions bash | true",
+        c.file().display()
+    );
     let out = Command::new("sh").args(["-c", &script]).output().unwrap();
-    assert!(!text(&out.stderr).contains("panicked"), "{}", text(&out.stderr));
+    assert!(
+        !text(&out.stderr).contains("panicked"),
+        "{}",
+        text(&out.stderr)
+    );
 }
 
 #[test]
@@ -621,9 +745,23 @@ fn the_manual_covers_every_word() {
     let dir = c.dir.join("man");
     let out = mojim(&["man", dir.to_str().unwrap()]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    let mut pages: Vec<_> = fs::read_dir(&dir).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+    let mut pages: Vec<_> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|f| f.unwrap().file_name().into_string().unwrap())
+        .collect();
     pages.sort();
-    for word in ["demo", "node", "run", "status", "promote", "verify", "config", "bench", "man", "completions"] {
+    for word in [
+        "demo",
+        "node",
+        "run",
+        "status",
+        "promote",
+        "verify",
+        "config",
+        "bench",
+        "man",
+        "completions",
+    ] {
         assert!(pages.contains(&format!("mojim-{word}.1")), "{pages:?}");
     }
     assert!(!pages.iter().any(|p| p.contains("__")), "{pages:?}");
@@ -668,7 +806,9 @@ fn strangers_are_refused_and_the_node_keeps_serving() {
             let _ = s.read_to_end(&mut Vec::new());
         }
         // Silent ones, and many of them.
-        let silent: Vec<_> = (0..50).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        let silent: Vec<_> = (0..50)
+            .map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap())
+            .collect();
         assert!(c.status()["volumes"][0]["nodes"][0]["reachable"] == true);
         drop(silent);
     }
@@ -679,18 +819,46 @@ fn strangers_are_refused_and_the_node_keeps_serving() {
     fs::write(&other, t).unwrap();
     let out = mojim(&["status", "--config", other.to_str().unwrap()]);
     assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stdout).contains("this is cluster"), "{}", text(&out.stdout));
-    let out = mojim(&["promote", "--config", other.to_str().unwrap(), "--name", "b"]);
+    assert!(
+        text(&out.stdout).contains("this is cluster"),
+        "{}",
+        text(&out.stdout)
+    );
+    let out = mojim(&[
+        "promote",
+        "--config",
+        other.to_str().unwrap(),
+        "--name",
+        "b",
+    ]);
     assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stderr).contains("this is cluster"), "{}", text(&out.stderr));
-    let out = mojim(&["__append", "--config", other.to_str().unwrap(), "--node", "a"]);
+    assert!(
+        text(&out.stderr).contains("this is cluster"),
+        "{}",
+        text(&out.stderr)
+    );
+    let out = mojim(&[
+        "__append",
+        "--config",
+        other.to_str().unwrap(),
+        "--node",
+        "a",
+    ]);
     assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stderr).contains("this is cluster"), "{}", text(&out.stderr));
+    assert!(
+        text(&out.stderr).contains("this is cluster"),
+        "{}",
+        text(&out.stderr)
+    );
 
     program.acknowledged(10, 1000);
     program.finish();
     c.assert_equal();
-    assert!(!a.errors().contains("panicked") && !b.errors().contains("panicked"), "{}", c.logs());
+    assert!(
+        !a.errors().contains("panicked") && !b.errors().contains("panicked"),
+        "{}",
+        c.logs()
+    );
 }
 
 #[test]
@@ -698,7 +866,15 @@ fn run_says_what_it_lacks() {
     let c = Cluster::new(SYNC);
     let file = c.file();
     let out = Command::new(MOJIM)
-        .args(["run", "--config", file.to_str().unwrap(), "--name", "a", "--", "true"])
+        .args([
+            "run",
+            "--config",
+            file.to_str().unwrap(),
+            "--name",
+            "a",
+            "--",
+            "true",
+        ])
         .env("MOJIM_LIB", c.dir.join("nothing-here"))
         .output()
         .unwrap();
@@ -706,6 +882,9 @@ fn run_says_what_it_lacks() {
     if out.status.code() != Some(0) {
         assert_eq!(out.status.code(), Some(1));
         let why = text(&out.stderr);
-        assert!(why.contains("libmojim_preload.so") && why.contains("MOJIM_LIB"), "{why}");
+        assert!(
+            why.contains("libmojim_preload.so") && why.contains("MOJIM_LIB"),
+            "{why}"
+        );
     }
 }

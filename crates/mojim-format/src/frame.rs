@@ -68,8 +68,25 @@ impl FrameKind {
     fn from_u8(v: u8) -> Option<FrameKind> {
         use FrameKind::*;
         const ALL: [FrameKind; 19] = [
-            Record, Ack, Heartbeat, Hello, Welcome, Refuse, Start, Started, Lane, LaneOk,
-            CopyRequest, CopyBegin, CopyFile, CopyData, CopyEnd, Copied, Spill, Request, Response,
+            Record,
+            Ack,
+            Heartbeat,
+            Hello,
+            Welcome,
+            Refuse,
+            Start,
+            Started,
+            Lane,
+            LaneOk,
+            CopyRequest,
+            CopyBegin,
+            CopyFile,
+            CopyData,
+            CopyEnd,
+            Copied,
+            Spill,
+            Request,
+            Response,
         ];
         ALL.into_iter().find(|k| *k as u8 == v)
     }

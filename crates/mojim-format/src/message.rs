@@ -236,7 +236,9 @@ impl Message for Refuse {
         while !self.text.is_char_boundary(end) {
             end -= 1;
         }
-        w.u16(self.code as u16).u64(self.epoch).text(&self.text[..end]);
+        w.u16(self.code as u16)
+            .u64(self.epoch)
+            .text(&self.text[..end]);
     }
 
     fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {

@@ -44,7 +44,12 @@ fn record(ops: &[(u32, OpKind, u64, &[u8])], place: Place) -> Vec<u8> {
     let mut w = RecordWriter::new(&mut b, ops.len());
     for &(file, kind, offset, p) in ops {
         let len = p.len() as u32;
-        w.op(Op { file, kind, offset, len });
+        w.op(Op {
+            file,
+            kind,
+            offset,
+            len,
+        });
     }
     for o in ops {
         w.payload(o.3);
@@ -58,17 +63,35 @@ fn records() -> Vec<Vec<u8>> {
     use OpKind::*;
     vec![
         record(&[], (1, 1, 0, true, 0)),
-        record(&[(1, Write, 16, b"four"), (1, Write, 8, b"8 bytes.")], (7, 2, 0, true, 6)),
-        record(&[(5, Create, 0, b"dir/name"), (5, Resize, 4096, b"")], (8, 2, 0, true, 7)),
-        record(&[(5, Rename, 0, b"other"), (4, Remove, 0, b"")], (9, 2, 3, false, 5)),
-        record(&[(0, Spill, 1 << 30, &77u64.to_le_bytes())], (1 << 33, 2, 0, true, (1 << 33) - 9)),
+        record(
+            &[(1, Write, 16, b"four"), (1, Write, 8, b"8 bytes.")],
+            (7, 2, 0, true, 6),
+        ),
+        record(
+            &[(5, Create, 0, b"dir/name"), (5, Resize, 4096, b"")],
+            (8, 2, 0, true, 7),
+        ),
+        record(
+            &[(5, Rename, 0, b"other"), (4, Remove, 0, b"")],
+            (9, 2, 3, false, 5),
+        ),
+        record(
+            &[(0, Spill, 1 << 30, &77u64.to_le_bytes())],
+            (1 << 33, 2, 0, true, (1 << 33) - 9),
+        ),
     ]
 }
 
 fn history() -> Vec<EpochStart> {
     vec![
-        EpochStart { epoch: 1, first_lsn: 1 },
-        EpochStart { epoch: 4, first_lsn: 900 },
+        EpochStart {
+            epoch: 1,
+            first_lsn: 1,
+        },
+        EpochStart {
+            epoch: 4,
+            first_lsn: 900,
+        },
     ]
 }
 
@@ -93,12 +116,24 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "welcome",
-            Welcome { volume_id: 5, state: State::Whole, member: true, tail: 8, level: 3, history: history() }
-                .encode(),
+            Welcome {
+                volume_id: 5,
+                state: State::Whole,
+                member: true,
+                tail: 8,
+                level: 3,
+                history: history(),
+            }
+            .encode(),
         ),
         (
             "refuse",
-            Refuse { code: RefuseCode::Busy, epoch: 3, text: "in use".into() }.encode(),
+            Refuse {
+                code: RefuseCode::Busy,
+                epoch: 3,
+                text: "in use".into(),
+            }
+            .encode(),
         ),
         (
             "start",
@@ -128,21 +163,55 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "copybegin",
-            CopyBegin { volume_id: 5, lsn: 8, files: 1, bytes: 10, history: history() }.encode(),
+            CopyBegin {
+                volume_id: 5,
+                lsn: 8,
+                files: 1,
+                bytes: 10,
+                history: history(),
+            }
+            .encode(),
         ),
-        ("copyfile", CopyFile { id: 1, size: 10, name: "dir/x".into() }.encode()),
+        (
+            "copyfile",
+            CopyFile {
+                id: 1,
+                size: 10,
+                name: "dir/x".into(),
+            }
+            .encode(),
+        ),
         (
             "copydata",
-            CopyData { id: 1, offset: 4, bytes: b"012345".to_vec() }.encode(),
+            CopyData {
+                id: 1,
+                offset: 4,
+                bytes: b"012345".to_vec(),
+            }
+            .encode(),
         ),
     ]
 }
 
 fn frames() -> Vec<Vec<u8>> {
-    [(FrameKind::Record, 104), (FrameKind::Ack, 0), (FrameKind::Hello, 80)]
-        .into_iter()
-        .map(|(kind, body)| Frame { kind, flags: 1, epoch: 4, lsn: 77, body }.encode().to_vec())
-        .collect()
+    [
+        (FrameKind::Record, 104),
+        (FrameKind::Ack, 0),
+        (FrameKind::Hello, 80),
+    ]
+    .into_iter()
+    .map(|(kind, body)| {
+        Frame {
+            kind,
+            flags: 1,
+            epoch: 4,
+            lsn: 77,
+            body,
+        }
+        .encode()
+        .to_vec()
+    })
+    .collect()
 }
 
 fn superblock() -> Vec<u8> {
@@ -150,7 +219,11 @@ fn superblock() -> Vec<u8> {
         sequence: 3,
         volume_id: 99,
         promised: 5,
-        view: View { epoch: 4, primary: "a".into(), mirror: "b".into() },
+        view: View {
+            epoch: 4,
+            primary: "a".into(),
+            mirror: "b".into(),
+        },
         checkpoint: 1000,
         boot_id: [7; 16],
         incarnation: 1,
@@ -169,7 +242,11 @@ fn superblock() -> Vec<u8> {
 }
 
 fn catalog() -> Vec<u8> {
-    let file = |id, size, name: &str| CatalogEntry { id, size, name: name.into() };
+    let file = |id, size, name: &str| CatalogEntry {
+        id,
+        size,
+        name: name.into(),
+    };
     Catalog {
         volume: 9,
         lsn: 8,
@@ -220,7 +297,12 @@ fn mutate(rng: &mut Rng, b: &mut Vec<u8>, other: &[u8]) {
 
 /// Mutates `samples`; `seal` puts right what the decoder checks first, `check`
 /// says whether it accepted.
-fn fuzz(seed: u64, samples: &[Vec<u8>], seal: impl Fn(&mut Vec<u8>), check: impl Fn(&[u8]) -> bool) {
+fn fuzz(
+    seed: u64,
+    samples: &[Vec<u8>],
+    seal: impl Fn(&mut Vec<u8>),
+    check: impl Fn(&[u8]) -> bool,
+) {
     let mut rng = Rng(seed);
     assert!(samples.iter().all(|s| check(s)), "a sample is refused");
     let mut accepted = 0;
@@ -233,7 +315,10 @@ fn fuzz(seed: u64, samples: &[Vec<u8>], seal: impl Fn(&mut Vec<u8>), check: impl
         }
         accepted += check(&b) as usize;
     }
-    assert!(cfg!(miri) || accepted > ROUNDS / 100, "{accepted} accepted: too few to say anything");
+    assert!(
+        cfg!(miri) || accepted > ROUNDS / 100,
+        "{accepted} accepted: too few to say anything"
+    );
 }
 
 fn crc_at_end(b: &mut Vec<u8>) {
@@ -251,7 +336,10 @@ fn check_record(b: &[u8]) -> bool {
     let Ok(v) = RecordView::decode(b) else {
         return false;
     };
-    let ops: Vec<_> = v.ops().map(|(o, p)| (o.file, o.kind, o.offset, p)).collect();
+    let ops: Vec<_> = v
+        .ops()
+        .map(|(o, p)| (o.file, o.kind, o.offset, p))
+        .collect();
     let h = v.header;
     let mut again = record(&ops, (h.lsn, h.epoch, h.part, h.end, h.committed));
     again[8..16].copy_from_slice(&h.volume.to_le_bytes());
@@ -380,6 +468,11 @@ fn the_fuzzers_seeds_are_of_this_format() {
             std::fs::write(&path, &b).unwrap();
         }
         let found = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        assert_eq!(found, b, "{}: run again with MOJIM_WRITE_SEEDS=1", path.display());
+        assert_eq!(
+            found,
+            b,
+            "{}: run again with MOJIM_WRITE_SEEDS=1",
+            path.display()
+        );
     }
 }

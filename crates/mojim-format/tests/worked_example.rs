@@ -21,7 +21,10 @@ fn document() -> String {
 fn hex(name: &str) -> Vec<u8> {
     let text = document();
     let head = format!("```hex {name}\n");
-    let block = text.split_once(&head).unwrap_or_else(|| panic!("no block {name}")).1;
+    let block = text
+        .split_once(&head)
+        .unwrap_or_else(|| panic!("no block {name}"))
+        .1;
     let block = block.split_once("```").expect("the block ends").0;
     let mut out = Vec::new();
     for line in block.lines() {
@@ -43,7 +46,12 @@ fn the_record() {
     let ops: Vec<_> = v.ops().collect();
     let value = 42u32.to_le_bytes();
     let pointer = 16u64.to_le_bytes();
-    let op = |offset, len| Op { file: 1, kind: OpKind::Write, offset, len };
+    let op = |offset, len| Op {
+        file: 1,
+        kind: OpKind::Write,
+        offset,
+        len,
+    };
     assert_eq!(ops, [(op(16, 4), &value[..]), (op(8, 8), &pointer[..])]);
 
     let mut out = vec![0xAA; RecordWriter::len_for(2, 12)];
@@ -80,7 +88,10 @@ fn the_frames() {
 
 #[test]
 fn the_pad() {
-    let pad = Pad { volume: VOLUME, lsn: 7 };
+    let pad = Pad {
+        volume: VOLUME,
+        lsn: 7,
+    };
     assert_eq!(Pad::decode(&hex("pad")), Ok(pad));
     let mut out = [0xAA; PAD_LEN];
     pad.encode(&mut out);
@@ -92,11 +103,17 @@ fn the_catalogue_and_the_message() {
     let c = Catalog {
         volume: VOLUME,
         lsn: 5,
-        files: vec![CatalogEntry { id: 1, size: 4096, name: "list".into() }],
+        files: vec![CatalogEntry {
+            id: 1,
+            size: 4096,
+            name: "list".into(),
+        }],
     };
     assert_eq!(Catalog::decode(&hex("catalogue")), Ok(c.clone()));
     assert_eq!(c.encode(), hex("catalogue"));
-    let s = Started { session: 0x0102_0304_0506_0708 };
+    let s = Started {
+        session: 0x0102_0304_0506_0708,
+    };
     assert_eq!(Started::decode(&hex("started")), Ok(s));
     assert_eq!(s.encode(), hex("started"));
 }
@@ -107,7 +124,11 @@ fn the_superblock() {
         sequence: 9,
         volume_id: VOLUME,
         promised: 3,
-        view: View { epoch: 3, primary: "a".into(), mirror: "b".into() },
+        view: View {
+            epoch: 3,
+            primary: "a".into(),
+            mirror: "b".into(),
+        },
         checkpoint: 5,
         boot_id: [0; 16],
         incarnation: 0xab_cdef,
@@ -120,8 +141,14 @@ fn the_superblock() {
         node: "b".into(),
         starts: vec![1024],
         history: vec![
-            EpochStart { epoch: 2, first_lsn: 1 },
-            EpochStart { epoch: 3, first_lsn: 8 },
+            EpochStart {
+                epoch: 2,
+                first_lsn: 1,
+            },
+            EpochStart {
+                epoch: 3,
+                first_lsn: 8,
+            },
         ],
     };
     let b = s.encode();
@@ -141,12 +168,20 @@ fn the_superblock() {
 
 /// The rows of the first table behind `mark`, as their cells.
 fn table(text: &str, mark: &str) -> Vec<Vec<String>> {
-    let rest = text.split_once(mark).unwrap_or_else(|| panic!("no {mark:?}")).1;
+    let rest = text
+        .split_once(mark)
+        .unwrap_or_else(|| panic!("no {mark:?}"))
+        .1;
     rest.lines()
         .skip_while(|l| !l.starts_with('|'))
         .take_while(|l| l.starts_with('|'))
         .skip(2)
-        .map(|l| l.trim_matches('|').split('|').map(|c| c.trim().to_owned()).collect())
+        .map(|l| {
+            l.trim_matches('|')
+                .split('|')
+                .map(|c| c.trim().to_owned())
+                .collect()
+        })
         .collect()
 }
 
@@ -174,8 +209,10 @@ fn the_constants_are_the_codes() {
         ("MAX_NAME", MAX_NAME),
         ("MAX_FILE_NAME", MAX_FILE_NAME),
     ];
-    let ours: BTreeMap<String, u64> =
-        ours.into_iter().map(|(k, v)| (k.to_owned(), v as u64)).collect();
+    let ours: BTreeMap<String, u64> = ours
+        .into_iter()
+        .map(|(k, v)| (k.to_owned(), v as u64))
+        .collect();
     assert_eq!(told, ours);
 }
 
@@ -193,7 +230,9 @@ fn the_layouts_have_no_gaps_and_the_codes_sizes() {
     ]);
     let mut seen = 0;
     for mark in text.lines().filter(|l| l.starts_with("<!-- layout: ")) {
-        let inner = mark.trim_start_matches("<!-- layout: ").trim_end_matches(" -->");
+        let inner = mark
+            .trim_start_matches("<!-- layout: ")
+            .trim_end_matches(" -->");
         let (name, total) = inner.split_once(", ").expect("name, size");
         assert_eq!(sizes.get(name), Some(&total.parse().unwrap()), "{name}");
         let mut at = 0;
@@ -215,7 +254,14 @@ fn the_kinds_are_the_codes() {
     assert_eq!(rows.len(), FrameKind::Response as usize);
     for row in rows {
         let number: u8 = row[0].parse().unwrap();
-        let mut b = Frame { kind: FrameKind::Ack, flags: 0, epoch: 1, lsn: 1, body: 0 }.encode();
+        let mut b = Frame {
+            kind: FrameKind::Ack,
+            flags: 0,
+            epoch: 1,
+            lsn: 1,
+            body: 0,
+        }
+        .encode();
         b[5] = number;
         let crc = crc32c(&b[..28]);
         b[28..].copy_from_slice(&crc.to_le_bytes());

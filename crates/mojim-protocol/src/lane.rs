@@ -102,10 +102,19 @@ mod tests {
         assert_eq!(l.arrive(&rec(3, 1, 0, true), &h), Arrival::Accept);
         assert_eq!(l.arrive(&rec(3, 1, 0, true), &h), Arrival::Duplicate);
         assert_eq!(l.arrive(&rec(9, 1, 0, true), &h), Arrival::Accept);
-        assert!(matches!(l.arrive(&rec(10, 1, 0, true), &h), Arrival::Refuse(_)));
+        assert!(matches!(
+            l.arrive(&rec(10, 1, 0, true), &h),
+            Arrival::Refuse(_)
+        ));
         assert_eq!(l.arrive(&rec(10, 2, 0, false), &h), Arrival::Accept);
-        assert!(matches!(l.arrive(&rec(12, 2, 1, true), &h), Arrival::Refuse(_)));
+        assert!(matches!(
+            l.arrive(&rec(12, 2, 1, true), &h),
+            Arrival::Refuse(_)
+        ));
         assert_eq!(l.arrive(&rec(11, 2, 1, true), &h), Arrival::Accept);
-        assert!(matches!(l.arrive(&rec(12, 2, 1, true), &h), Arrival::Refuse(_)));
+        assert!(matches!(
+            l.arrive(&rec(12, 2, 1, true), &h),
+            Arrival::Refuse(_)
+        ));
     }
 }

@@ -47,6 +47,8 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
             return Plan::CopyFrom;
         }
         (State::Loading, _) => return Plan::Nothing,
+        // It held a volume and lost it: nothing is made anew in its place.
+        (State::Empty, _) if primary.volume_id != 0 => return Plan::Nothing,
         _ => return Plan::CopyTo,
     }
     if primary.volume_id != mirror.volume_id {
@@ -131,25 +133,58 @@ mod tests {
         // the primary lost its power and with it its ring
         assert_eq!(reconcile(&p(8), &p(10), 5, true), Plan::CopyFrom);
         // the mirror lost its log
-        assert_eq!(reconcile(&p(8), &copy(1, Empty, 0, &[]), 1, false), Plan::CopyTo);
+        assert_eq!(
+            reconcile(&p(8), &copy(1, Empty, 0, &[]), 1, false),
+            Plan::CopyTo
+        );
         // the primary's directory is new
-        assert_eq!(reconcile(&copy(0, Empty, 0, &[]), &p(10), 1, true), Plan::CopyFrom);
-        assert_eq!(reconcile(&copy(2, Whole, 0, &[(1, 1)]), &p(10), 1, true), Plan::CopyFrom);
+        assert_eq!(
+            reconcile(&copy(0, Empty, 0, &[]), &p(10), 1, true),
+            Plan::CopyFrom
+        );
+        assert_eq!(
+            reconcile(&copy(2, Whole, 0, &[(1, 1)]), &p(10), 1, true),
+            Plan::CopyFrom
+        );
         // different volumes, both used
-        assert_eq!(reconcile(&copy(2, Whole, 4, &[(1, 1)]), &p(10), 1, true), Plan::Foreign);
+        assert_eq!(
+            reconcile(&copy(2, Whole, 4, &[(1, 1)]), &p(10), 1, true),
+            Plan::Foreign
+        );
         // the old primary returns as the mirror of the promoted one
         let b = copy(1, Whole, 150, &[(1, 1), (2, 101)]);
         assert_eq!(reconcile(&b, &p(120), 1, true), Plan::CopyTo);
         assert_eq!(reconcile(&b, &p(100), 1, true), Plan::Resend { from: 100 });
-        assert_eq!(reconcile(&copy(1, Loading, 0, &[]), &copy(1, Loading, 0, &[]), 1, true), Plan::Nothing);
+        assert_eq!(
+            reconcile(
+                &copy(1, Loading, 0, &[]),
+                &copy(1, Loading, 0, &[]),
+                1,
+                true
+            ),
+            Plan::Nothing
+        );
     }
 
     #[test]
     fn only_a_whole_member_without_a_living_primary_is_promoted() {
-        let v = View { epoch: 3, primary: "a".into(), mirror: "b".into() };
+        let v = View {
+            epoch: 3,
+            primary: "a".into(),
+            mirror: "b".into(),
+        };
         assert_eq!(may_promote("b", &v, State::Whole, false), Ok(()));
-        assert_eq!(may_promote("b", &v, State::Whole, true), Err(PromoteRefusal::PrimaryAlive));
-        assert_eq!(may_promote("b", &v, State::Loading, false), Err(PromoteRefusal::NotWhole));
-        assert_eq!(may_promote("c", &v, State::Whole, false), Err(PromoteRefusal::NotMember));
+        assert_eq!(
+            may_promote("b", &v, State::Whole, true),
+            Err(PromoteRefusal::PrimaryAlive)
+        );
+        assert_eq!(
+            may_promote("b", &v, State::Loading, false),
+            Err(PromoteRefusal::NotWhole)
+        );
+        assert_eq!(
+            may_promote("c", &v, State::Whole, false),
+            Err(PromoteRefusal::NotMember)
+        );
     }
 }

@@ -6,7 +6,10 @@
 //! every LSN in (start, n] was marked. At most `window` LSNs may be in flight
 //! above the prefix; the caller ensures it with [`Prefix::has_room`].
 
-use std::sync::atomic::{AtomicU64, Ordering::{Relaxed, SeqCst}};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 /// A completion ring: slot `lsn % window` holds `lsn` once that LSN is complete.
 pub struct Prefix {
@@ -98,9 +101,11 @@ mod tests {
         std::thread::scope(|s| {
             for t in 0..4 {
                 let p = p.clone();
-                s.spawn(move || (1..=n).filter(|l| l % 4 == t).for_each(|l| {
-                    p.mark(l);
-                }));
+                s.spawn(move || {
+                    (1..=n).filter(|l| l % 4 == t).for_each(|l| {
+                        p.mark(l);
+                    })
+                });
             }
         });
         assert_eq!(p.get(), n);

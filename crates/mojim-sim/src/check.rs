@@ -256,7 +256,10 @@ impl Checker {
 
     /// The last whole sync point at or before `lsn`.
     fn rounded(&self, history: &History, lsn: u64) -> Option<usize> {
-        (0..=lsn).rev().take(64).find_map(|l| self.exact(history, l))
+        (0..=lsn)
+            .rev()
+            .take(64)
+            .find_map(|l| self.exact(history, l))
     }
 
     fn text(&self, p: usize) -> String {
@@ -359,7 +362,9 @@ impl Checker {
         let applied = self.copies[n].applied;
         // A copy of a fork, begun and ended between two looks, replaced it.
         let point = &self.points[applied];
-        let replaced = history.epoch_at(point.last).is_some_and(|e| e != point.epoch);
+        let replaced = history
+            .epoch_at(point.last)
+            .is_some_and(|e| e != point.epoch);
         if replaced {
             self.copies[n].applied = tail;
         } else if !self.is_within(applied, tail) {
@@ -431,7 +436,9 @@ impl Checker {
         Err(format!(
             "3: acknowledged {} is on no copy any more, without a failure: {:?}",
             self.text(self.floor),
-            self.copies.each_ref().map(|c| c.hold.kill.map(|h| self.text(h)))
+            self.copies
+                .each_ref()
+                .map(|c| c.hold.kill.map(|h| self.text(h)))
         ))
     }
 
@@ -498,7 +505,9 @@ impl Checker {
     pub fn began(&mut self, n: usize, store: &Store, tail: u64) -> Checked<usize> {
         let history = store.history();
         let Some(p) = self.exact(&history, tail) else {
-            return Err(format!("3: epoch begins behind LSN {tail}, which ends no sync point"));
+            return Err(format!(
+                "3: epoch begins behind LSN {tail}, which ends no sync point"
+            ));
         };
         if !self.is_within(self.floor, p) {
             return Err(format!(
@@ -521,7 +530,9 @@ impl Checker {
     pub fn promoted(&mut self, n: usize, store: &Store, tail: u64, lossy: bool) -> Checked {
         let history = store.history();
         let Some(p) = self.exact(&history, tail) else {
-            return Err(format!("3: promoted at LSN {tail}, which ends no sync point"));
+            return Err(format!(
+                "3: promoted at LSN {tail}, which ends no sync point"
+            ));
         };
         self.copies[n].hold.kill = Some(p);
         if store.level().is_persistent() {
@@ -545,11 +556,18 @@ impl Checker {
     /// The application learned that `p` is safe.
     pub fn acked(&mut self, n: usize, p: usize, rule: AckRule, persistent: [bool; 2]) -> Checked {
         let has = |c: &Copy, persistent: bool| {
-            let h = if persistent { c.hold.power } else { c.hold.kill };
+            let h = if persistent {
+                c.hold.power
+            } else {
+                c.hold.kill
+            };
             h.is_some_and(|h| self.is_within(p, h))
         };
         if rule.local && !has(&self.copies[n], persistent[n]) {
-            return Err(format!("2: {} is acknowledged, but not in the own log", self.text(p)));
+            return Err(format!(
+                "2: {} is acknowledged, but not in the own log",
+                self.text(p)
+            ));
         }
         let mut failures = self.failures();
         let was = self.copies[1 - n].was;
@@ -571,7 +589,10 @@ impl Checker {
         });
         if self.points[p].last > self.points[self.floor].last {
             if !self.is_within(self.floor, p) {
-                return Err(format!("3: {} is acknowledged on another branch", self.text(p)));
+                return Err(format!(
+                    "3: {} is acknowledged on another branch",
+                    self.text(p)
+                ));
             }
             self.floor = p;
         }
@@ -593,7 +614,9 @@ impl Checker {
         }
         let history = store.history();
         let Some(p) = self.rounded(&history, lsn) else {
-            return Err(format!("3: node {n} has received LSN {lsn}, which nobody sent"));
+            return Err(format!(
+                "3: node {n} has received LSN {lsn}, which nobody sent"
+            ));
         };
         let hold = self.copies[n].hold;
         let mut power = match hold.power {
@@ -650,7 +673,10 @@ impl Checker {
         }
         let history = store.history();
         let Some(p) = self.exact(&history, store.applied()) else {
-            return Err(format!("4: node {n}: LSN {} ends no sync point", store.applied()));
+            return Err(format!(
+                "4: node {n}: LSN {} ends no sync point",
+                store.applied()
+            ));
         };
         let c = &mut self.copies[n];
         if c.compared == Some(p) || self.points[p].last < self.points[c.mixed].last {
@@ -677,7 +703,10 @@ impl Checker {
         for (id, f) in model.iter() {
             let path = store.spec().dir.join(&f.name);
             let Some(bytes) = world.contents(node, &path) else {
-                return Err(format!("4: node {n} at {at}: file {id} {} is not there", f.name));
+                return Err(format!(
+                    "4: node {n} at {at}: file {id} {} is not there",
+                    f.name
+                ));
             };
             if bytes != *f.data {
                 let first = bytes.iter().zip(f.data.iter()).position(|(a, b)| a != b);

@@ -66,7 +66,10 @@ impl Mutation {
     pub const ALL: [(Mutation, &'static str); 3] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
-        (Mutation::IgnoreFailedSync, "ignore_failed_sync (invariant 6)"),
+        (
+            Mutation::IgnoreFailedSync,
+            "ignore_failed_sync (invariant 6)",
+        ),
     ];
 }
 
@@ -313,6 +316,7 @@ impl Cluster {
             resend_timeout: 200 * MS,
             resend_attempts: 5,
             max_record: Log::max_record(smallest),
+            smallest_log: smallest,
             checkpoint_threshold: s.threshold,
         }
     }
@@ -426,13 +430,19 @@ impl Cluster {
             }
         };
         let limit = limit.and_then(|(lsn, h)| {
-            (0..=lsn).rev().take(64).find_map(|l| self.check.exact(&h, l))
+            (0..=lsn)
+                .rev()
+                .take(64)
+                .find_map(|l| self.check.exact(&h, l))
         });
         let had = match &role {
             Role::Mirror(m) => {
                 let h = m.m.store.history();
                 let lsn = m.m.received.get();
-                (0..=lsn).rev().take(64).find_map(|l| self.check.exact(&h, l))
+                (0..=lsn)
+                    .rev()
+                    .take(64)
+                    .find_map(|l| self.check.exact(&h, l))
             }
             _ => None,
         };
@@ -581,9 +591,7 @@ impl Cluster {
             }
             let poisoned = match &self.nodes[n].role {
                 Role::Down => false,
-                Role::Primary(p) => {
-                    p.p.store.poisoned().is_some() || p.session.fatal().is_some()
-                }
+                Role::Primary(p) => p.p.store.poisoned().is_some() || p.session.fatal().is_some(),
                 Role::Mirror(m) => m.m.store.poisoned().is_some(),
             };
             if poisoned {

@@ -87,15 +87,18 @@ fn report(t: &Total, rate: f64, json: bool) {
     let s = &t.sum;
     if json {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
-        let failures: Vec<_> = t
-            .failures
-            .iter()
-            .map(|(s, _)| s.to_string())
-            .collect();
+        let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
             "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"excused_losses\":{},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
-            t.seeds, s.sync_points, s.acks, s.compared, s.starts, s.promotions, s.excused,
-            faults.join(","), failures.join(",")
+            t.seeds,
+            s.sync_points,
+            s.acks,
+            s.compared,
+            s.starts,
+            s.promotions,
+            s.excused,
+            faults.join(","),
+            failures.join(",")
         );
         return;
     }

@@ -117,9 +117,6 @@ impl Total {
 
 /// The first seed at which a mutation is noticed, and by what.
 pub fn catch_mutation(mutation: Mutation, first: u64, most: u64) -> Option<(u64, String)> {
-    (first..first + most).find_map(|seed| {
-        run(seed, Some(mutation), false)
-            .failure
-            .map(|f| (seed, f))
-    })
+    (first..first + most)
+        .find_map(|seed| run(seed, Some(mutation), false).failure.map(|f| (seed, f)))
 }

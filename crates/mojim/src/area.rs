@@ -161,7 +161,9 @@ impl Area {
     fn damaged(&self, what: &str) -> Error {
         Error::Damaged {
             path: self.catalog_path.clone(),
-            what: format!("{what}; restore it, or remove this node's copy of the volume (its directory and its part of .mojim) to have it copied from the other node"),
+            what: format!(
+                "{what}; restore it, or remove this node's copy of the volume (its directory and its part of .mojim) to have it copied from the other node"
+            ),
         }
     }
 
@@ -300,8 +302,9 @@ impl Area {
                 self.flush()?;
                 let f = self.file(op.file)?;
                 let size = op.offset;
-                f.set_len(size)
-                    .map_err(|e| Error::io(format!("resizing file {} to {size} bytes", op.file), &e))?;
+                f.set_len(size).map_err(|e| {
+                    Error::io(format!("resizing file {} to {size} bytes", op.file), &e)
+                })?;
                 self.dirty.insert(op.file, ());
                 self.files.get_mut(&op.file).expect("just seen").size = size;
                 self.names_dirty = true;
@@ -331,7 +334,8 @@ impl Area {
                         },
                     )
                     .context(|| format!("creating {}", path.display()))?;
-                f.set_len(0).context(|| format!("creating {}", path.display()))?;
+                f.set_len(0)
+                    .context(|| format!("creating {}", path.display()))?;
                 self.open.insert(op.file, f);
                 self.dirty.insert(op.file, ());
                 self.files.insert(
@@ -587,17 +591,24 @@ impl Area {
         let mut buf = vec![0u8; 64 << 10];
         while at < op.offset {
             let n = f.read_at(&mut buf, at).context(what)?;
-            let h = mojim_format::RecordHeader::decode(&buf[..n])
-                .map_err(|e| Error::Damaged { path: path.clone(), what: e.to_string() })?;
+            let h = mojim_format::RecordHeader::decode(&buf[..n]).map_err(|e| Error::Damaged {
+                path: path.clone(),
+                what: e.to_string(),
+            })?;
             if h.len as usize > n {
                 if h.len as usize <= buf.len() {
-                    return Err(Error::Damaged { path, what: "it ends early".into() });
+                    return Err(Error::Damaged {
+                        path,
+                        what: "it ends early".into(),
+                    });
                 }
                 buf.resize(h.len as usize, 0);
                 continue;
             }
-            let r = RecordView::decode(&buf[..h.len as usize])
-                .map_err(|e| Error::Damaged { path: path.clone(), what: e.to_string() })?;
+            let r = RecordView::decode(&buf[..h.len as usize]).map_err(|e| Error::Damaged {
+                path: path.clone(),
+                what: e.to_string(),
+            })?;
             for (op, payload) in r.ops() {
                 self.apply_op(lsn, &op, payload)?;
                 if self.image_bytes() > 8 << 20 {
@@ -677,7 +688,10 @@ impl Area {
     /// Bytes of a file of the copy.
     pub fn load_data(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
         let size = self.files.get(&id).map_or(0, |f| f.size);
-        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > size) {
+        if offset
+            .checked_add(bytes.len() as u64)
+            .is_none_or(|end| end > size)
+        {
             return Err(Error::Protocol(format!(
                 "a copy has bytes of file {id} at {offset}, outside it"
             )));
@@ -811,7 +825,8 @@ pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
         .context(what)?;
     f.set_len(0).context(what)?;
     f.write_at(bytes, 0).context(what)?;
-    f.sync().map_err(|e| Error::Poisoned(format!("{}: {e}", what())))?;
+    f.sync()
+        .map_err(|e| Error::Poisoned(format!("{}: {e}", what())))?;
     drop(f);
     env.rename(&tmp, path).context(what)?;
     if let Some(dir) = path.parent() {

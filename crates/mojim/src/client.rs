@@ -26,9 +26,7 @@ impl Client {
     /// Connects; every answer is awaited for at most `timeout`.
     pub fn connect(to: &Address, timeout: Duration) -> Result<Client> {
         let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
-        let conn = env
-            .connect(to)
-            .context(|| format!("connecting to {to}"))?;
+        let conn = env.connect(to).context(|| format!("connecting to {to}"))?;
         Ok(Client {
             wire: Wire::new(conn),
             env,
@@ -48,7 +46,10 @@ impl Client {
             if let Some((f, body)) = self.wire.next()? {
                 let text = checked(&body).map_err(|e| Error::Protocol(e.to_string()))?;
                 if f.kind != FrameKind::Response {
-                    return Err(Error::Protocol(format!("{:?} instead of an answer", f.kind)));
+                    return Err(Error::Protocol(format!(
+                        "{:?} instead of an answer",
+                        f.kind
+                    )));
                 }
                 let mut v: Value = serde_json::from_slice(text)
                     .map_err(|e| Error::Protocol(format!("an answer that is not JSON: {e}")))?;

@@ -108,6 +108,7 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         resend_timeout: volume.resend_timeout,
         resend_attempts: volume.resend_attempts,
         max_record: Log::max_record(smallest),
+        smallest_log: smallest,
         checkpoint_threshold: volume.checkpoint_threshold,
     }
 }

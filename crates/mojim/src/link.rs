@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use std::time::Duration;
 
-use mojim_format::message::{Message, Refuse};
+use mojim_format::message::{Message, Refuse, RefuseCode};
 use mojim_format::pad::PAD_MAGIC;
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_HEADER_LEN, RecordHeader};
 
@@ -294,8 +294,16 @@ impl Rx {
                     if self.filled < end {
                         break;
                     }
-                    let text = Refuse::decode(&self.buf[at + FRAME_LEN..end])
-                        .map_or_else(|e| e.to_string(), |r| r.text);
+                    let refuse = Refuse::decode(&self.buf[at + FRAME_LEN..end])
+                        .map_err(|e| Error::Protocol(e.to_string()))?;
+                    let text = refuse.text;
+                    if refuse.code != RefuseCode::Protocol {
+                        return Err(Error::Io {
+                            what: format!("{} failed", self.conn.peer()),
+                            errno: libc::EIO,
+                            error: text,
+                        });
+                    }
                     return Err(Error::Protocol(format!(
                         "{} refused a record: {text}",
                         self.conn.peer()
@@ -407,7 +415,9 @@ impl RingIn {
             }
             let ahead = head - self.at;
             if ahead > self.size || head % self.align != 0 {
-                return Err(Error::Protocol("a shared ring's head is out of range".into()));
+                return Err(Error::Protocol(
+                    "a shared ring's head is out of range".into(),
+                ));
             }
             let off = (self.at % self.size) as usize;
             let mut b = [0u8; RECORD_HEADER_LEN];
@@ -415,7 +425,9 @@ impl RingIn {
             if b[..4] == PAD_MAGIC.to_le_bytes() {
                 let skip = self.size - off as u64;
                 if skip > ahead {
-                    return Err(Error::Protocol("a shared ring's pad is out of range".into()));
+                    return Err(Error::Protocol(
+                        "a shared ring's pad is out of range".into(),
+                    ));
                 }
                 self.at += skip;
                 continue;
@@ -423,7 +435,9 @@ impl RingIn {
             let h = RecordHeader::decode(&b).map_err(|e| Error::Protocol(e.to_string()))?;
             let len = h.len as u64;
             if len > ahead || off as u64 + len > self.size {
-                return Err(Error::Protocol("a shared ring's record is out of range".into()));
+                return Err(Error::Protocol(
+                    "a shared ring's record is out of range".into(),
+                ));
             }
             return Ok(Front::Record(len as usize));
         }
@@ -549,7 +563,9 @@ impl Wire {
             };
             let old = self.inbuf.len();
             self.inbuf.resize(old + want, 0);
-            let r = self.conn.recv(&mut [IoSliceMut::new(&mut self.inbuf[old..])]);
+            let r = self
+                .conn
+                .recv(&mut [IoSliceMut::new(&mut self.inbuf[old..])]);
             self.inbuf.truncate(old + *r.as_ref().unwrap_or(&0));
             match r {
                 Ok(0) => {

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
+use mojim_format::bytes::u64_at;
 use mojim_format::pad::{PAD_LEN, PAD_MAGIC, Pad};
 use mojim_format::record::RECORD_MAGIC;
 use mojim_format::{Level, RecordView};
@@ -183,11 +184,17 @@ impl Log {
             start: AtomicU64::new(start),
             spec,
         };
+        // Memory of another boot is no memory, wherever it was kept.
+        let boot = match log.medium {
+            Medium::Pmem => 0,
+            _ => u64_at(&env.boot_id(), 0),
+        };
         let identity = [
             CONTROL_MAGIC,
             incarnation,
             log.spec.size,
             log.spec.lane as u64,
+            boot,
         ];
         let known = (0..identity.len()).all(|i| log.control(i * 8).load(Acquire) == identity[i]);
         if known {
@@ -336,7 +343,10 @@ impl Log {
     /// Releases everything before `to`.
     pub fn release(&self, to: u64) {
         let old = self.start.swap(to, AcqRel);
-        assert!(old <= to && to <= self.head(), "a log is released forwards, up to its head");
+        assert!(
+            old <= to && to <= self.head(),
+            "a log is released forwards, up to its head"
+        );
     }
 
     /// Largest record that this log takes: an eighth of it, at most 1 MiB, so
@@ -350,7 +360,10 @@ impl Log {
     #[inline]
     pub fn place(&self, from: u64, len: usize) -> Option<u64> {
         let need = (len as u64).next_multiple_of(self.align);
-        assert!(need <= self.spec.size / 2, "a record larger than its log takes");
+        assert!(
+            need <= self.spec.size / 2,
+            "a record larger than its log takes"
+        );
         let off = from % self.spec.size;
         let at = if off + need > self.spec.size {
             from + (self.spec.size - off)
@@ -458,7 +471,9 @@ impl Log {
                 at += self.spec.size - off as u64;
                 continue;
             }
-            let Ok(r) = RecordView::decode(rest) else { break };
+            let Ok(r) = RecordView::decode(rest) else {
+                break;
+            };
             let h = r.header;
             // Whatever stood here in an earlier lap has an LSN up to the
             // checkpoint, or an epoch that the history has replaced.
@@ -512,6 +527,28 @@ impl Log {
         known
     }
 
+    /// Overwrites everything with zeros, on the medium too.
+    pub fn wipe(&self) -> Result<()> {
+        let size = self.spec.size as usize;
+        // SAFETY: the whole ring; the caller has stopped everybody who appends.
+        unsafe { std::ptr::write_bytes(self.ring(), 0, size) };
+        match &self.medium {
+            Medium::Dram => {}
+            Medium::Pmem => self.env.flush(&self.memory, CONTROL_LEN, size),
+            Medium::Disk(file) => {
+                for at in (0..size).step_by(1 << 20) {
+                    let n = (1 << 20).min(size - at);
+                    // SAFETY: inside the ring.
+                    let bytes = unsafe { std::slice::from_raw_parts(self.ring().add(at), n) };
+                    file.write_at(bytes, at as u64).map_err(|e| {
+                        Error::Poisoned(format!("log {}: {e}", self.spec.path.display()))
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Where it is kept, for messages.
     pub fn path(&self) -> &std::path::Path {
         &self.spec.path
@@ -553,8 +590,9 @@ impl Log {
                     let bytes = unsafe {
                         std::slice::from_raw_parts(self.ring().add(off as usize), n as usize)
                     };
-                    file.write_at(bytes, off)
-                        .map_err(|e| Error::Poisoned(format!("log {}: {e}", self.spec.path.display())))?;
+                    file.write_at(bytes, off).map_err(|e| {
+                        Error::Poisoned(format!("log {}: {e}", self.spec.path.display()))
+                    })?;
                     at += n;
                 }
             }

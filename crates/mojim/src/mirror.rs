@@ -170,7 +170,10 @@ impl Mirror {
         let _change = lock(&self.change);
         let sb = self.store.superblock();
         if self.is_closed() {
-            return Err(No::new(RefuseCode::Busy, "this copy is being closed; try again"));
+            return Err(No::new(
+                RefuseCode::Busy,
+                "this copy is being closed; try again",
+            ));
         }
         if h.lanes as usize != self.lanes.len() {
             return Err(No::new(
@@ -200,7 +203,10 @@ impl Mirror {
         if !fresh || h.epoch == 0 || h.epoch > u64::MAX / 2 {
             return Err(No::new(
                 RefuseCode::StaleEpoch,
-                format!("epoch {} was asked for, epoch {} is promised", h.epoch, sb.promised),
+                format!(
+                    "epoch {} was asked for, epoch {} is promised",
+                    h.epoch, sb.promised
+                ),
             ));
         }
         if let Some(e) = self.store.poisoned() {
@@ -250,17 +256,21 @@ impl Mirror {
                     self.store.applied()
                 )));
             }
-            self.store.truncate(keep);
-            self.received.reset(keep);
             self.committed.fetch_min(keep, AcqRel);
+            self.store.truncate(keep)?;
+            self.received.reset(keep);
         }
-        let member = s.member || sb.view.epoch == s.epoch && sb.view.mirror == self.me;
+        let member = s.member;
         self.store.follow(
             history,
             View {
                 epoch: s.epoch,
                 primary: s.primary.clone(),
-                mirror: if member { self.me.clone() } else { String::new() },
+                mirror: if member {
+                    self.me.clone()
+                } else {
+                    String::new()
+                },
             },
         )?;
         for (i, lane) in self.lanes.iter().enumerate() {
@@ -321,12 +331,11 @@ impl Mirror {
         let sb = self.store.superblock();
         // From here on the old primary has nothing acknowledged any more.
         // A leap, so that it also outranks what the other node began unseen.
-        let epoch = self
-            .store
-            .next_epoch(sb.promised.max(sb.view.epoch) + LEAP);
+        let epoch = self.store.next_epoch(sb.promised.max(sb.view.epoch) + LEAP);
         self.store.promise(epoch)?;
         let tail = self.tail();
-        self.store.truncate(tail);
+        self.store.freeze(false);
+        self.store.truncate(tail)?;
         self.received.reset(tail);
         self.store.persist_all()?;
         while self.store.apply(tail, 1 << 20)? < tail {}
@@ -360,17 +369,27 @@ pub struct ControlIn {
     stage: Stage,
     heard: Duration,
     generation: u64,
+    /// The session that this link began.
+    running: Option<u64>,
+    /// Whether this link stopped the area for a copy.
+    froze: bool,
 }
 
 impl ControlIn {
     /// Answers `hello`, which came first on `wire`.
-    pub fn answer(mirror: Arc<Mirror>, mut wire: Wire, hello: &Hello) -> Result<ControlIn, (Wire, No)> {
+    pub fn answer(
+        mirror: Arc<Mirror>,
+        mut wire: Wire,
+        hello: &Hello,
+    ) -> Result<ControlIn, (Wire, No)> {
         match mirror.hello(hello) {
             Ok((w, generation)) => {
                 wire.say(FrameKind::Welcome, hello.epoch, &w);
                 let heard = mirror.store.env().now();
                 Ok(ControlIn {
                     generation,
+                    running: None,
+                    froze: false,
                     mirror,
                     wire,
                     epoch: hello.epoch,
@@ -406,7 +425,7 @@ impl ControlIn {
 
     /// The link is over.
     pub fn end(&mut self) {
-        if let Stage::Running { session, .. } = self.stage
+        if let Some(session) = self.running.take()
             && self
                 .mirror
                 .session
@@ -415,7 +434,7 @@ impl ControlIn {
         {
             self.mirror.stop_session();
         }
-        if let Stage::Giving(_) = self.stage {
+        if std::mem::take(&mut self.froze) {
             self.mirror.store.freeze(false);
         }
         self.wire.conn.close();
@@ -476,11 +495,16 @@ impl ControlIn {
                     return Err(Error::Protocol("there is no copy to give".into()));
                 }
                 let tail = m.tail();
-                store.truncate(tail);
+                store.truncate(tail)?;
                 m.received.reset(tail);
                 while store.apply(tail, 1 << 20)? < tail {}
                 store.freeze(true);
-                Stage::Giving(Box::new(MirrorCopy::begin(store, &mut self.wire, self.epoch)))
+                self.froze = true;
+                Stage::Giving(Box::new(MirrorCopy::begin(
+                    store,
+                    &mut self.wire,
+                    self.epoch,
+                )))
             }
             (Stage::Agreed, FrameKind::CopyBegin) => {
                 let c = CopyBegin::decode(body).map_err(bad)?;
@@ -491,7 +515,10 @@ impl ControlIn {
                     store.update(|s| s.view.mirror.clear())?;
                 }
                 store.load_begin(c.volume_id)?;
-                Stage::Loading { lsn: c.lsn, history }
+                Stage::Loading {
+                    lsn: c.lsn,
+                    history,
+                }
             }
             (s @ Stage::Loading { .. }, FrameKind::CopyFile) => {
                 let c = CopyFile::decode(body).map_err(bad)?;
@@ -517,6 +544,7 @@ impl ControlIn {
             (Stage::Agreed, FrameKind::Start) => {
                 let s = Start::decode(body).map_err(bad)?;
                 let session = m.start(&s)?;
+                self.running = Some(session);
                 m.hear(&s.primary, 0);
                 self.wire
                     .say(FrameKind::Started, self.epoch, &Started { session });
@@ -622,7 +650,12 @@ pub struct LaneServer {
 impl LaneServer {
     /// Accepts a lane whose first word was `l`, or says why not. For shared
     /// memory this waits for the peer to pass it.
-    pub fn accept(mirror: Arc<Mirror>, mut wire: Wire, epoch: u64, l: &Lane) -> Result<LaneServer, (Wire, No)> {
+    pub fn accept(
+        mirror: Arc<Mirror>,
+        mut wire: Wire,
+        epoch: u64,
+        l: &Lane,
+    ) -> Result<LaneServer, (Wire, No)> {
         let lane = l.lane as usize;
         if mirror.session.load(Acquire) != l.session
             || mirror.store.superblock().promised != epoch
@@ -744,7 +777,9 @@ impl LaneServer {
                 .map_err(|e| Error::Protocol(format!("a record in shared memory: {e}")))?;
             let h = r.header;
             if h.len as usize != len {
-                return Err(Error::Protocol("a record changed while it was copied".into()));
+                return Err(Error::Protocol(
+                    "a record changed while it was copied".into(),
+                ));
             }
             m.check_spill(&r)?;
             match lane.arrive(&h, history) {
@@ -848,8 +883,7 @@ impl LaneServer {
                 Arrival::Accept => {
                     // SAFETY: this lane's lock is held, so only this thread
                     // appends; `at` is of the present head.
-                    let slot =
-                        unsafe { log.slot(head, at, len, r.header.volume, r.header.lsn) };
+                    let slot = unsafe { log.slot(head, at, len, r.header.volume, r.header.lsn) };
                     slot.copy_from_slice(r.bytes());
                     log.publish(at, len);
                 }
@@ -998,7 +1032,8 @@ impl Mirror {
     fn landed(&self, lane: usize, first: u64) -> Result<()> {
         let log = &self.store.logs()[lane];
         let head = log.head();
-        if first == head {
+        // Also what an earlier batch published before it failed.
+        if first == head && log.persisted() >= head {
             return Ok(());
         }
         self.store.check()?;

@@ -77,9 +77,8 @@ impl Node {
         let meta = me.directory.join(".mojim");
         env.create_dir_all(&meta)
             .context(|| format!("making {}", meta.display()))?;
-        let listen = |at: Address| {
-            Listener::bind(&at).context(|| format!("node {name}: listening on {at}"))
-        };
+        let listen =
+            |at: Address| Listener::bind(&at).context(|| format!("node {name}: listening on {at}"));
         let listeners = vec![
             listen(Address::Tcp(me.address))?,
             listen(Address::Unix(layout::socket(&me)))?,
@@ -377,9 +376,7 @@ impl Node {
         self.volumes()
             .into_iter()
             .find(|v| v.name == volume)
-            .ok_or_else(|| {
-                self.stranger(format!("node {} has no volume {volume:?}", self.me.name))
-            })
+            .ok_or_else(|| self.stranger(format!("node {} has no volume {volume:?}", self.me.name)))
     }
 
     fn serve_control(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
@@ -473,7 +470,9 @@ impl Node {
             Ok((m, l, v.spin))
         })();
         let accepted = match found {
-            Ok((m, l, spin)) => LaneServer::accept(m.clone(), wire, f.epoch, &l).map(|s| (m, s, spin)),
+            Ok((m, l, spin)) => {
+                LaneServer::accept(m.clone(), wire, f.epoch, &l).map(|s| (m, s, spin))
+            }
             Err(no) => {
                 refuse(&mut wire, f.epoch, &no);
                 wire.conn.close();
@@ -585,7 +584,11 @@ impl Node {
                         if self.stopping.load(Acquire) || idle > 120 {
                             break;
                         }
-                        if wire.conn.wait(false, Duration::from_millis(500)).unwrap_or(true) {
+                        if wire
+                            .conn
+                            .wait(false, Duration::from_millis(500))
+                            .unwrap_or(true)
+                        {
                             idle = 0;
                         }
                         continue;
@@ -637,11 +640,14 @@ impl Node {
             self.volumes()
                 .into_iter()
                 .find(|v| v.name == name)
-                .ok_or_else(|| Error::NotFound(format!("node {} has no volume {name:?}", self.me.name)))
+                .ok_or_else(|| {
+                    Error::NotFound(format!("node {} has no volume {name:?}", self.me.name))
+                })
         };
         match text("what") {
             "status" => {
-                let all: Result<Vec<Value>> = self.volumes().iter().map(|v| self.status(v)).collect();
+                let all: Result<Vec<Value>> =
+                    self.volumes().iter().map(|v| self.status(v)).collect();
                 Ok(json!({ "node": self.me.name, "volumes": all? }))
             }
             "promote" => self.promote(&volume(text("volume"))?),
@@ -670,9 +676,8 @@ impl Node {
         };
         let f = self.env.open(path, OpenHow::default()).ok()?;
         let mut b = [0u8; 128];
-        (f.read_at(&mut b, LIVE_AT as u64).ok()? == 128).then(|| {
-            std::array::from_fn(|i| mojim_format::bytes::u64_at(&b, i * 8))
-        })
+        (f.read_at(&mut b, LIVE_AT as u64).ok()? == 128)
+            .then(|| std::array::from_fn(|i| mojim_format::bytes::u64_at(&b, i * 8)))
     }
 
     /// Whether a program is attached here as primary: it holds the lock.
@@ -697,12 +702,16 @@ impl Node {
             "node": self.me.name,
         });
         let Some(sb) = sb else {
-            out["role"] = json!(if v.primary == self.me.name { "primary" } else { "mirror" });
+            out["role"] = json!(if v.primary == self.me.name {
+                "primary"
+            } else {
+                "mirror"
+            });
             out["state"] = json!("new");
             return Ok(out);
         };
-        let is_primary = sb.view.primary == self.me.name
-            || (sb.view.epoch == 0 && v.primary == self.me.name);
+        let is_primary =
+            sb.view.primary == self.me.name || (sb.view.epoch == 0 && v.primary == self.me.name);
         out["role"] = json!(if is_primary { "primary" } else { "mirror" });
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
@@ -719,10 +728,15 @@ impl Node {
             out["committed"] = json!(committed);
             out["applied"] = json!(m.store.applied());
             out["attached"] = json!(false);
-            out["level"] = json!(if m.store.level().is_persistent() { "persistent" } else { "received" });
+            out["level"] = json!(if m.store.level().is_persistent() {
+                "persistent"
+            } else {
+                "received"
+            });
             match m.live_primary() {
                 Some((ago, who)) => {
-                    out["link"] = json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 });
+                    out["link"] =
+                        json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 });
                 }
                 None => out["link"] = json!({ "up": false }),
             }
@@ -771,7 +785,9 @@ impl Node {
                 Err(e) => return Err(e),
             };
             if whole {
-                return Ok(json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }));
+                return Ok(
+                    json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
+                );
             }
         }
         let m = match self.mirror(v) {
@@ -788,7 +804,12 @@ impl Node {
         if alive.is_none() {
             self.ask_other_node(v)?;
         }
-        if let Err(why) = may_promote(&self.me.name, &m.store.standing(), sb.state, alive.is_some()) {
+        if let Err(why) = may_promote(
+            &self.me.name,
+            &m.store.standing(),
+            sb.state,
+            alive.is_some(),
+        ) {
             return Err(match why {
                 PromoteRefusal::PrimaryAlive => {
                     let (ago, who) = alive.expect("it is the reason");
@@ -829,7 +850,8 @@ impl Node {
             return Ok(());
         };
         let q = json!({ "what": "status", "cluster": self.config.cluster });
-        let Ok(mut c) = Client::connect(&Address::Tcp(other.address), Duration::from_secs(1)) else {
+        let Ok(mut c) = Client::connect(&Address::Tcp(other.address), Duration::from_secs(1))
+        else {
             return Ok(());
         };
         let Ok(answer) = c.ask(&q) else {
@@ -850,7 +872,11 @@ impl Node {
     }
 
     /// Runs `f` on this node's copy of a volume, wherever it is open.
-    fn with_store<T>(self: &Arc<Node>, v: &Volume, f: impl FnOnce(&Store, u64) -> Result<T>) -> Result<T> {
+    fn with_store<T>(
+        self: &Arc<Node>,
+        v: &Volume,
+        f: impl FnOnce(&Store, u64) -> Result<T>,
+    ) -> Result<T> {
         if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
             let limit = m.committed().min(m.received.get());
             while m.store.applied() < limit {
@@ -899,18 +925,25 @@ impl Node {
         })
     }
 
-    fn sums(self: &Arc<Node>, v: &Volume, file: &str, offset: u64, len: u64, chunk: u64) -> Result<Value> {
+    fn sums(
+        self: &Arc<Node>,
+        v: &Volume,
+        file: &str,
+        offset: u64,
+        len: u64,
+        chunk: u64,
+    ) -> Result<Value> {
         self.with_store(v, |s, _| {
             let mut area = s.area();
-            let id = area
-                .find(file)
-                .map(|f| f.id)
-                .ok_or_else(|| Error::NotFound(format!("volume {} has no file {file:?}", v.name)))?;
+            let id = area.find(file).map(|f| f.id).ok_or_else(|| {
+                Error::NotFound(format!("volume {} has no file {file:?}", v.name))
+            })?;
             let mut sums = Vec::new();
             let mut buf = vec![0u8; chunk as usize];
             let mut at = offset;
-            while at < offset + len {
-                let n = chunk.min(offset + len - at) as usize;
+            let end = offset.saturating_add(len);
+            while at < end {
+                let n = chunk.min(end - at) as usize;
                 let got = area.read(id, at, &mut buf[..n])?;
                 if got == 0 {
                     break;

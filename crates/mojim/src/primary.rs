@@ -212,7 +212,20 @@ pub fn cut<'a>(pieces: &[Piece<'a>], max: usize) -> Vec<Vec<Piece<'a>>> {
 /// The receiving end and what stays of it when the link changes.
 pub(crate) struct RxSlot {
     pub(crate) rx: Option<Rx>,
+    /// The lane's LSN that the link last acknowledged.
+    acked: u64,
+    /// Some of what it acknowledged could not be counted yet.
+    held: bool,
     spinner: Spinner,
+}
+
+impl RxSlot {
+    /// A new link: what an old one acknowledged is over.
+    pub(crate) fn install(&mut self, rx: Rx) {
+        self.rx = Some(rx);
+        self.acked = 0;
+        self.held = false;
+    }
 }
 
 /// One lane's shared ends.
@@ -242,6 +255,9 @@ pub struct PrimarySpec {
     pub max_record: usize,
     /// Committed records that make a checkpoint due.
     pub checkpoint_threshold: u64,
+    /// Bytes of the smallest log of the view: what is larger than half of it
+    /// goes through a spill file.
+    pub smallest_log: u64,
 }
 
 /// The primary of one volume, in the application's process.
@@ -268,6 +284,8 @@ pub struct Primary {
     pub(crate) link_up: AtomicBool,
     /// Someone saw the link fail or stall.
     pub(crate) suspect: AtomicBool,
+    /// The end has begun: nothing is appended any more.
+    closed: AtomicBool,
     /// Why this primary can commit nothing any more.
     stale: std::sync::OnceLock<Error>,
     /// Why the link is down, for error texts.
@@ -302,6 +320,8 @@ impl Primary {
                 tx: Mutex::new(None),
                 rx: Mutex::new(RxSlot {
                     rx: None,
+                    acked: 0,
+                    held: false,
                     spinner: Spinner::new(spec.spin),
                 }),
                 persist: Mutex::new(log.head()),
@@ -320,6 +340,7 @@ impl Primary {
             checkpoint_work: Event::default(),
             link_up: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             stale: std::sync::OnceLock::new(),
             link_error: Mutex::new(None),
             mirror_level: AtomicU16::new(0),
@@ -334,10 +355,11 @@ impl Primary {
     /// `epoch`: everything whole and contiguous stays, the rest is dropped.
     pub(crate) fn begin(&self, epoch: u64, view: mojim_format::View) -> Result<u64> {
         let tail = self.store.tail();
-        self.store.truncate(tail);
+        self.store.truncate(tail)?;
         self.store.begin_epoch(epoch, tail + 1, view)?;
         self.store.persist_all()?;
-        self.volume.store(self.store.superblock().volume_id, Release);
+        self.volume
+            .store(self.store.superblock().volume_id, Release);
         self.epoch.store(epoch, Release);
         self.next.store(tail + 1, Release);
         self.acked.reset(0);
@@ -348,7 +370,8 @@ impl Primary {
         let live = &self.store.logs()[0];
         live.live(Live::Epoch).store(epoch, Relaxed);
         live.live(Live::Last).store(tail, Relaxed);
-        live.live(Live::Pid).store(std::process::id() as u64, Release);
+        live.live(Live::Pid)
+            .store(std::process::id() as u64, Release);
         Ok(tail)
     }
 
@@ -359,14 +382,14 @@ impl Primary {
 
     /// The last LSN given out.
     pub fn last(&self) -> u64 {
-        self.next.load(Acquire) - 1
+        self.next.load(SeqCst) - 1
     }
 
     /// What is asked for at present: the mode's rule, or the one of a primary
     /// that is alone.
     #[inline]
     pub fn rule(&self) -> AckRule {
-        let r = self.rule.load(Acquire);
+        let r = self.rule.load(SeqCst);
         AckRule {
             local: r & 1 != 0,
             mirror: r & 2 != 0,
@@ -384,7 +407,9 @@ impl Primary {
     }
 
     pub(crate) fn set_rule(&self, r: AckRule) {
-        self.rule.store(pack(r), Release);
+        // Sequentially consistent: who takes an LSN after this sees it, and who
+        // took one before is seen by who reads the last LSN after this.
+        self.rule.store(pack(r), SeqCst);
     }
 
     /// The committed LSN.
@@ -417,6 +442,22 @@ impl Primary {
         self.done.notify();
     }
 
+    /// Nothing is appended after this returns; returns the last LSN.
+    pub(crate) fn close_appends(&self) -> u64 {
+        self.closed.store(true, SeqCst);
+        for lane in &self.lanes {
+            drop(lane.append.lock().unwrap_or_else(|e| e.into_inner()));
+        }
+        self.last()
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.closed.load(SeqCst) {
+            return Err(Error::Invalid("this volume is being detached".into()));
+        }
+        self.check()
+    }
+
     fn check(&self) -> Result<()> {
         if let Some(e) = self.stale.get() {
             return Err(e.clone());
@@ -430,7 +471,7 @@ impl Primary {
 
     /// Appends one sync point. Returns the LSN of its last record and its lane.
     pub fn append(&self, pieces: &[Piece<'_>]) -> Result<(u64, usize)> {
-        self.check()?;
+        self.check_open()?;
         let payload: usize = pieces.iter().map(Piece::len).sum();
         let len = RecordWriter::len_for(pieces.len(), payload);
         if len <= self.spec.max_record && pieces.len() <= MAX_OPS {
@@ -481,7 +522,7 @@ impl Primary {
 
     /// Whether a sync point of `bytes` must go through a spill file.
     pub fn is_too_large(&self, bytes: usize) -> bool {
-        bytes + self.spec.max_record > self.log(0).size() as usize / 2
+        bytes + self.spec.max_record > self.spec.smallest_log as usize / 2
     }
 
     fn has_window(&self) -> bool {
@@ -497,17 +538,12 @@ impl Primary {
     }
 
     #[inline]
-    fn try_append_on(
-        &self,
-        pieces: &[Piece<'_>],
-        len: usize,
-        own: usize,
-    ) -> Option<(u64, usize)> {
+    fn try_append_on(&self, pieces: &[Piece<'_>], len: usize, own: usize) -> Option<(u64, usize)> {
         let (lane, _held) = self.pick_lane(own);
         let log = self.log(lane);
         let head = log.head();
         let at = log.place(head, len)?;
-        if !self.has_window() {
+        if !self.has_window() || self.closed.load(SeqCst) {
             return None;
         }
         let lsn = self.next.fetch_add(1, SeqCst);
@@ -532,11 +568,7 @@ impl Primary {
         self.try_append_parts_on(parts, thread_number())
     }
 
-    fn try_append_parts_on(
-        &self,
-        parts: &[Vec<Piece<'_>>],
-        own: usize,
-    ) -> Option<(u64, usize)> {
+    fn try_append_parts_on(&self, parts: &[Vec<Piece<'_>>], own: usize) -> Option<(u64, usize)> {
         let (lane, _held) = self.pick_lane(own);
         let log = self.log(lane);
         let lens: Vec<usize> = parts
@@ -547,7 +579,7 @@ impl Primary {
         for &len in &lens {
             from = log.place(from, len)? + (len as u64).next_multiple_of(log.align());
         }
-        if !self.has_window() {
+        if !self.has_window() || self.closed.load(SeqCst) {
             return None;
         }
         let n = parts.len() as u64;
@@ -585,12 +617,15 @@ impl Primary {
                 return (lane, g);
             }
         }
-        let g = self.lanes[own].append.lock().unwrap_or_else(|e| e.into_inner());
+        let g = self.lanes[own]
+            .append
+            .lock()
+            .unwrap_or_else(|e| e.into_inner());
         (own, g)
     }
 
     fn wait_for_room(&self, waited: &mut Duration) -> Result<()> {
-        self.check()?;
+        self.check_open()?;
         let limit = Patience::new(self.spec.resend_timeout, self.spec.resend_attempts).limit()
             + Duration::from_secs(30);
         if *waited > limit {
@@ -707,30 +742,39 @@ impl Primary {
     #[inline]
     fn receive_held(&self, lane: usize, slot: &mut RxSlot) -> bool {
         let Some(rx) = &mut slot.rx else { return false };
-        match rx.poll() {
+        let came = match rx.poll() {
+            Ok(None) if !slot.held => return false,
             Ok(None) => false,
             Ok(Some((lsn, level))) => {
                 self.mirror_level.store(level, Relaxed);
-                let log = self.log(lane);
-                let mut advanced = false;
-                while let Some((r, _, next)) = log.record(rx.acked_at) {
-                    if r.header.lsn > lsn {
-                        break;
-                    }
-                    advanced |= self.acked.mark(r.header.lsn);
-                    rx.acked_at = next;
-                }
-                if advanced {
-                    self.done.notify();
-                }
+                slot.acked = slot.acked.max(lsn);
                 true
             }
             Err(e) => {
                 slot.rx = None;
                 self.suspect(e.to_string());
-                false
+                return false;
             }
+        };
+        let log = self.log(lane);
+        let mut advanced = false;
+        slot.held = false;
+        while let Some((r, _, next)) = log.record(rx.acked_at) {
+            if r.header.lsn > slot.acked {
+                break;
+            }
+            if !self.acked.has_room(r.header.lsn) {
+                // Another lane is far behind: this waits for it.
+                slot.held = true;
+                break;
+            }
+            advanced |= self.acked.mark(r.header.lsn);
+            rx.acked_at = next;
         }
+        if advanced {
+            self.done.notify();
+        }
+        came || advanced
     }
 
     /// One turn of everything on a lane that does not block for the network.
@@ -997,8 +1041,10 @@ impl Primary {
     /// True if it did something.
     pub fn checkpoint_step(&self, idle: bool) -> Result<bool> {
         self.store.check()?;
-        for lane in 0..self.lanes.len() {
-            self.persist_wait(lane)?;
+        if !self.store.mutations.apply_before_log.load(Relaxed) {
+            for lane in 0..self.lanes.len() {
+                self.persist_wait(lane)?;
+            }
         }
         let before = self.store.applied();
         let limit = self.apply_limit();
@@ -1011,10 +1057,14 @@ impl Primary {
         live.live(Live::Last).store(self.last(), Relaxed);
         live.live(Live::Committed).store(self.committed(), Relaxed);
         live.live(Live::Acked).store(self.acked.get(), Relaxed);
-        live.live(Live::Persisted).store(self.persisted.get(), Relaxed);
-        live.live(Live::Applied).store(self.store.applied(), Relaxed);
-        live.live(Live::LinkUp).store(self.link_up.load(Relaxed) as u64, Relaxed);
-        live.live(Live::BytesBehind).store(self.bytes_behind(), Relaxed);
+        live.live(Live::Persisted)
+            .store(self.persisted.get(), Relaxed);
+        live.live(Live::Applied)
+            .store(self.store.applied(), Relaxed);
+        live.live(Live::LinkUp)
+            .store(self.link_up.load(Relaxed) as u64, Relaxed);
+        live.live(Live::BytesBehind)
+            .store(self.bytes_behind(), Relaxed);
         let applied = self.store.applied();
         if (full || idle) && applied > self.store.checkpointed() {
             // What the mirror lacks must stay in the ring while it follows.

@@ -11,8 +11,8 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::{Arc, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::{Arc, RwLock};
 
 use crate::config::TrackerKind;
 use crate::env::File;
@@ -73,11 +73,16 @@ pub struct MapOptions {
 
 impl Private {
     /// Maps `len` bytes of the data file.
-    pub fn map(file: &Arc<dyn File>, len: usize, o: MapOptions, kind: TrackerKind) -> Result<Private> {
+    pub fn map(
+        file: &Arc<dyn File>,
+        len: usize,
+        o: MapOptions,
+        kind: TrackerKind,
+    ) -> Result<Private> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let fd = file
-            .fd()
-            .ok_or_else(|| Error::Unsupported("this environment's files cannot be mapped".into()))?;
+        let fd = file.fd().ok_or_else(|| {
+            Error::Unsupported("this environment's files cannot be mapped".into())
+        })?;
         let page = rustix::param::page_size();
         let mapped = len.next_multiple_of(page);
         let mut prot = ProtFlags::READ;

@@ -383,7 +383,10 @@ impl Session {
 
     fn unreachable(&self, e: &std::io::Error) -> Error {
         Error::io(
-            format!("connecting to node {} at {}", self.peer.name, self.peer.address),
+            format!(
+                "connecting to node {} at {}",
+                self.peer.name, self.peer.address
+            ),
             e,
         )
     }
@@ -406,7 +409,13 @@ impl Session {
                     .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
                 self.copied = (0, c.bytes);
                 self.primary.store.load_begin(c.volume_id)?;
-                (Phase::Receiving { lsn: c.lsn, history }, Ok(()))
+                (
+                    Phase::Receiving {
+                        lsn: c.lsn,
+                        history,
+                    },
+                    Ok(()),
+                )
             }
             (p @ Phase::Receiving { .. }, FrameKind::CopyFile) => {
                 let c = CopyFile::decode(body).map_err(bad)?;
@@ -420,7 +429,10 @@ impl Session {
             (p @ Phase::Receiving { .. }, FrameKind::CopyData) => {
                 let c = CopyData::decode(body).map_err(bad)?;
                 self.copied.0 += c.bytes.len() as u64;
-                let r = self.primary.store.load_data(c.id as u32, c.offset, &c.bytes);
+                let r = self
+                    .primary
+                    .store
+                    .load_data(c.id as u32, c.offset, &c.bytes);
                 (p, r)
             }
             (Phase::Receiving { lsn, history }, FrameKind::CopyEnd) => {
@@ -444,12 +456,20 @@ impl Session {
                     && f.flags as u64 == n & 0x7fff
                 {
                     let rtt = (self.primary.store.env().now() - at).as_nanos() as u64;
-                    self.primary.store.logs()[0].live(Live::RoundTrip).store(rtt, Relaxed);
+                    self.primary.store.logs()[0]
+                        .live(Live::RoundTrip)
+                        .store(rtt, Relaxed);
                     self.sent_at = None;
                 }
                 (p, Ok(()))
             }
-            (p, k) => (p, Err(Error::Protocol(format!("{} sent {k:?} out of turn", self.peer.name)))),
+            (p, k) => (
+                p,
+                Err(Error::Protocol(format!(
+                    "{} sent {k:?} out of turn",
+                    self.peer.name
+                ))),
+            ),
         };
         self.phase = phase;
         result
@@ -508,13 +528,13 @@ impl Session {
             && store.superblock().state == State::Whole
             && store.superblock().volume_id == theirs.volume_id
             && self.primary.spec.rule.local
-            && store.check_complete().is_ok()
+            && store.is_complete()
         {
             plan = Plan::CopyTo;
         }
         match plan {
             Plan::Resend { from } => {
-                if self.member && !self.attach && from < self.primary.acked.get() {
+                if self.member && !self.attach && from < store.whole(self.primary.acked.get()) {
                     // It has less than it once acknowledged.
                     store.update(|s| s.view.mirror = JOINING.into())?;
                     self.member = false;
@@ -532,7 +552,9 @@ impl Session {
             Plan::CopyTo => self.copy_out(),
             // A copy that has all of this one and more may be taken in any case.
             Plan::CopyFrom
-                if !w.member && !self.member && store.superblock().state != State::Whole =>
+                if !w.member
+                    && (!self.member || store.superblock().view.epoch == 0)
+                    && store.superblock().state == State::Empty =>
             {
                 let e = Error::Invalid(format!(
                     "this node's copy is incomplete, and node {}'s was still catching up when it was last linked: acknowledged sync points may be missing from both. Restore a copy",
@@ -578,7 +600,7 @@ impl Session {
         if self.attach {
             // Nothing else touches this copy yet: its whole prefix is kept.
             store.freeze(false);
-            store.truncate(store.tail());
+            store.truncate(store.tail())?;
             store.persist_all()?;
             while store.apply(store.tail(), 1 << 20)? < store.tail() {}
         }
@@ -588,7 +610,9 @@ impl Session {
         while store.applied() < self.keep {
             let before = store.applied();
             if store.apply(self.keep, 1 << 20)? == before {
-                return Err(Error::Protocol("the adopted records are not all here".into()));
+                return Err(Error::Protocol(
+                    "the adopted records are not all here".into(),
+                ));
             }
         }
         // The area must stand still; what commits meanwhile stays in the ring.
@@ -799,7 +823,7 @@ impl Session {
             // The mirror may have got records whose acknowledgement was lost,
             // but nothing before `at` is missing there.
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
-            slot.rx = Some(Rx::new(conn.clone(), l.carrier.clone(), l.at));
+            slot.install(Rx::new(conn.clone(), l.carrier.clone(), l.at));
             drop(slot);
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) =
                 Some(Tx::new(conn, l.carrier, l.at));
@@ -882,7 +906,11 @@ impl Session {
     fn settle(&mut self) -> Result<()> {
         let p = &self.primary;
         if !p.ready.load(Acquire) {
-            let limit = if p.rule().mirror { p.acked.get() } else { p.persisted.get() };
+            let limit = if p.rule().mirror {
+                p.acked.get()
+            } else {
+                p.persisted.get()
+            };
             if limit >= self.keep {
                 // The application sees everything that was adopted.
                 p.store.apply(self.keep, usize::MAX)?;
@@ -922,6 +950,7 @@ impl Session {
     /// mirror's copy is as current as this one.
     pub fn farewell(&mut self) {
         if !self.is_active() {
+            self.abandon_link("");
             return;
         }
         let env = self.primary.store.env().clone();
@@ -1044,7 +1073,12 @@ impl MirrorCopy {
     }
 
     /// Queues more. False once `CopyEnd` is queued.
-    pub fn pump(&mut self, store: &crate::store::Store, wire: &mut Wire, epoch: u64) -> Result<bool> {
+    pub fn pump(
+        &mut self,
+        store: &crate::store::Store,
+        wire: &mut Wire,
+        epoch: u64,
+    ) -> Result<bool> {
         let mut n = 0;
         while wire.backlog() < COPY_BACKLOG {
             if !self.0.next_frame(store, wire, epoch, &mut n)? {

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 
+use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{CatalogEntry, Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding};
 
@@ -94,6 +95,8 @@ pub struct Store {
     checkpoint: AtomicU64,
     tail: AtomicU64,
     frozen: AtomicBool,
+    /// A copy is being taken in: what the logs hold is of the old one.
+    loading: AtomicBool,
     poison: OnceLock<Error>,
     /// The last LSN known to have been acknowledged, if it is beyond the tail,
     /// and where its log ends early.
@@ -120,7 +123,10 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
     let n = file
         .read_at(&mut b, 0)
         .context(|| format!("reading {}", path.display()))?;
-    let slots: Vec<_> = b[..n].chunks(SUPERBLOCK_LEN).map(Superblock::decode).collect();
+    let slots: Vec<_> = b[..n]
+        .chunks(SUPERBLOCK_LEN)
+        .map(Superblock::decode)
+        .collect();
     let newest = slots.iter().flatten().max_by_key(|s| s.sequence).cloned();
     match newest {
         Some(s) => Ok(Some(s)),
@@ -170,7 +176,9 @@ impl Store {
                     if found != wanted {
                         return Err(Error::Damaged {
                             path: sb_path,
-                            what: format!("it belongs to {what} {found:?}, not {wanted:?}; give this node a directory of its own"),
+                            what: format!(
+                                "it belongs to {what} {found:?}, not {wanted:?}; give this node a directory of its own"
+                            ),
                         });
                     }
                 }
@@ -247,17 +255,14 @@ impl Store {
                 if len != l.size {
                     return Err(Error::Damaged {
                         path: l.path.clone(),
-                        what: format!("the log is {len} bytes long, {} expected: it was removed or cut. Restore it, or remove this node's copy of the volume to have it copied from the other node", l.size),
+                        what: format!(
+                            "the log is {len} bytes long, {} expected: it was removed or cut. Restore it, or remove this node's copy of the volume to have it copied from the other node",
+                            l.size
+                        ),
                     });
                 }
             }
-            let (log, survival) = Log::open(
-                env,
-                l.clone(),
-                align,
-                sb.incarnation,
-                sb.starts[i],
-            )?;
+            let (log, survival) = Log::open(env, l.clone(), align, sb.incarnation, sb.starts[i])?;
             if survival == Survival::Lost && sb.logs != 0 && lost.is_none() {
                 lost = Some("its log was in memory and is gone");
             }
@@ -275,13 +280,7 @@ impl Store {
             sb.starts = vec![0; logs.len()];
             for (i, slot) in logs.iter_mut().enumerate() {
                 // The memory of the old incarnation is not known any more.
-                *slot = Log::open(
-                    env,
-                    spec.logs[i].clone(),
-                    align,
-                    sb.incarnation,
-                    0,
-                )?;
+                *slot = Log::open(env, spec.logs[i].clone(), align, sb.incarnation, 0)?;
             }
         }
         if in_memory {
@@ -315,6 +314,7 @@ impl Store {
             checkpoint: AtomicU64::new(sb.checkpoint),
             tail: AtomicU64::new(sb.checkpoint),
             frozen: AtomicBool::new(false),
+            loading: AtomicBool::new(sb.state != State::Whole),
             poison: OnceLock::new(),
             missing: OnceLock::new(),
             mutations: Mutations::default(),
@@ -324,7 +324,12 @@ impl Store {
         };
         // Durable before anything is appended or applied: the log's identity
         // and, for a log in memory, the boot it belongs to.
-        store.update(|s| *s = Superblock { sequence: s.sequence, ..sb.clone() })?;
+        store.update(|s| {
+            *s = Superblock {
+                sequence: s.sequence,
+                ..sb.clone()
+            }
+        })?;
         if sb.state == State::Whole {
             store.recover(&sb, &survivals)?;
         }
@@ -372,8 +377,13 @@ impl Store {
         Ok(())
     }
 
-    /// Fails if records that were acknowledged are not in this copy, though
-    /// its logs tell of them: for a primary that has no other copy to ask.
+    /// Whether no record that was acknowledged is missing from this copy, as
+    /// far as its logs tell: for a primary that has no other copy to ask.
+    pub fn is_complete(&self) -> bool {
+        self.missing.get().is_none()
+    }
+
+    /// The same, as an error.
     pub fn check_complete(&self) -> Result<()> {
         let Some((known, path, at)) = self.missing.get() else {
             return Ok(());
@@ -415,7 +425,10 @@ impl Store {
 
     /// Its epochs.
     pub fn history(&self) -> Arc<History> {
-        self.history.read().unwrap_or_else(|e| e.into_inner()).clone()
+        self.history
+            .read()
+            .unwrap_or_else(|e| e.into_inner())
+            .clone()
     }
 
     /// The last LSN of the contiguous prefix that recovery found.
@@ -442,7 +455,12 @@ impl Store {
     pub fn holding(&self, tail: u64) -> Holding {
         let sb = self.superblock();
         Holding {
-            volume_id: sb.volume_id,
+            // A copy that was never used, even if its making was interrupted.
+            volume_id: if sb.state == State::Empty && sb.view.epoch == 0 {
+                0
+            } else {
+                sb.volume_id
+            },
             state: sb.state,
             tail,
             history: (*self.history()).clone(),
@@ -545,6 +563,8 @@ impl Store {
     /// The end of the last whole sync point at or below `lsn`, where every
     /// record up to `lsn` is in the logs or applied.
     pub fn whole(&self, lsn: u64) -> u64 {
+        // Nothing is released while this is held.
+        let _a = lock(&self.applier);
         for log in &self.logs {
             let mut at = log.start();
             while let Some((r, _, next)) = log.record(at) {
@@ -582,6 +602,21 @@ impl Store {
     /// Takes over the primary's history and view (on the mirror, at the start
     /// of a session).
     pub fn follow(&self, history: History, view: View) -> Result<()> {
+        // The primary may have forgotten epochs that this node's log, being
+        // less far checkpointed, still needs.
+        let history = match history.entries().first() {
+            Some(first) => {
+                let mine = self.history();
+                let older = mine
+                    .entries()
+                    .iter()
+                    .filter(|e| e.epoch < first.epoch && e.first_lsn <= first.first_lsn);
+                let all: Vec<_> = older.chain(history.entries()).copied().collect();
+                let from = all.len().saturating_sub(MAX_HISTORY);
+                History::from_entries(&all[from..]).unwrap_or(history)
+            }
+            None => history,
+        };
         self.update(|s| {
             s.promised = s.promised.max(view.epoch);
             s.view = view;
@@ -599,9 +634,14 @@ impl Store {
     /// Drops every record above `keep` from the logs' heads. The caller sees
     /// to it that their epoch is over (`begin_epoch` or `follow` with a later
     /// epoch that begins at or before the first of them).
-    pub fn truncate(&self, keep: u64) {
+    pub fn truncate(&self, keep: u64) -> Result<()> {
         let a = lock(&self.applier);
-        assert!(keep >= a.applied, "applied records are not dropped");
+        if keep < a.applied {
+            return Err(Error::Protocol(format!(
+                "records above {keep} are to be dropped, but {} are applied",
+                a.applied
+            )));
+        }
         for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
             let mut at = cursor;
             while let Some((r, _, next)) = log.record(at) {
@@ -615,6 +655,7 @@ impl Store {
             }
         }
         self.tail.store(keep, Release);
+        Ok(())
     }
 
     /// Where lane `lane`'s first record above `lsn` begins. Only for LSNs at
@@ -663,7 +704,7 @@ impl Store {
     pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
         self.check()?;
         let mut a = lock(&self.applier);
-        if self.frozen.load(Acquire) || a.applied >= limit {
+        if self.frozen.load(Acquire) || self.loading.load(Acquire) || a.applied >= limit {
             return Ok(a.applied);
         }
         let mut area = lock(&self.area);
@@ -727,7 +768,11 @@ impl Store {
     pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
         self.check()?;
         let a = lock(&self.applier);
-        if self.checkpointed() == a.applied || self.frozen.load(Acquire) || !may(a.applied) {
+        if self.checkpointed() == a.applied
+            || self.frozen.load(Acquire)
+            || self.loading.load(Acquire)
+            || !may(a.applied)
+        {
             return Ok(());
         }
         if self.level.is_persistent() {
@@ -804,7 +849,7 @@ impl Store {
     pub fn fullness(&self) -> f64 {
         self.logs
             .iter()
-            .map(|l| (l.head() - l.start()) as f64 / l.size() as f64)
+            .map(|l| l.head().saturating_sub(l.start()) as f64 / l.size() as f64)
             .fold(0.0, f64::max)
     }
 
@@ -834,7 +879,11 @@ impl Store {
             return Err(Error::Busy("sync points are still under way".into()));
         }
         self.checkpoint()?;
-        assert_eq!(self.checkpointed(), tail, "clean means that no log is needed");
+        assert_eq!(
+            self.checkpointed(),
+            tail,
+            "clean means that no log is needed"
+        );
         let synced = lock(&self.area).sync();
         self.fail(synced)?;
         self.remove_stray_spills();
@@ -864,6 +913,7 @@ impl Store {
         }
         a.cursors = starts;
         a.applied = lsn;
+        self.loading.store(false, Release);
         self.applied.store(lsn, Release);
         self.checkpoint.store(lsn, Release);
         self.tail.store(lsn, Release);
@@ -881,6 +931,14 @@ impl Store {
                 s.view.mirror.clear();
             }
         })?;
+        {
+            let _a = lock(&self.applier);
+            self.loading.store(true, Release);
+        }
+        // Records of this epoch beyond the copy would look like new ones.
+        for log in &self.logs {
+            self.fail(log.wipe())?;
+        }
         self.fail(lock(&self.area).load_begin(volume_id))
     }
 

@@ -419,7 +419,7 @@ impl Volume {
                     return Ok(());
                 }
                 return Err(Error::Timeout(format!(
-                    "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`, or, if it is dead, promote this node",
+                    "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here",
                     volume.name,
                     volume.mirror.as_deref().unwrap_or(""),
                     s.last_error.as_deref().unwrap_or("no answer")
@@ -607,7 +607,9 @@ impl Volume {
         check_fork()?;
         self.0.check_attached()?;
         if !valid_file_name(to) {
-            return Err(Error::Invalid(format!("{to:?} cannot name a file of a volume")));
+            return Err(Error::Invalid(format!(
+                "{to:?} cannot name a file of a volume"
+            )));
         }
         let _names = lock(&self.0.names);
         let (id, _) = self.0.find_or_create(from, false)?;
@@ -698,7 +700,9 @@ impl Volume {
 impl Inner {
     fn check_attached(&self) -> Result<()> {
         if self.detached.load(Acquire) {
-            return Err(Error::Invalid("this volume is not attached any more".into()));
+            return Err(Error::Invalid(
+                "this volume is not attached any more".into(),
+            ));
         }
         Ok(())
     }
@@ -709,7 +713,7 @@ impl Inner {
             return Ok(());
         }
         let p = &self.primary;
-        let last = p.last();
+        let last = p.close_appends();
         let waited = if last > 0 { p.wait(last, 0) } else { Ok(()) };
         // In `async` the mirror is given the time of one patience to follow.
         let patience = self.volume.resend_timeout * self.volume.resend_attempts;
@@ -872,7 +876,10 @@ impl Inner {
                         self.volume.name
                     )));
                 }
-                self.change_names(&[Piece::Create { file: id, name: file }])?;
+                self.change_names(&[Piece::Create {
+                    file: id,
+                    name: file,
+                }])?;
                 Ok((id, 0))
             }
             Err(e) => Err(Error::io(format!("opening {}", path.display()), &e)),
@@ -881,9 +888,12 @@ impl Inner {
 
     /// Takes a file into the volume that was put into its directory by others.
     fn import(&self, id: u32, name: &str, f: &dyn crate::env::File, size: u64) -> Result<()> {
-        let mut bytes = vec![0u8; usize::try_from(size).map_err(|_| {
-            Error::Invalid(format!("{name}: too large to take into the volume"))
-        })?];
+        let mut bytes = vec![
+            0u8;
+            usize::try_from(size).map_err(|_| {
+                Error::Invalid(format!("{name}: too large to take into the volume"))
+            })?
+        ];
         let got = f.read_at(&mut bytes, 0).context(|| name.to_owned())?;
         bytes.truncate(got);
         let mut pieces = vec![
@@ -975,9 +985,9 @@ fn pieces_of<'a>(
 /// The region that holds all of `[addr, addr + len)`, where the rest of its
 /// last page counts as its own: programs round up to whole pages.
 fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
-    let m = TABLE.find(addr).ok_or_else(|| {
-        Error::NotFound(format!("{addr:#x} is not in a region"))
-    })?;
+    let m = TABLE
+        .find(addr)
+        .ok_or_else(|| Error::NotFound(format!("{addr:#x} is not in a region")))?;
     let end = addr.checked_add(len);
     let page = rustix::param::page_size();
     if end.is_none_or(|e| e > m.region.span().end.next_multiple_of(page)) {
@@ -1003,7 +1013,9 @@ pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
         Some((g, m))
             if g == generation
                 && m.region.span().start <= start
-                && start.checked_add(len).is_some_and(|e| e <= m.region.span().end) =>
+                && start
+                    .checked_add(len)
+                    .is_some_and(|e| e <= m.region.span().end) =>
         {
             m
         }
@@ -1054,7 +1066,10 @@ pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
         let range = clip(&m, p as usize, len);
         found.push((m, range));
     }
-    if found.iter().any(|(m, _)| !Arc::ptr_eq(&m.volume, &found[0].0.volume)) {
+    if found
+        .iter()
+        .any(|(m, _)| !Arc::ptr_eq(&m.volume, &found[0].0.volume))
+    {
         return Err(Error::Invalid(
             "the ranges of one gmsync lie in different volumes; atomicity spans one volume".into(),
         ));
@@ -1126,7 +1141,9 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
     let m = locate(addr as usize, 1)?;
     let span = m.region.span();
     let page = rustix::param::page_size();
-    if span.start != addr as usize || len.next_multiple_of(page) != span.len().next_multiple_of(page) {
+    if span.start != addr as usize
+        || len.next_multiple_of(page) != span.len().next_multiple_of(page)
+    {
         return Err(Error::Unsupported(format!(
             "unmapping {len} bytes at {addr:p} of the region of {} ({} bytes at {:#x}): only a whole region can be unmapped",
             m.region.name,

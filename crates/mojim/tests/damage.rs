@@ -89,7 +89,10 @@ log = {{ medium = "disk", size = "1MiB" }}
         let mut bytes = before.clone();
         change(&mut bytes);
         std::fs::write(path, &bytes).unwrap();
-        let e = self.attach().err().unwrap_or_else(|| panic!("{}: not noticed", path.display()));
+        let e = self
+            .attach()
+            .err()
+            .unwrap_or_else(|| panic!("{}: not noticed", path.display()));
         let text = e.to_string();
         for t in texts {
             assert!(text.contains(t), "{text:?} does not say {t:?}");
@@ -109,7 +112,11 @@ impl Drop for Place {
 fn superblock() {
     let p = Place::filled("superblock");
     let path = p.meta("superblock");
-    p.damaged(&path, |b| b.iter_mut().for_each(|x| *x ^= 0x10), &["superblock", "valid"]);
+    p.damaged(
+        &path,
+        |b| b.iter_mut().for_each(|x| *x ^= 0x10),
+        &["superblock", "valid"],
+    );
     p.damaged(&path, |b| b.truncate(100), &["superblock"]);
     p.damaged(&path, |b| b.fill(0), &["superblock", "foreign"]);
     // One slot is enough.
@@ -128,7 +135,9 @@ fn of_another_cluster() {
     let text = std::fs::read_to_string(p.dir.join("c.toml")).unwrap();
     let other = text.replace("\"test\"", "\"other\"");
     let c = Config::parse(&other, Path::new("other.toml")).unwrap();
-    let e = Volume::attach_with(&c, "a", None, |_, _| {}).err().expect("refused");
+    let e = Volume::attach_with(&c, "a", None, |_, _| {})
+        .err()
+        .expect("refused");
     assert!(e.to_string().contains("belongs to cluster \"test\""), "{e}");
     p.expect(1);
 }
@@ -187,7 +196,11 @@ fn child_that_commits_and_is_killed() {
 
 fn killed(p: &Place) {
     let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child_that_commits_and_is_killed", "--test-threads=1"])
+        .args([
+            "--exact",
+            "child_that_commits_and_is_killed",
+            "--test-threads=1",
+        ])
         .env("MOJIM_DAMAGE_CHILD", p.dir.join("c.toml"))
         .stdout(std::process::Stdio::null())
         .spawn()
@@ -206,7 +219,11 @@ fn log_removed_cut_or_of_another_configuration() {
     // The memory is lost with the power; the log on disk is what is left.
     std::fs::remove_dir_all(&p.shm).unwrap();
     let log = p.dir.join("a/.mojim/v.log.0");
-    p.damaged(&log, |b| b.truncate(4096), &["v.log.0", "4096", "removed or cut"]);
+    p.damaged(
+        &log,
+        |b| b.truncate(4096),
+        &["v.log.0", "4096", "removed or cut"],
+    );
     let before = std::fs::read(&log).unwrap();
     std::fs::remove_file(&log).unwrap();
     let e = p.attach().err().expect("noticed").to_string();
@@ -214,7 +231,9 @@ fn log_removed_cut_or_of_another_configuration() {
     std::fs::write(&log, &before).unwrap();
     let text = std::fs::read_to_string(p.dir.join("c.toml")).unwrap();
     let other = Config::parse(&text.replace("1MiB", "2MiB"), Path::new("x")).unwrap();
-    let e = Volume::attach_with(&other, "a", None, |_, _| {}).err().expect("noticed");
+    let e = Volume::attach_with(&other, "a", None, |_, _| {})
+        .err()
+        .expect("noticed");
     assert!(matches!(e, Error::Config(_)), "{e}");
     p.expect(3);
 }
@@ -235,7 +254,11 @@ fn bit_flipped_in_the_middle_of_the_log() {
         .collect();
     assert!(records.len() > 10);
     for at in [records[1], records[5]] {
-        p.damaged(&log, |b| b[at + 60] ^= 1, &["v.log.0", "damaged", "acknowledged"]);
+        p.damaged(
+            &log,
+            |b| b[at + 60] ^= 1,
+            &["v.log.0", "damaged", "acknowledged"],
+        );
     }
     p.expect(3);
 }
@@ -246,7 +269,10 @@ fn two_processes_and_two_handles() {
     let v = p.attach().unwrap();
     let e = p.attach().err().expect("refused");
     assert!(matches!(e, Error::Busy(_)), "{e}");
-    assert!(e.to_string().contains(&std::process::id().to_string()), "{e}");
+    assert!(
+        e.to_string().contains(&std::process::id().to_string()),
+        "{e}"
+    );
     v.detach().unwrap();
     p.expect(1);
 }

@@ -50,7 +50,11 @@ directory = "{dir}/b"
 ring = "{shm}"
 log = {{ medium = "dram", path = "{shm}/b", size = "4MiB" }}
 "#,
-            mirror = if mode == "unreplicated" { "" } else { "mirror = \"b\"" },
+            mirror = if mode == "unreplicated" {
+                ""
+            } else {
+                "mirror = \"b\""
+            },
             a = a.local_addr().unwrap(),
             b = b.local_addr().unwrap(),
             dir = self.dir.display(),
@@ -99,13 +103,17 @@ fn work(v: &Volume, round: u8) {
     }
     assert!(msync(m.ptr, m.len).unwrap() > 0);
     // A sync point of 1 MiB, larger than one record.
-    all.iter_mut().enumerate().for_each(|(i, b)| *b = (i as u8).wrapping_mul(round | 1));
+    all.iter_mut()
+        .enumerate()
+        .for_each(|(i, b)| *b = (i as u8).wrapping_mul(round | 1));
     assert!(msync(m.ptr, m.len).unwrap() > 0);
     unmap(m.ptr, m.len).unwrap();
 }
 
 fn expected(round: u8) -> Vec<u8> {
-    (0..1usize << 20).map(|i| (i as u8).wrapping_mul(round | 1)).collect()
+    (0..1usize << 20)
+        .map(|i| (i as u8).wrapping_mul(round | 1))
+        .collect()
 }
 
 fn both(mode: &str, transport: &str, connections: usize) {
@@ -117,7 +125,10 @@ fn both(mode: &str, transport: &str, connections: usize) {
         let v = attach(&c, "a");
         work(&v, round);
         v.detach().unwrap_or_else(|e| panic!("{e}"));
-        assert!(place.bytes("a", "log") == expected(round), "a, round {round}");
+        assert!(
+            place.bytes("a", "log") == expected(round),
+            "a, round {round}"
+        );
     }
     if let Some(b) = b {
         b.stop();

@@ -163,7 +163,13 @@ fn child(config: &Path, transport: &str, call_too_many: bool) -> ! {
     // and for people the number of the first call beside it.
     let first = FIRST.load(SeqCst);
     // SAFETY: ends the process.
-    unsafe { libc::_exit(if code == 2 && !call_too_many { 100 + (first as i32 % 100) } else { code }) }
+    unsafe {
+        libc::_exit(if code == 2 && !call_too_many {
+            100 + (first as i32 % 100)
+        } else {
+            code
+        })
+    }
 }
 
 fn main() {
@@ -176,13 +182,23 @@ fn main() {
     }
     let dir = PathBuf::from("/dev/shm").join(format!("mojim-sync-path-{}", std::process::id()));
     let mut failed = 0;
-    let cases = [("tcp", "sound"), ("shm", "sound"), ("tcp", "broken"), ("shm", "broken")];
+    let cases = [
+        ("tcp", "sound"),
+        ("shm", "sound"),
+        ("tcp", "broken"),
+        ("shm", "broken"),
+    ];
     for (transport, kind) in cases {
         std::fs::create_dir_all(dir.join("shm")).unwrap();
         let c = config(&dir, transport);
         let node = Node::start(&c, "b", |_| {}).unwrap_or_else(|e| panic!("{e}"));
         let status = Command::new(std::env::current_exe().unwrap())
-            .args(["child", &dir.join("c.toml").display().to_string(), transport, kind])
+            .args([
+                "child",
+                &dir.join("c.toml").display().to_string(),
+                transport,
+                kind,
+            ])
             .status()
             .unwrap();
         node.stop();

@@ -127,8 +127,7 @@ pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
         }
         None => (make(path, len)?, true),
     };
-    let mapped =
-        reserve(&fd, path, len).and_then(|()| Mapping::new(fd, len, true, filled(len)));
+    let mapped = reserve(&fd, path, len).and_then(|()| Mapping::new(fd, len, true, filled(len)));
     if mapped.is_err() && made {
         let _ = fs::unlink(path);
     }
