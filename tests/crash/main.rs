@@ -547,6 +547,7 @@ fn campaign(mode: &'static str, number: usize, kills: usize, rng: &mut Rng) -> V
             }
             "mirror restarted, its log gone" => {
                 c.kill_node(m);
+                // SAFETY: geteuid has no preconditions.
                 let reboot = unsafe { libc::geteuid() } == 0 && c.mode.starts_with("sync");
                 let _ = std::fs::remove_dir_all(c.shm.join(format!("r{}", NAMES[m])));
                 c.start_node(m, reboot);

@@ -146,7 +146,7 @@ struct Target {
 impl Target {
     fn store(&mut self) {
         // Page after page in a scattered order, the same for every subject.
-        self.at = (self.at + 4096 * 17) % (self.span - self.len).max(1) & !7;
+        self.at = ((self.at + 4096 * 17) % (self.span - self.len).max(1)) & !7;
         self.fill = self.fill.wrapping_add(1);
         // SAFETY: inside the region, which stays mapped for the whole run.
         unsafe {
@@ -412,7 +412,7 @@ fn throughput(
                 .map(|i| {
                     let t = Target {
                         base: *base,
-                        from: i * span & !4095,
+                        from: (i * span) & !4095,
                         span: span & !4095,
                         at: 0,
                         len: bytes,

@@ -108,7 +108,7 @@ fn entry(i: u64) -> Vec<u8> {
     };
     // Mostly short, some longer than a page's half.
     let r = next() as usize;
-    let len = if r % 8 == 0 {
+    let len = if r.is_multiple_of(8) {
         16 + (r >> 8) % (LONGEST - 16)
     } else {
         16 + (r >> 8) % 240

@@ -99,8 +99,8 @@ fn text(c: &Config) -> String {
     let time = |d: Duration| {
         let ns = d.as_nanos();
         match () {
-            () if ns % 1_000_000_000 == 0 => format!("\"{}s\"", d.as_secs()),
-            () if ns % 1_000_000 == 0 => format!("\"{}ms\"", d.as_millis()),
+            () if ns.is_multiple_of(1_000_000_000) => format!("\"{}s\"", d.as_secs()),
+            () if ns.is_multiple_of(1_000_000) => format!("\"{}ms\"", d.as_millis()),
             () => format!("\"{}us\"", d.as_micros()),
         }
     };

@@ -30,7 +30,7 @@ impl Node {
         let config = load(&self.config)?;
         config.node(&self.name)?;
         signals::block()?;
-        let node = mojim::node::Node::start(&config, &self.name, |text| say_on_stderr(text))?;
+        let node = mojim::node::Node::start(&config, &self.name, say_on_stderr)?;
         let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
         let line = if self.json {
             serde_json::json!({ "node": self.name, "ready": true, "addresses": addresses })

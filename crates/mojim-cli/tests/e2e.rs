@@ -888,3 +888,88 @@ fn run_says_what_it_lacks() {
         );
     }
 }
+
+/// Figure 1 of the Mojim paper, compiled with `cc` and run unmodified under
+/// `mojim run`, replicated, twice; then the mirror takes over and has it.
+#[test]
+fn figure_1_under_mojim_run_is_on_both_nodes() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let bin = std::path::Path::new(env!("CARGO_BIN_EXE_mojim"));
+    let lib = bin.parent().unwrap();
+    // The libraries lie beside the command; make sure that they are of this source.
+    let mut build = std::process::Command::new(env!("CARGO"));
+    build
+        .current_dir(&root)
+        .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success());
+    let dir = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("mojim-fig1-{}", std::process::id()));
+    let shm = std::path::Path::new("/dev/shm").join(dir.file_name().unwrap());
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::create_dir_all(&shm).unwrap();
+    let ports = [0, 1].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let address = |i: usize| ports[i].local_addr().unwrap();
+    let config = dir.join("mojim.toml");
+    let text = format!(
+        "cluster = \"fig\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n\
+         [node.a]\naddress = \"{}\"\ndirectory = \"{d}/a\"\nring = \"{s}\"\nlog = {{ size = \"1MiB\" }}\n\
+         [node.b]\naddress = \"{}\"\ndirectory = \"{d}/b\"\nring = \"{s}\"\nlog = {{ medium = \"dram\", size = \"1MiB\" }}\n",
+        address(0),
+        address(1),
+        d = dir.display(),
+        s = shm.display(),
+    );
+    std::fs::write(&config, text).unwrap();
+    drop(ports);
+    let program = dir.join("fig1");
+    let cc = std::process::Command::new("cc")
+        .arg(root.join("examples/fig1.c"))
+        .arg("-I")
+        .arg(root.join("include"))
+        .arg("-L")
+        .arg(lib)
+        .args(["-lmojim", "-o"])
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert!(cc.success());
+    let mut node = std::process::Command::new(bin)
+        .args(["node", "--config"])
+        .arg(&config)
+        .args(["--name", "b"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    for _ in 0..2 {
+        let run = std::process::Command::new(bin)
+            .args(["run", "--config"])
+            .arg(&config)
+            .args(["--name", "a", "--"])
+            .arg(&program)
+            .arg(dir.join("a/v/mmapfile"))
+            .output()
+            .unwrap();
+        assert!(
+            run.status.success(),
+            "{}",
+            String::from_utf8_lossy(&run.stderr)
+        );
+    }
+    // SAFETY: ends the process that was started above.
+    unsafe { libc::kill(node.id() as i32, libc::SIGTERM) };
+    assert!(node.wait().unwrap().success());
+    for n in ["a", "b"] {
+        let bytes = std::fs::read(dir.join(n).join("v/mmapfile")).unwrap();
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        let entry = |at: usize| i32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!(bytes.len(), 40960, "node {n}");
+        assert_eq!((word(0), word(8)), (2, 2), "node {n}: accesses, entries");
+        assert_eq!((entry(16), entry(20), entry(24)), (24, 24, 0), "node {n}");
+    }
+    let _ = std::fs::remove_dir_all(&dir);
+    let _ = std::fs::remove_dir_all(&shm);
+}

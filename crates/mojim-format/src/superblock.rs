@@ -209,7 +209,7 @@ impl Superblock {
         }
         let align = u32_at(b, 96);
         let log_size = u64_at(b, 88);
-        if lanes > 0 && (!align.is_power_of_two() || log_size % align as u64 != 0) {
+        if lanes > 0 && (!align.is_power_of_two() || !log_size.is_multiple_of(align as u64)) {
             return Err(field("align", align as u64));
         }
         let s = Superblock {

@@ -164,7 +164,8 @@ struct Hold {
 struct Copy {
     hold: Hold,
     /// What it had when it last failed: its acknowledgements may be on their way.
-    was: Option<usize>,
+    /// With it, how often it had failed before.
+    was: Option<(usize, u32)>,
     failures: u32,
     /// The highest point that was seen applied to the data area.
     applied: usize,
@@ -403,7 +404,9 @@ impl Checker {
         had: Option<usize>,
     ) -> Checked {
         let c = &mut self.copies[n];
-        c.was = had;
+        if let Some(had) = had {
+            c.was = Some((had, c.failures));
+        }
         c.failures += 1;
         if kind == CrashKind::Power {
             c.hold.kill = c.hold.power;
@@ -572,9 +575,11 @@ impl Checker {
         let mut failures = self.failures();
         let was = self.copies[1 - n].was;
         if !rule.mirror || has(&self.copies[1 - n], persistent[1 - n]) {
-        } else if was.is_some_and(|w| self.is_within(p, w)) {
+        } else if let Some((had, before)) = was
+            && self.is_within(p, had)
+        {
             // It failed after it acknowledged.
-            failures[1 - n] -= 1;
+            failures[1 - n] = before;
         } else {
             return Err(format!(
                 "2: {} is acknowledged, but not in the mirror's log, which has {:?}",

@@ -10,6 +10,9 @@
 //!   [`SimEnv`] fails, and stores that it still makes into named or persistent
 //!   memory go into a copy that nobody else maps.
 
+// Node numbers index several arrays at once.
+#![allow(clippy::needless_range_loop)]
+
 pub mod check;
 pub mod cluster;
 mod disk;

@@ -21,9 +21,18 @@ fn main() -> ExitCode {
             "--first" => number().map(|n| first = n),
             "--seed" => number().map(|n| seed = Some(n)),
             "--minutes" => number().map(|n| minutes = Some(n)),
-            "--trace" => Some(trace = true),
-            "--json" => Some(json = true),
-            "--mutations" => Some(mutations = true),
+            "--trace" => {
+                let _: () = trace = true;
+                Some(())
+            }
+            "--json" => {
+                let _: () = json = true;
+                Some(())
+            }
+            "--mutations" => {
+                let _: () = mutations = true;
+                Some(())
+            }
             _ => None,
         };
         if ok.is_none() {

@@ -43,7 +43,7 @@ impl Client {
         let deadline = self.env.now() + self.timeout;
         loop {
             let sent = self.wire.flush()?;
-            if let Some((f, body)) = self.wire.next()? {
+            if let Some((f, body)) = self.wire.take_frame()? {
                 let text = checked(&body).map_err(|e| Error::Protocol(e.to_string()))?;
                 if f.kind != FrameKind::Response {
                     return Err(Error::Protocol(format!(

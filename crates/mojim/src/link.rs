@@ -368,8 +368,8 @@ impl RingIn {
         let sane = size as usize + CONTROL_LEN == ring.len()
             && align.is_power_of_two()
             && align >= 64
-            && size % align == 0
-            && at % align == 0;
+            && size.is_multiple_of(align)
+            && at.is_multiple_of(align);
         if !sane {
             return Err(Error::Protocol("a shared ring of impossible shape".into()));
         }
@@ -414,7 +414,7 @@ impl RingIn {
                 return Ok(Front::Nothing);
             }
             let ahead = head - self.at;
-            if ahead > self.size || head % self.align != 0 {
+            if ahead > self.size || !head.is_multiple_of(self.align) {
                 return Err(Error::Protocol(
                     "a shared ring's head is out of range".into(),
                 ));
@@ -532,7 +532,7 @@ impl Wire {
 
     /// The next whole frame, if it has arrived. A frame with an impossible
     /// header is an error before its body is waited for.
-    pub fn next(&mut self) -> Result<Option<(Frame, Vec<u8>)>> {
+    pub fn take_frame(&mut self) -> Result<Option<(Frame, Vec<u8>)>> {
         loop {
             if self.inbuf.len() >= FRAME_LEN {
                 let f = Frame::decode(&self.inbuf)

@@ -149,7 +149,7 @@ impl Log {
         incarnation: u64,
         start: u64,
     ) -> Result<(Log, Survival)> {
-        assert!(spec.size % align == 0 && spec.size % 4096 == 0);
+        assert!(spec.size.is_multiple_of(align) && spec.size.is_multiple_of(4096));
         let len = CONTROL_LEN + spec.size as usize;
         let (memory, medium, mut survival) = match spec.medium {
             MediumKind::Dram => (
@@ -283,7 +283,7 @@ impl Log {
     }
 
     fn control(&self, at: usize) -> &AtomicU64 {
-        assert!(at + 8 <= CONTROL_LEN && at % 8 == 0);
+        assert!(at + 8 <= CONTROL_LEN && at.is_multiple_of(8));
         // SAFETY: inside the control page, aligned, only ever used as AtomicU64.
         unsafe { &*(self.memory.ptr().add(at) as *const AtomicU64) }
     }

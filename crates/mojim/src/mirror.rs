@@ -451,7 +451,7 @@ impl ControlIn {
         self.mirror.store.check()?;
         let mut moved = false;
         self.wire.flush()?;
-        while let Some((f, body)) = self.wire.next()? {
+        while let Some((f, body)) = self.wire.take_frame()? {
             moved = true;
             self.heard = now;
             self.take(f, &body)?;
@@ -749,7 +749,7 @@ impl LaneServer {
         };
         let Front::Record(mut len) = ring.front()? else {
             self.polls = self.polls.wrapping_add(1);
-            if self.polls % 4096 == 0 {
+            if self.polls.is_multiple_of(4096) {
                 self.check_alive()?;
             }
             return Ok(Step::Nothing);

@@ -312,7 +312,7 @@ impl Node {
         wire.limit = 4096;
         let deadline = self.env.now() + FIRST_WORD;
         let first = loop {
-            match wire.next() {
+            match wire.take_frame() {
                 Ok(Some(f)) => break Ok(f),
                 Ok(None) => {
                     let left = deadline.saturating_sub(self.env.now());
@@ -576,7 +576,7 @@ impl Node {
         loop {
             let (f, body) = match next.take() {
                 Some(x) => x,
-                None => match wire.next() {
+                None => match wire.take_frame() {
                     Ok(Some(x)) => x,
                     Ok(None) => {
                         // Who asks nothing for a minute gives its place to others.

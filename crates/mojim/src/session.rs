@@ -308,7 +308,9 @@ impl Session {
         };
         wire.flush()?;
         while let Some(wire) = &mut self.wire {
-            let Some((f, body)) = wire.next()? else { break };
+            let Some((f, body)) = wire.take_frame()? else {
+                break;
+            };
             self.heard = now;
             moved = true;
             self.hear(f, &body)?;
@@ -321,8 +323,8 @@ impl Session {
         };
         if now.saturating_sub(self.heard) > patience {
             return Err(Error::Protocol(format!(
-                "{} has been silent for {:?}",
-                self.peer.name, SILENCE
+                "{} has been silent for {patience:?}",
+                self.peer.name
             )));
         }
         self.keep_alive(now)?;
@@ -783,7 +785,7 @@ impl Session {
             }
             let wire = l.wire.as_mut().expect("not open yet");
             wire.flush()?;
-            while let Some((f, body)) = wire.next()? {
+            while let Some((f, body)) = wire.take_frame()? {
                 moved = true;
                 match f.kind {
                     // The mirror asks for the ring, then confirms.
@@ -976,6 +978,11 @@ impl Session {
             }
         }
         self.abandon_link("");
+    }
+
+    /// Whether a heartbeat is out and its answer has not come.
+    pub fn awaits_answer(&self) -> bool {
+        self.is_active() && self.sent_at.is_some()
     }
 
     /// The connection to wait on, when there is nothing to do.

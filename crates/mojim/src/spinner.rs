@@ -43,7 +43,7 @@ impl Spinner {
     /// Nothing came: poll again (true), or block now.
     #[inline]
     pub fn spin(&mut self, env: &dyn Env) -> bool {
-        if self.misses >= 3 && self.misses % 64 != 0 {
+        if self.misses >= 3 && !self.misses.is_multiple_of(64) {
             self.misses += 1;
             self.blocked = true;
             return false;

@@ -470,7 +470,7 @@ impl Volume {
         let inner = &self.0;
         inner.check_attached()?;
         let page = rustix::param::page_size() as u64;
-        if flags.offset % page != 0 {
+        if !flags.offset.is_multiple_of(page) {
             return Err(Error::Invalid(format!(
                 "mapping {file}: offset {} is not a multiple of the page size {page}",
                 flags.offset
@@ -789,6 +789,13 @@ impl Inner {
             } else {
                 Duration::from_millis(2)
             };
+            if s.awaits_answer()
+                && let Some(c) = s.conn()
+            {
+                // Seen when it comes, so that the round trip is the link's.
+                let _ = c.wait(false, tick.min(Duration::from_millis(2)));
+                continue;
+            }
             let last = p.last();
             p.link_work.wait_unless(
                 || {

@@ -63,6 +63,7 @@ log = {{ medium = "disk", size = "1MiB" }}
             ..MapFlags::default()
         };
         let m = v.map("f", 100_000, flags).unwrap();
+        // SAFETY: the region is mapped, and only this thread uses it.
         unsafe { std::ptr::write_bytes(m.ptr, fill, m.len) };
         msync(m.ptr, m.len).unwrap();
         mojim::unmap(m.ptr, m.len).unwrap();
@@ -76,6 +77,7 @@ log = {{ medium = "disk", size = "1MiB" }}
     fn expect(&self, fill: u8) {
         let v = self.attach().unwrap_or_else(|e| panic!("{e}"));
         let m = v.map("f", 0, MapFlags::default()).unwrap();
+        // SAFETY: as in `write`.
         let bytes = unsafe { std::slice::from_raw_parts(m.ptr, m.len) };
         assert_eq!(m.len, 100_000);
         assert!(bytes.iter().all(|b| *b == fill));
@@ -184,10 +186,13 @@ fn child_that_commits_and_is_killed() {
     let v = Volume::attach(Path::new(&config), "a", None).unwrap();
     let m = v.map("f", 0, MapFlags::default()).unwrap();
     for i in 0..20 {
+        // SAFETY: as in `write`.
         unsafe { std::ptr::write_bytes(m.ptr, 2, m.len) };
+        // SAFETY: as in `write`; a region is aligned.
         unsafe { m.ptr.cast::<u32>().write(i) };
         msync(m.ptr, 4).unwrap();
     }
+    // SAFETY: as in `write`.
     unsafe { std::ptr::write_bytes(m.ptr, 3, m.len) };
     msync(m.ptr, m.len).unwrap();
     // SAFETY: ends this process without any clean-up.

@@ -90,6 +90,7 @@ const CREATE: MapFlags = MapFlags {
 /// Stores, then one sync point of two ranges, then a discovered one over all.
 fn work(v: &Volume, round: u8) {
     let m = v.map("log", 1 << 20, CREATE).unwrap();
+    // SAFETY: the region is mapped, and only this thread uses it.
     let all = unsafe { std::slice::from_raw_parts_mut(m.ptr, m.len) };
     for i in 0..200usize {
         let at = (i * 4096 + 100) % (1 << 20);

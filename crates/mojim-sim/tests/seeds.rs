@@ -1,0 +1,32 @@
+//! The simulator itself: seeds pass, a seed repeats, and each mutation of the
+//! engine is noticed.
+
+use mojim_sim::cluster::Mutation;
+use mojim_sim::run::{catch_mutation, catch_panics, run};
+
+#[test]
+fn seeds_pass() {
+    catch_panics();
+    let failed: Vec<_> = (1..=1000)
+        .filter_map(|seed| Some((seed, run(seed, None, false).failure?)))
+        .collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn a_seed_repeats() {
+    for seed in 1..=20 {
+        let (a, b) = (run(seed, None, true), run(seed, None, true));
+        assert_eq!(a.trace, b.trace, "seed {seed}");
+        assert_eq!((a.faults, a.acks), (b.faults, b.acks), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_mutation_is_noticed() {
+    catch_panics();
+    for (mutation, name) in Mutation::ALL {
+        let caught = catch_mutation(mutation, 1, 500);
+        assert!(caught.is_some(), "{name} went unnoticed");
+    }
+}
