@@ -328,6 +328,8 @@ impl Cluster {
         let env: Arc<dyn Env> = self.world.env(NAMES[n]);
         self.check.opening(n, self.setup.persistent()[n]);
         let store = match Store::open(&env, self.store_spec(n)) {
+            // A crash in a flush, which cannot say so.
+            Ok(_) if self.world.crashed(NAMES[n]).is_some() => return self.fallen(n),
             Ok(s) => Arc::new(s),
             Err(e) => return self.failed_start(n, &e),
         };

@@ -220,6 +220,12 @@ impl Store {
                 },
             )
             .context(|| format!("opening {}", sb_path.display()))?;
+        // After a sync that failed, what was read may be in the page cache
+        // only. Before the next update goes to the other slot, this one has to
+        // be on the medium.
+        file.write_at(&sb.encode()[..], (sb.sequence % 2) * SUPERBLOCK_LEN as u64)
+            .and_then(|()| file.sync())
+            .map_err(|e| Error::Poisoned(format!("superblock {}: {e}", sb_path.display())))?;
 
         if sb.logs != 0 && sb.logs != hash {
             return Err(Error::Config(format!(
