@@ -973,3 +973,76 @@ fn figure_1_under_mojim_run_is_on_both_nodes() {
     let _ = std::fs::remove_dir_all(&dir);
     let _ = std::fs::remove_dir_all(&shm);
 }
+
+/// A mirror that stalls: sync points fail with ETIMEDOUT after the configured
+/// bound, the memory stays usable, and everything goes on when it wakes.
+#[test]
+fn a_mirror_that_stalls_is_waited_for_and_no_longer() {
+    let bin = std::path::Path::new(env!("CARGO_BIN_EXE_mojim"));
+    let dir = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("mojim-stall-{}", std::process::id()));
+    let shm = std::path::Path::new("/dev/shm").join(dir.file_name().unwrap());
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::create_dir_all(&shm).unwrap();
+    let ports = [0, 1].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let address = |i: usize| ports[i].local_addr().unwrap();
+    let config = dir.join("mojim.toml");
+    let text = format!(
+        "cluster = \"stall\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\nresend_timeout = \"40ms\"\nresend_attempts = 3\n\
+         [node.a]\naddress = \"{}\"\ndirectory = \"{d}/a\"\nring = \"{s}\"\nlog = {{ size = \"1MiB\" }}\n\
+         [node.b]\naddress = \"{}\"\ndirectory = \"{d}/b\"\nring = \"{s}\"\nlog = {{ medium = \"dram\", size = \"1MiB\" }}\n",
+        address(0),
+        address(1),
+        d = dir.display(),
+        s = shm.display(),
+    );
+    std::fs::write(&config, text).unwrap();
+    drop(ports);
+    let mut node = std::process::Command::new(bin)
+        .args(["node", "--config"])
+        .arg(&config)
+        .args(["--name", "b"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let v = mojim::Volume::attach(&config, "a", None).unwrap_or_else(|e| panic!("{e}"));
+    let flags = mojim::MapFlags {
+        create: true,
+        ..Default::default()
+    };
+    let m = v.map("f", 4096, flags).unwrap();
+    // SAFETY: inside the region, one thread; as everywhere below.
+    let store = |b: u8| unsafe { std::ptr::write_bytes(m.ptr, b, m.len) };
+    store(1);
+    mojim::msync(m.ptr, m.len).unwrap();
+    // SAFETY: stops, and later ends, the process that was started above.
+    let signal = |s| unsafe { libc::kill(node.id() as i32, s) };
+    signal(libc::SIGSTOP);
+    await_that("every thread of the mirror to stand still", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", node.id())).ok()?;
+        tasks
+            .map(|t| std::fs::read_to_string(t.ok()?.path().join("stat")).ok())
+            .all(|s| s.is_some_and(|s| s.contains(") T ")))
+            .then_some(())
+    });
+    store(2);
+    let e = mojim::msync(m.ptr, m.len).expect_err("nobody acknowledged");
+    assert_eq!(e.errno(), libc::ETIMEDOUT, "{e}");
+    store(3);
+    signal(libc::SIGCONT);
+    await_that("the mirror to acknowledge again", || {
+        mojim::msync(m.ptr, m.len).ok()
+    });
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    signal(libc::SIGTERM);
+    assert!(node.wait().unwrap().success());
+    for n in ["a", "b"] {
+        assert!(
+            std::fs::read(dir.join(n).join("v/f")).unwrap() == [3; 4096],
+            "{n}"
+        );
+    }
+    let _ = std::fs::remove_dir_all(&dir);
+    let _ = std::fs::remove_dir_all(&shm);
+}

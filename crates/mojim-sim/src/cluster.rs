@@ -358,7 +358,10 @@ impl Cluster {
             if store.superblock().view.primary == NAMES[n] && n != self.primary {
                 self.promotions += 1;
                 let lossy = self.setup.mode == Mode::Async;
-                self.check.promoted(n, &store, store.tail(), lossy)?;
+                // Where it lost its copy as well, it attaches to the other's.
+                if store.superblock().state == State::Whole {
+                    self.check.promoted(n, &store, store.tail(), lossy)?;
+                }
                 // The other node may have come back as the primary it was.
                 self.world.kill(NAMES[1 - n]);
                 self.observe(1 - n)?;

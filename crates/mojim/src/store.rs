@@ -151,6 +151,10 @@ impl Store {
         assert!(!spec.logs.is_empty());
         let meta = spec.meta.clone();
         make_dirs(&**env, &meta, Path::new("/"))?;
+        // A process that died may have put a superblock or a catalogue in
+        // place and not made its name durable; what is read now is relied on.
+        env.sync_dir(&meta)
+            .context(|| format!("syncing {}", meta.display()))?;
         let lock_path = meta.join("lock");
         let held = env.lock(&lock_path).map_err(|e| {
             if e.kind() == std::io::ErrorKind::WouldBlock {

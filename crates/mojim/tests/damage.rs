@@ -281,3 +281,112 @@ fn two_processes_and_two_handles() {
     v.detach().unwrap();
     p.expect(1);
 }
+
+/// The disk fills up under a volume: sync points fail with what the disk said,
+/// the program's memory stays, and what was acknowledged is there once there
+/// is room again. Needs the right to mount a small file system; without it
+/// (a notice says so) the simulator's quota is what is left.
+#[test]
+fn a_full_disk() {
+    let p = Place::new("full");
+    let small = p.dir.join("a");
+    std::fs::create_dir_all(&small).unwrap();
+    let out = Command::new("unshare")
+        .args(["-m", "sh", "-c"])
+        // Not tmpfs, where a mere load from a hole of a full file system is a
+        // SIGBUS, for every program.
+        .arg("truncate -s 12M \"$1.img\" && mkfs.ext4 -q -F \"$1.img\" && mount -o loop \"$1.img\" \"$1\" && shift && \"$1\" --exact child_on_a_full_disk --nocapture && exec \"$1\" --exact child_after_a_full_disk --nocapture")
+        .arg("sh")
+        .arg(&small)
+        .arg(std::env::current_exe().unwrap())
+        .env("MOJIM_FULL_CHILD", &p.dir)
+        .output();
+    let text = match &out {
+        Ok(o) => format!(
+            "{}{}",
+            String::from_utf8_lossy(&o.stdout),
+            String::from_utf8_lossy(&o.stderr)
+        ),
+        Err(e) => e.to_string(),
+    };
+    let cannot = [
+        "not permitted",
+        "must be superuser",
+        "not found",
+        "failed to setup loop",
+    ];
+    if cannot.iter().any(|c| text.contains(c)) || out.is_err() {
+        println!("left out: mounting is not permitted here: {text}");
+        return;
+    }
+    assert!(text.contains("the full disk lost nothing"), "{text}");
+}
+
+#[test]
+fn child_on_a_full_disk() {
+    let Ok(dir) = std::env::var("MOJIM_FULL_CHILD") else {
+        return;
+    };
+    let config = Config::load(&Path::new(&dir).join("c.toml")).unwrap();
+    let attach = || Volume::attach_with(&config, "a", None, |_, _| {});
+    let filler = Path::new(&dir).join("a/filler");
+    std::fs::write(&filler, vec![1u8; 1 << 20]).unwrap();
+    let v = attach().unwrap();
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let m = v.map("f", 64 << 20, flags).unwrap();
+    let page = 64 << 10;
+    let mut acked = 0;
+    let mut failed = None;
+    for i in 0..m.len / page {
+        // SAFETY: inside the region, one thread.
+        let at = unsafe { m.ptr.add(i * page) };
+        // SAFETY: as above.
+        unsafe { std::ptr::write_bytes(at, i as u8 | 1, page) };
+        match msync(at, page) {
+            Ok(_) => acked = i + 1,
+            Err(e) => {
+                failed = Some(e);
+                break;
+            }
+        }
+    }
+    let e = failed.expect("64 MiB do not fit 12");
+    assert!(
+        e.to_string().contains("No space") || e.to_string().contains("os error 28"),
+        "{e}"
+    );
+    assert!(acked > 0);
+    // The memory is the program's, whatever happens below it.
+    // SAFETY: as above.
+    unsafe { m.ptr.write(7) };
+    assert!(
+        msync(m.ptr, 1).is_err(),
+        "poisoned until it is attached again"
+    );
+    assert!(v.detach().is_err());
+    drop(v);
+    std::fs::remove_file(&filler).unwrap();
+    // The failed attachment ends with this process.
+    std::fs::write(Path::new(&dir).join("acked"), acked.to_string()).unwrap();
+}
+
+#[test]
+fn child_after_a_full_disk() {
+    let Ok(dir) = std::env::var("MOJIM_FULL_CHILD") else {
+        return;
+    };
+    let acked = std::fs::read_to_string(Path::new(&dir).join("acked")).unwrap();
+    let acked: usize = acked.parse().unwrap();
+    let config = Config::load(&Path::new(&dir).join("c.toml")).unwrap();
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let m = v.map("f", 0, MapFlags::default()).unwrap();
+    for i in 0..acked {
+        // SAFETY: inside the region, one thread.
+        let b = unsafe { *m.ptr.add(i * (64 << 10) + 5) };
+        assert_eq!(b, i as u8 | 1, "piece {i} of {acked}");
+    }
+    println!("the full disk lost nothing");
+}
