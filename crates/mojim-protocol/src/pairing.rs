@@ -66,8 +66,16 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
     {
         Some(c) if c == mirror.tail && oldest <= c + 1 => Plan::Resend { from: c },
         Some(c) if c == mirror.tail => Plan::CopyTo,
-        // The mirror's copy goes on from where this one ends: adopt it.
-        Some(c) if c == primary.tail && attach => Plan::CopyFrom,
+        // The mirror's copy goes on from where this one ends, in the epoch that
+        // this one is in: adopt it. A primary that has begun a later epoch there
+        // (it was promoted) has ended the other's.
+        Some(c)
+            if c == primary.tail
+                && attach
+                && primary.history.epoch_at(c + 1) == mirror.history.epoch_at(c + 1) =>
+        {
+            Plan::CopyFrom
+        }
         // A fork: the mirror's tail is of an epoch that this view superseded.
         _ => Plan::CopyTo,
     }
@@ -155,6 +163,10 @@ mod tests {
         let b = copy(1, Whole, 150, &[(1, 1), (2, 101)]);
         assert_eq!(reconcile(&b, &p(120), 1, true), Plan::CopyTo);
         assert_eq!(reconcile(&b, &p(100), 1, true), Plan::Resend { from: 100 });
+        // Found by the simulator: promoted at 100 and attached again before it
+        // wrote anything, it adopted what the old primary had beyond.
+        let b = copy(1, Whole, 100, &[(1, 1), (2, 101)]);
+        assert_eq!(reconcile(&b, &p(120), 1, true), Plan::CopyTo);
         assert_eq!(
             reconcile(
                 &copy(1, Loading, 0, &[]),

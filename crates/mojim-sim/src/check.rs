@@ -326,7 +326,15 @@ impl Checker {
 
     /// A store was opened after whatever ended the last process: what is
     /// there must be what its medium had to keep.
-    pub fn opened(&mut self, n: usize, store: &Store, may_be_loading: bool) -> Checked {
+    /// `replaced`: in its last step, of which nothing else was seen, its copy
+    /// was replaced or cut back; then only what was acknowledged counts.
+    pub fn opened(
+        &mut self,
+        n: usize,
+        store: &Store,
+        may_be_loading: bool,
+        replaced: bool,
+    ) -> Checked {
         let state = store.superblock().state;
         let hold = self.copies[n].hold;
         if state != State::Whole {
@@ -341,7 +349,7 @@ impl Checker {
                 ));
             }
             self.forget(n);
-            return self.covered();
+            return self.lower();
         }
         let history = store.history();
         let Some(tail) = self.exact(&history, store.tail()) else {
@@ -352,6 +360,17 @@ impl Checker {
             ));
         };
         if let Some(h) = hold.kill
+            && !self.is_within(h, tail)
+            && replaced
+        {
+            self.forget(n);
+            self.copies[n].hold.kill = Some(tail);
+            self.copies[n].mixed = tail;
+            if store.level().is_persistent() {
+                self.copies[n].hold.power = self.exact(&history, store.checkpointed());
+            }
+            self.lower()?;
+        } else if let Some(h) = hold.kill
             && !self.is_within(h, tail)
         {
             return Err(format!(
@@ -383,6 +402,16 @@ impl Checker {
             c.mixed = tail;
         }
         self.looked(n, store)
+    }
+
+    /// Whether a dead process's store, as it was in memory, has less than its
+    /// copy held before: it was being replaced, or cut back to a fork.
+    pub fn regressed(&self, n: usize, store: &Store, tail: u64) -> bool {
+        let Some(hold) = self.copies[n].hold.kill else {
+            return false;
+        };
+        let now = self.rounded(&store.history(), tail);
+        store.superblock().state != State::Whole || now.is_none_or(|p| !self.is_within(hold, p))
     }
 
     /// The copy is being replaced or was discarded.
@@ -476,7 +505,7 @@ impl Checker {
         };
         if !excused {
             return Err(format!(
-                "3: acknowledged {} is lost after one failure; {} is left",
+                "3: acknowledged {} is lost after one failure or none; {} is left",
                 self.text(lost),
                 self.text(left)
             ));
@@ -615,7 +644,8 @@ impl Checker {
     pub fn received(&mut self, n: usize, store: &Store, lsn: u64, persisted: bool) -> Checked {
         if store.superblock().state != State::Whole {
             self.forget(n);
-            return self.covered();
+            // The source may have failed when its copy had already begun here.
+            return self.lower();
         }
         let history = store.history();
         let Some(p) = self.rounded(&history, lsn) else {

@@ -170,6 +170,8 @@ struct Node {
     gone: bool,
     /// A copy from the other node may have begun.
     loading: bool,
+    /// Its copy was replaced or cut back in the step in which it crashed.
+    replaced: bool,
 }
 
 /// A sync point whose outcome the application awaits.
@@ -239,6 +241,7 @@ impl Cluster {
             restart: Duration::ZERO,
             gone: false,
             loading: false,
+            replaced: false,
         };
         Cluster {
             world: World::new(seed, faults),
@@ -352,7 +355,8 @@ impl Cluster {
                 store.history().entries(),
             )
         });
-        self.check.opened(n, &store, loading)?;
+        let replaced = std::mem::take(&mut self.nodes[n].replaced);
+        self.check.opened(n, &store, loading, replaced)?;
         if self.half_promoted == Some(n) {
             self.half_promoted = None;
             if store.superblock().view.primary == NAMES[n] && n != self.primary {
@@ -425,6 +429,13 @@ impl Cluster {
         self.note(|| format!("node {} {}", NAMES[n], crash_text(kind)));
         let node = &mut self.nodes[n];
         let role = std::mem::replace(&mut node.role, Role::Down);
+        node.replaced |= match &role {
+            Role::Mirror(m) => self.check.regressed(n, &m.m.store, m.m.received.get()),
+            Role::Primary(p) if self.epoch == 0 => {
+                self.check.regressed(n, &p.p.store, p.p.store.tail())
+            }
+            _ => false,
+        };
         let limit = match &role {
             Role::Down => None,
             Role::Primary(p) => {
