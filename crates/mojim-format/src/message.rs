@@ -182,7 +182,7 @@ impl Message for Welcome {
             state: match r.u8()? {
                 0 => State::Empty,
                 1 => State::Whole,
-                2 => State::Loading,
+                2 => State::Switching,
                 v => {
                     return Err(FormatError::Field {
                         what: WHAT,

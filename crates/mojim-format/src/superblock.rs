@@ -32,8 +32,9 @@ pub enum State {
     Empty = 0,
     /// Holds a prefix of the volume's history.
     Whole = 1,
-    /// Being overwritten by a copy of another node; unusable until it ends.
-    Loading = 2,
+    /// A whole copy of another node is staged, and takes the place of what was
+    /// here; whoever opens it completes that.
+    Switching = 2,
 }
 
 /// The first LSN that belongs to an epoch.
@@ -227,7 +228,7 @@ impl Superblock {
             state: match u32_at(b, 80) {
                 0 => State::Empty,
                 1 => State::Whole,
-                2 => State::Loading,
+                2 => State::Switching,
                 v => return Err(field("state", v as u64)),
             },
             log_size,

@@ -43,13 +43,13 @@ pub enum Plan {
 pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool) -> Plan {
     match (primary.state, mirror.state) {
         (State::Whole, State::Whole) => {}
-        (State::Loading, State::Whole) | (State::Empty, State::Whole) if attach => {
-            return Plan::CopyFrom;
+        (State::Whole, State::Empty) => return Plan::CopyTo,
+        (State::Empty, State::Whole) if attach => return Plan::CopyFrom,
+        (State::Empty, State::Empty) if primary.volume_id == 0 && mirror.volume_id == 0 => {
+            return Plan::CopyTo;
         }
-        (State::Loading, _) => return Plan::Nothing,
-        // It held a volume and lost it: nothing is made anew in its place.
-        (State::Empty, _) if primary.volume_id != 0 => return Plan::Nothing,
-        _ => return Plan::CopyTo,
+        // They held a volume and lost it: nothing is made anew in its place.
+        _ => return Plan::Nothing,
     }
     if primary.volume_id != mirror.volume_id {
         // A primary that has no record yet and meets a mirror that has: the
@@ -86,7 +86,7 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
 pub enum PromoteRefusal {
     /// A primary is attached and was heard of lately.
     PrimaryAlive,
-    /// Its copy is empty, or a copy of it was interrupted.
+    /// Its copy is empty.
     NotWhole,
     /// It was catching up: acknowledged sync points may be missing from it.
     NotMember,
@@ -169,13 +169,18 @@ mod tests {
         assert_eq!(reconcile(&b, &p(120), 1, true), Plan::CopyTo);
         assert_eq!(
             reconcile(
-                &copy(1, Loading, 0, &[]),
-                &copy(1, Loading, 0, &[]),
+                &copy(1, Switching, 0, &[]),
+                &copy(1, Switching, 0, &[]),
                 1,
                 true
             ),
             Plan::Nothing
         );
+        // A copy from it was under way to a new directory when it was lost.
+        let (new, lost) = (copy(0, Empty, 0, &[]), copy(1, Empty, 0, &[]));
+        assert_eq!(reconcile(&new, &lost, 1, true), Plan::Nothing);
+        assert_eq!(reconcile(&lost, &new, 1, true), Plan::Nothing);
+        assert_eq!(reconcile(&new, &new, 1, true), Plan::CopyTo);
     }
 
     #[test]
@@ -191,7 +196,7 @@ mod tests {
             Err(PromoteRefusal::PrimaryAlive)
         );
         assert_eq!(
-            may_promote("b", &v, State::Loading, false),
+            may_promote("b", &v, State::Switching, false),
             Err(PromoteRefusal::NotWhole)
         );
         assert_eq!(

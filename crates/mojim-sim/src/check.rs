@@ -163,9 +163,9 @@ struct Hold {
 #[derive(Debug, Default)]
 struct Copy {
     hold: Hold,
-    /// What it had when it last failed: its acknowledgements may be on their way.
-    /// With it, how often it had failed before.
-    was: Option<(usize, u32)>,
+    /// What it had at each of its failures: its acknowledgements may be on
+    /// their way. With it, how often it had failed before.
+    was: Vec<(usize, u32)>,
     failures: u32,
     /// The highest point that was seen applied to the data area.
     applied: usize,
@@ -328,19 +328,11 @@ impl Checker {
     /// there must be what its medium had to keep.
     /// `replaced`: in its last step, of which nothing else was seen, its copy
     /// was replaced or cut back; then only what was acknowledged counts.
-    pub fn opened(
-        &mut self,
-        n: usize,
-        store: &Store,
-        may_be_loading: bool,
-        replaced: bool,
-    ) -> Checked {
+    pub fn opened(&mut self, n: usize, store: &Store, replaced: bool) -> Checked {
         let state = store.superblock().state;
         let hold = self.copies[n].hold;
         if state != State::Whole {
-            let excuse = state == State::Loading && may_be_loading;
             if let Some(h) = hold.kill
-                && !excuse
                 && h != 0
             {
                 return Err(format!(
@@ -411,7 +403,7 @@ impl Checker {
             return false;
         };
         let now = self.rounded(&store.history(), tail);
-        store.superblock().state != State::Whole || now.is_none_or(|p| !self.is_within(hold, p))
+        store.is_switching() || now.is_none_or(|p| !self.is_within(hold, p))
     }
 
     /// The copy is being replaced or was discarded.
@@ -434,7 +426,7 @@ impl Checker {
     ) -> Checked {
         let c = &mut self.copies[n];
         if let Some(had) = had {
-            c.was = Some((had, c.failures));
+            c.was.push((had, c.failures));
         }
         c.failures += 1;
         if kind == CrashKind::Power {
@@ -602,11 +594,9 @@ impl Checker {
             ));
         }
         let mut failures = self.failures();
-        let was = self.copies[1 - n].was;
+        let mut was = self.copies[1 - n].was.iter().rev();
         if !rule.mirror || has(&self.copies[1 - n], persistent[1 - n]) {
-        } else if let Some((had, before)) = was
-            && self.is_within(p, had)
-        {
+        } else if let Some(&(_, before)) = was.find(|(had, _)| self.is_within(p, *had)) {
             // It failed after it acknowledged.
             failures[1 - n] = before;
         } else {

@@ -59,18 +59,35 @@ pub enum Mutation {
     AckEarly,
     /// Invariant 6.
     IgnoreFailedSync,
+    /// A copy is replaced only by a whole one.
+    ReplaceEarly,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 3] = [
+    pub const ALL: [(Mutation, &'static str); 4] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
             Mutation::IgnoreFailedSync,
             "ignore_failed_sync (invariant 6)",
         ),
+        (
+            Mutation::ReplaceEarly,
+            "replace_early (a copy is replaced only by a whole one)",
+        ),
     ];
+
+    /// What the checker's reports of it begin with: bytes that a failed sync
+    /// did not make durable show up as a loss or as a copy that differs.
+    pub fn breaks(self) -> &'static [&'static str] {
+        match self {
+            Mutation::ApplyBeforeLog => &["1:"],
+            Mutation::AckEarly => &["2:"],
+            Mutation::IgnoreFailedSync => &["3:", "4:"],
+            Mutation::ReplaceEarly => &["3:"],
+        }
+    }
 }
 
 /// What a seed decides before it starts.
@@ -168,8 +185,6 @@ struct Node {
     restart: Duration,
     /// Not before the fault-free phase.
     gone: bool,
-    /// A copy from the other node may have begun.
-    loading: bool,
     /// Its copy was replaced or cut back in the step in which it crashed.
     replaced: bool,
 }
@@ -240,7 +255,6 @@ impl Cluster {
             role: Role::Down,
             restart: Duration::ZERO,
             gone: false,
-            loading: false,
             replaced: false,
         };
         Cluster {
@@ -341,10 +355,10 @@ impl Cluster {
                 Mutation::ApplyBeforeLog => &store.mutations.apply_before_log,
                 Mutation::AckEarly => &store.mutations.ack_early,
                 Mutation::IgnoreFailedSync => &store.mutations.ignore_failed_sync,
+                Mutation::ReplaceEarly => &store.mutations.replace_early,
             };
             switch.store(true, Relaxed);
         }
-        let loading = std::mem::take(&mut self.nodes[n].loading);
         self.note(|| {
             format!(
                 "node {} opened: {:?}, tail {}, checkpoint {}, {:?}",
@@ -356,7 +370,7 @@ impl Cluster {
             )
         });
         let replaced = std::mem::take(&mut self.nodes[n].replaced);
-        self.check.opened(n, &store, loading, replaced)?;
+        self.check.opened(n, &store, replaced)?;
         if self.half_promoted == Some(n) {
             self.half_promoted = None;
             if store.superblock().view.primary == NAMES[n] && n != self.primary {
@@ -439,14 +453,10 @@ impl Cluster {
         let limit = match &role {
             Role::Down => None,
             Role::Primary(p) => {
-                node.loading = !p.ready;
                 let limit = p.p.apply_limit().max(p.p.store.tail()).min(p.p.last());
                 Some((limit, p.p.store.history()))
             }
-            Role::Mirror(m) => {
-                node.loading = true;
-                Some((m.m.received.get(), m.m.store.history()))
-            }
+            Role::Mirror(m) => Some((m.m.received.get(), m.m.store.history())),
         };
         let limit = limit.and_then(|(lsn, h)| {
             (0..=lsn)
@@ -996,7 +1006,6 @@ impl Cluster {
             return self.fallen(n);
         }
         self.nodes[n].role = Role::Down;
-        self.nodes[n].loading = false;
         self.nodes[n].restart = self.world.now();
         self.world.kill(NAMES[n]);
         Ok(())

@@ -1,17 +1,20 @@
 //! The command `mojim-sim`: runs seeds and reports what broke.
 
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use mojim_sim::cluster::Mutation;
 use mojim_sim::run::{Total, catch_mutation, catch_panics, run};
 
-const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--json]
+const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--jobs N] [--json]
        mojim-sim --seed N [--trace]
        mojim-sim --mutations [--seeds N] [--first N]";
 
 fn main() -> ExitCode {
     let (mut seeds, mut first, mut seed, mut minutes) = (1000u64, 1u64, None, None);
+    let mut jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let (mut trace, mut json, mut mutations) = (false, false, false);
     let mut args = std::env::args().skip(1);
     while let Some(a) = args.next() {
@@ -20,6 +23,7 @@ fn main() -> ExitCode {
             "--seeds" => number().map(|n| seeds = n),
             "--first" => number().map(|n| first = n),
             "--seed" => number().map(|n| seed = Some(n)),
+            "--jobs" => number().map(|n| jobs = n.max(1)),
             "--minutes" => number().map(|n| minutes = Some(n)),
             "--trace" => {
                 let _: () = trace = true;
@@ -70,23 +74,34 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let begun = Instant::now();
-    let mut told = begun;
-    let mut total = Total::default();
-    for s in first..first.saturating_add(seeds) {
+    // Each seed is on its own, so that threads share nothing but the count.
+    let next = AtomicU64::new(first);
+    let shared = Mutex::new((Total::default(), begun));
+    let work = || loop {
+        let s = next.fetch_add(1, Relaxed);
+        let over = minutes.is_some_and(|m| begun.elapsed() > Duration::from_secs(60 * m));
+        if s >= first.saturating_add(seeds) || over {
+            return;
+        }
         let o = run(s, None, false);
+        let (total, told) = &mut *shared.lock().expect("no thread panics");
         if let Some(f) = &o.failure {
             eprintln!("seed {s} FAILED: {f}");
             eprintln!("  replay: mojim-sim --seed {s} --trace");
         }
         total.add(&o);
         if told.elapsed() > Duration::from_secs(10) {
-            told = Instant::now();
+            *told = Instant::now();
             eprintln!("{} seeds, {} failed", total.seeds, total.failures.len());
         }
-        if minutes.is_some_and(|m| begun.elapsed() > Duration::from_secs(60 * m)) {
-            break;
+    };
+    std::thread::scope(|s| {
+        for _ in 0..jobs {
+            s.spawn(work);
         }
-    }
+    });
+    let (mut total, _) = shared.into_inner().expect("no thread panics");
+    total.failures.sort();
     let rate = total.seeds as f64 * 60.0 / begun.elapsed().as_secs_f64();
     report(&total, rate, json);
     ExitCode::from(u8::from(!total.failures.is_empty()))

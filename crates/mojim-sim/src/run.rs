@@ -115,8 +115,11 @@ impl Total {
     }
 }
 
-/// The first seed at which a mutation is noticed, and by what.
+/// The first seed at which a mutation is noticed as what it is, and how.
 pub fn catch_mutation(mutation: Mutation, first: u64, most: u64) -> Option<(u64, String)> {
-    (first..first + most)
-        .find_map(|seed| run(seed, Some(mutation), false).failure.map(|f| (seed, f)))
+    (first..first + most).find_map(|seed| {
+        let f = run(seed, Some(mutation), false).failure?;
+        let own = mutation.breaks().iter().any(|p| f.starts_with(p));
+        own.then_some((seed, f))
+    })
 }

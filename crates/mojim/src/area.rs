@@ -29,7 +29,16 @@ const IMAGE_PAGE: usize = 4096;
 /// Extents of at least this many bytes go to their file without the image.
 const DIRECT: usize = 1024;
 
-/// Most files that are kept open; beyond that they are opened for each batch.
+/// The file that tells of a renaming under way.
+pub const RENAME_NOTE: &str = "rename";
+
+/// The file that tells of removals under way.
+pub const REMOVAL_NOTE: &str = "removed";
+
+/// Most bytes of a catalogue.
+const MAX_CATALOG: u64 = 1 << 30;
+
+/// Most files that are kept open.
 const MAX_OPEN: usize = 256;
 
 /// The files of one node's copy.
@@ -57,6 +66,7 @@ impl Area {
         let mut area = Area::unknown(env, dir, meta, volume)?;
         area.read_catalog()?;
         area.finish_rename()?;
+        area.finish_removal()?;
         Ok(area)
     }
 
@@ -88,7 +98,7 @@ impl Area {
                 let path = self.catalog_path.clone();
                 let what = || format!("catalogue {}", path.display());
                 let len = f.len().context(what)?;
-                if len > 1 << 30 {
+                if len > MAX_CATALOG {
                     return Err(self.damaged("catalogue larger than 1 GiB"));
                 }
                 let mut bytes = vec![0u8; len as usize];
@@ -141,8 +151,61 @@ impl Area {
         self.write_catalog()
     }
 
+    /// Files that the catalogue has not any more go from the directory too.
+    fn finish_removal(&mut self) -> Result<()> {
+        let path = self.removal_path();
+        let what = || format!("reading {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        let Some(note) = RemovalNote::decode(&b[..got]) else {
+            return Err(self.damaged("the note of its last removals is damaged"));
+        };
+        // A newer one is of a record that is applied again.
+        if note.volume == self.volume && note.lsn <= self.catalog_lsn {
+            self.remove_files(&note.names)?;
+        }
+        Ok(())
+    }
+
+    fn removal_path(&self) -> PathBuf {
+        self.catalog_path.with_file_name(REMOVAL_NOTE)
+    }
+
+    /// Removes files that the catalogue does not have, and the note of them.
+    fn remove_files(&self, names: &[String]) -> Result<()> {
+        for name in names.iter().filter(|n| self.find(n).is_none()) {
+            self.remove_quietly(name)?;
+            self.sync_parent(name)?;
+        }
+        let note = self.removal_path();
+        let gone = match self.env.remove(&note) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        };
+        gone.and_then(|()| self.env.sync_dir(note.parent().expect("it lies in meta")))
+            .context(|| format!("removing {}", note.display()))
+    }
+
+    /// The names of the files that the catalogue in `meta` has, whosever it is;
+    /// none if it cannot be read.
+    pub fn names(env: &dyn Env, meta: &Path) -> Vec<String> {
+        let Ok(f) = env.open(&meta.join("catalog"), OpenHow::default()) else {
+            return Vec::new();
+        };
+        let mut bytes = vec![0u8; f.len().unwrap_or(0).min(MAX_CATALOG) as usize];
+        let got = f.read_at(&mut bytes, 0).unwrap_or(0);
+        let c = Catalog::decode(&bytes[..got]);
+        c.map_or(Vec::new(), |c| {
+            c.files.into_iter().map(|f| f.name).collect()
+        })
+    }
+
     fn rename_path(&self) -> PathBuf {
-        self.catalog_path.with_file_name("rename")
+        self.catalog_path.with_file_name(RENAME_NOTE)
     }
 
     /// In the catalogue, file `id` has the name `to` from now on.
@@ -263,20 +326,28 @@ impl Area {
                 },
             )
             .context(|| format!("opening {}", path.display()))?;
+        self.keep_open(id, f.clone())?;
+        Ok(f)
+    }
+
+    fn keep_open(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
         if self.open.len() >= MAX_OPEN {
             // Those with bytes that still need a sync stay.
-            let idle: Vec<u32> = self
-                .open
-                .keys()
-                .copied()
-                .filter(|id| !self.dirty.contains_key(id))
-                .collect();
-            for id in idle {
-                self.open.remove(&id);
+            let dirty = &self.dirty;
+            self.open.retain(|id, _| dirty.contains_key(id));
+            // If that is all of them, half are synced now instead of at the
+            // checkpoint: a descriptor whose writes failed must not be lost.
+            let many = self.open.len().saturating_sub(MAX_OPEN / 2);
+            let some: Vec<u32> = self.open.keys().copied().take(many).collect();
+            for id in some {
+                let f = self.open.remove(&id).expect("just listed");
+                f.sync()
+                    .map_err(|e| Error::Poisoned(format!("syncing file {id}: {e}")))?;
+                self.dirty.remove(&id);
             }
         }
-        self.open.insert(id, f.clone());
-        Ok(f)
+        self.open.insert(id, f);
+        Ok(())
     }
 
     /// Merges one record of a whole sync point. `spill` gives the bytes of a
@@ -336,7 +407,7 @@ impl Area {
                     .context(|| format!("creating {}", path.display()))?;
                 f.set_len(0)
                     .context(|| format!("creating {}", path.display()))?;
-                self.open.insert(op.file, f);
+                self.keep_open(op.file, f)?;
                 self.dirty.insert(op.file, ());
                 self.files.insert(
                     op.file,
@@ -547,14 +618,18 @@ impl Area {
             return Ok(());
         }
         self.catalog_lsn = lsn;
-        self.write_catalog()?;
-        for name in std::mem::take(&mut self.removed) {
-            if self.find(&name).is_none() {
-                self.remove_quietly(&name)?;
-                self.sync_parent(&name)?;
-            }
+        let removed = std::mem::take(&mut self.removed);
+        if removed.is_empty() {
+            return self.write_catalog();
         }
-        Ok(())
+        let note = RemovalNote {
+            volume: self.volume,
+            lsn,
+            names: removed,
+        };
+        replace_file(&*self.env, &self.removal_path(), &note.encode())?;
+        self.write_catalog()?;
+        self.remove_files(&note.names)
     }
 
     /// Spill files that may be removed once what was applied is durable.
@@ -620,8 +695,8 @@ impl Area {
         Ok(())
     }
 
-    /// Begins to take a copy of another node's area: everything here goes.
-    pub fn load_begin(&mut self, volume: u64) -> Result<()> {
+    /// Makes it the empty area of `volume`: everything here goes.
+    pub fn reset(&mut self, volume: u64) -> Result<()> {
         self.image.clear();
         self.open.clear();
         self.dirty.clear();
@@ -633,11 +708,13 @@ impl Area {
         self.removed.clear();
         self.write_catalog()?;
         let note = self.rename_path();
-        match self.env.remove(&note) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io(format!("removing {}", note.display()), &e));
+        for note in [&note, &self.removal_path()] {
+            match self.env.remove(note) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Error::io(format!("removing {}", note.display()), &e));
+                }
+                _ => {}
             }
-            _ => {}
         }
         if let Some(dir) = note.parent() {
             self.env
@@ -650,83 +727,58 @@ impl Area {
         Ok(())
     }
 
-    /// One file of the copy.
-    pub fn load_file(&mut self, entry: CatalogEntry) -> Result<()> {
-        if !valid_file_name(&entry.name)
-            || self.files.contains_key(&entry.id)
-            || self.find(&entry.name).is_some()
-        {
-            return Err(Error::Protocol(format!(
-                "a copy names file {} {:?}, which cannot be",
-                entry.id, entry.name
-            )));
-        }
-        let path = self.dir.join(&entry.name);
-        let what = || format!("creating {}", path.display());
-        if let Some(parent) = path.parent() {
-            make_dirs(&*self.env, parent, &self.dir)?;
-        }
-        let f = self
-            .env
-            .open(
-                &path,
-                OpenHow {
-                    create: true,
-                    write: true,
-                    durable: false,
-                },
-            )
-            .context(what)?;
-        f.set_len(0).context(what)?;
-        f.set_len(entry.size).context(what)?;
-        self.dirty.insert(entry.id, ());
-        self.open.insert(entry.id, f);
-        self.files.insert(entry.id, entry);
-        Ok(())
-    }
-
-    /// Bytes of a file of the copy.
-    pub fn load_data(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
-        let size = self.files.get(&id).map_or(0, |f| f.size);
-        if offset
-            .checked_add(bytes.len() as u64)
-            .is_none_or(|end| end > size)
-        {
-            return Err(Error::Protocol(format!(
-                "a copy has bytes of file {id} at {offset}, outside it"
-            )));
-        }
-        let f = self.file(id)?;
-        f.write_at(bytes, offset)
-            .map_err(|e| Error::io(format!("writing file {id}"), &e))
-    }
-
-    /// The copy is complete: makes it durable.
-    pub fn load_end(&mut self, lsn: u64) -> Result<()> {
-        self.sync()?;
-        let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
-        let mut parents: Vec<PathBuf> = names
-            .iter()
-            .filter_map(|n| self.dir.join(n).parent().map(Path::to_owned))
-            .collect();
-        parents.push(self.dir.clone());
-        parents.sort();
-        parents.dedup();
-        for p in parents {
-            self.env
-                .sync_dir(&p)
-                .context(|| format!("syncing {}", p.display()))?;
-        }
-        self.catalog_lsn = lsn;
-        self.write_catalog()
-    }
-
     /// Bytes of one file, of what was applied; for checksums and copies.
     pub fn read(&mut self, id: u32, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.flush()?;
         let f = self.file(id)?;
         f.read_at(buf, offset)
             .context(|| format!("reading file {id}"))
+    }
+}
+
+/// Files that are about to leave the catalogue, which cannot change at one
+/// moment with the directory.
+struct RemovalNote {
+    volume: u64,
+    lsn: u64,
+    names: Vec<String>,
+}
+
+impl RemovalNote {
+    fn encode(&self) -> Vec<u8> {
+        let mut b = vec![0; 4];
+        b.extend_from_slice(&self.volume.to_le_bytes());
+        b.extend_from_slice(&self.lsn.to_le_bytes());
+        for n in &self.names {
+            b.extend_from_slice(&(n.len() as u32).to_le_bytes());
+            b.extend_from_slice(n.as_bytes());
+        }
+        let crc = crc32c(&b[4..]);
+        b[..4].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    fn decode(b: &[u8]) -> Option<RemovalNote> {
+        let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+        if b.get(..4)? != crc32c(b.get(4..)?).to_le_bytes() {
+            return None;
+        }
+        let mut names = Vec::new();
+        let mut rest = b.get(20..)?;
+        while !rest.is_empty() {
+            let (len, more) = rest.split_at_checked(4)?;
+            let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
+            let (name, more) = more.split_at_checked(len)?;
+            let name = std::str::from_utf8(name).ok()?;
+            names.push(name.to_owned());
+            rest = more;
+        }
+        let valid = names.iter().all(|n| valid_file_name(n));
+        valid.then_some(RemovalNote {
+            volume: u64_at(4)?,
+            lsn: u64_at(12)?,
+            names,
+        })
     }
 }
 

@@ -20,6 +20,7 @@ pub mod primary;
 pub mod region;
 pub mod session;
 pub mod spinner;
+pub mod stage;
 pub mod store;
 pub mod track;
 pub mod volume;

@@ -142,9 +142,11 @@ impl Mirror {
         (self.session.load(Acquire) != 0 && ago < SILENCE).then_some((ago, who))
     }
 
-    /// Ends the present session: its lanes accept nothing more once this returns.
+    /// Ends the present session: its lanes accept nothing more once this
+    /// returns, and a copy that was being taken in is given up.
     fn stop_session(&self) {
         self.session.store(0, SeqCst);
+        self.store.load_abort();
         for lane in &self.lanes {
             // A lane holds this lock while it appends.
             *lock(lane) = None;
@@ -218,7 +220,7 @@ impl Mirror {
             self.store.promise(h.epoch)?;
         }
         let welcome = Welcome {
-            volume_id: sb.volume_id,
+            volume_id: self.store.holding(0).volume_id,
             state: sb.state,
             member: sb.view.mirror == self.me || sb.view.primary == self.me,
             tail: if sb.state == State::Whole {
@@ -415,7 +417,7 @@ impl ControlIn {
     pub fn step(&mut self) -> Result<bool> {
         let r = self.try_step();
         if let Err(e) = &r {
-            if let Error::Protocol(_) = e {
+            if let Error::Protocol(_) | Error::Io { .. } = e {
                 refuse(&mut self.wire, self.epoch, &No::from(e.clone()));
             }
             self.end();
@@ -425,6 +427,13 @@ impl ControlIn {
 
     /// The link is over.
     pub fn end(&mut self) {
+        let change = lock(&self.mirror.change);
+        if matches!(self.stage, Stage::Loading { .. })
+            && self.mirror.generation.load(SeqCst) == self.generation
+        {
+            self.mirror.store.load_abort();
+        }
+        drop(change);
         if let Some(session) = self.running.take()
             && self
                 .mirror

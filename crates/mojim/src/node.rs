@@ -716,10 +716,12 @@ impl Node {
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
         out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
+        let loading = mirror.as_ref().is_some_and(|m| m.store.is_loading());
         out["state"] = json!(match sb.state {
+            _ if loading => "loading",
             State::Empty => "empty",
             State::Whole => "whole",
-            State::Loading => "loading",
+            State::Switching => "switching",
         });
         out["checkpoint"] = json!(sb.checkpoint);
         if let Some(m) = mirror {

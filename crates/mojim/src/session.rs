@@ -122,6 +122,8 @@ pub struct Session {
     /// The last LSN that may have been acknowledged without this mirror.
     join: Option<u64>,
     backoff: Duration,
+    /// The peer was seen to have a copy.
+    seen_whole: bool,
     /// Why attaching cannot succeed.
     fatal: Option<Error>,
     /// Why the last try failed.
@@ -164,6 +166,7 @@ impl Session {
             progress: (now, 0),
             join: None,
             backoff: Duration::from_millis(10),
+            seen_whole: false,
             fatal: None,
             last_error: None,
             copied: (0, 0),
@@ -175,6 +178,12 @@ impl Session {
     /// node does whose view has no mirror (it was promoted).
     pub fn go_alone(&mut self) -> Result<()> {
         assert!(self.attach);
+        if self.seen_whole && self.primary.store.superblock().state == State::Empty {
+            return Err(Error::Timeout(format!(
+                "node {} has a copy of this volume, and the link to it broke while it was copied here; try again when it can be reached",
+                self.peer.name
+            )));
+        }
         self.abandon_link("");
         self.epoch = self.epoch.max(self.unused_epoch());
         let view = View {
@@ -268,6 +277,7 @@ impl Session {
         if let Some(w) = self.wire.take() {
             w.conn.close();
         }
+        p.store.load_abort();
         p.store.freeze(false);
         if !why.is_empty() {
             self.last_error = Some(why.to_owned());
@@ -511,6 +521,7 @@ impl Session {
             history: History::from_entries(&w.history)
                 .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
         };
+        self.seen_whole |= w.state == State::Whole;
         self.primary.mirror_level.store(w.level, Relaxed);
         // What is in the logs now stays there until the lanes are open.
         store.freeze(true);

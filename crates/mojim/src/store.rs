@@ -11,6 +11,8 @@
 //!   opened, so a copy from another boot is discarded.
 //! - A log is released only after `sync` of the data area (unless the log is
 //!   memory) and a durable superblock say so, in this order.
+//! - A copy is replaced only by a whole one: what is taken in from another node
+//!   is staged beside it until all of it is durable (`stage`).
 //! - After the first failed write or sync the store is poisoned: every call
 //!   that would make something durable returns that error.
 
@@ -28,6 +30,7 @@ use crate::config::MediumKind;
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
 use crate::log::{Found, Log, LogSpec, Survival};
+use crate::stage::{self, Stage};
 
 /// What a store is and where it lies.
 #[derive(Debug, Clone)]
@@ -69,6 +72,8 @@ pub struct Mutations {
     pub ack_early: AtomicBool,
     /// Invariant 6: a failed sync is taken for a success.
     pub ignore_failed_sync: AtomicBool,
+    /// A copy is discarded when another one begins to come.
+    pub replace_early: AtomicBool,
 }
 
 struct Applier {
@@ -95,8 +100,10 @@ pub struct Store {
     checkpoint: AtomicU64,
     tail: AtomicU64,
     frozen: AtomicBool,
-    /// A copy is being taken in: what the logs hold is of the old one.
+    /// Nothing is applied: a copy is being taken in, or there is none.
     loading: AtomicBool,
+    /// The copy that is being taken in.
+    stage: Mutex<Option<Stage>>,
     poison: OnceLock<Error>,
     /// The last LSN known to have been acknowledged, if it is beyond the tail,
     /// and where its log ends early.
@@ -298,15 +305,20 @@ impl Store {
         }
         sb.logs = hash;
         let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
-        let area = Area::open(env, &spec.dir, &meta, sb.volume_id);
-        let area = match (area, sb.state) {
-            (Ok(a), _) => a,
-            (Err(e), State::Whole) => return Err(e),
-            // It will be replaced by a copy, or made anew.
-            (Err(_), _) => Area::unknown(env, &spec.dir, &meta, sb.volume_id)?,
-        };
         let level = logs[0].0.level();
         let (logs, survivals): (Vec<Log>, Vec<Survival>) = logs.into_iter().unzip();
+        if sb.state == State::Switching {
+            // A crash came between; from here it is as if none had.
+            Store::switch(&**env, &spec, &logs)?;
+            sb.state = State::Whole;
+        }
+        let area = match Area::open(env, &spec.dir, &meta, sb.volume_id) {
+            Ok(a) => a,
+            Err(e) if sb.state == State::Whole => return Err(e),
+            // It will be replaced by a copy, or made anew.
+            Err(_) => Area::unknown(env, &spec.dir, &meta, sb.volume_id)?,
+        };
+        Stage::clear(&**env, &spec.dir, &meta)?;
         let store = Store {
             env: env.clone(),
             level,
@@ -325,6 +337,7 @@ impl Store {
             tail: AtomicU64::new(sb.checkpoint),
             frozen: AtomicBool::new(false),
             loading: AtomicBool::new(sb.state != State::Whole),
+            stage: Mutex::new(None),
             poison: OnceLock::new(),
             missing: OnceLock::new(),
             mutations: Mutations::default(),
@@ -548,8 +561,10 @@ impl Store {
             s.volume_id = id;
             s.checkpoint = 0;
         })?;
-        self.fail(lock(&self.area).load_begin(id))?;
-        self.reset_logs(0, &[])
+        self.fail(lock(&self.area).reset(id))?;
+        self.restart_at(0, State::Whole, id, &[])?;
+        self.loading.store(false, Release);
+        Ok(())
     }
 
     /// The first epoch above `above` that is this node's to begin.
@@ -907,14 +922,23 @@ impl Store {
         Ok(())
     }
 
-    fn reset_logs(&self, lsn: u64, history: &[mojim_format::EpochStart]) -> Result<()> {
+    /// Both the superblock and what is in memory say: the data area is the
+    /// result of the records up to `lsn`, and the logs begin behind it, empty.
+    fn restart_at(
+        &self,
+        lsn: u64,
+        state: State,
+        volume_id: u64,
+        history: &[mojim_format::EpochStart],
+    ) -> Result<()> {
         let mut a = lock(&self.applier);
         let starts: Vec<u64> = self.logs.iter().map(Log::head).collect();
         self.update(|s| {
+            s.volume_id = volume_id;
             s.checkpoint = lsn;
             s.starts = starts.clone();
             s.history = history.to_vec();
-            s.state = State::Whole;
+            s.state = state;
         })?;
         *self.history.write().unwrap_or_else(|e| e.into_inner()) =
             Arc::new(History::from_entries(history).unwrap_or_default());
@@ -923,48 +947,100 @@ impl Store {
         }
         a.cursors = starts;
         a.applied = lsn;
-        self.loading.store(false, Release);
         self.applied.store(lsn, Release);
         self.checkpoint.store(lsn, Release);
         self.tail.store(lsn, Release);
         Ok(())
     }
 
-    /// Begins to take a copy of another node's store. Until `load_end` the
-    /// copy counts as unusable, also after a crash.
+    /// Begins to take in a copy of another node's store. What this node has is
+    /// kept until `load_end`; nothing is applied to it meanwhile.
     pub fn load_begin(&self, volume_id: u64) -> Result<()> {
-        self.update(|s| {
-            s.state = State::Loading;
-            s.volume_id = volume_id;
+        self.check()?;
+        let sb = self.superblock();
+        if sb.view.mirror == sb.node {
             // No member until it is told so again.
-            if s.view.mirror == s.node {
-                s.view.mirror.clear();
-            }
-        })?;
+            self.update(|s| s.view.mirror.clear())?;
+        }
         {
             let _a = lock(&self.applier);
             self.loading.store(true, Release);
         }
-        // Records of this epoch beyond the copy would look like new ones.
-        for log in &self.logs {
-            self.fail(log.wipe())?;
+        if self.mutations.replace_early.load(Relaxed) {
+            self.update(|s| s.state = State::Empty)?;
         }
-        self.fail(lock(&self.area).load_begin(volume_id))
+        if self.superblock().state != State::Whole {
+            // Files of a copy that was discarded only take up room.
+            self.fail(lock(&self.area).reset(sb.volume_id))?;
+        }
+        let spec = &self.spec;
+        let stage = Stage::begin(&self.env, &spec.dir, &spec.meta, volume_id)?;
+        *lock(&self.stage) = Some(stage);
+        Ok(())
+    }
+
+    fn staging<T>(&self, f: impl FnOnce(&mut Stage) -> Result<T>) -> Result<T> {
+        match &mut *lock(&self.stage) {
+            Some(s) => f(s),
+            None => Err(Error::Protocol("no copy was begun".into())),
+        }
     }
 
     /// One file of the copy.
     pub fn load_file(&self, e: CatalogEntry) -> Result<()> {
-        lock(&self.area).load_file(e)
+        self.staging(|s| s.file(e))
     }
 
     /// Bytes of the copy.
     pub fn load_data(&self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
-        lock(&self.area).load_data(id, offset, bytes)
+        self.staging(|s| s.data(id, offset, bytes))
     }
 
-    /// The copy is complete and is the result of the records up to `lsn`.
+    /// Whether a copy is being taken in.
+    pub fn is_loading(&self) -> bool {
+        lock(&self.stage).is_some()
+    }
+
+    /// Whether a copy that was taken in is whole and being put in place.
+    pub fn is_switching(&self) -> bool {
+        let sealed = lock(&self.stage).as_ref().is_some_and(Stage::is_sealed);
+        sealed || self.superblock().state == State::Switching
+    }
+
+    /// The copy will not become whole: what was here before goes on.
+    pub fn load_abort(&self) {
+        // Its files are removed when the next one begins, or at the next start.
+        if lock(&self.stage).take().is_some() && self.superblock().state == State::Whole {
+            let _a = lock(&self.applier);
+            self.loading.store(false, Release);
+        }
+    }
+
+    /// The copy is complete and is the result of the records up to `lsn`: it
+    /// takes the place of what was here.
     pub fn load_end(&self, lsn: u64, history: &History) -> Result<()> {
-        self.fail(lock(&self.area).load_end(lsn))?;
-        self.reset_logs(lsn, history.entries())
+        let volume_id = self.staging(|s| s.seal(lsn).map(|()| s.volume()))?;
+        // From here on the staged copy is the one that counts.
+        self.restart_at(lsn, State::Switching, volume_id, history.entries())?;
+        let mut area = lock(&self.area);
+        let opened = Store::switch(&*self.env, &self.spec, &self.logs)
+            .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
+        *area = self.fail(opened)?;
+        drop(area);
+        self.update(|s| s.state = State::Whole)?;
+        *lock(&self.stage) = None;
+        self.loading.store(false, Release);
+        self.remove_stray_spills();
+        Ok(())
+    }
+
+    /// Puts a sealed copy in place; may be repeated after a crash.
+    fn switch(env: &dyn Env, spec: &StoreSpec, logs: &[Log]) -> Result<()> {
+        // Records of the new epochs beyond the copy would look like new ones.
+        for log in logs {
+            log.wipe()?;
+        }
+        let old = Area::names(env, &spec.meta);
+        stage::put_in_place(env, &spec.dir, &spec.meta, &old)
     }
 }

@@ -349,11 +349,6 @@ impl Volume {
 
     fn begin_unreplicated(primary: &Primary, me: &str) -> Result<()> {
         let store = &primary.store;
-        if store.superblock().state == State::Loading {
-            return Err(Error::Invalid(
-                "this node's copy was being replaced by another node's when that was interrupted; configure the mirror again, or restore it".into(),
-            ));
-        }
         store.check_complete()?;
         if store.superblock().state == State::Empty {
             store.make_new()?;
