@@ -10,6 +10,7 @@ pub mod lane;
 pub mod pairing;
 pub mod prefix;
 pub mod rule;
+pub mod view;
 
 pub use history::History;
 pub use lane::{Arrival, LaneIn};

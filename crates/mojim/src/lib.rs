@@ -23,6 +23,7 @@ pub mod spinner;
 pub mod stage;
 pub mod store;
 pub mod track;
+pub mod views;
 pub mod volume;
 
 pub use config::Config;

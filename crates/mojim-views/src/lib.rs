@@ -1,0 +1,1 @@
+//! The register of views among the voters.

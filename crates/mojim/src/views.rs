@@ -1,0 +1,91 @@
+//! The register of views, as the engine sees it: read it, swap it.
+//!
+//! Owns the interface and the way to it from an application's process, which
+//! asks the node daemon beside it. What keeps the register (a replicated log
+//! among the voters) is a crate above; the simulator has one of its own.
+//!
+//! Invariant: a swap that was reported as done stays done, whatever fails.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use mojim_protocol::view::Register;
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::env::Address;
+use crate::error::{Error, Result};
+
+/// Where views lie.
+pub trait Views: Send + Sync {
+    /// The register of a volume, not older than this call; the default one if
+    /// it was never written. Fails with `Error::Timeout` where no majority of
+    /// voters can be reached. Blocks for a bounded time.
+    fn read(&self, volume: &str) -> Result<Register>;
+
+    /// Puts `new` in the place of the register with the version before
+    /// `new.version`. False if that is not the present one. After an error it
+    /// is not known: read again, a register equal to `new` is this one.
+    fn swap(&self, volume: &str, new: &Register) -> Result<bool>;
+
+    /// Answers another voter's daemon (a request of kind `raft`).
+    fn hear(&self, request: &Value) -> Result<Value>;
+}
+
+/// The register through the daemon of this node.
+pub struct Asked {
+    daemon: Address,
+    cluster: String,
+    timeout: Duration,
+    client: Mutex<Option<Client>>,
+}
+
+impl Asked {
+    /// Asks the daemon that listens at `daemon`; each answer is awaited for at
+    /// most `timeout`.
+    pub fn new(daemon: Address, cluster: &str, timeout: Duration) -> Asked {
+        Asked {
+            daemon,
+            cluster: cluster.to_owned(),
+            timeout,
+            client: Mutex::new(None),
+        }
+    }
+
+    fn ask(&self, question: &Value) -> Result<Value> {
+        let mut slot = self.client.lock().unwrap_or_else(|e| e.into_inner());
+        let mut client = match slot.take() {
+            Some(c) => c,
+            None => Client::connect(&self.daemon, self.timeout)?,
+        };
+        let answer = client.ask(question)?;
+        *slot = Some(client);
+        Ok(answer)
+    }
+}
+
+/// A register as it stands in a request or an answer.
+pub fn from_json(v: &Value) -> Result<Register> {
+    serde_json::from_value(v.clone()).map_err(|e| Error::Protocol(format!("not a register: {e}")))
+}
+
+impl Views for Asked {
+    fn read(&self, volume: &str) -> Result<Register> {
+        from_json(&self.ask(
+            &json!({ "what": "view-read", "cluster": self.cluster, "volume": volume }),
+        )?)
+    }
+
+    fn swap(&self, volume: &str, new: &Register) -> Result<bool> {
+        let q = json!({
+            "what": "view-swap", "cluster": self.cluster, "volume": volume, "new": new,
+        });
+        self.ask(&q)?
+            .as_bool()
+            .ok_or_else(|| Error::Protocol("a swap is done or not".into()))
+    }
+
+    fn hear(&self, _: &Value) -> Result<Value> {
+        Err(Error::Invalid("a program does not vote".into()))
+    }
+}
