@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mojim::config::Config;
+use mojim::config::{Config, Role};
 use mojim::layout;
 use serde_json::{Value, json};
 
@@ -56,6 +56,10 @@ fn data(c: &Config) -> Value {
                 "transport": v.transport.as_str(),
                 "spin_us": us(v.spin),
                 "tracker": v.tracker.as_str(),
+                "backups": v.backups,
+                "secondary_threshold": v.secondary_threshold,
+                "failover": v.failover.as_str(),
+                "fallback": v.fallback.as_str(),
             });
             (v.name.clone(), value)
         })
@@ -67,7 +71,7 @@ fn data(c: &Config) -> Value {
             let logs: serde_json::Map<String, Value> = c
                 .volumes
                 .values()
-                .filter(|v| v.primary == n.name || v.mirror.as_ref() == Some(&n.name))
+                .filter(|v| v.data_nodes().contains(&n.name.as_str()))
                 .map(|v| {
                     let paths: Vec<_> = layout::logs(c, n, v)
                         .iter()
@@ -76,18 +80,27 @@ fn data(c: &Config) -> Value {
                     (v.name.clone(), json!(paths))
                 })
                 .collect();
-            let value = json!({
+            let mut value = json!({
                 "address": n.address.to_string(),
                 "directory": n.directory.display().to_string(),
-                "ring": n.ring.display().to_string(),
-                "log": { "medium": n.log.medium.as_str(), "size": n.log.size, "files": logs },
+                "role": n.role.as_str(),
+                "rack": n.rack,
+                "vote": n.vote,
             });
+            if n.role == Role::Data {
+                value["ring"] = json!(n.ring.display().to_string());
+                value["log"] =
+                    json!({ "medium": n.log.medium.as_str(), "size": n.log.size, "files": logs });
+            }
             (n.name.clone(), value)
         })
         .collect();
     json!({
         "cluster": c.cluster,
         "insecure_network": c.insecure_network,
+        "heartbeat_us": us(c.heartbeat),
+        "failure_limit_us": us(c.failure_limit),
+        "warnings": c.warnings(),
         "volume": volumes,
         "node": nodes,
     })
@@ -111,10 +124,15 @@ fn text(c: &Config) -> String {
         n => n.to_string(),
     };
     let mut t = format!(
-        "cluster = {}\ninsecure_network = {}\n",
+        "cluster = {}\ninsecure_network = {}\nheartbeat = {}\nfailure_limit = {}\n",
         quote(&c.cluster),
-        c.insecure_network
+        c.insecure_network,
+        time(c.heartbeat),
+        time(c.failure_limit),
     );
+    for w in c.warnings() {
+        t = format!("# {w}\n{t}");
+    }
     for v in c.volumes.values() {
         t += &format!(
             "\n[volume.{}]\nmode = \"{}\"\nprimary = {}\n",
@@ -136,15 +154,35 @@ fn text(c: &Config) -> String {
             time(v.spin),
             v.tracker,
         );
+        if v.mirror.is_some() {
+            t += &format!("failover = \"{}\"\n", v.failover);
+        }
+        if !v.backups.is_empty() {
+            let names: Vec<_> = v.backups.iter().map(|b| quote(b)).collect();
+            t += &format!(
+                "backups = [{}]\nsecondary_threshold = {}\nfallback = \"{}\"\n",
+                names.join(", "),
+                size(v.secondary_threshold),
+                v.fallback,
+            );
+        }
     }
     for n in c.nodes.values() {
         t += &format!(
-            "\n[node.{}]\naddress = \"{}\"\ndirectory = {}\nring = {}\n",
+            "\n[node.{}]\naddress = \"{}\"\ndirectory = {}\nrole = \"{}\"\nvote = {}\n",
             n.name,
             n.address,
             quote(&n.directory.to_string_lossy()),
-            quote(&n.ring.to_string_lossy()),
+            n.role,
+            n.vote,
         );
+        if let Some(r) = &n.rack {
+            t += &format!("rack = {}\n", quote(r));
+        }
+        if n.role == Role::Witness {
+            continue;
+        }
+        t += &format!("ring = {}\n", quote(&n.ring.to_string_lossy()));
         t += &format!("log.medium = \"{}\"\n", n.log.medium);
         if let Some(p) = &n.log.path {
             t += &format!("log.path = {}\n", quote(&p.to_string_lossy()));
@@ -176,6 +214,11 @@ mod tests {
             address = "127.0.0.1:2"
             directory = "/x/b"
             log = { medium = "dram", path = "/x/l" }
+            rack = "r1"
+            [node.w]
+            address = "127.0.0.1:3"
+            directory = "/x/w"
+            role = "witness"
         "#;
         let path = Path::new("f");
         let one = Config::parse(given, path).unwrap();

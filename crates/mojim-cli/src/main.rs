@@ -20,6 +20,7 @@ mod promote;
 mod run;
 mod signals;
 mod status;
+mod supervise;
 mod verify;
 
 use failure::Done;

@@ -2,10 +2,20 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim::config::{AUTOMATIC_VOTERS, Config};
+use mojim::env::Address;
+use mojim::views::{Asked, Views};
+use mojim_views::{Options, RaftViews};
 
 use crate::ask::load;
-use crate::failure::{Done, say_on_stderr};
+use crate::failure::{Done, Failure, say_on_stderr};
 use crate::signals;
+
+/// How long the voters may take over one answer.
+const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Run a node in the foreground: it keeps copies of volumes and answers questions.
 ///
@@ -30,7 +40,24 @@ impl Node {
         let config = load(&self.config)?;
         config.node(&self.name)?;
         signals::block()?;
-        let node = mojim::node::Node::start(&config, &self.name, say_on_stderr)?;
+        for w in config.warnings() {
+            say_on_stderr(&format!("warning: {w}"));
+        }
+        let voter = self.register(&config)?;
+        let views: Option<Arc<dyn Views>> = match (&voter, config.voters().len()) {
+            (Some(v), _) => Some(v.clone()),
+            (None, n) if n >= AUTOMATIC_VOTERS => {
+                let voters = config.voters();
+                let daemons = voters.iter().map(|n| Address::Tcp(n.address));
+                Some(Arc::new(Asked::new(
+                    daemons.collect(),
+                    &config.cluster,
+                    VIEW_TIMEOUT,
+                )))
+            }
+            _ => None,
+        };
+        let node = mojim::node::Node::start(&config, &self.name, views, say_on_stderr)?;
         let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
         let line = if self.json {
             serde_json::json!({ "node": self.name, "ready": true, "addresses": addresses })
@@ -45,6 +72,32 @@ impl Node {
         let signal = signals::wait()?;
         say_on_stderr(&format!("node {}: signal {signal}, stopping", self.name));
         node.stop();
+        if let Some(v) = voter {
+            v.stop();
+        }
         Ok(0)
+    }
+
+    /// This node's part in the register of views, if it votes.
+    fn register(&self, config: &Config) -> Result<Option<Arc<RaftViews>>, Failure> {
+        let voters = config.voters();
+        if voters.len() < AUTOMATIC_VOTERS || voters.iter().all(|n| n.name != self.name) {
+            return Ok(None);
+        }
+        let me = config.node(&self.name)?;
+        let options = Options {
+            cluster: config.cluster.clone(),
+            me: self.name.clone(),
+            voters: voters
+                .iter()
+                .map(|n| (n.name.clone(), Address::Tcp(n.address)))
+                .collect(),
+            dir: me.directory.join(".mojim").join("views"),
+            heartbeat: config.heartbeat,
+            // A leader that is gone is replaced well before a node counts as failed.
+            election: (config.failure_limit / 3, config.failure_limit / 2),
+            timeout: VIEW_TIMEOUT,
+        };
+        Ok(Some(RaftViews::start(options)?))
     }
 }

@@ -11,7 +11,9 @@ use crate::failure::{Done, Failure};
 /// Make a node the primary of a volume, after its primary has died.
 ///
 /// Refused (exit code 1) while a program is attached to the primary, where that can be known, and
-/// where this node's copy may lack acknowledged sync points.
+/// where this node's copy may lack acknowledged sync points. In a cluster with automatic failover
+/// the view's mirror becomes primary by itself; --force makes a node primary that is no member of
+/// the view, when its members are lost for good.
 #[derive(clap::Args)]
 pub struct Promote {
     /// The configuration file.
@@ -23,6 +25,12 @@ pub struct Promote {
     /// The node that becomes primary; its daemon must run.
     #[arg(long, value_name = "NODE")]
     name: String,
+    /// Give up what only the other nodes hold: acknowledged sync points may be lost.
+    #[arg(long)]
+    force: bool,
+    /// Do not ask before --force.
+    #[arg(long, requires = "force")]
+    yes: bool,
     /// Print the answer as JSON.
     #[arg(long)]
     json: bool,
@@ -34,25 +42,34 @@ impl Promote {
         let config = load(&self.config)?;
         let volume = config.volume(self.volume.as_deref())?;
         let node = config.node(&self.name)?;
-        if volume.primary != node.name && volume.mirror.as_ref() != Some(&node.name) {
+        if !volume.data_nodes().contains(&node.name.as_str()) {
             return Err(Failure::usage(format!(
-                "{}: node {} does not hold volume {}; its nodes are {}{}",
+                "{}: node {} does not hold volume {}; its nodes are {}",
                 self.config.display(),
                 node.name,
                 volume.name,
-                volume.primary,
-                volume
-                    .mirror
-                    .as_ref()
-                    .map_or(String::new(), |m| format!(" and {m}")),
+                volume.data_nodes().join(", "),
             )));
+        }
+        if self.force && !self.yes {
+            eprint!(
+                "Volume {}: node {} becomes primary with what it has. Sync points that only other nodes hold are\n\
+                 given up, also acknowledged ones, and if one of those nodes still runs a program, its sync points\n\
+                 fail from now on. End or fence the other nodes first. Go on? [y/N] ",
+                volume.name, node.name
+            );
+            let mut word = String::new();
+            std::io::stdin().read_line(&mut word)?;
+            if !matches!(word.trim(), "y" | "yes") {
+                return Err(Failure::failed("not promoted".to_owned()));
+            }
         }
         let answer = ask(
             &config,
             node,
             LONG,
             "promote",
-            json!({ "volume": volume.name }),
+            json!({ "volume": volume.name, "force": self.force }),
         )?;
         let mut out = std::io::stdout().lock();
         if self.json {

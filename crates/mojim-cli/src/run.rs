@@ -6,8 +6,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use mojim::config::Failover;
+
 use crate::ask::load;
 use crate::failure::{Done, Failure};
+use crate::supervise;
 
 /// The libraries that are put before the program, in this order.
 const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
@@ -15,7 +18,9 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// Run an unmodified program: the files that it maps in the volume's directory are Mojim's.
 ///
 /// Sets LD_PRELOAD, MOJIM_CONFIG, MOJIM_NODE and MOJIM_VOLUME, and becomes the program; its exit
-/// code is the program's. The libraries are looked for in $MOJIM_LIB, beside this command, and in
+/// code is the program's. Where the volume's views change by themselves (`failover = "automatic"`),
+/// it waits until this node is the volume's primary, then starts the program, ends it when the node
+/// no longer is, and waits again. The libraries are looked for in $MOJIM_LIB, beside this command, and in
 /// ../lib.
 #[derive(clap::Args)]
 pub struct Run {
@@ -39,7 +44,7 @@ impl Run {
         let config = load(&self.config)?;
         let volume = config.volume(self.volume.as_deref())?;
         let node = config.node(&self.name)?;
-        if volume.primary != node.name && volume.mirror.as_ref() != Some(&node.name) {
+        if !volume.data_nodes().contains(&node.name.as_str()) {
             return Err(Failure::usage(format!(
                 "{}: node {} does not hold volume {}",
                 self.config.display(),
@@ -64,13 +69,17 @@ impl Run {
             .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
         let path = std::fs::canonicalize(&self.config)?;
         let (program, args) = self.command.split_first().expect("clap requires one");
-        let e = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(args)
             .env("LD_PRELOAD", preload)
             .env("MOJIM_CONFIG", path)
             .env("MOJIM_NODE", &node.name)
-            .env("MOJIM_VOLUME", &volume.name)
-            .exec();
+            .env("MOJIM_VOLUME", &volume.name);
+        if volume.failover == Failover::Automatic {
+            return supervise::run(command, &config, node, volume);
+        }
+        let e = command.exec();
         Err(Failure::failed(format!(
             "running {}: {e}",
             program.to_string_lossy()

@@ -162,6 +162,8 @@ pub struct Welcome {
     pub tail: u64,
     /// The level at which it acknowledges.
     pub level: u16,
+    /// Which life of its copy this is.
+    pub life: u64,
     /// First LSNs of its epochs.
     pub history: Vec<EpochStart>,
 }
@@ -172,7 +174,8 @@ impl Message for Welcome {
             .u8(self.state as u8)
             .u8(self.member as u8)
             .u64(self.tail)
-            .u16(self.level);
+            .u16(self.level)
+            .u64(self.life);
         put_history(w, &self.history);
     }
 
@@ -182,7 +185,7 @@ impl Message for Welcome {
             state: match r.u8()? {
                 0 => State::Empty,
                 1 => State::Whole,
-                2 => State::Switching,
+                3 => State::Switching,
                 v => {
                     return Err(FormatError::Field {
                         what: WHAT,
@@ -194,6 +197,7 @@ impl Message for Welcome {
             member: r.bool("member")?,
             tail: r.u64()?,
             level: r.u16()?,
+            life: r.u64()?,
             history: get_history(r)?,
         })
     }
@@ -345,15 +349,20 @@ impl Message for Lane {
 pub struct Started {
     /// Chosen by the mirror.
     pub session: u64,
+    /// Which life of its copy this is.
+    pub life: u64,
 }
 
 impl Message for Started {
     fn put(&self, w: &mut Writer<'_>) {
-        w.u64(self.session);
+        w.u64(self.session).u64(self.life);
     }
 
     fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
-        Ok(Started { session: r.u64()? })
+        Ok(Started {
+            session: r.u64()?,
+            life: r.u64()?,
+        })
     }
 }
 
@@ -484,6 +493,7 @@ mod tests {
             member: true,
             tail: 8,
             level: 1,
+            life: 6,
             history: history.clone(),
         });
         round(Refuse {
@@ -499,7 +509,10 @@ mod tests {
             keep: 8,
             history: history.clone(),
         });
-        round(Started { session: 7 });
+        round(Started {
+            session: 7,
+            life: 9,
+        });
         round(Lane {
             cluster: "c".into(),
             volume: "v".into(),

@@ -19,10 +19,14 @@ const NAMES_AT: usize = 104;
 const NAME_LEN: usize = 1 + MAX_NAME;
 const STARTS_AT: usize = 432;
 const HISTORY_AT: usize = STARTS_AT + MAX_LANES * 8;
+const LIFE_AT: usize = HISTORY_AT + MAX_HISTORY * 16;
+const FLAGS_AT: usize = LIFE_AT + 8;
 const CRC_AT: usize = SUPERBLOCK_LEN - 4;
+const FLAG_RING_LOST: u32 = 1;
+const FLAG_AWAITS_COPY: u32 = 2;
 
 const _: () = assert!(NAMES_AT + 5 * NAME_LEN <= STARTS_AT);
-const _: () = assert!(HISTORY_AT + MAX_HISTORY * 16 <= CRC_AT);
+const _: () = assert!(FLAGS_AT + 4 <= CRC_AT);
 
 /// Whether a copy can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +38,7 @@ pub enum State {
     Whole = 1,
     /// A whole copy of another node is staged, and takes the place of what was
     /// here; whoever opens it completes that.
-    Switching = 2,
+    Switching = 3,
 }
 
 /// The first LSN that belongs to an epoch.
@@ -94,6 +98,13 @@ pub struct Superblock {
     /// First LSNs of the epochs that reach beyond the checkpoint, and of the
     /// last one before; ascending.
     pub history: Vec<EpochStart>,
+    /// Which life of the copy this is: another one after what it had
+    /// acknowledged was lost or replaced. A view names its members with it.
+    pub life: u64,
+    /// While this node was primary its ring was lost, with what only that held.
+    pub ring_lost: bool,
+    /// A copy of another node has begun to come to this node, which had none.
+    pub awaits_copy: bool,
 }
 
 impl Superblock {
@@ -138,6 +149,10 @@ impl Superblock {
             put(HISTORY_AT + i * 16, &e.epoch.to_le_bytes());
             put(HISTORY_AT + i * 16 + 8, &e.first_lsn.to_le_bytes());
         }
+        put(LIFE_AT, &self.life.to_le_bytes());
+        let flags =
+            (self.ring_lost as u32 * FLAG_RING_LOST) | (self.awaits_copy as u32 * FLAG_AWAITS_COPY);
+        put(FLAGS_AT, &flags.to_le_bytes());
         let crc = crc32c(&b[..CRC_AT]);
         b[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         b
@@ -228,7 +243,7 @@ impl Superblock {
             state: match u32_at(b, 80) {
                 0 => State::Empty,
                 1 => State::Whole,
-                2 => State::Switching,
+                3 => State::Switching,
                 v => return Err(field("state", v as u64)),
             },
             log_size,
@@ -239,6 +254,9 @@ impl Superblock {
             node: name(2, "node")?,
             starts: (0..lanes).map(|i| u64_at(b, STARTS_AT + i * 8)).collect(),
             history,
+            life: u64_at(b, LIFE_AT),
+            ring_lost: u32_at(b, FLAGS_AT) & FLAG_RING_LOST != 0,
+            awaits_copy: u32_at(b, FLAGS_AT) & FLAG_AWAITS_COPY != 0,
         };
         // What no field covers is zero, or another version wrote it.
         if s.encode()[..] != b[..SUPERBLOCK_LEN] {
@@ -284,6 +302,9 @@ mod tests {
                     first_lsn: 900,
                 },
             ],
+            life: 12,
+            ring_lost: true,
+            awaits_copy: false,
         };
         let b = s.encode();
         assert_eq!(Superblock::decode(&b[..]).unwrap(), s);

@@ -122,6 +122,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
                 member: true,
                 tail: 8,
                 level: 3,
+                life: 6,
                 history: history(),
             }
             .encode(),
@@ -147,7 +148,14 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
             }
             .encode(),
         ),
-        ("started", Started { session: 7 }.encode()),
+        (
+            "started",
+            Started {
+                session: 7,
+                life: 9,
+            }
+            .encode(),
+        ),
         (
             "lane",
             Lane {
@@ -236,6 +244,9 @@ fn superblock() -> Vec<u8> {
         node: "a".into(),
         starts: vec![512, 1024],
         history: history(),
+        life: 12,
+        ring_lost: false,
+        awaits_copy: false,
     }
     .encode()
     .to_vec()

@@ -113,6 +113,7 @@ fn the_catalogue_and_the_message() {
     assert_eq!(c.encode(), hex("catalogue"));
     let s = Started {
         session: 0x0102_0304_0506_0708,
+        life: 9,
     };
     assert_eq!(Started::decode(&hex("started")), Ok(s));
     assert_eq!(s.encode(), hex("started"));
@@ -150,6 +151,9 @@ fn the_superblock() {
                 first_lsn: 8,
             },
         ],
+        life: 0,
+        ring_lost: false,
+        awaits_copy: false,
     };
     let b = s.encode();
     let shown = hex("superblock");

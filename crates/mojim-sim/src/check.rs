@@ -665,6 +665,12 @@ impl Checker {
         self.looked(n, store)
     }
 
+    /// A new session has begun with node `n`: what it acknowledged in an
+    /// earlier life is forgotten by its primary.
+    pub fn resumed(&mut self, n: usize) {
+        self.copies[n].was.clear();
+    }
+
     /// Notes what is applied.
     pub fn looked(&mut self, n: usize, store: &Store) -> Checked {
         let history = store.history();

@@ -8,11 +8,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim::Error;
+use mojim::claim::Claim;
 use mojim::config::MediumKind;
 use mojim::env::{Address, Env};
 use mojim::link::Wire;
@@ -21,13 +22,16 @@ use mojim::mirror::{ControlIn, LaneServer, Mirror, No, refuse};
 use mojim::primary::{Primary, PrimarySpec};
 use mojim::session::{Peer, Session};
 use mojim::store::{Store, StoreSpec};
+use mojim::views::Views;
 use mojim_format::message::{Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
 use mojim_protocol::AckRule;
 use mojim_protocol::pairing::may_promote;
+use mojim_protocol::view::Member;
 
 use crate::check::{Change, Checker, Files, Violation};
 use crate::rng::Rng;
+use crate::views::{SimRegister, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
 
 const NAMES: [&str; 2] = ["a", "b"];
@@ -61,11 +65,25 @@ pub enum Mutation {
     IgnoreFailedSync,
     /// A copy is replaced only by a whole one.
     ReplaceEarly,
+    /// Views: acknowledged while alone without a view.
+    AloneWithoutView,
+    /// Views: an amnesiac mirror is promoted.
+    AmnesiacMember,
+    /// Views: a stale mirror is promoted.
+    StaleMember,
+    /// Views: the epoch check is dropped.
+    NoFence,
+    /// Views: rejoined without the pause.
+    AdmitEarly,
+    /// LSN n acknowledged with n-1 missing.
+    AckGap,
+    /// Applied before it is committed, and not fetched again.
+    ApplyUncommitted,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 4] = [
+    pub const ALL: [(Mutation, &'static str); 11] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -76,7 +94,26 @@ impl Mutation {
             Mutation::ReplaceEarly,
             "replace_early (a copy is replaced only by a whole one)",
         ),
+        (Mutation::AloneWithoutView, "alone_without_view"),
+        (Mutation::AmnesiacMember, "amnesiac_member"),
+        (Mutation::StaleMember, "stale_member"),
+        (Mutation::NoFence, "no_fence"),
+        (Mutation::AdmitEarly, "admit_early"),
+        (Mutation::AckGap, "ack_gap"),
+        (Mutation::ApplyUncommitted, "apply_uncommitted"),
     ];
+
+    /// Whether it breaks a rule of views.
+    fn is_of_views(self) -> bool {
+        matches!(
+            self,
+            Mutation::AloneWithoutView
+                | Mutation::AmnesiacMember
+                | Mutation::StaleMember
+                | Mutation::NoFence
+                | Mutation::AdmitEarly
+        )
+    }
 
     /// What the checker's reports of it begin with: bytes that a failed sync
     /// did not make durable show up as a loss or as a copy that differs.
@@ -86,6 +123,10 @@ impl Mutation {
             Mutation::AckEarly => &["2:"],
             Mutation::IgnoreFailedSync => &["3:", "4:"],
             Mutation::ReplaceEarly => &["3:"],
+            Mutation::AckGap => &["2:"],
+            // Then nothing brings the copies together again.
+            Mutation::ApplyUncommitted => &["1:", "4:", "live:"],
+            _ => &["2:", "3:"],
         }
     }
 }
@@ -107,6 +148,10 @@ pub struct Setup {
     pub steps: u64,
     /// Chance of a crash or the like, in 100,000 per step.
     pub trouble: u64,
+    /// The view lies in a register, and changes by itself.
+    pub views: bool,
+    /// Silence after which a mirror counts as failed.
+    pub limit: Duration,
 }
 
 impl Setup {
@@ -135,6 +180,8 @@ impl Setup {
             threshold: *rng.pick(&[1, 1, 10, 1000]),
             steps: rng.between(300, 2500),
             trouble: *rng.pick(&[0, 100, 400, 1000]),
+            views: matches!(mode, Mode::Sync | Mode::SyncFlush) && rng.coin(),
+            limit: *rng.pick(&[20 * MS, 300 * MS, 5000 * MS]),
         }
     }
 
@@ -157,6 +204,10 @@ impl Setup {
 
 struct Prim {
     p: Arc<Primary>,
+    /// The newest point that it appended or adopted.
+    head: usize,
+    epoch: u64,
+    pending: VecDeque<Pending>,
     session: Session,
     since: Duration,
     listener: SimListener,
@@ -187,6 +238,9 @@ struct Node {
     gone: bool,
     /// Its copy was replaced or cut back in the step in which it crashed.
     replaced: bool,
+    /// It took over, up to this LSN, and has not closed its copy yet: its other
+    /// threads may still run.
+    taken: Option<u64>,
 }
 
 /// A sync point whose outcome the application awaits.
@@ -211,11 +265,9 @@ pub struct Cluster {
     pub setup: Setup,
     rng: Rng,
     nodes: [Node; 2],
+    /// Where the program runs: as the operator wants it, or as the register says.
     primary: usize,
-    /// The newest point that the present primary appended or adopted.
-    head: usize,
-    epoch: u64,
-    pending: VecDeque<Pending>,
+    register: Arc<Mutex<SimRegister>>,
     mutation: Option<Mutation>,
     calm: bool,
     /// Nothing is left that could go on by itself.
@@ -247,15 +299,23 @@ impl Cluster {
                 faults.sync_error = faults.sync_error.max(30);
                 setup.trouble = setup.trouble.max(400);
             }
-            Some(_) => setup.trouble = setup.trouble.max(400),
+            Some(m) => {
+                setup.trouble = setup.trouble.max(400);
+                if m.is_of_views() {
+                    setup.mode = Mode::Sync;
+                    setup.views = true;
+                }
+            }
             None => {}
         }
+        let register = SimRegister::new(rng.next_u64());
         // While the first copies are made, nothing fails: that is setting up.
         let node = || Node {
             role: Role::Down,
             restart: Duration::ZERO,
             gone: false,
             replaced: false,
+            taken: None,
         };
         Cluster {
             world: World::new(seed, faults),
@@ -267,9 +327,7 @@ impl Cluster {
             rng,
             nodes: [node(), node()],
             primary: 0,
-            head: 0,
-            epoch: 0,
-            pending: VecDeque::new(),
+            register: Arc::new(Mutex::new(register)),
             mutation,
             calm: false,
             over: false,
@@ -292,6 +350,37 @@ impl Cluster {
             }
         }
         self.settle()
+    }
+
+    /// Where an append goes: to the primary; of two that both take themselves
+    /// for it, to either.
+    fn runs(&self, n: usize) -> usize {
+        match &self.nodes[n].role {
+            Role::Primary(_) => n,
+            _ => self.primary,
+        }
+    }
+
+    fn views(&self, n: usize) -> Arc<dyn Views> {
+        Arc::new(SimViews {
+            node: n,
+            register: self.register.clone(),
+            world: self.world.env(NAMES[n]),
+            note: self.world.clone(),
+        })
+    }
+
+    /// Who is primary by the register, if there is one.
+    fn follow_register(&mut self) {
+        if self.setup.views {
+            let reg = lock(&self.register).now.clone();
+            if let Some(p) = reg.primary {
+                self.primary = NAMES
+                    .iter()
+                    .position(|x| *x == p.node)
+                    .expect("one of them");
+            }
+        }
     }
 
     fn store_spec(&self, n: usize) -> StoreSpec {
@@ -317,6 +406,7 @@ impl Cluster {
             meta: root.join("meta"),
             logs,
             parity: n as u64,
+            max_open: 3,
         }
     }
 
@@ -356,6 +446,13 @@ impl Cluster {
                 Mutation::AckEarly => &store.mutations.ack_early,
                 Mutation::IgnoreFailedSync => &store.mutations.ignore_failed_sync,
                 Mutation::ReplaceEarly => &store.mutations.replace_early,
+                Mutation::AloneWithoutView => &store.mutations.alone_without_view,
+                Mutation::AmnesiacMember => &store.mutations.amnesiac_member,
+                Mutation::StaleMember => &store.mutations.stale_member,
+                Mutation::NoFence => &store.mutations.no_fence,
+                Mutation::AdmitEarly => &store.mutations.admit_early,
+                Mutation::AckGap => &store.mutations.ack_gap,
+                Mutation::ApplyUncommitted => &store.mutations.apply_uncommitted,
             };
             switch.store(true, Relaxed);
         }
@@ -390,6 +487,7 @@ impl Cluster {
             Ok(l) => l,
             Err(_) => return self.observe(n),
         };
+        self.follow_register();
         if n != self.primary {
             let m = Arc::new(Mirror::new(store, NAMES[n]));
             self.nodes[n].role = Role::Mirror(Box::new(Mir {
@@ -408,10 +506,18 @@ impl Cluster {
             shared: false,
         };
         let session = Session::attach(p.clone(), NAMES[n], peer);
-        self.epoch = 0;
-        self.pending.clear();
+        let session = match self.setup.views {
+            false => session,
+            true => match session.with_views(Claim::new(self.views(n), self.setup.limit)) {
+                Ok(s) => s,
+                Err(e) => return self.failed_start(n, &e),
+            },
+        };
         self.nodes[n].role = Role::Primary(Box::new(Prim {
             p,
+            head: 0,
+            epoch: 0,
+            pending: VecDeque::new(),
             session,
             since: self.world.now(),
             listener,
@@ -443,9 +549,10 @@ impl Cluster {
         self.note(|| format!("node {} {}", NAMES[n], crash_text(kind)));
         let node = &mut self.nodes[n];
         let role = std::mem::replace(&mut node.role, Role::Down);
+        node.taken = None;
         node.replaced |= match &role {
             Role::Mirror(m) => self.check.regressed(n, &m.m.store, m.m.received.get()),
-            Role::Primary(p) if self.epoch == 0 => {
+            Role::Primary(p) if p.epoch == 0 => {
                 self.check.regressed(n, &p.p.store, p.p.store.tail())
             }
             _ => false,
@@ -476,9 +583,6 @@ impl Cluster {
             _ => None,
         };
         drop(role);
-        if n == self.primary {
-            self.pending.clear();
-        }
         let wait = match self.rng.below(4) {
             0 => Duration::ZERO,
             1 => 4000 * MS,
@@ -504,6 +608,9 @@ impl Cluster {
         match &mut self.nodes[n].role {
             Role::Down => Ok(()),
             Role::Mirror(m) => {
+                if !m.lanes.is_empty() {
+                    self.check.resumed(n);
+                }
                 let m = m.m.clone();
                 let logs = m.store.logs();
                 let persisted = m.store.level().is_persistent()
@@ -514,20 +621,25 @@ impl Cluster {
             }
             Role::Primary(prim) => {
                 let p = prim.p.clone();
-                if p.epoch() != self.epoch {
-                    self.epoch = p.epoch();
-                    self.head = self.check.began(n, &p.store, p.last())?;
-                    let epoch = self.epoch;
-                    self.note(|| format!("epoch {epoch} begins behind LSN {}", p.last()));
+                if p.epoch() != prim.epoch {
+                    // A running primary may raise its own.
+                    if prim.epoch == 0 {
+                        prim.head = self.check.began(n, &p.store, p.last())?;
+                    }
+                    prim.epoch = p.epoch();
+                    let epoch = prim.epoch;
+                    self.world
+                        .note(|| format!("--- epoch {epoch} begins behind LSN {}", p.last()));
                 }
-                if self.epoch == 0 {
+                let (head, epoch) = (prim.head, prim.epoch);
+                if epoch == 0 {
                     if p.store.superblock().state != State::Whole {
                         return self.check.received(n, &p.store, 0, false);
                     }
                     return self.check.received(n, &p.store, p.store.tail(), false);
                 }
                 if p.store.level().is_persistent() {
-                    self.check.persisted(n, self.head, p.persisted.get());
+                    self.check.persisted(n, head, p.persisted.get());
                 }
                 if p.store.poisoned().is_some() {
                     return Ok(());
@@ -556,20 +668,20 @@ impl Cluster {
         if p.is_ready() && !prim.ready {
             // What was adopted is shown to the application from now on.
             prim.ready = true;
-            self.note(|| "attached".into());
-            let adopted = self.check.before(self.head, p.last());
-            let adopted = match self.pending.front() {
+            self.world.note(|| "--- attached".into());
+            let adopted = self.check.before(prim.head, p.last());
+            let adopted = match prim.pending.front() {
                 None => adopted,
                 Some(_) => return Err("attached with sync points under way".into()),
             };
             self.check.acked(n, adopted, rule, persistent)?;
         }
         let committed = p.committed();
-        while let Some(f) = self.pending.front()
+        while let Some(f) = prim.pending.front()
             && self.check.points[f.point].last <= committed
         {
             let point = f.point;
-            self.pending.pop_front();
+            prim.pending.pop_front();
             self.check.acked(n, point, rule, persistent)?;
             self.check.acks += 1;
         }
@@ -581,13 +693,17 @@ impl Cluster {
         let roll = self.rng.below(100);
         let n = self.rng.below(2) as usize;
         match roll {
-            0..=24 => self.append()?,
+            0..=24 => self.append(self.runs(n))?,
             25..=54 => drop(self.turn(self.primary)?),
             55..=84 => drop(self.turn(1 - self.primary)?),
             85..=95 => self.pass()?,
             96 => self.checkpoint(n, self.rng.clone().below(3) == 0)?,
             97 => self.patience(),
             _ => self.restarts()?,
+        }
+        if self.setup.views && self.rng.below(100_000) < self.setup.trouble {
+            // A suspicion, wrong more often than not.
+            self.take_over(1 - self.primary)?;
         }
         if self.rng.below(100_000) < self.setup.trouble {
             self.trouble()?;
@@ -614,6 +730,14 @@ impl Cluster {
 
     /// A process that has ended, or whose store failed, starts again.
     fn restarts(&mut self) -> Checked {
+        self.follow_register();
+        for n in 0..2 {
+            self.hand_over(n)?;
+        }
+        if self.setup.views && matches!(self.nodes[self.primary].role, Role::Mirror(_)) {
+            // The register's answer was lost: it is the primary already.
+            self.take_over(self.primary)?;
+        }
         for n in 0..2 {
             if n == 1 && !self.setup.replicated() {
                 continue;
@@ -630,7 +754,9 @@ impl Cluster {
                     let e = e.to_string();
                     self.note(|| format!("node {} cannot attach: {e}", NAMES[n]));
                     // The mirror began a promotion that failed: attach again.
-                    let again = e.contains("is promised") || n != self.primary;
+                    let again = e.contains("is promised")
+                        || e.contains("cannot be made")
+                        || n != self.primary;
                     // No copy is complete: a person has to decide, and the run ends.
                     let lost = e.contains("incomplete") || e.contains("no usable copy");
                     if lost && (self.check.has_lost() || !self.setup.persistent()[n]) {
@@ -672,17 +798,17 @@ impl Cluster {
                         }
                         false => self.attach_unreplicated(n)?,
                     },
-                    3..=5 if self.epoch != 0 => {
+                    3..=5 if prim.epoch != 0 => {
                         let _ = p.drive(self.rng.below(lanes) as usize);
                         false
                     }
-                    6 if self.epoch != 0 => {
+                    6 if prim.epoch != 0 => {
                         p.send(self.rng.below(lanes) as usize);
                         false
                     }
                     _ => {
                         accept_busy(prim, n);
-                        if self.epoch != 0 && self.rng.below(4) == 0 {
+                        if prim.epoch != 0 && self.rng.below(4) == 0 {
                             let _ = p.checkpoint_step(self.rng.below(6) == 0);
                         }
                         false
@@ -759,7 +885,7 @@ impl Cluster {
             && !prim.session.is_active()
             && self.world.now() - prim.since > 500 * MS
             && prim.session.fatal().is_none()
-            && self.epoch == 0
+            && prim.epoch == 0
         {
             self.world.note(|| "--- goes alone".into());
             if prim.session.go_alone().is_ok() {
@@ -773,7 +899,7 @@ impl Cluster {
     fn checkpoint(&mut self, n: usize, idle: bool) -> Checked {
         match &self.nodes[n].role {
             Role::Down => return Ok(()),
-            Role::Primary(p) if self.epoch != 0 => {
+            Role::Primary(p) if p.epoch != 0 => {
                 let _ = p.p.checkpoint_step(idle);
             }
             Role::Primary(_) => {}
@@ -787,21 +913,20 @@ impl Cluster {
     /// What a waiting thread does when nothing comes.
     fn patience(&mut self) {
         let now = self.world.now();
-        let Role::Primary(prim) = &self.nodes[self.primary].role else {
-            return;
-        };
-        if let Some(f) = self.pending.front_mut()
-            && now - f.since > prim.p.spec.resend_timeout
-        {
-            f.since = now;
-            if prim.p.is_linked() && prim.p.rule().mirror {
-                prim.p.suspect("no acknowledgement in time".into());
+        for node in &mut self.nodes {
+            if let Role::Primary(prim) = &mut node.role
+                && let Some(f) = prim.pending.front_mut()
+                && now - f.since > prim.p.spec.resend_timeout
+            {
+                f.since = now;
+                if prim.p.is_linked() && prim.p.rule().mirror {
+                    prim.p.suspect("no acknowledgement in time".into());
+                }
             }
         }
     }
 
-    fn append(&mut self) -> Checked {
-        let n = self.primary;
+    fn append(&mut self, n: usize) -> Checked {
         let Role::Primary(prim) = &self.nodes[n].role else {
             return Ok(());
         };
@@ -809,7 +934,8 @@ impl Cluster {
             return Ok(());
         }
         let p = prim.p.clone();
-        let files = self.check.points[self.head].files.clone();
+        let (head, epoch) = (prim.head, prim.epoch);
+        let files = self.check.points[head].files.clone();
         let changes = self.changes(&files);
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
         let before = p.last();
@@ -817,13 +943,15 @@ impl Cluster {
         match p.try_append_now(&pieces, lane) {
             Ok(Some((last, lane))) => {
                 self.appended += 1;
-                self.head =
-                    self.check
-                        .appended(n, self.head, self.epoch, before + 1, last, &changes)?;
+                let point = self
+                    .check
+                    .appended(n, head, epoch, before + 1, last, &changes)?;
                 let since = self.world.now();
-                let point = self.head;
                 self.note(|| format!("appended LSN {}..={last} on lane {lane}", before + 1));
-                self.pending.push_back(Pending { point, since });
+                if let Role::Primary(prim) = &mut self.nodes[n].role {
+                    prim.head = point;
+                    prim.pending.push_back(Pending { point, since });
+                }
             }
             Ok(None) => {
                 // As `wait_for_room`.
@@ -934,11 +1062,18 @@ impl Cluster {
             }
             5..=8 => self.world.arm_crash(name, after, kind),
             9 => self.world.arm_crash_on_send(name, after.min(30), kind),
-            10 => self.world.partition(name, NAMES[1 - n], oneway, true),
+            10 => {
+                self.world.partition(name, NAMES[1 - n], oneway, true);
+                if self.setup.views && self.rng.coin() {
+                    lock(&self.register).cut[n] = true;
+                }
+            }
             11..=13 => {
                 self.world.partition("a", "b", false, false);
+                lock(&self.register).cut = [false; 2];
             }
             14 => self.world.reset_connections("a", "b"),
+            15 | 16 if self.setup.views => return self.take_over(1 - self.primary),
             15 | 16 => return self.promote(),
             17 | 18 => return self.detach(),
             _ => {
@@ -988,11 +1123,55 @@ impl Cluster {
         let lossy = self.setup.mode == Mode::Async;
         self.check.promoted(n, &m.store, tail, lossy)?;
         self.primary = n;
-        self.epoch = 0;
-        self.pending.clear();
         m.close();
         let closed = m.store.close_clean(tail);
         if closed.is_ok() {
+            self.check.closed(n, &m.store)?;
+        }
+        self.compare(n, &m.store)?;
+        drop(m);
+        self.end(n)
+    }
+
+    /// Node `n` takes its primary for dead, rightly or not: that is never
+    /// unsafe where a register decides.
+    fn take_over(&mut self, n: usize) -> Checked {
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        let taken = m.take_over(&*self.views(n));
+        self.note(|| format!("node {} takes over: {taken:?}", NAMES[n]));
+        let Ok(Some((_, tail))) = taken else {
+            drop(m);
+            return self.observe(n);
+        };
+        if self.world.crashed(NAMES[n]).is_some() {
+            drop(m);
+            return self.fallen(n);
+        }
+        self.promotions += 1;
+        self.check.promoted(n, &m.store, tail, false)?;
+        self.primary = n;
+        self.nodes[n].taken = Some(tail);
+        drop(m);
+        if self.rng.coin() {
+            return Ok(());
+        }
+        self.hand_over(n)
+    }
+
+    /// As `Node::hand_over`: the program attaches next.
+    fn hand_over(&mut self, n: usize) -> Checked {
+        let Some(tail) = self.nodes[n].taken.take() else {
+            return Ok(());
+        };
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        m.close();
+        if m.store.close_clean(tail).is_ok() {
             self.check.closed(n, &m.store)?;
         }
         self.compare(n, &m.store)?;
@@ -1090,6 +1269,11 @@ impl Cluster {
         self.calm = true;
         self.world.set_faults(Faults::none());
         self.world.partition("a", "b", false, false);
+        {
+            let mut r = lock(&self.register);
+            r.cut = [false; 2];
+            r.lost = 0;
+        }
         for n in 0..2 {
             self.world.disarm(NAMES[n]);
             self.nodes[n].restart = self.world.now();
@@ -1122,13 +1306,16 @@ impl Cluster {
                 && p.ready
             {
                 asked += 1;
-                self.append()?;
+                self.append(self.primary)?;
             }
             let quiet = asked == 3 && self.is_settled();
             if quiet {
                 break;
             }
             let now = self.world.now();
+            if self.nobody_may() && now - start > Duration::from_secs(20) {
+                return Ok(());
+            }
             // A link that goes silent at a copy's very end is noticed late.
             if now - start > Duration::from_secs(300) || rounds > 30_000 {
                 return Err(format!("live: stuck: {}", self.state()));
@@ -1146,13 +1333,36 @@ impl Cluster {
         self.finally()
     }
 
+    /// Every node that the register names has begun another life since: a
+    /// person has to decide what is given up.
+    fn nobody_may(&self) -> bool {
+        let reg = lock(&self.register).now.clone();
+        let lives = self.nodes.iter().enumerate().filter_map(|(n, node)| {
+            let store = match &node.role {
+                Role::Down => return None,
+                Role::Primary(p) => &p.p.store,
+                Role::Mirror(m) => &m.m.store,
+            };
+            Some((NAMES[n], store.superblock().life))
+        });
+        let lives: Vec<_> = lives.collect();
+        let lost = |m: &Member| {
+            lives
+                .iter()
+                .any(|(n, l)| *n == m.node && *l != m.incarnation)
+        };
+        self.setup.views
+            && reg.primary.as_ref().is_some_and(lost)
+            && reg.mirror.as_ref().is_none_or(lost)
+    }
+
     fn is_settled(&self) -> bool {
         let Role::Primary(prim) = &self.nodes[self.primary].role else {
             return false;
         };
         let (p, last) = (&prim.p, prim.p.last());
         let own = prim.ready
-            && self.pending.is_empty()
+            && prim.pending.is_empty()
             && p.committed() == last
             && p.store.applied() == last;
         if !self.setup.replicated() {
@@ -1185,7 +1395,7 @@ impl Cluster {
                     p.p.acked.get(),
                     p.p.persisted.get(),
                     p.p.store.applied(),
-                    self.pending.len(),
+                    p.pending.len(),
                     p.p.rule(),
                     p.session.last_error,
                     p.p.store.poisoned(),
@@ -1225,6 +1435,18 @@ impl Cluster {
             for f in area.files() {
                 let bytes = self.world.contents(NAMES[n], &area.path(&f.name));
                 area_files.insert(f.name.clone(), bytes.unwrap_or_default());
+            }
+            let dir = store.spec().dir.clone();
+            let known: Vec<_> = area_files.keys().map(|f| dir.join(f)).collect();
+            let there = self.world.files(NAMES[n]);
+            if let Some(f) = there
+                .iter()
+                .find(|f| f.starts_with(&dir) && !known.contains(f))
+            {
+                return Err(format!(
+                    "4: node {n}: {} lies in the directory, not in the catalogue",
+                    f.display()
+                ));
             }
             areas.push(area_files);
         }

@@ -20,6 +20,7 @@ mod memory;
 mod net;
 pub mod rng;
 pub mod run;
+pub mod views;
 pub mod world;
 
 pub use rng::Rng;

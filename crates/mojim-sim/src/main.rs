@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     if mutations {
         let mut missed = false;
         for (m, name) in Mutation::ALL {
-            match catch_mutation(m, first, seeds) {
+            match catch_mutation(m, first, seeds, jobs) {
                 Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
                 None => {
                     println!("{name}: NOT caught in {seeds} seeds");

@@ -6,6 +6,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::cluster::{Cluster, Mutation};
 
@@ -116,10 +118,38 @@ impl Total {
 }
 
 /// The first seed at which a mutation is noticed as what it is, and how.
-pub fn catch_mutation(mutation: Mutation, first: u64, most: u64) -> Option<(u64, String)> {
-    (first..first + most).find_map(|seed| {
-        let f = run(seed, Some(mutation), false).failure?;
-        let own = mutation.breaks().iter().any(|p| f.starts_with(p));
-        own.then_some((seed, f))
-    })
+pub fn catch_mutation(
+    mutation: Mutation,
+    first: u64,
+    most: u64,
+    jobs: u64,
+) -> Option<(u64, String)> {
+    let next = AtomicU64::new(first);
+    let found: Mutex<Option<(u64, String)>> = Mutex::new(None);
+    let work = || loop {
+        let seed = next.fetch_add(1, Relaxed);
+        let best = found
+            .lock()
+            .expect("no thread panics")
+            .as_ref()
+            .map(|f| f.0);
+        if seed >= first + most || best.is_some_and(|b| b < seed) {
+            return;
+        }
+        let Some(f) = run(seed, Some(mutation), false).failure else {
+            continue;
+        };
+        let mut found = found.lock().expect("no thread panics");
+        if mutation.breaks().iter().any(|p| f.starts_with(p))
+            && found.as_ref().is_none_or(|b| seed < b.0)
+        {
+            *found = Some((seed, f));
+        }
+    };
+    std::thread::scope(|s| {
+        for _ in 0..jobs {
+            s.spawn(work);
+        }
+    });
+    found.into_inner().expect("no thread panics")
 }

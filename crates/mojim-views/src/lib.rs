@@ -1,1 +1,39 @@
-//! The register of views among the voters.
+//! The register of views, kept by the voters among the nodes: a register per
+//! volume, changed by compare and swap, in a log that a majority of the
+//! voters' daemons holds durably. A sync point never comes here.
+//!
+//! Owns the replication of that register (openraft, on threads of its own) and
+//! its files. [`RaftViews`] is the whole interface.
+//!
+//! From the bottom: `types` (what the log holds) → `disk` (its bytes, on this
+//! node's disk) → `store` (the log and the registers, as openraft asks for
+//! them) and `net` (the way to the other voters) → `views`.
+//!
+//! Invariants:
+//! - Nothing is told to another voter or to a caller before it is durable here.
+//! - A read is not older than its call; a swap that was reported as done stays
+//!   done while a majority of the voters keeps its directories.
+//! - Every call from outside is bounded in time.
+//!
+//! What it does not do:
+//! - The set of voters does not change. A directory made for one set is refused
+//!   with another, and so is a voter that counts another set. An address may
+//!   change: voters are known by their names.
+//! - A voter whose directory was lost or emptied must not start again under
+//!   its name: it may have promised what it no longer holds.
+
+mod disk;
+mod net;
+mod store;
+mod types;
+mod views;
+
+#[cfg(test)]
+mod tests;
+
+pub use views::{Options, RaftViews};
+
+/// Takes a lock whose data stay valid when a holder panics.
+fn lock<T>(m: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}

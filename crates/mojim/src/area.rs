@@ -29,6 +29,9 @@ const IMAGE_PAGE: usize = 4096;
 /// Extents of at least this many bytes go to their file without the image.
 const DIRECT: usize = 1024;
 
+/// Most files of an area that are kept open.
+pub const MAX_OPEN: usize = 256;
+
 /// The file that tells of a renaming under way.
 pub const RENAME_NOTE: &str = "rename";
 
@@ -36,10 +39,7 @@ pub const RENAME_NOTE: &str = "rename";
 pub const REMOVAL_NOTE: &str = "removed";
 
 /// Most bytes of a catalogue.
-const MAX_CATALOG: u64 = 1 << 30;
-
-/// Most files that are kept open.
-const MAX_OPEN: usize = 256;
+pub const MAX_CATALOG: u64 = 1 << 30;
 
 /// The files of one node's copy.
 pub struct Area {
@@ -58,6 +58,10 @@ pub struct Area {
     removed: Vec<String>,
     /// Spill files that were applied and can go after the next checkpoint.
     spills: Vec<u64>,
+    /// A write that failed outside of applying: nothing after it counts.
+    failed: Option<Error>,
+    /// Most files that are kept open.
+    pub max_open: usize,
 }
 
 impl Area {
@@ -88,6 +92,8 @@ impl Area {
             names_dirty: false,
             removed: Vec::new(),
             spills: Vec::new(),
+            failed: None,
+            max_open: MAX_OPEN,
         })
     }
 
@@ -188,20 +194,6 @@ impl Area {
         };
         gone.and_then(|()| self.env.sync_dir(note.parent().expect("it lies in meta")))
             .context(|| format!("removing {}", note.display()))
-    }
-
-    /// The names of the files that the catalogue in `meta` has, whosever it is;
-    /// none if it cannot be read.
-    pub fn names(env: &dyn Env, meta: &Path) -> Vec<String> {
-        let Ok(f) = env.open(&meta.join("catalog"), OpenHow::default()) else {
-            return Vec::new();
-        };
-        let mut bytes = vec![0u8; f.len().unwrap_or(0).min(MAX_CATALOG) as usize];
-        let got = f.read_at(&mut bytes, 0).unwrap_or(0);
-        let c = Catalog::decode(&bytes[..got]);
-        c.map_or(Vec::new(), |c| {
-            c.files.into_iter().map(|f| f.name).collect()
-        })
     }
 
     fn rename_path(&self) -> PathBuf {
@@ -331,18 +323,23 @@ impl Area {
     }
 
     fn keep_open(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
-        if self.open.len() >= MAX_OPEN {
+        if self.open.len() >= self.max_open {
             // Those with bytes that still need a sync stay.
             let dirty = &self.dirty;
             self.open.retain(|id, _| dirty.contains_key(id));
             // If that is all of them, half are synced now instead of at the
             // checkpoint: a descriptor whose writes failed must not be lost.
-            let many = self.open.len().saturating_sub(MAX_OPEN / 2);
+            let many = self.open.len().saturating_sub(self.max_open / 2);
             let some: Vec<u32> = self.open.keys().copied().take(many).collect();
             for id in some {
                 let f = self.open.remove(&id).expect("just listed");
-                f.sync()
-                    .map_err(|e| Error::Poisoned(format!("syncing file {id}: {e}")))?;
+                if let Err(e) = f.sync() {
+                    // Whoever asked may not be applying; the next who is must
+                    // not take another descriptor's word for it.
+                    let e = Error::Poisoned(format!("syncing file {id}: {e}"));
+                    self.failed = Some(e.clone());
+                    return Err(e);
+                }
                 self.dirty.remove(&id);
             }
         }
@@ -394,6 +391,16 @@ impl Area {
                 if let Some(parent) = path.parent() {
                     make_dirs(&*self.env, parent, &self.dir)?;
                 }
+                let entry = CatalogEntry {
+                    id: op.file,
+                    size: 0,
+                    name: name.clone(),
+                };
+                if self.files.insert(op.file, entry).is_none() {
+                    // The catalogue first, with the LSN before: a file that it
+                    // does not know would outlive a copy that is given up.
+                    self.write_catalog()?;
+                }
                 let f = self
                     .env
                     .open(
@@ -409,14 +416,6 @@ impl Area {
                     .context(|| format!("creating {}", path.display()))?;
                 self.keep_open(op.file, f)?;
                 self.dirty.insert(op.file, ());
-                self.files.insert(
-                    op.file,
-                    CatalogEntry {
-                        id: op.file,
-                        size: 0,
-                        name: name.clone(),
-                    },
-                );
                 self.names_dirty = true;
                 self.sync_parent(&name)
             }
@@ -459,6 +458,10 @@ impl Area {
                 self.sync_parent(&e.name)?;
                 self.sync_parent(&name)?;
                 self.renamed(op.file, &name);
+                if !self.removed.is_empty() {
+                    // The catalogue forgets them here already.
+                    self.note_removals(lsn)?;
+                }
                 // Names as they are now, but with the LSN before: the record
                 // is applied again after a crash.
                 self.write_catalog()
@@ -557,6 +560,9 @@ impl Area {
 
     /// Writes the image's pages to their files, each run of neighbours at once.
     pub fn flush(&mut self) -> Result<()> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
         let mut run: Vec<u8> = Vec::new();
         let mut run_at: Option<(u32, u64)> = None;
         let image = std::mem::take(&mut self.image);
@@ -596,6 +602,9 @@ impl Area {
 
     /// Makes everything applied and flushed so far durable.
     pub fn sync(&mut self) -> Result<()> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
         let dirty = std::mem::take(&mut self.dirty);
         for id in dirty.into_keys() {
             if !self.files.contains_key(&id) {
@@ -618,18 +627,24 @@ impl Area {
             return Ok(());
         }
         self.catalog_lsn = lsn;
-        let removed = std::mem::take(&mut self.removed);
-        if removed.is_empty() {
-            return self.write_catalog();
+        if self.removed.is_empty() {
+            self.write_catalog()?;
+            // Of the same record, applied in part before a crash.
+            return self.finish_removal();
         }
+        self.note_removals(lsn)?;
+        self.write_catalog()?;
+        let removed = std::mem::take(&mut self.removed);
+        self.remove_files(&removed)
+    }
+
+    fn note_removals(&self, lsn: u64) -> Result<()> {
         let note = RemovalNote {
             volume: self.volume,
             lsn,
-            names: removed,
+            names: self.removed.clone(),
         };
-        replace_file(&*self.env, &self.removal_path(), &note.encode())?;
-        self.write_catalog()?;
-        self.remove_files(&note.names)
+        replace_file(&*self.env, &self.removal_path(), &note.encode())
     }
 
     /// Spill files that may be removed once what was applied is durable.
@@ -705,26 +720,20 @@ impl Area {
         self.volume = volume;
         self.catalog_lsn = 0;
         self.names_dirty = false;
-        self.removed.clear();
-        self.write_catalog()?;
+        self.removed = names;
         let note = self.rename_path();
-        for note in [&note, &self.removal_path()] {
-            match self.env.remove(note) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::io(format!("removing {}", note.display()), &e));
-                }
-                _ => {}
+        match self.env.remove(&note) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(format!("removing {}", note.display()), &e));
             }
+            _ => {}
         }
-        if let Some(dir) = note.parent() {
-            self.env
-                .sync_dir(dir)
-                .context(|| format!("syncing {}", dir.display()))?;
-        }
-        for name in names {
-            self.remove_quietly(&name)?;
-        }
-        Ok(())
+        // Makes the removal of the other note durable too; cut off behind it,
+        // the next start goes on.
+        self.note_removals(0)?;
+        self.write_catalog()?;
+        let names = std::mem::take(&mut self.removed);
+        self.remove_files(&names)
     }
 
     /// Bytes of one file, of what was applied; for checksums and copies.
@@ -734,6 +743,36 @@ impl Area {
         f.read_at(buf, offset)
             .context(|| format!("reading file {id}"))
     }
+}
+
+/// Names that the notes in `meta` tell of, beside a catalogue as of `lsn`: of
+/// files whose renaming or removal was under way.
+pub fn noted_names(env: &dyn Env, meta: &Path, volume: u64, lsn: u64) -> Result<Vec<String>> {
+    let read = |name: &str| -> Result<Vec<u8>> {
+        let path = meta.join(name);
+        let what = || format!("reading {}", path.display());
+        let f = match env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        b.truncate(got);
+        Ok(b)
+    };
+    let mut names = Vec::new();
+    if let Some(n) = RenameNote::decode(&read(RENAME_NOTE)?)
+        && n.volume == volume
+        && n.lsn > lsn
+    {
+        names.extend([n.from, n.to]);
+    }
+    if let Some(n) = RemovalNote::decode(&read(REMOVAL_NOTE)?)
+        && n.volume == volume
+    {
+        names.extend(n.names);
+    }
+    Ok(names)
 }
 
 /// Files that are about to leave the catalogue, which cannot change at one

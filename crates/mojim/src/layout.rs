@@ -67,6 +67,7 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
         dir: data_dir(node, &volume.name),
         meta: meta_dir(node, &volume.name),
         logs: logs(config, node, volume),
+        max_open: crate::area::MAX_OPEN,
         // By name, so that it does not change when the roles do.
         parity: config
             .peer_of(volume, &node.name)
@@ -100,7 +101,7 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
     PrimarySpec {
         rule: match volume.mode {
             Mode::Unreplicated | Mode::Async => AckRule::LOCAL,
-            Mode::Sync => AckRule::MIRROR,
+            Mode::Sync | Mode::SyncDisk | Mode::SyncSec | Mode::SyncSecEth => AckRule::MIRROR,
             Mode::SyncFlush => AckRule::BOTH,
         },
         background_send: volume.mode == Mode::Async,

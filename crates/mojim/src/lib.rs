@@ -5,6 +5,7 @@
 //! sync point; `docs/guarantees.md` what survives what.
 
 pub mod area;
+pub mod claim;
 pub mod client;
 pub mod config;
 pub mod env;

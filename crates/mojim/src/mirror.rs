@@ -25,9 +25,11 @@ use mojim_format::message::{
     Welcome,
 };
 use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, OpKind, RecordView, State, View};
+use mojim_protocol::view::Register;
 use mojim_protocol::{Arrival, History, LaneIn, Prefix};
 
 use crate::area::{spill_id, spill_path};
+use crate::claim::member;
 use crate::env::{Conn, OpenHow};
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -35,6 +37,7 @@ use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
 use crate::log::CONTROL_LEN;
 use crate::session::{MirrorCopy, SILENCE};
 use crate::store::Store;
+use crate::views::Views;
 
 /// How many epochs a promotion skips: more than a node given up can have begun
 /// without this node's knowledge.
@@ -48,6 +51,8 @@ pub struct Mirror {
     /// The copy.
     pub store: Arc<Store>,
     me: String,
+    /// Silence after which a link counts as broken.
+    pub silence: Duration,
     session: AtomicU64,
     /// The contiguous prefix of what is in the logs.
     pub received: Prefix,
@@ -115,6 +120,7 @@ impl Mirror {
         }
         Mirror {
             me: me.to_owned(),
+            silence: SILENCE,
             session: AtomicU64::new(0),
             received,
             // What is in the data area was committed.
@@ -135,11 +141,11 @@ impl Mirror {
         self.committed.load(Acquire)
     }
 
-    /// The primary that was heard of within `SILENCE`, if any.
+    /// The primary that was heard of within `silence`, if any.
     pub fn live_primary(&self) -> Option<(Duration, String)> {
         let (when, who) = lock(&self.heard).clone()?;
         let ago = self.store.env().now().saturating_sub(when);
-        (self.session.load(Acquire) != 0 && ago < SILENCE).then_some((ago, who))
+        (self.session.load(Acquire) != 0 && ago < self.silence).then_some((ago, who))
     }
 
     /// Ends the present session: its lanes accept nothing more once this
@@ -161,6 +167,7 @@ impl Mirror {
     /// Ends everything here; the store is no longer used after this.
     pub fn close(&self) {
         self.closed.store(true, SeqCst);
+        let _change = lock(&self.change);
         self.stop_session();
         self.room.notify();
         self.checkpoint_work.notify();
@@ -229,6 +236,7 @@ impl Mirror {
                 0
             },
             level: self.store.level() as u16,
+            life: sb.life,
             history: self.store.history().entries().to_vec(),
         };
         Ok((welcome, generation))
@@ -313,7 +321,10 @@ impl Mirror {
             return Ok(false);
         }
         let before = self.store.applied();
-        let limit = self.committed().min(self.received.get());
+        let mut limit = self.committed().min(self.received.get());
+        if self.store.mutations.apply_uncommitted.load(Relaxed) {
+            limit = self.received.get();
+        }
         self.store.apply(limit, 1 << 20)?;
         let applied = self.store.applied();
         if applied > self.store.checkpointed() && (idle || self.store.fullness() > 0.5) {
@@ -321,6 +332,88 @@ impl Mirror {
             self.room.notify();
         }
         Ok(applied > before)
+    }
+
+    /// Whether this node is the mirror of the view, with everything in it.
+    pub fn is_member(&self, r: &Register) -> bool {
+        r.is_mirror(&member(&self.store))
+    }
+
+    /// An operator makes this node primary although it may lack what was
+    /// acknowledged: nobody else is left who has it.
+    pub fn force(&self, views: &dyn Views) -> Result<Option<(u64, u64)>> {
+        let _change = lock(&self.change);
+        self.store.check()?;
+        let sb = self.store.superblock();
+        if sb.state != State::Whole {
+            return Err(Error::Invalid(format!(
+                "node {} has no whole copy of volume {}: there is nothing to go on with",
+                sb.node, sb.volume
+            )));
+        }
+        let reg = views.read(&sb.volume)?;
+        self.generation.fetch_add(1, SeqCst);
+        self.stop_session();
+        let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
+        self.store.promise(epoch)?;
+        let new = reg
+            .force(&member(&self.store), epoch)
+            .map_err(|why| Error::Protocol(format!("{why:?}")))?;
+        if !views.swap(&sb.volume, &new)? {
+            return Ok(None);
+        }
+        self.become_primary(epoch).map(Some)
+    }
+
+    /// Whether this node is the view's primary, though it may not have begun
+    /// the view's epoch yet.
+    pub fn is_primary(&self, r: &Register) -> bool {
+        r.is_primary(&member(&self.store))
+    }
+
+    /// The primary is gone, as far as this node can tell: makes this node the
+    /// primary, if the register agrees. `None` if it does not; then it goes on
+    /// following, but promised, so that its primary has to begin another epoch.
+    pub fn take_over(&self, views: &dyn Views) -> Result<Option<(u64, u64)>> {
+        let _change = lock(&self.change);
+        self.store.check()?;
+        let sb = self.store.superblock();
+        let mut me = member(&self.store);
+        let mut reg = views.read(&sb.volume)?;
+        let broken = &self.store.mutations;
+        if broken.amnesiac_member.load(Relaxed)
+            && let Some(m) = reg.mirror.as_ref().filter(|m| m.node == me.node)
+        {
+            me = m.clone();
+        }
+        if broken.stale_member.load(Relaxed) && !reg.is_primary(&me) {
+            reg.mirror = Some(me.clone());
+        }
+        let epoch = if sb.state != State::Whole {
+            return Ok(None);
+        } else if reg.is_primary(&me) && sb.view.epoch < reg.epoch {
+            // Cut off after the register had agreed.
+            reg.epoch
+        } else if reg.is_mirror(&me) {
+            self.store.next_epoch(sb.promised.max(reg.epoch))
+        } else {
+            return Ok(None);
+        };
+        // The fence, durably, before anything is asked for.
+        if !broken.no_fence.load(Relaxed) {
+            self.generation.fetch_add(1, SeqCst);
+            self.stop_session();
+            self.store.promise(epoch)?;
+        }
+        if !reg.is_primary(&me) {
+            let new = reg
+                .take_over(&me, epoch)
+                .map_err(|why| Error::Protocol(format!("{why:?}")))?;
+            if !views.swap(&sb.volume, &new)? {
+                return Ok(None);
+            }
+        }
+        self.become_primary(epoch).map(Some)
     }
 
     /// Ends following and makes this node the primary of a view of its own
@@ -335,12 +428,18 @@ impl Mirror {
         // A leap, so that it also outranks what the other node began unseen.
         let epoch = self.store.next_epoch(sb.promised.max(sb.view.epoch) + LEAP);
         self.store.promise(epoch)?;
+        self.become_primary(epoch)
+    }
+
+    /// Everything of its contiguous prefix is this node's own from now on.
+    /// No session is left, and `epoch` is promised.
+    fn become_primary(&self, epoch: u64) -> Result<(u64, u64)> {
         let tail = self.tail();
         self.store.freeze(false);
         self.store.truncate(tail)?;
         self.received.reset(tail);
         self.store.persist_all()?;
-        while self.store.apply(tail, 1 << 20)? < tail {}
+        self.store.apply_all(tail)?;
         // Last, so that a promotion that fails before has not happened.
         self.store.begin_epoch(
             epoch,
@@ -371,8 +470,6 @@ pub struct ControlIn {
     stage: Stage,
     heard: Duration,
     generation: u64,
-    /// The session that this link began.
-    running: Option<u64>,
     /// Whether this link stopped the area for a copy.
     froze: bool,
 }
@@ -390,7 +487,6 @@ impl ControlIn {
                 let heard = mirror.store.env().now();
                 Ok(ControlIn {
                     generation,
-                    running: None,
                     froze: false,
                     mirror,
                     wire,
@@ -427,22 +523,13 @@ impl ControlIn {
 
     /// The link is over.
     pub fn end(&mut self) {
-        let change = lock(&self.mirror.change);
-        if matches!(self.stage, Stage::Loading { .. })
-            && self.mirror.generation.load(SeqCst) == self.generation
-        {
-            self.mirror.store.load_abort();
+        let m = self.mirror.clone();
+        let change = lock(&m.change);
+        // What a newer link has begun is its own.
+        if m.generation.load(SeqCst) == self.generation {
+            m.stop_session();
         }
         drop(change);
-        if let Some(session) = self.running.take()
-            && self
-                .mirror
-                .session
-                .compare_exchange(session, 0, SeqCst, SeqCst)
-                .is_ok()
-        {
-            self.mirror.stop_session();
-        }
         if std::mem::take(&mut self.froze) {
             self.mirror.store.freeze(false);
         }
@@ -474,9 +561,10 @@ impl ControlIn {
             moved = true;
         }
         self.wire.flush()?;
-        if now.saturating_sub(self.heard) > SILENCE {
+        let silence = self.mirror.silence;
+        if now.saturating_sub(self.heard) > silence {
             return Err(Error::Timeout(format!(
-                "{} has been silent for {SILENCE:?}",
+                "{} has been silent for {silence:?}",
                 self.wire.conn.peer()
             )));
         }
@@ -506,7 +594,7 @@ impl ControlIn {
                 let tail = m.tail();
                 store.truncate(tail)?;
                 m.received.reset(tail);
-                while store.apply(tail, 1 << 20)? < tail {}
+                store.apply_all(tail)?;
                 store.freeze(true);
                 self.froze = true;
                 Stage::Giving(Box::new(MirrorCopy::begin(
@@ -519,10 +607,6 @@ impl ControlIn {
                 let c = CopyBegin::decode(body).map_err(bad)?;
                 let history = History::from_entries(&c.history)
                     .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
-                if store.superblock().view.mirror == m.me {
-                    // Not a member until the primary says so again.
-                    store.update(|s| s.view.mirror.clear())?;
-                }
                 store.load_begin(c.volume_id)?;
                 Stage::Loading {
                     lsn: c.lsn,
@@ -553,10 +637,10 @@ impl ControlIn {
             (Stage::Agreed, FrameKind::Start) => {
                 let s = Start::decode(body).map_err(bad)?;
                 let session = m.start(&s)?;
-                self.running = Some(session);
                 m.hear(&s.primary, 0);
+                let life = store.superblock().life;
                 self.wire
-                    .say(FrameKind::Started, self.epoch, &Started { session });
+                    .say(FrameKind::Started, self.epoch, &Started { session, life });
                 Stage::Running {
                     session,
                     primary: s.primary,

@@ -16,7 +16,8 @@
 //!   receive and write the log.
 //!
 //! Lock order: append; tx; rx; persist. None is held while another lane's is
-//! taken, except by the session, which takes tx and rx of one lane at a time.
+//! taken, except by the session, which takes tx and rx of one lane at a time,
+//! and by `raise`, which takes every lane's append in their order.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, TryLockError};
@@ -373,6 +374,24 @@ impl Primary {
         live.live(Live::Pid)
             .store(std::process::id() as u64, Release);
         Ok(tail)
+    }
+
+    /// Begins a greater epoch while sync points go on: the next LSN is its
+    /// first. The caller has it from the register, and no link is up.
+    pub(crate) fn raise(&self, epoch: u64) -> Result<()> {
+        let _held: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|l| l.append.lock().unwrap_or_else(|e| e.into_inner()))
+            .collect();
+        let mut view = self.store.superblock().view;
+        view.epoch = epoch;
+        self.store
+            .begin_epoch(epoch, self.next.load(SeqCst), view)?;
+        self.epoch.store(epoch, Release);
+        let live = &self.store.logs()[0];
+        live.live(Live::Epoch).store(epoch, Relaxed);
+        Ok(())
     }
 
     /// The epoch.
@@ -762,6 +781,9 @@ impl Primary {
         while let Some((r, _, next)) = log.record(rx.acked_at) {
             if r.header.lsn > slot.acked {
                 break;
+            }
+            if self.store.mutations.ack_gap.load(Relaxed) {
+                self.acked.advance(r.header.lsn);
             }
             if !self.acked.has_room(r.header.lsn) {
                 // Another lane is far behind: this waits for it.

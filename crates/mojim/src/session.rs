@@ -21,8 +21,10 @@ use mojim_format::message::{
     Welcome,
 };
 use mojim_format::{CatalogEntry, Frame, FrameKind, State, View};
+use mojim_protocol::view::Member;
 use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
 
+use crate::claim::Claim;
 use crate::env::{Address, Conn};
 use crate::error::{Error, Result};
 use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
@@ -35,6 +37,8 @@ pub const HEARTBEAT: Duration = Duration::from_millis(100);
 pub const SILENCE: Duration = Duration::from_secs(3);
 /// The same while the receiver of a copy makes it durable.
 const COPY_SILENCE: Duration = Duration::from_secs(120);
+/// When a copy that failed for want of room or the like is tried again.
+const COPY_AGAIN: Duration = Duration::from_secs(30);
 /// Bytes of a copy in one frame.
 const COPY_CHUNK: usize = 256 << 10;
 /// Bytes of a copy that may be queued.
@@ -122,8 +126,8 @@ pub struct Session {
     /// The last LSN that may have been acknowledged without this mirror.
     join: Option<u64>,
     backoff: Duration,
-    /// The peer was seen to have a copy.
-    seen_whole: bool,
+    /// The peer's copy is to be taken.
+    adopting: bool,
     /// Why attaching cannot succeed.
     fatal: Option<Error>,
     /// Why the last try failed.
@@ -131,6 +135,10 @@ pub struct Session {
     /// Bytes of a copy sent or received, and the whole, for progress.
     pub copied: (u64, u64),
     spill: Option<SpillOut>,
+    /// The register of views, where the cluster has one.
+    claim: Option<Claim>,
+    /// Silence after which a link counts as broken.
+    silence: Duration,
 }
 
 /// A spill file on its way out.
@@ -166,19 +174,47 @@ impl Session {
             progress: (now, 0),
             join: None,
             backoff: Duration::from_millis(10),
-            seen_whole: false,
+            adopting: false,
             fatal: None,
             last_error: None,
             copied: (0, 0),
             spill: None,
+            claim: None,
+            silence: SILENCE,
         }
+    }
+
+    /// The same in a cluster whose views lie in a register: nothing is begun
+    /// without it, and a mirror that stays away is given up.
+    pub fn with_views(mut self, claim: Claim) -> Result<Session> {
+        let store = &self.primary.store;
+        let sb = store.superblock();
+        // What only the lost ring held may have been acknowledged by a mirror
+        // that rules alone: this copy does not count as a member's any more.
+        if sb.ring_lost && !self.primary.spec.rule.local {
+            let life = store.env().random();
+            store.update(|s| {
+                s.life = life;
+                s.ring_lost = false;
+            })?;
+        }
+        self.silence = self.silence.min(claim.limit);
+        self.claim = Some(claim);
+        Ok(self)
+    }
+
+    /// By the register: whether this node may attach without its mirror.
+    /// `None` where there is no register.
+    pub fn may_attach_alone(&mut self) -> Option<Result<bool>> {
+        let claim = self.claim.as_mut()?;
+        Some(claim.may_attach_alone(&self.primary.store))
     }
 
     /// The primary goes on without its mirror, which will join later: what a
     /// node does whose view has no mirror (it was promoted).
     pub fn go_alone(&mut self) -> Result<()> {
         assert!(self.attach);
-        if self.seen_whole && self.primary.store.superblock().state == State::Empty {
+        if self.adopting {
             return Err(Error::Timeout(format!(
                 "node {} has a copy of this volume, and the link to it broke while it was copied here; try again when it can be reached",
                 self.peer.name
@@ -204,8 +240,89 @@ impl Session {
         if self.primary.store.superblock().state == State::Empty {
             self.primary.store.make_new()?;
         }
+        if let Some(claim) = &mut self.claim {
+            // In `async` a mirror never holds everything.
+            let mirror = view.mirror == self.peer.name && self.paired_rule.mirror;
+            let claimed = claim.attach(&self.primary.store, self.epoch, mirror);
+            let epoch = claim.register.epoch;
+            match claimed {
+                Err(e @ Error::Stale(_)) => {
+                    self.fatal = Some(e.clone());
+                    return Err(e);
+                }
+                Err(e) => {
+                    let next = self.primary.store.next_epoch(epoch);
+                    self.epoch = self.epoch.max(next);
+                    return Err(e);
+                }
+                Ok(()) => {}
+            }
+        }
         self.keep = self.primary.begin(self.epoch, view)?;
         Ok(())
+    }
+
+    /// A running primary whose mirror stays away takes it out of the view, if
+    /// it is time; sync points wait until then.
+    fn give_up_mirror(&mut self, now: Duration) -> Result<()> {
+        let up = self.is_active() || self.attach || self.alone || !self.primary.spec.rule.mirror;
+        let Some(claim) = &mut self.claim else {
+            return Ok(());
+        };
+        if !claim.is_due(now, up) {
+            return Ok(());
+        }
+        let p = self.primary.clone();
+        // DESIGN.md: the ring is made persistent before the view changes.
+        for lane in 0..p.lanes.len() {
+            p.persist_wait(lane)?;
+        }
+        let skip = p.store.mutations.alone_without_view.load(Relaxed);
+        match claim.alone(&p.store) {
+            Ok(()) => {}
+            Err(_) if skip => {}
+            Err(e @ Error::Stale(_)) => {
+                p.supersede(e.clone());
+                self.fatal = Some(e.clone());
+                return Err(e);
+            }
+            Err(e) => return Err(e),
+        }
+        p.store.update(|s| s.view.mirror.clear())?;
+        self.alone = true;
+        self.member = false;
+        p.set_rule(AckRule::LOCAL);
+        // Who appended meanwhile waits for its log, not for the mirror.
+        for lane in 0..p.lanes.len() {
+            p.persist_wait(lane)?;
+        }
+        p.done.notify();
+        self.show_adopted()
+    }
+
+    /// The mirror has promised an epoch above this one. In a cluster with a
+    /// register that alone does not end a primary: the register says who is.
+    fn outbid(&mut self, promised: u64, e: Error) -> Result<()> {
+        let p = self.primary.clone();
+        let Some(claim) = &mut self.claim else {
+            p.supersede(e.clone());
+            self.fatal = Some(e.clone());
+            return Err(e);
+        };
+        let epoch = p.store.next_epoch(promised.max(self.epoch));
+        match claim.raise(&p.store, epoch) {
+            Ok(()) => {
+                p.raise(epoch)?;
+                self.epoch = epoch;
+                Err(Error::Protocol(format!("{e}; epoch {epoch} was begun")))
+            }
+            Err(stale @ Error::Stale(_)) => {
+                p.supersede(stale.clone());
+                self.fatal = Some(stale.clone());
+                Err(stale)
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// Why attaching cannot succeed, if so.
@@ -305,6 +422,7 @@ impl Session {
         }
         // A copy that failed halfway is nobody's source.
         self.primary.store.check()?;
+        self.give_up_mirror(now)?;
         if let Phase::Idle(when) = self.phase {
             if now < when {
                 return Ok(false);
@@ -325,11 +443,11 @@ impl Session {
             moved = true;
             self.hear(f, &body)?;
         }
-        // At a copy's end the mirror may sync for long before it answers.
-        let patience = if matches!(self.phase, Phase::Sent { .. }) {
+        // While it takes in a copy the mirror may sync for long.
+        let patience = if matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. }) {
             COPY_SILENCE
         } else {
-            SILENCE
+            self.silence
         };
         if now.saturating_sub(self.heard) > patience {
             return Err(Error::Protocol(format!(
@@ -350,6 +468,20 @@ impl Session {
     }
 
     fn greet(&mut self, now: Duration) -> Result<()> {
+        let mut view = self.primary.store.superblock().view.epoch;
+        if let Some(claim) = &mut self.claim
+            && self.attach
+        {
+            match claim.view_to_attach(&self.primary.store) {
+                Ok(epoch) => view = view.max(epoch),
+                Err(e) => {
+                    if let Error::Stale(_) = e {
+                        self.fatal = Some(e.clone());
+                    }
+                    return Err(e);
+                }
+            }
+        }
         let store = &self.primary.store;
         let conn = store
             .env()
@@ -370,7 +502,7 @@ impl Session {
             from: self.me.clone(),
             to: self.peer.name.clone(),
             volume_id: sb.volume_id,
-            view: sb.view.epoch,
+            view,
             epoch: self.epoch,
             attach: self.attach || !self.member,
             lanes: store.logs().len() as u16,
@@ -411,6 +543,10 @@ impl Session {
                 let w = Welcome::decode(body).map_err(bad)?;
                 return self.agree(w);
             }
+            (Phase::Sending(_) | Phase::Sent { .. }, FrameKind::Refuse) => {
+                let r = Refuse::decode(body).map_err(bad)?;
+                return Err(self.copy_failed(format!("node {}: {}", self.peer.name, r.text)));
+            }
             (p, FrameKind::Refuse) => {
                 let r = Refuse::decode(body).map_err(bad)?;
                 (p, self.refused(r))
@@ -444,7 +580,8 @@ impl Session {
                 let r = self
                     .primary
                     .store
-                    .load_data(c.id as u32, c.offset, &c.bytes);
+                    .load_data(c.id as u32, c.offset, &c.bytes)
+                    .map_err(|e| self.copy_failed(e.to_string()));
                 (p, r)
             }
             (Phase::Receiving { lsn, history }, FrameKind::CopyEnd) => {
@@ -457,6 +594,16 @@ impl Session {
             }
             (Phase::Starting { resume }, FrameKind::Started) => {
                 let s = Started::decode(body).map_err(bad)?;
+                if let Some(claim) = &mut self.claim {
+                    let peer = Member {
+                        node: self.peer.name.clone(),
+                        incarnation: s.life,
+                    };
+                    if self.member && claim.peer.as_ref() != Some(&peer) {
+                        return Err(Error::Protocol("the mirror began another life".into()));
+                    }
+                    claim.peer = Some(peer);
+                }
                 return self.begin_lanes(s.session, resume);
             }
             (p @ Phase::Active, FrameKind::Spill) => {
@@ -487,6 +634,20 @@ impl Session {
         result
     }
 
+    /// A copy cannot be made, for a reason that will not pass by itself (no
+    /// room, say): an attach ends, a running primary tries again much later.
+    fn copy_failed(&mut self, why: String) -> Error {
+        let e = Error::Busy(format!(
+            "the copy of volume {} cannot be made: {why}",
+            self.primary.store.spec().volume
+        ));
+        if self.attach {
+            self.fatal = Some(e.clone());
+        }
+        self.backoff = COPY_AGAIN;
+        e
+    }
+
     fn refused(&mut self, r: Refuse) -> Result<()> {
         let text = format!("node {}: {}", self.peer.name, r.text);
         match r.code {
@@ -494,14 +655,21 @@ impl Session {
                 self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
                 Err(Error::Protocol(text))
             }
-            RefuseCode::Superseded | RefuseCode::StaleEpoch => {
-                let e = Error::Stale(text.clone());
-                if self.attach || r.code == RefuseCode::Superseded {
-                    self.fatal = Some(e.clone());
+            RefuseCode::Superseded if self.attach && self.claim.is_some() => {
+                // The register decides at the attach; an epoch above is needed.
+                if r.epoch < u64::MAX / 2 {
+                    self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
                 }
+                Err(Error::Protocol(text))
+            }
+            RefuseCode::Superseded | RefuseCode::StaleEpoch if self.attach => {
+                let e = Error::Stale(text);
                 self.primary.supersede(e.clone());
-                self.fatal = Some(e);
-                Err(Error::Stale(text))
+                self.fatal = Some(e.clone());
+                Err(e)
+            }
+            RefuseCode::Superseded | RefuseCode::StaleEpoch => {
+                self.outbid(r.epoch.min(u64::MAX / 2), Error::Stale(text))
             }
             RefuseCode::Stranger | RefuseCode::Foreign if self.attach => {
                 self.fatal = Some(Error::Invalid(text.clone()));
@@ -521,8 +689,13 @@ impl Session {
             history: History::from_entries(&w.history)
                 .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
         };
-        self.seen_whole |= w.state == State::Whole;
         self.primary.mirror_level.store(w.level, Relaxed);
+        if let Some(claim) = &mut self.claim {
+            claim.peer = Some(Member {
+                node: self.peer.name.clone(),
+                incarnation: w.life,
+            });
+        }
         // What is in the logs now stays there until the lanes are open.
         store.freeze(true);
         let tail = if self.attach {
@@ -545,10 +718,21 @@ impl Session {
         {
             plan = Plan::CopyTo;
         }
+        if let Some(claim) = &mut self.claim {
+            claim.adopted = matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
+            if plan == Plan::CopyTo && self.attach {
+                // It will have everything only when it has caught up.
+                self.member = false;
+            }
+        }
         match plan {
             Plan::Resend { from } => {
                 if self.member && !self.attach && from < store.whole(self.primary.acked.get()) {
                     // It has less than it once acknowledged.
+                    if let Some(claim) = &mut self.claim {
+                        claim.alone(&store)?;
+                        self.alone = true;
+                    }
                     store.update(|s| s.view.mirror = JOINING.into())?;
                     self.member = false;
                 }
@@ -577,6 +761,7 @@ impl Session {
                 Err(e)
             }
             Plan::CopyFrom => {
+                self.adopting = true;
                 let wire = self.wire.as_mut().expect("connected");
                 wire.queue(FrameKind::CopyRequest, self.epoch, 0, 0, &[]);
                 Ok(())
@@ -615,7 +800,7 @@ impl Session {
             store.freeze(false);
             store.truncate(store.tail())?;
             store.persist_all()?;
-            while store.apply(store.tail(), 1 << 20)? < store.tail() {}
+            store.apply_all(store.tail())?;
         }
         // After a restart the area may show more than is applied again: what was
         // adopted at the attach must be, before anyone copies it.
@@ -867,11 +1052,11 @@ impl Session {
         };
         if !waits || acked != self.progress.1 {
             self.progress = (now, acked);
-        } else if now - self.progress.0 > SILENCE {
+        } else if now - self.progress.0 > self.silence {
             self.progress = (now, acked);
             return Err(Error::Protocol(format!(
-                "{}: nothing moved on the lanes for {SILENCE:?}, LSN {acked} is acknowledged",
-                self.peer.name
+                "{}: nothing moved on the lanes for {:?}, LSN {acked} is acknowledged",
+                self.peer.name, self.silence
             )));
         }
         Ok(())
@@ -918,21 +1103,6 @@ impl Session {
     /// While records flow: is the attach complete, is the mirror a member?
     fn settle(&mut self) -> Result<()> {
         let p = &self.primary;
-        if !p.ready.load(Acquire) {
-            let limit = if p.rule().mirror {
-                p.acked.get()
-            } else {
-                p.persisted.get()
-            };
-            if limit >= self.keep {
-                // The application sees everything that was adopted.
-                p.store.apply(self.keep, usize::MAX)?;
-                if p.store.applied() >= self.keep {
-                    p.ready.store(true, Release);
-                    p.done.notify();
-                }
-            }
-        }
         if !self.member {
             // From here on nothing is acknowledged without the mirror; once it
             // has all that was, it counts. Until then the own log counts too,
@@ -941,7 +1111,28 @@ impl Session {
                 p.set_rule(AckRule::BOTH);
             }
             let all = *self.join.get_or_insert_with(|| p.last());
-            if p.acked.get() >= all {
+            if p.acked.get() >= all || p.store.mutations.admit_early.load(Relaxed) {
+                if let Some(claim) = &mut self.claim
+                    && self.paired_rule.mirror
+                {
+                    // From the moment that it is asked for, the mirror may be a
+                    // member: nothing is acknowledged without it, also if the
+                    // answer is lost and then the link, until the register
+                    // says otherwise.
+                    self.alone = false;
+                    match claim.admit(&p.store, p.store.env().now()) {
+                        Err(e @ Error::Stale(_)) => {
+                            p.supersede(e.clone());
+                            self.fatal = Some(e.clone());
+                            return Err(e);
+                        }
+                        Err(e) => {
+                            self.last_error = Some(e.to_string());
+                            return self.show_adopted();
+                        }
+                        Ok(()) => {}
+                    }
+                }
                 let view = View {
                     epoch: self.epoch,
                     primary: self.me.clone(),
@@ -954,6 +1145,21 @@ impl Session {
                 self.join = None;
                 self.beat = 0;
             }
+        }
+        self.show_adopted()
+    }
+
+    /// The application sees everything that was adopted, once all of it is as
+    /// safe as the rule asks.
+    fn show_adopted(&mut self) -> Result<()> {
+        let p = &self.primary;
+        if p.ready.load(Acquire) || p.committed() < self.keep {
+            return Ok(());
+        }
+        p.store.apply(self.keep, usize::MAX)?;
+        if p.store.applied() >= self.keep {
+            p.ready.store(true, Release);
+            p.done.notify();
         }
         Ok(())
     }

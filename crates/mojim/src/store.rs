@@ -50,6 +50,8 @@ pub struct StoreSpec {
     /// 0 or 1, different on the two nodes of a volume: the epochs that a node
     /// begins are odd or even, so that no two nodes ever begin the same one.
     pub parity: u64,
+    /// Most data files that are kept open.
+    pub max_open: usize,
 }
 
 impl StoreSpec {
@@ -74,6 +76,20 @@ pub struct Mutations {
     pub ignore_failed_sync: AtomicBool,
     /// A copy is discarded when another one begins to come.
     pub replace_early: AtomicBool,
+    /// A primary goes on without its mirror, whatever the register says.
+    pub alone_without_view: AtomicBool,
+    /// A node that lost its copy is taken for the member that it was.
+    pub amnesiac_member: AtomicBool,
+    /// A node that is still catching up becomes primary.
+    pub stale_member: AtomicBool,
+    /// A mirror that becomes primary goes on listening to the old one.
+    pub no_fence: AtomicBool,
+    /// A mirror becomes a member before it has everything.
+    pub admit_early: AtomicBool,
+    /// An acknowledgement counts although one before it is missing.
+    pub ack_gap: AtomicBool,
+    /// A mirror applies what is not known to be committed.
+    pub apply_uncommitted: AtomicBool,
 }
 
 struct Applier {
@@ -213,6 +229,9 @@ impl Store {
                     node: spec.node.clone(),
                     starts: vec![0; spec.logs.len()],
                     history: Vec::new(),
+                    life: env.random(),
+                    ring_lost: false,
+                    awaits_copy: false,
                 };
                 let mut b = sb.encode().to_vec();
                 b.resize(2 * SUPERBLOCK_LEN, 0);
@@ -285,9 +304,18 @@ impl Store {
             }
             logs.push((log, survival));
         }
+        let ring_lost = logs.iter().any(|(_, s)| *s == Survival::Medium);
+        if ring_lost && sb.logs != 0 && sb.view.primary == sb.node && !sb.view.mirror.is_empty() {
+            sb.ring_lost = true;
+        }
+        let switching = (sb.state == State::Switching).then_some(sb.checkpoint);
+        if switching.is_some() {
+            sb.state = State::Whole;
+        }
         if lost.is_some() {
             // Discard; never serve (invariant 1). What it promised stays.
             sb.state = State::Empty;
+            sb.life = env.random();
             if sb.view.mirror == sb.node {
                 sb.view.mirror.clear();
             }
@@ -307,18 +335,20 @@ impl Store {
         let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
         let level = logs[0].0.level();
         let (logs, survivals): (Vec<Log>, Vec<Survival>) = logs.into_iter().unzip();
-        if sb.state == State::Switching {
-            // A crash came between; from here it is as if none had.
-            Store::switch(&**env, &spec, &logs)?;
-            sb.state = State::Whole;
+        if let Some(lsn) = switching {
+            // A crash came between; from here it is as if none had. Also for a
+            // copy that is then discarded, so that the catalogue knows its files.
+            Store::switch(&**env, &spec, &logs, sb.volume_id, lsn)?;
         }
-        let area = match Area::open(env, &spec.dir, &meta, sb.volume_id) {
+        let mut area = match Area::open(env, &spec.dir, &meta, sb.volume_id) {
             Ok(a) => a,
-            Err(e) if sb.state == State::Whole => return Err(e),
             // It will be replaced by a copy, or made anew.
-            Err(_) => Area::unknown(env, &spec.dir, &meta, sb.volume_id)?,
+            Err(Error::Damaged { .. }) if sb.state != State::Whole => {
+                Area::unknown(env, &spec.dir, &meta, sb.volume_id)?
+            }
+            Err(e) => return Err(e),
         };
-        Stage::clear(&**env, &spec.dir, &meta)?;
+        area.max_open = spec.max_open;
         let store = Store {
             env: env.clone(),
             level,
@@ -356,6 +386,8 @@ impl Store {
         if sb.state == State::Whole {
             store.recover(&sb, &survivals)?;
         }
+        // Last, when what is here was seen to be right.
+        Stage::clear(&**env, &store.spec.dir, &meta)?;
         Ok(store)
     }
 
@@ -556,6 +588,13 @@ impl Store {
     /// Makes an empty copy the first copy of a new volume. It counts as whole
     /// only at the end.
     pub fn make_new(&self) -> Result<()> {
+        if self.superblock().awaits_copy {
+            return Err(Error::Invalid(format!(
+                "another node has a copy of volume {}, and it was being copied here when that was interrupted: nothing is made anew in its place. Start the other node; if it is lost for good, remove {}",
+                self.spec.volume,
+                self.spec.meta.display()
+            )));
+        }
         let id = self.env.random();
         self.update(|s| {
             s.volume_id = id;
@@ -619,6 +658,8 @@ impl Store {
             s.promised = s.promised.max(epoch);
             s.view = view;
             s.history = h.entries().to_vec();
+            // Whatever it lost, it has now what its view holds.
+            s.ring_lost = false;
         })?;
         *self.history.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(h);
         Ok(())
@@ -772,6 +813,22 @@ impl Store {
         self.fail(flushed)?;
         self.applied.store(a.applied, Release);
         Ok(a.applied)
+    }
+
+    /// Applies everything up to `tail`, which is in the logs and committed.
+    pub fn apply_all(&self, tail: u64) -> Result<()> {
+        loop {
+            let before = self.applied();
+            let now = self.apply(tail, 1 << 20)?;
+            if now >= tail {
+                return Ok(());
+            }
+            if now == before {
+                return Err(Error::Protocol(format!(
+                    "sync points up to LSN {tail} are to be applied, and none is found behind LSN {now}"
+                )));
+            }
+        }
     }
 
     fn find_next(&self, a: &Applier) -> Option<(usize, u64)> {
@@ -933,12 +990,20 @@ impl Store {
     ) -> Result<()> {
         let mut a = lock(&self.applier);
         let starts: Vec<u64> = self.logs.iter().map(Log::head).collect();
+        let life = self.env.random();
         self.update(|s| {
             s.volume_id = volume_id;
             s.checkpoint = lsn;
             s.starts = starts.clone();
             s.history = history.to_vec();
             s.state = state;
+            s.life = life;
+            s.ring_lost = false;
+            s.awaits_copy = false;
+            if state == State::Switching && s.view.mirror == s.node {
+                // No member until it is told so again.
+                s.view.mirror.clear();
+            }
         })?;
         *self.history.write().unwrap_or_else(|e| e.into_inner()) =
             Arc::new(History::from_entries(history).unwrap_or_default());
@@ -958,9 +1023,8 @@ impl Store {
     pub fn load_begin(&self, volume_id: u64) -> Result<()> {
         self.check()?;
         let sb = self.superblock();
-        if sb.view.mirror == sb.node {
-            // No member until it is told so again.
-            self.update(|s| s.view.mirror.clear())?;
+        if sb.state != State::Whole && !sb.awaits_copy {
+            self.update(|s| s.awaits_copy = true)?;
         }
         {
             let _a = lock(&self.applier);
@@ -974,7 +1038,7 @@ impl Store {
             self.fail(lock(&self.area).reset(sb.volume_id))?;
         }
         let spec = &self.spec;
-        let stage = Stage::begin(&self.env, &spec.dir, &spec.meta, volume_id)?;
+        let stage = Stage::begin(&self.env, &spec.dir, &spec.meta, volume_id, spec.max_open)?;
         *lock(&self.stage) = Some(stage);
         Ok(())
     }
@@ -998,7 +1062,8 @@ impl Store {
 
     /// Whether a copy is being taken in.
     pub fn is_loading(&self) -> bool {
-        lock(&self.stage).is_some()
+        // Who holds it is making the copy durable, which takes long.
+        self.stage.try_lock().map_or(true, |s| s.is_some())
     }
 
     /// Whether a copy that was taken in is whole and being put in place.
@@ -1009,8 +1074,17 @@ impl Store {
 
     /// The copy will not become whole: what was here before goes on.
     pub fn load_abort(&self) {
-        // Its files are removed when the next one begins, or at the next start.
-        if lock(&self.stage).take().is_some() && self.superblock().state == State::Whole {
+        {
+            let mut stage = lock(&self.stage);
+            // Once sealed it may be the one that counts.
+            if stage.as_ref().is_none_or(Stage::is_sealed) {
+                return;
+            }
+            *stage = None;
+        }
+        // If that fails, they are removed when the next copy begins.
+        let _ = Stage::clear(&*self.env, &self.spec.dir, &self.spec.meta);
+        if self.superblock().state == State::Whole {
             let _a = lock(&self.applier);
             self.loading.store(false, Release);
         }
@@ -1023,9 +1097,10 @@ impl Store {
         // From here on the staged copy is the one that counts.
         self.restart_at(lsn, State::Switching, volume_id, history.entries())?;
         let mut area = lock(&self.area);
-        let opened = Store::switch(&*self.env, &self.spec, &self.logs)
+        let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
             .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
         *area = self.fail(opened)?;
+        area.max_open = self.spec.max_open;
         drop(area);
         self.update(|s| s.state = State::Whole)?;
         *lock(&self.stage) = None;
@@ -1035,12 +1110,11 @@ impl Store {
     }
 
     /// Puts a sealed copy in place; may be repeated after a crash.
-    fn switch(env: &dyn Env, spec: &StoreSpec, logs: &[Log]) -> Result<()> {
+    fn switch(env: &dyn Env, spec: &StoreSpec, logs: &[Log], volume: u64, lsn: u64) -> Result<()> {
         // Records of the new epochs beyond the copy would look like new ones.
         for log in logs {
             log.wipe()?;
         }
-        let old = Area::names(env, &spec.meta);
-        stage::put_in_place(env, &spec.dir, &spec.meta, &old)
+        stage::put_in_place(env, &spec.dir, &spec.meta, volume, lsn)
     }
 }

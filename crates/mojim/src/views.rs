@@ -1,7 +1,7 @@
 //! The register of views, as the engine sees it: read it, swap it.
 //!
-//! Owns the interface and the way to it from an application's process, which
-//! asks the node daemon beside it. What keeps the register (a replicated log
+//! Owns the interface and the way to it from outside of the voters: a program
+//! asks the node daemon beside it, a node that does not vote asks one that does. What keeps the register (a replicated log
 //! among the voters) is a crate above; the simulator has one of its own.
 //!
 //! Invariant: a swap that was reported as done stays done, whatever fails.
@@ -32,35 +32,59 @@ pub trait Views: Send + Sync {
     fn hear(&self, request: &Value) -> Result<Value>;
 }
 
-/// The register through the daemon of this node.
+/// The register through a daemon.
 pub struct Asked {
-    daemon: Address,
+    daemons: Vec<Address>,
     cluster: String,
     timeout: Duration,
-    client: Mutex<Option<Client>>,
+    /// The link in use, and which daemon is tried first.
+    client: Mutex<(Option<Client>, usize)>,
 }
 
 impl Asked {
-    /// Asks the daemon that listens at `daemon`; each answer is awaited for at
-    /// most `timeout`.
-    pub fn new(daemon: Address, cluster: &str, timeout: Duration) -> Asked {
+    /// Asks the first of `daemons` that can be reached; each answer is awaited
+    /// for at most `timeout`.
+    pub fn new(daemons: Vec<Address>, cluster: &str, timeout: Duration) -> Asked {
+        assert!(!daemons.is_empty());
         Asked {
-            daemon,
+            daemons,
             cluster: cluster.to_owned(),
             timeout,
-            client: Mutex::new(None),
+            client: Mutex::new((None, 0)),
         }
     }
 
     fn ask(&self, question: &Value) -> Result<Value> {
         let mut slot = self.client.lock().unwrap_or_else(|e| e.into_inner());
-        let mut client = match slot.take() {
+        let (link, first) = &mut *slot;
+        let mut client = match link.take() {
             Some(c) => c,
-            None => Client::connect(&self.daemon, self.timeout)?,
+            None => self.connect(first)?,
         };
-        let answer = client.ask(question)?;
-        *slot = Some(client);
-        Ok(answer)
+        // A question that was sent is not asked again elsewhere: it may have
+        // been heard.
+        match client.ask(question) {
+            Ok(answer) => {
+                *link = Some(client);
+                Ok(answer)
+            }
+            Err(e) => {
+                *first = (*first + 1) % self.daemons.len();
+                Err(e)
+            }
+        }
+    }
+
+    fn connect(&self, first: &mut usize) -> Result<Client> {
+        let mut last = None;
+        for _ in 0..self.daemons.len() {
+            match Client::connect(&self.daemons[*first], self.timeout) {
+                Ok(c) => return Ok(c),
+                Err(e) => last = Some(e),
+            }
+            *first = (*first + 1) % self.daemons.len();
+        }
+        Err(last.expect("there is at least one"))
     }
 }
 
@@ -71,9 +95,10 @@ pub fn from_json(v: &Value) -> Result<Register> {
 
 impl Views for Asked {
     fn read(&self, volume: &str) -> Result<Register> {
-        from_json(&self.ask(
-            &json!({ "what": "view-read", "cluster": self.cluster, "volume": volume }),
-        )?)
+        from_json(
+            &self
+                .ask(&json!({ "what": "view-read", "cluster": self.cluster, "volume": volume }))?,
+        )
     }
 
     fn swap(&self, volume: &str, new: &Register) -> Result<bool> {

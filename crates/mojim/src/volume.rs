@@ -25,8 +25,9 @@ use mojim_format::catalog::valid_file_name;
 use mojim_format::{Level, State, View};
 use mojim_protocol::AckRule;
 
-use crate::config::{Config, Mode, Node, Rounding, Volume as VolumeConfig};
-use crate::env::Env;
+use crate::claim::Claim;
+use crate::config::{Config, Failover, Mode, Node, Rounding, Volume as VolumeConfig};
+use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::layout;
 use crate::os::Os;
@@ -34,6 +35,10 @@ use crate::primary::{Piece, Primary, thread_number};
 use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
+use crate::views::Asked;
+
+/// How long the daemon may take to answer for the voters.
+const VIEW_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How a region is mapped: flags of [`Volume::map`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -287,7 +292,12 @@ impl Volume {
             }
             Some(peer) => {
                 let mut s = Session::attach(primary.clone(), &node.name, peer);
-                Self::wait_attached(&mut s, &primary, &volume, &mut progress)?;
+                if volume.failover == Failover::Automatic {
+                    let daemon = Address::Unix(layout::socket(&node));
+                    let views = Asked::new(vec![daemon], &config.cluster, VIEW_TIMEOUT);
+                    s = s.with_views(Claim::new(Arc::new(views), config.failure_limit))?;
+                }
+                Self::wait_attached(&mut s, &primary, config, &volume, &mut progress)?;
                 Some(s)
             }
         };
@@ -364,7 +374,7 @@ impl Volume {
             },
         )?;
         primary.set_rule(AckRule::LOCAL);
-        while store.apply(tail, 1 << 20)? < tail {}
+        store.apply_all(tail)?;
         primary.ready.store(true, Release);
         Ok(())
     }
@@ -372,6 +382,7 @@ impl Volume {
     fn wait_attached(
         s: &mut Session,
         primary: &Primary,
+        config: &Config,
         volume: &VolumeConfig,
         progress: &mut impl FnMut(u64, u64),
     ) -> Result<()> {
@@ -383,7 +394,9 @@ impl Volume {
             && primary.store.standing().primary == sb.view.primary
             && (sb.view.mirror.is_empty() || volume.mode == Mode::Async)
             || sb.view.epoch == 0 && volume.mode == Mode::Async;
-        let limit = if may_go_alone {
+        let limit = if volume.failover == Failover::Automatic {
+            config.failure_limit
+        } else if may_go_alone {
             Duration::from_millis(500)
         } else {
             (volume.resend_timeout * volume.resend_attempts).max(Duration::from_secs(5))
@@ -406,11 +419,15 @@ impl Volume {
                 since = now;
             }
             if now - since > limit && !s.is_active() {
+                let may_go_alone = match s.may_attach_alone() {
+                    None => may_go_alone,
+                    Some(by_register) => by_register? && sb.state == State::Whole,
+                };
                 if may_go_alone {
                     primary.store.check_complete()?;
                     s.go_alone()?;
                     let tail = primary.store.tail();
-                    while primary.store.apply(tail, 1 << 20)? < tail {}
+                    primary.store.apply_all(tail)?;
                     return Ok(());
                 }
                 return Err(Error::Timeout(format!(
@@ -731,7 +748,7 @@ impl Inner {
         let store = &p.store;
         let closed = waited.and_then(|()| {
             store.persist_all()?;
-            while store.apply(last, 1 << 20)? < last {}
+            store.apply_all(last)?;
             store.close_clean(last)
         });
         store.release_lock();

@@ -120,8 +120,9 @@ fn expected(round: u8) -> Vec<u8> {
 fn both(mode: &str, transport: &str, connections: usize) {
     let place = Place::new(&format!("{mode}-{transport}-{connections}"));
     let c = place.config(mode, transport, connections);
-    let b: Option<Arc<Node>> = (mode != "unreplicated")
-        .then(|| Node::start(&c, "b", |t| eprintln!("b: {t}")).unwrap_or_else(|e| panic!("{e}")));
+    let b: Option<Arc<Node>> = (mode != "unreplicated").then(|| {
+        Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap_or_else(|e| panic!("{e}"))
+    });
     for round in [3u8, 7] {
         let v = attach(&c, "a");
         work(&v, round);

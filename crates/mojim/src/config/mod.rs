@@ -4,8 +4,10 @@
 //! only [`Config::load`], [`Config::check_media`] and [`check_pmem`] touch the machine.
 //!
 //! Invariants:
-//! - A [`Config`] that exists has passed every check: each node that a volume names is in `nodes`,
-//!   and no two nodes of one host share an address or a directory.
+//! - A [`Config`] that exists has passed every check: each node that a volume names is in `nodes`
+//!   and stores data, and no two nodes of one host share an address or a directory.
+//! - What a default depends on (other nodes, other keys) is settled here: each field has the value
+//!   that holds, and a file may give that value itself.
 //! - A text with mistakes gives all of them at once, in line order, each with its key and line; a
 //!   text that is not TOML gives the first place where it stops being TOML.
 //! - No text makes [`Config::parse`] panic or use unbounded stack or memory: `syntax::guard`
@@ -35,8 +37,13 @@ pub const MAX_LOG: u64 = 1 << 40;
 pub const LOG_UNIT: u64 = 4096;
 /// The largest configuration file, in bytes: 1 MiB.
 pub const MAX_TEXT: usize = 1 << 20;
-/// The longest name of a cluster, volume or node, in bytes.
+/// The longest name of a cluster, volume, node or rack, in bytes.
 pub const MAX_NAME: usize = 64;
+/// The fewest voters with which a view can change without an operator: a majority of three outlives
+/// one of them, a majority of two none.
+pub const AUTOMATIC_VOTERS: usize = 3;
+/// How many heartbeats, at least, a node must miss before it counts as failed.
+pub const MIN_MISSED: u32 = 4;
 
 /// A word that is not among those that its key accepts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +106,40 @@ words! {
         Sync = "sync",
         /// `sync-flush`: as `sync`, and persistent on the primary.
         SyncFlush = "sync-flush",
+        /// `sync-disk`: as `sync`, with the mirror's log in `dram` or `pmem` and its data area on a
+        /// disk; nothing reads on that mirror. A mirror with its log on `disk` is refused.
+        SyncDisk = "sync-disk",
+        /// `sync-sec`: as `sync`, and the mirror forwards to the backups over a fast link. Needs
+        /// `backups`.
+        SyncSec = "sync-sec",
+        /// `sync-seceth`: as `sync`, and the mirror forwards to the backups over plain TCP. Needs
+        /// `backups`.
+        SyncSecEth = "sync-seceth",
+    }
+    /// What a node is for. The default is `data`.
+    Role {
+        /// `data`: holds copies of volumes, and votes on views unless `vote` is false.
+        Data = "data",
+        /// `witness`: votes on views and stores no data; no volume can name it.
+        Witness = "witness",
+    }
+    /// Who promotes the mirror when the primary has failed. The default is `automatic` where at
+    /// least [`AUTOMATIC_VOTERS`] nodes vote and the volume has a mirror, but not in mode `async`;
+    /// otherwise `manual`.
+    Failover {
+        /// `automatic`: the mirror itself, once a majority of the voters agrees. In mode `async`
+        /// it loses what had not arrived.
+        Automatic = "automatic",
+        /// `manual`: an operator.
+        Manual = "manual",
+    }
+    /// Who promotes a backup when primary and mirror have both failed: what the mirror had not
+    /// forwarded to it yet is lost. The default is `manual`.
+    Fallback {
+        /// `manual`: an operator.
+        Manual = "manual",
+        /// `automatic`: the backup itself, once a majority of the voters agrees. Needs `backups`.
+        Automatic = "automatic",
     }
     /// Which bytes `msync` commits. The default is `exact`.
     Rounding {
@@ -142,6 +183,11 @@ pub struct Config {
     /// `insecure_network`: whether nodes may have addresses other than loopback, although links
     /// are not authenticated. Default false.
     pub insecure_network: bool,
+    /// `heartbeat`: how often nodes say that they are there, from 10 ms to 10 s. Default 100 ms.
+    pub heartbeat: Duration,
+    /// `failure_limit`: the silence after which a node counts as failed, at least [`MIN_MISSED`]
+    /// heartbeats and at most 10 minutes. Default 3 s.
+    pub failure_limit: Duration,
     /// `[volume.NAME]`: the volumes by name.
     pub volumes: BTreeMap<String, Volume>,
     /// `[node.NAME]`: the nodes by name.
@@ -163,6 +209,21 @@ pub struct Volume {
     /// `mirror`: the node with the second copy. Required but in mode `unreplicated`, where it is
     /// refused.
     pub mirror: Option<String>,
+    /// `backups`: the nodes to which the mirror forwards in the background: distinct data nodes,
+    /// neither primary nor mirror. Default none; required in modes `sync-sec` and `sync-seceth`,
+    /// refused in mode `unreplicated`.
+    pub backups: Vec<String>,
+    /// `secondary_threshold`: how many bytes may wait in the mirror's logs for the backups before
+    /// the mirror makes the primary wait. At least 64 KiB, at most half of the smallest log of one
+    /// connection ([`LogConfig::share`]) among the volume's nodes. Default 40 MiB, or that half
+    /// where it is less, even if below 64 KiB.
+    pub secondary_threshold: u64,
+    /// `failover`: who promotes the mirror when the primary has failed. Default `automatic` with
+    /// at least [`AUTOMATIC_VOTERS`] voters and a mirror, but not in mode `async`; else `manual`.
+    pub failover: Failover,
+    /// `fallback`: who promotes a backup when primary and mirror have both failed. Default
+    /// `manual`.
+    pub fallback: Fallback,
     /// `connections`: links, and shares of each log, from 1 to 64. Default 1.
     pub connections: usize,
     /// `checkpoint_threshold`: how many records may wait in a log before a checkpoint begins, at
@@ -184,6 +245,18 @@ pub struct Volume {
     pub tracker: TrackerKind,
 }
 
+impl Volume {
+    /// The nodes that hold a copy: primary, mirror, backups, in this order.
+    pub fn data_nodes(&self) -> Vec<&str> {
+        let mirror = self.mirror.as_ref();
+        std::iter::once(&self.primary)
+            .chain(mirror)
+            .chain(&self.backups)
+            .map(String::as_str)
+            .collect()
+    }
+}
+
 /// One node: a daemon on one host, with its own directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -193,10 +266,18 @@ pub struct Node {
     pub address: SocketAddr,
     /// `directory`: the absolute path of the node's data. Required.
     pub directory: PathBuf,
+    /// `role`: what the node is for. Default `data`.
+    pub role: Role,
+    /// `rack`: what the node shares with others that may fail with it, in at most [`MAX_NAME`]
+    /// bytes of any text. None is not known.
+    pub rack: Option<String>,
+    /// `vote`: whether the node votes on views. Default true, and always true for a witness.
+    pub vote: bool,
     /// `ring`: the absolute path of a directory for memory that outlives the application. Default
-    /// `/dev/shm`.
+    /// `/dev/shm`. Refused for a witness, which uses none.
     pub ring: PathBuf,
-    /// `log`: where records are kept until they are checkpointed.
+    /// `log`: where records are kept until they are checkpointed. Refused for a witness, which
+    /// keeps none.
     pub log: LogConfig,
     medium_line: usize,
 }
@@ -357,6 +438,78 @@ impl Config {
         })
     }
 
+    /// The nodes that vote on views, by name.
+    pub fn voters(&self) -> Vec<&Node> {
+        self.nodes.values().filter(|node| node.vote).collect()
+    }
+
+    /// What is allowed but protects less than it may seem to: a sentence for each, the cluster's
+    /// before those of the volumes, which come by name.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        let voters = self.voters().len();
+        if voters < AUTOMATIC_VOTERS && self.volumes.values().any(|v| v.mirror.is_some()) {
+            let data = self.nodes.values().filter(|n| n.role == Role::Data).count();
+            let have = match (voters, data, self.nodes.len()) {
+                (2, 2, 2) => "there are two data nodes and no witness".to_owned(),
+                (0, ..) => "no node votes".to_owned(),
+                (1, ..) => "only 1 node votes".to_owned(),
+                _ => format!("only {voters} nodes vote"),
+            };
+            all.push(format!(
+                "{have}, so promotion is manual; for an automatic `failover`, add a [node.NAME] \
+                 with role = \"witness\", until at least {AUTOMATIC_VOTERS} nodes vote"
+            ));
+        }
+        if voters > 2 && voters.is_multiple_of(2) {
+            all.push(format!(
+                "{voters} nodes vote, which outlive no more failures than {} would; set \
+                 vote = false in one [node.NAME], or add one with role = \"witness\"",
+                voters - 1
+            ));
+        }
+        for volume in self.volumes.values() {
+            self.warn_of(volume, &mut all);
+        }
+        all
+    }
+
+    fn warn_of(&self, volume: &Volume, all: &mut Vec<String>) {
+        let Volume { name, primary, .. } = volume;
+        let Some(mirror) = &volume.mirror else {
+            return;
+        };
+        let rack = |name| self.nodes.get(name)?.rack.as_deref();
+        if let (Some(rack), Some(other)) = (rack(primary), rack(mirror))
+            && rack == other
+        {
+            all.push(format!(
+                "volume.{name}.primary and volume.{name}.mirror are in one rack (node.{primary}.rack \
+                 and node.{mirror}.rack are both {}), whose failure takes both copies; choose \
+                 nodes of different racks",
+                quoted(rack)
+            ));
+        }
+        if volume.mode == Mode::Async && volume.failover == Failover::Automatic {
+            all.push(format!(
+                "volume.{name}.failover is automatic in mode async: what had not arrived at the \
+                 mirror is lost without a question; set failover = \"manual\" to decide each time"
+            ));
+        }
+        if volume.fallback == Fallback::Automatic {
+            let voters = self.voters();
+            let apart = |node: &&&Node| node.name != *primary && node.name != *mirror;
+            let (all_of_them, left) = (voters.len(), voters.iter().filter(apart).count());
+            if left * 2 <= all_of_them {
+                all.push(format!(
+                    "volume.{name}.fallback is automatic, but without nodes {primary} and {mirror} \
+                     only {left} of {all_of_them} voters are left, which is no majority; add nodes \
+                     that vote, or set vote = false in [node.{primary}] or [node.{mirror}]"
+                ));
+            }
+        }
+    }
+
     /// The other data node of `volume`: its mirror for the primary, its primary for the mirror.
     /// None for a node that holds no copy, and where there is no mirror.
     pub fn peer_of(&self, volume: &Volume, node: &str) -> Option<&Node> {
@@ -496,12 +649,16 @@ fn dotted(section: &str, key: &str) -> String {
 }
 
 /// A sentence with the names that the file has.
-fn names(names: impl Iterator<Item = impl AsRef<str>>) -> String {
-    let all: Vec<_> = names.map(|name| shown_key(name.as_ref())).collect();
-    match all.len() {
-        0 => "the file has none".to_owned(),
-        1..=8 => format!("the file has {}", all.join(", ")),
-        n => format!("the file has {} and {} more", all[..8].join(", "), n - 8),
+fn names(mut names: impl Iterator<Item = impl AsRef<str>>) -> String {
+    let first: Vec<_> = names
+        .by_ref()
+        .take(8)
+        .map(|name| shown_key(name.as_ref()))
+        .collect();
+    match (first.join(", "), names.count()) {
+        (first, _) if first.is_empty() => "the file has none".to_owned(),
+        (first, 0) => format!("the file has {first}"),
+        (first, n) => format!("the file has {first} and {n} more"),
     }
 }
 
@@ -514,6 +671,15 @@ fn checked_name(name: &str) -> Result<(), String> {
         "{} is no name; use 1 to {MAX_NAME} of the characters A-Z a-z 0-9 _ -",
         quoted(name)
     ))
+}
+
+/// `time` as the file would write it.
+fn shown_time(time: Duration) -> String {
+    match time.as_micros() {
+        us if us.is_multiple_of(1_000_000) => format!("{}s", us / 1_000_000),
+        us if us.is_multiple_of(1000) => format!("{}ms", us / 1000),
+        us => format!("{us}us"),
+    }
 }
 
 fn log_share(size: u64, connections: usize) -> u64 {

@@ -3,22 +3,38 @@
 //! Invariants: a value is either good or has its mistake noted, once; a check of several values
 //! runs whenever those that it needs are good, whatever else is wrong.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Component;
 
-use toml_edit::{Item, TableLike};
+use toml_edit::{Item, TableLike, Value};
 
 use super::*;
 
 const MAX_PATH: usize = 4095; // PATH_MAX without its NUL
-const MAX_WAIT: Duration = Duration::from_secs(3600);
+const ANY_WAIT: RangeInclusive<Duration> = Duration::from_micros(1)..=Duration::from_secs(3600);
+const HEARTBEAT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(10);
+const FAILURE_LIMIT: RangeInclusive<Duration> = Duration::from_micros(1)..=Duration::from_secs(600);
+const SECONDARY_THRESHOLD: u64 = 40 << 20;
+const MIN_SECONDARY_THRESHOLD: u64 = 64 << 10;
 
-const TOP_KEYS: &[&str] = &["cluster", "insecure_network", "volume", "node"];
+const TOP_KEYS: &[&str] = &[
+    "cluster",
+    "insecure_network",
+    "heartbeat",
+    "failure_limit",
+    "volume",
+    "node",
+];
 const VOLUME_KEYS: &[&str] = &[
     "mode",
     "primary",
     "mirror",
+    "backups",
+    "secondary_threshold",
+    "failover",
+    "fallback",
     "connections",
     "checkpoint_threshold",
     "msync_rounding",
@@ -28,7 +44,15 @@ const VOLUME_KEYS: &[&str] = &[
     "spin",
     "tracker",
 ];
-const NODE_KEYS: &[&str] = &["address", "directory", "ring", "log"];
+const NODE_KEYS: &[&str] = &[
+    "address",
+    "directory",
+    "role",
+    "rack",
+    "vote",
+    "ring",
+    "log",
+];
 const LOG_KEYS: &[&str] = &["medium", "path", "size"];
 
 /// The configuration in `table`, complete if the mistakes beside it are none.
@@ -75,6 +99,9 @@ struct RawNode {
     name: String,
     address: Field<SocketAddr>,
     directory: Field<PathBuf>,
+    role: Field<Role>,
+    rack: Field<String>,
+    vote: Field<bool>,
     ring: Field<PathBuf>,
     medium: Field<MediumKind>,
     log_path: Field<PathBuf>,
@@ -220,6 +247,17 @@ impl Reader {
         let insecure = self
             .field(Some(&top), "insecure_network", read_bool)
             .or(false);
+        let heartbeat = self
+            .field(Some(&top), "heartbeat", |item| {
+                read_duration(item, HEARTBEAT)
+            })
+            .or(Duration::from_millis(100));
+        let limit = self
+            .field(Some(&top), "failure_limit", |item| {
+                read_duration(item, FAILURE_LIMIT)
+            })
+            .or(Duration::from_secs(3));
+        self.enough_heartbeats(&heartbeat, &limit);
         if !table.contains_key("volume") && !table.contains_key("node") {
             self.note(
                 1,
@@ -234,12 +272,17 @@ impl Reader {
         }
         self.distinct_addresses(&raw);
         self.distinct_paths(&raw);
+        // What has a mistake may be a voter.
+        let voters = match table.get("node").and_then(Item::as_table_like) {
+            Some(all) => all.len() - raw.values().filter(|n| n.vote.value == Some(false)).count(),
+            None => 0,
+        };
 
         // For each node, the volume there with the most connections: its log has the least share.
         let mut most: BTreeMap<&str, (usize, String)> = BTreeMap::new();
         let mut volumes = Vec::new();
         for (name, section) in self.named(&top, "volume", VOLUME_KEYS) {
-            let (volume, connections, members) = self.volume(name, &section, &raw, table);
+            let (volume, connections, members) = self.volume(name, &section, &raw, table, voters);
             for member in members {
                 let entry = most.entry(member).or_insert((1, String::new()));
                 if connections > entry.0 {
@@ -257,10 +300,36 @@ impl Reader {
         Some(Config {
             cluster: cluster.value?,
             insecure_network: insecure.value?,
+            heartbeat: heartbeat.value?,
+            failure_limit: limit.value?,
             volumes: volumes.collect::<Option<_>>()?,
             nodes: raw.into_values().map(finished).collect::<Option<_>>()?,
             path: path.to_owned(),
         })
+    }
+
+    fn enough_heartbeats(&mut self, heartbeat: &Field<Duration>, limit: &Field<Duration>) {
+        let (Some(beat), Some(silence)) = (heartbeat.value, limit.value) else {
+            return;
+        };
+        let least = beat * MIN_MISSED;
+        if silence >= least {
+            return;
+        }
+        let (line, key) = if limit.given {
+            (limit.line, "failure_limit")
+        } else {
+            (heartbeat.line, "heartbeat")
+        };
+        let message = format!(
+            "failure_limit ({}) is less than {MIN_MISSED} times heartbeat ({}), so that a few late \
+             heartbeats would count as a failure; make failure_limit at least {}, or heartbeat \
+             shorter",
+            shown_time(silence),
+            shown_time(beat),
+            shown_time(least)
+        );
+        self.note(line, key, message);
     }
 
     fn node(&mut self, name: &str, section: &Section<'_>, insecure: &Field<bool>) -> RawNode {
@@ -287,17 +356,46 @@ impl Reader {
             Ok(address)
         });
         let directory = self.required(section, "directory", "\"/absolute/path\"", read_path);
+        let role = self.field(Some(section), "role", read_word).or(Role::Data);
+        let rack = self.field(Some(section), "rack", read_rack);
+        let mut vote = self.field(Some(section), "vote", read_bool).or(true);
+        let none = toml_edit::Table::new();
+        let nothing = Section {
+            name: section.name.clone(),
+            line: section.line,
+            table: &none,
+        };
+        let mut stores = section;
+        if role.value == Some(Role::Witness) {
+            if vote.value == Some(false) {
+                let message = "a witness is there to vote and does nothing else; remove this, \
+                               or the node";
+                self.note(vote.line, dotted(&section.name, "vote"), message);
+                vote.value = None;
+            }
+            for key in ["ring", "log"] {
+                if let Some(line) = self.line_of(section.table, key) {
+                    let message = "a witness stores no data, so it has no use for this; remove it, \
+                                   or set role = \"data\"";
+                    self.note(line, dotted(&section.name, key), message);
+                }
+            }
+            stores = &nothing;
+        }
         let ring = self
-            .field(Some(section), "ring", read_path)
+            .field(Some(stores), "ring", read_path)
             .or(PathBuf::from("/dev/shm"));
-        let empty = Item::Table(toml_edit::Table::new());
-        let log = section.table.get("log").unwrap_or(&empty);
-        let line = self.line_of(section.table, "log").unwrap_or(section.line);
+        let empty = Item::Table(none.clone());
+        let log = stores.table.get("log").unwrap_or(&empty);
+        let line = self.line_of(stores.table, "log").unwrap_or(stores.line);
         let log = self.section(log, dotted(&section.name, "log"), line, LOG_KEYS);
         RawNode {
             name: name.to_owned(),
             address,
             directory,
+            role,
+            rack,
+            vote,
             ring,
             medium: self
                 .field(log.as_ref(), "medium", read_word)
@@ -307,18 +405,21 @@ impl Reader {
         }
     }
 
-    /// The volume, its connections, and those of its nodes that exist.
+    /// The volume, its connections, and those of its nodes that exist and store data. `voters` is
+    /// the greatest number of them that the file can mean.
     fn volume<'n>(
         &mut self,
         name: &str,
         section: &Section<'_>,
         nodes: &BTreeMap<&'n str, RawNode>,
         top: &dyn TableLike,
+        voters: usize,
     ) -> (Option<Volume>, usize, Vec<&'n str>) {
         let of = Some(section);
         let key = |key| dotted(&section.name, key);
         let primary = self.required(section, "primary", "\"NODE\"", read_name);
         let mirror = self.field(of, "mirror", read_name);
+        let listed = self.field(of, "backups", read_list).or(Vec::new());
         let default_mode = if mirror.given {
             Mode::Sync
         } else {
@@ -337,7 +438,7 @@ impl Reader {
             .field(of, "msync_rounding", read_word)
             .or(Rounding::Exact);
         let timeout = self
-            .field(of, "resend_timeout", read_duration)
+            .field(of, "resend_timeout", |item| read_duration(item, ANY_WAIT))
             .or(Duration::from_millis(50));
         let attempts = self
             .field(of, "resend_attempts", |item| {
@@ -346,28 +447,23 @@ impl Reader {
             .or(5);
         let transport = self.field(of, "transport", read_word).or(Transport::Tcp);
         let spin = self
-            .field(of, "spin", read_duration)
+            .field(of, "spin", |item| read_duration(item, ANY_WAIT))
             .or(Duration::from_micros(30));
         let tracker = self.field(of, "tracker", read_word).or(TrackerKind::Auto);
 
-        let mut members: Vec<&'n str> = Vec::new();
-        for (role, field) in [("primary", &primary), ("mirror", &mirror)] {
-            let Some(member) = field.value.as_deref() else {
-                continue;
-            };
-            match nodes.get_key_value(member) {
-                Some((&member, _)) => members.push(member),
-                // A node that is no table has its own mistake.
-                None if top
-                    .get("node")
-                    .and_then(|n| n.as_table_like())
-                    .is_some_and(|n| n.contains_key(member)) => {}
-                None => {
-                    let message = format!("there is no [node.{member}]; {}", names(nodes.keys()));
-                    self.note(field.line, key(role), message);
-                }
+        let mut backups = Vec::new();
+        for (at, backup) in listed.value.iter().flatten() {
+            let line = self.lines.at(*at);
+            match backup {
+                Ok(backup) => backups.push((line, backup.as_str())),
+                Err(message) => self.note(line, key("backups"), message.as_str()),
             }
         }
+        let pair = [("primary", &primary), ("mirror", &mirror)].map(|(role, field)| {
+            let member = field.value.as_deref()?;
+            self.member(member, field.line, key(role), nodes, top)
+        });
+        let mut members: Vec<&'n str> = pair.into_iter().flatten().collect();
         if mirror.value.is_some() && mirror.value == primary.value {
             self.note(
                 mirror.line,
@@ -375,13 +471,30 @@ impl Reader {
                 "is the primary too; a copy on the same node protects nothing, name another node",
             );
         }
+        let mut seen = BTreeSet::new();
+        for &(line, backup) in &backups {
+            let already = match Some(backup) {
+                name if name == primary.value.as_deref() => "is the primary too",
+                name if name == mirror.value.as_deref() => "is the mirror too",
+                _ if !seen.insert(backup) => "is listed twice",
+                _ => {
+                    members.extend(self.member(backup, line, key("backups"), nodes, top));
+                    continue;
+                }
+            };
+            let message = format!(
+                "{backup} {already}; a copy on the same node protects nothing, \
+                 name another node"
+            );
+            self.note(line, key("backups"), message);
+        }
         match mode.value {
             Some(Mode::Unreplicated) if mirror.given => {
                 let message = "mode unreplicated sends nothing to a mirror, so the second copy \
                                would never exist; remove the mirror or choose mode sync";
                 self.note(mirror.line, key("mirror"), message);
             }
-            Some(word @ (Mode::Async | Mode::Sync | Mode::SyncFlush)) if !mirror.given => {
+            Some(word) if word != Mode::Unreplicated && !mirror.given => {
                 let message = format!(
                     "is missing: mode {word} sends every record to a mirror; \
                      add mirror = \"NODE\" or choose mode unreplicated"
@@ -390,13 +503,37 @@ impl Reader {
             }
             _ => {}
         }
-        let medium = primary
-            .value
-            .as_deref()
-            .and_then(|primary| nodes.get(primary))
-            .map(|node| &node.medium);
-        if let (Some(word), Some(medium)) = (mode.value, medium)
-            && word != Mode::Sync
+        let alone = listed.value.as_ref().is_some_and(Vec::is_empty);
+        match mode.value {
+            Some(Mode::Unreplicated) if !alone && listed.value.is_some() => {
+                let message = "mode unreplicated has no mirror that could forward to backups; \
+                               remove them, or name a mirror and choose mode sync-sec";
+                self.note(listed.line, key("backups"), message);
+            }
+            Some(word @ (Mode::SyncSec | Mode::SyncSecEth)) if alone => {
+                let (line, lack) = if listed.given {
+                    (listed.line, "names no node")
+                } else {
+                    (mode.line, "is missing")
+                };
+                let message = format!(
+                    "{lack}: in mode {word} the mirror forwards every record to backups; \
+                     add backups = [\"NODE\"] or choose mode sync"
+                );
+                self.note(line, key("backups"), message);
+            }
+            _ => {}
+        }
+        let fallback = self.field(of, "fallback", read_word).or(Fallback::Manual);
+        if fallback.value == Some(Fallback::Automatic) && alone {
+            let message = "there is no backup to fall back to; add backups = [\"NODE\"] \
+                           or choose \"manual\"";
+            self.note(fallback.line, key("fallback"), message);
+        }
+        let failover = self.failover(section, &mode, mirror.given, voters);
+        let [primary_medium, mirror_medium] = pair.map(|name| Some(&nodes[name?].medium));
+        if let (Some(word), Some(medium)) = (mode.value, primary_medium)
+            && matches!(word, Mode::Unreplicated | Mode::Async | Mode::SyncFlush)
             && medium.value == Some(MediumKind::Dram)
         {
             let message = format!(
@@ -407,7 +544,18 @@ impl Reader {
             );
             self.note(mode.line, key("mode"), message);
         }
-        if let (Some(Transport::Shm), &[a, b]) = (transport.value, members.as_slice())
+        if let (Some(Mode::SyncDisk), Some(medium)) = (mode.value, mirror_medium)
+            && medium.value == Some(MediumKind::Disk)
+        {
+            let message = format!(
+                "mode sync-disk keeps the mirror's log in memory and only its data on a disk, \
+                 but the log of its mirror is on a disk (line {}); give that log medium \"dram\" \
+                 or \"pmem\", or choose mode sync",
+                medium.line
+            );
+            self.note(mode.line, key("mode"), message);
+        }
+        if let (Some(Transport::Shm), [Some(a), Some(b)]) = (transport.value, pair)
             && let (Some(a), Some(b)) = (nodes[a].address.value, nodes[b].address.value)
             && host(a) != host(b)
         {
@@ -420,12 +568,23 @@ impl Reader {
         }
 
         let shares = connections.value.unwrap_or(1) as usize;
+        let logs = members.iter().map(|name| &nodes[name]);
+        let logs = connections.value.map(|_| (logs, shares));
+        let secondary = self.secondary_threshold(section, logs);
+        let backups = backups
+            .into_iter()
+            .map(|(_, name)| name.to_owned())
+            .collect();
         let volume = (|| {
             Some(Volume {
                 name: name.to_owned(),
                 mode: mode.value?,
                 primary: primary.value?,
                 mirror: mirror.value,
+                backups,
+                secondary_threshold: secondary?,
+                failover: failover?,
+                fallback: fallback.value?,
                 connections: shares,
                 checkpoint_threshold: threshold.value?,
                 rounding: rounding.value?,
@@ -437,6 +596,119 @@ impl Reader {
             })
         })();
         (volume, shares, members)
+    }
+
+    /// Who promotes the mirror, by the key or by default.
+    fn failover(
+        &mut self,
+        section: &Section<'_>,
+        mode: &Field<Mode>,
+        mirrored: bool,
+        voters: usize,
+    ) -> Option<Failover> {
+        let automatic = voters >= AUTOMATIC_VOTERS && mirrored && mode.value != Some(Mode::Async);
+        let failover = self
+            .field(Some(section), "failover", read_word)
+            .or(if automatic {
+                Failover::Automatic
+            } else {
+                Failover::Manual
+            });
+        if failover.value != Some(Failover::Automatic) {
+            return failover.value;
+        }
+        let key = dotted(&section.name, "failover");
+        if mode.value == Some(Mode::Unreplicated) {
+            let message = "in mode unreplicated there is no mirror that could be promoted; \
+                           remove this, or name a mirror and choose mode sync";
+            self.note(failover.line, key.as_str(), message);
+        }
+        if voters < AUTOMATIC_VOTERS {
+            let message = format!(
+                "automatic promotion needs at least {AUTOMATIC_VOTERS} voters, so that a majority \
+                 is left when one has failed, but the file has {voters}; add a witness \
+                 ([node.NAME] with role = \"witness\") or choose \"manual\""
+            );
+            self.note(failover.line, key, message);
+        }
+        failover.value
+    }
+
+    /// The threshold by its key or, in the bounds that the logs set, by default. `logs`: the
+    /// volume's nodes and its connections, where these are known.
+    fn secondary_threshold<'r>(
+        &mut self,
+        section: &Section<'_>,
+        logs: Option<(impl Iterator<Item = &'r RawNode>, usize)>,
+    ) -> Option<u64> {
+        let field = self.field(Some(section), "secondary_threshold", read_size);
+        let (nodes, connections) = logs?;
+        let smallest = nodes
+            .filter_map(|node| Some((log_share(node.log_size.value?, connections), node)))
+            .min_by_key(|(share, _)| *share);
+        let half = smallest.map_or(u64::MAX, |(share, _)| share / 2);
+        let field = field.or(SECONDARY_THRESHOLD.min(half));
+        let bytes = field.value?;
+        if let Some((share, node)) = smallest.filter(|_| bytes > half) {
+            let message = format!(
+                "{bytes} bytes are more than half of the smallest log: that of each connection has \
+                 {share} bytes on node {} (line {}); make it at most {half}, or that log larger",
+                shown_key(&node.name),
+                node.log_size.line
+            );
+            self.note(
+                field.line,
+                dotted(&section.name, "secondary_threshold"),
+                message,
+            );
+        } else if field.given && bytes < MIN_SECONDARY_THRESHOLD.min(half) {
+            let message = format!(
+                "{bytes} bytes are too few; the least is {} KiB",
+                MIN_SECONDARY_THRESHOLD >> 10
+            );
+            self.note(
+                field.line,
+                dotted(&section.name, "secondary_threshold"),
+                message,
+            );
+        }
+        Some(bytes)
+    }
+
+    /// The data node called `name`, which `key` names at `line`. Notes that there is none.
+    fn member<'n>(
+        &mut self,
+        name: &str,
+        line: usize,
+        key: String,
+        nodes: &BTreeMap<&'n str, RawNode>,
+        top: &dyn TableLike,
+    ) -> Option<&'n str> {
+        let is_there = |group: &dyn TableLike| group.contains_key(name);
+        match nodes.get_key_value(name) {
+            Some((_, node)) if node.role.value == Some(Role::Witness) => {
+                let message = format!(
+                    "node {name} is a witness (line {}), which stores no data; name a data node",
+                    node.role.line
+                );
+                self.note(line, key, message);
+                None
+            }
+            Some((&member, _)) => Some(member),
+            // A node that is no table has its own mistake.
+            None if top
+                .get("node")
+                .and_then(Item::as_table_like)
+                .is_some_and(is_there) =>
+            {
+                None
+            }
+            None => {
+                let message = format!("there is no [node.{name}]; {}", names(nodes.keys()));
+                self.note(line, key, message);
+                None
+            }
+        }
     }
 
     fn distinct_addresses(&mut self, nodes: &BTreeMap<&str, RawNode>) {
@@ -549,6 +821,9 @@ fn finished(raw: RawNode) -> Option<(String, Node)> {
         name: raw.name.clone(),
         address: raw.address.value?,
         directory: raw.directory.value?,
+        role: raw.role.value?,
+        rack: raw.rack.value,
+        vote: raw.vote.value?,
         ring: raw.ring.value?,
         log: LogConfig {
             medium: raw.medium.value?,
@@ -610,6 +885,33 @@ fn read_bool(item: &Item) -> Result<bool, String> {
 fn read_name(item: &Item) -> Result<String, String> {
     let name = read_str(item)?;
     checked_name(name).map(|()| name.to_owned())
+}
+
+fn read_rack(item: &Item) -> Result<String, String> {
+    match read_str(item)? {
+        "" => Err("is empty; name the rack, or remove the key".to_owned()),
+        text if text.len() > MAX_NAME => Err(format!(
+            "{} is too long; the most is {MAX_NAME} bytes",
+            quoted(text)
+        )),
+        text => Ok(text.to_owned()),
+    }
+}
+
+/// An element of a list: its offset in the text, and the name or what is wrong with it.
+type Element = (usize, Result<String, String>);
+
+fn read_list(item: &Item) -> Result<Vec<Element>, String> {
+    let wants = |have| format!("wants a list of nodes ([\"a\", \"b\"]), not {have}");
+    let list = item.as_array().ok_or_else(|| wants(item.type_name()))?;
+    let element = |value: &Value| {
+        let name = match value.as_str() {
+            Some(name) => checked_name(name).map(|()| name.to_owned()),
+            None => Err(format!("wants names of nodes, not {}", value.type_name())),
+        };
+        (value.span().map_or(0, |span| span.start), name)
+    };
+    Ok(list.iter().map(element).collect())
 }
 
 fn read_word<T: FromStr<Err = UnknownWord>>(item: &Item) -> Result<T, String> {
@@ -697,7 +999,7 @@ fn read_size(item: &Item) -> Result<u64, String> {
     Ok(bytes)
 }
 
-fn read_duration(item: &Item) -> Result<Duration, String> {
+fn read_duration(item: &Item, range: RangeInclusive<Duration>) -> Result<Duration, String> {
     let Some(text) = item.as_str() else {
         return Err(format!(
             "wants a duration such as \"50ms\", not {}",
@@ -716,9 +1018,16 @@ fn read_duration(item: &Item) -> Result<Duration, String> {
             quoted(text)
         )),
         Some(time) if time.is_zero() => Err("must be longer than zero".to_owned()),
-        Some(time) if time > MAX_WAIT => {
-            Err(format!("{} is too long; the most is 3600s", quoted(text)))
-        }
+        Some(time) if time < *range.start() => Err(format!(
+            "{} is too short; the least is {}",
+            quoted(text),
+            shown_time(*range.start())
+        )),
+        Some(time) if time > *range.end() => Err(format!(
+            "{} is too long; the most is {}",
+            quoted(text),
+            shown_time(*range.end())
+        )),
         Some(time) => Ok(time),
     }
 }

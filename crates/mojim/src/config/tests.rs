@@ -60,6 +60,10 @@ fn the_example_reads_exactly() {
         mode: Mode::Sync,
         primary: "a".into(),
         mirror: Some("b".into()),
+        backups: Vec::new(),
+        secondary_threshold: 16 << 20,
+        failover: Failover::Manual,
+        fallback: Fallback::Manual,
         connections: 2,
         checkpoint_threshold: 1,
         rounding: Rounding::Exact,
@@ -73,6 +77,9 @@ fn the_example_reads_exactly() {
         name: name.into(),
         address: SocketAddr::from(([127, 0, 0, 1], port)),
         directory: Path::new("/var/lib/mojim").join(name),
+        role: Role::Data,
+        rack: None,
+        vote: true,
         ring: "/dev/shm".into(),
         log: LogConfig {
             medium,
@@ -104,6 +111,8 @@ fn the_example_reads_exactly() {
     let expected = Config {
         cluster: "example".into(),
         insecure_network: false,
+        heartbeat: Duration::from_millis(100),
+        failure_limit: Duration::from_secs(3),
         volumes: BTreeMap::from([("orders".into(), volume)]),
         nodes: BTreeMap::from([("a".into(), a), ("b".into(), b)]),
         path: "mojim.toml".into(),
@@ -157,7 +166,8 @@ fn words_are_those_of_the_file() {
     let error = "synch".parse::<Mode>().unwrap_err().to_string();
     assert_eq!(
         error,
-        "`synch` is not one of unreplicated, async, sync, sync-flush"
+        "`synch` is not one of unreplicated, async, sync, sync-flush, sync-disk, sync-sec, \
+         sync-seceth"
     );
 }
 
@@ -538,4 +548,497 @@ fn pmem_must_be_mapped_with_dax() {
     let error = parse(&text).unwrap().check_media("b").unwrap_err();
     let key = "node.b.log.medium".to_owned();
     assert_eq!((error.mistakes[0].line, &error.mistakes[0].key), (21, &key));
+}
+
+/// Every key that is about failures, none at its default.
+const TIERS: &str = r#"cluster = "tiers"
+heartbeat = "20ms"
+failure_limit = "80ms"
+
+[volume.orders]
+mode = "sync-sec"
+primary = "a"
+mirror = "b"
+backups = ["d", "c"]
+secondary_threshold = "64KiB"
+failover = "manual"
+fallback = "automatic"
+
+[node.a]
+address = "127.0.0.1:7401"
+directory = "/var/lib/mojim/a"
+role = "data"
+rack = "left"
+
+[node.b]
+address = "127.0.0.1:7402"
+directory = "/var/lib/mojim/b"
+rack = "right"
+
+[node.c]
+address = "127.0.0.1:7403"
+directory = "/var/lib/mojim/c"
+log = { medium = "dram", size = "1MiB" }
+
+[node.d]
+address = "127.0.0.1:7404"
+directory = "/var/lib/mojim/d"
+vote = false
+
+[node.w]
+address = "127.0.0.1:7405"
+directory = "/var/lib/mojim/w"
+role = "witness"
+vote = true
+"#;
+
+/// `text` with the first of each `from` replaced.
+#[track_caller]
+fn with(text: &str, replaced: &[(&str, &str)]) -> String {
+    replaced.iter().fold(text.to_owned(), |text, (from, to)| {
+        assert!(text.contains(from), "{from}");
+        text.replacen(from, to, 1)
+    })
+}
+
+/// TIERS with these replaced must have these mistakes: line, key, and a part of the message.
+#[track_caller]
+fn wrong_tiers(replaced: &[(&str, &str)], expected: &[(usize, &str, &str)]) {
+    let error = parse(&with(TIERS, replaced)).expect_err(&format!("{replaced:?}"));
+    assert_eq!(error.mistakes.len(), expected.len(), "{error}");
+    for (mistake, (line, key, says)) in error.mistakes.iter().zip(expected) {
+        assert_eq!(
+            (mistake.line, mistake.key.as_str()),
+            (*line, *key),
+            "{error}"
+        );
+        assert!(mistake.message.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn the_tiers_read_exactly() {
+    let config = parse(TIERS).unwrap();
+    assert_eq!(config.heartbeat, Duration::from_millis(20));
+    assert_eq!(config.failure_limit, Duration::from_millis(80));
+    let volume = config.volume(None).unwrap();
+    assert_eq!(volume.mode, Mode::SyncSec);
+    assert_eq!(volume.backups, ["d", "c"]);
+    assert_eq!(volume.data_nodes(), ["a", "b", "d", "c"]);
+    assert_eq!(volume.secondary_threshold, 64 << 10);
+    assert_eq!(volume.failover, Failover::Manual);
+    assert_eq!(volume.fallback, Fallback::Automatic);
+    let of = |name: &str| {
+        let node = config.node(name).unwrap();
+        (node.role, node.rack.as_deref(), node.vote)
+    };
+    assert_eq!(of("a"), (Role::Data, Some("left"), true));
+    assert_eq!(of("c"), (Role::Data, None, true));
+    assert_eq!(of("d"), (Role::Data, None, false));
+    assert_eq!(of("w"), (Role::Witness, None, true));
+    let voters: Vec<_> = config.voters().into_iter().map(|n| &*n.name).collect();
+    assert_eq!(voters, ["a", "b", "c", "w"]);
+    // A backup is no peer: records go between primary and mirror.
+    assert_eq!(config.peer_of(volume, "c"), None);
+
+    let alone = "cluster = \"c\"\n[volume.v]\nprimary = \"a\"\nbackups = []\n\
+                 [node.a]\naddress = \"[::1]:1\"\ndirectory = \"/a\"\nlog.size = \"80MiB\"\n";
+    let config = parse(alone).unwrap();
+    let volume = config.volume(None).unwrap();
+    assert_eq!(volume.data_nodes(), ["a"]);
+    assert_eq!(volume.secondary_threshold, 40 << 20);
+    assert_eq!(volume.failover, Failover::Manual);
+}
+
+#[test]
+fn the_first_configuration_of_the_readme_is_one() {
+    let readme = include_str!("../../../../README.md");
+    let (_, after) = readme.split_once("```toml\n").unwrap();
+    let (text, _) = after.split_once("```").unwrap();
+    assert_eq!(parse(text).map(|_| ()), Ok(()));
+}
+
+#[test]
+fn silence_is_several_heartbeats() {
+    let beat = "\"20ms\"";
+    let limit = "\"80ms\"";
+    for (given, says) in [
+        ("\"9ms\"", "`9ms` is too short; the least is 10ms"),
+        ("\"10001ms\"", "the most is 10s"),
+        ("\"0s\"", "longer than zero"),
+        ("100", "wants a duration"),
+        ("\"1h\"", "not a duration"),
+    ] {
+        wrong_tiers(&[(beat, given)], &[(2, "heartbeat", says)]);
+    }
+    for (given, says) in [
+        ("\"601s\"", "the most is 600s"),
+        (
+            "\"79ms\"",
+            "failure_limit (79ms) is less than 4 times heartbeat (20ms)",
+        ),
+    ] {
+        wrong_tiers(&[(limit, given)], &[(3, "failure_limit", says)]);
+    }
+    // Against the default of the other key, the mistake is that of the one which is given.
+    wrong_tiers(
+        &[(beat, "\"1s\""), ("failure_limit = \"80ms\"", "")],
+        &[(
+            2,
+            "heartbeat",
+            "(1s), so that a few late heartbeats would count as a failure; make failure_limit \
+             at least 4s",
+        )],
+    );
+    wrong_tiers(
+        &[("heartbeat = \"20ms\"", ""), (limit, "\"399999us\"")],
+        &[(3, "failure_limit", "(399999us) is less than 4 times")],
+    );
+    for (given, other) in [("\"10ms\"", "\"40ms\""), ("\"10s\"", "\"600s\"")] {
+        parse(&with(TIERS, &[(beat, given), (limit, other)])).unwrap();
+    }
+}
+
+#[test]
+fn a_witness_votes_and_does_nothing_else() {
+    let log = "log = { medium = \"disk\" }\nvote = true";
+    wrong_tiers(&[("vote = true", log)], &[(39, "node.w.log", "no data")]);
+    wrong_tiers(
+        &[("vote = true", "log.size = 7\nring = \"x\"")],
+        &[
+            (39, "node.w.log", "stores no data"),
+            (40, "node.w.ring", "stores no data"),
+        ],
+    );
+    let key = "node.w.vote";
+    wrong_tiers(&[("vote = true", "vote = false")], &[(39, key, "to vote")]);
+    wrong_tiers(
+        &[("vote = true", "vote = 1")],
+        &[(39, key, "true or false")],
+    );
+    wrong_tiers(
+        &[("\"witness\"", "\"wit\"")],
+        &[(38, "node.w.role", "`wit` is not one of data, witness")],
+    );
+    let says = "node w is a witness (line 38), which stores no data; name a data node";
+    for (from, line, key) in [
+        ("primary = \"a\"", 7, "volume.orders.primary"),
+        ("mirror = \"b\"", 8, "volume.orders.mirror"),
+        ("backups = [\"d\", \"c\"]", 9, "volume.orders.backups"),
+    ] {
+        let to = from.replace(['a', 'b'], "w");
+        let (name, _) = from.split_once(' ').unwrap();
+        let to = match name {
+            "backups" => "backups = [\"w\"]".to_owned(),
+            _ => format!("{name} = {}", to.split_once("= ").unwrap().1),
+        };
+        wrong_tiers(&[(from, &to)], &[(line, key, says)]);
+    }
+}
+
+#[test]
+fn a_rack_is_a_short_text() {
+    let rack = "rack = \"left\"";
+    let long = format!("rack = \"{}\"", "é".repeat(33));
+    let most = format!("rack = \"{}\"", "é".repeat(32));
+    let key = "node.a.rack";
+    wrong_tiers(&[(rack, &long)], &[(18, key, "the most is 64 bytes")]);
+    wrong_tiers(&[(rack, "rack = \"\"")], &[(18, key, "is empty")]);
+    wrong_tiers(&[(rack, "rack = 7")], &[(18, key, "wants a string")]);
+    let config = parse(&with(TIERS, &[(rack, &most)])).unwrap();
+    assert_eq!(config.node("a").unwrap().rack, Some("é".repeat(32)));
+}
+
+#[test]
+fn backups_are_other_data_nodes() {
+    let list = "[\"d\", \"c\"]";
+    let key = "volume.orders.backups";
+    for (given, says) in [
+        (
+            "\"c\"",
+            "wants a list of nodes ([\"a\", \"b\"]), not string",
+        ),
+        ("[[\"c\"]]", "wants names of nodes, not array"),
+        ("[\"c d\"]", "`c d` is no name"),
+        ("[\"a\", \"c\"]", "a is the primary too"),
+        ("[\"c\", \"b\"]", "b is the mirror too"),
+        ("[\"c\", \"d\", \"c\"]", "c is listed twice"),
+        ("[\"x\"]", "no [node.x]; the file has a, b, c, d, w"),
+    ] {
+        wrong_tiers(&[(list, given)], &[(9, key, says)]);
+    }
+    // Each element has its own line.
+    wrong_tiers(
+        &[(list, "[\n\"c\",\n3,\n\"y\",\n\"b\"]")],
+        &[
+            (11, key, "not integer"),
+            (12, key, "no [node.y]"),
+            (13, key, "the mirror"),
+        ],
+    );
+    let fallback = ("fallback = \"automatic\"", "");
+    for mode in ["sync-sec", "sync-seceth"] {
+        let mode = ("\"sync-sec\"", &*format!("\"{mode}\""));
+        wrong_tiers(
+            &[mode, fallback, (list, "[]")],
+            &[(9, key, "names no node: in mode sync-sec")],
+        );
+        wrong_tiers(
+            &[mode, fallback, ("backups = [\"d\", \"c\"]", "")],
+            &[(6, key, "is missing: in mode sync-sec")],
+        );
+    }
+    for mode in ["async", "sync", "sync-flush"] {
+        let text = with(TIERS, &[("sync-sec", mode)]);
+        assert_eq!(
+            parse(&text).unwrap().volume(None).unwrap().backups,
+            ["d", "c"]
+        );
+    }
+    wrong_tiers(
+        &[("\"sync-sec\"", "\"unreplicated\""), ("mirror = \"b\"", "")],
+        &[(9, key, "no mirror that could forward")],
+    );
+    wrong_tiers(
+        &[("\"sync-sec\"", "\"sync\""), (list, "[]")],
+        &[(12, "volume.orders.fallback", "no backup to fall back to")],
+    );
+    wrong_tiers(
+        &[("\"automatic\"", "true")],
+        &[(12, "volume.orders.fallback", "wants a string")],
+    );
+    // Their logs are the volume's too.
+    wrong_tiers(
+        &[
+            ("fallback", "connections = 17\nfallback"),
+            ("secondary_threshold = \"64KiB\"", ""),
+        ],
+        &[(
+            29,
+            "node.c.log.size",
+            "17 connections of volume orders, make it at least 1088 KiB",
+        )],
+    );
+}
+
+#[test]
+fn the_secondary_threshold_fits_into_half_of_each_log() {
+    let threshold = "secondary_threshold = \"64KiB\"";
+    let key = "volume.orders.secondary_threshold";
+    let give = |bytes: u64| format!("secondary_threshold = {bytes}");
+    let half = 512 << 10;
+    wrong_tiers(
+        &[(threshold, &give(half + 1))],
+        &[(
+            10,
+            key,
+            "524289 bytes are more than half of the smallest log: that of each connection has \
+             1048576 bytes on node c (line 28); make it at most 524288",
+        )],
+    );
+    wrong_tiers(
+        &[(threshold, &give(65535))],
+        &[(10, key, "the least is 64 KiB")],
+    );
+    wrong_tiers(
+        &[(threshold, "secondary_threshold = \"1MB\"")],
+        &[(10, key, "not a size")],
+    );
+    let read = |replaced: &[(&str, &str)]| {
+        let config = parse(&with(TIERS, replaced)).unwrap();
+        config.volume(None).unwrap().secondary_threshold
+    };
+    assert_eq!(read(&[(threshold, &give(half))]), half);
+    assert_eq!(read(&[(threshold, "")]), half);
+    assert_eq!(read(&[(threshold, "connections = 16")]), 32 << 10);
+    // What holds by default may be given, also where the logs leave no room for 64 KiB.
+    let both = format!("connections = 16\n{}", give(32 << 10));
+    assert_eq!(read(&[(threshold, &both)]), 32 << 10);
+    let less = format!("connections = 16\n{}", give((32 << 10) - 1));
+    wrong_tiers(&[(threshold, &less)], &[(11, key, "too few")]);
+    let large = [("1MiB", "1GiB"), (threshold, "")];
+    assert_eq!(read(&large), 32 << 20, "the others have 64 MiB");
+}
+
+#[test]
+fn sync_disk_keeps_the_log_of_its_mirror_in_memory() {
+    let mode = ("\"sync-sec\"", "\"sync-disk\"");
+    wrong_tiers(
+        &[mode],
+        &[(6, "volume.orders.mode", "its mirror is on a disk (line 20)")],
+    );
+    let rack = "rack = \"right\"";
+    for medium in ["dram", "pmem"] {
+        let log = format!("log.medium = \"{medium}\"");
+        let text = with(TIERS, &[mode, (rack, &log)]);
+        assert_eq!(
+            parse(&text).unwrap().volume(None).unwrap().mode,
+            Mode::SyncDisk
+        );
+    }
+    for word in ["sync-disk", "sync-sec", "sync-seceth"] {
+        // As sync: the primary's own log may be in dram; and there is a mirror.
+        let mode = ("\"sync-sec\"", &*format!("\"{word}\""));
+        let dram = ("rack = \"left\"", "log.medium = \"dram\"");
+        parse(&with(TIERS, &[mode, dram, (rack, "log.medium = \"dram\"")])).unwrap();
+        wrong_tiers(
+            &[mode, ("mirror = \"b\"", "")],
+            &[(6, "volume.orders.mirror", &format!("mode {word} sends"))],
+        );
+    }
+}
+
+#[test]
+fn failover_is_automatic_only_with_a_majority() {
+    let read = |replaced: &[(&str, &str)]| {
+        let config = parse(&with(TIERS, replaced)).unwrap();
+        config.volume(None).unwrap().failover
+    };
+    let default = ("failover = \"manual\"", "");
+    let automatic = ("\"manual\"", "\"automatic\"");
+    assert_eq!(read(&[default]), Failover::Automatic);
+    assert_eq!(read(&[automatic]), Failover::Automatic);
+    assert_eq!(read(&[default, ("sync-sec", "async")]), Failover::Manual);
+    assert_eq!(
+        read(&[automatic, ("sync-sec", "async")]),
+        Failover::Automatic
+    );
+
+    // Without c's vote a, b and w are left; without w, too few.
+    let three = ("log = {", "vote = false\nlog = {");
+    let (head, _) = TIERS.split_once("[node.w]").unwrap();
+    assert_eq!(read(&[default, three]), Failover::Automatic);
+    let manual = parse(&with(head, &[default, three])).unwrap();
+    assert_eq!(manual.volume(None).unwrap().failover, Failover::Manual);
+    let error = parse(&with(head, &[automatic, three])).unwrap_err();
+    assert_eq!(error.mistakes.len(), 1, "{error}");
+    let mistake = &error.mistakes[0];
+    let place = (mistake.line, mistake.key.as_str());
+    assert_eq!(place, (11, "volume.orders.failover"));
+    assert!(
+        mistake.message.contains("the file has 2; add a witness"),
+        "{error}"
+    );
+    // A vote that cannot be read may be one.
+    let error = parse(&with(head, &[automatic, ("log = {", "vote = 3\nlog = {")])).unwrap_err();
+    assert_eq!(error.mistakes.len(), 1, "{error}");
+
+    let key = "volume.orders.failover";
+    wrong_tiers(
+        &[("\"manual\"", "\"maybe\"")],
+        &[(11, key, "automatic, manual")],
+    );
+    wrong_tiers(
+        &[
+            automatic,
+            ("\"sync-sec\"", "\"unreplicated\""),
+            ("mirror = \"b\"", ""),
+            ("backups = [\"d\", \"c\"]", ""),
+            ("fallback = \"automatic\"", ""),
+        ],
+        &[(11, key, "no mirror that could be promoted")],
+    );
+}
+
+#[test]
+fn mistakes_about_failures_are_reported_at_once() {
+    let replaced = [
+        ("\"20ms\"", "\"5ms\""),
+        ("\"80ms\"", "\"11min\""),
+        ("\"a\"", "\"w\""),
+        ("[\"d\", \"c\"]", "[\"d\", \"d\"]"),
+        ("\"64KiB\"", "1"),
+        ("\"manual\"", "\"no\""),
+        ("\"automatic\"", "\"yes\""),
+        ("\"data\"", "\"date\""),
+        ("rack = \"left\"", "rack = []"),
+        ("vote = false", "vote = \"no\""),
+        ("vote = true", "vote = false\nring = \"/x\""),
+    ];
+    let expected = [
+        (2, "heartbeat", "too short"),
+        (3, "failure_limit", "not a duration"),
+        (7, "volume.orders.primary", "is a witness"),
+        (9, "volume.orders.backups", "listed twice"),
+        (10, "volume.orders.secondary_threshold", "too few"),
+        (11, "volume.orders.failover", "`no` is not one of"),
+        (12, "volume.orders.fallback", "`yes` is not one of"),
+        (17, "node.a.role", "data, witness"),
+        (18, "node.a.rack", "wants a string"),
+        (33, "node.d.vote", "true or false"),
+        (39, "node.w.vote", "a witness is there to vote"),
+        (40, "node.w.ring", "a witness stores no data"),
+    ];
+    wrong_tiers(&replaced, &expected);
+    wrong_tiers(
+        &[
+            ("heartbeat", "heartbeats"),
+            ("rack", "rak"),
+            ("backups", "backup"),
+        ],
+        &[
+            (2, "heartbeats", "did you mean `heartbeat`?"),
+            (3, "failure_limit", "4 times heartbeat (100ms)"),
+            (6, "volume.orders.backups", "is missing"),
+            (9, "volume.orders.backup", "did you mean `backups`?"),
+            (12, "volume.orders.fallback", "no backup"),
+            (18, "node.a.rak", "did you mean `rack`?"),
+        ],
+    );
+}
+
+#[test]
+fn warnings_say_what_protects_less_than_it_seems() {
+    let warnings =
+        |text: &str, replaced: &[(&str, &str)]| parse(&with(text, replaced)).unwrap().warnings();
+    assert_eq!(
+        warnings(EXAMPLE, &[]),
+        [
+            "there are two data nodes and no witness, so promotion is manual; for an automatic \
+             `failover`, add a [node.NAME] with role = \"witness\", until at least 3 nodes vote"
+        ]
+    );
+    let silent = [("vote = false", ""), ("\"automatic\"", "\"manual\"")];
+    assert_eq!(warnings(TIERS, &silent), [""; 0]);
+    assert_eq!(
+        warnings(TIERS, &[("\"right\"", "\"left\"")]),
+        [
+            "4 nodes vote, which outlive no more failures than 3 would; set vote = false in one \
+             [node.NAME], or add one with role = \"witness\"",
+            "volume.orders.primary and volume.orders.mirror are in one rack (node.a.rack and \
+             node.b.rack are both `left`), whose failure takes both copies; choose nodes of \
+             different racks",
+            "volume.orders.fallback is automatic, but without nodes a and b only 2 of 4 voters \
+             are left, which is no majority; add nodes that vote, or set vote = false in \
+             [node.a] or [node.b]",
+        ]
+    );
+    // c, d and w of five voters are a majority without a; so the pair may keep one vote.
+    let outlives = [("vote = false", ""), ("rack = \"left\"", "vote = false")];
+    let even = warnings(TIERS, &outlives);
+    assert_eq!(even.len(), 1, "{even:?}");
+    let asynchronous = [silent[0], silent[1], ("sync-sec", "async")];
+    assert_eq!(warnings(TIERS, &asynchronous), [""; 0]);
+    let lossy = [
+        silent[0],
+        silent[1],
+        ("sync-sec", "async"),
+        ("\"manual\"", "\"automatic\""),
+    ];
+    let lossy = warnings(TIERS, &lossy);
+    assert!(
+        matches!(&lossy[..], [one] if one.contains("what had not arrived")),
+        "{lossy:?}"
+    );
+    let one = with(EXAMPLE, &[("log = {", "vote = false\nlog = {")]);
+    assert!(warnings(&one, &[])[0].starts_with("only 1 node votes, so"));
+    let third = "[node.c]\naddress = \"127.0.0.1:1\"\ndirectory = \"/c\"\nvote = false\n[node.a]";
+    let two = with(EXAMPLE, &[("[node.a]", third)]);
+    assert!(warnings(&two, &[])[0].starts_with("only 2 nodes vote, so"));
+    // Nothing to promote, nothing to say.
+    let alone = with(
+        EXAMPLE,
+        &[("\"sync\"", "\"unreplicated\""), ("mirror = \"b\"", "")],
+    );
+    assert_eq!(warnings(&alone, &[]), [""; 0]);
 }

@@ -1,0 +1,202 @@
+//! A program that runs where its volume's primary is.
+//!
+//! Owns the program's process: started when the register of views says that
+//! this node is the primary, ended when it says another one is, and started
+//! again. That a program on the wrong node can commit nothing is not its
+//! affair: the mirror and the register see to that.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use mojim::config::{Config, Node, Volume};
+use mojim::env::Address;
+use mojim::layout;
+use mojim::views::{Asked, Views};
+
+use crate::failure::{Done, Failure, say_on_stderr};
+use crate::signals;
+
+/// How long a program may take to end before it is killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+enum Event {
+    /// This process was asked to end.
+    Signal(i32),
+    /// The program with this number ended.
+    Ended(u32, std::io::Result<ExitStatus>),
+}
+
+/// Who is primary.
+enum Who {
+    Me,
+    Another(String),
+    /// The daemon or the voters do not answer.
+    Unknown(String),
+}
+
+struct Post {
+    views: Asked,
+    me: String,
+    volume: String,
+    first: bool,
+}
+
+impl Post {
+    fn ask(&self) -> Who {
+        match self.views.read(&self.volume) {
+            Ok(r) => match r.primary {
+                Some(p) if p.node == self.me => Who::Me,
+                Some(p) => Who::Another(p.node),
+                None if self.first => Who::Me,
+                None => Who::Another("the configuration's primary, first".into()),
+            },
+            Err(e) => Who::Unknown(e.to_string()),
+        }
+    }
+}
+
+/// Runs the command whenever `node` is the primary of `volume`; ends with it.
+pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) -> Done {
+    signals::block()?;
+    // SAFETY: between fork and exec only the signal mask and the wish to be
+    // told of the parent's end are changed, both by one system call each.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+            signals::unblock()
+        });
+    }
+    let (tell, events) = channel();
+    let signal = tell.clone();
+    std::thread::spawn(move || {
+        while let Ok(s) = signals::wait() {
+            if signal.send(Event::Signal(s)).is_err() {
+                return;
+            }
+        }
+    });
+    let post = Post {
+        views: Asked::new(
+            vec![Address::Unix(layout::socket(node))],
+            &config.cluster,
+            Duration::from_secs(3),
+        ),
+        me: node.name.clone(),
+        volume: volume.name.clone(),
+        first: volume.primary == node.name,
+    };
+    let say = |text: String| say_on_stderr(&format!("volume {}: {text}", volume.name));
+    let beat = config.heartbeat;
+    loop {
+        if let Some(signal) = wait_until_primary(&post, &events, beat, &say) {
+            return Ok(128 + signal as u8);
+        }
+        say(format!(
+            "node {} is the primary; the program starts",
+            node.name
+        ));
+        let child = start(&mut command, &tell)?;
+        let (status, signalled) = guard(child, &post, &events, beat, &say)?;
+        // A program whose node was replaced may end by itself, with an error
+        // of its sync points: that is no end of its work.
+        match post.ask() {
+            Who::Another(other) if !signalled => say(format!(
+                "the program ended ({status}); node {other} is the primary now"
+            )),
+            _ => {
+                return Ok(match status.code() {
+                    Some(c) => c as u8,
+                    None => 128 + status.signal().unwrap_or(0) as u8,
+                });
+            }
+        }
+    }
+}
+
+fn start(command: &mut Command, tell: &Sender<Event>) -> Result<u32, Failure> {
+    let mut child: Child = command.spawn().map_err(|e| {
+        Failure::failed(format!(
+            "running {}: {e}",
+            command.get_program().to_string_lossy()
+        ))
+    })?;
+    let id = child.id();
+    let tell = tell.clone();
+    std::thread::spawn(move || {
+        let ended = child.wait();
+        let _ = tell.send(Event::Ended(id, ended));
+    });
+    Ok(id)
+}
+
+/// The number of the signal that came instead, if one did.
+fn wait_until_primary(
+    post: &Post,
+    events: &Receiver<Event>,
+    beat: Duration,
+    say: &impl Fn(String),
+) -> Option<i32> {
+    let mut told = String::new();
+    loop {
+        let why = match post.ask() {
+            Who::Me => return None,
+            Who::Another(other) => {
+                format!("waiting: node {other} is the primary, not {}", post.me)
+            }
+            Who::Unknown(e) => format!("waiting: who is primary is not known: {e}"),
+        };
+        if why != told {
+            say(why.clone());
+            told = why;
+        }
+        if let Ok(Event::Signal(s)) = events.recv_timeout(beat) {
+            return Some(s);
+        }
+    }
+}
+
+/// Waits for the program's end, and ends it when this node is primary no
+/// longer. Returns its status, and whether this process was asked to end it.
+fn guard(
+    id: u32,
+    post: &Post,
+    events: &Receiver<Event>,
+    beat: Duration,
+    say: &impl Fn(String),
+) -> Result<(ExitStatus, bool), Failure> {
+    let mut signalled = false;
+    let mut asked: Option<Instant> = None;
+    loop {
+        match events.recv_timeout(beat) {
+            Ok(Event::Ended(who, status)) if who == id => return Ok((status?, signalled)),
+            Ok(Event::Ended(..)) => continue,
+            Ok(Event::Signal(s)) => {
+                signalled = true;
+                kill(id, s);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => unreachable!("this function's caller can send"),
+        }
+        match asked {
+            Some(since) if since.elapsed() > GRACE => kill(id, libc::SIGKILL),
+            Some(_) => {}
+            None => {
+                if let Who::Another(other) = post.ask() {
+                    say(format!(
+                        "node {other} is the primary now; the program is ended"
+                    ));
+                    kill(id, libc::SIGTERM);
+                    asked = Some(Instant::now());
+                }
+            }
+        }
+    }
+}
+
+fn kill(id: u32, signal: i32) {
+    // SAFETY: sends a signal to a child that has not been waited for by anyone
+    // but the thread that reports its end; at worst it is a zombie.
+    unsafe { libc::kill(id as libc::pid_t, signal) };
+}

@@ -1,0 +1,97 @@
+//! The register of views, simulated: what a majority of voters would keep.
+//!
+//! Owns one volume's register, whom the voters cannot hear at present, and
+//! the two ways in which an answer may be missing: nothing was done, or it
+//! was and nobody said so. A swap is atomic; that the voters agree among
+//! themselves is the consensus library's affair, not this one's.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use mojim::Error;
+use mojim::error::Result;
+use mojim::views::Views;
+use mojim_protocol::view::Register;
+use serde_json::Value;
+
+use crate::rng::Rng;
+use crate::world::{SimEnv, World};
+
+/// The register and its faults.
+pub struct SimRegister {
+    /// As it stands.
+    pub now: Register,
+    /// Nodes that reach no majority.
+    pub cut: [bool; 2],
+    /// Chance per 1,000 that an answer is lost.
+    pub lost: u32,
+    rng: Rng,
+    /// Swaps done.
+    pub swaps: u64,
+}
+
+impl SimRegister {
+    /// One that was never written.
+    pub fn new(seed: u64) -> SimRegister {
+        let mut rng = Rng::new(seed);
+        SimRegister {
+            now: Register::default(),
+            cut: [false; 2],
+            lost: *rng.pick(&[0, 0, 50, 300]),
+            rng,
+            swaps: 0,
+        }
+    }
+}
+
+/// One node's way to it.
+pub struct SimViews {
+    /// Which node.
+    pub node: usize,
+    /// The register.
+    pub register: Arc<Mutex<SimRegister>>,
+    /// The node's world: a dead process asks nobody.
+    pub world: Arc<SimEnv>,
+    /// The whole world, for the trace.
+    pub note: World,
+}
+
+/// The register, whoever panicked.
+pub fn lock(m: &Mutex<SimRegister>) -> MutexGuard<'_, SimRegister> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl SimViews {
+    fn ask(&self) -> Result<MutexGuard<'_, SimRegister>> {
+        let mut r = lock(&self.register);
+        let lost = r.lost;
+        if r.cut[self.node] || !self.world.alive() || r.rng.per_mille(lost) {
+            return Err(Error::Timeout("no majority of voters answers".into()));
+        }
+        Ok(r)
+    }
+}
+
+impl Views for SimViews {
+    fn read(&self, _: &str) -> Result<Register> {
+        Ok(self.ask()?.now.clone())
+    }
+
+    fn swap(&self, _: &str, new: &Register) -> Result<bool> {
+        let mut r = self.ask()?;
+        if new.version != r.now.version + 1 {
+            return Ok(false);
+        }
+        r.now = new.clone();
+        r.swaps += 1;
+        self.note.note(|| format!("--- view {new:?}"));
+        let lost = r.lost;
+        if r.rng.per_mille(lost) {
+            return Err(Error::Timeout("the answer was lost".into()));
+        }
+        Ok(true)
+    }
+
+    fn hear(&self, _: &Value) -> Result<Value> {
+        Err(Error::Unsupported("nobody votes here".into()))
+    }
+}

@@ -1,0 +1,507 @@
+//! A voter's files: its vote, its log, its snapshot.
+//!
+//! Owns one directory, and every byte in it:
+//!
+//! ```text
+//! lock          held while a voter runs on this directory; empty
+//! log           a head frame, then frames of entries
+//! vote          one frame: the last vote, as JSON
+//! snapshot      one frame: {"meta": …, "registers": {volume: register}}
+//! *.new         what is about to take another file's place, or was in a crash
+//!
+//! frame         offset  bytes
+//!                    0      4  F7 'M' 'J' 'V': F7 is in no UTF-8 text, so no
+//!                              frame begins inside of a body
+//!                    4      4  length of the body, little-endian
+//!                    8      4  CRC-32C of the 8 bytes before and of the body
+//!                   12         the body, JSON
+//! head          {"format": 1, "cluster": "…", "node": "…", "purged": id or null}
+//! entries       a list of openraft's entries, one frame for each append
+//! ```
+//!
+//! An entry's id is `{"leader_id": {"term", "node_id"}, "index"}`. The log's
+//! first entry follows `purged` (or is entry 0), each other one the entry
+//! before. Readers refuse any other `format`.
+//!
+//! Invariants:
+//! - What a call here reports as done is durable. `vote` and `snapshot` are
+//!   only ever replaced: a new file is written and synced, renamed, and the
+//!   directory synced. The log is appended to and synced; when it loses entries
+//!   at either end it is replaced too.
+//! - An append is one frame and is synced before the next, so power that fails
+//!   during it leaves at most one broken frame, the last. Such an end was
+//!   acknowledged to nobody: it is cut off. A broken frame before a whole one
+//!   is damage, and the directory is refused.
+//! - After a write or a sync has failed nothing more is read or written here
+//!   ([`Disk::poison`]); what is on the medium is looked at by the next open.
+//!
+//! What is not noticed: damage to the last frame of the log looks as if that
+//! frame had never been written whole.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use mojim::env::{Env, File, OpenHow};
+use mojim::{Error, Result};
+use openraft::{EntryPayload, RaftLogId};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::lock;
+use crate::types::{Entry, LogId, Membership, Registers, SnapshotMeta, Vote, number};
+
+const MAGIC: [u8; 4] = [0xF7, b'M', b'J', b'V'];
+const HEAD_LEN: usize = 12;
+const FORMAT: u32 = 1;
+
+const WRITE: OpenHow = OpenHow {
+    create: false,
+    write: true,
+    durable: false,
+};
+
+/// What to do about a directory that cannot be used.
+const ADVICE: &str = "Keep this voter stopped and its directory as it is; while a majority of the \
+    other voters runs, nothing is lost. Started with an emptied directory it could break what it \
+    has promised";
+
+/// The first frame of a log.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Head {
+    format: u32,
+    cluster: String,
+    node: String,
+    purged: Option<LogId>,
+}
+
+/// A snapshot: all registers, and the last entry that is in them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    pub meta: SnapshotMeta,
+    pub registers: Registers,
+}
+
+/// What is durable, and how openraft may see it.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    pub vote: Option<Vote>,
+    /// The last entry that was dropped at the log's beginning.
+    pub purged: Option<LogId>,
+    pub entries: BTreeMap<u64, Entry>,
+    pub snapshot: Option<Saved>,
+}
+
+impl Kept {
+    /// The last entry's id, dropped ones included.
+    pub fn last(&self) -> Option<LogId> {
+        match self.entries.values().next_back() {
+            Some(e) => Some(*e.get_log_id()),
+            None => self.purged,
+        }
+    }
+
+    /// The voters, as the last entry or the snapshot that names them says.
+    pub fn membership(&self) -> Option<Membership> {
+        let in_log = self.entries.values().rev().find_map(|e| match &e.payload {
+            EntryPayload::Membership(m) => Some(Membership::new(Some(e.log_id), m.clone())),
+            _ => None,
+        });
+        in_log.or_else(|| {
+            let m = self.snapshot.as_ref()?.meta.last_membership.clone();
+            (m.voter_ids().count() > 0).then_some(m)
+        })
+    }
+}
+
+/// The log's file, and where its next frame goes.
+struct LogFile {
+    file: Arc<dyn File>,
+    end: u64,
+}
+
+/// An open directory. All calls block for the disk.
+pub(crate) struct Disk {
+    env: Arc<dyn Env>,
+    dir: PathBuf,
+    cluster: String,
+    node: String,
+    /// Held during every write of the directory. `kept` is locked after it, and
+    /// only for a moment, unless the log is replaced.
+    log: Mutex<LogFile>,
+    kept: Mutex<Kept>,
+    poison: Arc<OnceLock<String>>,
+    _lock: Box<dyn Any + Send + Sync>,
+}
+
+fn frame<T: Serialize>(body: &T) -> io::Result<Vec<u8>> {
+    let mut out = MAGIC.to_vec();
+    out.resize(HEAD_LEN, 0);
+    serde_json::to_writer(&mut out, body)?;
+    let len = u32::try_from(out.len() - HEAD_LEN)
+        .map_err(|_| io::Error::other("a frame of more than 4 GiB"))?;
+    out[4..8].copy_from_slice(&len.to_le_bytes());
+    let crc = checksum(&out);
+    out[8..12].copy_from_slice(&crc.to_le_bytes());
+    Ok(out)
+}
+
+/// Of a whole frame.
+fn checksum(f: &[u8]) -> u32 {
+    mojim_format::crc32c(&[&f[..8], &f[HEAD_LEN..]].concat())
+}
+
+/// The body of the whole frame that `b` begins with, if it does.
+fn unframe(b: &[u8]) -> Option<&[u8]> {
+    let word = |at: usize| -> Option<u32> {
+        Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?))
+    };
+    let end = HEAD_LEN.checked_add(word(4)? as usize)?;
+    let whole = b.get(..end)?;
+    (whole.starts_with(&MAGIC) && word(8)? == checksum(whole)).then(|| &whole[HEAD_LEN..])
+}
+
+fn damaged(path: &Path, what: impl std::fmt::Display) -> Error {
+    Error::Damaged {
+        path: path.to_owned(),
+        what: format!("{what}. {ADVICE}"),
+    }
+}
+
+fn decode<T: DeserializeOwned>(path: &Path, what: &str, body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body).map_err(|e| damaged(path, format_args!("{what}: {e}")))
+}
+
+/// All bytes of a file; none if it is not there.
+fn contents(env: &dyn Env, path: &Path) -> Result<Option<Vec<u8>>> {
+    let read = || -> io::Result<Vec<u8>> {
+        let file = env.open(path, OpenHow::default())?;
+        let mut bytes = vec![0; file.len()? as usize];
+        let got = file.read_at(&mut bytes, 0)?;
+        bytes.truncate(got);
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io(format!("reading {}", path.display()), &e)),
+    }
+}
+
+/// The only frame of a file; none if there is no file.
+fn single<T: DeserializeOwned>(env: &dyn Env, path: &Path, what: &str) -> Result<Option<T>> {
+    let Some(bytes) = contents(env, path)? else {
+        return Ok(None);
+    };
+    match unframe(&bytes) {
+        Some(body) if HEAD_LEN + body.len() == bytes.len() => decode(path, what, body).map(Some),
+        _ => Err(damaged(path, format_args!("{what} is not whole"))),
+    }
+}
+
+/// What stood in a log.
+struct Read {
+    head: Head,
+    entries: BTreeMap<u64, Entry>,
+    /// Where its whole frames end.
+    end: usize,
+}
+
+fn read_log(path: &Path, bytes: &[u8]) -> Result<Read> {
+    let head = unframe(bytes).ok_or_else(|| damaged(path, "the log's first frame is not whole"))?;
+    let mut at = HEAD_LEN + head.len();
+    let head: Head = decode(path, "the log's first frame", head)?;
+    let mut entries: BTreeMap<u64, Entry> = BTreeMap::new();
+    let mut next = head.purged.map_or(0, |p| p.index + 1);
+    while at < bytes.len() {
+        let Some(body) = unframe(&bytes[at..]) else {
+            let whole = |i: &usize| bytes[*i] == MAGIC[0] && unframe(&bytes[*i..]).is_some();
+            if let Some(later) = (at + 1..bytes.len()).find(whole) {
+                return Err(damaged(
+                    path,
+                    format_args!(
+                        "the frame at byte {at}, with entry {next}, is damaged: at byte {later} \
+                         follows a whole one"
+                    ),
+                ));
+            }
+            break;
+        };
+        let what = format!("the frame at byte {at}, with entry {next}");
+        for e in decode::<Vec<Entry>>(path, &what, body)? {
+            if e.log_id.index != next {
+                return Err(damaged(
+                    path,
+                    format_args!("{what}, holds entry {}", e.log_id.index),
+                ));
+            }
+            next += 1;
+            entries.insert(e.log_id.index, e);
+        }
+        at += HEAD_LEN + body.len();
+    }
+    Ok(Read {
+        head,
+        entries,
+        end: at,
+    })
+}
+
+/// Puts `bytes` in the place of a file, durably.
+fn replace(env: &dyn Env, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Arc<dyn File>> {
+    let (path, new) = (dir.join(name), dir.join(format!("{name}.new")));
+    let how = OpenHow {
+        create: true,
+        ..WRITE
+    };
+    let file = env.open(&new, how)?;
+    file.set_len(0)?;
+    file.write_at(bytes, 0)?;
+    file.sync()?;
+    env.rename(&new, &path)?;
+    env.sync_dir(dir)?;
+    Ok(file)
+}
+
+/// A new log with what is kept, in the place of the old one.
+fn write_log(
+    env: &dyn Env,
+    dir: &Path,
+    cluster: &str,
+    node: &str,
+    kept: &Kept,
+) -> io::Result<LogFile> {
+    let mut bytes = frame(&Head {
+        format: FORMAT,
+        cluster: cluster.to_owned(),
+        node: node.to_owned(),
+        purged: kept.purged,
+    })?;
+    for e in kept.entries.values() {
+        bytes.extend(frame(&[e])?);
+    }
+    Ok(LogFile {
+        file: replace(env, dir, "log", &bytes)?,
+        end: bytes.len() as u64,
+    })
+}
+
+impl Disk {
+    /// Opens node `node`'s directory in cluster `cluster`; makes it if there is
+    /// none. Blocks for the disk only.
+    pub fn open(env: Arc<dyn Env>, dir: &Path, cluster: &str, node: &str) -> Result<Disk> {
+        let io = |what: String| move |e: io::Error| Error::io(what, &e);
+        env.create_dir_all(dir)
+            .map_err(io(format!("making {}", dir.display())))?;
+        let path = dir.join("lock");
+        let lock = env.lock(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => Error::Busy(format!("{}: {e}", path.display())),
+            _ => Error::io(format!("locking {}", path.display()), &e),
+        })?;
+        let (log, vote, snapshot) = (dir.join("log"), dir.join("vote"), dir.join("snapshot"));
+        let mut kept = Kept {
+            vote: single(&*env, &vote, "the vote")?,
+            snapshot: single(&*env, &snapshot, "the snapshot")?,
+            ..Kept::default()
+        };
+        let bytes = contents(&*env, &log)?;
+        let end = match &bytes {
+            Some(bytes) => {
+                let read = read_log(&log, bytes)?;
+                let h = &read.head;
+                if h.format != FORMAT {
+                    return Err(Error::Unsupported(format!(
+                        "{}: format {}, this program knows {FORMAT}",
+                        log.display(),
+                        h.format
+                    )));
+                }
+                if (&*h.cluster, &*h.node) != (cluster, node) {
+                    return Err(Error::Config(format!(
+                        "{} belongs to node {} of cluster {:?}, not to node {node} of {cluster:?}",
+                        dir.display(),
+                        h.node,
+                        h.cluster
+                    )));
+                }
+                kept.purged = h.purged;
+                kept.entries = read.entries;
+                Some(read.end)
+            }
+            None if kept.vote.is_some() || kept.snapshot.is_some() => {
+                return Err(damaged(
+                    &log,
+                    "there is no log, but what was written after it",
+                ));
+            }
+            None => None,
+        };
+        // A vote is durable before an entry of its leader is, and a snapshot
+        // before the entries in it are dropped.
+        let leader = kept.vote.unwrap_or_default().leader_id;
+        if let Some(last) = kept.last()
+            && last.leader_id > leader
+        {
+            return Err(damaged(
+                &vote,
+                format_args!(
+                    "the log's last entry is of {}, the vote of {leader}",
+                    last.leader_id
+                ),
+            ));
+        }
+        let in_snapshot = kept.snapshot.as_ref().and_then(|s| s.meta.last_log_id);
+        if kept.purged > in_snapshot {
+            return Err(damaged(
+                &snapshot,
+                "the log begins after entries that are not in the snapshot",
+            ));
+        }
+        // A leader that comes back asks for votes again. Taking up an old term,
+        // openraft 0.9 answers reads once the first entry of that term is
+        // applied again, though later ones were acknowledged; a new term begins
+        // behind all of them. Such a vote promises neither less nor more.
+        if let Some(v) = &mut kept.vote
+            && v.leader_id.node_id == number(node)
+        {
+            v.committed = false;
+        }
+        let whole = end == bytes.as_ref().map(Vec::len);
+        let log = match end {
+            Some(end) if whole => LogFile {
+                file: env
+                    .open(&log, WRITE)
+                    .map_err(io(format!("opening {}", log.display())))?,
+                end: end as u64,
+            },
+            _ => write_log(&*env, dir, cluster, node, &kept)
+                .map_err(io(format!("writing {}", log.display())))?,
+        };
+        Ok(Disk {
+            env,
+            dir: dir.to_owned(),
+            cluster: cluster.to_owned(),
+            node: node.to_owned(),
+            log: Mutex::new(log),
+            kept: Mutex::new(kept),
+            poison: Arc::new(OnceLock::new()),
+            _lock: lock,
+        })
+    }
+
+    /// Why nothing works any more, once it does not.
+    pub fn poison(&self) -> Arc<OnceLock<String>> {
+        self.poison.clone()
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.poison.get() {
+            Some(why) => Err(Error::Poisoned(why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Never tried again: what a failed write or sync left is not known.
+    fn guard<T>(&self, what: &str, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
+        self.check()?;
+        f().map_err(|e| {
+            let why = format!("{}: {what}: {e}", self.dir.display());
+            Error::Poisoned(self.poison.get_or_init(|| why).clone())
+        })
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<Arc<dyn File>> {
+        replace(&*self.env, &self.dir, name, bytes)
+    }
+
+    /// Looks at what is kept.
+    pub fn kept<T>(&self, f: impl FnOnce(&Kept) -> T) -> Result<T> {
+        self.check()?;
+        Ok(f(&lock(&self.kept)))
+    }
+
+    /// Saves the vote.
+    pub fn vote(&self, v: Vote) -> Result<()> {
+        let _log = lock(&self.log);
+        self.guard("writing the vote", || self.replace("vote", &frame(&v)?))?;
+        lock(&self.kept).vote = Some(v);
+        Ok(())
+    }
+
+    /// Appends entries, which follow the last one.
+    pub fn append(&self, entries: Vec<Entry>) -> Result<()> {
+        if entries.is_empty() {
+            return self.check();
+        }
+        let mut log = lock(&self.log);
+        let mut last = lock(&self.kept).last().map(|l| l.index);
+        for e in &entries {
+            assert!(
+                last.is_none_or(|l| l + 1 == e.log_id.index),
+                "entry {} after {last:?}",
+                e.log_id.index
+            );
+            last = Some(e.log_id.index);
+        }
+        let len = self.guard("appending to the log", || {
+            let bytes = frame(&entries)?;
+            log.file.write_at(&bytes, log.end)?;
+            log.file.sync()?;
+            Ok(bytes.len())
+        })?;
+        log.end += len as u64;
+        let mut kept = lock(&self.kept);
+        kept.entries
+            .extend(entries.into_iter().map(|e| (e.log_id.index, e)));
+        Ok(())
+    }
+
+    /// Drops the entries from `from` on.
+    pub fn truncate(&self, from: u64) -> Result<()> {
+        self.shorten(|k| {
+            k.entries.split_off(&from);
+        })
+    }
+
+    /// Drops the entries up to `upto`, which are in the snapshot.
+    pub fn purge(&self, upto: LogId) -> Result<()> {
+        self.shorten(|k| {
+            if k.purged < Some(upto) {
+                k.purged = Some(upto);
+                k.entries = k.entries.split_off(&(upto.index + 1));
+            }
+        })
+    }
+
+    /// Replaces the log by what `f` leaves of it.
+    fn shorten(&self, f: impl FnOnce(&mut Kept)) -> Result<()> {
+        let mut log = lock(&self.log);
+        self.check()?;
+        let mut kept = lock(&self.kept);
+        f(&mut kept);
+        *log = self.guard("replacing the log", || {
+            write_log(&*self.env, &self.dir, &self.cluster, &self.node, &kept)
+        })?;
+        Ok(())
+    }
+
+    /// Saves a snapshot, unless there is a later one.
+    pub fn snapshot(&self, s: Saved) -> Result<()> {
+        let _log = lock(&self.log);
+        self.check()?;
+        let present = lock(&self.kept)
+            .snapshot
+            .as_ref()
+            .map(|s| s.meta.last_log_id);
+        if present > Some(s.meta.last_log_id) {
+            return Ok(());
+        }
+        self.guard("writing the snapshot", || {
+            self.replace("snapshot", &frame(&s)?)
+        })?;
+        lock(&self.kept).snapshot = Some(s);
+        Ok(())
+    }
+}

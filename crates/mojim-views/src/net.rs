@@ -1,0 +1,523 @@
+//! The way to the other voters: questions of kind `raft` to their daemons.
+//!
+//! ```text
+//! {"what": "raft", "cluster": …, "to": name, "from": name, "voters": checksum,
+//!  "rpc": …, "body": …}
+//!
+//! rpc            body                                answer
+//! append         AppendEntriesRequest                {"Ok": …} or {"Err": …}
+//! vote           VoteRequest                         the same
+//! snapshot       InstallSnapshotRequest, its data    the same
+//!                in hexadecimal digits
+//! forward-read   {"volume", "ms"}                    {"done": register} or
+//! forward-swap   {"volume", "new", "ms"}             {"elsewhere": why}: not done
+//! ```
+//!
+//! `voters` is the checksum of all voters' names: two configurations that
+//! differ in them must not make one log.
+//!
+//! Owns the connections: some for each voter, each used by one question at a
+//! time, dropped after any error. Invariants:
+//! - A question is no longer than a daemon takes ([`MOST`]). What could ever
+//!   have to travel is measured against that before it enters the log.
+//! - Every question is bounded in time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mojim::client::Client;
+use mojim::env::Address;
+use mojim::{Error, Result};
+use openraft::error::{
+    InstallSnapshotError, NetworkError, PayloadTooLarge, RPCError, RaftError, RemoteError,
+    Unreachable,
+};
+use openraft::network::{Backoff, RPCOption};
+use openraft::raft::{
+    AppendEntriesRequest, AppendEntriesResponse, InstallSnapshotRequest, InstallSnapshotResponse,
+    VoteRequest, VoteResponse,
+};
+use openraft::{AnyError, EntryPayload, LeaderId, RaftNetwork, RaftNetworkFactory};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::lock;
+use crate::types::{Entry, LogId, Membership, SnapshotMeta, Swap, TypeConfig, Vote, Voter, number};
+
+/// Longest question that a daemon takes, in bytes: a request's body less its
+/// checksum. A test holds it against `mojim-format`.
+pub(crate) const MOST: usize = 4096 - 4;
+
+/// Fewest bytes of a snapshot that are worth a question.
+const LEAST_CHUNK: usize = 256;
+
+/// Connections to one voter that are kept for the next question of one kind.
+const IDLE: usize = 4;
+
+/// The voters, and the connections to them.
+pub(crate) struct Links {
+    cluster: String,
+    me: String,
+    voters: BTreeMap<u64, (String, Address)>,
+    checksum: u32,
+    /// Connections without a question, by voter and by how long they wait.
+    idle: Mutex<HashMap<(u64, Duration), Vec<Client>>>,
+    /// What last went wrong with a voter, until something goes right.
+    troubles: Mutex<BTreeMap<u64, String>>,
+}
+
+/// What can travel in one question.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    /// Bytes of entries, as JSON.
+    pub entries: usize,
+    /// Bytes of a snapshot.
+    pub chunk: usize,
+}
+
+/// How asking once ended.
+pub(crate) enum Asked {
+    Answer(Value),
+    /// The question never left.
+    NotSent(Error),
+    /// It may have been heard.
+    Unknown(Error),
+}
+
+impl Links {
+    /// `voters` by their numbers, this node among them.
+    pub fn new(cluster: &str, me: &str, voters: BTreeMap<u64, (String, Address)>) -> Links {
+        let names: Vec<&String> = voters.values().map(|(name, _)| name).collect();
+        let names = json!(names).to_string();
+        Links {
+            cluster: cluster.to_owned(),
+            me: me.to_owned(),
+            checksum: mojim_format::crc32c(names.as_bytes()),
+            voters,
+            idle: Mutex::default(),
+            troubles: Mutex::default(),
+        }
+    }
+
+    /// A voter's name.
+    pub fn name(&self, voter: u64) -> &str {
+        self.voters.get(&voter).map_or("?", |(name, _)| name)
+    }
+
+    /// The voters as the log names them.
+    pub fn members(&self) -> BTreeMap<u64, Voter> {
+        let named = |(n, (name, _)): (&u64, &(String, Address))| (*n, Voter { name: name.clone() });
+        self.voters.iter().map(named).collect()
+    }
+
+    /// What went wrong with which voter, for messages.
+    pub fn troubles(&self) -> String {
+        let all = lock(&self.troubles);
+        let texts: Vec<String> = all
+            .iter()
+            .map(|(n, why)| format!("; {}: {why}", self.name(*n)))
+            .collect();
+        texts.concat()
+    }
+
+    /// Whether a question was meant for this node, and its sender counts the
+    /// same voters.
+    pub fn check(&self, q: &Value) -> Result<()> {
+        let text = |k: &str| q[k].as_str().unwrap_or("");
+        if text("cluster") != self.cluster {
+            return Err(Error::Invalid(format!(
+                "this is cluster {:?}, not {:?}",
+                self.cluster,
+                text("cluster")
+            )));
+        }
+        if text("to") != self.me {
+            return Err(Error::Invalid(format!(
+                "this is node {}, not {:?}: two nodes share an address",
+                self.me,
+                text("to")
+            )));
+        }
+        if q["voters"].as_u64() != Some(self.checksum.into()) {
+            let names: Vec<&str> = self.voters.values().map(|(n, _)| &**n).collect();
+            return Err(Error::Config(format!(
+                "node {} counts other voters than node {}, for which they are {}: the configurations \
+                 differ",
+                text("from"),
+                self.me,
+                names.join(", ")
+            )));
+        }
+        Ok(())
+    }
+
+    fn question(&self, to: &str, rpc: &str, body: Value) -> Value {
+        json!({
+            "what": "raft", "cluster": self.cluster, "to": to, "from": self.me,
+            "voters": self.checksum, "rpc": rpc, "body": body,
+        })
+    }
+
+    /// What fits into one question to any voter; an error if the voters
+    /// themselves do not.
+    pub fn room(&self) -> Result<Room> {
+        let id = LogId::new(LeaderId::new(u64::MAX, u32::MAX.into()), u64::MAX);
+        let vote = Vote::new_committed(u64::MAX, u32::MAX.into());
+        let append = AppendEntriesRequest::<TypeConfig> {
+            vote,
+            prev_log_id: Some(id),
+            entries: vec![],
+            leader_commit: Some(id),
+        };
+        let voters = openraft::Membership::from(self.members());
+        let snapshot = InstallSnapshotRequest::<TypeConfig> {
+            vote,
+            meta: SnapshotMeta {
+                last_log_id: Some(id),
+                last_membership: Membership::new(Some(id), voters.clone()),
+                snapshot_id: id.to_string(),
+            },
+            offset: u64::MAX,
+            data: vec![],
+            done: false,
+        };
+        let without = |rpc: &str, body: Value| {
+            let lens = self.voters.values().map(|(to, _)| {
+                let q = self.question(to, rpc, body.clone());
+                q.to_string().len()
+            });
+            MOST.saturating_sub(lens.max().unwrap_or(MOST))
+        };
+        let room = Room {
+            entries: without("append", value(&append)?),
+            chunk: without("snapshot", hex_snapshot(snapshot)?) / 2,
+        };
+        let first = entry_len(&EntryPayload::Membership(voters))?;
+        if first > room.entries || room.chunk < LEAST_CHUNK {
+            return Err(Error::Config(format!(
+                "{} voters with names this long are too many: a question among them has {MOST} bytes",
+                self.voters.len()
+            )));
+        }
+        Ok(room)
+    }
+
+    fn connect(&self, to: u64, timeout: Duration) -> Result<Client> {
+        let (_, address) = self
+            .voters
+            .get(&to)
+            .ok_or_else(|| Error::NotFound(format!("there is no voter {to}")))?;
+        Client::connect(address, timeout)
+    }
+
+    fn note<T>(&self, to: u64, r: &Result<T>) {
+        let mut all = lock(&self.troubles);
+        match r {
+            Ok(_) => all.remove(&to),
+            Err(e) => all.insert(to, e.to_string()),
+        };
+    }
+
+    /// Asks something that may be heard twice. Blocks for at most twice
+    /// `timeout`.
+    fn ask(&self, to: u64, q: &Value, timeout: Duration) -> Result<Value> {
+        let kept = lock(&self.idle).get_mut(&(to, timeout)).and_then(Vec::pop);
+        let over_kept = kept.map(|mut c| (c.ask(q), c));
+        let (r, client) = match over_kept {
+            Some((r @ (Ok(_) | Err(Error::Timeout(_))), c)) => (r, Some(c)),
+            // It was closed, most often because nothing was asked for long.
+            _ => match self.connect(to, timeout) {
+                Ok(mut c) => (c.ask(q), Some(c)),
+                Err(e) => (Err(e), None),
+            },
+        };
+        self.note(to, &r);
+        if let (Ok(_), Some(c)) = (&r, client) {
+            let mut idle = lock(&self.idle);
+            let same = idle.entry((to, timeout)).or_default();
+            if same.len() < IDLE {
+                same.push(c);
+            }
+        }
+        r
+    }
+
+    /// Asks something, once, over a connection of its own. Blocks for at most
+    /// `timeout`.
+    pub fn ask_once(&self, to: u64, rpc: &str, body: Value, timeout: Duration) -> Asked {
+        let q = self.question(self.name(to), rpc, body);
+        let r = self.connect(to, timeout).map(|mut c| c.ask(&q));
+        let (r, sent) = match r {
+            Ok(r) => (r, true),
+            Err(e) => (Err(e), false),
+        };
+        self.note(to, &r);
+        match r {
+            Ok(v) => Asked::Answer(v),
+            // Connecting goes on after `connect` has returned; only it can be
+            // refused.
+            Err(e) if !sent || e.errno() == libc::ECONNREFUSED => Asked::NotSent(e),
+            Err(e) => Asked::Unknown(e),
+        }
+    }
+}
+
+fn value<T: Serialize>(v: &T) -> Result<Value> {
+    serde_json::to_value(v).map_err(|e| Error::Protocol(e.to_string()))
+}
+
+/// Bytes of an entry with this payload among others, as JSON, at most.
+fn entry_len(payload: &EntryPayload<TypeConfig>) -> Result<usize> {
+    let entry = Entry {
+        log_id: LogId::new(LeaderId::new(u64::MAX, u32::MAX.into()), u64::MAX),
+        payload: payload.clone(),
+    };
+    Ok(value(&entry)?.to_string().len() + 1)
+}
+
+impl Room {
+    /// Whether a swap can travel, alone in its question. One that cannot must
+    /// not enter the log: nothing behind it could.
+    pub fn check(&self, s: &Swap) -> Result<()> {
+        let len = entry_len(&EntryPayload::Normal(s.clone()))?;
+        if len > self.entries {
+            return Err(Error::Invalid(format!(
+                "a register of volume {:?} with names this long: {len} bytes in the log, {} at most",
+                s.volume, self.entries
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The request with its data in hexadecimal digits: a list of numbers is twice
+/// as long.
+fn hex_snapshot(mut q: InstallSnapshotRequest<TypeConfig>) -> Result<Value> {
+    let data = std::mem::take(&mut q.data);
+    let mut v = value(&q)?;
+    v["data"] = Value::String(data.iter().map(|b| format!("{b:02x}")).collect());
+    Ok(v)
+}
+
+/// What [`hex_snapshot`] made.
+pub(crate) fn unhex_snapshot(body: &Value) -> Result<InstallSnapshotRequest<TypeConfig>> {
+    let bad = || Error::Protocol("a snapshot's data are not hexadecimal digits".into());
+    let text = body["data"].as_str().ok_or_else(bad)?;
+    let byte = |pair: &[u8]| {
+        let digit = |b: Option<&u8>| (*b? as char).to_digit(16);
+        Some((digit(pair.first())? * 16 + digit(pair.get(1))?) as u8)
+    };
+    let data: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
+    let mut body = body.clone();
+    body["data"] = json!([]);
+    let mut q: InstallSnapshotRequest<TypeConfig> = from_value(&body)?;
+    q.data = data.ok_or_else(bad)?;
+    Ok(q)
+}
+
+/// The body of a question, or of an answer.
+pub(crate) fn from_value<T: DeserializeOwned>(v: &Value) -> Result<T> {
+    T::deserialize(v).map_err(|e| Error::Protocol(format!("another voter's words: {e}")))
+}
+
+/// Makes the links that openraft asks for.
+pub(crate) struct Network {
+    pub links: Arc<Links>,
+    /// How long a voter that was not reached is left alone.
+    pub pause: Duration,
+}
+
+impl RaftNetworkFactory<TypeConfig> for Network {
+    type Network = Link;
+
+    async fn new_client(&mut self, target: u64, _: &Voter) -> Link {
+        Link {
+            links: self.links.clone(),
+            target,
+            pause: self.pause,
+        }
+    }
+}
+
+/// One voter, as openraft reaches it.
+pub(crate) struct Link {
+    links: Arc<Links>,
+    target: u64,
+    pause: Duration,
+}
+
+type RpcError<E = openraft::error::Infallible> = RPCError<u64, Voter, RaftError<u64, E>>;
+
+impl Link {
+    async fn call<A, E>(
+        &self,
+        rpc: &'static str,
+        body: Result<Value>,
+        ttl: Duration,
+    ) -> std::result::Result<A, RpcError<E>>
+    where
+        A: DeserializeOwned,
+        E: std::error::Error + DeserializeOwned,
+    {
+        let away = |e: String| RPCError::Unreachable(Unreachable::new(&AnyError::error(e)));
+        let (links, to) = (self.links.clone(), self.target);
+        let asked = tokio::task::spawn_blocking(move || {
+            let q = links.question(links.name(to), rpc, body?);
+            links.ask(to, &q, ttl)
+        });
+        let answer = asked
+            .await
+            .map_err(|e| away(e.to_string()))?
+            .map_err(|e| away(e.to_string()))?;
+        from_value::<std::result::Result<A, RaftError<u64, E>>>(&answer)
+            .map_err(|e| RPCError::Network(NetworkError::new(&e)))?
+            .map_err(|e| RPCError::RemoteError(RemoteError::new(to, e)))
+    }
+}
+
+impl RaftNetwork<TypeConfig> for Link {
+    async fn append_entries(
+        &mut self,
+        q: AppendEntriesRequest<TypeConfig>,
+        how: RPCOption,
+    ) -> std::result::Result<AppendEntriesResponse<u64>, RpcError> {
+        // The store measures what it hands out, so this is only a net.
+        let body = value(&q);
+        let len = body.as_ref().map_or(0, |b| {
+            let q = self
+                .links
+                .question(self.links.name(self.target), "append", b.clone());
+            q.to_string().len()
+        });
+        if len > MOST && q.entries.len() > 1 {
+            return Err(PayloadTooLarge::new_entries_hint(q.entries.len() as u64 / 2).into());
+        }
+        self.call("append", body, how.hard_ttl()).await
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        q: InstallSnapshotRequest<TypeConfig>,
+        how: RPCOption,
+    ) -> std::result::Result<InstallSnapshotResponse<u64>, RpcError<InstallSnapshotError>> {
+        self.call("snapshot", hex_snapshot(q), how.hard_ttl()).await
+    }
+
+    async fn vote(
+        &mut self,
+        q: VoteRequest<u64>,
+        how: RPCOption,
+    ) -> std::result::Result<VoteResponse<u64>, RpcError> {
+        self.call("vote", value(&q), how.hard_ttl()).await
+    }
+
+    fn backoff(&self) -> Backoff {
+        Backoff::new(std::iter::repeat(self.pause))
+    }
+}
+
+/// The number of a name, and the name where it had it before.
+pub(crate) fn numbered(
+    voters: &BTreeMap<String, Address>,
+) -> Result<BTreeMap<u64, (String, Address)>> {
+    let mut out = BTreeMap::new();
+    for (name, address) in voters {
+        let before = out.insert(number(name), (name.clone(), address.clone()));
+        if let Some((other, _)) = before {
+            return Err(Error::Config(format!(
+                "the names of the voters {other} and {name} have the same checksum: rename one"
+            )));
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mojim_format::{Frame, FrameKind};
+    use mojim_protocol::view::{Member, Register};
+
+    fn links(voters: usize, name_len: usize) -> Links {
+        let voter = |i: usize| {
+            let name = format!("{i:0name_len$}");
+            (name, Address::Unix("/nowhere".into()))
+        };
+        let all: BTreeMap<String, Address> = (0..voters).map(voter).collect();
+        let me = all.keys().next().unwrap().clone();
+        Links::new("cluster", &me, numbered(&all).unwrap())
+    }
+
+    #[test]
+    fn a_question_is_no_longer_than_a_daemon_takes() {
+        let frame = |body: usize| {
+            let f = Frame {
+                kind: FrameKind::Request,
+                flags: 0,
+                epoch: 0,
+                lsn: 0,
+                body: body as u32,
+            };
+            Frame::decode(&f.encode())
+        };
+        assert!(frame(MOST + 4).is_ok());
+        assert!(frame(MOST + 5).is_err());
+    }
+
+    #[test]
+    fn room_for_the_longest_names_of_a_few_voters() {
+        let room = links(9, mojim_format::MAX_NAME).room().unwrap();
+        let long = "x".repeat(mojim_format::MAX_NAME);
+        let member = Some(Member {
+            node: long.clone(),
+            incarnation: u64::MAX,
+        });
+        let new = Register {
+            version: u64::MAX,
+            epoch: u64::MAX,
+            primary: member.clone(),
+            mirror: member,
+        };
+        let mut s = Swap { volume: long, new };
+        room.check(&s).unwrap();
+        s.volume = "x".repeat(MOST);
+        assert!(matches!(room.check(&s), Err(Error::Invalid(_))));
+        assert!(matches!(links(60, 64).room(), Err(Error::Config(_))));
+    }
+
+    #[test]
+    fn a_full_chunk_travels() {
+        let links = links(5, 64);
+        let room = links.room().unwrap();
+        let data: Vec<u8> = (0..room.chunk).map(|i| i as u8).collect();
+        let q = InstallSnapshotRequest::<TypeConfig> {
+            vote: Vote::new_committed(7, u32::MAX.into()),
+            meta: SnapshotMeta::default(),
+            offset: 9,
+            data,
+            done: true,
+        };
+        let body = hex_snapshot(q.clone()).unwrap();
+        let text = links.question(&links.me, "snapshot", body).to_string();
+        assert!(text.len() <= MOST);
+        let back: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(unhex_snapshot(&back["body"]).unwrap(), q);
+        assert!(unhex_snapshot(&json!({ "data": "abc" })).is_err());
+    }
+
+    #[test]
+    fn strangers_are_refused() {
+        let (a, b) = (links(3, 4), links(4, 4));
+        let q = a.question(&a.me, "vote", Value::Null);
+        a.check(&q).unwrap();
+        assert!(matches!(b.check(&q), Err(Error::Config(_))));
+        let mut other = q.clone();
+        other["to"] = json!("0001");
+        assert!(matches!(a.check(&other), Err(Error::Invalid(_))));
+        let mut other = q;
+        other["cluster"] = json!("x");
+        assert!(matches!(a.check(&other), Err(Error::Invalid(_))));
+    }
+}

@@ -1,0 +1,343 @@
+//! Voters together: who wins a swap, who leads, what a minority cannot do,
+//! what a start from disk brings back.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use mojim::Error;
+use mojim::views::Views;
+use mojim_protocol::view::Register;
+
+use super::daemons::{Cut, Daemons};
+use super::failing::Failing;
+use super::register;
+use crate::lock;
+use crate::views::RaftViews;
+
+const ABC: [&str; 3] = ["a", "b", "c"];
+
+/// Swaps until it is known to have been done or not: true if by us.
+fn swap(at: &RaftViews, volume: &str, new: &Register) -> bool {
+    match at.swap(volume, new) {
+        Ok(done) => done,
+        Err(Error::Timeout(_)) => read(at, volume) == *new,
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn read(at: &RaftViews, volume: &str) -> Register {
+    at.read(volume).unwrap()
+}
+
+/// Fails with `Timeout`, and not much later than it may.
+fn times_out<T: std::fmt::Debug>(bound: Duration, f: impl FnOnce() -> mojim::Result<T>) {
+    let begun = Instant::now();
+    let e = f().unwrap_err();
+    assert!(matches!(e, Error::Timeout(_)), "{e}");
+    assert!(begun.elapsed() < bound + Duration::from_secs(2));
+}
+
+#[test]
+fn each_version_is_won_once() {
+    const VERSIONS: u64 = 40;
+    let d = Daemons::started(&ABC);
+    let won: Mutex<BTreeMap<u64, Vec<Register>>> = Mutex::default();
+    let seen: Mutex<Vec<Register>> = Mutex::default();
+    let known = AtomicU64::new(0);
+    std::thread::scope(|s| {
+        for i in 0..6 {
+            let at = d.at(ABC[i % 3]);
+            let (won, seen, known) = (&won, &seen, &known);
+            s.spawn(move || {
+                loop {
+                    let least = known.load(SeqCst);
+                    let now = read(&at, "v");
+                    assert!(now.version >= least, "a read went back");
+                    known.fetch_max(now.version, SeqCst);
+                    if now.version >= VERSIONS {
+                        return;
+                    }
+                    let new = register(now.version + 1, &format!("thread {i}"));
+                    if now.version > 0 {
+                        lock(seen).push(now);
+                    }
+                    if swap(&at, "v", &new) {
+                        known.fetch_max(new.version, SeqCst);
+                        lock(won).entry(new.version).or_default().push(new);
+                    }
+                }
+            });
+        }
+    });
+    let won = won.into_inner().unwrap();
+    assert!(won.keys().copied().eq(1..=VERSIONS));
+    for (version, winners) in &won {
+        assert_eq!(winners.len(), 1, "version {version}");
+    }
+    for r in seen.into_inner().unwrap() {
+        assert_eq!(r, won[&r.version][0]);
+    }
+    for name in ABC {
+        assert_eq!(read(&d.at(name), "v"), won[&VERSIONS][0]);
+        assert_eq!(read(&d.at(name), "another"), Register::default());
+    }
+}
+
+#[test]
+fn another_leads_when_the_leader_stops() {
+    let d = Daemons::started(&ABC);
+    let first = d.leader("");
+    assert!(swap(&d.at(&d.follower()), "v", &register(1, "x")));
+    d.stop(&first);
+    let second = d.leader(&first);
+    assert_ne!(first, second);
+    let third = ABC.into_iter().find(|n| **n != first && **n != second);
+    let third = d.at(third.unwrap());
+    assert_eq!(read(&third, "v"), register(1, "x"));
+    assert!(swap(&third, "v", &register(2, "y")));
+    assert!(!swap(&d.at(&second), "v", &register(2, "z")));
+    // Back, the first one has missed nothing.
+    let first = d.start(&first);
+    assert_eq!(read(&first, "v"), register(2, "y"));
+}
+
+#[test]
+fn a_minority_reads_and_swaps_nothing() {
+    let mut d = Daemons::new(&ABC);
+    d.options.timeout = Duration::from_secs(2);
+    d.start_all();
+    let left = d.follower();
+    assert!(swap(&d.at(&left), "v", &register(1, "x")));
+    for name in ABC.into_iter().filter(|n| *n != left) {
+        d.stop(name);
+    }
+    let alone = d.at(&left);
+    times_out(d.options.timeout, || alone.read("v"));
+    times_out(d.options.timeout, || alone.swap("v", &register(2, "y")));
+    for name in ABC.into_iter().filter(|n| *n != left) {
+        d.start(name);
+    }
+    d.leader("");
+    assert_eq!(read(&alone, "v"), register(1, "x"));
+}
+
+#[test]
+fn a_cut_off_leader_answers_nothing() {
+    let mut d = Daemons::new(&ABC);
+    d.options.timeout = Duration::from_secs(4);
+    d.start_all();
+    let old = d.leader("");
+    let other = d.at(&d.follower());
+    assert!(swap(&other, "v", &register(1, "x")));
+    d.isolate(&old, Cut::Silent);
+    // The others' swap waits for the old leader in vain, until there is a new one.
+    let mut tries = 0;
+    while !swap(&other, "v", &register(2, "new")) {
+        tries += 1;
+        assert!(tries < 5);
+    }
+    let alone = d.at(&old);
+    times_out(d.options.timeout, || alone.swap("v", &register(2, "old")));
+    times_out(d.options.timeout, || alone.read("v"));
+    d.heal();
+    d.leader("");
+    assert_eq!(read(&alone, "v"), register(2, "new"));
+    assert!(swap(&alone, "v", &register(3, "back")));
+    assert_eq!(read(&other, "v"), register(3, "back"));
+}
+
+#[test]
+fn closed_links_are_made_again() {
+    let d = Daemons::started(&ABC);
+    let cut = d.follower();
+    let at = d.at(&cut);
+    assert!(swap(&at, "v", &register(1, "x")));
+    d.isolate(&cut, Cut::Closed);
+    let leader = d.leader(&cut);
+    assert!(swap(&d.at(&leader), "v", &register(2, "y")));
+    d.heal();
+    assert_eq!(read(&at, "v"), register(2, "y"));
+}
+
+#[test]
+fn all_start_from_their_disks() {
+    let d = Daemons::started(&ABC);
+    for version in 1..=30 {
+        assert!(swap(&d.at("a"), "v", &register(version, "x")));
+    }
+    for round in 30..32 {
+        d.stop_all();
+        d.start_all();
+        // The first read after it sees everything, whoever leads.
+        assert_eq!(read(&d.at("b"), "v"), register(round, "x"));
+        assert!(swap(&d.at("c"), "v", &register(round + 1, "x")));
+    }
+}
+
+/// A leader that takes up its old term again has acknowledged more than the
+/// other voter has, which it brings up to date piece by piece. What is committed
+/// anew in between is old; openraft 0.9 alone answered reads from it.
+#[test]
+fn a_leader_that_comes_back_reads_nothing_old() {
+    let d = Daemons::started(&ABC);
+    let leader = d.leader("");
+    let mut others = d.names();
+    others.retain(|n| *n != leader);
+    assert!(swap(&d.at(&leader), "v", &register(1, "x")));
+    let behind = &others[0];
+    d.at(behind)
+        .until(|m| m.last_applied.is_some_and(|a| a.index >= 2));
+    d.stop(behind);
+    for version in 2..=150 {
+        assert!(swap(&d.at(&leader), "v", &register(version, "x")));
+    }
+    assert_eq!(d.leader(behind), leader);
+    d.stop_all();
+    d.start(behind);
+    let back = d.start(&leader);
+    assert_eq!(read(&back, "v"), register(150, "x"));
+}
+
+#[test]
+fn a_late_voter_gets_a_snapshot_in_pieces() {
+    const VOLUMES: u64 = 60;
+    let mut d = Daemons::new(&ABC);
+    d.snapshots = (20, 5);
+    d.start("a");
+    d.start("b");
+    let volume = |i| format!("a volume with a long name, number {i}");
+    let (a, b) = (d.at("a"), d.at("b"));
+    for i in 0..VOLUMES {
+        assert!(swap(&a, &volume(i), &register(1, "somebody")));
+    }
+    for v in [&a, &b] {
+        v.until(|m| m.purged.is_some_and(|p| p.index > 20));
+    }
+    let c = d.start("c");
+    let last = a.metrics().last_applied;
+    c.until(move |m| m.last_applied >= last && m.snapshot.is_some());
+    for i in 0..VOLUMES {
+        assert_eq!(c.here(&volume(i)), register(1, "somebody"));
+    }
+    // From snapshots and what is left of the logs.
+    drop((a, b, c));
+    d.stop_all();
+    d.start_all();
+    for i in [0, 20, 45, VOLUMES - 1] {
+        assert_eq!(read(&d.at("c"), &volume(i)), register(1, "somebody"));
+    }
+}
+
+#[test]
+fn a_voter_whose_disk_failed_takes_no_part() {
+    let d = Daemons::new(&ABC);
+    let disks: Vec<_> = ABC.map(|n| (n, Arc::new(Failing::default()))).into();
+    for (name, disk) in &disks {
+        d.start_on(disk.clone(), name);
+    }
+    let leader = d.leader("");
+    assert!(swap(&d.at(&leader), "v", &register(1, "x")));
+    let failing = disks.iter().find(|(n, _)| **n == leader).unwrap();
+    failing.1.fail(true);
+    let ill = d.at(&leader);
+    // Its fate is not known here: it may have reached the others.
+    let e = ill.swap("v", &register(2, "ill")).unwrap_err();
+    assert!(matches!(e, Error::Poisoned(_) | Error::Timeout(_)), "{e}");
+    ill.until(|m| m.running_state.is_err());
+    failing.1.fail(false);
+    for r in [ill.read("v"), ill.read("v")] {
+        assert!(matches!(r, Err(Error::Poisoned(_))), "{r:?}");
+    }
+    assert!(matches!(
+        ill.swap("v", &register(2, "y")),
+        Err(Error::Poisoned(_))
+    ));
+    let next = d.leader(&leader);
+    let now = read(&d.at(&next), "v");
+    assert!(now == register(1, "x") || now == register(2, "ill"));
+    assert!(swap(&d.at(&next), "v", &register(now.version + 1, "z")));
+    // Started again, it is looked at and goes on.
+    d.stop(&leader);
+    let well = d.start(&leader);
+    assert_eq!(read(&well, "v"), register(now.version + 1, "z"));
+}
+
+#[test]
+fn one_voter_is_enough() {
+    let d = Daemons::started(&["a"]);
+    assert_eq!(read(&d.at("a"), "v"), Register::default());
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    assert!(!swap(&d.at("a"), "v", &register(1, "x again")));
+    d.stop("a");
+    let a = d.start("a");
+    assert_eq!(read(&a, "v"), register(1, "x"));
+    assert_eq!(a.leader().as_deref(), Some("a"));
+}
+
+#[test]
+fn of_two_voters_both_are_needed() {
+    let mut d = Daemons::new(&["a", "b"]);
+    d.options.timeout = Duration::from_secs(2);
+    d.start_all();
+    d.leader("");
+    assert!(swap(&d.at("b"), "v", &register(1, "x")));
+    d.stop("a");
+    times_out(d.options.timeout, || d.at("b").read("v"));
+    d.start("a");
+    d.leader("");
+    assert_eq!(read(&d.at("a"), "v"), register(1, "x"));
+}
+
+#[test]
+fn what_a_start_refuses() {
+    let d = Daemons::new(&["a"]);
+    let a = d.start("a");
+    assert!(swap(&a, "v", &register(1, "x")));
+    let e = RaftViews::start(d.options_of("a")).err().unwrap();
+    assert!(matches!(e, Error::Busy(_)), "{e}");
+    d.stop("a");
+    // Nobody has to forget the one that was stopped.
+    let e = a.read("v").unwrap_err();
+    assert!(matches!(e, Error::Busy(_)), "{e}");
+
+    let config = |change: &dyn Fn(&mut crate::Options)| {
+        let mut o = d.options_of("a");
+        change(&mut o);
+        let e = RaftViews::start(o).err().unwrap();
+        assert!(matches!(e, Error::Config(_)), "{e}");
+    };
+    config(&|o| o.me = "x".into());
+    config(&|o| o.cluster = "another".into());
+    config(&|o| o.heartbeat = Duration::ZERO);
+    config(&|o| o.election.0 = o.heartbeat);
+    config(&|o| {
+        let address = o.voters["a"].clone();
+        o.voters.insert("b".into(), address);
+    });
+    d.start("a");
+    assert_eq!(read(&d.at("a"), "v"), register(1, "x"));
+}
+
+#[test]
+fn a_name_too_long_for_a_question_is_refused() {
+    let d = Daemons::started(&["a"]);
+    let e = d.at("a").swap(&"x".repeat(5000), &register(1, "x"));
+    assert!(matches!(e, Err(Error::Invalid(_))), "{e:?}");
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+}
+
+#[test]
+fn calls_from_within_another_runtime_do_not_panic() {
+    let d = Daemons::started(&["a"]);
+    let a = d.at("a");
+    let other = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    other.block_on(async {
+        assert!(a.swap("v", &register(1, "x")).unwrap());
+        assert_eq!(a.read("v").unwrap(), register(1, "x"));
+        a.hear(&serde_json::json!({})).unwrap_err();
+    });
+}

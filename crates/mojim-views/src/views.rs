@@ -1,0 +1,539 @@
+//! A voter's part in the register of views.
+//!
+//! Owns the openraft node and the threads it runs on. Callers are ordinary
+//! threads: what they want runs as a task there, and they wait for its answer
+//! for a bounded time.
+//!
+//! Reads and swaps go to the leader, this node or another. A read is answered
+//! after a majority has confirmed the leader, which began no later than the
+//! read did, and from all that was committed before. A swap is proposed once:
+//! where its fate cannot be told, the caller is told that.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use mojim::env::{Address, Env};
+use mojim::os::Os;
+use mojim::views::{Views, from_json};
+use mojim::{Error, Result};
+use mojim_protocol::view::Register;
+use openraft::error::{Fatal, InitializeError, RaftError};
+use openraft::{Config, SnapshotPolicy};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use crate::disk::Disk;
+use crate::lock;
+use crate::net::{Asked, Links, Network, Room, from_value, numbered, unhex_snapshot};
+use crate::store::{LogStore, Machine, Now};
+use crate::types::{Raft, Swap, number};
+
+/// Threads that tasks run on. They never block.
+const WORKERS: usize = 2;
+
+/// Threads that wait for the disk and for other voters' answers.
+const BLOCKING: usize = 128;
+
+/// Reads and swaps that may wait for the leader's answer at one time; the
+/// voters' own questions and the disk must not run out of threads.
+const FORWARDS: usize = 64;
+
+/// How much longer than its bound a call may take in a task: whatever it is,
+/// the caller goes on.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Entries after which a snapshot is made, and entries that stay behind it.
+const SNAPSHOT_EVERY: u64 = 1000;
+const STAY: u64 = 200;
+
+/// What a voter needs to know.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The cluster's name.
+    pub cluster: String,
+    /// This node's name, one of `voters`.
+    pub me: String,
+    /// Where every voter's daemon listens, by name. The names are the same at
+    /// every voter, forever.
+    pub voters: BTreeMap<String, Address>,
+    /// Where this voter's files lie; made if missing.
+    pub dir: PathBuf,
+    /// How often a leader is heard, more or less; also how long a voter may
+    /// take to answer it, its disk included.
+    pub heartbeat: Duration,
+    /// A voter asks to be leader after hearing none for the greater of these
+    /// and a random time between them.
+    pub election: (Duration, Duration),
+    /// How long `read` and `swap` try at most.
+    pub timeout: Duration,
+}
+
+/// A voter's part in the register of views. [`RaftViews::stop`] ends it.
+pub struct RaftViews {
+    inner: Arc<Inner>,
+    runtime: Mutex<Option<Runtime>>,
+}
+
+struct Inner {
+    id: u64,
+    raft: Raft,
+    links: Arc<Links>,
+    room: Room,
+    now: Now,
+    poison: Arc<OnceLock<String>>,
+    forwards: Arc<Semaphore>,
+    heartbeat: Duration,
+    timeout: Duration,
+}
+
+/// What came of doing something at a voter that may not be the leader.
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Here<T> {
+    Done(T),
+    /// It was not done, and will not be. The text says why.
+    Elsewhere(String),
+}
+
+fn fate_unknown(why: impl std::fmt::Display) -> Error {
+    Error::Timeout(format!(
+        "whether the view was changed is not known ({why}): read it again"
+    ))
+}
+
+fn millis(what: &str, d: Duration) -> Result<u64> {
+    match u64::try_from(d.as_millis()) {
+        // So that sums of a few of them still are times.
+        Ok(ms) if (1..1 << 40).contains(&ms) => Ok(ms),
+        _ => Err(Error::Config(format!("{what} of {d:?}"))),
+    }
+}
+
+impl RaftViews {
+    /// Starts this node's part: opens its directory, and takes part in choosing
+    /// a leader. Does not wait for one. Answers of the other voters come through
+    /// [`Views::hear`], so the daemon should listen already, or soon.
+    pub fn start(o: Options) -> Result<Arc<RaftViews>> {
+        let os = Os::new().map_err(|e| Error::io("starting", &e))?;
+        RaftViews::start_on(Arc::new(os), o, (SNAPSHOT_EVERY, STAY))
+    }
+
+    /// `(every, stay)`: see [`SNAPSHOT_EVERY`] and [`STAY`].
+    pub(crate) fn start_on(
+        env: Arc<dyn Env>,
+        o: Options,
+        (every, stay): (u64, u64),
+    ) -> Result<Arc<RaftViews>> {
+        if !o.voters.contains_key(&o.me) {
+            return Err(Error::Config(format!("node {} is not a voter", o.me)));
+        }
+        let links = Arc::new(Links::new(&o.cluster, &o.me, numbered(&o.voters)?));
+        let room = links.room()?;
+        let config = Config {
+            cluster_name: o.cluster.clone(),
+            heartbeat_interval: millis("a heartbeat", o.heartbeat)?,
+            election_timeout_min: millis("an election timeout", o.election.0)?,
+            election_timeout_max: millis("an election timeout", o.election.1)?,
+            install_snapshot_timeout: millis("a timeout", o.timeout)?,
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(every),
+            snapshot_max_chunk_size: room.chunk as u64,
+            max_in_snapshot_log_to_keep: stay,
+            ..Config::default()
+        };
+        let config = config
+            .validate()
+            .map_err(|e| Error::Config(e.to_string()))?;
+        let disk = Arc::new(Disk::open(env, &o.dir, &o.cluster, &o.me)?);
+        let members = links.members();
+        if let Some(m) = disk.kept(|k| k.membership())?
+            && m.nodes().map(|(n, _)| n).ne(members.keys())
+        {
+            let names = |all: Vec<&str>| all.join(", ");
+            return Err(Error::Config(format!(
+                "{}: the voters here are {}, those of the configuration are {}; they cannot be changed",
+                o.dir.display(),
+                names(m.nodes().map(|(_, v)| &*v.name).collect()),
+                names(o.voters.keys().map(|n| &**n).collect()),
+            )));
+        }
+        let machine = Machine::new(disk.clone())?;
+        let (now, poison) = (machine.now(), disk.poison());
+        let store = LogStore::new(disk, room.entries);
+        let network = Network {
+            links: links.clone(),
+            pause: o.heartbeat,
+        };
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(WORKERS)
+            .max_blocking_threads(BLOCKING)
+            .thread_name("mojim-views")
+            .enable_time()
+            .build()
+            .map_err(|e| Error::io("starting the register's threads", &e))?;
+        let id = number(&o.me);
+        let started = async move {
+            let raft = Raft::new(id, Arc::new(config), network, store, machine)
+                .await
+                .map_err(|e| Error::Poisoned(e.to_string()))?;
+            // Every voter does, with the same voters: so the same first entry.
+            match raft.initialize(members).await {
+                Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(raft),
+                Err(e) => Err(Error::Poisoned(e.to_string())),
+            }
+        };
+        // It waits for the disk alone.
+        let raft = wait(runtime.handle(), None, started)?;
+        Ok(Arc::new(RaftViews {
+            inner: Arc::new(Inner {
+                id,
+                raft,
+                links,
+                room,
+                now,
+                poison,
+                forwards: Arc::new(Semaphore::new(FORWARDS)),
+                heartbeat: o.heartbeat,
+                timeout: o.timeout,
+            }),
+            runtime: Mutex::new(Some(runtime)),
+        }))
+    }
+
+    /// The voter that leads, as far as this one knows.
+    pub fn leader(&self) -> Option<String> {
+        let leader = self.inner.leader()?;
+        Some(self.inner.links.name(leader).to_owned())
+    }
+
+    /// Ends this node's part. Its files are free, unless the disk hangs; what
+    /// was waiting ends with an error. Waits for the disk and for other voters'
+    /// answers, about the `timeout` at most; not to be called by a task of an
+    /// async runtime.
+    pub fn stop(&self) {
+        let Some(runtime) = lock(&self.runtime).take() else {
+            return;
+        };
+        let raft = self.inner.raft.clone();
+        let ended = async move {
+            // It fails if it had ended already.
+            let _ = raft.shutdown().await;
+            Ok(())
+        };
+        let _ = wait(runtime.handle(), Some(self.inner.timeout), ended);
+        runtime.shutdown_timeout(self.inner.timeout);
+    }
+
+    /// Runs `f` and waits for it, with a bound.
+    fn run<T: Send + 'static>(
+        &self,
+        f: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (handle, bound) = match &*lock(&self.runtime) {
+            Some(r) => (r.handle().clone(), self.inner.timeout + GRACE),
+            None => return Err(stopped()),
+        };
+        wait(&handle, Some(bound), f)
+    }
+}
+
+impl Drop for RaftViews {
+    fn drop(&mut self) {
+        if let Some(runtime) = lock(&self.runtime).take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn stopped() -> Error {
+    Error::Busy("the register of views is stopped here".into())
+}
+
+/// Runs `f` as a task and waits for it: unlike `block_on`, from any thread.
+fn wait<T: Send + 'static>(
+    on: &Handle,
+    bound: Option<Duration>,
+    f: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let (tx, rx) = mpsc::sync_channel(1);
+    on.spawn(async move {
+        // Its caller may have gone on.
+        let _ = tx.send(f.await);
+    });
+    let got = match bound {
+        Some(bound) => rx.recv_timeout(bound),
+        None => rx.recv().map_err(|_| RecvTimeoutError::Disconnected),
+    };
+    match got {
+        Ok(r) => r,
+        Err(RecvTimeoutError::Timeout) => Err(Error::Timeout(format!(
+            "the register of views did not answer within {:?}",
+            bound.unwrap_or_default()
+        ))),
+        Err(RecvTimeoutError::Disconnected) => Err(stopped()),
+    }
+}
+
+impl Inner {
+    fn leader(&self) -> Option<u64> {
+        self.raft.metrics().borrow().current_leader
+    }
+
+    fn fatal(&self, e: &Fatal<u64>) -> Error {
+        match (self.poison.get(), e) {
+            (Some(why), _) => Error::Poisoned(why.clone()),
+            (None, Fatal::Stopped) => stopped(),
+            (None, e) => Error::Poisoned(format!("the register of views: {e}")),
+        }
+    }
+
+    /// Whether this voter still takes part.
+    fn check(&self) -> Result<()> {
+        if let Some(why) = self.poison.get() {
+            return Err(Error::Poisoned(why.clone()));
+        }
+        match &self.raft.metrics().borrow().running_state {
+            Ok(()) => Ok(()),
+            Err(e) => Err(self.fatal(e)),
+        }
+    }
+
+    fn nobody(&self, why: &str) -> Error {
+        Error::Timeout(format!(
+            "the register of views was not reached within {:?}: {why}{}",
+            self.timeout,
+            self.links.troubles()
+        ))
+    }
+
+    /// Waits until another leader is known than `seen`, or for a heartbeat.
+    async fn pause(&self, seen: Option<u64>, deadline: Instant) {
+        let until = deadline.min(Instant::now() + self.heartbeat);
+        // After an end of the metrics the next look says why.
+        let _ = timeout_at(until, self.leader_changed(seen)).await;
+    }
+
+    async fn leader_changed(&self, seen: Option<u64>) {
+        let mut metrics = self.raft.metrics();
+        while metrics.borrow_and_update().current_leader == seen {
+            if metrics.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    async fn read_here(&self, volume: &str) -> Result<Here<Register>> {
+        match self.raft.ensure_linearizable().await {
+            Ok(_) => Ok(Here::Done(self.now.read(volume))),
+            Err(RaftError::APIError(e)) => Ok(Here::Elsewhere(e.to_string())),
+            Err(RaftError::Fatal(e)) => Err(self.fatal(&e)),
+        }
+    }
+
+    async fn swap_here(&self, s: Swap) -> Result<Here<bool>> {
+        self.room.check(&s)?;
+        // The leader would say so itself, but in the same words as about an
+        // entry that it lost with its office, and that may come back.
+        if self.leader() != Some(self.id) {
+            return Ok(Here::Elsewhere("this voter does not lead".into()));
+        }
+        match self.raft.client_write(s).await {
+            Ok(r) => Ok(Here::Done(r.data)),
+            Err(RaftError::APIError(e)) => Err(fate_unknown(e)),
+            Err(RaftError::Fatal(e)) => Err(self.fatal(&e)),
+        }
+    }
+
+    /// Asks the leader. Ends early where it is leader no more.
+    async fn forward(
+        &self,
+        to: u64,
+        rpc: &'static str,
+        mut body: Value,
+        deadline: Instant,
+    ) -> Asked {
+        // It is never closed.
+        let Ok(permit) = self.forwards.clone().acquire_owned().await else {
+            return Asked::NotSent(stopped());
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        body["ms"] = json!(left.as_millis() as u64);
+        let links = self.links.clone();
+        let asked = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            links.ask_once(to, rpc, body, left)
+        });
+        tokio::select! {
+            r = asked => r.unwrap_or_else(|e| Asked::Unknown(Error::Protocol(e.to_string()))),
+            () = self.leader_changed(Some(to)) => Asked::Unknown(Error::Protocol(format!(
+                "voter {} leads no more",
+                self.links.name(to)
+            ))),
+        }
+    }
+
+    async fn read(&self, volume: &str) -> Result<Register> {
+        let deadline = Instant::now() + self.timeout;
+        let mut why = "no voter leads".to_owned();
+        loop {
+            self.check()?;
+            let leader = self.leader();
+            let attempt = async {
+                match leader {
+                    Some(id) if id == self.id => self.read_here(volume).await,
+                    Some(id) => {
+                        let q = json!({ "volume": volume });
+                        match self.forward(id, "forward-read", q, deadline).await {
+                            Asked::Answer(v) => match elsewhere(&v) {
+                                Some(why) => Ok(Here::Elsewhere(why)),
+                                None => Ok(Here::Done(from_json(&v["done"])?)),
+                            },
+                            Asked::NotSent(e) | Asked::Unknown(e) => {
+                                Ok(Here::Elsewhere(e.to_string()))
+                            }
+                        }
+                    }
+                    None => Ok(Here::Elsewhere("no voter leads".into())),
+                }
+            };
+            match timeout_at(deadline, attempt).await {
+                Ok(Ok(Here::Done(r))) => return Ok(r),
+                Ok(Ok(Here::Elsewhere(w))) => why = w,
+                Ok(Err(e)) => return Err(e),
+                Err(_) => return Err(self.nobody(&why)),
+            }
+            self.pause(leader, deadline).await;
+            if Instant::now() >= deadline {
+                return Err(self.nobody(&why));
+            }
+        }
+    }
+
+    async fn swap(&self, s: Swap) -> Result<bool> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            self.check()?;
+            self.room.check(&s)?;
+            let leader = self.leader();
+            let attempt = async {
+                match leader {
+                    Some(id) if id == self.id => self.swap_here(s.clone()).await,
+                    Some(id) => {
+                        let q = json!({ "volume": s.volume, "new": s.new });
+                        match self.forward(id, "forward-swap", q, deadline).await {
+                            Asked::Answer(v) => match (elsewhere(&v), v["done"].as_bool()) {
+                                (Some(why), _) => Ok(Here::Elsewhere(why)),
+                                (None, Some(done)) => Ok(Here::Done(done)),
+                                (None, None) => Err(fate_unknown("the leader's answer is none")),
+                            },
+                            Asked::NotSent(e) => Ok(Here::Elsewhere(e.to_string())),
+                            Asked::Unknown(e) => Err(fate_unknown(e)),
+                        }
+                    }
+                    None => Ok(Here::Elsewhere("no voter leads".into())),
+                }
+            };
+            let why = match timeout_at(deadline, attempt).await {
+                Ok(Ok(Here::Done(done))) => return Ok(done),
+                Ok(Ok(Here::Elsewhere(why))) => why,
+                Ok(Err(e)) => return Err(e),
+                Err(_) => return Err(fate_unknown(self.nobody("no answer"))),
+            };
+            self.pause(leader, deadline).await;
+            if Instant::now() >= deadline {
+                return Err(self.nobody(&why));
+            }
+        }
+    }
+
+    async fn answer(&self, q: Value) -> Result<Value> {
+        self.links.check(&q)?;
+        self.check()?;
+        let body = &q["body"];
+        let deadline = Instant::now() + self.timeout;
+        let asked = body["ms"]
+            .as_u64()
+            .map_or(self.timeout, Duration::from_millis);
+        let soon = deadline.min(Instant::now() + asked.min(self.timeout));
+        let late = |_| Error::Timeout(format!("not within {asked:?}"));
+        match q["rpc"].as_str().unwrap_or("") {
+            "append" => told(&self.raft.append_entries(from_value(body)?).await),
+            "vote" => told(&self.raft.vote(from_value(body)?).await),
+            "snapshot" => told(&self.raft.install_snapshot(unhex_snapshot(body)?).await),
+            "forward-read" => {
+                let volume = body["volume"].as_str().unwrap_or("");
+                let read = timeout_at(soon, self.read_here(volume)).await;
+                told(&read.map_err(late)??)
+            }
+            "forward-swap" => {
+                let swap = timeout_at(soon, self.swap_here(from_value(body)?)).await;
+                told(&swap.map_err(late)??)
+            }
+            rpc => Err(Error::Invalid(format!("no voter answers {rpc:?}"))),
+        }
+    }
+}
+
+/// Why a voter did not do what it was asked.
+fn elsewhere(answer: &Value) -> Option<String> {
+    Some(answer.get("elsewhere")?.as_str()?.to_owned())
+}
+
+fn told<T: Serialize>(v: &T) -> Result<Value> {
+    serde_json::to_value(v).map_err(|e| Error::Protocol(e.to_string()))
+}
+
+impl Views for RaftViews {
+    fn read(&self, volume: &str) -> Result<Register> {
+        let (inner, volume) = (self.inner.clone(), volume.to_owned());
+        self.run(async move { inner.read(&volume).await })
+    }
+
+    fn swap(&self, volume: &str, new: &Register) -> Result<bool> {
+        let inner = self.inner.clone();
+        let s = Swap {
+            volume: volume.to_owned(),
+            new: new.clone(),
+        };
+        self.run(async move { inner.swap(s).await })
+    }
+
+    fn hear(&self, request: &Value) -> Result<Value> {
+        let (inner, q) = (self.inner.clone(), request.clone());
+        self.run(async move { inner.answer(q).await })
+    }
+}
+
+#[cfg(test)]
+impl RaftViews {
+    /// Waits until the node's metrics are as `f` wants.
+    pub(crate) fn until(&self, f: impl Fn(&Metrics) -> bool + Send + 'static) {
+        let raft = self.inner.raft.clone();
+        let seen = async move {
+            let wait = raft.wait(Some(Duration::from_secs(30)));
+            let seen = wait.metrics(f, "a test").await;
+            seen.map_err(|e| Error::Timeout(e.to_string()))
+        };
+        let handle = lock(&self.runtime).as_ref().unwrap().handle().clone();
+        wait(&handle, None, seen).unwrap();
+    }
+
+    /// The node's metrics.
+    pub(crate) fn metrics(&self) -> Metrics {
+        self.inner.raft.metrics().borrow().clone()
+    }
+
+    /// This voter's own register, old as it may be.
+    pub(crate) fn here(&self, volume: &str) -> Register {
+        self.inner.now.read(volume)
+    }
+}
+
+#[cfg(test)]
+type Metrics = openraft::RaftMetrics<u64, crate::types::Voter>;

@@ -1,0 +1,510 @@
+//! What a node answers: status, views, promotion, checksums.
+//!
+//! Owns the meaning of requests (`docs/protocol.md`, "Requests"); how they
+//! come is `node`'s affair.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
+
+use mojim_format::message::checked;
+use mojim_format::{Frame, FrameKind, State};
+use mojim_protocol::pairing::{PromoteRefusal, may_promote};
+use serde_json::{Value, json};
+
+use super::{Node, lock};
+use crate::client::Client;
+use crate::config::Volume;
+use crate::env::{Address, OpenHow};
+use crate::error::{Error, Result};
+use crate::layout;
+use crate::link::Wire;
+use crate::log::{LIVE_AT, Live};
+use crate::store::{Store, read_superblock};
+use crate::views::{Views, from_json};
+
+impl Node {
+    pub(super) fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
+        let mut next = Some((f, body));
+        let mut idle = 0;
+        loop {
+            let (f, body) = match next.take() {
+                Some(x) => x,
+                None => match wire.take_frame() {
+                    Ok(Some(x)) => x,
+                    Ok(None) => {
+                        // Who asks nothing for a minute gives its place to others.
+                        idle += 1;
+                        if self.stopping.load(Acquire) || idle > 120 {
+                            break;
+                        }
+                        if wire
+                            .conn
+                            .wait(false, Duration::from_millis(500))
+                            .unwrap_or(true)
+                        {
+                            idle = 0;
+                        }
+                        continue;
+                    }
+                    Err(_) => break,
+                },
+            };
+            let answer = match checked(&body)
+                .ok()
+                .and_then(|b| serde_json::from_slice::<Value>(b).ok())
+            {
+                Some(q) if f.kind == FrameKind::Request => match self.answer(&q) {
+                    Ok(v) => json!({ "ok": v }),
+                    Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
+                },
+                _ => json!({ "error": "not a request", "errno": libc::EPROTO }),
+            };
+            let mut bytes = answer.to_string().into_bytes();
+            let crc = mojim_format::crc32c(&bytes);
+            bytes.extend_from_slice(&crc.to_le_bytes());
+            wire.queue(FrameKind::Response, 0, 0, 0, &bytes);
+            loop {
+                match wire.flush() {
+                    Ok(true) => break,
+                    Ok(false) => {
+                        let _ = wire.conn.wait(true, Duration::from_millis(500));
+                        if self.stopping.load(Acquire) {
+                            return;
+                        }
+                    }
+                    Err(_) => return,
+                }
+            }
+        }
+        wire.conn.close();
+    }
+
+    fn answer(self: &Arc<Node>, q: &Value) -> Result<Value> {
+        let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
+        let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
+        if text("cluster") != self.config.cluster {
+            return Err(Error::Invalid(format!(
+                "this is cluster {:?}, not {:?}",
+                self.config.cluster,
+                text("cluster")
+            )));
+        }
+        let volume = |name: &str| {
+            self.volumes()
+                .into_iter()
+                .find(|v| v.name == name)
+                .ok_or_else(|| {
+                    Error::NotFound(format!("node {} has no volume {name:?}", self.me.name))
+                })
+        };
+        let known = |name: &str| {
+            self.config
+                .volumes
+                .get(name)
+                .cloned()
+                .ok_or_else(|| Error::NotFound(format!("there is no volume {name:?}")))
+        };
+        match text("what") {
+            "status" => {
+                let all: Result<Vec<Value>> =
+                    self.volumes().iter().map(|v| self.status(v)).collect();
+                Ok(json!({ "node": self.me.name, "volumes": all? }))
+            }
+            "pulse" => Ok(json!(true)),
+            "view-read" => {
+                let v = known(text("volume"))?;
+                Ok(json!(self.voted(&v)?.read(&v.name)?))
+            }
+            "view-swap" => {
+                let v = known(text("volume"))?;
+                let new = from_json(&q["new"])?;
+                Ok(json!(self.voted(&v)?.swap(&v.name, &new)?))
+            }
+            "raft" => match &self.views {
+                Some(views) => views.hear(q),
+                None => Err(Error::Invalid(format!(
+                    "node {} does not vote",
+                    self.me.name
+                ))),
+            },
+            "promote" => self.promote(&volume(text("volume"))?, q["force"] == true),
+            "files" => self.files(&volume(text("volume"))?),
+            "sums" => {
+                let chunk = number("chunk").clamp(1, 16 << 20);
+                let len = number("len").min(chunk.saturating_mul(8192)).min(1 << 30);
+                self.sums(
+                    &volume(text("volume"))?,
+                    text("file"),
+                    number("offset"),
+                    len,
+                    chunk,
+                )
+            }
+            other => Err(Error::Invalid(format!("unknown request {other:?}"))),
+        }
+    }
+
+    /// The register of a volume, which must have one.
+    fn voted(&self, v: &Volume) -> Result<Arc<dyn Views>> {
+        self.register(v).ok_or_else(|| {
+            Error::Invalid(format!(
+                "the views of volume {} are not in a register: `failover` is manual, or there are fewer than three voters",
+                v.name
+            ))
+        })
+    }
+
+    /// Live figures of the program attached here, from its ring's memory.
+    fn live(&self, v: &Volume) -> Option<[u64; 16]> {
+        let spec = &layout::logs(&self.config, &self.me, v)[0];
+        let path = match spec.medium {
+            crate::config::MediumKind::Disk => &spec.ring,
+            _ => &spec.path,
+        };
+        let f = self.env.open(path, OpenHow::default()).ok()?;
+        let mut b = [0u8; 128];
+        (f.read_at(&mut b, LIVE_AT as u64).ok()? == 128)
+            .then(|| std::array::from_fn(|i| mojim_format::bytes::u64_at(&b, i * 8)))
+    }
+
+    /// Whether a program is attached here as primary: it holds the lock.
+    fn attached(&self, v: &Volume) -> bool {
+        if lock(&self.mirrors).contains_key(&v.name) {
+            return false;
+        }
+        let path = layout::meta_dir(&self.me, &v.name).join("lock");
+        match self.env.lock(&path) {
+            Ok(_) => false,
+            Err(e) => e.kind() == std::io::ErrorKind::WouldBlock,
+        }
+    }
+
+    fn status(&self, v: &Volume) -> Result<Value> {
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let sb = read_superblock(&*self.env, &meta)?;
+        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        let mut out = json!({
+            "volume": v.name,
+            "mode": v.mode.to_string(),
+            "node": self.me.name,
+        });
+        let Some(sb) = sb else {
+            out["role"] = json!(if v.primary == self.me.name {
+                "primary"
+            } else {
+                "mirror"
+            });
+            out["state"] = json!("new");
+            return Ok(out);
+        };
+        let is_primary =
+            sb.view.primary == self.me.name || (sb.view.epoch == 0 && v.primary == self.me.name);
+        out["role"] = json!(if is_primary { "primary" } else { "mirror" });
+        out["epoch"] = json!(sb.view.epoch);
+        out["promised"] = json!(sb.promised);
+        out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
+        if let Some(views) = self.register(v) {
+            out["register"] = match views.read(&v.name) {
+                Ok(r) => json!(r),
+                Err(e) => json!({ "error": e.to_string() }),
+            };
+        }
+        let loading = mirror.as_ref().is_some_and(|m| m.store.is_loading());
+        out["state"] = json!(match sb.state {
+            _ if loading => "loading",
+            State::Empty => "empty",
+            State::Whole => "whole",
+            State::Switching => "switching",
+        });
+        out["checkpoint"] = json!(sb.checkpoint);
+        if let Some(m) = mirror {
+            let committed = m.committed();
+            out["last_lsn"] = json!(m.received.get());
+            out["committed"] = json!(committed);
+            out["applied"] = json!(m.store.applied());
+            out["attached"] = json!(false);
+            out["level"] = json!(if m.store.level().is_persistent() {
+                "persistent"
+            } else {
+                "received"
+            });
+            match m.live_primary() {
+                Some((ago, who)) => {
+                    out["link"] =
+                        json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 });
+                }
+                None => out["link"] = json!({ "up": false }),
+            }
+            if let Some(e) = m.store.poisoned() {
+                out["error"] = json!(e.to_string());
+            }
+        } else {
+            let attached = self.attached(v);
+            out["attached"] = json!(attached);
+            out["last_lsn"] = json!(sb.checkpoint);
+            if sb.logs != 0
+                && let Some(l) = self.live(v)
+                && l[Live::Last as usize] >= sb.checkpoint
+            {
+                out["last_lsn"] = json!(l[Live::Last as usize]);
+                out["committed"] = json!(l[Live::Committed as usize]);
+                out["acked"] = json!(l[Live::Acked as usize]);
+                out["persisted"] = json!(l[Live::Persisted as usize]);
+                out["applied"] = json!(l[Live::Applied as usize]);
+                if attached {
+                    out["pid"] = json!(l[Live::Pid as usize]);
+                    out["bytes_behind"] = json!(l[Live::BytesBehind as usize]);
+                    out["link"] = json!({
+                        "up": l[Live::LinkUp as usize] == 1,
+                        "round_trip_us": l[Live::RoundTrip as usize] as f64 / 1000.0,
+                    });
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Makes this node primary through the register. `force`: also if it is no
+    /// member of the view, on the operator's word.
+    fn promote_by_register(
+        self: &Arc<Node>,
+        v: &Volume,
+        views: &dyn Views,
+        force: bool,
+    ) -> Result<Value> {
+        let reg = views.read(&v.name)?;
+        let named = |m: &Option<mojim_protocol::view::Member>| {
+            m.as_ref().map_or("none".to_owned(), |m| m.node.clone())
+        };
+        if reg.primary.as_ref().is_some_and(|p| p.node == self.me.name) && !force {
+            return Ok(json!({ "epoch": reg.epoch, "already": true }));
+        }
+        let m = self.mirror(v)?;
+        if !force {
+            if let Some((ago, who)) = m.live_primary() {
+                return Err(Error::Busy(format!(
+                    "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}. End it first",
+                    v.name,
+                    ago.as_millis(),
+                    reg.epoch
+                )));
+            }
+            self.ask_other_node(v)?;
+            if !m.is_member(&reg) {
+                return Err(Error::Invalid(format!(
+                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                    self.me.name,
+                    named(&reg.primary),
+                    named(&reg.mirror)
+                )));
+            }
+        }
+        let done = if force {
+            m.force(views)?
+        } else {
+            m.take_over(views)?
+        };
+        let Some((epoch, last)) = done else {
+            return Err(Error::Busy("the view changed meanwhile; look again".into()));
+        };
+        self.hand_over(v, m, last)?;
+        self.say(&format!(
+            "volume {}: this node is primary from epoch {epoch}, last LSN {last}, by an operator's word",
+            v.name
+        ));
+        Ok(json!({ "epoch": epoch, "last_lsn": last, "forced": force }))
+    }
+
+    fn promote(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+        if let Some(views) = self.register(v) {
+            return self.promote_by_register(v, &*views, force);
+        }
+        if force {
+            return Err(Error::Invalid(format!(
+                "volume {} has no register of views: promotion is the operator's word already, without --force",
+                v.name
+            )));
+        }
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let sb = read_superblock(&*self.env, &meta)?.ok_or_else(|| {
+            Error::NotFound(format!(
+                "node {} has no copy of volume {}",
+                self.me.name, v.name
+            ))
+        })?;
+        if sb.view.primary == self.me.name && sb.view.mirror.is_empty() {
+            // Only a damaged log is left to be given up, on the operator's word.
+            let whole = match Store::open(&self.env, layout::store(&self.config, &self.me, v)) {
+                Ok(s) => s.check_complete().is_ok(),
+                Err(Error::Busy(_)) => true,
+                Err(e) => return Err(e),
+            };
+            if whole {
+                return Ok(
+                    json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
+                );
+            }
+        }
+        let m = match self.mirror(v) {
+            Ok(m) => m,
+            Err(Error::Busy(who)) => {
+                return Err(Error::Busy(format!(
+                    "node {} is the primary and a program is attached ({who}): there is nothing to promote",
+                    self.me.name
+                )));
+            }
+            Err(e) => return Err(e),
+        };
+        let alive = m.live_primary();
+        if alive.is_none() {
+            self.ask_other_node(v)?;
+        }
+        if let Err(why) = may_promote(
+            &self.me.name,
+            &m.store.standing(),
+            sb.state,
+            alive.is_some(),
+        ) {
+            return Err(match why {
+                PromoteRefusal::PrimaryAlive => {
+                    let (ago, who) = alive.expect("it is the reason");
+                    Error::Busy(format!(
+                        "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}, and LSN {} is acknowledged. End it first",
+                        v.name,
+                        ago.as_millis(),
+                        sb.view.epoch,
+                        m.received.get()
+                    ))
+                }
+                PromoteRefusal::NotWhole => Error::Invalid(format!(
+                    "node {} has no whole copy of volume {}: it was lost or a transfer was interrupted. Start the other node and let it be copied",
+                    self.me.name, v.name
+                )),
+                PromoteRefusal::NotMember => Error::Invalid(format!(
+                    "node {} was still catching up with volume {}: acknowledged sync points may be missing from it",
+                    self.me.name, v.name
+                )),
+            });
+        }
+        let (epoch, last) = m.promote()?;
+        self.hand_over(v, m, last)?;
+        self.say(&format!(
+            "volume {}: this node is primary from epoch {epoch}, last LSN {last}",
+            v.name
+        ));
+        Ok(json!({ "epoch": epoch, "last_lsn": last }))
+    }
+
+    /// A primary whose link to this node is down may still be alive: its own
+    /// node knows. If that does not answer, the operator's word counts.
+    fn ask_other_node(&self, v: &Volume) -> Result<()> {
+        let Some(other) = self.config.peer_of(v, &self.me.name) else {
+            return Ok(());
+        };
+        let q = json!({ "what": "status", "cluster": self.config.cluster });
+        let Ok(mut c) = Client::connect(&Address::Tcp(other.address), Duration::from_secs(1))
+        else {
+            return Ok(());
+        };
+        let Ok(answer) = c.ask(&q) else {
+            return Ok(());
+        };
+        let theirs = answer["volumes"]
+            .as_array()
+            .and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()));
+        if let Some(s) = theirs
+            && s["attached"] == true
+        {
+            return Err(Error::Busy(format!(
+                "primary {} of volume {} is alive: process {} is attached there, last LSN {}, though no link to this node is up. End it first",
+                other.name, v.name, s["pid"], s["last_lsn"]
+            )));
+        }
+        Ok(())
+    }
+
+    /// Runs `f` on this node's copy of a volume, wherever it is open.
+    fn with_store<T>(
+        self: &Arc<Node>,
+        v: &Volume,
+        f: impl FnOnce(&Store, u64) -> Result<T>,
+    ) -> Result<T> {
+        if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
+            let limit = m.committed().min(m.received.get());
+            while m.store.applied() < limit {
+                let before = m.store.applied();
+                if m.store.apply(limit, 1 << 20)? == before {
+                    break;
+                }
+            }
+            return f(&m.store, m.tail());
+        }
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let clean = match read_superblock(&*self.env, &meta)? {
+            Some(sb) => sb.logs == 0,
+            None => {
+                return Err(Error::NotFound(format!(
+                    "node {} has no copy of volume {} yet",
+                    self.me.name, v.name
+                )));
+            }
+        };
+        let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
+        // Nobody is attached. What the primary's ring holds counts; what is
+        // not yet applied is compared by LSN.
+        let tail = store.tail();
+        let r = f(&store, tail)?;
+        if clean {
+            // A look does not leave the copy as a dead program does.
+            store.close_clean(tail)?;
+        }
+        Ok(r)
+    }
+
+    fn files(self: &Arc<Node>, v: &Volume) -> Result<Value> {
+        self.with_store(v, |s, last| {
+            let files: Vec<Value> = s
+                .area()
+                .files()
+                .map(|f| json!({ "name": f.name, "size": f.size }))
+                .collect();
+            Ok(json!({
+                "applied": s.applied(),
+                "last_lsn": last,
+                "state": format!("{:?}", s.superblock().state).to_lowercase(),
+                "files": files,
+            }))
+        })
+    }
+
+    fn sums(
+        self: &Arc<Node>,
+        v: &Volume,
+        file: &str,
+        offset: u64,
+        len: u64,
+        chunk: u64,
+    ) -> Result<Value> {
+        self.with_store(v, |s, _| {
+            let mut area = s.area();
+            let id = area.find(file).map(|f| f.id).ok_or_else(|| {
+                Error::NotFound(format!("volume {} has no file {file:?}", v.name))
+            })?;
+            let mut sums = Vec::new();
+            let mut buf = vec![0u8; chunk as usize];
+            let mut at = offset;
+            let end = offset.saturating_add(len);
+            while at < end {
+                let n = chunk.min(end - at) as usize;
+                let got = area.read(id, at, &mut buf[..n])?;
+                if got == 0 {
+                    break;
+                }
+                sums.push(mojim_format::crc32c(&buf[..got]));
+                at += got as u64;
+            }
+            Ok(json!({ "sums": sums }))
+        })
+    }
+}
