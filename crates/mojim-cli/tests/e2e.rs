@@ -9,15 +9,13 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
-/// Longer than anything here takes, also on a machine with much else to do.
-const DEADLINE: Duration = Duration::from_secs(60);
+mod support;
+use support::{DEADLINE, MOJIM, Process, await_that, mojim, text};
 
 /// Two nodes' configuration, directories and memory.
 struct Cluster {
@@ -173,128 +171,6 @@ impl Drop for Cluster {
         }
         let _ = fs::remove_dir_all(&self.dir);
         let _ = fs::remove_dir_all(&self.memory);
-    }
-}
-
-/// A running `mojim`; killed on drop.
-struct Process {
-    child: Child,
-    out: BufReader<ChildStdout>,
-    stdin: Option<ChildStdin>,
-    errors: PathBuf,
-}
-
-impl Process {
-    fn start(args: &[&str], errors: &Path) -> Process {
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(errors)
-            .unwrap();
-        let mut child = Command::new(MOJIM)
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(file)
-            .spawn()
-            .unwrap();
-        Process {
-            out: BufReader::new(child.stdout.take().unwrap()),
-            stdin: child.stdin.take(),
-            child,
-            errors: errors.to_owned(),
-        }
-    }
-
-    fn line(&mut self) -> Option<String> {
-        let mut line = String::new();
-        self.out.read_line(&mut line).unwrap();
-        line.strip_suffix('\n').map(str::to_owned)
-    }
-
-    fn errors(&self) -> String {
-        fs::read_to_string(&self.errors).unwrap_or_default()
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn signal(&self, signal: &str) {
-        let id = self.child.id().to_string();
-        let ok = Command::new("sh")
-            .args(["-c", &format!("kill -{signal} {id}")])
-            .status()
-            .unwrap();
-        assert!(ok.success());
-    }
-
-    fn wait(&mut self) -> Option<i32> {
-        let begin = Instant::now();
-        loop {
-            if let Some(s) = self.child.try_wait().unwrap() {
-                return s.code();
-            }
-            assert!(
-                begin.elapsed() < DEADLINE,
-                "it does not end: {}",
-                self.errors()
-            );
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Reads acknowledged entries from `from` on until entry `to - 1`.
-    fn acknowledged(&mut self, from: u64, to: u64) {
-        for i in from..to {
-            let line = self
-                .line()
-                .unwrap_or_else(|| panic!("ended before entry {i}: {}", self.errors()));
-            assert_eq!(line, i.to_string());
-        }
-    }
-
-    /// Lets a lingering program detach.
-    fn finish(&mut self) {
-        drop(self.stdin.take());
-        assert_eq!(
-            self.line().as_deref(),
-            Some("detached"),
-            "{}",
-            self.errors()
-        );
-        assert_eq!(self.wait(), Some(0));
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn mojim(args: &[&str]) -> Output {
-    Command::new(MOJIM)
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn await_that<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(x) = f() {
-            return x;
-        }
-        assert!(begin.elapsed() < DEADLINE, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

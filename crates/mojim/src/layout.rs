@@ -3,15 +3,17 @@
 //! Owns the paths; nothing else in this crate makes one up.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use mojim_protocol::AckRule;
 
-use crate::config::{Config, MediumKind, Mode, Node, Transport, Volume};
+use crate::config::{Config, Failover, MediumKind, Mode, Node, Transport, Volume};
 use crate::env::Address;
 use crate::log::{Log, LogSpec};
 use crate::primary::PrimarySpec;
 use crate::session::Peer;
 use crate::store::StoreSpec;
+use crate::views::VIEW_TIMEOUT;
 
 /// The volume's data files on a node.
 pub fn data_dir(node: &Node, volume: &str) -> PathBuf {
@@ -98,6 +100,14 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         .map(|n| n.log.share(volume.connections))
         .min()
         .expect("there is at least this node");
+    // Where the view changes by itself, a sync point waits for its outcome:
+    // the mirror's silence, the register's answer, and as much again.
+    let outcome = match volume.failover {
+        Failover::Automatic => config.failure_limit * 2 + VIEW_TIMEOUT,
+        Failover::Manual => Duration::ZERO,
+    };
+    let timeout = volume.resend_timeout.max(Duration::from_millis(1));
+    let attempts = outcome.as_micros().div_ceil(timeout.as_micros());
     PrimarySpec {
         rule: match volume.mode {
             Mode::Unreplicated | Mode::Async => AckRule::LOCAL,
@@ -107,7 +117,9 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         background_send: volume.mode == Mode::Async,
         spin: volume.spin,
         resend_timeout: volume.resend_timeout,
-        resend_attempts: volume.resend_attempts,
+        resend_attempts: volume
+            .resend_attempts
+            .max(u32::try_from(attempts).unwrap_or(u32::MAX)),
         max_record: Log::max_record(smallest),
         smallest_log: smallest,
         checkpoint_threshold: volume.checkpoint_threshold,

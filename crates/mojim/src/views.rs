@@ -16,6 +16,9 @@ use crate::client::Client;
 use crate::env::Address;
 use crate::error::{Error, Result};
 
+/// How long a daemon may take to answer for the voters.
+pub const VIEW_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Where views lie.
 pub trait Views: Send + Sync {
     /// The register of a volume, not older than this call; the default one if

@@ -35,10 +35,7 @@ use crate::primary::{Piece, Primary, thread_number};
 use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
-use crate::views::Asked;
-
-/// How long the daemon may take to answer for the voters.
-const VIEW_TIMEOUT: Duration = Duration::from_secs(3);
+use crate::views::{Asked, VIEW_TIMEOUT};
 
 /// How a region is mapped: flags of [`Volume::map`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

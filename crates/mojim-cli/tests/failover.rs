@@ -1,0 +1,405 @@
+//! Three nodes with a register of views: real daemons and programs, killed,
+//! stopped and started again, and nobody types a command.
+//!
+//! What is checked each time is the history: an entry is acknowledged when its
+//! number was printed, and whoever is primary later must find it. Owns its
+//! temporary directories, shared memory and processes.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+mod support;
+use support::{MOJIM, Process, await_that, mojim, text};
+
+/// Two nodes with data, `a` and `b`, and a witness, `w`.
+struct Cluster {
+    dir: PathBuf,
+    memory: PathBuf,
+}
+
+impl Cluster {
+    fn new(mode: &str, medium: &str) -> Cluster {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "mojim-failover-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        let memory = Path::new("/dev/shm").join(&name);
+        let _ = fs::remove_dir_all(&dir);
+        let _ = fs::remove_dir_all(&memory);
+        fs::create_dir_all(&dir).unwrap();
+        fs::create_dir_all(&memory).unwrap();
+        let held = [0; 3].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let ports = held.map(|l| l.local_addr().unwrap().port());
+        let (d, m) = (dir.display(), memory.display());
+        let mut t = format!(
+            "cluster = \"failover\"\nheartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
+             [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n"
+        );
+        for (i, name) in ["a", "b"].iter().enumerate() {
+            t += &format!(
+                "[node.{name}]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{d}/{name}\"\nring = \"{m}\"\nlog = {{ medium = \"{medium}\", size = \"4MiB\" }}\n",
+                ports[i]
+            );
+        }
+        t += &format!(
+            "[node.w]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{d}/w\"\nrole = \"witness\"\n",
+            ports[2]
+        );
+        let c = Cluster { dir, memory };
+        fs::write(c.file(), t).unwrap();
+        c
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.join("mojim.toml")
+    }
+
+    fn node(&self, name: &str) -> Process {
+        let file = self.file();
+        let args = ["node", "--config", file.to_str().unwrap(), "--name", name];
+        let mut p = Process::start(&args, &self.dir.join(format!("{name}.txt")));
+        let line = p
+            .line()
+            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
+        assert!(line.contains("is ready at"), "{line}");
+        p
+    }
+
+    fn try_program(&self, node: &str, args: &[&str]) -> Option<(Process, u64)> {
+        let file = self.file();
+        let base = [
+            "__append",
+            "--config",
+            file.to_str().unwrap(),
+            "--node",
+            node,
+        ];
+        let errors = self.dir.join(format!("program-{node}.txt"));
+        let mut p = Process::start(&[&base[..], args].concat(), &errors);
+        let line = p.line()?;
+        assert!(line.starts_with("attached "), "{line}");
+        let found = line.rsplit(' ').next().unwrap().parse().unwrap();
+        Some((p, found))
+    }
+
+    /// The program, attached as soon as the node is primary; and how many
+    /// entries it found.
+    fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
+        await_that(&format!("attaching on {node}"), || {
+            self.try_program(node, args)
+        })
+    }
+
+    /// What the register says, as node `i` (0: a, 1: b) reads it.
+    fn register(&self, i: usize) -> Value {
+        let out = mojim(&[
+            "status",
+            "--config",
+            self.file().to_str().unwrap(),
+            "--json",
+        ]);
+        let v: Value = serde_json::from_slice(&out.stdout).unwrap_or(Value::Null);
+        v["volumes"][0]["nodes"][i]["register"].clone()
+    }
+
+    fn await_view(&self, i: usize, primary: &str, mirror: Option<&str>) {
+        await_that(&format!("the view {primary} and {mirror:?}"), || {
+            let r = self.register(i);
+            let is = r["primary"]["node"] == primary
+                && match mirror {
+                    Some(m) => r["mirror"]["node"] == m,
+                    None => r["mirror"].is_null() && r["primary"].is_object(),
+                };
+            is.then_some(())
+        });
+    }
+
+    fn assert_equal(&self) {
+        let out = mojim(&[
+            "verify",
+            "--config",
+            self.file().to_str().unwrap(),
+            "--json",
+            "--wait",
+            "60",
+        ]);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stdout));
+    }
+
+    fn logs(&self) -> String {
+        ["a", "b", "w", "program-a", "program-b", "run-a", "run-b"]
+            .map(|n| {
+                let t = fs::read_to_string(self.dir.join(format!("{n}.txt"))).unwrap_or_default();
+                format!("\n--- {n}\n{t}")
+            })
+            .concat()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(&self.memory);
+    }
+}
+
+/// Every number that is still printed; the last one, if there was one.
+fn rest(p: &mut Process) -> Option<u64> {
+    let mut last = None;
+    while let Some(line) = p.line() {
+        last = line.parse().ok().or(last);
+    }
+    last
+}
+
+fn the_mirror_takes_over(mode: &str, medium: &str) {
+    let c = Cluster::new(mode, medium);
+    let mut a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let (mut p, found) = c.program("a", &[]);
+    assert_eq!(found, 0);
+    p.acknowledged(0, 300);
+    a.kill();
+    p.kill();
+    let acknowledged = rest(&mut p).map_or(300, |last| last + 1);
+    let (mut q, found) = c.program("b", &["--entries", "200", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 200);
+    // The old primary comes back and follows, without being told.
+    let _a = c.node("a");
+    c.await_view(1, "b", Some("a"));
+    assert!(
+        c.try_program("a", &["--entries", "1"]).is_none(),
+        "a program attached where the primary is not"
+    );
+    q.finish();
+    c.assert_equal();
+}
+
+#[test]
+fn the_mirror_takes_over_and_the_old_primary_follows() {
+    the_mirror_takes_over("sync", "disk");
+}
+
+#[test]
+fn the_mirror_takes_over_in_sync_flush() {
+    the_mirror_takes_over("sync-flush", "disk");
+}
+
+#[test]
+fn the_mirror_takes_over_with_logs_in_memory() {
+    the_mirror_takes_over("sync", "dram");
+}
+
+/// The primary goes on alone once the view says so, no sync point fails
+/// meanwhile, and the mirror is a member again when it has everything.
+#[test]
+fn a_primary_goes_on_without_its_mirror_and_takes_it_back() {
+    let c = Cluster::new("sync", "disk");
+    let mut a = c.node("a");
+    let mut b = c.node("b");
+    let _w = c.node("w");
+    let (mut p, _) = c.program("a", &["--pace", "200"]);
+    p.acknowledged(0, 100);
+    b.kill();
+    p.acknowledged(100, 400);
+    c.await_view(0, "a", None);
+    let _b = c.node("b");
+    await_that("the mirror's return", || {
+        let r = c.register(0);
+        (r["mirror"]["node"] == "b").then_some(())
+    });
+    p.acknowledged(400, 500);
+    // It holds everything now: the primary may go.
+    a.kill();
+    p.kill();
+    let acknowledged = rest(&mut p).map_or(500, |last| last + 1);
+    let (_q, found) = c.program("b", &["--entries", "1"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+}
+
+/// Stopped beyond every limit, then resumed: what it was about to do fails,
+/// and nothing of it was acknowledged.
+#[test]
+fn a_primary_that_slept_commits_nothing_when_it_wakes() {
+    let c = Cluster::new("sync", "disk");
+    let a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 100);
+    p.signal("STOP");
+    a.signal("STOP");
+    c.await_view(1, "b", None);
+    let (mut q, found) = c.program("b", &["--entries", "100", "--linger"]);
+    q.acknowledged(found, found + 100);
+    a.signal("CONT");
+    p.signal("CONT");
+    let acknowledged = rest(&mut p).map_or(100, |last| last + 1);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} were there when b took over"
+    );
+    assert_ne!(p.wait(), Some(0), "it went on as if nothing had happened");
+    c.await_view(1, "b", Some("a"));
+    q.finish();
+    c.assert_equal();
+}
+
+/// A primary's daemon alone is no primary's death, nor is a program's.
+#[test]
+fn neither_a_daemon_nor_a_program_alone_moves_the_primary() {
+    let c = Cluster::new("sync", "disk");
+    let mut a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    p.acknowledged(0, 50);
+    let before = c.register(1)["version"].clone();
+    a.kill();
+    // Several limits' worth of entries.
+    p.acknowledged(50, 5000);
+    assert_eq!(c.register(1)["version"], before);
+    let _a = c.node("a");
+    p.kill();
+    let acknowledged = rest(&mut p).map_or(5000, |last| last + 1);
+    let (_p, found) = c.program("a", &["--entries", "1"]);
+    assert!(found >= acknowledged);
+}
+
+/// `mojim run` on both nodes: the program runs where the primary is.
+#[test]
+fn mojim_run_follows_the_primary() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .current_dir(&root)
+        .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success());
+    let c = Cluster::new("sync", "disk");
+    let source = c.dir.join("count.c");
+    fs::write(
+        &source,
+        r#"
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+/* Counts in a mapped file, and says each number once it is committed. */
+int main(int argc, char **argv) {
+    int fd = open(argv[argc - 1], O_RDWR | O_CREAT, 0644);
+    if (fd < 0) { perror("open"); return 1; }
+    long *n = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (n == MAP_FAILED) { perror("mmap"); return 1; }
+    for (;;) {
+        n[0]++;
+        if (msync(n, 8, MS_SYNC)) { perror("msync"); return 1; }
+        printf("%ld\n", n[0]);
+        fflush(stdout);
+        usleep(200);
+    }
+}
+"#,
+    )
+    .unwrap();
+    let program = c.dir.join("count");
+    let cc = Command::new("cc")
+        .arg(&source)
+        .arg("-o")
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert!(cc.success());
+    let run = |node: &str| {
+        let file = c.file();
+        let data = c.dir.join(node).join("v/count");
+        let args = [
+            "run",
+            "--config",
+            file.to_str().unwrap(),
+            "--name",
+            node,
+            "--",
+            program.to_str().unwrap(),
+            data.to_str().unwrap(),
+        ];
+        Process::start(&args, &c.dir.join(format!("run-{node}.txt")))
+    };
+    let mut a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let mut on_a = run("a");
+    let mut last = 0;
+    while last < 100 {
+        last = on_a.line().expect("it counts").parse::<u64>().unwrap();
+    }
+    let mut on_b = run("b");
+    // All of node a dies; the program's parent takes it along.
+    a.kill();
+    on_a.kill();
+    last = rest(&mut on_a).unwrap_or(last);
+    let first = on_b.line().expect("it goes on").parse::<u64>().unwrap();
+    assert!(
+        first > last,
+        "{last} was committed on a, b went on with {first}"
+    );
+    assert!(first <= last + 2, "{last}, then {first}");
+    // And back: an operator would rather have it on a.
+    let _a = c.node("a");
+    c.await_view(1, "b", Some("a"));
+    let mut on_a = run("a");
+    on_b.signal("TERM");
+    let mut last = first;
+    while let Some(line) = on_b.line() {
+        last = line.parse().unwrap_or(last);
+    }
+    assert_eq!(on_b.wait(), Some(128 + 15));
+    assert!(on_a.child.try_wait().unwrap().is_none(), "it waits");
+    assert!(last >= first);
+    on_a.signal("TERM");
+    assert_eq!(on_a.wait(), Some(128 + 15));
+}
+
+/// One node of three cannot begin anything, and says why.
+#[test]
+fn what_has_no_majority_says_so() {
+    let c = Cluster::new("sync", "disk");
+    let _a = c.node("a");
+    let file = c.file();
+    let out = Command::new(MOJIM)
+        .args([
+            "__append",
+            "--config",
+            file.to_str().unwrap(),
+            "--node",
+            "a",
+            "--entries",
+            "1",
+        ])
+        .output()
+        .unwrap();
+    assert_ne!(out.status.code(), Some(0));
+    let why = text(&out.stderr);
+    assert!(why.contains("voter"), "{why}");
+}

@@ -1,0 +1,138 @@
+//! Processes of the `mojim` command for end-to-end tests: started, read,
+//! signalled, and gone when a test ends.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
+/// Longer than anything here takes, also on a machine with much else to do.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A running `mojim`; killed on drop.
+pub struct Process {
+    /// The child.
+    pub child: Child,
+    out: BufReader<ChildStdout>,
+    /// Its input, while it is open.
+    pub stdin: Option<ChildStdin>,
+    errors: PathBuf,
+}
+
+impl Process {
+    pub fn start(args: &[&str], errors: &Path) -> Process {
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(errors)
+            .unwrap();
+        let mut child = Command::new(MOJIM)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Process {
+            out: BufReader::new(child.stdout.take().unwrap()),
+            stdin: child.stdin.take(),
+            child,
+            errors: errors.to_owned(),
+        }
+    }
+
+    pub fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        line.strip_suffix('\n').map(str::to_owned)
+    }
+
+    pub fn errors(&self) -> String {
+        fs::read_to_string(&self.errors).unwrap_or_default()
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        let ok = Command::new("sh")
+            .args(["-c", &format!("kill -{signal} {id}")])
+            .status()
+            .unwrap();
+        assert!(ok.success());
+    }
+
+    pub fn wait(&mut self) -> Option<i32> {
+        let begin = Instant::now();
+        loop {
+            if let Some(s) = self.child.try_wait().unwrap() {
+                return s.code();
+            }
+            assert!(
+                begin.elapsed() < DEADLINE,
+                "it does not end: {}",
+                self.errors()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Reads acknowledged entries from `from` on until entry `to - 1`.
+    pub fn acknowledged(&mut self, from: u64, to: u64) {
+        for i in from..to {
+            let line = self
+                .line()
+                .unwrap_or_else(|| panic!("ended before entry {i}: {}", self.errors()));
+            assert_eq!(line, i.to_string());
+        }
+    }
+
+    /// Lets a lingering program detach.
+    pub fn finish(&mut self) {
+        drop(self.stdin.take());
+        assert_eq!(
+            self.line().as_deref(),
+            Some("detached"),
+            "{}",
+            self.errors()
+        );
+        assert_eq!(self.wait(), Some(0));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn mojim(args: &[&str]) -> Output {
+    Command::new(MOJIM)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+pub fn await_that<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(x) = f() {
+            return x;
+        }
+        assert!(begin.elapsed() < DEADLINE, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
