@@ -39,6 +39,9 @@ pub struct Append {
     /// Microseconds between two entries.
     #[arg(long, default_value_t = 0)]
     pace: u64,
+    /// Bytes of another file that the volume has beside the log.
+    #[arg(long, default_value_t = 0)]
+    ballast: usize,
     /// Stay attached, without appending, until standard input ends.
     #[arg(long)]
     linger: bool,
@@ -58,6 +61,9 @@ impl Append {
             },
         )?;
         let log = Log(map);
+        if self.ballast > 0 {
+            fill(&volume, self.ballast)?;
+        }
         let found = log.check();
         if found.torn.is_some() {
             return Err(Failure::failed(format!(
@@ -95,6 +101,24 @@ impl Append {
         writeln!(out, "detached")?;
         Ok(0)
     }
+}
+
+/// A file whose every page has bytes of its own, committed.
+fn fill(volume: &Volume, len: usize) -> Result<(), mojim::Error> {
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let map = volume.map("ballast", len, flags)?;
+    for (i, at) in (0..len).step_by(1 << 20).enumerate() {
+        let n = (len - at).min(1 << 20);
+        // SAFETY: inside the mapping, which only this thread uses.
+        unsafe {
+            std::ptr::write_bytes(map.ptr.add(at), i as u8 | 1, n);
+            mojim::msync(map.ptr.add(at), n)?;
+        }
+    }
+    Ok(())
 }
 
 /// What entry `i` contains: its number, its length, and bytes that follow from both.

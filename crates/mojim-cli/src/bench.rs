@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use mojim_bench::sync::SyncOptions;
 
+use crate::failover::FailoverBench;
 use crate::failure::{Done, Failure};
 
-/// Measure: the sync path against its physical limits and against plain msync.
+/// Measure: the sync path against its physical limits and plain msync; failover.
 #[derive(clap::Args)]
 pub struct Bench {
     #[command(subcommand)]
@@ -17,6 +18,7 @@ pub struct Bench {
 #[derive(clap::Subcommand)]
 enum What {
     Sync(Sync),
+    Failover(FailoverBench),
 }
 
 /// Latency of one sync point by mode, transport and size, then throughput by threads.
@@ -48,7 +50,10 @@ struct Sync {
 impl Bench {
     /// Runs it.
     pub fn run(self) -> Done {
-        let What::Sync(s) = self.what;
+        let s = match self.what {
+            What::Sync(s) => s,
+            What::Failover(f) => return f.run(),
+        };
         for (option, n) in [("rounds", s.rounds), ("ops", s.ops)] {
             if n == 0 {
                 return Err(Failure::usage(format!("--{option}: at least 1")));

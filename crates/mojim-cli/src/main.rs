@@ -12,6 +12,7 @@ mod bench;
 mod config;
 mod demo;
 mod docs;
+mod failover;
 mod failure;
 mod latency;
 mod node;

@@ -203,6 +203,18 @@ impl Session {
         Ok(self)
     }
 
+    /// Whether the register knows this node as a primary that is alone: then
+    /// there is nobody to wait for.
+    pub fn is_alone_by_register(&mut self) -> Result<bool> {
+        match &mut self.claim {
+            None => Ok(false),
+            Some(claim) => {
+                let may = claim.may_attach_alone(&self.primary.store)?;
+                Ok(may && claim.register.mirror.is_none())
+            }
+        }
+    }
+
     /// By the register: whether this node may attach without its mirror.
     /// `None` where there is no register.
     pub fn may_attach_alone(&mut self) -> Option<Result<bool>> {

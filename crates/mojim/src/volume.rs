@@ -398,6 +398,11 @@ impl Volume {
         } else {
             (volume.resend_timeout * volume.resend_attempts).max(Duration::from_secs(5))
         };
+        // A register that cannot be read now is asked again below.
+        let limit = match s.is_alone_by_register() {
+            Ok(true) if sb.state == State::Whole => Duration::ZERO,
+            _ => limit,
+        };
         let mut since = env.now();
         let mut copied = 0;
         while !primary.ready.load(Acquire) {

@@ -1,0 +1,176 @@
+//! `mojim bench failover`: how long a volume is without a primary.
+//!
+//! Three real nodes on loopback (two with data, a witness), a program that
+//! appends on `a`, and on `b` one that waits to be allowed, as under
+//! `mojim run`. Then `a`'s daemon and program are killed. Three figures a
+//! round: the whole time from the kill to the first sync point acknowledged on
+//! `b`; the detection, as `b`'s daemon counts it; and the rest.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mojim::config::Config;
+use mojim::env::Address;
+use mojim::layout;
+use mojim::views::{Asked, Views};
+use serde_json::json;
+
+use crate::failure::{Done, Failure};
+use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
+
+/// Time from the SIGKILL of a primary's node to the first sync point of the new one.
+#[derive(clap::Args)]
+pub struct FailoverBench {
+    /// A directory on the disk to measure [default: the temporary directory].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Bytes of the volume beside the program's own.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    size: u64,
+    /// Silence after which a node counts as failed, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 500)]
+    failure_limit: u64,
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    rounds: usize,
+    /// Print one JSON object a line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+struct Round {
+    total: f64,
+    detection: f64,
+}
+
+impl FailoverBench {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        if self.rounds == 0 {
+            return Err(Failure::usage("--rounds: at least 1"));
+        }
+        clean_up_on_signals()?;
+        let mut all = Vec::new();
+        for i in 0..self.rounds {
+            all.push(self.round(i)?);
+        }
+        let mut out = std::io::stdout().lock();
+        let ms = |f: &dyn Fn(&Round) -> f64| {
+            let mut v: Vec<f64> = all.iter().map(f).collect();
+            v.sort_by(f64::total_cmp);
+            (v[v.len() / 2], v[v.len() - 1])
+        };
+        for (case, (median, worst)) in [
+            ("total", ms(&|r| r.total)),
+            ("detection", ms(&|r| r.detection)),
+            ("rest", ms(&|r| r.total - r.detection)),
+        ] {
+            if self.json {
+                let row = json!({
+                    "bench": "failover", "case": "mojim", "part": case, "mode": "sync",
+                    "transport": "tcp", "bytes": self.size, "threads": 1,
+                    "median_us": median * 1000.0, "p99_us": worst * 1000.0,
+                    "per_second": 1000.0 / median,
+                });
+                writeln!(out, "{row}")?;
+            } else {
+                writeln!(
+                    out,
+                    "{case:>10}: median {median:.1} ms, worst of {} rounds {worst:.1} ms",
+                    all.len()
+                )?;
+            }
+        }
+        Ok(0)
+    }
+
+    fn round(&self, number: usize) -> Result<Round, Failure> {
+        let id = format!("mojim-failover-{}-{number}", std::process::id());
+        let memory = Directory::make(Path::new("/dev/shm"), &id)?;
+        let parent = self.dir.clone().unwrap_or_else(std::env::temp_dir);
+        let dir = Directory::make(&parent, &id)?;
+        let dir = (std::fs::canonicalize(dir.path())?, dir);
+        let ports = free_ports(3)?;
+        let mut text = format!(
+            "cluster = \"bench\"\nheartbeat = \"20ms\"\nfailure_limit = \"{}ms\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n",
+            self.failure_limit
+        );
+        for (name, port) in ["a", "b"].iter().zip(&ports) {
+            text += &format!(
+                "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\n",
+                dir.0.join(name).display(),
+                memory.path().display()
+            );
+        }
+        text += &format!(
+            "[node.w]\naddress = \"127.0.0.1:{}\"\ndirectory = '{}'\nrole = \"witness\"\n",
+            ports[2],
+            dir.0.join("w").display()
+        );
+        let file = dir.0.join("mojim.toml");
+        std::fs::write(&file, text)?;
+        let config = Config::load(&file)?;
+        let file = file.to_string_lossy().into_owned();
+        let errors = |name: &str| dir.0.join(format!("{name}.txt"));
+        let node = |name: &str| -> Result<Process, Failure> {
+            let args = ["node", "--config", &file, "--name", name];
+            let mut p = Process::start(&format!("node {name}"), args, &errors(name))?;
+            p.ready()?;
+            Ok(p)
+        };
+        let program = |name: &str, ballast: &str| {
+            let args = [
+                "__append",
+                "--config",
+                &file,
+                "--node",
+                name,
+                "--volume",
+                "v",
+                "--pace",
+                "1000",
+                "--ballast",
+                ballast,
+            ];
+            Process::start(&format!("the program on {name}"), args, &errors("program"))
+        };
+        let mut a = node("a")?;
+        let mut b = node("b")?;
+        let _w = node("w")?;
+        let mut on_a = program("a", &self.size.to_string())?;
+        on_a.ready()?;
+        for _ in 0..200 {
+            on_a.line()?;
+        }
+        let views = Asked::new(
+            vec![Address::Unix(layout::socket(config.node("b")?))],
+            &config.cluster,
+            Duration::from_secs(3),
+        );
+        let killed = Instant::now();
+        a.kill();
+        on_a.kill();
+        // As `mojim run` waits, though more impatiently.
+        while !matches!(views.read("v"), Ok(r) if r.primary.as_ref().is_some_and(|p| p.node == "b"))
+        {
+            if killed.elapsed() > Duration::from_secs(60) {
+                return Err(b.failure("did not take over"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut on_b = program("b", "0")?;
+        on_b.ready()?;
+        on_b.line()?;
+        let total = killed.elapsed().as_secs_f64() * 1000.0;
+        let said = std::fs::read_to_string(errors("b"))?;
+        let detection = said
+            .lines()
+            .find_map(|l| {
+                let (_, after) = l.split_once("was silent for ")?;
+                after.split(' ').next()?.parse::<f64>().ok()
+            })
+            .ok_or_else(|| Failure::failed("node b did not say why it took over".to_owned()))?;
+        Ok(Round { total, detection })
+    }
+}
