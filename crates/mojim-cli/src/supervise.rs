@@ -10,14 +10,17 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use mojim::client::Client;
 use mojim::config::{Config, Node, Volume};
 use mojim::env::Address;
 use mojim::layout;
-use mojim::views::{Asked, Views};
+use serde_json::json;
 
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::signals;
 
+/// How long the daemon may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a program may take to end before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -37,19 +40,21 @@ enum Who {
 }
 
 struct Post {
-    views: Asked,
+    daemon: Address,
+    cluster: String,
     me: String,
     volume: String,
-    first: bool,
 }
 
 impl Post {
     fn ask(&self) -> Who {
-        match self.views.read(&self.volume) {
-            Ok(r) => match r.primary {
-                Some(p) if p.node == self.me => Who::Me,
-                Some(p) => Who::Another(p.node),
-                None if self.first => Who::Me,
+        let q = json!({ "what": "post", "cluster": self.cluster, "volume": self.volume });
+        let answer = Client::connect(&self.daemon, TIMEOUT).and_then(|mut c| c.ask(&q));
+        match answer {
+            Ok(a) if a["ready"] == true => Who::Me,
+            Ok(a) => match a["primary"].as_str() {
+                Some(p) if p == self.me => Who::Unknown("this node is taking over".into()),
+                Some(p) => Who::Another(p.to_owned()),
                 None => Who::Another("the configuration's primary, first".into()),
             },
             Err(e) => Who::Unknown(e.to_string()),
@@ -78,14 +83,10 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
         }
     });
     let post = Post {
-        views: Asked::new(
-            vec![Address::Unix(layout::socket(node))],
-            &config.cluster,
-            Duration::from_secs(3),
-        ),
+        daemon: Address::Unix(layout::socket(node)),
+        cluster: config.cluster.clone(),
         me: node.name.clone(),
         volume: volume.name.clone(),
-        first: volume.primary == node.name,
     };
     let say = |text: String| say_on_stderr(&format!("volume {}: {text}", volume.name));
     let beat = config.heartbeat;
@@ -101,7 +102,16 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
         let (status, signalled) = guard(child, &post, &events, beat, &say)?;
         // A program whose node was replaced may end by itself, with an error
         // of its sync points: that is no end of its work.
-        match post.ask() {
+        let who = loop {
+            match post.ask() {
+                Who::Unknown(_) if !signalled => match events.recv_timeout(beat) {
+                    Ok(Event::Signal(_)) => break Who::Me,
+                    _ => continue,
+                },
+                who => break who,
+            }
+        };
+        match who {
             Who::Another(other) if !signalled => say(format!(
                 "the program ended ({status}); node {other} is the primary now"
             )),

@@ -880,7 +880,17 @@ impl Cluster {
             && sb.view.epoch > 0
             && (sb.view.mirror.is_empty() || asynchronous)
             || sb.view.epoch == 0 && asynchronous;
+        let may = match self.setup.views {
+            false => may,
+            true => {
+                sb.state == State::Whole
+                    && prim.epoch == 0
+                    && self.world.now() - prim.since > self.setup.limit
+                    && matches!(prim.session.may_attach_alone(), Some(Ok(true)))
+            }
+        };
         if may
+            && prim.session.is_attaching()
             && !prim.p.is_ready()
             && !prim.session.is_active()
             && self.world.now() - prim.since > 500 * MS

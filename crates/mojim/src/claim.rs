@@ -142,6 +142,11 @@ impl Claim {
         true
     }
 
+    /// What was tried at last failed, as of `now`.
+    pub(crate) fn failed(&mut self, now: Duration) {
+        self.next_try = now + AGAIN;
+    }
+
     /// The mirror is given up: from now on this primary is alone.
     pub(crate) fn alone(&mut self, store: &Store) -> Result<()> {
         let reg = self.read(store)?;
@@ -154,7 +159,13 @@ impl Claim {
     }
 
     /// The mirror on the link holds everything: it becomes a member.
-    pub(crate) fn admit(&mut self, store: &Store, now: Duration) -> Result<()> {
+    /// `asking` is called before the register is asked to change.
+    pub(crate) fn admit(
+        &mut self,
+        store: &Store,
+        now: Duration,
+        asking: impl FnOnce(),
+    ) -> Result<()> {
         let Some(peer) = self.peer.clone() else {
             return Err(Error::Protocol("the mirror has not said who it is".into()));
         };
@@ -167,11 +178,13 @@ impl Claim {
         let reg = self.read(store)?;
         let me = member(store);
         if reg.is_primary(&me) && reg.is_mirror(&peer) {
+            asking();
             return Ok(());
         }
         let new = reg
             .admit(&me, &peer)
             .map_err(|why| self.refused(store, why))?;
+        asking();
         self.swap(store, new)
     }
 

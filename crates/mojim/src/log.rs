@@ -34,6 +34,9 @@ use crate::error::{Context, Error, Result};
 pub const CONTROL_LEN: usize = 4096;
 const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"MJRING01");
 
+/// Which word of the identity is the boot.
+const BOOT_AT: usize = 4;
+
 /// Live figures, as `AtomicU64` at `LIVE_AT + 8 × index` of lane 0's control
 /// page, for `mojim status`.
 pub const LIVE_AT: usize = 1024;
@@ -184,37 +187,54 @@ impl Log {
             start: AtomicU64::new(start),
             spec,
         };
-        // Memory of another boot is no memory, wherever it was kept.
-        let boot = match log.medium {
-            Medium::Pmem => 0,
-            _ => u64_at(&env.boot_id(), 0),
-        };
-        let identity = [
-            CONTROL_MAGIC,
-            incarnation,
-            log.spec.size,
-            log.spec.lane as u64,
-            boot,
-        ];
-        let known = (0..identity.len()).all(|i| log.control(i * 8).load(Acquire) == identity[i]);
-        if known {
-            survival = Survival::Memory;
-        } else {
-            if let Medium::Disk(file) = &log.medium {
-                log.load_from(&**file)?;
-            }
-            // The magic goes last, so that a half-made page is not known.
-            for i in (0..identity.len()).rev() {
-                log.control(i * 8).store(identity[i], Release);
-            }
-            for i in 0..16 {
-                log.control(LIVE_AT + i * 8).store(0, Relaxed);
-            }
-            if let Medium::Pmem = log.medium {
-                log.env.flush(&log.memory, 0, CONTROL_LEN);
-            }
+        let identity = log.identity(incarnation);
+        let is = |i: usize| log.control(i * 8).load(Acquire) == identity[i];
+        match &log.medium {
+            _ if (0..identity.len()).all(is) => survival = Survival::Memory,
+            // Persistent memory outlives a boot, but not what was in caches.
+            Medium::Pmem if (0..BOOT_AT).all(is) => survival = Survival::Medium,
+            Medium::Disk(file) => log.load_from(&**file)?,
+            // Known from now on, but not as memory of this boot.
+            Medium::Pmem => log.stamp(&[identity[0], identity[1], identity[2], identity[3], 0]),
+            // The superblock's boot id is durable before anything relies on
+            // this memory.
+            Medium::Dram => log.own(incarnation),
         }
         Ok((log, survival))
+    }
+
+    fn identity(&self, incarnation: u64) -> [u64; 5] {
+        let boot = u64_at(&self.env.boot_id(), 0);
+        [
+            CONTROL_MAGIC,
+            incarnation,
+            self.spec.size,
+            self.spec.lane as u64,
+            boot,
+        ]
+    }
+
+    /// From now on this memory is known as this log's, in this boot. Not
+    /// before it is durable what its loss meant.
+    pub fn own(&self, incarnation: u64) {
+        let identity = self.identity(incarnation);
+        if (0..identity.len()).all(|i| self.control(i * 8).load(Acquire) == identity[i]) {
+            return;
+        }
+        self.stamp(&identity);
+    }
+
+    fn stamp(&self, identity: &[u64; 5]) {
+        for i in 0..16 {
+            self.control(LIVE_AT + i * 8).store(0, Relaxed);
+        }
+        // The magic goes last, so that a half-made page is not known.
+        for i in (0..identity.len()).rev() {
+            self.control(i * 8).store(identity[i], Release);
+        }
+        if let Medium::Pmem = self.medium {
+            self.env.flush(&self.memory, 0, CONTROL_LEN);
+        }
     }
 
     /// The log's file: preallocated and written over once, since a write into

@@ -399,6 +399,12 @@ impl Mirror {
         } else {
             return Ok(None);
         };
+        if let Some(known) = self.store.known_missing().filter(|k| *k > self.tail()) {
+            return Err(Error::Protocol(format!(
+                "this node's log is damaged: sync points up to LSN {known} were acknowledged, LSN {} is the last that can be read; it does not take over by itself (`mojim promote --force` gives the others up)",
+                self.tail()
+            )));
+        }
         // The fence, durably, before anything is asked for.
         if !broken.no_fence.load(Relaxed) {
             self.generation.fetch_add(1, SeqCst);

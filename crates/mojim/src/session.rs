@@ -58,10 +58,7 @@ pub struct Peer {
     pub shared: bool,
 }
 
-/// Stands for the mirror in the view of a primary whose mirror is required but
-/// not yet a member: it may not go on alone, and the mirror may not be promoted.
-/// No node can have this name.
-pub const JOINING: &str = "~";
+pub use crate::store::JOINING;
 
 enum Phase {
     /// Not connected; try at this time.
@@ -139,6 +136,7 @@ pub struct Session {
     claim: Option<Claim>,
     /// Silence after which a link counts as broken.
     silence: Duration,
+    heartbeat: Duration,
 }
 
 /// A spill file on its way out.
@@ -181,6 +179,7 @@ impl Session {
             spill: None,
             claim: None,
             silence: SILENCE,
+            heartbeat: HEARTBEAT,
         }
     }
 
@@ -199,6 +198,7 @@ impl Session {
             })?;
         }
         self.silence = self.silence.min(claim.limit);
+        self.heartbeat = self.heartbeat.min(claim.limit / 4);
         self.claim = Some(claim);
         Ok(self)
     }
@@ -234,6 +234,11 @@ impl Session {
         }
         self.abandon_link("");
         self.epoch = self.epoch.max(self.unused_epoch());
+        if let Some(claim) = &mut self.claim {
+            // An earlier try may have begun one that is known there only.
+            let known = claim.view_to_attach(&self.primary.store)?;
+            self.epoch = self.epoch.max(self.primary.store.next_epoch(known));
+        }
         let view = View {
             epoch: self.epoch,
             primary: self.me.clone(),
@@ -285,10 +290,13 @@ impl Session {
             return Ok(());
         }
         let p = self.primary.clone();
-        // DESIGN.md: the ring is made persistent before the view changes.
-        for lane in 0..p.lanes.len() {
-            p.persist_wait(lane)?;
-        }
+        // From here on, should the answer be lost and the link come back, the
+        // mirror is not taken for a member before it was admitted again.
+        self.member = false;
+        self.lean_on_own_log()?;
+        let Some(claim) = &mut self.claim else {
+            unreachable!("seen above");
+        };
         let skip = p.store.mutations.alone_without_view.load(Relaxed);
         match claim.alone(&p.store) {
             Ok(()) => {}
@@ -298,11 +306,15 @@ impl Session {
                 self.fatal = Some(e.clone());
                 return Err(e);
             }
-            Err(e) => return Err(e),
+            Err(e) => {
+                // The link is made anew meanwhile.
+                claim.failed(p.store.env().now());
+                self.last_error = Some(e.to_string());
+                return Ok(());
+            }
         }
         p.store.update(|s| s.view.mirror.clear())?;
         self.alone = true;
-        self.member = false;
         p.set_rule(AckRule::LOCAL);
         // Who appended meanwhile waits for its log, not for the mirror.
         for lane in 0..p.lanes.len() {
@@ -310,6 +322,20 @@ impl Session {
         }
         p.done.notify();
         self.show_adopted()
+    }
+
+    /// From now on nothing counts that is not persistent in the own log, and
+    /// everything that counted already is: what the view must be able to say
+    /// of a primary before its mirror leaves it (DESIGN.md).
+    fn lean_on_own_log(&mut self) -> Result<()> {
+        let p = &self.primary;
+        if p.rule().mirror {
+            p.set_rule(AckRule::BOTH);
+        }
+        for lane in 0..p.lanes.len() {
+            p.persist_wait(lane)?;
+        }
+        Ok(())
     }
 
     /// The mirror has promised an epoch above this one. In a cluster with a
@@ -335,6 +361,11 @@ impl Session {
             }
             Err(e) => Err(e),
         }
+    }
+
+    /// Whether it has not begun its epoch yet.
+    pub fn is_attaching(&self) -> bool {
+        self.attach
     }
 
     /// Why attaching cannot succeed, if so.
@@ -741,6 +772,7 @@ impl Session {
             Plan::Resend { from } => {
                 if self.member && !self.attach && from < store.whole(self.primary.acked.get()) {
                     // It has less than it once acknowledged.
+                    self.lean_on_own_log()?;
                     if let Some(claim) = &mut self.claim {
                         claim.alone(&store)?;
                         self.alone = true;
@@ -804,6 +836,7 @@ impl Session {
         // Whatever it had: it is no member until it holds everything again.
         // Durably, so that also the next attach knows it.
         if self.member && !self.attach {
+            self.lean_on_own_log()?;
             store.update(|s| s.view.mirror = JOINING.into())?;
             self.member = false;
         }
@@ -1075,7 +1108,7 @@ impl Session {
     }
 
     fn keep_alive(&mut self, now: Duration) -> Result<()> {
-        if now.saturating_sub(self.spoke) < HEARTBEAT && self.beat > 0 {
+        if now.saturating_sub(self.spoke) < self.heartbeat && self.beat > 0 {
             return Ok(());
         }
         let Some(wire) = &mut self.wire else {
@@ -1131,8 +1164,8 @@ impl Session {
                     // member: nothing is acknowledged without it, also if the
                     // answer is lost and then the link, until the register
                     // says otherwise.
-                    self.alone = false;
-                    match claim.admit(&p.store, p.store.env().now()) {
+                    let alone = &mut self.alone;
+                    match claim.admit(&p.store, p.store.env().now(), || *alone = false) {
                         Err(e @ Error::Stale(_)) => {
                             p.supersede(e.clone());
                             self.fatal = Some(e.clone());

@@ -92,6 +92,11 @@ pub struct Mutations {
     pub apply_uncommitted: AtomicBool,
 }
 
+/// Stands for the mirror in the view of a primary whose mirror is required but
+/// not yet a member: it may not go on alone, and the mirror may not be promoted.
+/// Everything acknowledged is persistent in its own log. No node can have this name.
+pub const JOINING: &str = "~";
+
 struct Applier {
     cursors: Vec<u64>,
     applied: u64,
@@ -305,7 +310,8 @@ impl Store {
             logs.push((log, survival));
         }
         let ring_lost = logs.iter().any(|(_, s)| *s == Survival::Medium);
-        if ring_lost && sb.logs != 0 && sb.view.primary == sb.node && !sb.view.mirror.is_empty() {
+        let paired = !sb.view.mirror.is_empty() && sb.view.mirror != JOINING;
+        if ring_lost && sb.logs != 0 && sb.view.primary == sb.node && paired {
             sb.ring_lost = true;
         }
         let switching = (sb.state == State::Switching).then_some(sb.checkpoint);
@@ -383,6 +389,9 @@ impl Store {
                 ..sb.clone()
             }
         })?;
+        for log in &store.logs {
+            log.own(sb.incarnation);
+        }
         if sb.state == State::Whole {
             store.recover(&sb, &survivals)?;
         }
@@ -436,6 +445,12 @@ impl Store {
     /// far as its logs tell: for a primary that has no other copy to ask.
     pub fn is_complete(&self) -> bool {
         self.missing.get().is_none()
+    }
+
+    /// The last LSN that its logs tell was acknowledged, though it was not
+    /// found in them.
+    pub fn known_missing(&self) -> Option<u64> {
+        self.missing.get().map(|m| m.0)
     }
 
     /// The same, as an error.

@@ -403,6 +403,7 @@ impl Volume {
             Ok(true) if sb.state == State::Whole => Duration::ZERO,
             _ => limit,
         };
+        let patience = limit + VIEW_TIMEOUT * 2;
         let mut since = env.now();
         let mut copied = 0;
         while !primary.ready.load(Acquire) {
@@ -420,17 +421,35 @@ impl Volume {
                 progress(copied, s.copied.1);
                 since = now;
             }
-            if now - since > limit && !s.is_active() {
+            // One that has begun goes on by itself, alone if need be.
+            if now - since > limit && !s.is_active() && s.is_attaching() {
+                let mut unknown = None;
                 let may_go_alone = match s.may_attach_alone() {
                     None => may_go_alone,
-                    Some(by_register) => by_register? && sb.state == State::Whole,
+                    Some(Ok(may)) => may && sb.state == State::Whole,
+                    Some(Err(e)) => {
+                        unknown = Some(e);
+                        false
+                    }
                 };
                 if may_go_alone {
                     primary.store.check_complete()?;
-                    s.go_alone()?;
+                    match s.go_alone() {
+                        // The register did not answer, or changed meanwhile.
+                        Err(Error::Timeout(_) | Error::Protocol(_)) if now - since < patience => {
+                            continue;
+                        }
+                        r => r?,
+                    }
                     let tail = primary.store.tail();
                     primary.store.apply_all(tail)?;
                     return Ok(());
+                }
+                if volume.failover == Failover::Automatic && now - since < patience {
+                    continue;
+                }
+                if let Some(e) = unknown {
+                    return Err(e);
                 }
                 return Err(Error::Timeout(format!(
                     "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here",

@@ -112,6 +112,10 @@ impl Node {
                 Ok(json!({ "node": self.me.name, "volumes": all? }))
             }
             "pulse" => Ok(json!(true)),
+            "post" => {
+                let v = volume(text("volume"))?;
+                self.post(&v)
+            }
             "view-read" => {
                 let v = known(text("volume"))?;
                 Ok(json!(self.voted(&v)?.read(&v.name)?))
@@ -119,6 +123,17 @@ impl Node {
             "view-swap" => {
                 let v = known(text("volume"))?;
                 let new = from_json(&q["new"])?;
+                let members = [&new.primary, &new.mirror];
+                let known = members
+                    .into_iter()
+                    .flatten()
+                    .all(|m| v.data_nodes().contains(&m.node.as_str()));
+                if !known || new.epoch > u64::MAX / 2 {
+                    return Err(Error::Invalid(format!(
+                        "this cannot be a view of volume {}",
+                        v.name
+                    )));
+                }
                 Ok(json!(self.voted(&v)?.swap(&v.name, &new)?))
             }
             "raft" => match &self.views {
@@ -153,6 +168,24 @@ impl Node {
                 v.name
             ))
         })
+    }
+
+    /// Whether a program may start here: the register names this node, and its
+    /// copy is free and of that view.
+    fn post(&self, v: &Volume) -> Result<Value> {
+        let reg = self.voted(v)?.read(&v.name)?;
+        let primary = reg.primary.as_ref().map(|p| p.node.clone());
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let ready = match (&primary, read_superblock(&*self.env, &meta)?) {
+            (Some(p), Some(sb)) => {
+                *p == self.me.name
+                    && sb.view.primary == self.me.name
+                    && !lock(&self.mirrors).contains_key(&v.name)
+            }
+            (None, _) => v.primary == self.me.name,
+            _ => false,
+        };
+        Ok(json!({ "primary": primary, "ready": ready }))
     }
 
     /// Live figures of the program attached here, from its ring's memory.
@@ -277,11 +310,15 @@ impl Node {
         let named = |m: &Option<mojim_protocol::view::Member>| {
             m.as_ref().map_or("none".to_owned(), |m| m.node.clone())
         };
-        if reg.primary.as_ref().is_some_and(|p| p.node == self.me.name) && !force {
+        let mine = reg.primary.as_ref().is_some_and(|p| p.node == self.me.name);
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let begun =
+            read_superblock(&*self.env, &meta)?.is_some_and(|sb| sb.view.epoch >= reg.epoch);
+        if mine && begun && !force {
             return Ok(json!({ "epoch": reg.epoch, "already": true }));
         }
         let m = self.mirror(v)?;
-        if !force {
+        if !force && !mine {
             if let Some((ago, who)) = m.live_primary() {
                 return Err(Error::Busy(format!(
                     "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}. End it first",

@@ -13,7 +13,7 @@ use super::{Node, lock, wait_for_last};
 use crate::client::Client;
 use crate::config::Volume;
 use crate::env::Address;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mirror::Mirror;
 use crate::views::Views;
 
@@ -31,10 +31,17 @@ impl Node {
         let mut unknown = true;
         while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
             std::thread::sleep(beat);
-            let Some(m) = lock(&self.mirrors).get(&v.name).cloned() else {
+            let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
                 heard = self.env.now();
                 continue;
             };
+            if m.store.poisoned().is_some() {
+                drop(m);
+                m = match self.mirror(v) {
+                    Ok(m) => m,
+                    Err(_) => continue,
+                };
+            }
             if !unknown && (m.live_primary().is_some() || self.is_there(v, &mut client)) {
                 heard = self.env.now();
                 continue;
@@ -60,6 +67,8 @@ impl Node {
                     said.clear();
                 }
                 Err(e) => {
+                    // The register may have agreed all the same.
+                    unknown = true;
                     let text = e.to_string();
                     if text != said {
                         self.say(&format!("volume {}: {text}", v.name));
@@ -97,7 +106,7 @@ impl Node {
     /// Becomes primary if the register agrees. `suspect`: the primary is
     /// silent; otherwise only what the register has agreed to is completed.
     fn try_take_over(
-        &self,
+        self: &Arc<Node>,
         v: &Volume,
         views: &dyn Views,
         m: Arc<Mirror>,
@@ -109,7 +118,7 @@ impl Node {
             return Ok(None);
         }
         let Some((epoch, last)) = m.take_over(views)? else {
-            return Ok(None);
+            return Err(Error::Protocol("the view changed meanwhile".into()));
         };
         self.hand_over(v, m, last)?;
         Ok(Some((epoch, last)))
