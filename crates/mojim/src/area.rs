@@ -13,7 +13,7 @@
 //! - A change of size or name is a barrier: the image is written out first.
 //! - After an error nothing more is applied (the store poisons itself).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub struct Area {
     volume: u64,
     catalog_lsn: u64,
     files: BTreeMap<u32, CatalogEntry>,
-    open: HashMap<u32, Arc<dyn File>>,
+    open: BTreeMap<u32, Arc<dyn File>>,
     image: BTreeMap<(u32, u64), Box<[u8; IMAGE_PAGE]>>,
     dirty: BTreeMap<u32, ()>,
     /// Names or sizes changed in the sync point being applied.
@@ -86,7 +86,7 @@ impl Area {
             volume,
             catalog_lsn: 0,
             files: BTreeMap::new(),
-            open: HashMap::new(),
+            open: BTreeMap::new(),
             image: BTreeMap::new(),
             dirty: BTreeMap::new(),
             names_dirty: false,
