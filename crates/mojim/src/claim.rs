@@ -151,9 +151,8 @@ impl Claim {
     pub(crate) fn alone(&mut self, store: &Store) -> Result<()> {
         let reg = self.read(store)?;
         let me = member(store);
-        if reg.is_primary(&me) && reg.mirror.is_none() {
-            return Ok(()); // an earlier try that was in doubt
-        }
+        // Also where the register says so already: an admission whose answer
+        // was lost may still be on its way to it, and fails from now on.
         let new = reg.alone(&me).map_err(|why| self.refused(store, why))?;
         self.swap(store, new)
     }
