@@ -28,7 +28,8 @@ use crate::log::{CONTROL_LEN, Log};
 /// Bytes of the page shared by both ends of a shared-memory lane.
 pub const PAGE_LEN: usize = 4096;
 
-/// The positions of a shared-memory lane, each on a cache line of its own.
+/// The positions of a shared-memory lane: a cache line for what each side
+/// writes at once, so that the other fetches one.
 #[derive(Clone)]
 pub struct Page(Memory);
 
@@ -36,9 +37,9 @@ pub struct Page(Memory);
 #[repr(usize)]
 enum Word {
     Head = 0,
-    Committed = 64,
+    Committed = 8,
     Acked = 128,
-    Level = 192,
+    Level = 136,
     MirrorSleeps = 256,
     PrimarySleeps = 320,
 }
@@ -401,6 +402,25 @@ impl RingIn {
         }
     }
 
+    /// Fetches the first lines of what has come at once, instead of the second
+    /// only after the header was read (longer records: the processor does it).
+    #[inline]
+    fn prefetch(&self, off: usize, ahead: u64) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let end = (off + ahead.min(512) as usize).min(self.size as usize);
+            for line in (off..end).step_by(64) {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                // SAFETY: a prefetch changes nothing; the address lies in the ring.
+                unsafe {
+                    _mm_prefetch::<_MM_HINT_T0>(self.ring.ptr().add(CONTROL_LEN + line).cast())
+                };
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (off, ahead);
+    }
+
     /// Looks at the next record.
     #[inline]
     pub fn front(&mut self) -> Result<Front> {
@@ -420,6 +440,7 @@ impl RingIn {
                 ));
             }
             let off = (self.at % self.size) as usize;
+            self.prefetch(off, ahead);
             let mut b = [0u8; RECORD_HEADER_LEN];
             self.copy(off, &mut b);
             if b[..4] == PAD_MAGIC.to_le_bytes() {

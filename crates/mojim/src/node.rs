@@ -508,13 +508,17 @@ impl Node {
                 return;
             }
         };
-        let mut spinner = Spinner::new(spin);
+        let mut spinner = Spinner::learning(spin);
         let ended = loop {
             match lane.step() {
-                Ok(Step::Moved) => spinner.hit(),
+                Ok(Step::Moved) => spinner.hit(&*self.env),
                 Ok(Step::Nothing) => {
                     if spinner.spin(&*self.env) {
-                        std::hint::spin_loop();
+                        if spinner.gives_way() {
+                            std::thread::yield_now();
+                        } else {
+                            std::hint::spin_loop();
+                        }
                     } else if let Err(e) = lane.wait(Duration::from_millis(200)) {
                         break e;
                     }

@@ -853,7 +853,7 @@ impl Primary {
                     }
                     let came = self.receive_held(lane, &mut slot);
                     if self.committed() >= lsn {
-                        slot.spinner.hit();
+                        slot.spinner.hit(env);
                         return true;
                     }
                     if came {

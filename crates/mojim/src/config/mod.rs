@@ -239,7 +239,8 @@ pub struct Volume {
     pub resend_attempts: u32,
     /// `transport`: what carries records. Default `tcp`.
     pub transport: Transport,
-    /// `spin`: how long a waiting thread polls before it blocks, up to an hour. Default 30 µs.
+    /// `spin`: how long a waiting thread polls before it blocks, up to an hour. Default 30 µs. A
+    /// mirror's threads poll up to 300 µs while records come that regularly.
     pub spin: Duration,
     /// `tracker`: how stores are noticed. Default `auto`.
     pub tracker: TrackerKind,
