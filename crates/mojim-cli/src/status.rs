@@ -48,9 +48,9 @@ impl Status {
 
 /// The nodes that hold a volume, its first primary first.
 pub fn holders<'a>(config: &'a Config, volume: &'a Volume) -> Vec<&'a Node> {
-    [Some(&volume.primary), volume.mirror.as_ref()]
+    volume
+        .data_nodes()
         .into_iter()
-        .flatten()
         .filter_map(|n| config.nodes.get(n))
         .collect()
 }
@@ -173,6 +173,17 @@ fn wrong(v: &Volume, nodes: &[Value]) -> Vec<String> {
             ));
         }
     }
+    for n in nodes {
+        for b in n["backups"].as_array().into_iter().flatten() {
+            if b["active"] != true {
+                wrong.push(format!(
+                    "node {} does not reach backup {}",
+                    text(n, "node"),
+                    text(b, "node")
+                ));
+            }
+        }
+    }
     if let (Some(p), Some(_)) = (first.first(), &v.mirror)
         && newest > 0
     {
@@ -247,6 +258,20 @@ fn text(all: &Value) -> String {
             });
         }
         t += &columns(&rows);
+        for n in nodes {
+            for b in n["backups"].as_array().unwrap_or(&empty) {
+                t += &format!(
+                    "  backup {} of node {}: {}, LSN {}\n",
+                    b["node"].as_str().unwrap_or(""),
+                    n["node"].as_str().unwrap_or(""),
+                    match b["active"] == true {
+                        true => "forwarding",
+                        false => "not forwarding",
+                    },
+                    b["acked"]
+                );
+            }
+        }
         for w in v["wrong"].as_array().unwrap_or(&empty) {
             t += &format!("  ! {}\n", w.as_str().unwrap_or(""));
         }

@@ -108,6 +108,8 @@ pub struct Hello {
     pub epoch: u64,
     /// A new epoch (an attach) or the one already promised (a reconnect).
     pub attach: bool,
+    /// What follows is forwarded in the background: the receiver is a backup.
+    pub backup: bool,
     /// Connections that will be opened.
     pub lanes: u16,
     /// Last LSN of its contiguous prefix.
@@ -126,6 +128,7 @@ impl Message for Hello {
             .u64(self.view)
             .u64(self.epoch)
             .u8(self.attach as u8)
+            .u8(self.backup as u8)
             .u16(self.lanes)
             .u64(self.tail);
         put_history(w, &self.history);
@@ -141,6 +144,7 @@ impl Message for Hello {
             view: r.u64()?,
             epoch: r.u64()?,
             attach: r.bool("attach")?,
+            backup: r.bool("backup")?,
             lanes: r.u16()?,
             tail: r.u64()?,
             history: get_history(r)?,
@@ -483,6 +487,7 @@ mod tests {
             view: 3,
             epoch: 6,
             attach: true,
+            backup: false,
             lanes: 2,
             tail: 9,
             history: history.clone(),

@@ -108,6 +108,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
                 view: 3,
                 epoch: 6,
                 attach: true,
+                backup: false,
                 lanes: 2,
                 tail: 9,
                 history: history(),

@@ -405,7 +405,8 @@ impl Cluster {
             dir: root.join("data"),
             meta: root.join("meta"),
             logs,
-            parity: n as u64,
+            rank: n as u64,
+            holders: 2,
             max_open: 3,
         }
     }
@@ -424,6 +425,7 @@ impl Cluster {
             resend_attempts: 5,
             max_record: Log::max_record(smallest),
             smallest_log: smallest,
+            secondary_threshold: u64::MAX,
             checkpoint_threshold: s.threshold,
         }
     }
@@ -489,7 +491,7 @@ impl Cluster {
         };
         self.follow_register();
         if n != self.primary {
-            let m = Arc::new(Mirror::new(store, NAMES[n]));
+            let m = Arc::new(Mirror::new(store, NAMES[n], u64::MAX));
             self.nodes[n].role = Role::Mirror(Box::new(Mir {
                 m,
                 listener,

@@ -62,6 +62,8 @@ pub fn logs(config: &Config, node: &Node, volume: &Volume) -> Vec<LogSpec> {
 
 /// The store of a volume on a node.
 pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
+    let mut names = volume.data_nodes();
+    names.sort_unstable_by(|a, b| b.cmp(a));
     StoreSpec {
         cluster: config.cluster.clone(),
         volume: volume.name.clone(),
@@ -71,9 +73,11 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
         logs: logs(config, node, volume),
         max_open: crate::area::MAX_OPEN,
         // By name, so that it does not change when the roles do.
-        parity: config
-            .peer_of(volume, &node.name)
-            .is_none_or(|other| node.name < other.name) as u64,
+        rank: names
+            .iter()
+            .position(|n| *n == node.name)
+            .expect("it holds the volume") as u64,
+        holders: names.len().max(2) as u64,
     }
 }
 
@@ -90,6 +94,17 @@ pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
         },
         shared,
     })
+}
+
+/// The nodes, besides its primary, to which a mirror of this volume on `node`
+/// forwards, and where they listen.
+pub fn backups(config: &Config, node: &Node, volume: &Volume) -> Vec<(String, Address)> {
+    let names = volume.data_nodes();
+    let others = names.into_iter().filter(|n| *n != node.name);
+    others
+        .filter_map(|n| config.nodes.get(n))
+        .map(|n| (n.name.clone(), Address::Tcp(n.address)))
+        .collect()
 }
 
 /// How a primary of this volume behaves on `node`.
@@ -123,6 +138,7 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         max_record: Log::max_record(smallest),
         smallest_log: smallest,
         checkpoint_threshold: volume.checkpoint_threshold,
+        secondary_threshold: volume.secondary_threshold,
     }
 }
 

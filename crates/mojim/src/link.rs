@@ -149,19 +149,26 @@ impl Tx {
                 }
                 Ok(())
             }
-            Carrier::Stream => self.pump_stream(log, epoch, committed),
+            Carrier::Stream => self.pump_until(log, u64::MAX, epoch, committed),
         }
     }
 
-    fn pump_stream(&mut self, log: &Log, epoch: u64, committed: u64) -> io::Result<()> {
-        while self.sent < log.head() {
+    /// The same over a stream, but no record that begins at `limit` or behind.
+    pub fn pump_until(
+        &mut self,
+        log: &Log,
+        limit: u64,
+        epoch: u64,
+        committed: u64,
+    ) -> io::Result<()> {
+        while self.sent < log.head().min(limit) {
             let mut headers = [[0u8; FRAME_LEN]; BATCH];
             let mut records: [&[u8]; BATCH] = [&[]; BATCH];
             let mut nexts = [0u64; BATCH];
             let mut n = 0;
             let mut at = self.sent;
             while n < BATCH
-                && let Some((r, _, next)) = log.record(at)
+                && let Some((r, _, next)) = log.record(at).filter(|(_, at, _)| *at < limit)
             {
                 headers[n] = if n == 0 && self.off > 0 {
                     self.header

@@ -35,6 +35,7 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
 use crate::log::CONTROL_LEN;
+use crate::outflow::{Outflow, Source, Term};
 use crate::session::{MirrorCopy, SILENCE};
 use crate::store::Store;
 use crate::views::Views;
@@ -64,6 +65,12 @@ pub struct Mirror {
     change: Mutex<()>,
     /// Counts greetings: an older control link has no say any more.
     generation: AtomicU64,
+    /// Different whenever what is here may have been dropped or replaced; 0
+    /// while that is open.
+    term: AtomicU64,
+    terms: AtomicU64,
+    /// The backups that this copy is forwarded to.
+    pub outflow: Outflow,
     /// The checkpoint thread.
     pub checkpoint_work: Event,
     /// Lanes that wait for room in their log.
@@ -104,9 +111,43 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+impl Source for Mirror {
+    fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    fn term(&self) -> Option<Term> {
+        let number = self.term.load(SeqCst);
+        if number == 0 {
+            return None;
+        }
+        let sb = self.store.superblock();
+        let mine = sb.state == State::Whole && sb.view.mirror == self.me;
+        let term = Term {
+            number,
+            epoch: sb.promised,
+            primary: sb.view.primary,
+        };
+        (mine && self.term.load(SeqCst) == number).then_some(term)
+    }
+
+    fn received(&self) -> u64 {
+        self.received.get()
+    }
+
+    fn committed(&self) -> u64 {
+        Mirror::committed(self)
+    }
+
+    fn outflow(&self) -> &Outflow {
+        &self.outflow
+    }
+}
+
 impl Mirror {
-    /// Follows whoever comes, into an opened store.
-    pub fn new(store: Arc<Store>, me: &str) -> Mirror {
+    /// Follows whoever comes, into an opened store. At most `threshold` bytes
+    /// of what was received wait for an active backup.
+    pub fn new(store: Arc<Store>, me: &str, threshold: u64) -> Mirror {
         let tail = store.tail();
         let received = Prefix::new(WINDOW, tail);
         // Behind a gap there may be more, which was acknowledged on its lane:
@@ -129,6 +170,9 @@ impl Mirror {
             heard: Mutex::new(None),
             change: Mutex::new(()),
             generation: AtomicU64::new(0),
+            term: AtomicU64::new(1),
+            terms: AtomicU64::new(1),
+            outflow: Outflow::new(store.logs().len(), threshold),
             checkpoint_work: Event::default(),
             room: Event::default(),
             closed: AtomicBool::new(false),
@@ -146,6 +190,20 @@ impl Mirror {
         let (when, who) = lock(&self.heard).clone()?;
         let ago = self.store.env().now().saturating_sub(when);
         (self.session.load(Acquire) != 0 && ago < self.silence).then_some((ago, who))
+    }
+
+    /// What is here may change: nothing of it is forwarded meanwhile.
+    fn unsettle(&self) {
+        self.term.store(0, SeqCst);
+        self.store.revoke_pauses();
+        self.outflow.work.notify();
+    }
+
+    /// It stands, and grows from here.
+    fn settle(&self) {
+        let number = self.terms.fetch_add(1, SeqCst) + 1;
+        self.term.store(number, SeqCst);
+        self.outflow.work.notify();
     }
 
     /// Ends the present session: its lanes accept nothing more once this
@@ -168,6 +226,7 @@ impl Mirror {
     pub fn close(&self) {
         self.closed.store(true, SeqCst);
         let _change = lock(&self.change);
+        self.unsettle();
         self.stop_session();
         self.room.notify();
         self.checkpoint_work.notify();
@@ -196,7 +255,14 @@ impl Mirror {
                 ),
             ));
         }
-        if sb.view.epoch > 0 && sb.view.epoch >= h.view && sb.view.primary != h.from {
+        // A backup does not hear its primary itself; between two who forward in
+        // one epoch it does not matter which it hears.
+        let newer = if h.backup {
+            sb.view.epoch > h.view
+        } else {
+            sb.view.epoch >= h.view && sb.view.primary != h.from
+        };
+        if sb.view.epoch > 0 && newer {
             return Err(No::new(
                 RefuseCode::Superseded,
                 format!(
@@ -222,6 +288,7 @@ impl Mirror {
             return Err(No::new(RefuseCode::Poisoned, e.to_string()));
         }
         let generation = self.generation.fetch_add(1, SeqCst) + 1;
+        self.unsettle();
         self.stop_session();
         if h.epoch > sb.promised {
             self.store.promise(h.epoch)?;
@@ -294,6 +361,7 @@ impl Mirror {
         }
         let number = self.store.env().random();
         self.session.store(number, SeqCst);
+        self.settle();
         Ok(number)
     }
 
@@ -327,11 +395,15 @@ impl Mirror {
         }
         self.store.apply(limit, 1 << 20)?;
         let applied = self.store.applied();
-        if applied > self.store.checkpointed() && (idle || self.store.fullness() > 0.5) {
+        if applied > self.store.checkpointed() && (idle || self.store.pressure() > 0.5) {
             self.store.checkpoint()?;
             self.room.notify();
         }
-        Ok(applied > before)
+        let released = self.store.release_held()?;
+        if released {
+            self.room.notify();
+        }
+        Ok(applied > before || released)
     }
 
     /// Whether this node is the mirror of the view, with everything in it.
@@ -353,6 +425,7 @@ impl Mirror {
         }
         let reg = views.read(&sb.volume)?;
         self.generation.fetch_add(1, SeqCst);
+        self.unsettle();
         self.stop_session();
         let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
         self.store.promise(epoch)?;
@@ -408,6 +481,7 @@ impl Mirror {
         // The fence, durably, before anything is asked for.
         if !broken.no_fence.load(Relaxed) {
             self.generation.fetch_add(1, SeqCst);
+            self.unsettle();
             self.stop_session();
             self.store.promise(epoch)?;
         }
@@ -428,6 +502,7 @@ impl Mirror {
     pub fn promote(&self) -> Result<(u64, u64)> {
         let _change = lock(&self.change);
         self.generation.fetch_add(1, SeqCst);
+        self.unsettle();
         self.stop_session();
         let sb = self.store.superblock();
         // From here on the old primary has nothing acknowledged any more.
@@ -710,7 +785,7 @@ pub fn refuse(wire: &mut Wire, epoch: u64, no: &No) {
     let _ = wire.flush();
 }
 
-enum Source {
+enum Feed {
     Stream {
         buf: Vec<u8>,
         from: usize,
@@ -740,7 +815,7 @@ pub struct LaneServer {
     /// Of the session, so fixed for this lane.
     history: Arc<History>,
     conn: Arc<dyn Conn>,
-    source: Source,
+    source: Feed,
     /// Acknowledgement that the link did not take yet: its bytes from `.1` on.
     unsent: Option<([u8; FRAME_LEN], usize)>,
     polls: u32,
@@ -769,7 +844,7 @@ impl LaneServer {
         }
         let source = if l.ring == 0 {
             let most = mirror.store.logs()[lane].size() as usize / 2;
-            Source::Stream {
+            Feed::Stream {
                 buf: vec![0; (most.min(1 << 20) + 2 * FRAME_LEN).max(64 << 10)],
                 from: 0,
                 to: 0,
@@ -791,7 +866,7 @@ impl LaneServer {
                 RingIn::new(ring, l.ring, l.align as u64, l.position, Page::new(page))
             })();
             match shared {
-                Ok(r) => Source::Ring(r),
+                Ok(r) => Feed::Ring(r),
                 Err(e) => return Err((wire, No::from(e))),
             }
         };
@@ -824,8 +899,8 @@ impl LaneServer {
     #[inline]
     pub fn step(&mut self) -> Result<Step> {
         let r = match self.source {
-            Source::Ring(_) => self.step_ring(),
-            Source::Stream { .. } => self.step_stream(),
+            Feed::Ring(_) => self.step_ring(),
+            Feed::Stream { .. } => self.step_stream(),
         };
         if let Err(e) = &r {
             self.refuse(e);
@@ -843,7 +918,7 @@ impl LaneServer {
     }
 
     fn step_ring(&mut self) -> Result<Step> {
-        let Source::Ring(ring) = &mut self.source else {
+        let Feed::Ring(ring) = &mut self.source else {
             unreachable!("checked by the caller");
         };
         let Front::Record(mut len) = ring.front()? else {
@@ -863,7 +938,8 @@ impl LaneServer {
         loop {
             let head = log.head();
             check_len(len, log.size())?;
-            let Some(at) = log.place(head, len) else {
+            let place = log.place(head, len);
+            let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
                 step = Step::Full;
                 break;
             };
@@ -905,6 +981,7 @@ impl LaneServer {
         ring.ack(last, m.store.level() as u16);
         log.prefetch(len);
         drop(guard);
+        m.outflow.work.notify();
         m.learn(committed);
         Ok(step)
     }
@@ -914,7 +991,7 @@ impl LaneServer {
             return Ok(Step::Nothing);
         }
         let m = self.mirror.clone();
-        let Source::Stream { buf, from, to } = &mut self.source else {
+        let Feed::Stream { buf, from, to } = &mut self.source else {
             unreachable!("checked by the caller");
         };
         let pending = has_whole(&buf[*from..*to])?;
@@ -973,7 +1050,8 @@ impl LaneServer {
             }
             check_len(len, log.size())?;
             let head = log.head();
-            let Some(at) = log.place(head, len) else {
+            let place = log.place(head, len);
+            let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
                 step = Step::Full;
                 break;
             };
@@ -1011,6 +1089,7 @@ impl LaneServer {
         self.unsent = Some((ack.encode(), 0));
         self.send_ack()?;
         m.store.logs()[self.lane].prefetch(size);
+        m.outflow.work.notify();
         m.learn(committed);
         Ok(step)
     }
@@ -1044,11 +1123,11 @@ impl LaneServer {
     /// Blocks until something may have come, or `timeout`.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         match &self.source {
-            Source::Ring(r) => {
+            Feed::Ring(r) => {
                 r.wait(timeout);
                 self.check_alive()
             }
-            Source::Stream { .. } => {
+            Feed::Stream { .. } => {
                 let _ = self.conn.wait(self.unsent.is_some(), timeout);
                 if self.mirror.session.load(Acquire) != self.session {
                     self.conn.close();

@@ -27,10 +27,12 @@ mod watch;
 use crate::config::{Config, Failover, Node as NodeConfig, Volume};
 use crate::env::{Address, Conn, Env};
 use crate::error::{Context, Error, Result};
+use crate::forward;
 use crate::layout;
 use crate::link::Wire;
 use crate::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
 use crate::os::{Listener, Os, guard_sigbus};
+use crate::outflow::Source;
 use crate::spinner::Spinner;
 use crate::store::{Store, read_superblock};
 use crate::views::Views;
@@ -147,7 +149,7 @@ impl Node {
         self.config
             .volumes
             .values()
-            .filter(|v| v.primary == self.me.name || v.mirror.as_ref() == Some(&self.me.name))
+            .filter(|v| v.data_nodes().contains(&self.me.name.as_str()))
             .cloned()
             .collect()
     }
@@ -254,7 +256,7 @@ impl Node {
                 store.tail()
             ));
         }
-        let mut m = Mirror::new(store, &self.me.name);
+        let mut m = Mirror::new(store, &self.me.name, v.secondary_threshold);
         if v.failover == Failover::Automatic {
             m.silence = m.silence.min(self.config.failure_limit);
         }
@@ -264,7 +266,23 @@ impl Node {
         let worker = m.clone();
         let node = self.clone();
         self.spawn("checkpoint", move || node.checkpoint_loop(&worker))?;
+        if !v.backups.is_empty() {
+            for (name, address) in layout::backups(&self.config, &self.me, v) {
+                let (node, m) = (self.clone(), m.clone());
+                self.spawn("forward", move || node.forward_loop(m, &name, &address))?;
+            }
+        }
         Ok(m)
+    }
+
+    /// Forwards a copy to one backup, while this node is the volume's mirror.
+    fn forward_loop(&self, m: Arc<Mirror>, name: &str, address: &Address) {
+        let volume = &m.store.spec().volume;
+        let source: Arc<dyn Source> = m.clone();
+        let stop = || m.is_closed() || self.stopping.load(Acquire);
+        forward::run(&source, &self.me.name, name, address, stop, |what| {
+            self.say(&format!("volume {volume}: {what}"));
+        });
     }
 
     fn checkpoint_loop(&self, m: &Mirror) {
@@ -410,8 +428,7 @@ impl Node {
                     self.me.name, h.to
                 )));
             }
-            let other = self.config.peer_of(&v, &self.me.name).map(|n| &n.name);
-            if other != Some(&h.from) {
+            if h.from == self.me.name || !v.data_nodes().contains(&h.from.as_str()) {
                 return Err(self.stranger(format!(
                     "volume {} has no node {:?} besides {}",
                     v.name, h.from, self.me.name

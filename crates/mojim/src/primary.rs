@@ -32,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Rx, Tx};
 use crate::log::{Live, Log};
+use crate::outflow::{Outflow, Source, Term};
 use crate::spinner::Spinner;
 use crate::store::Store;
 
@@ -259,6 +260,8 @@ pub struct PrimarySpec {
     /// Bytes of the smallest log of the view: what is larger than half of it
     /// goes through a spill file.
     pub smallest_log: u64,
+    /// Bytes that may wait for a backup that this node itself forwards to.
+    pub secondary_threshold: u64,
 }
 
 /// The primary of one volume, in the application's process.
@@ -295,6 +298,8 @@ pub struct Primary {
     pub(crate) ready: AtomicBool,
     /// The spill file that the mirror is to get, and whether it has it.
     spill: Mutex<Option<(SpillFile, bool)>>,
+    /// The backups, while there is no mirror that forwards to them.
+    pub outflow: Outflow,
 }
 
 /// A spill file that is to be sent.
@@ -307,6 +312,38 @@ pub(crate) struct SpillFile {
 
 fn pack(r: AckRule) -> u8 {
     r.local as u8 | (r.mirror as u8) << 1
+}
+
+impl Source for Primary {
+    fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// A primary forwards while its view has no mirror.
+    fn term(&self) -> Option<Term> {
+        if !self.is_ready() || self.stale.get().is_some() {
+            return None;
+        }
+        let epoch = self.epoch();
+        let view = self.store.superblock().view;
+        (view.mirror.is_empty() && view.epoch == epoch).then_some(Term {
+            number: epoch,
+            epoch,
+            primary: view.primary,
+        })
+    }
+
+    fn received(&self) -> u64 {
+        self.committed()
+    }
+
+    fn committed(&self) -> u64 {
+        Primary::committed(self)
+    }
+
+    fn outflow(&self) -> &Outflow {
+        &self.outflow
+    }
 }
 
 impl Primary {
@@ -347,6 +384,7 @@ impl Primary {
             mirror_level: AtomicU16::new(0),
             ready: AtomicBool::new(false),
             spill: Mutex::new(None),
+            outflow: Outflow::new(store.logs().len(), spec.secondary_threshold),
             store,
             spec,
         }
@@ -544,6 +582,12 @@ impl Primary {
         bytes + self.spec.max_record > self.spec.smallest_log as usize / 2
     }
 
+    /// Whether another record may be appended, by what others lack.
+    #[inline]
+    fn has_room(&self) -> bool {
+        self.has_window() && !self.outflow.is_full(&self.store)
+    }
+
     fn has_window(&self) -> bool {
         let next = self.next.load(Acquire) + 1024;
         let rule = self.rule();
@@ -562,7 +606,7 @@ impl Primary {
         let log = self.log(lane);
         let head = log.head();
         let at = log.place(head, len)?;
-        if !self.has_window() || self.closed.load(SeqCst) {
+        if !self.has_room() || self.closed.load(SeqCst) {
             return None;
         }
         let lsn = self.next.fetch_add(1, SeqCst);
@@ -598,7 +642,7 @@ impl Primary {
         for &len in &lens {
             from = log.place(from, len)? + (len as u64).next_multiple_of(log.align());
         }
-        if !self.has_window() || self.closed.load(SeqCst) {
+        if !self.has_room() || self.closed.load(SeqCst) {
             return None;
         }
         let n = parts.len() as u64;
@@ -1070,7 +1114,7 @@ impl Primary {
         }
         let before = self.store.applied();
         let limit = self.apply_limit();
-        let full = self.store.fullness() > 0.5;
+        let full = self.store.pressure() > 0.5;
         let due = limit - before.min(limit) >= self.spec.checkpoint_threshold || idle || full;
         if due {
             self.store.apply(limit, 1 << 20)?;
@@ -1095,7 +1139,11 @@ impl Primary {
             })?;
             self.done.notify();
         }
-        Ok(applied > before)
+        let released = self.store.release_held()?;
+        if released {
+            self.done.notify();
+        }
+        Ok(applied > before || released)
     }
 
     /// The level at which this node and its mirror have `lsn`; `None` where it

@@ -36,13 +36,13 @@ pub const HEARTBEAT: Duration = Duration::from_millis(100);
 /// A link on which nothing came for this long is broken.
 pub const SILENCE: Duration = Duration::from_secs(3);
 /// The same while the receiver of a copy makes it durable.
-const COPY_SILENCE: Duration = Duration::from_secs(120);
+pub(crate) const COPY_SILENCE: Duration = Duration::from_secs(120);
 /// When a copy that failed for want of room or the like is tried again.
-const COPY_AGAIN: Duration = Duration::from_secs(30);
+pub(crate) const COPY_AGAIN: Duration = Duration::from_secs(30);
 /// Bytes of a copy in one frame.
-const COPY_CHUNK: usize = 256 << 10;
+pub(crate) const COPY_CHUNK: usize = 256 << 10;
 /// Bytes of a copy that may be queued.
-const COPY_BACKLOG: usize = 2 << 20;
+pub(crate) const COPY_BACKLOG: usize = 2 << 20;
 
 /// Flag of a heartbeat: the mirror now holds everything, it is a member.
 pub const FLAG_MEMBER: u16 = 1;
@@ -87,7 +87,7 @@ struct Opening {
 }
 
 /// A whole copy on its way out.
-struct CopyOut {
+pub(crate) struct CopyOut {
     lsn: u64,
     files: Vec<CatalogEntry>,
     next: usize,
@@ -548,6 +548,7 @@ impl Session {
             view,
             epoch: self.epoch,
             attach: self.attach || !self.member,
+            backup: false,
             lanes: store.logs().len() as u16,
             tail,
             history: store.history().entries().to_vec(),
@@ -847,6 +848,8 @@ impl Session {
             store.persist_all()?;
             store.apply_all(store.tail())?;
         }
+        // A copy for a backup may wait.
+        store.revoke_pauses();
         // After a restart the area may show more than is applied again: what was
         // adopted at the attach must be, before anyone copies it.
         store.freeze(false);
@@ -1254,7 +1257,12 @@ impl Session {
 }
 
 impl CopyOut {
-    fn new(lsn: u64, files: Vec<CatalogEntry>) -> CopyOut {
+    /// The LSN of which it is the result.
+    pub(crate) fn lsn(&self) -> u64 {
+        self.lsn
+    }
+
+    pub(crate) fn new(lsn: u64, files: Vec<CatalogEntry>) -> CopyOut {
         CopyOut {
             lsn,
             files,
@@ -1265,7 +1273,7 @@ impl CopyOut {
     }
 
     /// Queues the next frame of the copy. False at its end.
-    fn next_frame(
+    pub(crate) fn next_frame(
         &mut self,
         store: &crate::store::Store,
         wire: &mut Wire,

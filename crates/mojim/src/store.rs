@@ -11,6 +11,8 @@
 //!   opened, so a copy from another boot is discarded.
 //! - A log is released only after `sync` of the data area (unless the log is
 //!   memory) and a durable superblock say so, in this order.
+//! - What a [`Hold`] still needs stays in the logs behind the checkpoint, as
+//!   long as there is room for it.
 //! - A copy is replaced only by a whole one: what is taken in from another node
 //!   is staged beside it until all of it is durable (`stage`).
 //! - After the first failed write or sync the store is poisoned: every call
@@ -19,7 +21,7 @@
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 
 use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{CatalogEntry, Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
@@ -47,9 +49,12 @@ pub struct StoreSpec {
     pub meta: PathBuf,
     /// One log per lane.
     pub logs: Vec<LogSpec>,
-    /// 0 or 1, different on the two nodes of a volume: the epochs that a node
-    /// begins are odd or even, so that no two nodes ever begin the same one.
-    pub parity: u64,
+    /// This node's number among those that hold the volume, and how many they
+    /// are: the epochs that it begins are its number modulo theirs, so that no
+    /// two nodes ever begin the same one.
+    pub rank: u64,
+    /// At least 2.
+    pub holders: u64,
     /// Most data files that are kept open.
     pub max_open: usize,
 }
@@ -100,6 +105,60 @@ pub const JOINING: &str = "~";
 struct Applier {
     cursors: Vec<u64>,
     applied: u64,
+    /// The cursors at the last checkpoint.
+    durable: Vec<u64>,
+}
+
+/// Keeps records in the logs after their checkpoint, for a reader of them that
+/// has everything up to an LSN.
+#[derive(Debug)]
+pub struct Hold {
+    lsn: AtomicU64,
+    /// Whoever fills the logs waits for this reader. One that is not firm gets
+    /// what room there is: at most half a log.
+    firm: AtomicBool,
+}
+
+impl Hold {
+    /// The reader has everything up to `lsn`.
+    pub fn advance(&self, lsn: u64) {
+        self.lsn.store(lsn, Release);
+    }
+
+    /// Whether the logs' writers wait for it.
+    pub fn set_firm(&self, on: bool) {
+        self.firm.store(on, Release);
+    }
+}
+
+/// While it is held, nothing is applied; unless it was revoked, which its
+/// holder notices afterwards.
+pub struct Pause {
+    store: Arc<Store>,
+    generation: u64,
+}
+
+#[derive(Default)]
+struct Pauses {
+    generation: u64,
+    count: u64,
+}
+
+impl Pause {
+    /// Whether nothing was applied since it began.
+    pub fn holds(&self) -> bool {
+        lock(&self.store.pauses).generation == self.generation
+    }
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        let mut p = lock(&self.store.pauses);
+        if p.generation == self.generation {
+            p.count -= 1;
+            self.store.paused.store(p.count > 0, Release);
+        }
+    }
 }
 
 struct SuperblockFile {
@@ -119,8 +178,13 @@ pub struct Store {
     applier: Mutex<Applier>,
     applied: AtomicU64,
     checkpoint: AtomicU64,
+    /// Every record above is in the logs.
+    retained: AtomicU64,
+    holds: Mutex<Vec<Weak<Hold>>>,
     tail: AtomicU64,
     frozen: AtomicBool,
+    pauses: Mutex<Pauses>,
+    paused: AtomicBool,
     /// Nothing is applied: a copy is being taken in, or there is none.
     loading: AtomicBool,
     /// The copy that is being taken in.
@@ -367,11 +431,16 @@ impl Store {
             applier: Mutex::new(Applier {
                 cursors: sb.starts.clone(),
                 applied: sb.checkpoint,
+                durable: sb.starts.clone(),
             }),
             applied: AtomicU64::new(sb.checkpoint),
             checkpoint: AtomicU64::new(sb.checkpoint),
+            retained: AtomicU64::new(sb.checkpoint),
+            holds: Mutex::new(Vec::new()),
             tail: AtomicU64::new(sb.checkpoint),
             frozen: AtomicBool::new(false),
+            pauses: Mutex::default(),
+            paused: AtomicBool::new(false),
             loading: AtomicBool::new(sb.state != State::Whole),
             stage: Mutex::new(None),
             poison: OnceLock::new(),
@@ -420,6 +489,14 @@ impl Store {
             }
         }
         self.tail.store(tail, Release);
+        {
+            // The logs may begin with what was kept for others.
+            let mut a = lock(&self.applier);
+            a.cursors = (0..self.logs.len())
+                .map(|i| self.seek(i, sb.checkpoint))
+                .collect();
+            a.durable = a.cursors.clone();
+        }
         for log in &self.logs {
             let known = all
                 .iter()
@@ -623,8 +700,8 @@ impl Store {
 
     /// The first epoch above `above` that is this node's to begin.
     pub fn next_epoch(&self, above: u64) -> u64 {
-        let e = above + 1;
-        e + (e + self.spec.parity) % 2
+        let (e, n) = (above + 1, self.spec.holders);
+        e + (self.spec.rank + n - e % n) % n
     }
 
     /// The view as far as this node may still rely on it: if it has promised a
@@ -632,7 +709,7 @@ impl Store {
     pub fn standing(&self) -> View {
         let sb = self.superblock();
         let mut v = sb.view;
-        let to_other = sb.promised % 2 != self.spec.parity;
+        let to_other = sb.promised % self.spec.holders != self.spec.rank;
         if v.primary == self.spec.node && sb.promised > v.epoch && to_other {
             v.primary.clear();
         }
@@ -668,7 +745,7 @@ impl Store {
     /// belongs to it.
     pub fn begin_epoch(&self, epoch: u64, first_lsn: u64, view: View) -> Result<()> {
         let mut h = (*self.history()).clone();
-        h.begin(epoch, first_lsn, self.checkpointed());
+        h.begin(epoch, first_lsn, self.retained.load(Acquire));
         self.update(|s| {
             s.promised = s.promised.max(epoch);
             s.view = view;
@@ -771,7 +848,83 @@ impl Store {
 
     /// The oldest LSN that the logs still hold, or the one after the last.
     pub fn oldest(&self) -> u64 {
-        self.checkpointed() + 1
+        self.retained.load(Acquire) + 1
+    }
+
+    /// Keeps what a reader of the logs needs that has everything up to `lsn`,
+    /// until the answer is dropped.
+    pub fn hold(&self, lsn: u64) -> Arc<Hold> {
+        let hold = Arc::new(Hold {
+            lsn: AtomicU64::new(lsn),
+            firm: AtomicBool::new(false),
+        });
+        let mut holds = lock(&self.holds);
+        holds.retain(|h| h.strong_count() > 0);
+        holds.push(Arc::downgrade(&hold));
+        hold
+    }
+
+    /// From now on everything above `lsn` is kept for that reader, and whoever
+    /// fills the logs waits for it. Returns the oldest LSN that is there.
+    pub fn hold_from(&self, hold: &Hold, lsn: u64) -> u64 {
+        let _a = lock(&self.applier);
+        hold.advance(lsn);
+        hold.set_firm(true);
+        self.oldest()
+    }
+
+    /// Where each log may be released to, and the last LSN that goes with it.
+    fn releasable(&self, a: &Applier) -> (Vec<u64>, u64) {
+        let mut lost = self.retained.load(Acquire);
+        let mut holds = lock(&self.holds);
+        holds.retain(|h| h.strong_count() > 0);
+        if holds.is_empty() {
+            return (a.durable.clone(), self.checkpointed());
+        }
+        let holds: Vec<(u64, bool)> = holds
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|h| (h.lsn.load(Acquire), h.firm.load(Acquire)))
+            .collect();
+        let mut to = Vec::with_capacity(self.logs.len());
+        for (log, &durable) in self.logs.iter().zip(&a.durable) {
+            let mut at = log.start();
+            while let Some((r, _, next)) = log.record(at).filter(|(_, _, n)| *n <= durable) {
+                let lsn = r.header.lsn;
+                let half = log.head() - at > log.size() / 2;
+                if holds
+                    .iter()
+                    .any(|&(has, firm)| has < lsn && (firm || !half))
+                {
+                    break;
+                }
+                lost = lost.max(lsn);
+                at = next;
+            }
+            to.push(at);
+        }
+        (to, lost)
+    }
+
+    /// Stops the application of records while a copy is read in the
+    /// background, until whoever needs it to go on revokes that.
+    pub fn pause(self: &Arc<Store>) -> Pause {
+        let _a = lock(&self.applier);
+        let mut p = lock(&self.pauses);
+        p.count += 1;
+        self.paused.store(true, Release);
+        Pause {
+            store: self.clone(),
+            generation: p.generation,
+        }
+    }
+
+    /// Ends every pause.
+    pub fn revoke_pauses(&self) {
+        let mut p = lock(&self.pauses);
+        p.generation += 1;
+        p.count = 0;
+        self.paused.store(false, Release);
     }
 
     /// Stops or allows the application of records (while a copy is read).
@@ -780,12 +933,16 @@ impl Store {
         self.frozen.store(on, Release);
     }
 
+    fn stands_still(&self) -> bool {
+        self.frozen.load(Acquire) || self.paused.load(Acquire) || self.loading.load(Acquire)
+    }
+
     /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
     /// records, and writes them out. Returns how far the data area now is.
     pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
         self.check()?;
         let mut a = lock(&self.applier);
-        if self.frozen.load(Acquire) || self.loading.load(Acquire) || a.applied >= limit {
+        if self.stands_still() || a.applied >= limit {
             return Ok(a.applied);
         }
         let mut area = lock(&self.area);
@@ -864,12 +1021,8 @@ impl Store {
     /// when no other thread can apply or freeze.
     pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
         self.check()?;
-        let a = lock(&self.applier);
-        if self.checkpointed() == a.applied
-            || self.frozen.load(Acquire)
-            || self.loading.load(Acquire)
-            || !may(a.applied)
-        {
+        let mut a = lock(&self.applier);
+        if self.checkpointed() == a.applied || self.stands_still() || !may(a.applied) {
             return Ok(());
         }
         if self.level.is_persistent() {
@@ -880,17 +1033,56 @@ impl Store {
                 return self.fail(Err(e));
             }
         }
+        a.durable = a.cursors.clone();
+        let applied = a.applied;
+        let (starts, lost) = self.releasable(&a);
+        let lost = if starts == a.durable { applied } else { lost };
         self.update(|s| {
-            s.checkpoint = a.applied;
-            s.starts = a.cursors.clone();
+            s.checkpoint = applied;
+            s.starts = starts.clone();
         })?;
-        self.checkpoint.store(a.applied, Release);
-        for (log, &cursor) in self.logs.iter().zip(&a.cursors) {
-            log.release(cursor);
+        self.checkpoint.store(applied, Release);
+        self.retained.store(lost, Release);
+        for (log, &start) in self.logs.iter().zip(&starts) {
+            log.release(start);
         }
         let spills = lock(&self.area).take_spills();
         spills.into_iter().for_each(|id| self.remove_spill(id));
         Ok(())
+    }
+
+    /// Releases what was kept behind the checkpoint and nobody needs any more,
+    /// if it is an eighth of a log. True if there was that much.
+    pub fn release_held(&self) -> Result<bool> {
+        self.check()?;
+        let a = lock(&self.applier);
+        let held = |to: &[u64]| {
+            let mut logs = self.logs.iter().zip(to);
+            logs.any(|(log, to)| to - log.start() > log.size() / 8)
+        };
+        if !held(&a.durable) || self.stands_still() {
+            return Ok(false);
+        }
+        let (starts, lost) = self.releasable(&a);
+        if !held(&starts) {
+            return Ok(false);
+        }
+        self.update(|s| s.starts = starts.clone())?;
+        self.retained.fetch_max(lost, AcqRel);
+        for (log, &start) in self.logs.iter().zip(&starts) {
+            log.release(start);
+        }
+        Ok(true)
+    }
+
+    /// The largest part of any log that a checkpoint would let go, from 0 to 1.
+    pub fn pressure(&self) -> f64 {
+        let a = lock(&self.applier);
+        self.logs
+            .iter()
+            .zip(&a.durable)
+            .map(|(l, d)| l.head().saturating_sub(*d) as f64 / l.size() as f64)
+            .fold(0.0, f64::max)
     }
 
     /// Removes a spill file that no record names.
@@ -1025,8 +1217,10 @@ impl Store {
         for (log, &s) in self.logs.iter().zip(&starts) {
             log.release(s);
         }
-        a.cursors = starts;
+        a.cursors = starts.clone();
+        a.durable = starts;
         a.applied = lsn;
+        self.retained.store(lsn, Release);
         self.applied.store(lsn, Release);
         self.checkpoint.store(lsn, Release);
         self.tail.store(lsn, Release);

@@ -29,8 +29,10 @@ use crate::claim::Claim;
 use crate::config::{Config, Failover, Mode, Node, Rounding, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
+use crate::forward;
 use crate::layout;
 use crate::os::Os;
+use crate::outflow::Source;
 use crate::primary::{Piece, Primary, thread_number};
 use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
 use crate::session::Session;
@@ -252,17 +254,12 @@ impl Volume {
         let volume = config.volume(volume).map_err(wrong)?.clone();
         let node = config.node(node).map_err(wrong)?.clone();
         config.check_media(&node.name).map_err(wrong)?;
-        if volume.primary != node.name && volume.mirror.as_ref() != Some(&node.name) {
+        if !volume.data_nodes().contains(&node.name.as_str()) {
             return Err(Error::Invalid(format!(
-                "node {} does not hold volume {}: its nodes are {}{}",
+                "node {} does not hold volume {}: its nodes are {}",
                 node.name,
                 volume.name,
-                volume.primary,
-                volume
-                    .mirror
-                    .as_ref()
-                    .map(|m| format!(" and {m}"))
-                    .unwrap_or_default()
+                volume.data_nodes().join(", ")
             )));
         }
         let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
@@ -762,6 +759,7 @@ impl Inner {
         self.stop.store(true, SeqCst);
         p.link_work.notify();
         p.checkpoint_work.notify();
+        p.outflow.work.notify();
         for t in lock(&self.threads).drain(..) {
             // A thread that panicked has said so.
             let _ = t.join();
@@ -787,6 +785,17 @@ impl Inner {
         if let Some(mut s) = session {
             let me = self.clone();
             threads.push(spawn("link", Box::new(move || me.link_loop(&mut s)))?);
+        }
+        if !self.volume.backups.is_empty() {
+            for (name, address) in layout::backups(&self.config, &self.node, &self.volume) {
+                let me = self.clone();
+                let body = move || {
+                    let source: Arc<dyn Source> = me.primary.clone();
+                    let stop = || me.stop.load(Acquire);
+                    forward::run(&source, &me.node.name, &name, &address, stop, |_| {});
+                };
+                threads.push(spawn("forward", Box::new(body))?);
+            }
         }
         let me = self.clone();
         threads.push(spawn("checkpoint", Box::new(move || me.checkpoint_loop()))?);

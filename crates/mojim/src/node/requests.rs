@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
 use mojim_format::message::checked;
-use mojim_format::{Frame, FrameKind, State};
+use mojim_format::{Frame, FrameKind, State, Superblock};
 use mojim_protocol::pairing::{PromoteRefusal, may_promote};
 use serde_json::{Value, json};
 
@@ -213,6 +213,20 @@ impl Node {
         }
     }
 
+    /// What this node is to the volume, by its own superblock.
+    fn role(&self, v: &Volume, sb: Option<&Superblock>) -> &'static str {
+        let view = sb.map(|sb| &sb.view).filter(|view| view.epoch > 0);
+        let primary = view.map_or(&v.primary, |view| &view.primary);
+        let mirror = view.map(|view| &view.mirror);
+        if *primary == self.me.name {
+            "primary"
+        } else if mirror != Some(&self.me.name) && v.backups.contains(&self.me.name) {
+            "backup"
+        } else {
+            "mirror"
+        }
+    }
+
     fn status(&self, v: &Volume) -> Result<Value> {
         let meta = layout::meta_dir(&self.me, &v.name);
         let sb = read_superblock(&*self.env, &meta)?;
@@ -223,17 +237,11 @@ impl Node {
             "node": self.me.name,
         });
         let Some(sb) = sb else {
-            out["role"] = json!(if v.primary == self.me.name {
-                "primary"
-            } else {
-                "mirror"
-            });
+            out["role"] = json!(self.role(v, None));
             out["state"] = json!("new");
             return Ok(out);
         };
-        let is_primary =
-            sb.view.primary == self.me.name || (sb.view.epoch == 0 && v.primary == self.me.name);
-        out["role"] = json!(if is_primary { "primary" } else { "mirror" });
+        out["role"] = json!(self.role(v, Some(&sb)));
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
         out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
@@ -268,6 +276,19 @@ impl Node {
                         json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 });
                 }
                 None => out["link"] = json!({ "up": false }),
+            }
+            let backups = m.outflow.progress();
+            if !backups.is_empty() {
+                let rows = backups.iter().map(|b| {
+                    json!({
+                        "node": b.name,
+                        "active": b.active.load(Acquire),
+                        "acked": b.acked.load(Acquire),
+                        "copies": b.copies.load(Acquire),
+                    })
+                });
+                out["backups"] = rows.collect();
+                out["backup_lag"] = json!(m.outflow.lag(&m.store));
             }
             if let Some(e) = m.store.poisoned() {
                 out["error"] = json!(e.to_string());

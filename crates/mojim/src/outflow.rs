@@ -1,0 +1,151 @@
+//! What a copy's backups have of it, and how much they may lack.
+//!
+//! Owns the figures by which whoever fills a log sees that its backups are too
+//! far behind (back-pressure, Mojim 4.2), and the view of a copy that `forward`
+//! has: a [`Source`]. Nothing here waits or sends.
+//!
+//! Invariant: only active backups hold anyone back. One that is dead or is
+//! being copied to does not count.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::event::Event;
+use crate::store::Store;
+
+/// Under which a source is filled: it changes when what the source holds may
+/// have been dropped or replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Term {
+    /// Different for every term of this source.
+    pub number: u64,
+    /// What its records' receiver has promised.
+    pub epoch: u64,
+    /// Who fills it.
+    pub primary: String,
+}
+
+/// Where the records come from.
+pub trait Source: Send + Sync {
+    /// The copy and its logs.
+    fn store(&self) -> &Arc<Store>;
+    /// The present term; `None` while it is being settled, or where this node
+    /// is not the one that forwards.
+    fn term(&self) -> Option<Term>;
+    /// The contiguous prefix of what is in the logs.
+    fn received(&self) -> u64;
+    /// The committed LSN, as far as it is known here.
+    fn committed(&self) -> u64;
+    /// A backup has more than before, or does not count any more.
+    fn outflow(&self) -> &Outflow;
+}
+
+/// How far one backup is, for those who fill the logs and for the operator.
+#[derive(Debug)]
+pub struct Progress {
+    /// The backup's name.
+    pub name: String,
+    /// Records flow.
+    pub active: AtomicBool,
+    /// Everything up to this LSN is in the backup's log.
+    pub acked: AtomicU64,
+    /// Whole copies that were begun.
+    pub copies: AtomicU64,
+    /// Of each log, the position up to which it is.
+    positions: Vec<AtomicU64>,
+}
+
+impl Progress {
+    /// The backup has log `lane` up to `position`.
+    pub fn reached(&self, lane: usize, position: u64) {
+        self.positions[lane].store(position, Release);
+    }
+}
+
+/// All backups of one source: what they lack, and how much that may be.
+#[derive(Debug)]
+pub struct Outflow {
+    threshold: u64,
+    backups: Mutex<Vec<Arc<Progress>>>,
+    /// Of each log, the position up to which every active backup has it;
+    /// `u64::MAX` without one.
+    floors: Vec<AtomicU64>,
+    /// There is an active one.
+    any: AtomicBool,
+    /// Something was received, or became committed.
+    pub work: Event,
+}
+
+impl Outflow {
+    /// Of a source with `lanes` logs; at most `threshold` bytes wait.
+    pub fn new(lanes: usize, threshold: u64) -> Outflow {
+        Outflow {
+            threshold,
+            backups: Mutex::default(),
+            floors: (0..lanes).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            any: AtomicBool::new(false),
+            work: Default::default(),
+        }
+    }
+
+    /// A backup that is forwarded to from here on.
+    pub fn join(&self, name: &str) -> Arc<Progress> {
+        let positions = self.floors.iter().map(|_| AtomicU64::new(0)).collect();
+        let progress = Arc::new(Progress {
+            name: name.to_owned(),
+            active: AtomicBool::new(false),
+            acked: AtomicU64::new(0),
+            copies: AtomicU64::new(0),
+            positions,
+        });
+        self.backups().push(progress.clone());
+        progress
+    }
+
+    /// It is forwarded to no more.
+    pub fn leave(&self, progress: &Arc<Progress>) {
+        self.backups().retain(|b| !Arc::ptr_eq(b, progress));
+        self.refresh();
+    }
+
+    fn backups(&self) -> MutexGuard<'_, Vec<Arc<Progress>>> {
+        self.backups.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The backups and how far they are.
+    pub fn progress(&self) -> Vec<Arc<Progress>> {
+        self.backups().clone()
+    }
+
+    /// Bytes that wait for the slowest active backup.
+    #[inline]
+    pub fn lag(&self, store: &Store) -> u64 {
+        let mut lag = 0;
+        for (floor, log) in self.floors.iter().zip(store.logs()) {
+            let floor = floor.load(Acquire);
+            if floor != u64::MAX {
+                lag += log.head().saturating_sub(floor);
+            }
+        }
+        lag
+    }
+
+    /// Whether the logs may not be filled further for now
+    /// (`secondary_threshold`, Mojim 4.2).
+    #[inline]
+    pub fn is_full(&self, store: &Store) -> bool {
+        self.any.load(Relaxed) && self.lag(store) > self.threshold
+    }
+
+    /// Counts anew what every active backup has.
+    pub fn refresh(&self) {
+        let backups = self.backups();
+        for (lane, floor) in self.floors.iter().enumerate() {
+            let active = backups.iter().filter(|b| b.active.load(Acquire));
+            let least = active.map(|b| b.positions[lane].load(Acquire)).min();
+            floor.store(least.unwrap_or(u64::MAX), Release);
+        }
+        let any = backups.iter().any(|b| b.active.load(Acquire));
+        self.any.store(any, Release);
+    }
+}
