@@ -160,7 +160,7 @@ fn backups_follow_the_mirror_and_come_back_by_log_and_by_copy() {
     let _backup = c.node("c");
     p.acknowledged(5000, 7400);
     p.finish();
-    assert!(c.copies("c") > before, "its log reached back");
+    await_that("a copy", || (c.copies("c") > before).then_some(()));
     for node in ["c", "d"] {
         c.await_level(node, "b");
         c.assert_same(node, "a");

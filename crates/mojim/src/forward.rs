@@ -96,7 +96,6 @@ impl Forward {
     pub fn new(source: Arc<dyn Source>, me: &str, peer: &str, address: Address) -> Forward {
         let store = source.store();
         let now = store.env().now();
-        let lanes = store.logs().len();
         let progress = source.outflow().join(peer);
         Forward {
             me: me.to_owned(),
