@@ -25,18 +25,24 @@ pub struct Process {
 
 impl Process {
     pub fn start(args: &[&str], errors: &Path) -> Process {
+        Process::start_with(args, errors, |_| {})
+    }
+
+    /// The same, of a command that `prepare` may still change.
+    pub fn start_with(args: &[&str], errors: &Path, prepare: impl FnOnce(&mut Command)) -> Process {
         let file = fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(errors)
             .unwrap();
-        let mut child = Command::new(MOJIM)
+        let mut command = Command::new(MOJIM);
+        command
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(file)
-            .spawn()
-            .unwrap();
+            .stderr(file);
+        prepare(&mut command);
+        let mut child = command.spawn().unwrap();
         Process {
             out: BufReader::new(child.stdout.take().unwrap()),
             stdin: child.stdin.take(),

@@ -1,0 +1,613 @@
+//! A cluster whose every node is in a network namespace of its own: its
+//! daemon and, where it holds data, a program under `mojim run`.
+//!
+//! Owns the processes, the directories and the clients' journals. What an
+//! init system would do is done in `tick`: `mojim run` is started again
+//! when it ended. Killing a node is killing all its processes at once.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use mojim::client::Client;
+use mojim::env::Address;
+use serde_json::{Value, json};
+
+use super::history::{History, Sound};
+use super::network::{Network, Slow, address};
+use super::rng::Rng;
+use super::support::{MOJIM, Process, mojim, text};
+
+/// Longer than anything here takes, also on a machine with much else to do.
+const STUCK: Duration = Duration::from_secs(90);
+/// How long a fault lasts after which the same must still serve: more than two
+/// of `failure_limit`.
+const LASTING: Duration = Duration::from_millis(2500);
+const PORT: u16 = 7400;
+/// Microseconds between two entries: while faults happen, and otherwise.
+const BUSY: u64 = 200;
+const CALM: u64 = 4000;
+
+/// The clients' control words (`client.c`).
+struct Control(*mut AtomicU64);
+
+impl Control {
+    fn new(path: &Path) -> Control {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .unwrap();
+        file.set_len(4096).unwrap();
+        // SAFETY: a new shared mapping of a file of 4,096 bytes.
+        let p = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(p, libc::MAP_FAILED);
+        Control(p.cast())
+    }
+
+    fn word(&self, i: usize) -> &AtomicU64 {
+        assert!(i < 512);
+        // SAFETY: inside the mapping, which lives as long as this.
+        unsafe { &*self.0.add(i) }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and no word is borrowed any more.
+        unsafe { libc::munmap(self.0.cast(), 4096) };
+    }
+}
+
+/// One node.
+struct Node {
+    name: &'static str,
+    daemon: Option<Process>,
+    /// `mojim run`, on a node with data.
+    run: Option<Process>,
+    /// Whether `mojim run` is to be there.
+    wanted: bool,
+    /// How far its journal was read.
+    read: u64,
+}
+
+/// What a node's program is and what it writes.
+const DATA: usize = 2;
+
+/// The cluster: `a`, `b`, and as many witnesses as are asked for.
+pub struct Nodes {
+    pub net: Network,
+    /// What happened, with the time.
+    pub story: Vec<String>,
+    /// Every choice of a test is drawn from it.
+    pub rng: Rng,
+    dir: PathBuf,
+    memory: PathBuf,
+    nodes: Vec<Node>,
+    control: Control,
+    history: History,
+    begin: Instant,
+    /// One at a time on a machine.
+    _turn: MutexGuard<'static, ()>,
+}
+
+const NAMES: [&str; 5] = ["a", "b", "w1", "w2", "w3"];
+
+/// The client, and the libraries that `mojim run` puts before it.
+fn client() -> &'static Path {
+    static CLIENT: OnceLock<PathBuf> = OnceLock::new();
+    CLIENT.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut build = Command::new(env!("CARGO"));
+        build
+            .current_dir(&root)
+            .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mojim-client");
+        let cc = Command::new("cc")
+            .args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"])
+            .arg(&to)
+            .arg(root.join("crates/mojim-cli/tests/support/client.c"))
+            .status()
+            .unwrap();
+        assert!(cc.success());
+        to
+    })
+}
+
+/// Said also by a test that passes.
+pub fn notice(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+fn kill(pid: u64, signal: i32) {
+    // SAFETY: sends a signal to a process that `pid_of` has just seen to be
+    // this cluster's client.
+    unsafe { libc::kill(pid as i32, signal) };
+}
+
+impl Nodes {
+    /// All nodes, started; nothing if there can be no networks here.
+    pub fn start(witnesses: usize, mode: &str, medium: &str, seed: u64) -> Option<Nodes> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
+        let net = match Network::new(DATA + witnesses) {
+            Ok(net) => net,
+            Err(why) => {
+                notice(&format!(
+                    "SKIPPED: no network of namespaces can be made here: {why}"
+                ));
+                return None;
+            }
+        };
+        let name = format!(
+            "mojim-nodes-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, SeqCst)
+        );
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        let memory = Path::new("/dev/shm").join(&name);
+        for d in [&dir, &memory] {
+            let _ = fs::remove_dir_all(d);
+            fs::create_dir_all(d).unwrap();
+        }
+        let mut t = format!(
+            "cluster = \"partitions\"\ninsecure_network = true\n\
+             heartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
+             [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n\
+             transport = \"tcp\"\nconnections = 2\n"
+        );
+        for (i, name) in NAMES.iter().take(DATA + witnesses).enumerate() {
+            let (at, d, m) = (address(i), dir.display(), memory.display());
+            t += &format!("[node.{name}]\naddress = \"{at}:{PORT}\"\ndirectory = \"{d}/{name}\"\n");
+            t += &if i < DATA {
+                fs::create_dir_all(memory.join(name)).unwrap();
+                format!(
+                    "ring = \"{m}/{name}\"\nlog = {{ medium = \"{medium}\", size = \"4MiB\" }}\n"
+                )
+            } else {
+                "role = \"witness\"\n".to_owned()
+            };
+        }
+        fs::write(dir.join("mojim.toml"), t).unwrap();
+        let control = Control::new(&dir.join("control"));
+        control.word(1).store(CALM, SeqCst);
+        let mut nodes = Nodes {
+            net,
+            story: vec![format!(
+                "{} nodes, {mode}, logs on {medium}, PARTITION_SEED={seed}",
+                DATA + witnesses
+            )],
+            rng: Rng::new(seed),
+            nodes: NAMES[..DATA + witnesses]
+                .iter()
+                .map(|name| Node {
+                    name,
+                    daemon: None,
+                    run: None,
+                    wanted: false,
+                    read: 0,
+                })
+                .collect(),
+            dir,
+            memory,
+            control,
+            history: History::default(),
+            begin: Instant::now(),
+            _turn: turn,
+        };
+        for i in 0..nodes.count() {
+            nodes.start_node(i);
+        }
+        nodes.converge();
+        Some(nodes)
+    }
+
+    /// How many nodes there are.
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The nodes that store no data.
+    pub fn witnesses(&self) -> std::ops::Range<usize> {
+        DATA..self.count()
+    }
+
+    /// The name of node `i`.
+    pub fn name(&self, i: usize) -> &'static str {
+        self.nodes[i].name
+    }
+
+    /// Says what happens, for whoever reads a failure.
+    pub fn say(&mut self, what: impl Into<String>) {
+        let at = self.begin.elapsed().as_secs_f64();
+        self.story.push(format!("{at:8.3} {}", what.into()));
+    }
+
+    fn file(&self) -> String {
+        self.dir.join("mojim.toml").to_str().unwrap().to_owned()
+    }
+
+    fn errors(&self, what: &str) -> PathBuf {
+        self.dir.join(format!("{what}.txt"))
+    }
+
+    // ---- processes ---------------------------------------------------------
+
+    /// Starts the daemon of node `i` and, on a data node, its program.
+    pub fn start_node(&mut self, i: usize) {
+        self.start_daemon(i);
+        self.nodes[i].wanted = i < DATA;
+        self.tick();
+    }
+
+    /// Starts the daemon of node `i` and waits until it answers.
+    pub fn start_daemon(&mut self, i: usize) {
+        let name = self.nodes[i].name;
+        self.say(format!("daemon {name} starts"));
+        let file = self.file();
+        let args = ["node", "--config", &file, "--name", name];
+        let mut p = Process::start_with(&args, &self.errors(name), |c| self.net.put(i, c));
+        let line = p
+            .line()
+            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
+        assert!(line.contains("is ready at"), "{line}");
+        self.nodes[i].daemon = Some(p);
+    }
+
+    /// What an init system does: `mojim run` is there where it is wanted.
+    /// Takes in what the clients wrote, too.
+    pub fn tick(&mut self) {
+        for i in 0..DATA {
+            if let Some(run) = &mut self.nodes[i].run
+                && let Some(status) = run.child.try_wait().unwrap()
+            {
+                let name = self.nodes[i].name;
+                self.nodes[i].run = None;
+                self.say(format!("mojim run on {name} ended: {status}"));
+            }
+            if self.nodes[i].wanted && self.nodes[i].run.is_none() {
+                let name = self.nodes[i].name;
+                let (file, d) = (self.file(), self.dir.display());
+                let log = format!("{d}/{name}/v/log");
+                let (journal, control) = (format!("{d}/journal-{name}"), format!("{d}/control"));
+                let args = [
+                    "run",
+                    "--config",
+                    &file,
+                    "--name",
+                    name,
+                    "--",
+                    client().to_str().unwrap(),
+                    "append",
+                    &log,
+                    &journal,
+                    &control,
+                    &i.to_string(),
+                ];
+                let errors = self.errors(&format!("run-{name}"));
+                let run = Process::start_with(&args, &errors, |c| self.net.put(i, c));
+                self.nodes[i].run = Some(run);
+            }
+        }
+        for i in 0..DATA {
+            let path = self.dir.join(format!("journal-{}", self.nodes[i].name));
+            let Ok(mut f) = File::open(path) else {
+                continue;
+            };
+            let mut bytes = Vec::new();
+            f.seek(SeekFrom::Start(self.nodes[i].read)).unwrap();
+            f.read_to_end(&mut bytes).unwrap();
+            // Up to the last line that has an end.
+            let len = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |e| e + 1);
+            self.history.read(&text(&bytes[..len]));
+            self.nodes[i].read += len as u64;
+        }
+    }
+
+    /// The program on node `i`, while it runs.
+    fn pid_of(&self, i: usize) -> Option<u64> {
+        let pid = self.control.word(8 + i).load(SeqCst);
+        let exe = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        (pid != 0 && exe == fs::canonicalize(client()).ok()?).then_some(pid)
+    }
+
+    /// SIGKILL for the program on node `i` alone.
+    pub fn kill_program(&mut self, i: usize) {
+        let name = self.name(i);
+        self.say(format!("the program on {name} is killed"));
+        if let Some(pid) = self.pid_of(i) {
+            kill(pid, libc::SIGKILL);
+        }
+    }
+
+    /// SIGKILL for the daemon of node `i` alone.
+    pub fn kill_daemon(&mut self, i: usize) {
+        let name = self.name(i);
+        self.say(format!("the daemon of {name} is killed"));
+        if let Some(mut p) = self.nodes[i].daemon.take() {
+            p.kill();
+        }
+    }
+
+    /// SIGKILL for everything on node `i`.
+    pub fn kill_node(&mut self, i: usize) {
+        self.kill_daemon(i);
+        if i < DATA {
+            self.nodes[i].wanted = false;
+            // Its parent first, which would have it end in a gentler way.
+            let program = self.pid_of(i);
+            if let Some(run) = &self.nodes[i].run {
+                run.signal("STOP");
+            }
+            self.kill_program(i);
+            if let Some(mut p) = self.nodes[i].run.take() {
+                p.kill();
+            }
+            let begin = Instant::now();
+            while program.is_some() && self.pid_of(i) == program {
+                assert!(begin.elapsed() < STUCK, "a killed program stays");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// SIGSTOP for everything on node `i`, or SIGCONT.
+    pub fn stop_node(&mut self, i: usize, stop: bool) {
+        let (name, signal) = (self.name(i), if stop { "STOP" } else { "CONT" });
+        self.say(format!("node {name}: SIG{signal}"));
+        let node = &self.nodes[i];
+        for p in [&node.daemon, &node.run].into_iter().flatten() {
+            p.signal(signal);
+        }
+        if i < DATA
+            && let Some(pid) = self.pid_of(i)
+        {
+            kill(pid, if stop { libc::SIGSTOP } else { libc::SIGCONT });
+        }
+    }
+
+    /// The network becomes slow; false, and a notice, where that cannot be.
+    pub fn slow(&mut self, how: Slow) -> bool {
+        self.say(format!("{how:?}"));
+        match self.net.slow(how, self.rng.next()) {
+            Ok(()) => true,
+            Err(why) => {
+                notice(&format!("SKIPPED: links cannot be made slow here: {why}"));
+                self.say(why);
+                false
+            }
+        }
+    }
+
+    /// Whether the daemon of node `i` was started and not killed.
+    pub fn is_up(&self, i: usize) -> bool {
+        self.nodes[i].daemon.is_some()
+    }
+
+    // ---- waiting -----------------------------------------------------------
+
+    /// Ticks until `f` gives something.
+    pub fn await_that<T>(&mut self, what: &str, mut f: impl FnMut(&mut Nodes) -> Option<T>) -> T {
+        let begin = Instant::now();
+        loop {
+            self.tick();
+            if let Some(x) = f(self) {
+                return x;
+            }
+            assert!(begin.elapsed() < STUCK, "{what} did not happen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The clients hurry while the fault begins.
+    pub fn busy(&mut self) {
+        self.control.word(1).store(BUSY, SeqCst);
+        self.await_more("some entries", 50, Duration::ZERO, None);
+    }
+
+    /// Lets the fault last. This is its length, and no wait for anything.
+    pub fn last(&mut self, how_long: Duration) {
+        let begin = Instant::now();
+        while begin.elapsed() < how_long {
+            self.tick();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until `more` entries that were begun `later` than this call, or
+    /// later still, were acknowledged, on node `by` if one is named.
+    fn await_more(&mut self, what: &str, more: usize, later: Duration, by: Option<usize>) {
+        let since = now() + later.as_nanos() as u64;
+        self.await_that(what, |n| {
+            let acks = n.history.acks.iter().rev();
+            let new =
+                acks.filter(|a| a.before >= since && by.is_none_or(|b| a.writer % 8 == b as u64));
+            (new.take(more).count() == more).then_some(())
+        });
+    }
+
+    /// Entries are acknowledged again, on node `by` if one is named, and still
+    /// are when the fault has lasted for several limits.
+    pub fn await_service(&mut self, by: Option<usize>) {
+        self.await_answer(by);
+        let who = by.map_or("anyone", |b| self.name(b));
+        self.await_more(&format!("lasting service by {who}"), 20, LASTING, by);
+    }
+
+    /// Entries are acknowledged again, on node `by` if one is named.
+    pub fn await_answer(&mut self, by: Option<usize>) {
+        self.control.word(1).store(CALM, SeqCst);
+        let who = by.map_or("anyone", |b| self.name(b));
+        let begin = Instant::now();
+        self.await_more(&format!("service by {who}"), 20, Duration::ZERO, by);
+        let took = begin.elapsed().as_secs_f64();
+        self.say(format!("served by {who} after {took:.3} s"));
+    }
+
+    /// While the fault lasts for several limits, nothing that was begun after
+    /// this call is acknowledged.
+    pub fn assert_no_service(&mut self) {
+        // What was on its way to the journal.
+        self.last(Duration::from_millis(20));
+        let since = now();
+        self.last(LASTING);
+        self.tick();
+        let ack = self.history.acks.iter().find(|a| a.before >= since);
+        assert!(ack.is_none(), "served by a minority: {ack:?}");
+        self.say("nobody serves");
+    }
+
+    fn ask(&self, i: usize, what: &str) -> Option<Value> {
+        let to = Address::Tcp(format!("{}:{PORT}", address(i)).parse().unwrap());
+        let q = json!({ "what": what, "cluster": "partitions", "volume": "v" });
+        let mut c = Client::connect(&to, Duration::from_secs(3)).ok()?;
+        c.ask(&q).ok()
+    }
+
+    /// The primary by the register, as a node with data says it.
+    pub fn primary(&mut self) -> usize {
+        self.await_that("a primary", |n| {
+            let up = (0..DATA).find(|&i| n.is_up(i))?;
+            let r = n.ask(up, "view-read")?;
+            let name = r["primary"]["node"].as_str()?;
+            n.nodes.iter().position(|n| n.name == name)
+        })
+    }
+
+    /// Heals the network, starts what is not there, and waits until there is
+    /// one primary with its program, its mirror is a member, and the copies
+    /// are equal; then the history is checked, with the copies themselves.
+    pub fn converge(&mut self) -> Sound {
+        let begin = Instant::now();
+        self.control.word(1).store(CALM, SeqCst);
+        self.net.heal().unwrap();
+        self.say("the network is whole");
+        for i in 0..self.count() {
+            if !self.is_up(i) {
+                self.start_daemon(i);
+            }
+            self.nodes[i].wanted = i < DATA;
+        }
+        self.await_that("one primary with its mirror", |n| {
+            n.is_whole().then_some(())
+        });
+        // `mojim verify` compares copies that no program is using.
+        self.control.word(0).store(1, SeqCst);
+        let ended = self.primary();
+        self.nodes[ended].wanted = false;
+        self.await_that("the program's end", |n| {
+            let live = (0..DATA).any(|i| n.pid_of(i).is_some());
+            (!live && n.nodes[ended].run.is_none()).then_some(())
+        });
+        let out = mojim(&["verify", "--config", &self.file(), "--wait", "60"]);
+        let said = text(&out.stdout) + &text(&out.stderr);
+        assert_eq!(out.status.code(), Some(0), "{said}");
+        for i in 0..DATA {
+            let log = self.dir.join(self.nodes[i].name).join("v/log");
+            let out = Command::new(client())
+                .arg("read")
+                .arg(log)
+                .output()
+                .unwrap();
+            self.history.read(&text(&out.stdout));
+            assert!(out.status.success() || !self.history.torn.is_empty());
+        }
+        let took = begin.elapsed().as_secs_f64();
+        let sound = self.check();
+        self.say(format!("whole again after {took:.3} s: {sound:?}"));
+        self.control.word(0).store(0, SeqCst);
+        self.nodes[ended].wanted = true;
+        self.await_answer(None);
+        sound
+    }
+
+    /// Node `m` is a member of the view as mirror again.
+    pub fn await_member(&mut self, m: usize) {
+        let name = self.name(m);
+        self.await_that("the mirror's return", |n| {
+            let r = n.ask(m, "view-read")?;
+            (r["mirror"]["node"] == name).then_some(())
+        });
+        self.say(format!("{name} is a member again"));
+    }
+
+    /// Whether there is one primary, with its program, and its mirror is a
+    /// member of the view and holds everything.
+    fn is_whole(&mut self) -> bool {
+        let out = mojim(&["status", "--config", &self.file(), "--json"]);
+        let Ok(v) = serde_json::from_slice::<Value>(&out.stdout) else {
+            return false;
+        };
+        let nodes = &v["volumes"][0]["nodes"];
+        let register = &nodes[0]["register"];
+        v["ok"] == true
+            && register["primary"].is_object()
+            && register["mirror"].is_object()
+            && (0..DATA).any(|i| nodes[i]["attached"] == true)
+            && (0..DATA).filter(|&i| self.pid_of(i).is_some()).count() == 1
+    }
+
+    /// Whether one log explains what the clients saw until now; the copies
+    /// were read just before.
+    fn check(&mut self) -> Sound {
+        self.tick();
+        match self.history.check() {
+            Ok(s) => s,
+            Err(w) => panic!("{w}"),
+        }
+    }
+
+    fn logs(&self) -> String {
+        let mut names: Vec<String> = self.nodes.iter().map(|n| n.name.to_owned()).collect();
+        names.extend(["run-a".to_owned(), "run-b".to_owned()]);
+        names
+            .iter()
+            .map(|n| {
+                let t = fs::read_to_string(self.errors(n)).unwrap_or_default();
+                format!("\n--- {n}\n{t}")
+            })
+            .collect()
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}\n{}", self.story.join("\n"), self.logs());
+            let status = Command::new(MOJIM)
+                .args(["status", "--config", &self.file()])
+                .output();
+            eprintln!("{}", status.map_or(String::new(), |o| text(&o.stdout)));
+        }
+        for i in 0..self.count() {
+            self.kill_node(i);
+        }
+        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(&self.memory);
+    }
+}
