@@ -53,7 +53,7 @@ impl Namespace {
     }
 
     /// The command will run in it, and not longer than the thread that starts it.
-    fn put(&self, command: &mut Command) {
+    pub fn put(&self, command: &mut Command) {
         let file = self.0.clone();
         // SAFETY: two system calls on what is open since before the fork.
         unsafe {

@@ -3,15 +3,19 @@
 //!
 //! Owns the processes, the directories and the clients' journals. What an
 //! init system would do is done in `tick`: `mojim run` is started again
-//! when it ended. Killing a node is killing all its processes at once.
+//! when it ended. Killing a node is killing all its processes at once; a node
+//! that loses its power loses its shared memory too, and comes back with
+//! another boot id, which each node has of its own. The page cache stays.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use mojim::client::Client;
@@ -21,7 +25,7 @@ use serde_json::{Value, json};
 use super::history::{History, Sound};
 use super::network::{Network, Slow, address};
 use super::rng::Rng;
-use super::support::{MOJIM, Process, mojim, text};
+use super::support::{Process, mojim, text};
 
 /// Longer than anything here takes, also on a machine with much else to do.
 const STUCK: Duration = Duration::from_secs(90);
@@ -84,6 +88,8 @@ struct Node {
     wanted: bool,
     /// How far its journal was read.
     read: u64,
+    /// How often its machine was started.
+    boots: u32,
 }
 
 /// What a node's program is and what it writes.
@@ -92,6 +98,8 @@ const DATA: usize = 2;
 /// The cluster: `a`, `b`, and as many witnesses as are asked for.
 pub struct Nodes {
     pub net: Network,
+    /// The volume's mode, and the medium of its logs.
+    pub kind: (&'static str, &'static str),
     /// What happened, with the time.
     pub story: Vec<String>,
     /// Every choice of a test is drawn from it.
@@ -102,8 +110,6 @@ pub struct Nodes {
     control: Control,
     history: History,
     begin: Instant,
-    /// One at a time on a machine.
-    _turn: MutexGuard<'static, ()>,
 }
 
 const NAMES: [&str; 5] = ["a", "b", "w1", "w2", "w3"];
@@ -151,10 +157,9 @@ fn kill(pid: u64, signal: i32) {
 
 impl Nodes {
     /// All nodes, started; nothing if there can be no networks here.
-    pub fn start(witnesses: usize, mode: &str, medium: &str, seed: u64) -> Option<Nodes> {
+    pub fn start(witnesses: usize, kind: (&'static str, &'static str), seed: u64) -> Option<Nodes> {
+        let (mode, medium) = kind;
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
         let net = match Network::new(DATA + witnesses) {
             Ok(net) => net,
             Err(why) => {
@@ -198,6 +203,7 @@ impl Nodes {
         control.word(1).store(CALM, SeqCst);
         let mut nodes = Nodes {
             net,
+            kind,
             story: vec![format!(
                 "{} nodes, {mode}, logs on {medium}, PARTITION_SEED={seed}",
                 DATA + witnesses
@@ -211,6 +217,7 @@ impl Nodes {
                     run: None,
                     wanted: false,
                     read: 0,
+                    boots: 0,
                 })
                 .collect(),
             dir,
@@ -218,8 +225,18 @@ impl Nodes {
             control,
             history: History::default(),
             begin: Instant::now(),
-            _turn: turn,
         };
+        for i in 0..nodes.count() {
+            nodes.boot(i);
+        }
+        let mut probe = Command::new("true");
+        nodes.put(0, &mut probe);
+        if let Err(why) = probe.status() {
+            notice(&format!(
+                "SKIPPED: a node cannot have a boot id of its own here: {why}"
+            ));
+            return None;
+        }
         for i in 0..nodes.count() {
             nodes.start_node(i);
         }
@@ -258,6 +275,51 @@ impl Nodes {
 
     // ---- processes ---------------------------------------------------------
 
+    /// The machine of node `i` is started: it has another boot id.
+    fn boot(&mut self, i: usize) {
+        let node = &mut self.nodes[i];
+        node.boots += 1;
+        let id = format!("{i:08x}-{:04x}-4000-8000-000000000000\n", node.boots);
+        fs::write(self.dir.join(format!("{}.boot", node.name)), id).unwrap();
+    }
+
+    /// The command will run on the machine of node `i`.
+    fn put(&self, i: usize, command: &mut Command) {
+        self.net.put(i, command);
+        let file = self.dir.join(format!("{}.boot", self.nodes[i].name));
+        let from = CString::new(file.into_os_string().into_encoded_bytes()).unwrap();
+        let done = |result: i32| match result {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        };
+        let private = (libc::MS_REC | libc::MS_PRIVATE, c"none", c"/");
+        let bind = (libc::MS_BIND, from, c"/proc/sys/kernel/random/boot_id");
+        // SAFETY: three system calls, with what was made before the fork.
+        unsafe {
+            command.pre_exec(move || {
+                done(libc::unshare(libc::CLONE_NEWNS))?;
+                let nothing = std::ptr::null();
+                let (flags, from, to) = (private.0, private.1.as_ptr(), private.2.as_ptr());
+                done(libc::mount(from, to, nothing, flags, nothing.cast()))?;
+                let (flags, from, to) = (bind.0, bind.1.as_ptr(), bind.2.as_ptr());
+                done(libc::mount(from, to, nothing, flags, nothing.cast()))
+            });
+        }
+    }
+
+    /// Everything on node `i` ends, and what was in its memory is gone.
+    pub fn cut_power(&mut self, i: usize) {
+        self.kill_node(i);
+        let name = self.name(i);
+        self.say(format!("{name} has lost its power"));
+        if i < DATA {
+            let memory = self.memory.join(name);
+            fs::remove_dir_all(&memory).unwrap();
+            fs::create_dir_all(&memory).unwrap();
+        }
+        self.boot(i);
+    }
+
     /// Starts the daemon of node `i` and, on a data node, its program.
     pub fn start_node(&mut self, i: usize) {
         self.start_daemon(i);
@@ -271,7 +333,7 @@ impl Nodes {
         self.say(format!("daemon {name} starts"));
         let file = self.file();
         let args = ["node", "--config", &file, "--name", name];
-        let mut p = Process::start_with(&args, &self.errors(name), |c| self.net.put(i, c));
+        let mut p = Process::start_with(&args, &self.errors(name), |c| self.put(i, c));
         let line = p
             .line()
             .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
@@ -310,7 +372,7 @@ impl Nodes {
                     &i.to_string(),
                 ];
                 let errors = self.errors(&format!("run-{name}"));
-                let run = Process::start_with(&args, &errors, |c| self.net.put(i, c));
+                let run = Process::start_with(&args, &errors, |c| self.put(i, c));
                 self.nodes[i].run = Some(run);
             }
         }
@@ -380,6 +442,11 @@ impl Nodes {
     pub fn stop_node(&mut self, i: usize, stop: bool) {
         let (name, signal) = (self.name(i), if stop { "STOP" } else { "CONT" });
         self.say(format!("node {name}: SIG{signal}"));
+        self.signal_node(i, signal);
+    }
+
+    /// SIGSTOP or SIGCONT for everything on node `i`.
+    pub fn signal_node(&self, i: usize, signal: &str) {
         let node = &self.nodes[i];
         for p in [&node.daemon, &node.run].into_iter().flatten() {
             p.signal(signal);
@@ -387,6 +454,7 @@ impl Nodes {
         if i < DATA
             && let Some(pid) = self.pid_of(i)
         {
+            let stop = signal == "STOP";
             kill(pid, if stop { libc::SIGSTOP } else { libc::SIGCONT });
         }
     }
@@ -558,7 +626,7 @@ impl Nodes {
 
     /// Whether there is one primary, with its program, and its mirror is a
     /// member of the view and holds everything.
-    fn is_whole(&mut self) -> bool {
+    pub fn is_whole(&mut self) -> bool {
         let out = mojim(&["status", "--config", &self.file(), "--json"]);
         let Ok(v) = serde_json::from_slice::<Value>(&out.stdout) else {
             return false;
@@ -599,10 +667,12 @@ impl Drop for Nodes {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}\n{}", self.story.join("\n"), self.logs());
-            let status = Command::new(MOJIM)
-                .args(["status", "--config", &self.file()])
-                .output();
-            eprintln!("{}", status.map_or(String::new(), |o| text(&o.stdout)));
+            let status = mojim(&["status", "--config", &self.file()]);
+            eprintln!("{}", text(&status.stdout));
+            for i in 0..self.count() {
+                let view = self.ask(i, "view-read").unwrap_or_default();
+                eprintln!("the register by {}: {view}", self.name(i));
+            }
         }
         for i in 0..self.count() {
             self.kill_node(i);
