@@ -489,6 +489,52 @@ fn a_killed_program_loses_nothing_though_its_mirror_is_gone() {
     program.finish();
 }
 
+/// The figures of a killed program stayed in the ring's memory. While the next
+/// one was attaching, and its mirror was gone, `mojim status` said that all was
+/// well and the link up: whoever waited for that went on too early. And what
+/// was settled was told again after every `mojim verify`.
+#[test]
+fn a_program_that_attaches_has_no_link_of_the_one_before() {
+    let c = Cluster::new(SYNC);
+    let a = c.node("a");
+    let mut b = c.node("b");
+    let (mut program, _) = c.program("a", &[]);
+    program.acknowledged(0, 50);
+    await_that("the link", || {
+        (c.says(0)["link"]["up"] == true).then_some(())
+    });
+    b.kill();
+    program.kill();
+    await_that("its end to be seen", || {
+        a.errors().contains("ended without detaching").then_some(())
+    });
+    for _ in 0..20 {
+        c.mojim("verify", &["--wait", "0"]);
+    }
+    let told = a.errors().matches("ended without detaching").count();
+    let args = [
+        "__append",
+        "--config",
+        c.file().to_str().unwrap(),
+        "--node",
+        "a",
+    ]
+    .map(String::from);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let _next = Process::start(&args, &c.dir.join("program-a.txt"));
+    // It waits for its mirror for seconds.
+    let status = await_that("the next one", || {
+        let s = c.status();
+        (s["volumes"][0]["nodes"][0]["attached"] == true).then_some(s)
+    });
+    assert_eq!(
+        status["volumes"][0]["nodes"][0]["link"]["up"], false,
+        "{status}"
+    );
+    assert_eq!(status["ok"], false);
+    assert_eq!(told, 1, "{}", a.errors());
+}
+
 #[test]
 fn a_program_that_was_killed_is_followed_by_another() {
     for mode in ["sync", "sync-flush", "async"] {

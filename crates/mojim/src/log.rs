@@ -200,6 +200,10 @@ impl Log {
             // this memory.
             Medium::Dram => log.own(incarnation),
         }
+        // Whoever was attached is not any more; what it did stays to be seen.
+        for gone in [Live::Pid, Live::LinkUp] {
+            log.live(gone).store(0, Release);
+        }
         Ok((log, survival))
     }
 

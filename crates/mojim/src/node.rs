@@ -571,6 +571,7 @@ impl Node {
     /// persistent here (DESIGN.md, "Records, order, acknowledgement").
     fn ring_loop(self: Arc<Node>) {
         let mut settled: HashMap<String, u64> = HashMap::new();
+        let mut told: HashMap<String, u64> = HashMap::new();
         while !self.stopping.load(Acquire) {
             for v in self.volumes() {
                 let meta = layout::meta_dir(&self.me, &v.name);
@@ -585,9 +586,17 @@ impl Node {
                     continue;
                 }
                 match Store::open(&self.env, layout::store(&self.config, &self.me, &v)) {
+                    // Somebody had a look at a clean copy just now.
+                    Ok(s) if s.was_clean() => {
+                        if let Err(e) = s.close_clean(s.tail()) {
+                            self.say(&format!("volume {}: {e}", v.name));
+                        }
+                    }
                     Ok(s) => {
                         let before = s.tail();
                         match s.persist_all() {
+                            // Somebody had a look at what was settled already.
+                            Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
                             Ok(()) => self.say(&format!(
                                 "volume {}: a program ended without detaching; its records up to LSN {before} are persistent",
                                 v.name

@@ -190,6 +190,7 @@ pub struct Store {
     /// The copy that is being taken in.
     stage: Mutex<Option<Stage>>,
     poison: OnceLock<Error>,
+    was_clean: bool,
     /// The last LSN known to have been acknowledged, if it is beyond the tail,
     /// and where its log ends early.
     missing: OnceLock<(u64, PathBuf, u64)>,
@@ -338,7 +339,8 @@ impl Store {
         if in_memory && bound && sb.boot_id != env.boot_id() {
             lost = Some("the machine was restarted, and its log was in memory");
         }
-        if sb.logs == 0 {
+        let was_clean = sb.logs == 0;
+        if was_clean {
             // Clean: whatever lies in the logs is from before.
             sb.starts = vec![0; spec.logs.len()];
             sb.incarnation = env.random();
@@ -444,6 +446,7 @@ impl Store {
             loading: AtomicBool::new(sb.state != State::Whole),
             stage: Mutex::new(None),
             poison: OnceLock::new(),
+            was_clean,
             missing: OnceLock::new(),
             mutations: Mutations::default(),
             logs,
@@ -1184,6 +1187,11 @@ impl Store {
             log.remove_ring();
         }
         Ok(())
+    }
+
+    /// Whether it had been closed cleanly when it was opened.
+    pub fn was_clean(&self) -> bool {
+        self.was_clean
     }
 
     /// Both the superblock and what is in memory say: the data area is the

@@ -110,6 +110,30 @@ impl Drop for Place {
     }
 }
 
+/// A daemon that looks for what dead programs left saw the copy while `mojim
+/// verify` had it open, opened it when it was closed again, and left it as a
+/// dead program does: with a log in memory, a clean copy would have been
+/// discarded after the next boot. Whoever opens a copy can tell now.
+#[test]
+fn who_opens_a_copy_knows_whether_it_was_clean() {
+    let p = Place::filled("clean");
+    let env: std::sync::Arc<dyn mojim::env::Env> =
+        std::sync::Arc::new(mojim::os::Os::new().unwrap());
+    let (node, volume) = (p.config.node("a").unwrap(), p.config.volume(None).unwrap());
+    let open = || {
+        let spec = mojim::layout::store(&p.config, node, volume);
+        mojim::store::Store::open(&env, spec).unwrap()
+    };
+    for _ in 0..2 {
+        let s = open();
+        assert!(s.was_clean());
+        s.close_clean(s.tail()).unwrap();
+    }
+    drop(open());
+    assert!(!open().was_clean());
+    p.expect(1);
+}
+
 #[test]
 fn superblock() {
     let p = Place::filled("superblock");

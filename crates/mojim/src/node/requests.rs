@@ -307,7 +307,10 @@ impl Node {
                 out["persisted"] = json!(l[Live::Persisted as usize]);
                 out["applied"] = json!(l[Live::Applied as usize]);
                 if attached {
-                    out["pid"] = json!(l[Live::Pid as usize]);
+                    // Who has not begun its epoch yet has no link either.
+                    if l[Live::Pid as usize] != 0 {
+                        out["pid"] = json!(l[Live::Pid as usize]);
+                    }
                     out["bytes_behind"] = json!(l[Live::BytesBehind as usize]);
                     out["link"] = json!({
                         "up": l[Live::LinkUp as usize] == 1,
@@ -499,21 +502,18 @@ impl Node {
             return f(&m.store, m.tail());
         }
         let meta = layout::meta_dir(&self.me, &v.name);
-        let clean = match read_superblock(&*self.env, &meta)? {
-            Some(sb) => sb.logs == 0,
-            None => {
-                return Err(Error::NotFound(format!(
-                    "node {} has no copy of volume {} yet",
-                    self.me.name, v.name
-                )));
-            }
-        };
+        if read_superblock(&*self.env, &meta)?.is_none() {
+            return Err(Error::NotFound(format!(
+                "node {} has no copy of volume {} yet",
+                self.me.name, v.name
+            )));
+        }
         let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
         // Nobody is attached. What the primary's ring holds counts; what is
         // not yet applied is compared by LSN.
         let tail = store.tail();
         let r = f(&store, tail)?;
-        if clean {
+        if store.was_clean() {
             // A look does not leave the copy as a dead program does.
             store.close_clean(tail)?;
         }
