@@ -34,7 +34,7 @@ const STUCK: Duration = Duration::from_secs(90);
 const LASTING: Duration = Duration::from_millis(2500);
 const PORT: u16 = 7400;
 /// Microseconds between two entries: while faults happen, and otherwise.
-const BUSY: u64 = 200;
+const BUSY: u64 = 400;
 const CALM: u64 = 4000;
 
 /// The clients' control words (`client.c`).
@@ -92,7 +92,7 @@ struct Node {
     boots: u32,
 }
 
-/// What a node's program is and what it writes.
+/// The nodes that store data come first.
 const DATA: usize = 2;
 
 /// The cluster: `a`, `b`, and as many witnesses as are asked for.
