@@ -39,6 +39,9 @@ fn messages(b: &[u8]) {
     same::<CopyBegin>(b);
     same::<CopyFile>(b);
     same::<CopyData>(b);
+    same::<CopyHave>(b);
+    same::<CopySums>(b);
+    same::<CopyWant>(b);
     // An unknown code reads as `Protocol`, so only the second reading agrees.
     if let Ok(r) = Refuse::decode(b) {
         assert_eq!(Refuse::decode(&r.encode()).as_ref(), Ok(&r));

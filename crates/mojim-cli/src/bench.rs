@@ -7,8 +7,9 @@ use mojim_bench::sync::SyncOptions;
 
 use crate::failover::FailoverBench;
 use crate::failure::{Done, Failure};
+use crate::tiers::TiersBench;
 
-/// Measure: the sync path against its physical limits and plain msync; failover.
+/// Measure: the sync path against its physical limits and plain msync; failover; bringing a node up to date.
 #[derive(clap::Args)]
 pub struct Bench {
     #[command(subcommand)]
@@ -19,6 +20,7 @@ pub struct Bench {
 enum What {
     Sync(Sync),
     Failover(FailoverBench),
+    Tiers(TiersBench),
 }
 
 /// Latency of one sync point by mode, transport and size, then throughput by threads.
@@ -53,6 +55,7 @@ impl Bench {
         let s = match self.what {
             What::Sync(s) => s,
             What::Failover(f) => return f.run(),
+            What::Tiers(t) => return t.run(),
         };
         for (option, n) in [("rounds", s.rounds), ("ops", s.ops)] {
             if n == 0 {

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::append::{self, Log};
 use crate::ask::{LONG, SHORT, ask};
+use crate::compare::compare_all;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::latency::{MODES, SIZES};
 use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
 use crate::status::columns;
-use crate::verify::{self, Found};
 
 /// The volume of the story.
 const VOLUME: &str = "log";
@@ -250,24 +250,24 @@ impl Stage {
         if !program.finish(Duration::from_secs(20)) {
             return Err(program.failure("failed"));
         }
-        let equal = verify::settled(
+        let found = compare_all(
             &self.config,
             self.config.volume(Some(VOLUME))?,
             Duration::from_secs(10),
         )?;
-        result["copies_equal"] = json!(matches!(equal, Found::Equal { .. }));
-        match equal {
-            Found::Equal { files, bytes, lsn } => self.say(&format!(
+        let wrong = found.differences.first().map(|d| d.what.clone());
+        let why = wrong.clone().or(found.undecided.clone());
+        result["copies_equal"] = json!(why.is_none());
+        match &why {
+            None => self.say(&format!(
                 "Node a came back as b's mirror and caught up while b appended {MORE} more entries:\n\
-                 the copies are equal ({files} file, {bytes} bytes, LSN {lsn})."
+                 the copies are equal ({} file, {} bytes, LSN {}).",
+                found.files, found.bytes, found.lsn
             ))?,
-            Found::Differ { what, .. } => {
-                result["what"] = json!(what);
-                self.say(&format!("Node a came back as b's mirror, but the copies differ: {what}"))?;
-            }
-            Found::Moving(why) => {
+            Some(why) => {
                 result["what"] = json!(why);
-                self.say(&format!("Node a came back as b's mirror, but could not be compared: {why}"))?;
+                let word = if wrong.is_some() { "differ" } else { "could not be compared" };
+                self.say(&format!("Node a came back as b's mirror, but the copies {word}: {why}"))?;
             }
         }
         Ok((result, vec![a, b]))

@@ -9,6 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod append;
 mod ask;
 mod bench;
+mod compare;
 mod config;
 mod demo;
 mod docs;
@@ -18,10 +19,12 @@ mod latency;
 mod node;
 mod processes;
 mod promote;
+mod repair;
 mod run;
 mod signals;
 mod status;
 mod supervise;
+mod tiers;
 mod verify;
 
 use failure::Done;
@@ -50,12 +53,15 @@ enum Word {
     Status(status::Status),
     Promote(promote::Promote),
     Verify(verify::Verify),
+    Repair(repair::Repair),
     Config(config::Check),
     Bench(bench::Bench),
     Completions(docs::Completions),
     Man(docs::Man),
     #[command(name = "__append", hide = true)]
     Append(append::Append),
+    #[command(name = "__touch", hide = true)]
+    Touch(tiers::Touch),
     #[command(name = "__latency", hide = true)]
     Latency(latency::Latency),
 }
@@ -86,11 +92,13 @@ fn run(cli: Cli) -> Done {
         Word::Status(w) => w.run(),
         Word::Promote(w) => w.run(),
         Word::Verify(w) => w.run(),
+        Word::Repair(w) => w.run(),
         Word::Config(w) => w.run(),
         Word::Bench(w) => w.run(),
         Word::Completions(w) => w.run(Cli::command()),
         Word::Man(w) => w.run(Cli::command()),
         Word::Append(w) => w.run(),
+        Word::Touch(w) => w.run(),
         Word::Latency(w) => w.run(),
     }
 }

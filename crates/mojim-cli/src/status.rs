@@ -271,12 +271,36 @@ fn text(all: &Value) -> String {
                     b["acked"]
                 );
             }
+            t += &copying(n).unwrap_or_default();
         }
         for w in v["wrong"].as_array().unwrap_or(&empty) {
             t += &format!("  ! {}\n", w.as_str().unwrap_or(""));
         }
     }
     t
+}
+
+/// The line about a copy that comes to a node, or goes from it.
+fn copying(n: &Value) -> Option<String> {
+    let c = &n["copy"];
+    if c["running"] != true {
+        return None;
+    }
+    let number = |k: &str| c[k].as_u64().unwrap_or(0);
+    let (done, total) = (number("done"), number("total"));
+    Some(format!(
+        "  node {}: a copy {}: {} of {} MiB ({} %), {} MiB sent for it\n",
+        n["node"].as_str().unwrap_or(""),
+        if c["direction"] == "in" {
+            "comes in"
+        } else {
+            "is given"
+        },
+        done >> 20,
+        total >> 20,
+        (done * 100).checked_div(total).unwrap_or(100),
+        number("moved") >> 20,
+    ))
 }
 
 /// Rows as lines whose columns begin below each other.

@@ -62,12 +62,18 @@ pub enum FrameKind {
     Request = 18,
     /// Its answer: JSON text.
     Response = 19,
+    /// How much of a copy's file its receiver can compare. [`crate::message::CopyHave`].
+    CopyHave = 20,
+    /// Sums of a copy's pages. [`crate::message::CopySums`].
+    CopySums = 21,
+    /// Which of these pages are to be sent. [`crate::message::CopyWant`].
+    CopyWant = 22,
 }
 
 impl FrameKind {
     fn from_u8(v: u8) -> Option<FrameKind> {
         use FrameKind::*;
-        const ALL: [FrameKind; 19] = [
+        const ALL: [FrameKind; 22] = [
             Record,
             Ack,
             Heartbeat,
@@ -87,6 +93,9 @@ impl FrameKind {
             Spill,
             Request,
             Response,
+            CopyHave,
+            CopySums,
+            CopyWant,
         ];
         ALL.into_iter().find(|k| *k as u8 == v)
     }

@@ -455,6 +455,128 @@ impl Message for CopyData {
     }
 }
 
+impl CopyData {
+    /// Bytes before the data in a body, and behind it.
+    pub const AROUND: (usize, usize) = (16, 4);
+
+    /// A body's number, offset and bytes, where they lie.
+    pub fn view(b: &[u8]) -> Result<(u64, u64, &[u8]), FormatError> {
+        let mut r = Reader::new(WHAT, checked(b)?);
+        Ok((r.u64()?, r.u64()?, r.rest()))
+    }
+
+    /// The same the other way: completes a body whose data is already between
+    /// [`CopyData::AROUND`].
+    pub fn seal(body: &mut [u8], id: u64, offset: u64) {
+        body[0..8].copy_from_slice(&id.to_le_bytes());
+        body[8..16].copy_from_slice(&offset.to_le_bytes());
+        let (fields, crc) = body.split_at_mut(body.len() - 4);
+        crc.copy_from_slice(&crc32c(fields).to_le_bytes());
+    }
+}
+
+/// Bytes of a page of a copy, which one sum stands for.
+pub const COPY_PAGE: u64 = 4096;
+/// Most pages in one [`CopySums`].
+pub const COPY_PAGES: usize = 256;
+/// Bytes of a page's sum: the first of its BLAKE3 hash.
+pub const SUM_LEN: usize = 16;
+
+/// What the receiver of a copy has of a file, in whatever state: the answer to
+/// each [`CopyFile`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyHave {
+    /// The file's number.
+    pub id: u32,
+    /// Bytes that can be compared; 0: send all of it.
+    pub size: u64,
+}
+
+impl Message for CopyHave {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u32(self.id).u64(self.size);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(CopyHave {
+            id: r.u32()?,
+            size: r.u64()?,
+        })
+    }
+}
+
+/// Sums of consecutive pages of a file of a copy; the file's last page may be
+/// a shorter one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopySums {
+    /// The file's number.
+    pub id: u32,
+    /// Where the first page lies, a multiple of [`COPY_PAGE`].
+    pub offset: u64,
+    /// One for each page, 1 to [`COPY_PAGES`].
+    pub sums: Vec<[u8; SUM_LEN]>,
+}
+
+impl Message for CopySums {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u32(self.id)
+            .u64(self.offset)
+            .raw(self.sums.as_flattened());
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let (id, offset) = (r.u32()?, r.u64()?);
+        let (sums, left) = r.rest().as_chunks::<SUM_LEN>();
+        let field = |field, value| FormatError::Field {
+            what: WHAT,
+            field,
+            value,
+        };
+        if !left.is_empty() || sums.is_empty() || sums.len() > COPY_PAGES {
+            return Err(field("sums", (sums.len() * SUM_LEN + left.len()) as u64));
+        }
+        if !offset.is_multiple_of(COPY_PAGE) {
+            return Err(field("offset", offset));
+        }
+        Ok(CopySums {
+            id,
+            offset,
+            sums: sums.to_vec(),
+        })
+    }
+}
+
+/// The answer to a [`CopySums`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyWant {
+    /// As in the question.
+    pub id: u32,
+    /// As in the question.
+    pub offset: u64,
+    /// A bit for each page, the lowest of the first byte first: whether it is
+    /// to be sent.
+    pub pages: Vec<u8>,
+}
+
+impl Message for CopyWant {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u32(self.id).u64(self.offset).raw(&self.pages);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let (id, offset) = (r.u32()?, r.u64()?);
+        let pages = r.rest().to_vec();
+        if pages.is_empty() || pages.len() > COPY_PAGES / 8 {
+            return Err(FormatError::Field {
+                what: WHAT,
+                field: "pages",
+                value: pages.len() as u64,
+            });
+        }
+        Ok(CopyWant { id, offset, pages })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -544,5 +666,44 @@ mod tests {
             offset: 0,
             bytes: b"0123456789".to_vec(),
         });
+        round(CopyHave { id: 1, size: 9000 });
+        round(CopyWant {
+            id: 1,
+            offset: 4096,
+            pages: vec![5],
+        });
+        let sums = CopySums {
+            id: 1,
+            offset: 8192,
+            sums: vec![[7; SUM_LEN], [8; SUM_LEN]],
+        };
+        round(sums.clone());
+        let none = CopySums {
+            sums: Vec::new(),
+            ..sums.clone()
+        };
+        let many = CopySums {
+            sums: vec![[0; SUM_LEN]; COPY_PAGES + 1],
+            ..sums.clone()
+        };
+        let beside = CopySums { offset: 1, ..sums };
+        for wrong in [none, many, beside] {
+            assert!(CopySums::decode(&wrong.encode()).is_err());
+        }
+    }
+
+    #[test]
+    fn data_is_read_and_written_where_it_lies() {
+        let m = CopyData {
+            id: 3,
+            offset: 77,
+            bytes: b"abc".to_vec(),
+        };
+        let b = m.encode();
+        assert_eq!(CopyData::view(&b).unwrap(), (3, 77, &b"abc"[..]));
+        let mut c = vec![0; b.len()];
+        c[16..19].copy_from_slice(b"abc");
+        CopyData::seal(&mut c, 3, 77);
+        assert_eq!(c, b);
     }
 }

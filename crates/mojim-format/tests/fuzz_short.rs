@@ -199,6 +199,25 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
             }
             .encode(),
         ),
+        ("copyhave", CopyHave { id: 1, size: 9000 }.encode()),
+        (
+            "copysums",
+            CopySums {
+                id: 1,
+                offset: 4096,
+                sums: vec![[7; SUM_LEN], [9; SUM_LEN]],
+            }
+            .encode(),
+        ),
+        (
+            "copywant",
+            CopyWant {
+                id: 1,
+                offset: 4096,
+                pages: vec![3],
+            }
+            .encode(),
+        ),
     ]
 }
 
@@ -410,6 +429,9 @@ fn mutated_messages() {
             | same::<CopyBegin>(b)
             | same::<CopyFile>(b)
             | same::<CopyData>(b)
+            | same::<CopyHave>(b)
+            | same::<CopySums>(b)
+            | same::<CopyWant>(b)
             | refuse.is_some()
     });
 }

@@ -79,11 +79,13 @@ pub enum Mutation {
     AckGap,
     /// Applied before it is committed, and not fetched again.
     ApplyUncommitted,
+    /// A page that differs is not copied.
+    KeepDifference,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 11] = [
+    pub const ALL: [(Mutation, &'static str); 12] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -101,6 +103,10 @@ impl Mutation {
         (Mutation::AdmitEarly, "admit_early"),
         (Mutation::AckGap, "ack_gap"),
         (Mutation::ApplyUncommitted, "apply_uncommitted"),
+        (
+            Mutation::KeepDifference,
+            "keep_difference (a copy by difference has every page that differs)",
+        ),
     ];
 
     /// Whether it breaks a rule of views.
@@ -126,6 +132,7 @@ impl Mutation {
             Mutation::AckGap => &["2:"],
             // Then nothing brings the copies together again.
             Mutation::ApplyUncommitted => &["1:", "4:", "live:"],
+            Mutation::KeepDifference => &["1:", "3:", "4:"],
             _ => &["2:", "3:"],
         }
     }
@@ -261,6 +268,10 @@ pub struct Cluster {
     pub promotions: u64,
     /// Restarts of processes.
     pub starts: u64,
+    /// Whole copies taken in, and those that rest partly on older files.
+    pub copies: [u64; 2],
+    /// What the processes of each node have counted of them.
+    counted: [[u64; 2]; 2],
     /// What was drawn.
     pub setup: Setup,
     rng: Rng,
@@ -323,6 +334,8 @@ impl Cluster {
             appended: 0,
             promotions: 0,
             starts: 0,
+            copies: [0; 2],
+            counted: [[0; 2]; 2],
             setup,
             rng,
             nodes: [node(), node()],
@@ -455,6 +468,7 @@ impl Cluster {
                 Mutation::AdmitEarly => &store.mutations.admit_early,
                 Mutation::AckGap => &store.mutations.ack_gap,
                 Mutation::ApplyUncommitted => &store.mutations.apply_uncommitted,
+                Mutation::KeepDifference => &store.mutations.keep_difference,
             };
             switch.store(true, Relaxed);
         }
@@ -852,8 +866,23 @@ impl Cluster {
                 }
             },
         };
+        self.count_copies(n);
         self.observe(n)?;
         Ok(moved)
+    }
+
+    fn count_copies(&mut self, n: usize) {
+        let now = match &self.nodes[n].role {
+            Role::Down => return,
+            Role::Primary(p) => p.p.store.progress.counts(),
+            Role::Mirror(m) => m.m.store.progress.counts(),
+        };
+        for (i, now) in now.into_iter().enumerate() {
+            let before = &mut self.counted[n][i];
+            // Another process begins at zero.
+            self.copies[i] += now.saturating_sub(*before);
+            *before = now;
+        }
     }
 
     fn attach_unreplicated(&mut self, n: usize) -> Checked<bool> {

@@ -113,13 +113,15 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"excused_losses\":{},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
             s.compared,
             s.starts,
             s.promotions,
+            s.copies[0],
+            s.copies[1],
             s.excused,
             faults.join(","),
             failures.join(",")
@@ -128,6 +130,10 @@ fn report(t: &Total, rate: f64, json: bool) {
     }
     println!("seeds {}, {rate:.0} a minute", t.seeds);
     println!("sync points {}, acknowledged {}", s.sync_points, s.acks);
+    println!(
+        "whole copies {}, of these by difference {}",
+        s.copies[0], s.copies[1]
+    );
     println!(
         "starts {}, promotions {}, data areas compared {}, losses that no mode prevents {}",
         s.starts, s.promotions, s.compared, s.excused

@@ -30,6 +30,8 @@ pub struct Outcome {
     pub promotions: u64,
     /// Starts of processes.
     pub starts: u64,
+    /// Whole copies taken in, and those that rest partly on older files.
+    pub copies: [u64; 2],
     /// Whole data areas compared with the model.
     pub compared: u64,
     /// What happened, if that was asked for.
@@ -77,6 +79,7 @@ pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
         excused: cluster.check.excused,
         promotions: cluster.promotions,
         starts: cluster.starts,
+        copies: cluster.copies,
         compared: cluster.check.compared,
         trace: cluster.world.trace(),
     };
@@ -110,6 +113,9 @@ impl Total {
         self.sum.excused += o.excused;
         self.sum.promotions += o.promotions;
         self.sum.starts += o.starts;
+        for (sum, n) in self.sum.copies.iter_mut().zip(o.copies) {
+            *sum += n;
+        }
         self.sum.compared += o.compared;
         if let Some(f) = &o.failure {
             self.failures.push((o.seed, f.clone()));

@@ -600,6 +600,13 @@ impl Area {
             .map_err(|e| Error::Poisoned(format!("writing file {id} at {at}: {e}")))
     }
 
+    /// Puts right what the medium gave back wrong: bytes within one file, which
+    /// keeps its size.
+    pub fn rewrite(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.flush()?;
+        self.write_run(id, offset, bytes)
+    }
+
     /// Makes everything applied and flushed so far durable.
     pub fn sync(&mut self) -> Result<()> {
         if let Some(e) = &self.failed {

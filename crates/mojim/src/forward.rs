@@ -18,19 +18,18 @@ use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 use mojim_format::message::{
-    CopyBegin, CopyData, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
+    CopyData, CopyHave, CopyWant, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
 };
-use mojim_format::{CatalogEntry, Frame, FrameKind, OpKind, RecordView};
+use mojim_format::{Frame, FrameKind, OpKind, RecordView};
 use mojim_protocol::{History, Holding, Plan, Prefix, reconcile};
 
 use crate::area::{spill_id, spill_path};
+use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut};
 use crate::env::{Address, Conn, File, OpenHow};
 use crate::error::{Context, Error, Result};
 use crate::link::{Carrier, Rx, Tx, Wire};
 use crate::outflow::{Progress, Source, Term};
-use crate::session::{
-    COPY_AGAIN, COPY_BACKLOG, COPY_CHUNK, COPY_SILENCE, CopyOut, HEARTBEAT, SILENCE,
-};
+use crate::session::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, SILENCE};
 use crate::store::{Hold, Pause};
 
 /// Most LSNs that a backup may acknowledge out of order.
@@ -193,7 +192,11 @@ impl Forward {
         if let Phase::Active { lanes } = &self.phase {
             lanes.iter().for_each(|l| l.rx.close());
         }
-        self.phase = Phase::Idle(self.source.store().env().now());
+        let now = self.source.store().env().now();
+        if let Phase::Sending(..) | Phase::Sent { .. } = &self.phase {
+            self.source.store().progress.end(now, false);
+        }
+        self.phase = Phase::Idle(now);
         self.spill = None;
         self.term = None;
         if let Some(w) = self.wire.take() {
@@ -319,8 +322,19 @@ impl Forward {
                     self.peer, r.text
                 )))
             }
+            (Phase::Sending(..), FrameKind::CopyHave | FrameKind::CopyWant) => {
+                let Phase::Sending(out, _) = &mut self.phase else {
+                    unreachable!("seen above");
+                };
+                match f.kind {
+                    FrameKind::CopyHave => out.have(&CopyHave::decode(body).map_err(bad)?),
+                    _ => out.want(&CopyWant::decode(body).map_err(bad)?),
+                }
+            }
             (Phase::Sent { lsn }, FrameKind::Copied) => {
                 let lsn = *lsn;
+                let store = self.source.store();
+                store.progress.end(store.env().now(), true);
                 self.force_copy = false;
                 self.start(lsn)
             }
@@ -385,21 +399,12 @@ impl Forward {
         let store = self.source.store().clone();
         let pause = store.pause();
         self.progress.copies.fetch_add(1, Relaxed);
-        let lsn = store.applied();
         // Records above are forwarded after the copy.
-        store.hold_from(&self.hold, lsn);
-        let files: Vec<CatalogEntry> = store.area().files().cloned().collect();
-        let begin = CopyBegin {
-            volume_id: store.superblock().volume_id,
-            lsn,
-            files: files.len() as u32,
-            bytes: files.iter().map(|f| f.size).sum(),
-            history: store.history().entries().to_vec(),
-        };
+        store.hold_from(&self.hold, store.applied());
         let epoch = self.epoch();
         let wire = self.wire.as_mut().expect("connected");
-        wire.say(FrameKind::CopyBegin, epoch, &begin);
-        self.phase = Phase::Sending(Box::new(CopyOut::new(lsn, files)), pause);
+        let out = CopyOut::begin(&store, wire, epoch);
+        self.phase = Phase::Sending(Box::new(out), pause);
         Ok(())
     }
 
@@ -410,21 +415,16 @@ impl Forward {
         };
         let store = self.source.store();
         let wire = self.wire.as_mut().expect("connected");
-        let mut moved = false;
-        while wire.backlog() < COPY_BACKLOG {
-            moved = true;
+        let moved = out.pump(store, wire, epoch)?;
+        if !pause.holds() {
+            return Err(Error::Stale("the copy was interrupted".into()));
+        }
+        if moved {
             self.heard = store.env().now();
-            let mut sent = 0;
-            let more = out.next_frame(store, wire, epoch, &mut sent)?;
-            if !pause.holds() {
-                return Err(Error::Stale("the copy was interrupted".into()));
-            }
-            if !more {
-                wire.queue(FrameKind::CopyEnd, epoch, 0, 0, &[]);
-                let lsn = out.lsn();
-                self.phase = Phase::Sent { lsn };
-                break;
-            }
+        }
+        if out.is_sent() {
+            let lsn = out.lsn;
+            self.phase = Phase::Sent { lsn };
         }
         wire.flush()?;
         Ok(moved)

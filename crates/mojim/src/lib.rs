@@ -8,6 +8,7 @@ pub mod area;
 pub mod claim;
 pub mod client;
 pub mod config;
+pub mod copy;
 pub mod env;
 pub mod error;
 pub mod event;

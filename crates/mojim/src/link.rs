@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use std::time::Duration;
 
-use mojim_format::message::{Message, Refuse, RefuseCode};
+use mojim_format::message::{CopyData, Message, Refuse, RefuseCode};
 use mojim_format::pad::PAD_MAGIC;
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_HEADER_LEN, RecordHeader};
 
@@ -539,6 +539,40 @@ impl Wire {
         self.queue(kind, epoch, 0, 0, &m.encode());
     }
 
+    /// Queues `CopyData` whose `len` bytes `fill` puts where they are sent
+    /// from, unless it says that they need not be.
+    pub fn queue_data(
+        &mut self,
+        epoch: u64,
+        id: u64,
+        offset: u64,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let start = self.outbuf.len();
+        let (before, behind) = CopyData::AROUND;
+        let f = Frame {
+            kind: FrameKind::CopyData,
+            flags: 0,
+            epoch,
+            lsn: 0,
+            body: (before + len + behind) as u32,
+        };
+        self.outbuf.resize(start + FRAME_LEN + f.body as usize, 0);
+        let (header, body) = self.outbuf[start..].split_at_mut(FRAME_LEN);
+        match fill(&mut body[before..before + len]) {
+            Ok(true) => {
+                header.copy_from_slice(&f.encode());
+                CopyData::seal(body, id, offset);
+                Ok(())
+            }
+            r => {
+                self.outbuf.truncate(start);
+                r.map(drop)
+            }
+        }
+    }
+
     /// Bytes queued and not yet taken by the link.
     pub fn backlog(&self) -> usize {
         self.outbuf.len() - self.out_at
@@ -549,7 +583,14 @@ impl Wire {
         while self.out_at < self.outbuf.len() {
             match self.conn.send(&[IoSlice::new(&self.outbuf[self.out_at..])]) {
                 Ok(n) => self.out_at += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    // A link that is never quite empty does not keep what is sent.
+                    if self.out_at > self.backlog() {
+                        self.outbuf.drain(..self.out_at);
+                        self.out_at = 0;
+                    }
+                    return Ok(false);
+                }
                 Err(e) => return Err(Error::io(format!("link to {}", self.conn.peer()), &e)),
             }
         }

@@ -64,6 +64,8 @@ pub enum Live {
     LinkUp,
     /// Bytes of records that the mirror has not acknowledged.
     BytesBehind,
+    /// No record above it has reached the data area, not even in part.
+    Limit,
 }
 
 /// Where and how one log is kept.

@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use mojim_format::message::{
-    CopyBegin, CopyData, CopyFile, Hello, Lane, Message, Refuse, RefuseCode, Start, Started,
-    Welcome,
+    CopyBegin, CopyData, CopyFile, CopyHave, CopySums, CopyWant, Hello, Lane, Message, Refuse,
+    RefuseCode, Start, Started, Welcome,
 };
 use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, OpKind, RecordView, State, View};
 use mojim_protocol::view::Register;
@@ -30,14 +30,15 @@ use mojim_protocol::{Arrival, History, LaneIn, Prefix};
 
 use crate::area::{spill_id, spill_path};
 use crate::claim::member;
+use crate::copy::{CopyOut, answers_are_taken};
 use crate::env::{Conn, OpenHow};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
 use crate::log::CONTROL_LEN;
 use crate::outflow::{Outflow, Source, Term};
-use crate::session::{MirrorCopy, SILENCE};
-use crate::store::Store;
+use crate::session::{COPY_SILENCE, SILENCE};
+use crate::store::{Page as FilePage, Store};
 use crate::views::Views;
 
 /// How many epochs a promotion skips: more than a node given up can have begun
@@ -76,6 +77,8 @@ pub struct Mirror {
     /// Lanes that wait for room in their log.
     pub room: Event,
     closed: AtomicBool,
+    /// This copy is known to be wrong: the next primary is told that there is none.
+    distrusted: AtomicBool,
 }
 
 /// No, with its reason: what the peer is told before the link closes.
@@ -176,6 +179,7 @@ impl Mirror {
             checkpoint_work: Event::default(),
             room: Event::default(),
             closed: AtomicBool::new(false),
+            distrusted: AtomicBool::new(false),
             store,
         }
     }
@@ -215,6 +219,43 @@ impl Mirror {
             // A lane holds this lock while it appends.
             *lock(lane) = None;
         }
+    }
+
+    /// An operator has seen that this copy differs from the primary's in more
+    /// than the bytes of its files: it ends the session, and whoever is or
+    /// becomes primary makes a copy anew. What is here stays until then.
+    pub fn distrust(&self) {
+        let _change = lock(&self.change);
+        self.distrusted.store(true, SeqCst);
+        self.generation.fetch_add(1, SeqCst);
+        self.stop_session();
+    }
+
+    /// Whether this copy is to be made anew.
+    pub fn is_distrusted(&self) -> bool {
+        self.distrusted.load(Acquire)
+    }
+
+    /// `Store::rewrite`, for a copy that follows the primary of `epoch`.
+    pub fn rewrite(
+        &self,
+        epoch: u64,
+        id: u32,
+        offset: u64,
+        fetch: impl FnOnce(u64) -> Result<FilePage>,
+    ) -> Result<bool> {
+        // Nobody drops records while it is relied on that they are here.
+        let _change = lock(&self.change);
+        self.store.check()?;
+        let sb = self.store.superblock();
+        if self.is_closed() || sb.state != State::Whole || sb.view.epoch != epoch {
+            return Err(Error::Busy(format!(
+                "node {} does not follow epoch {epoch} of volume {} with a whole copy",
+                self.me, sb.volume
+            )));
+        }
+        self.store
+            .rewrite(id, offset, || self.received.get(), fetch)
     }
 
     /// Whether the store was handed back.
@@ -293,11 +334,13 @@ impl Mirror {
         if h.epoch > sb.promised {
             self.store.promise(h.epoch)?;
         }
+        let distrusted = self.distrusted.load(Acquire);
+        let state = if distrusted { State::Empty } else { sb.state };
         let welcome = Welcome {
             volume_id: self.store.holding(0).volume_id,
-            state: sb.state,
-            member: sb.view.mirror == self.me || sb.view.primary == self.me,
-            tail: if sb.state == State::Whole {
+            state,
+            member: !distrusted && (sb.view.mirror == self.me || sb.view.primary == self.me),
+            tail: if state == State::Whole {
                 self.tail()
             } else {
                 0
@@ -539,7 +582,7 @@ impl Mirror {
 enum Stage {
     Agreed,
     Loading { lsn: u64, history: History },
-    Giving(Box<MirrorCopy>),
+    Giving(Box<CopyOut>),
     Running { session: u64, primary: String },
 }
 
@@ -587,7 +630,7 @@ impl ControlIn {
 
     /// Whether bytes wait to be sent.
     pub fn wants_to_send(&self) -> bool {
-        self.wire.backlog() > 0 || matches!(self.stage, Stage::Giving(_))
+        self.wire.backlog() > 0
     }
 
     /// One step; an error ends the link. True if something happened.
@@ -612,7 +655,9 @@ impl ControlIn {
         }
         drop(change);
         if std::mem::take(&mut self.froze) {
-            self.mirror.store.freeze(false);
+            let store = &self.mirror.store;
+            store.progress.end(store.env().now(), false);
+            store.freeze(false);
         }
         self.wire.conn.close();
     }
@@ -633,16 +678,21 @@ impl ControlIn {
             self.heard = now;
             self.take(f, &body)?;
         }
+        let mut silence = self.mirror.silence;
         if let Stage::Giving(copy) = &mut self.stage {
-            self.heard = now;
-            if !copy.pump(&self.mirror.store, &mut self.wire, self.epoch)? {
+            // The receiver may have to wait for its disk.
+            silence = COPY_SILENCE;
+            if copy.pump(&self.mirror.store, &mut self.wire, self.epoch)? {
+                self.heard = now;
+                moved = true;
+            }
+            if copy.is_sent() {
+                self.mirror.store.progress.end(now, true);
                 self.mirror.store.freeze(false);
                 self.stage = Stage::Agreed;
             }
-            moved = true;
         }
         self.wire.flush()?;
-        let silence = self.mirror.silence;
         if now.saturating_sub(self.heard) > silence {
             return Err(Error::Timeout(format!(
                 "{} has been silent for {silence:?}",
@@ -666,6 +716,9 @@ impl ControlIn {
                 f.epoch, self.epoch
             )));
         }
+        if matches!(self.stage, Stage::Loading { .. }) {
+            store.progress.moved((FRAME_LEN + body.len()) as u64);
+        }
         let stage = std::mem::replace(&mut self.stage, Stage::Agreed);
         self.stage = match (stage, f.kind) {
             (Stage::Agreed, FrameKind::CopyRequest) => {
@@ -678,17 +731,21 @@ impl ControlIn {
                 store.apply_all(tail)?;
                 store.freeze(true);
                 self.froze = true;
-                Stage::Giving(Box::new(MirrorCopy::begin(
-                    store,
-                    &mut self.wire,
-                    self.epoch,
-                )))
+                Stage::Giving(Box::new(CopyOut::begin(store, &mut self.wire, self.epoch)))
+            }
+            (Stage::Giving(mut copy), FrameKind::CopyHave) => {
+                copy.have(&CopyHave::decode(body).map_err(bad)?)?;
+                Stage::Giving(copy)
+            }
+            (Stage::Giving(mut copy), FrameKind::CopyWant) => {
+                copy.want(&CopyWant::decode(body).map_err(bad)?)?;
+                Stage::Giving(copy)
             }
             (Stage::Agreed, FrameKind::CopyBegin) => {
                 let c = CopyBegin::decode(body).map_err(bad)?;
                 let history = History::from_entries(&c.history)
                     .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
-                store.load_begin(c.volume_id)?;
+                store.load_begin(c.volume_id, c.bytes)?;
                 Stage::Loading {
                     lsn: c.lsn,
                     history,
@@ -696,20 +753,29 @@ impl ControlIn {
             }
             (s @ Stage::Loading { .. }, FrameKind::CopyFile) => {
                 let c = CopyFile::decode(body).map_err(bad)?;
-                store.load_file(CatalogEntry {
+                let have = store.load_file(CatalogEntry {
                     id: c.id,
                     size: c.size,
                     name: c.name,
                 })?;
+                self.wire.say(FrameKind::CopyHave, self.epoch, &have);
+                answers_are_taken(&self.wire)?;
+                s
+            }
+            (s @ Stage::Loading { .. }, FrameKind::CopySums) => {
+                let want = store.load_sums(&CopySums::decode(body).map_err(bad)?)?;
+                self.wire.say(FrameKind::CopyWant, self.epoch, &want);
+                answers_are_taken(&self.wire)?;
                 s
             }
             (s @ Stage::Loading { .. }, FrameKind::CopyData) => {
-                let c = CopyData::decode(body).map_err(bad)?;
-                store.load_data(c.id as u32, c.offset, &c.bytes)?;
+                let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
+                store.load_data(id, offset, bytes)?;
                 s
             }
             (Stage::Loading { lsn, history }, FrameKind::CopyEnd) => {
                 store.load_end(lsn, &history)?;
+                m.distrusted.store(false, SeqCst);
                 m.received.reset(lsn);
                 m.committed.store(lsn, Release);
                 self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);

@@ -21,6 +21,7 @@ use std::time::Duration;
 use mojim_format::message::{Hello, Lane, Message, RefuseCode};
 use mojim_format::{Frame, FrameKind, State};
 
+pub mod contents;
 mod requests;
 mod watch;
 

@@ -1125,8 +1125,6 @@ impl Primary {
         live.live(Live::Acked).store(self.acked.get(), Relaxed);
         live.live(Live::Persisted)
             .store(self.persisted.get(), Relaxed);
-        live.live(Live::Applied)
-            .store(self.store.applied(), Relaxed);
         live.live(Live::LinkUp)
             .store(self.link_up.load(Relaxed) as u64, Relaxed);
         live.live(Live::BytesBehind)

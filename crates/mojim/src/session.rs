@@ -17,14 +17,15 @@ use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 use mojim_format::message::{
-    CopyBegin, CopyData, CopyFile, Hello, Lane, Message, Refuse, RefuseCode, Start, Started,
-    Welcome,
+    CopyBegin, CopyData, CopyFile, CopyHave, CopySums, CopyWant, Hello, Lane, Message, Refuse,
+    RefuseCode, Start, Started, Welcome,
 };
-use mojim_format::{CatalogEntry, Frame, FrameKind, State, View};
+use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
 use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
 
 use crate::claim::Claim;
+use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut, answers_are_taken};
 use crate::env::{Address, Conn};
 use crate::error::{Error, Result};
 use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
@@ -39,10 +40,6 @@ pub const SILENCE: Duration = Duration::from_secs(3);
 pub(crate) const COPY_SILENCE: Duration = Duration::from_secs(120);
 /// When a copy that failed for want of room or the like is tried again.
 pub(crate) const COPY_AGAIN: Duration = Duration::from_secs(30);
-/// Bytes of a copy in one frame.
-pub(crate) const COPY_CHUNK: usize = 256 << 10;
-/// Bytes of a copy that may be queued.
-pub(crate) const COPY_BACKLOG: usize = 2 << 20;
 
 /// Flag of a heartbeat: the mirror now holds everything, it is a member.
 pub const FLAG_MEMBER: u16 = 1;
@@ -86,15 +83,6 @@ struct Opening {
     open: bool,
 }
 
-/// A whole copy on its way out.
-pub(crate) struct CopyOut {
-    lsn: u64,
-    files: Vec<CatalogEntry>,
-    next: usize,
-    offset: u64,
-    buf: Vec<u8>,
-}
-
 /// The session.
 pub struct Session {
     primary: Arc<Primary>,
@@ -129,8 +117,6 @@ pub struct Session {
     fatal: Option<Error>,
     /// Why the last try failed.
     pub last_error: Option<String>,
-    /// Bytes of a copy sent or received, and the whole, for progress.
-    pub copied: (u64, u64),
     spill: Option<SpillOut>,
     /// The register of views, where the cluster has one.
     claim: Option<Claim>,
@@ -175,7 +161,6 @@ impl Session {
             adopting: false,
             fatal: None,
             last_error: None,
-            copied: (0, 0),
             spill: None,
             claim: None,
             silence: SILENCE,
@@ -438,6 +423,7 @@ impl Session {
             w.conn.close();
         }
         p.store.load_abort();
+        p.store.progress.end(p.store.env().now(), false);
         p.store.freeze(false);
         if !why.is_empty() {
             self.last_error = Some(why.to_owned());
@@ -581,6 +567,10 @@ impl Session {
 
     fn hear(&mut self, f: Frame, body: &[u8]) -> Result<()> {
         let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
+        if matches!(self.phase, Phase::Receiving { .. }) {
+            let bytes = FRAME_LEN + body.len();
+            self.primary.store.progress.moved(bytes as u64);
+        }
         let phase = std::mem::replace(&mut self.phase, Phase::Greeting);
         let (phase, result) = match (phase, f.kind) {
             (Phase::Greeting, FrameKind::Welcome) => {
@@ -599,8 +589,7 @@ impl Session {
                 let c = CopyBegin::decode(body).map_err(bad)?;
                 let history = History::from_entries(&c.history)
                     .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
-                self.copied = (0, c.bytes);
-                self.primary.store.load_begin(c.volume_id)?;
+                self.primary.store.load_begin(c.volume_id, c.bytes)?;
                 (
                     Phase::Receiving {
                         lsn: c.lsn,
@@ -609,22 +598,42 @@ impl Session {
                     Ok(()),
                 )
             }
+            (Phase::Sending(mut out), FrameKind::CopyHave) => {
+                let r = CopyHave::decode(body).map_err(bad);
+                let r = r.and_then(|m| out.have(&m));
+                (Phase::Sending(out), r)
+            }
+            (Phase::Sending(mut out), FrameKind::CopyWant) => {
+                let r = CopyWant::decode(body).map_err(bad);
+                let r = r.and_then(|m| out.want(&m));
+                (Phase::Sending(out), r)
+            }
             (p @ Phase::Receiving { .. }, FrameKind::CopyFile) => {
                 let c = CopyFile::decode(body).map_err(bad)?;
-                let r = self.primary.store.load_file(CatalogEntry {
+                let have = self.primary.store.load_file(CatalogEntry {
                     id: c.id,
                     size: c.size,
                     name: c.name,
-                });
-                (p, r)
+                })?;
+                self.answer(FrameKind::CopyHave, &have)?;
+                (p, Ok(()))
+            }
+            (p @ Phase::Receiving { .. }, FrameKind::CopySums) => {
+                let m = CopySums::decode(body).map_err(bad)?;
+                let want = self
+                    .primary
+                    .store
+                    .load_sums(&m)
+                    .map_err(|e| self.copy_failed(e.to_string()))?;
+                self.answer(FrameKind::CopyWant, &want)?;
+                (p, Ok(()))
             }
             (p @ Phase::Receiving { .. }, FrameKind::CopyData) => {
-                let c = CopyData::decode(body).map_err(bad)?;
-                self.copied.0 += c.bytes.len() as u64;
+                let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
                 let r = self
                     .primary
                     .store
-                    .load_data(c.id as u32, c.offset, &c.bytes)
+                    .load_data(id, offset, bytes)
                     .map_err(|e| self.copy_failed(e.to_string()));
                 (p, r)
             }
@@ -633,6 +642,8 @@ impl Session {
                 return self.start(lsn, lsn);
             }
             (Phase::Sent { lsn }, FrameKind::Copied) => {
+                let store = &self.primary.store;
+                store.progress.end(store.env().now(), true);
                 self.force_copy = false;
                 return self.start(lsn, if self.attach { lsn } else { u64::MAX });
             }
@@ -676,6 +687,13 @@ impl Session {
         };
         self.phase = phase;
         result
+    }
+
+    /// What a receiver of a copy says of what came.
+    fn answer<M: Message>(&mut self, kind: FrameKind, m: &M) -> Result<()> {
+        let wire = self.wire.as_mut().expect("a frame came over it");
+        wire.say(kind, self.epoch, m);
+        answers_are_taken(wire)
     }
 
     /// A copy cannot be made, for a reason that will not pass by itself (no
@@ -863,20 +881,9 @@ impl Session {
         }
         // The area must stand still; what commits meanwhile stays in the ring.
         store.freeze(true);
-        let lsn = store.applied();
-        let files: Vec<CatalogEntry> = store.area().files().cloned().collect();
-        let bytes = files.iter().map(|f| f.size).sum();
-        let begin = CopyBegin {
-            volume_id: store.superblock().volume_id,
-            lsn,
-            files: files.len() as u32,
-            bytes,
-            history: store.history().entries().to_vec(),
-        };
-        self.copied = (0, bytes);
         let wire = self.wire.as_mut().expect("connected");
-        wire.say(FrameKind::CopyBegin, self.epoch, &begin);
-        self.phase = Phase::Sending(Box::new(CopyOut::new(lsn, files)));
+        let out = CopyOut::begin(&store, wire, self.epoch);
+        self.phase = Phase::Sending(Box::new(out));
         Ok(())
     }
 
@@ -885,17 +892,13 @@ impl Session {
             return Ok(false);
         };
         let wire = self.wire.as_mut().expect("connected");
-        let now = self.primary.store.env().now();
-        let mut moved = false;
-        while wire.backlog() < COPY_BACKLOG {
-            moved = true;
-            self.heard = now;
-            if !out.next_frame(&self.primary.store, wire, self.epoch, &mut self.copied.0)? {
-                wire.queue(FrameKind::CopyEnd, self.epoch, 0, 0, &[]);
-                let lsn = out.lsn;
-                self.phase = Phase::Sent { lsn };
-                break;
-            }
+        let moved = out.pump(&self.primary.store, wire, self.epoch)?;
+        if moved {
+            self.heard = self.primary.store.env().now();
+        }
+        if out.is_sent() {
+            let lsn = out.lsn;
+            self.phase = Phase::Sent { lsn };
         }
         wire.flush()?;
         Ok(moved)
@@ -1250,119 +1253,19 @@ impl Session {
         self.is_active() && self.sent_at.is_some()
     }
 
+    /// While a copy is made: whether bytes wait for room on the link. Then, and
+    /// only then, the link alone tells when there is more to do.
+    pub fn copies(&self) -> Option<bool> {
+        let copies = matches!(
+            self.phase,
+            Phase::Sending(_) | Phase::Sent { .. } | Phase::Receiving { .. }
+        );
+        let full = self.wire.as_ref().is_some_and(|w| w.backlog() > 0);
+        copies.then_some(full)
+    }
+
     /// The connection to wait on, when there is nothing to do.
     pub fn conn(&self) -> Option<&Arc<dyn Conn>> {
         self.wire.as_ref().map(|w| &w.conn)
-    }
-}
-
-impl CopyOut {
-    /// The LSN of which it is the result.
-    pub(crate) fn lsn(&self) -> u64 {
-        self.lsn
-    }
-
-    pub(crate) fn new(lsn: u64, files: Vec<CatalogEntry>) -> CopyOut {
-        CopyOut {
-            lsn,
-            files,
-            next: 0,
-            offset: 0,
-            buf: vec![0; COPY_CHUNK],
-        }
-    }
-
-    /// Queues the next frame of the copy. False at its end.
-    pub(crate) fn next_frame(
-        &mut self,
-        store: &crate::store::Store,
-        wire: &mut Wire,
-        epoch: u64,
-        sent: &mut u64,
-    ) -> Result<bool> {
-        let Some(f) = self.files.get(self.next) else {
-            return Ok(false);
-        };
-        if self.offset == 0 {
-            let m = CopyFile {
-                id: f.id,
-                size: f.size,
-                name: f.name.clone(),
-            };
-            wire.say(FrameKind::CopyFile, epoch, &m);
-        }
-        let mut area = store.area();
-        let file = area.file(f.id)?;
-        drop(area);
-        let data = file
-            .next_data(self.offset)
-            .map_err(|e| Error::io(format!("reading {}", f.name), &e))?;
-        let Some(range) = data.filter(|r| r.start < f.size) else {
-            *sent += f.size - self.offset.min(f.size);
-            self.next += 1;
-            self.offset = 0;
-            return Ok(true);
-        };
-        *sent += range.start - self.offset;
-        let n = (COPY_CHUNK as u64)
-            .min(range.end - range.start)
-            .min(f.size - range.start) as usize;
-        let got = file
-            .read_at(&mut self.buf[..n], range.start)
-            .map_err(|e| Error::io(format!("reading {}", f.name), &e))?;
-        if got < n {
-            return Err(Error::Damaged {
-                path: store.spec().dir.join(&f.name),
-                what: "it became shorter while it was copied".into(),
-            });
-        }
-        if self.buf[..n].iter().any(|b| *b != 0) {
-            let m = CopyData {
-                id: f.id as u64,
-                offset: range.start,
-                bytes: self.buf[..n].to_vec(),
-            };
-            wire.say(FrameKind::CopyData, epoch, &m);
-        }
-        *sent += n as u64;
-        self.offset = range.start + n as u64;
-        Ok(true)
-    }
-}
-
-/// Sends a whole copy from a mirror to an attaching primary; one frame a call.
-pub struct MirrorCopy(CopyOut);
-
-impl MirrorCopy {
-    /// Queues the copy's beginning. The store's area must stand still.
-    pub fn begin(store: &crate::store::Store, wire: &mut Wire, epoch: u64) -> MirrorCopy {
-        let lsn = store.applied();
-        let files: Vec<CatalogEntry> = store.area().files().cloned().collect();
-        let begin = CopyBegin {
-            volume_id: store.superblock().volume_id,
-            lsn,
-            files: files.len() as u32,
-            bytes: files.iter().map(|f| f.size).sum(),
-            history: store.history().entries().to_vec(),
-        };
-        wire.say(FrameKind::CopyBegin, epoch, &begin);
-        MirrorCopy(CopyOut::new(lsn, files))
-    }
-
-    /// Queues more. False once `CopyEnd` is queued.
-    pub fn pump(
-        &mut self,
-        store: &crate::store::Store,
-        wire: &mut Wire,
-        epoch: u64,
-    ) -> Result<bool> {
-        let mut n = 0;
-        while wire.backlog() < COPY_BACKLOG {
-            if !self.0.next_frame(store, wire, epoch, &mut n)? {
-                wire.queue(FrameKind::CopyEnd, epoch, 0, 0, &[]);
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 }

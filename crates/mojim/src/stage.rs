@@ -12,15 +12,21 @@
 //!   a staged file that is not there any more is in its place, and is seen
 //!   there before anything else changes. (A data directory that is not mounted
 //!   looks as if all were gone.)
+//! - Older files are a source of bytes and of nothing else: a page of one is
+//!   taken because these very bytes have the sum that the sender named.
+//! - What was wanted has come, or the copy is not sealed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mojim_format::catalog::valid_file_name;
+use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopySums};
 use mojim_format::{Catalog, CatalogEntry};
 
 use crate::area::{MAX_CATALOG, REMOVAL_NOTE, RENAME_NOTE, make_dirs, noted_names, replace_file};
+use crate::copy::{WINDOW, sum};
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
 
@@ -37,8 +43,32 @@ pub struct Stage {
     names: BTreeSet<String>,
     open: BTreeMap<u32, Arc<dyn File>>,
     max_open: usize,
+    /// Names of this node's own files, by number.
+    old: BTreeMap<u32, String>,
+    /// The one that was compared last.
+    source: Option<(u32, Arc<dyn File>)>,
+    /// Pages that the sender was asked for and has not sent.
+    owed: BTreeSet<(u32, u64)>,
+    /// Where each file begins, if all lay one behind the other.
+    starts: BTreeMap<u32, u64>,
+    bytes: u64,
+    buf: Vec<u8>,
     sealed: bool,
 }
+
+/// What a comparison of pages found.
+pub struct Compared {
+    /// A bit for each page that is to be sent.
+    pub wanted: Vec<u8>,
+    /// Bytes that need not be.
+    pub kept: u64,
+    /// How far into the copy these pages reach.
+    pub at: u64,
+}
+
+/// Most pages that a sender may owe: those of all the sums that it sends
+/// before it has to see an answer, twice.
+const MOST_OWED: usize = 2 * WINDOW * COPY_PAGES;
 
 /// Where the staged catalogue lies.
 fn catalog_path(meta: &Path) -> PathBuf {
@@ -51,12 +81,14 @@ fn staged(dir: &Path, id: u32) -> PathBuf {
 
 impl Stage {
     /// Begins to take in a copy of `volume`; what an earlier one left is
-    /// removed. At most `max_open` files are kept open.
+    /// removed. `old`: the names of what this node has of it, by number. At most
+    /// `max_open` files are kept open.
     pub fn begin(
         env: &Arc<dyn Env>,
         dir: &Path,
         meta: &Path,
         volume: u64,
+        old: BTreeMap<u32, String>,
         max_open: usize,
     ) -> Result<Stage> {
         Stage::clear(&**env, dir, meta)?;
@@ -70,6 +102,12 @@ impl Stage {
             names: BTreeSet::new(),
             open: BTreeMap::new(),
             max_open,
+            old,
+            source: None,
+            owed: BTreeSet::new(),
+            starts: BTreeMap::new(),
+            bytes: 0,
+            buf: Vec::new(),
             sealed: false,
         })
     }
@@ -90,8 +128,8 @@ impl Stage {
         Ok(())
     }
 
-    /// One file of the copy.
-    pub fn file(&mut self, entry: CatalogEntry) -> Result<()> {
+    /// One file of the copy. Returns how much is here of an older one.
+    pub fn file(&mut self, entry: CatalogEntry) -> Result<u64> {
         if !valid_file_name(&entry.name)
             || self.files.contains_key(&entry.id)
             || !self.names.insert(entry.name.clone())
@@ -126,7 +164,100 @@ impl Stage {
         let f = self.create(id)?;
         f.set_len(size)
             .context(|| format!("staging {:?}, {size} bytes", entry.name))?;
+        self.starts.insert(id, self.bytes);
+        self.bytes = self.bytes.saturating_add(size);
         self.files.insert(id, entry);
+        // What cannot be read here is sent.
+        Ok(match self.source(id) {
+            Some(old) => old.len().unwrap_or(0).min(size),
+            None => 0,
+        })
+    }
+
+    /// This node's own file of that number, else of that name, if it has one.
+    fn source(&mut self, id: u32) -> Option<Arc<dyn File>> {
+        if let Some((of, f)) = &self.source
+            && *of == id
+        {
+            return Some(f.clone());
+        }
+        let new = &self.files.get(&id)?.name;
+        let names = [self.old.get(&id), Some(new)];
+        let f = names
+            .into_iter()
+            .flatten()
+            .find_map(|name| self.env.open(&self.dir.join(name), OpenHow::default()).ok())?;
+        self.source = Some((id, f.clone()));
+        Some(f)
+    }
+
+    /// Takes the pages whose sums are those of the older file's. `broken`: a
+    /// mutation, one that differs is taken too.
+    pub fn compare(&mut self, m: &CopySums, broken: bool) -> Result<Compared> {
+        let size = self.files.get(&m.id).map_or(0, |f| f.size);
+        let pages = m.sums.len() as u64;
+        if m.offset >= size
+            || (pages - 1) * COPY_PAGE >= size - m.offset
+            || self.owed.len() + m.sums.len() > MOST_OWED
+        {
+            return Err(Error::Protocol(format!(
+                "a copy has sums of file {} at {}, outside it or too many",
+                m.id, m.offset
+            )));
+        }
+        let end = (m.offset + pages * COPY_PAGE).min(size);
+        let mut buf = std::mem::take(&mut self.buf);
+        buf.resize((end - m.offset) as usize, 0);
+        let mut wanted = vec![0u8; m.sums.len().div_ceil(8)];
+        let mut kept = 0;
+        // A file that cannot be read is one that differs.
+        let got = self
+            .source(m.id)
+            .and_then(|old| old.read_at(&mut buf, m.offset).ok())
+            .unwrap_or(0);
+        let mut lie = broken;
+        let mut run = 0..0;
+        for (i, named) in m.sums.iter().enumerate() {
+            let from = i * COPY_PAGE as usize;
+            let to = (from + COPY_PAGE as usize).min(buf.len());
+            let here = to <= got;
+            let equal = here && sum(&buf[from..to]) == *named;
+            if equal || here && std::mem::take(&mut lie) {
+                kept += (to - from) as u64;
+                if run.end != from {
+                    self.keep_run(m, &buf, run)?;
+                    run = from..from;
+                }
+                run.end = to;
+            } else {
+                wanted[i / 8] |= 1 << (i % 8);
+                self.owed.insert((m.id, m.offset + from as u64));
+            }
+        }
+        self.keep_run(m, &buf, run)?;
+        self.buf = buf;
+        Ok(Compared {
+            wanted,
+            kept,
+            at: self.starts[&m.id].saturating_add(end),
+        })
+    }
+
+    /// Puts bytes of the older file where they belong; zeros are there.
+    fn keep_run(&mut self, m: &CopySums, buf: &[u8], run: Range<usize>) -> Result<()> {
+        let page = COPY_PAGE as usize;
+        let mut at = run.start;
+        while at < run.end {
+            let is_zero = |p: usize| buf[p..run.end.min(p + page)].iter().all(|b| *b == 0);
+            let mut end = at;
+            while end < run.end && !is_zero(end) {
+                end = run.end.min(end + page);
+            }
+            if at < end {
+                self.write(m.id, m.offset + at as u64, &buf[at..end])?;
+            }
+            at = end + page;
+        }
         Ok(())
     }
 
@@ -158,17 +289,31 @@ impl Stage {
         Ok(())
     }
 
-    /// Bytes of a file of the copy.
-    pub fn data(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
-        let size = self.files.get(&id).map_or(0, |f| f.size);
-        if offset
-            .checked_add(bytes.len() as u64)
-            .is_none_or(|end| end > size)
-        {
+    /// Bytes of a file of the copy. Returns how far into the copy they reach.
+    pub fn data(&mut self, id: u64, offset: u64, bytes: &[u8]) -> Result<u64> {
+        let known = u32::try_from(id).ok().and_then(|id| self.files.get(&id));
+        let end = offset.checked_add(bytes.len() as u64);
+        let (Some(f), Some(end)) = (known, end.filter(|e| *e <= known.map_or(0, |f| f.size)))
+        else {
             return Err(Error::Protocol(format!(
                 "a copy has bytes of file {id} at {offset}, outside it"
             )));
+        };
+        let (id, size) = (f.id, f.size);
+        self.write(id, offset, bytes)?;
+        let paid: Vec<_> = self
+            .owed
+            .range((id, offset)..(id, end))
+            .filter(|(_, page)| (page + COPY_PAGE).min(size) <= end)
+            .copied()
+            .collect();
+        for p in paid {
+            self.owed.remove(&p);
         }
+        Ok(self.starts[&id].saturating_add(end))
+    }
+
+    fn write(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
         let f = match self.open.get(&id) {
             Some(f) => f.clone(),
             None => self.create(id)?,
@@ -185,6 +330,12 @@ impl Stage {
     /// All of it is here, the result of the records up to `lsn`: makes it
     /// durable.
     pub fn seal(&mut self, lsn: u64) -> Result<()> {
+        if let Some((id, page)) = self.owed.first() {
+            return Err(Error::Protocol(format!(
+                "a copy ends without the page of file {id} at {page}, which is wanted"
+            )));
+        }
+        self.source = None;
         for (id, f) in std::mem::take(&mut self.open) {
             f.sync()
                 .context(|| format!("staged file {}", staged(&self.dir, id).display()))?;
@@ -308,4 +459,101 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
     replace_file(env, &present, &bytes)?;
     remove(env, &path).context(what)?;
     env.sync_dir(meta).context(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::Os;
+
+    fn place(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("mojim-stage-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("meta")).unwrap();
+        dir
+    }
+
+    fn begin(dir: &Path) -> Stage {
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let old = BTreeMap::from([(7, "before".to_owned())]);
+        Stage::begin(&env, dir, &dir.join("meta"), 1, old, 8).unwrap()
+    }
+
+    fn entry(id: u32, size: u64, name: &str) -> CatalogEntry {
+        CatalogEntry {
+            id,
+            size,
+            name: name.into(),
+        }
+    }
+
+    fn sums(id: u32, offset: u64, bytes: &[u8]) -> CopySums {
+        CopySums {
+            id,
+            offset,
+            sums: bytes.chunks(COPY_PAGE as usize).map(sum).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_here_is_taken_and_the_rest_must_come() {
+        let dir = place("taken");
+        let page = COPY_PAGE as usize;
+        let old: Vec<u8> = (0..4 * page + 100).map(|i| (i / page + 1) as u8).collect();
+        std::fs::write(dir.join("before"), &old).unwrap();
+        let mut new = old.clone();
+        new[page + 5] ^= 1;
+        new[2 * page..3 * page].fill(0);
+        new.truncate(4 * page + 50);
+        new[4 * page] ^= 1;
+        let mut s = begin(&dir);
+        // By its number, though it has another name now.
+        let have = s.file(entry(7, new.len() as u64, "now")).unwrap();
+        assert_eq!(have, new.len() as u64);
+        let found = s.compare(&sums(7, 0, &new), false).unwrap();
+        assert_eq!(found.wanted, [0b10110]);
+        assert_eq!(found.kept, 2 * COPY_PAGE);
+        let refused = s.seal(5).unwrap_err();
+        assert!(refused.to_string().contains("which is wanted"), "{refused}");
+        s.data(7, COPY_PAGE, &new[page..3 * page]).unwrap();
+        // A part of a page does not pay for it.
+        s.data(7, 4 * COPY_PAGE, &new[4 * page..4 * page + 10])
+            .unwrap();
+        assert!(s.seal(5).is_err());
+        s.data(7, 4 * COPY_PAGE, &new[4 * page..]).unwrap();
+        s.seal(5).unwrap();
+        assert_eq!(std::fs::read(staged(&dir, 7)).unwrap(), new);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let dir = place("refused");
+        let mut s = begin(&dir);
+        let page = [1u8; COPY_PAGE as usize];
+        assert_eq!(s.file(entry(1, 2 * COPY_PAGE, "f")).unwrap(), 0);
+        // Nothing is here of it: everything is wanted.
+        let two = sums(1, 0, &[page, page].concat());
+        assert_eq!(s.compare(&two, false).unwrap().wanted, [0b11]);
+        for wrong in [
+            sums(1, 2 * COPY_PAGE, &page),
+            sums(1, COPY_PAGE, &[page, page].concat()),
+            sums(2, 0, &page),
+            sums(1, u64::MAX - COPY_PAGE + 1, &page),
+        ] {
+            assert!(s.compare(&wrong, false).is_err(), "{}", wrong.offset);
+        }
+        for (id, at) in [(1, COPY_PAGE + 1), (2, 0), (1, u64::MAX), (1 << 32 | 1, 0)] {
+            assert!(s.data(id, at, &page).is_err(), "{id} {at}");
+        }
+        // A sender that offers more and more and sends nothing.
+        let size = (MOST_OWED as u64 + 2) * COPY_PAGE;
+        s.file(entry(3, size, "g")).unwrap();
+        let refused = (0..MOST_OWED as u64)
+            .map(|i| s.compare(&sums(3, i * COPY_PAGE, &page), false))
+            .find_map(Result::err);
+        assert!(refused.is_some());
+        drop(s);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -23,15 +23,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 
+use mojim_format::message::{CopyHave, CopySums, CopyWant};
 use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{CatalogEntry, Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding};
 
 use crate::area::{Area, make_dirs, replace_file, spill_id, spill_path};
 use crate::config::MediumKind;
+use crate::copy::Progress;
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
-use crate::log::{Found, Log, LogSpec, Survival};
+use crate::log::{Found, Live, Log, LogSpec, Survival};
 use crate::stage::{self, Stage};
 
 /// What a store is and where it lies.
@@ -95,6 +97,8 @@ pub struct Mutations {
     pub ack_gap: AtomicBool,
     /// A mirror applies what is not known to be committed.
     pub apply_uncommitted: AtomicBool,
+    /// Of the pages that differ from a copy's, one is taken for equal.
+    pub keep_difference: AtomicBool,
 }
 
 /// Stands for the mirror in the view of a primary whose mirror is required but
@@ -166,6 +170,17 @@ struct SuperblockFile {
     now: Superblock,
 }
 
+/// Bytes of a data file that were read while records were applied to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Every record up to here is in them.
+    pub low: u64,
+    /// No record above is.
+    pub high: u64,
+}
+
 /// One node's copy of a volume.
 pub struct Store {
     env: Arc<dyn Env>,
@@ -189,6 +204,10 @@ pub struct Store {
     loading: AtomicBool,
     /// The copy that is being taken in.
     stage: Mutex<Option<Stage>>,
+    /// There was no room for a copy beside files that are worth nothing else.
+    crowded: AtomicBool,
+    /// Of the copy that is taken in or given, or was the last.
+    pub progress: Progress,
     poison: OnceLock<Error>,
     was_clean: bool,
     /// The last LSN known to have been acknowledged, if it is beyond the tail,
@@ -445,6 +464,8 @@ impl Store {
             paused: AtomicBool::new(false),
             loading: AtomicBool::new(sb.state != State::Whole),
             stage: Mutex::new(None),
+            crowded: AtomicBool::new(false),
+            progress: Progress::default(),
             poison: OnceLock::new(),
             was_clean,
             missing: OnceLock::new(),
@@ -464,6 +485,8 @@ impl Store {
         for log in &store.logs {
             log.own(sb.incarnation);
         }
+        store.live(Live::Applied).store(sb.checkpoint, SeqCst);
+        store.live(Live::Limit).store(sb.checkpoint, SeqCst);
         if sb.state == State::Whole {
             store.recover(&sb, &survivals)?;
         }
@@ -948,6 +971,8 @@ impl Store {
         if self.stands_still() || a.applied >= limit {
             return Ok(a.applied);
         }
+        // Who reads the data files from outside learns what may be in them.
+        self.live(Live::Limit).fetch_max(limit, SeqCst);
         let mut area = lock(&self.area);
         let mut left = bytes;
         let meta = &self.spec.meta;
@@ -987,7 +1012,50 @@ impl Store {
         let flushed = area.flush();
         self.fail(flushed)?;
         self.applied.store(a.applied, Release);
+        self.live(Live::Applied).store(a.applied, SeqCst);
         Ok(a.applied)
+    }
+
+    fn live(&self, what: Live) -> &AtomicU64 {
+        self.logs[0].live(what)
+    }
+
+    /// Runs `f` on the data area while nothing is applied to it, with the LSN
+    /// as of which it is.
+    pub fn standing_still<T>(&self, f: impl FnOnce(&mut Area, u64) -> Result<T>) -> Result<T> {
+        let a = lock(&self.applier);
+        f(&mut lock(&self.area), a.applied)
+    }
+
+    /// Rewrites a page of a file with what `fetch` has from the primary's
+    /// copy: bytes in which every record up to `low` is, and none above `high`.
+    /// They may be newer than this copy: that is right once the records up to
+    /// `high`, all of which must be in the logs here (`here`), are applied too,
+    /// since each of them only repeats what is there. False if that cannot be
+    /// said now. `fetch` is told the LSN that must be in the bytes; nothing is
+    /// applied while it runs.
+    pub fn rewrite(
+        &self,
+        id: u32,
+        offset: u64,
+        here: impl FnOnce() -> u64,
+        fetch: impl FnOnce(u64) -> Result<Page>,
+    ) -> Result<bool> {
+        self.check()?;
+        let a = lock(&self.applier);
+        if self.stands_still() {
+            return Err(Error::Busy("a copy is being made".into()));
+        }
+        let page = fetch(a.applied)?;
+        if page.low < a.applied || page.high > here() {
+            return Ok(false);
+        }
+        let mut area = lock(&self.area);
+        let written = area
+            .rewrite(id, offset, &page.bytes)
+            .and_then(|()| area.sync());
+        self.fail(written)?;
+        Ok(true)
     }
 
     /// Applies everything up to `tail`, which is in the logs and committed.
@@ -1229,15 +1297,18 @@ impl Store {
         a.durable = starts;
         a.applied = lsn;
         self.retained.store(lsn, Release);
+        self.live(Live::Applied).store(lsn, SeqCst);
+        self.live(Live::Limit).store(lsn, SeqCst);
         self.applied.store(lsn, Release);
         self.checkpoint.store(lsn, Release);
         self.tail.store(lsn, Release);
         Ok(())
     }
 
-    /// Begins to take in a copy of another node's store. What this node has is
-    /// kept until `load_end`; nothing is applied to it meanwhile.
-    pub fn load_begin(&self, volume_id: u64) -> Result<()> {
+    /// Begins to take in a copy of another node's store, `bytes` in its files.
+    /// What this node has is kept until `load_end`, whatever it is worth: it
+    /// need not be sent where it is the same. Nothing is applied to it meanwhile.
+    pub fn load_begin(&self, volume_id: u64, bytes: u64) -> Result<()> {
         self.check()?;
         let sb = self.superblock();
         if sb.state != State::Whole && !sb.awaits_copy {
@@ -1249,32 +1320,69 @@ impl Store {
         }
         if self.mutations.replace_early.load(Relaxed) {
             self.update(|s| s.state = State::Empty)?;
-        }
-        if self.superblock().state != State::Whole {
-            // Files of a copy that was discarded only take up room.
             self.fail(lock(&self.area).reset(sb.volume_id))?;
         }
+        if self.superblock().state != State::Whole && self.crowded.swap(false, Relaxed) {
+            // Nobody will miss a copy that was discarded.
+            self.fail(lock(&self.area).reset(sb.volume_id))?;
+        }
+        let old = lock(&self.area)
+            .files()
+            .map(|f| (f.id, f.name.clone()))
+            .collect();
         let spec = &self.spec;
-        let stage = Stage::begin(&self.env, &spec.dir, &spec.meta, volume_id, spec.max_open)?;
+        let stage = Stage::begin(
+            &self.env,
+            &spec.dir,
+            &spec.meta,
+            volume_id,
+            old,
+            spec.max_open,
+        )?;
         *lock(&self.stage) = Some(stage);
+        self.progress.begin(self.env.now(), true, bytes);
         Ok(())
     }
 
     fn staging<T>(&self, f: impl FnOnce(&mut Stage) -> Result<T>) -> Result<T> {
-        match &mut *lock(&self.stage) {
+        let r = match &mut *lock(&self.stage) {
             Some(s) => f(s),
             None => Err(Error::Protocol("no copy was begun".into())),
+        };
+        if let Err(Error::Io { errno, .. }) = &r
+            && *errno == libc::ENOSPC
+        {
+            self.crowded.store(true, Relaxed);
         }
+        r
     }
 
-    /// One file of the copy.
-    pub fn load_file(&self, e: CatalogEntry) -> Result<()> {
-        self.staging(|s| s.file(e))
+    /// One file of the copy. Returns what can be compared with it.
+    pub fn load_file(&self, e: CatalogEntry) -> Result<CopyHave> {
+        let id = e.id;
+        let size = self.staging(|s| s.file(e))?;
+        Ok(CopyHave { id, size })
+    }
+
+    /// Sums of pages of the copy: those that are here are taken. Returns which
+    /// are not.
+    pub fn load_sums(&self, m: &CopySums) -> Result<CopyWant> {
+        let broken = self.mutations.keep_difference.load(Relaxed);
+        let found = self.staging(|s| s.compare(m, broken))?;
+        self.progress.kept(found.kept);
+        self.progress.at(found.at);
+        Ok(CopyWant {
+            id: m.id,
+            offset: m.offset,
+            pages: found.wanted,
+        })
     }
 
     /// Bytes of the copy.
-    pub fn load_data(&self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.staging(|s| s.data(id, offset, bytes))
+    pub fn load_data(&self, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        let at = self.staging(|s| s.data(id, offset, bytes))?;
+        self.progress.at(at);
+        Ok(())
     }
 
     /// Whether a copy is being taken in.
@@ -1299,6 +1407,7 @@ impl Store {
             }
             *stage = None;
         }
+        self.progress.end(self.env.now(), false);
         // If that fails, they are removed when the next copy begins.
         let _ = Stage::clear(&*self.env, &self.spec.dir, &self.spec.meta);
         if self.superblock().state == State::Whole {
@@ -1321,6 +1430,7 @@ impl Store {
         drop(area);
         self.update(|s| s.state = State::Whole)?;
         *lock(&self.stage) = None;
+        self.progress.end(self.env.now(), true);
         self.loading.store(false, Release);
         self.remove_stray_spills();
         Ok(())

@@ -413,9 +413,12 @@ impl Volume {
             }
             primary.store.check()?;
             let now = env.now();
-            if s.copied.0 != copied {
-                copied = s.copied.0;
-                progress(copied, s.copied.1);
+            if let Some(c) = primary.store.progress.get(now)
+                && c.running
+                && c.moved != copied
+            {
+                copied = c.moved;
+                progress(c.done, c.total);
                 since = now;
             }
             // One that has begun goes on by itself, alone if need be.
@@ -458,7 +461,7 @@ impl Volume {
             if !moved {
                 match s.conn() {
                     Some(c) => {
-                        let _ = c.wait(false, Duration::from_millis(1));
+                        let _ = c.wait(s.copies() == Some(true), Duration::from_millis(1));
                     }
                     None => std::thread::sleep(Duration::from_millis(1)),
                 }
@@ -836,6 +839,10 @@ impl Inner {
             {
                 // Seen when it comes, so that the round trip is the link's.
                 let _ = c.wait(false, tick.min(Duration::from_millis(2)));
+                continue;
+            }
+            if let (Some(to_send), Some(c)) = (s.copies(), s.conn()) {
+                let _ = c.wait(to_send, tick);
                 continue;
             }
             let last = p.last();

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+pub mod cluster;
+
 pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
 /// Longer than anything here takes, also on a machine with much else to do.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -100,6 +102,14 @@ impl Process {
         }
     }
 
+    /// Lets it go on, whatever it says; the value ends it.
+    pub fn read_on(self) -> Running {
+        let mut p = self;
+        let id = p.child.id();
+        let reader = std::thread::spawn(move || while p.line().is_some() {});
+        Running { id, reader }
+    }
+
     /// Lets a lingering program detach.
     pub fn finish(&mut self) {
         drop(self.stdin.take());
@@ -110,6 +120,25 @@ impl Process {
             self.errors()
         );
         assert_eq!(self.wait(), Some(0));
+    }
+}
+
+/// A process whose output a thread reads.
+pub struct Running {
+    id: u32,
+    reader: std::thread::JoinHandle<()>,
+}
+
+impl Running {
+    /// It must still run, and is killed.
+    pub fn stop(self) {
+        assert!(!self.reader.is_finished(), "it ended by itself");
+        let ok = Command::new("sh")
+            .args(["-c", &format!("kill -KILL {}", self.id)])
+            .status()
+            .unwrap();
+        assert!(ok.success());
+        self.reader.join().unwrap();
     }
 }
 

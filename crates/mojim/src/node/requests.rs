@@ -1,7 +1,8 @@
 //! What a node answers: status, views, promotion, checksums.
 //!
 //! Owns the meaning of requests (`docs/protocol.md`, "Requests"); how they
-//! come is `node`'s affair.
+//! come is `node`'s affair. Those about the bytes of data files are in
+//! `contents`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -145,17 +146,20 @@ impl Node {
             },
             "promote" => self.promote(&volume(text("volume"))?, q["force"] == true),
             "files" => self.files(&volume(text("volume"))?),
-            "sums" => {
-                let chunk = number("chunk").clamp(1, 16 << 20);
-                let len = number("len").min(chunk.saturating_mul(8192)).min(1 << 30);
-                self.sums(
-                    &volume(text("volume"))?,
-                    text("file"),
-                    number("offset"),
-                    len,
-                    chunk,
-                )
-            }
+            "sums" => self.sums(
+                &volume(text("volume"))?,
+                number("id"),
+                number("offset"),
+                number("pages"),
+            ),
+            "page" => self.page(
+                &volume(text("volume"))?,
+                number("id"),
+                number("offset"),
+                number("since"),
+            ),
+            "rewrite" => self.rewrite(&volume(text("volume"))?, number("id"), number("offset")),
+            "copy-anew" => self.copy_anew(&volume(text("volume"))?),
             other => Err(Error::Invalid(format!("unknown request {other:?}"))),
         }
     }
@@ -189,7 +193,7 @@ impl Node {
     }
 
     /// Live figures of the program attached here, from its ring's memory.
-    fn live(&self, v: &Volume) -> Option<[u64; 16]> {
+    pub(super) fn live(&self, v: &Volume) -> Option<[u64; 16]> {
         let spec = &layout::logs(&self.config, &self.me, v)[0];
         let path = match spec.medium {
             crate::config::MediumKind::Disk => &spec.ring,
@@ -202,7 +206,7 @@ impl Node {
     }
 
     /// Whether a program is attached here as primary: it holds the lock.
-    fn attached(&self, v: &Volume) -> bool {
+    pub(super) fn attached(&self, v: &Volume) -> bool {
         if lock(&self.mirrors).contains_key(&v.name) {
             return false;
         }
@@ -260,6 +264,20 @@ impl Node {
         });
         out["checkpoint"] = json!(sb.checkpoint);
         if let Some(m) = mirror {
+            if m.is_distrusted() {
+                out["distrusted"] = json!(true);
+            }
+            if let Some(c) = m.store.progress.get(self.env.now()) {
+                out["copy"] = json!({
+                    "running": c.running,
+                    "direction": if c.incoming { "in" } else { "out" },
+                    "done": c.done,
+                    "total": c.total,
+                    "moved": c.moved,
+                    "kept": c.kept,
+                    "seconds": c.time.as_secs_f64(),
+                });
+            }
             let committed = m.committed();
             out["last_lsn"] = json!(m.received.get());
             out["committed"] = json!(committed);
@@ -483,86 +501,5 @@ impl Node {
             )));
         }
         Ok(())
-    }
-
-    /// Runs `f` on this node's copy of a volume, wherever it is open.
-    fn with_store<T>(
-        self: &Arc<Node>,
-        v: &Volume,
-        f: impl FnOnce(&Store, u64) -> Result<T>,
-    ) -> Result<T> {
-        if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
-            let limit = m.committed().min(m.received.get());
-            while m.store.applied() < limit {
-                let before = m.store.applied();
-                if m.store.apply(limit, 1 << 20)? == before {
-                    break;
-                }
-            }
-            return f(&m.store, m.tail());
-        }
-        let meta = layout::meta_dir(&self.me, &v.name);
-        if read_superblock(&*self.env, &meta)?.is_none() {
-            return Err(Error::NotFound(format!(
-                "node {} has no copy of volume {} yet",
-                self.me.name, v.name
-            )));
-        }
-        let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
-        // Nobody is attached. What the primary's ring holds counts; what is
-        // not yet applied is compared by LSN.
-        let tail = store.tail();
-        let r = f(&store, tail)?;
-        if store.was_clean() {
-            // A look does not leave the copy as a dead program does.
-            store.close_clean(tail)?;
-        }
-        Ok(r)
-    }
-
-    fn files(self: &Arc<Node>, v: &Volume) -> Result<Value> {
-        self.with_store(v, |s, last| {
-            let files: Vec<Value> = s
-                .area()
-                .files()
-                .map(|f| json!({ "name": f.name, "size": f.size }))
-                .collect();
-            Ok(json!({
-                "applied": s.applied(),
-                "last_lsn": last,
-                "state": format!("{:?}", s.superblock().state).to_lowercase(),
-                "files": files,
-            }))
-        })
-    }
-
-    fn sums(
-        self: &Arc<Node>,
-        v: &Volume,
-        file: &str,
-        offset: u64,
-        len: u64,
-        chunk: u64,
-    ) -> Result<Value> {
-        self.with_store(v, |s, _| {
-            let mut area = s.area();
-            let id = area.find(file).map(|f| f.id).ok_or_else(|| {
-                Error::NotFound(format!("volume {} has no file {file:?}", v.name))
-            })?;
-            let mut sums = Vec::new();
-            let mut buf = vec![0u8; chunk as usize];
-            let mut at = offset;
-            let end = offset.saturating_add(len);
-            while at < end {
-                let n = chunk.min(end - at) as usize;
-                let got = area.read(id, at, &mut buf[..n])?;
-                if got == 0 {
-                    break;
-                }
-                sums.push(mojim_format::crc32c(&buf[..got]));
-                at += got as u64;
-            }
-            Ok(json!({ "sums": sums }))
-        })
     }
 }

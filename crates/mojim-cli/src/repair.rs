@@ -1,0 +1,249 @@
+//! `mojim repair`: makes a copy that differs equal to the primary's.
+//!
+//! Pages are rewritten one by one with the primary's bytes, while sync points
+//! go on; where names or sizes of files differ, the copy is made anew, by
+//! difference. Which of the two copies is right is for the operator to know.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use mojim::config::{Config, Node, Volume};
+use serde_json::{Value, json};
+
+use crate::ask::{Asked, LONG, SHORT, ask, load, plain};
+use crate::compare::{Difference, Found, compare};
+use crate::failure::{Done, Failure};
+use crate::status::{gather, holders};
+
+/// How long a page may be too far behind to be rewritten, and a copy may stand still.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Make a copy of a volume that differs from its primary's equal to it again.
+///
+/// Works while a program is attached and while none is. It compares as `mojim verify` does, asks,
+/// rewrites the pages that differ with the primary's bytes, and compares again. Where files are
+/// missing or have other sizes the whole copy is made anew, by difference: the node is no mirror
+/// meanwhile, and in modes that need one sync points wait; if no program is attached, it is done
+/// when one is. It cannot know whether it is the primary's copy that is wrong. Exit code 0 if the
+/// copies are equal at the end, 1 if not.
+#[derive(clap::Args)]
+pub struct Repair {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The volume; may be left out if there is only one.
+    #[arg(long, value_name = "VOLUME")]
+    volume: Option<String>,
+    /// The node whose copy is repaired [default: the one that is not the primary].
+    #[arg(long, value_name = "NODE")]
+    name: Option<String>,
+    /// Make the whole copy anew, by difference, also where only pages differ or none is seen to.
+    #[arg(long)]
+    anew: bool,
+    /// Do not ask before anything is changed.
+    #[arg(long)]
+    yes: bool,
+    /// Seconds after which what is still in motion is given up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    wait: u64,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Repair {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        let config = load(&self.config)?;
+        let volume = config.volume(self.volume.as_deref())?;
+        let wait = Duration::from_secs(self.wait);
+        let nodes = self.nodes(&config, volume)?;
+        let node = nodes[1];
+        let found = compare(&config, volume, nodes, wait)?;
+        if found.differences.is_empty() && !self.anew {
+            return match found.undecided {
+                None => self.say(volume, node, &found, 0, false),
+                Some(why) => Err(Failure::failed(format!("cannot be compared now: {why}"))),
+            };
+        }
+        let pages: Vec<(u64, u64)> = found.differences.iter().filter_map(|d| d.page).collect();
+        let anew = self.anew || pages.len() < found.differences.len();
+        if !self.yes && !self.asked(volume, node, &found.differences, anew)? {
+            return Err(Failure::failed("nothing was changed"));
+        }
+        if anew {
+            copy_anew(&config, volume, node)?;
+        } else {
+            let mut at = Asked::connect(&config, node, LONG)?;
+            for (id, offset) in &pages {
+                rewrite(&mut at, volume, *id, *offset)?;
+            }
+        }
+        let after = compare(&config, volume, nodes, wait)?;
+        if let Some(d) = after.differences.first() {
+            return Err(Failure::failed(format!(
+                "volume {}: still different: {}",
+                volume.name, d.what
+            )));
+        }
+        if let Some(why) = &after.undecided {
+            return Err(Failure::failed(format!(
+                "volume {}: repaired, but it cannot be compared now: {why}",
+                volume.name
+            )));
+        }
+        self.say(volume, node, &after, pages.len(), anew)
+    }
+
+    /// The primary, and whose copy is to be repaired.
+    fn nodes<'a>(&self, config: &'a Config, volume: &'a Volume) -> Result<[&'a Node; 2], Failure> {
+        let all = gather(config, Some(&volume.name));
+        let none = Vec::new();
+        let rows = all["volumes"][0]["nodes"].as_array().unwrap_or(&none);
+        let named = |n: &Value| n["node"].as_str().unwrap_or("").to_owned();
+        let epoch = |n: &&Value| n["epoch"].as_u64().unwrap_or(0);
+        let primary = rows
+            .iter()
+            .filter(|n| n["role"] == "primary")
+            .max_by_key(epoch)
+            .map(named)
+            .ok_or_else(|| {
+                Failure::failed(format!("volume {}: no primary answers", volume.name))
+            })?;
+        let mirrors: Vec<&Value> = rows.iter().filter(|n| n["role"] == "mirror").collect();
+        let name = match (&self.name, &mirrors[..]) {
+            (Some(name), _) => name.clone(),
+            (None, [mirror]) => named(mirror),
+            _ => {
+                return Err(Failure::failed(format!(
+                    "volume {}: say with --name which node's copy is to be repaired",
+                    volume.name
+                )));
+            }
+        };
+        if name == primary {
+            return Err(Failure::failed(format!(
+                "node {name} is the primary of volume {}: the other copies are made equal to its own",
+                volume.name
+            )));
+        }
+        let holder = |name: &str| {
+            let found = holders(config, volume).into_iter().find(|n| n.name == name);
+            found.ok_or_else(|| {
+                Failure::usage(format!(
+                    "{}: node {name} does not hold volume {}",
+                    self.config.display(),
+                    volume.name
+                ))
+            })
+        };
+        Ok([holder(&primary)?, holder(&name)?])
+    }
+
+    fn asked(
+        &self,
+        volume: &Volume,
+        node: &Node,
+        differences: &[Difference],
+        anew: bool,
+    ) -> Result<bool, Failure> {
+        let files: BTreeSet<&str> = differences.iter().map(|d| d.file.as_str()).collect();
+        let first = differences.first().map_or("none was found", |d| &d.what);
+        let how = match anew {
+            true => "its whole copy is made anew, by difference, and it is no mirror until then",
+            false => "each such page is rewritten",
+        };
+        eprint!(
+            "Volume {}: {} differences in {} files; {first}.\n\
+             The copy of node {} is made equal to the primary's: {how}. If it is the primary's copy that is\n\
+             wrong, what is right is lost by this. Go on? [y/N] ",
+            volume.name,
+            differences.len(),
+            files.len(),
+            node.name
+        );
+        let mut word = String::new();
+        std::io::stdin().read_line(&mut word)?;
+        Ok(matches!(word.trim(), "y" | "yes"))
+    }
+
+    fn say(&self, volume: &Volume, node: &Node, found: &Found, pages: usize, anew: bool) -> Done {
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let v = json!({
+                "volume": volume.name, "node": node.name, "equal": true, "lsn": found.lsn,
+                "pages": pages, "copied_anew": anew,
+            });
+            writeln!(out, "{v}")?;
+            return Ok(0);
+        }
+        let done = match (anew, pages) {
+            (true, _) => "its copy was made anew".to_owned(),
+            (false, 0) => "there was nothing to repair".to_owned(),
+            (false, n) => format!("{n} pages of 4 KiB were rewritten"),
+        };
+        writeln!(
+            out,
+            "volume {}, node {}: {done}; the copies are equal at LSN {}",
+            volume.name, node.name, found.lsn
+        )?;
+        Ok(0)
+    }
+}
+
+fn rewrite(at: &mut Asked, volume: &Volume, id: u64, offset: u64) -> Result<(), Failure> {
+    let begin = Instant::now();
+    loop {
+        let q = json!({ "volume": volume.name, "id": id, "offset": offset });
+        let why = match at.ask("rewrite", q) {
+            Ok(v) if v["done"] == true => return Ok(()),
+            Ok(_) => "the copies are too far apart".to_owned(),
+            Err(e) if e.errno() == libc::EBUSY => plain(&e),
+            Err(e) => return Err(Failure::failed(format!("{}: {}", at.who(), plain(&e)))),
+        };
+        if begin.elapsed() > PATIENCE {
+            return Err(Failure::failed(format!(
+                "{}: the page at {offset} could not be rewritten: {why}",
+                at.who()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Has the copy made anew and waits for it.
+fn copy_anew(config: &Config, volume: &Volume, node: &Node) -> Result<(), Failure> {
+    ask(
+        config,
+        node,
+        LONG,
+        "copy-anew",
+        json!({ "volume": volume.name }),
+    )?;
+    let mut moved = Value::Null;
+    let mut since = Instant::now();
+    loop {
+        let all = ask(config, node, SHORT, "status", json!({}))?;
+        let v = all["volumes"]
+            .as_array()
+            .and_then(|a| a.iter().find(|v| v["volume"] == volume.name.as_str()))
+            .cloned()
+            .unwrap_or_default();
+        if v["distrusted"] != true && v["link"]["up"] == true {
+            return Ok(());
+        }
+        if v["copy"]["moved"] != moved {
+            moved = v["copy"]["moved"].clone();
+            since = Instant::now();
+        }
+        if since.elapsed() > PATIENCE {
+            return Err(Failure::failed(format!(
+                "node {} waits for the primary to send a copy: it is made when a program attaches there",
+                node.name
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,299 @@
+//! `mojim bench tiers`: what it costs to bring a node up to date.
+//!
+//! Two real nodes on loopback and a program that stays attached on `a`. In
+//! each round, one after the other: a plain copy of the volume's bytes, file to
+//! file through one TCP connection and made durable; a node `b` that has
+//! nothing is brought up to date; `b` is away while a hundredth of the pages
+//! changes and more is committed than the log holds, and returns.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mojim::config::Config;
+use mojim::{MapFlags, Volume};
+use serde_json::{Value, json};
+
+use crate::ask::{SHORT, ask, load};
+use crate::failure::{Done, Failure};
+use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
+
+/// The file whose bytes are counted.
+const FILE: &str = "ballast";
+const PAGE: usize = 4096;
+/// A node that takes longer than this over a copy has stopped.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Bytes and time for a fresh node and for one that returns, beside a plain copy.
+#[derive(clap::Args)]
+pub struct TiersBench {
+    /// A directory on the disk to measure [default: the temporary directory].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Bytes of the volume.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    size: usize,
+    /// Rounds.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: usize,
+    /// Print one JSON object a line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A copy as the node that took it counts.
+struct Copied {
+    seconds: f64,
+    moved: f64,
+}
+
+impl TiersBench {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        if self.rounds == 0 || self.size < 100 * PAGE {
+            return Err(Failure::usage(
+                "--rounds: at least 1; --size: at least 100 pages",
+            ));
+        }
+        clean_up_on_signals()?;
+        let id = format!("mojim-tiers-{}", std::process::id());
+        let memory = Directory::make(Path::new("/dev/shm"), &id)?;
+        let parent = self.dir.clone().unwrap_or_else(std::env::temp_dir);
+        let made = Directory::make(&parent, &id)?;
+        let dir = std::fs::canonicalize(made.path())?;
+        let ports = free_ports(2)?;
+        let mut text = String::from(
+            "cluster = \"bench\"\n[volume.v]\nmode = \"async\"\nprimary = \"a\"\nmirror = \"b\"\n",
+        );
+        for (name, port) in ["a", "b"].iter().zip(&ports) {
+            text += &format!(
+                "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\nlog = {{ medium = \"disk\", size = \"4MiB\" }}\n",
+                dir.join(name).display(),
+                memory.path().join(name).display()
+            );
+            std::fs::create_dir_all(memory.path().join(name))?;
+        }
+        let file = dir.join("mojim.toml");
+        std::fs::write(&file, text)?;
+        let config = Config::load(&file)?;
+        let path = file.to_string_lossy().into_owned();
+        let node = |name: &str| -> Result<Process, Failure> {
+            let args = ["node", "--config", &path, "--name", name];
+            let errors = dir.join(format!("{name}.txt"));
+            let mut p = Process::start(&format!("node {name}"), args, &errors)?;
+            p.ready()?;
+            Ok(p)
+        };
+        let _a = node("a")?;
+        let size = self.size.to_string();
+        let args = ["__touch", "--config", &path, "--node", "a", "--size", &size];
+        let mut program = Process::start("the program", args, &dir.join("program.txt"))?;
+        program.ready()?;
+        let mut orders = program
+            .stdin()
+            .ok_or_else(|| Failure::failed("the program takes no orders"))?;
+
+        let (mut plain, mut fresh, mut back) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            plain.push(plain_copy(&dir.join("a/v").join(FILE), &dir.join("plain"))?);
+            for d in [dir.join("b"), memory.path().join("b")] {
+                match std::fs::remove_dir_all(&d) {
+                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
+                    _ => std::fs::create_dir_all(&d)?,
+                }
+            }
+            let mut b = node("b")?;
+            fresh.push(copied(&config)?);
+            b.kill();
+            writeln!(orders, "{}", self.size / PAGE / 100)?;
+            if program.line()?.as_deref() != Some("touched") {
+                return Err(program.failure("did not touch the pages"));
+            }
+            let mut b = node("b")?;
+            back.push(copied(&config)?);
+            b.kill();
+        }
+        drop(orders);
+        if !program.finish(Duration::from_secs(60)) {
+            return Err(program.failure("failed"));
+        }
+        let bytes = self.size as f64;
+        let plain = median(plain);
+        let resync = median(fresh.iter().map(|c| c.seconds).collect());
+        let full = median(fresh.iter().map(|c| c.moved).collect());
+        let moved = median(back.iter().map(|c| c.moved).collect());
+        let rejoin = median(back.iter().map(|c| c.seconds).collect());
+        let gib = |s: f64| bytes / s / (1u64 << 30) as f64;
+        let rows = [
+            json!({ "case": "plain-copy", "seconds": plain, "gib_per_second": gib(plain) }),
+            json!({
+                "case": "resync", "seconds": resync, "gib_per_second": gib(resync),
+                "of_plain_copy": plain / resync, "sent": full,
+            }),
+            json!({
+                "case": "rejoin", "seconds": rejoin, "changed": 0.01, "sent": moved,
+                "of_full_copy": moved / full,
+            }),
+        ];
+        let mut out = std::io::stdout().lock();
+        for mut row in rows {
+            if self.json {
+                row["bench"] = json!("tiers");
+                row["bytes"] = json!(self.size);
+                row["rounds"] = json!(self.rounds);
+                writeln!(out, "{row}")?;
+                continue;
+            }
+            let n = |k: &str| row[k].as_f64().unwrap_or(0.0);
+            let case = row["case"].as_str().unwrap_or("");
+            match case {
+                "rejoin" => writeln!(
+                    out,
+                    "{case:>10}: {:.2} % of a full copy's bytes after 1 % of the pages changed, {:.2} s",
+                    n("of_full_copy") * 100.0,
+                    n("seconds")
+                )?,
+                _ => writeln!(
+                    out,
+                    "{case:>10}: {:.2} GiB/s, {:.2} s",
+                    n("gib_per_second"),
+                    n("seconds")
+                )?,
+            }
+        }
+        if !self.json {
+            writeln!(
+                out,
+                "a fresh node gets {:.2} of the plain copy's rate",
+                plain / resync
+            )?;
+        }
+        Ok(0)
+    }
+}
+
+fn median(mut v: Vec<f64>) -> f64 {
+    v.sort_by(f64::total_cmp);
+    v[v.len() / 2]
+}
+
+/// Waits until node b has taken in a copy; what that took.
+fn copied(config: &Config) -> Result<Copied, Failure> {
+    let begin = Instant::now();
+    loop {
+        let all = ask(config, config.node("b")?, SHORT, "status", json!({}))?;
+        let v: &Value = &all["volumes"][0];
+        let c = &v["copy"];
+        if c["running"] == false && c["done"] == c["total"] && v["link"]["up"] == true {
+            return Ok(Copied {
+                seconds: c["seconds"].as_f64().unwrap_or(f64::NAN),
+                moved: c["moved"].as_f64().unwrap_or(f64::NAN),
+            });
+        }
+        if begin.elapsed() > LIMIT {
+            return Err(Failure::failed(format!("node b took no copy: {v}")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Seconds for the bytes of one file, through a connection, into another file
+/// that is durable then.
+fn plain_copy(from: &Path, to: &Path) -> Result<f64, Failure> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let mut source = File::open(from)?;
+    let mut target = File::create(to)?;
+    let begin = Instant::now();
+    std::thread::scope(|s| -> Result<(), Failure> {
+        let receiver = s.spawn(move || -> std::io::Result<()> {
+            let (mut conn, _) = listener.accept()?;
+            let mut buf = vec![0; 256 << 10];
+            loop {
+                let n = conn.read(&mut buf)?;
+                if n == 0 {
+                    break;
+                }
+                target.write_all(&buf[..n])?;
+            }
+            target.sync_data()?;
+            conn.write_all(b"!")
+        });
+        let mut conn = TcpStream::connect(address)?;
+        let mut buf = vec![0; 256 << 10];
+        loop {
+            let n = source.read(&mut buf)?;
+            if n == 0 {
+                break;
+            }
+            conn.write_all(&buf[..n])?;
+        }
+        conn.shutdown(std::net::Shutdown::Write)?;
+        conn.read_exact(&mut [0])?;
+        receiver
+            .join()
+            .map_err(|_| Failure::failed("the plain copy failed"))??;
+        Ok(())
+    })?;
+    let seconds = begin.elapsed().as_secs_f64();
+    std::fs::remove_file(to)?;
+    Ok(seconds)
+}
+
+/// The program: a file of pages with bytes of their own, of which some are
+/// written anew for each number that comes on standard input.
+#[derive(clap::Args)]
+pub struct Touch {
+    #[arg(long)]
+    config: PathBuf,
+    #[arg(long)]
+    node: String,
+    #[arg(long)]
+    size: usize,
+}
+
+impl Touch {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        let config = load(&self.config)?;
+        let volume = Volume::attach_with(&config, &self.node, None, |_, _| {})?;
+        let flags = MapFlags {
+            create: true,
+            ..MapFlags::default()
+        };
+        let size = self.size - self.size % PAGE;
+        let map = volume.map(FILE, size, flags)?;
+        let mut state = 1u64;
+        let mut fill = |at: usize, len: usize| -> Result<(), mojim::Error> {
+            // SAFETY: inside the mapping, which only this thread uses.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(map.ptr.add(at), len) };
+            for word in bytes.chunks_exact_mut(8) {
+                state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                word.copy_from_slice(&state.to_le_bytes());
+            }
+            // SAFETY: as above.
+            unsafe { mojim::msync(map.ptr.add(at), len) }.map(drop)
+        };
+        for at in (0..size).step_by(1 << 20) {
+            fill(at, (size - at).min(1 << 20))?;
+        }
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "attached {}", volume.epoch())?;
+        out.flush()?;
+        let mut random = 7u64;
+        for line in std::io::stdin().lines() {
+            let n: usize = line?.parse().map_err(|_| Failure::usage("not a number"))?;
+            for _ in 0..n {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(11);
+                fill((random >> 20) as usize % (size / PAGE) * PAGE, PAGE)?;
+            }
+            writeln!(out, "touched")?;
+            out.flush()?;
+        }
+        volume.detach()?;
+        writeln!(out, "detached")?;
+        Ok(0)
+    }
+}

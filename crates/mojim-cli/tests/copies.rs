@@ -1,0 +1,178 @@
+//! Copies that differ, end to end: sent by difference, compared and repaired
+//! while a program commits.
+//!
+//! What counts here are bytes, as the nodes count them, never time.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
+use serde_json::Value;
+
+mod support;
+use support::cluster::{Cluster, SYNC, Setup};
+use support::{await_that, text};
+
+/// Longer than any test takes.
+const MANY: &str = "1000000";
+
+/// Changes a byte of a file in place, behind everyone's back.
+fn flip(c: &Cluster, file: &str, at: u64) {
+    let f = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(c.dir.join(file))
+        .unwrap();
+    let mut b = [0];
+    f.read_exact_at(&mut b, at).unwrap();
+    f.write_all_at(&[b[0] ^ 0x10], at).unwrap();
+}
+
+fn verified(c: &Cluster) -> (Option<i32>, Value) {
+    let out = c.mojim("verify", &["--json", "--wait", "60"]);
+    let v = serde_json::from_slice(&out.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}", text(&out.stderr)));
+    (out.status.code(), v)
+}
+
+/// Bytes that came over the link for the last copy to node b, and those of all files.
+fn came(c: &Cluster) -> (u64, u64, u64) {
+    let copy = await_that("the copy", || {
+        let b = c.says(1);
+        let done = b["copy"]["running"] == false && b["link"]["up"] == true;
+        done.then(|| b["copy"].clone())
+    });
+    let n = |k: &str| copy[k].as_u64().unwrap();
+    assert_eq!(n("done"), n("total"), "{copy}");
+    (n("moved"), n("kept"), n("total"))
+}
+
+#[test]
+fn a_mirror_that_was_away_for_long_gets_what_differs() {
+    let c = Cluster::new(Setup {
+        mode: "async",
+        ..SYNC
+    });
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let ballast = (32 << 20).to_string();
+    let args = ["--entries", "12000", "--ballast", &ballast, "--linger"];
+    let (mut program, _) = c.program("a", &args);
+    program.acknowledged(0, 50);
+    b.kill();
+    // More than the log holds.
+    program.acknowledged(50, 12000);
+    let _b = c.node("b");
+    let (moved, kept, total) = came(&c);
+    assert!(moved < total / 4, "{moved} of {total}");
+    assert!(kept > 0);
+    program.finish();
+    c.assert_equal();
+}
+
+#[test]
+fn a_lost_log_does_not_cost_a_whole_copy() {
+    let c = Cluster::new(Setup {
+        mirror_medium: "dram",
+        ..SYNC
+    });
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let ballast = (32 << 20).to_string();
+    let args = ["--entries", "20", "--ballast", &ballast, "--linger"];
+    let (mut program, _) = c.program("a", &args);
+    program.acknowledged(0, 20);
+    // Everything is in its files when it ends in order.
+    program.finish();
+    b.signal("TERM");
+    assert_eq!(b.wait(), Some(0));
+    let b = c.node("b");
+    drop(b);
+    c.lose_memory("b");
+    let _b = c.node("b");
+    assert_eq!(c.says(1)["state"], "empty");
+    let (mut program, _) = c.program("a", &["--entries", "1", "--linger"]);
+    program.acknowledged(20, 21);
+    let (moved, kept, total) = came(&c);
+    assert!(moved < total / 50, "{moved} of {total}");
+    assert!(kept >= 32 << 20);
+    program.finish();
+    c.assert_equal();
+}
+
+#[test]
+fn copies_are_compared_and_repaired_while_a_program_commits() {
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let (mut program, _) = c.program("a", &["--entries", MANY, "--pace", "300"]);
+    program.acknowledged(0, 200);
+    let program = program.read_on();
+    let (code, v) = verified(&c);
+    assert_eq!(code, Some(0), "{v} {}", c.logs());
+
+    // One byte where nobody writes, and one in the page that every sync point
+    // changes.
+    flip(&c, "b/v/log", 20_000_001);
+    flip(&c, "b/v/log", 40);
+    let (code, v) = verified(&c);
+    assert_eq!(code, Some(1), "{v}");
+    assert_eq!(
+        (&v["offset"], &v["differences"]),
+        (&40.into(), &2.into()),
+        "{v}"
+    );
+
+    // It asks, and takes no answer for a no.
+    let out = c.mojim("repair", &[]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        text(&out.stderr).contains("Go on?"),
+        "{}",
+        text(&out.stderr)
+    );
+    let (code, _) = verified(&c);
+    assert_eq!(code, Some(1));
+    // The primary's own copy is the measure.
+    let out = c.mojim("repair", &["--name", "a", "--yes"]);
+    assert_eq!(out.status.code(), Some(1));
+
+    let out = c.mojim("repair", &["--yes", "--json", "--wait", "60"]);
+    assert_eq!(
+        out.status.code(),
+        Some(0),
+        "{}{}{}",
+        text(&out.stdout),
+        text(&out.stderr),
+        c.logs()
+    );
+    let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((&v["pages"], &v["node"]), (&2.into(), &"b".into()), "{v}");
+    let (code, v) = verified(&c);
+    assert_eq!(code, Some(0), "{v}");
+    program.stop();
+}
+
+#[test]
+fn a_copy_is_made_anew_by_difference() {
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let ballast = (32 << 20).to_string();
+    let args = ["--entries", "20", "--ballast", &ballast, "--linger"];
+    let (mut program, _) = c.program("a", &args);
+    program.acknowledged(0, 20);
+    flip(&c, "b/v/ballast", 5_000_000);
+    let out = c.mojim("repair", &["--yes", "--anew", "--json"]);
+    assert_eq!(
+        out.status.code(),
+        Some(0),
+        "{}{}",
+        text(&out.stderr),
+        c.logs()
+    );
+    let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(v["copied_anew"], true, "{v}");
+    let (moved, kept, total) = came(&c);
+    assert!(moved < total / 50, "{moved} of {total}");
+    assert!(kept > 0);
+    program.finish();
+    c.assert_equal();
+}
