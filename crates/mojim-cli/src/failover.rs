@@ -11,13 +11,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mojim::config::Config;
-use mojim::env::Address;
-use mojim::layout;
-use mojim::views::{Asked, Views};
 use serde_json::json;
 
 use crate::failure::{Done, Failure};
 use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
+use crate::supervise::Post;
 
 /// Time from the SIGKILL of a primary's node to the first sync point of the new one.
 #[derive(clap::Args)]
@@ -143,21 +141,15 @@ impl FailoverBench {
         for _ in 0..200 {
             on_a.line()?;
         }
-        let views = Asked::new(
-            vec![Address::Unix(layout::socket(config.node("b")?))],
-            &config.cluster,
-            Duration::from_secs(3),
-        );
+        // As `mojim run` waits.
+        let post = Post::new(&config, config.node("b")?, "v");
         let killed = Instant::now();
-        a.kill();
-        on_a.kill();
-        // As `mojim run` waits, though more impatiently.
-        while !matches!(views.read("v"), Ok(r) if r.primary.as_ref().is_some_and(|p| p.node == "b"))
-        {
+        a.strike()?;
+        on_a.strike()?;
+        while !post.is_ready_within(Duration::from_millis(500)) {
             if killed.elapsed() > Duration::from_secs(60) {
                 return Err(b.failure("did not take over"));
             }
-            std::thread::sleep(Duration::from_millis(1));
         }
         let mut on_b = program("b", "0")?;
         on_b.ready()?;

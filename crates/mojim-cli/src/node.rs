@@ -92,6 +92,7 @@ impl Node {
                 .iter()
                 .map(|n| (n.name.clone(), Address::Tcp(n.address)))
                 .collect(),
+            volumes: config.volumes.keys().cloned().collect(),
             dir: me.directory.join(".mojim").join("views"),
             heartbeat: config.heartbeat,
             // A leader that is gone is replaced well before a node counts as failed.

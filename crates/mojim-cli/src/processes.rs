@@ -168,6 +168,11 @@ impl Process {
         Failure::failed(format!("{} {what}:\n{}", self.name, last.join("\n")))
     }
 
+    /// SIGKILL, without waiting for its memory to go.
+    pub fn strike(&mut self) -> io::Result<()> {
+        self.child.kill()
+    }
+
     /// SIGKILL, at once.
     pub fn kill(&mut self) {
         let mut o = owned();

@@ -5,6 +5,7 @@
 //! again. That a program on the wrong node can commit nothing is not its
 //! affair: the mirror and the register see to that.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -14,6 +15,7 @@ use mojim::client::Client;
 use mojim::config::{Config, Node, Volume};
 use mojim::env::Address;
 use mojim::layout;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 
 use crate::failure::{Done, Failure, say_on_stderr};
@@ -21,14 +23,29 @@ use crate::signals;
 
 /// How long the daemon may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a question waits for this node to become primary.
+const WAIT: Duration = Duration::from_millis(500);
+/// Between two such questions.
+const PAUSE: Duration = Duration::from_millis(1);
 /// How long a program may take to end before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 
 enum Event {
     /// This process was asked to end.
     Signal(i32),
-    /// The program with this number ended.
-    Ended(u32, std::io::Result<ExitStatus>),
+    /// The program ended.
+    Ended(std::io::Result<ExitStatus>),
+}
+
+/// A running program. Its descriptor means this process and no other, also
+/// after it has ended and its number was given to another one.
+struct Program(OwnedFd);
+
+impl Program {
+    fn signal(&self, signal: Signal) {
+        // One that has ended needs no signal.
+        let _ = pidfd_send_signal(&self.0, signal);
+    }
 }
 
 /// Who is primary.
@@ -39,7 +56,8 @@ enum Who {
     Unknown(String),
 }
 
-struct Post {
+/// Where a program may run, as its node's daemon knows it.
+pub struct Post {
     daemon: Address,
     cluster: String,
     me: String,
@@ -47,8 +65,32 @@ struct Post {
 }
 
 impl Post {
+    /// Asked about `volume` on `node`.
+    pub fn new(config: &Config, node: &Node, volume: &str) -> Post {
+        Post {
+            daemon: Address::Unix(layout::socket(node)),
+            cluster: config.cluster.clone(),
+            me: node.name.clone(),
+            volume: volume.to_owned(),
+        }
+    }
+
+    /// As it is now.
     fn ask(&self) -> Who {
-        let q = json!({ "what": "post", "cluster": self.cluster, "volume": self.volume });
+        self.ask_for(Duration::ZERO)
+    }
+
+    /// Whether the program may start here: known as soon as it may, or after
+    /// `wait`.
+    pub fn is_ready_within(&self, wait: Duration) -> bool {
+        matches!(self.ask_for(wait), Who::Me)
+    }
+
+    fn ask_for(&self, wait: Duration) -> Who {
+        let wait = wait.as_millis() as u64;
+        let q = json!({
+            "what": "post", "cluster": self.cluster, "volume": self.volume, "wait": wait,
+        });
         let answer = Client::connect(&self.daemon, TIMEOUT).and_then(|mut c| c.ask(&q));
         match answer {
             Ok(a) if a["ready"] == true => Who::Me,
@@ -69,7 +111,7 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
     // told of the parent's end are changed, both by one system call each.
     unsafe {
         command.pre_exec(|| {
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
             signals::unblock()
         });
     }
@@ -82,12 +124,7 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
             }
         }
     });
-    let post = Post {
-        daemon: Address::Unix(layout::socket(node)),
-        cluster: config.cluster.clone(),
-        me: node.name.clone(),
-        volume: volume.name.clone(),
-    };
+    let post = Post::new(config, node, &volume.name);
     let say = |text: String| say_on_stderr(&format!("volume {}: {text}", volume.name));
     let beat = config.heartbeat;
     loop {
@@ -98,8 +135,8 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
             "node {} is the primary; the program starts",
             node.name
         ));
-        let child = start(&mut command, &tell)?;
-        let (status, signalled) = guard(child, &post, &events, beat, &say)?;
+        let program = start(&mut command, &tell)?;
+        let (status, signalled) = guard(&program, &post, &events, beat, &say)?;
         // A program whose node was replaced may end by itself, with an error
         // of its sync points: that is no end of its work.
         let who = loop {
@@ -125,20 +162,21 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
     }
 }
 
-fn start(command: &mut Command, tell: &Sender<Event>) -> Result<u32, Failure> {
+fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure> {
     let mut child: Child = command.spawn().map_err(|e| {
         Failure::failed(format!(
             "running {}: {e}",
             command.get_program().to_string_lossy()
         ))
     })?;
-    let id = child.id();
+    // Nobody has waited for it yet, so the number is still its own.
+    let program = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
     let tell = tell.clone();
     std::thread::spawn(move || {
         let ended = child.wait();
-        let _ = tell.send(Event::Ended(id, ended));
+        let _ = tell.send(Event::Ended(ended));
     });
-    Ok(id)
+    Ok(Program(program.map_err(std::io::Error::from)?))
 }
 
 /// The number of the signal that came instead, if one did.
@@ -150,7 +188,7 @@ fn wait_until_primary(
 ) -> Option<i32> {
     let mut told = String::new();
     loop {
-        let why = match post.ask() {
+        let why = match post.ask_for(WAIT) {
             Who::Me => return None,
             Who::Another(other) => {
                 format!("waiting: node {other} is the primary, not {}", post.me)
@@ -161,7 +199,8 @@ fn wait_until_primary(
             say(why.clone());
             told = why;
         }
-        if let Ok(Event::Signal(s)) = events.recv_timeout(beat) {
+        // Who does not answer is not asked again at once.
+        if let Ok(Event::Signal(s)) = events.recv_timeout(beat.min(PAUSE)) {
             return Some(s);
         }
     }
@@ -170,7 +209,7 @@ fn wait_until_primary(
 /// Waits for the program's end, and ends it when this node is primary no
 /// longer. Returns its status, and whether this process was asked to end it.
 fn guard(
-    id: u32,
+    program: &Program,
     post: &Post,
     events: &Receiver<Event>,
     beat: Duration,
@@ -180,33 +219,28 @@ fn guard(
     let mut asked: Option<Instant> = None;
     loop {
         match events.recv_timeout(beat) {
-            Ok(Event::Ended(who, status)) if who == id => return Ok((status?, signalled)),
-            Ok(Event::Ended(..)) => continue,
+            Ok(Event::Ended(status)) => return Ok((status?, signalled)),
             Ok(Event::Signal(s)) => {
                 signalled = true;
-                kill(id, s);
+                if let Some(s) = Signal::from_named_raw(s) {
+                    program.signal(s);
+                }
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => unreachable!("this function's caller can send"),
         }
         match asked {
-            Some(since) if since.elapsed() > GRACE => kill(id, libc::SIGKILL),
+            Some(since) if since.elapsed() > GRACE => program.signal(Signal::KILL),
             Some(_) => {}
             None => {
                 if let Who::Another(other) = post.ask() {
                     say(format!(
                         "node {other} is the primary now; the program is ended"
                     ));
-                    kill(id, libc::SIGTERM);
+                    program.signal(Signal::TERM);
                     asked = Some(Instant::now());
                 }
             }
         }
     }
-}
-
-fn kill(id: u32, signal: i32) {
-    // SAFETY: sends a signal to a child that has not been waited for by anyone
-    // but the thread that reports its end; at worst it is a zombie.
-    unsafe { libc::kill(id as libc::pid_t, signal) };
 }

@@ -10,6 +10,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -60,6 +61,13 @@ impl Cluster {
 
     fn file(&self) -> PathBuf {
         self.dir.join("mojim.toml")
+    }
+
+    /// Changes the configuration of nodes that are started from now on.
+    fn rewrite(&self, from: &str, to: &str) {
+        let text = fs::read_to_string(self.file()).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(self.file(), text.replacen(from, to, 1)).unwrap();
     }
 
     fn node(&self, name: &str) -> Process {
@@ -379,6 +387,80 @@ int main(int argc, char **argv) {
     assert!(last >= first);
     on_a.signal("TERM");
     assert_eq!(on_a.wait(), Some(128 + 15));
+}
+
+/// A mirror that stood still for a part of the limit, worked for a moment, and
+/// stood still again was never given up: each time the clock began anew, and
+/// sync points stalled on and off without an end.
+#[test]
+fn a_mirror_that_comes_and_goes_is_given_up() {
+    let c = Cluster::new("sync", "disk");
+    let _a = c.node("a");
+    let b = c.node("b");
+    let _w = c.node("w");
+    let (mut p, _) = c.program("a", &["--pace", "200"]);
+    p.acknowledged(0, 100);
+    let version = || c.register(0)["version"].as_u64();
+    let before = version();
+    let mut rounds = 0;
+    while version() == before {
+        rounds += 1;
+        assert!(rounds < 20, "it is in the view for ever");
+        b.signal("STOP");
+        std::thread::sleep(Duration::from_millis(600));
+        b.signal("CONT");
+    }
+    assert!(rounds > 1, "one short break is no failure");
+    // No sync point failed meanwhile.
+    p.acknowledged(100, 1000);
+}
+
+/// The views were changed by hand while `failover` was manual; when it was
+/// automatic again, the register knew nothing of that, and the old primary
+/// went on from where it had been.
+#[test]
+fn an_old_primary_hears_of_a_promotion_by_hand() {
+    let c = Cluster::new("sync", "disk");
+    let stop = |p: &mut Process| {
+        p.signal("TERM");
+        assert_eq!(p.wait(), Some(0));
+    };
+    let mut all = ["a", "b", "w"].map(|n| c.node(n));
+    let (mut p, _) = c.program("a", &["--entries", "100"]);
+    assert_eq!(rest(&mut p), Some(99));
+    assert_eq!(p.wait(), Some(0));
+    all.iter_mut().for_each(stop);
+    let by_hand = "[volume.v]\nfailover = \"manual\"";
+    c.rewrite("[volume.v]", by_hand);
+    let mut b = c.node("b");
+    let file = c.file();
+    let promote = |more: &[&str]| {
+        let mut args = vec!["promote", "--config", file.to_str().unwrap(), "--name", "b"];
+        args.extend(more);
+        let out = mojim(&args);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    };
+    promote(&[]);
+    let (mut q, found) = c.program("b", &["--entries", "50"]);
+    assert_eq!(found, 100);
+    assert_eq!(rest(&mut q), Some(149));
+    assert_eq!(q.wait(), Some(0));
+    stop(&mut b);
+    c.rewrite(by_hand, "[volume.v]");
+    let _all = ["a", "b", "w"].map(|n| c.node(n));
+    c.await_view(0, "a", Some("b"));
+    assert!(c.try_program("a", &["--entries", "1"]).is_none());
+    let said = fs::read_to_string(c.dir.join("program-a.txt")).unwrap();
+    assert!(said.contains("by hand"), "{said}");
+    assert!(c.try_program("b", &["--entries", "1"]).is_none());
+    // A person says which one goes on.
+    promote(&["--force", "--yes"]);
+    let (mut q, found) = c.program("b", &["--entries", "1", "--linger"]);
+    assert_eq!(found, 150);
+    q.acknowledged(150, 151);
+    c.await_view(1, "b", Some("a"));
+    q.finish();
+    c.assert_equal();
 }
 
 /// One node of three cannot begin anything, and says why.

@@ -31,7 +31,7 @@ use mojim_protocol::view::Member;
 
 use crate::check::{Change, Checker, Files, Violation};
 use crate::rng::Rng;
-use crate::views::{SimRegister, SimViews, lock};
+use crate::views::{SimErrands, SimRegister, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
 
 const NAMES: [&str; 2] = ["a", "b"];
@@ -216,6 +216,7 @@ struct Prim {
     epoch: u64,
     pending: VecDeque<Pending>,
     session: Session,
+    errands: SimErrands,
     since: Duration,
     listener: SimListener,
     fresh: Vec<Wire>,
@@ -522,12 +523,17 @@ impl Cluster {
             shared: false,
         };
         let session = Session::attach(p.clone(), NAMES[n], peer);
+        let errands = SimErrands::default();
         let session = match self.setup.views {
             false => session,
-            true => match session.with_views(Claim::new(self.views(n), self.setup.limit)) {
-                Ok(s) => s,
-                Err(e) => return self.failed_start(n, &e),
-            },
+            true => {
+                let carried = Box::new(errands.clone());
+                let claim = Claim::new(self.views(n), carried, self.setup.limit);
+                match session.with_views(claim) {
+                    Ok(s) => s,
+                    Err(e) => return self.failed_start(n, &e),
+                }
+            }
         };
         self.nodes[n].role = Role::Primary(Box::new(Prim {
             p,
@@ -535,6 +541,7 @@ impl Cluster {
             epoch: 0,
             pending: VecDeque::new(),
             session,
+            errands,
             since: self.world.now(),
             listener,
             fresh: Vec::new(),
@@ -801,6 +808,12 @@ impl Cluster {
     /// One turn of one of a node's threads. True if something moved.
     fn turn(&mut self, n: usize) -> Checked<bool> {
         let lanes = self.setup.lanes as u64;
+        if self.setup.views
+            && let Role::Primary(prim) = &self.nodes[n].role
+            && self.rng.below(4) == 0
+        {
+            prim.errands.run(&*self.views(n));
+        }
         let moved = match &mut self.nodes[n].role {
             Role::Down => return Ok(false),
             Role::Primary(prim) => {
@@ -1212,7 +1225,7 @@ impl Cluster {
         };
         let m = mir.m.clone();
         m.close();
-        if m.store.close_clean(tail).is_ok() {
+        if m.store.close_for_next(tail).is_ok() {
             self.check.closed(n, &m.store)?;
         }
         self.compare(n, &m.store)?;

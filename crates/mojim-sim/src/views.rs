@@ -1,15 +1,17 @@
 //! The register of views, simulated: what a majority of voters would keep.
 //!
 //! Owns one volume's register, whom the voters cannot hear at present, and
-//! the two ways in which an answer may be missing: nothing was done, or it
-//! was and nobody said so. A swap is atomic; that the voters agree among
-//! themselves is the consensus library's affair, not this one's.
+//! the three ways in which an answer may be missing: nothing was done, or it
+//! was and nobody said so, or it is done later. A swap is atomic; that the
+//! voters agree among themselves is the consensus library's affair, not this
+//! one's. Owns also the errands of a primary, which are run while it goes on.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use mojim::Error;
 use mojim::error::Result;
-use mojim::views::Views;
+use mojim::views::{Errand, Errands, Views};
 use mojim_protocol::view::Register;
 use serde_json::Value;
 
@@ -25,6 +27,8 @@ pub struct SimRegister {
     /// Chance per 1,000 that an answer is lost.
     pub lost: u32,
     rng: Rng,
+    /// Swaps that are still on their way, though who asked was told nothing.
+    late: Vec<Register>,
     /// Swaps done.
     pub swaps: u64,
 }
@@ -38,8 +42,39 @@ impl SimRegister {
             cut: [false; 2],
             lost: *rng.pick(&[0, 0, 50, 300]),
             rng,
+            late: Vec::new(),
             swaps: 0,
         }
+    }
+
+    fn swap(&mut self, new: &Register) -> bool {
+        let done = new.version == self.now.version + 1;
+        if done {
+            self.now = new.clone();
+            self.swaps += 1;
+        }
+        done
+    }
+}
+
+/// A primary's errands. They end with the process that sent them.
+#[derive(Clone, Default)]
+pub struct SimErrands(Arc<Mutex<VecDeque<Errand>>>);
+
+impl SimErrands {
+    /// Runs the oldest one, if there is one.
+    pub fn run(&self, views: &dyn Views) {
+        let next = self.0.lock().unwrap_or_else(|e| e.into_inner()).pop_front();
+        if let Some(what) = next {
+            what(views);
+        }
+    }
+}
+
+impl Errands for SimErrands {
+    fn send(&mut self, what: Errand) {
+        let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        all.push_back(what);
     }
 }
 
@@ -63,6 +98,11 @@ pub fn lock(m: &Mutex<SimRegister>) -> MutexGuard<'_, SimRegister> {
 impl SimViews {
     fn ask(&self) -> Result<MutexGuard<'_, SimRegister>> {
         let mut r = lock(&self.register);
+        if !r.late.is_empty() && r.rng.coin() {
+            let late = r.late.remove(0);
+            let done = r.swap(&late);
+            self.note.note(|| format!("--- late {done} view {late:?}"));
+        }
         let lost = r.lost;
         if r.cut[self.node] || !self.world.alive() || r.rng.per_mille(lost) {
             return Err(Error::Timeout("no majority of voters answers".into()));
@@ -78,13 +118,15 @@ impl Views for SimViews {
 
     fn swap(&self, _: &str, new: &Register) -> Result<bool> {
         let mut r = self.ask()?;
-        if new.version != r.now.version + 1 {
+        let lost = r.lost;
+        if r.rng.per_mille(lost / 2) {
+            r.late.push(new.clone());
+            return Err(Error::Timeout("nothing was said yet".into()));
+        }
+        if !r.swap(new) {
             return Ok(false);
         }
-        r.now = new.clone();
-        r.swaps += 1;
         self.note.note(|| format!("--- view {new:?}"));
-        let lost = r.lost;
         if r.rng.per_mille(lost) {
             return Err(Error::Timeout("the answer was lost".into()));
         }

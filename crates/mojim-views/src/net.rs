@@ -50,6 +50,10 @@ use crate::types::{Entry, LogId, Membership, SnapshotMeta, Swap, TypeConfig, Vot
 /// checksum. A test holds it against `mojim-format`.
 pub(crate) const MOST: usize = 4096 - 4;
 
+/// Most bytes of a snapshot: registers of a few thousand volumes with the
+/// longest names. What is received is kept in memory until its end has come.
+const MOST_SNAPSHOT: u64 = 4 << 20;
+
 /// Fewest bytes of a snapshot that are worth a question.
 const LEAST_CHUNK: usize = 256;
 
@@ -317,6 +321,18 @@ pub(crate) fn unhex_snapshot(body: &Value) -> Result<InstallSnapshotRequest<Type
     Ok(q)
 }
 
+/// Whether a part of a snapshot may be kept: whoever sends one that begins far
+/// away must not make this voter fill the way there.
+pub(crate) fn check_snapshot(q: &InstallSnapshotRequest<TypeConfig>) -> Result<()> {
+    let end = q.offset.checked_add(q.data.len() as u64);
+    if end.is_none_or(|end| end > MOST_SNAPSHOT) {
+        return Err(Error::Invalid(format!(
+            "a snapshot of more than {MOST_SNAPSHOT} bytes"
+        )));
+    }
+    Ok(())
+}
+
 /// The body of a question, or of an answer.
 pub(crate) fn from_value<T: DeserializeOwned>(v: &Value) -> Result<T> {
     T::deserialize(v).map_err(|e| Error::Protocol(format!("another voter's words: {e}")))
@@ -505,6 +521,24 @@ mod tests {
         let back: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(unhex_snapshot(&back["body"]).unwrap(), q);
         assert!(unhex_snapshot(&json!({ "data": "abc" })).is_err());
+    }
+
+    /// One question of a few hundred bytes, with an offset near 2^64 or only
+    /// gigabytes away, had the voter fill its memory up to there.
+    #[test]
+    fn a_snapshot_does_not_begin_far_away() {
+        let at = |offset| InstallSnapshotRequest::<TypeConfig> {
+            vote: Vote::new_committed(7, u32::MAX.into()),
+            meta: SnapshotMeta::default(),
+            offset,
+            data: vec![1; 8],
+            done: false,
+        };
+        check_snapshot(&at(0)).unwrap();
+        check_snapshot(&at(MOST_SNAPSHOT - 8)).unwrap();
+        for far in [MOST_SNAPSHOT - 7, 1 << 40, u64::MAX - 7, u64::MAX] {
+            assert!(check_snapshot(&at(far)).is_err());
+        }
     }
 
     #[test]

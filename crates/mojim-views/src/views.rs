@@ -9,7 +9,7 @@
 //! read did, and from all that was committed before. A swap is proposed once:
 //! where its fate cannot be told, the caller is told that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -31,7 +31,9 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::disk::Disk;
 use crate::lock;
-use crate::net::{Asked, Links, Network, Room, from_value, numbered, unhex_snapshot};
+use crate::net::{
+    Asked, Links, Network, Room, check_snapshot, from_value, numbered, unhex_snapshot,
+};
 use crate::store::{LogStore, Machine, Now};
 use crate::types::{Raft, Swap, number};
 
@@ -63,6 +65,8 @@ pub struct Options {
     /// Where every voter's daemon listens, by name. The names are the same at
     /// every voter, forever.
     pub voters: BTreeMap<String, Address>,
+    /// The volumes that have a register; no other is written.
+    pub volumes: BTreeSet<String>,
     /// Where this voter's files lie; made if missing.
     pub dir: PathBuf,
     /// How often a leader is heard, more or less; also how long a voter may
@@ -85,6 +89,7 @@ struct Inner {
     id: u64,
     raft: Raft,
     links: Arc<Links>,
+    volumes: BTreeSet<String>,
     room: Room,
     now: Now,
     poison: Arc<OnceLock<String>>,
@@ -195,6 +200,7 @@ impl RaftViews {
                 id,
                 raft,
                 links,
+                volumes: o.volumes,
                 room,
                 now,
                 poison,
@@ -337,6 +343,12 @@ impl Inner {
     }
 
     async fn swap_here(&self, s: Swap) -> Result<Here<bool>> {
+        if !self.volumes.contains(&s.volume) {
+            return Err(Error::Invalid(format!(
+                "there is no volume {:?} with a register",
+                s.volume
+            )));
+        }
         self.room.check(&s)?;
         // The leader would say so itself, but in the same words as about an
         // entry that it lost with its office, and that may come back.
@@ -465,7 +477,11 @@ impl Inner {
         match q["rpc"].as_str().unwrap_or("") {
             "append" => told(&self.raft.append_entries(from_value(body)?).await),
             "vote" => told(&self.raft.vote(from_value(body)?).await),
-            "snapshot" => told(&self.raft.install_snapshot(unhex_snapshot(body)?).await),
+            "snapshot" => {
+                let q = unhex_snapshot(body)?;
+                check_snapshot(&q)?;
+                told(&self.raft.install_snapshot(q).await)
+            }
             "forward-read" => {
                 let volume = body["volume"].as_str().unwrap_or("");
                 let read = timeout_at(soon, self.read_here(volume)).await;

@@ -77,8 +77,12 @@ impl Area {
     /// An area whose catalogue is not looked at: of a copy that is about to be
     /// replaced. Files that it had are overwritten or stay unknown.
     pub fn unknown(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
-        make_dirs(&**env, dir, Path::new("/"))?;
         let catalog_path = meta.join("catalog");
+        // What a catalogue tells of was made after its directory was durable.
+        let there = env.open(&catalog_path, OpenHow::default()).is_ok();
+        if !there || env.sync_dir(dir).is_err() {
+            make_dirs(&**env, dir, Path::new("/"))?;
+        }
         Ok(Area {
             env: env.clone(),
             dir: dir.to_owned(),

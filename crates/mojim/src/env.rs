@@ -184,6 +184,9 @@ pub trait Env: Send + Sync {
     /// Memory that outlives the process but not the power, by name: opened if
     /// it is there with this length, else made anew, zeroed.
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory>;
+    /// Brings in the pages of such memory, first to last, beside the caller: so
+    /// that who uses it in that order meets no page fault.
+    fn populate(&self, _memory: &Memory) {}
     /// Removes such memory's name.
     fn remove_memory(&self, path: &Path) -> io::Result<()>;
     /// Memory shared with a peer for one session, without a name, zeroed, whose

@@ -106,6 +106,12 @@ pub struct Found {
     pub committed: u64,
 }
 
+fn control_word(memory: &Memory, at: usize) -> &AtomicU64 {
+    assert!(at + 8 <= CONTROL_LEN && CONTROL_LEN <= memory.len() && at.is_multiple_of(8));
+    // SAFETY: inside the control page, aligned, only ever used as AtomicU64.
+    unsafe { &*(memory.ptr().add(at) as *const AtomicU64) }
+}
+
 /// One lane's log.
 pub struct Log {
     spec: LogSpec,
@@ -116,6 +122,8 @@ pub struct Log {
     head: AtomicU64,
     persisted: AtomicU64,
     start: AtomicU64,
+    /// No record counted when it was opened.
+    fresh: bool,
 }
 
 /// Whether the bytes of a log were still there when it was opened.
@@ -146,13 +154,15 @@ impl Log {
 
     /// Opens the log, making and preallocating it if it is not there. Positions
     /// are set to `start`; `recover` finds the records. `incarnation` tells
-    /// this log's memory from one left by another.
+    /// this log's memory from one left by another. `closed`: under which it
+    /// was closed when no record in it counted any more; then nothing is read.
     pub fn open(
         env: &Arc<dyn Env>,
         spec: LogSpec,
         align: u64,
         incarnation: u64,
         start: u64,
+        closed: Option<u64>,
     ) -> Result<(Log, Survival)> {
         assert!(spec.size.is_multiple_of(align) && spec.size.is_multiple_of(4096));
         let len = CONTROL_LEN + spec.size as usize;
@@ -173,9 +183,15 @@ impl Log {
             }
             MediumKind::Disk => {
                 let file = Self::open_disk(&**env, &spec)?;
-                let memory = env
-                    .memory(&spec.ring, len)
-                    .context(|| format!("ring {}", spec.ring.display()))?;
+                let what = || format!("ring {}", spec.ring.display());
+                let mut memory = env.memory(&spec.ring, len).context(what)?;
+                if let Some(last) = closed
+                    && !Self::is_of(&**env, &spec, &memory, last)
+                {
+                    // Nothing will be read over what some other use left here.
+                    env.remove_memory(&spec.ring).context(what)?;
+                    memory = env.memory(&spec.ring, len).context(what)?;
+                }
                 (memory, Medium::Disk(file), Survival::Medium)
             }
         };
@@ -187,6 +203,7 @@ impl Log {
             head: AtomicU64::new(start),
             persisted: AtomicU64::new(start),
             start: AtomicU64::new(start),
+            fresh: closed.is_some(),
             spec,
         };
         let identity = log.identity(incarnation);
@@ -195,6 +212,7 @@ impl Log {
             _ if (0..identity.len()).all(is) => survival = Survival::Memory,
             // Persistent memory outlives a boot, but not what was in caches.
             Medium::Pmem if (0..BOOT_AT).all(is) => survival = Survival::Medium,
+            Medium::Disk(_) if log.fresh => {}
             Medium::Disk(file) => log.load_from(&**file)?,
             // Known from now on, but not as memory of this boot.
             Medium::Pmem => log.stamp(&[identity[0], identity[1], identity[2], identity[3], 0]),
@@ -206,18 +224,34 @@ impl Log {
         for gone in [Live::Pid, Live::LinkUp] {
             log.live(gone).store(0, Release);
         }
+        if !matches!(log.medium, Medium::Pmem) {
+            env.populate(&log.memory);
+        }
         Ok((log, survival))
     }
 
-    fn identity(&self, incarnation: u64) -> [u64; 5] {
-        let boot = u64_at(&self.env.boot_id(), 0);
+    fn identity_of(env: &dyn Env, spec: &LogSpec, incarnation: u64) -> [u64; 5] {
+        let boot = u64_at(&env.boot_id(), 0);
         [
             CONTROL_MAGIC,
             incarnation,
-            self.spec.size,
-            self.spec.lane as u64,
+            spec.size,
+            spec.lane as u64,
             boot,
         ]
+    }
+
+    fn identity(&self, incarnation: u64) -> [u64; 5] {
+        Self::identity_of(&*self.env, &self.spec, incarnation)
+    }
+
+    /// Whether `memory` was this log's in `incarnation` and this boot.
+    fn is_of(env: &dyn Env, spec: &LogSpec, memory: &Memory, incarnation: u64) -> bool {
+        let identity = Self::identity_of(env, spec, incarnation);
+        identity
+            .iter()
+            .enumerate()
+            .all(|(i, want)| control_word(memory, i * 8).load(Acquire) == *want)
     }
 
     /// From now on this memory is known as this log's, in this boot. Not
@@ -309,9 +343,7 @@ impl Log {
     }
 
     fn control(&self, at: usize) -> &AtomicU64 {
-        assert!(at + 8 <= CONTROL_LEN && at.is_multiple_of(8));
-        // SAFETY: inside the control page, aligned, only ever used as AtomicU64.
-        unsafe { &*(self.memory.ptr().add(at) as *const AtomicU64) }
+        control_word(&self.memory, at)
     }
 
     /// A live figure.
@@ -477,6 +509,9 @@ impl Log {
     /// `checkpoint`; the head is put behind the last valid one.
     pub fn recover(&self, volume: u64, history: &History, checkpoint: u64) -> Vec<Found> {
         let mut out = Vec::new();
+        if self.fresh {
+            return out;
+        }
         let start = self.start();
         let mut at = start;
         let mut last = 0u64;
@@ -535,7 +570,7 @@ impl Log {
         let end = self.start() + self.spec.size;
         let mut at = self.head();
         let mut known = 0;
-        while at < end {
+        while at < end && !self.fresh {
             let off = (at % self.spec.size) as usize;
             let n = (self.spec.size as usize - off).min((end - at) as usize);
             // SAFETY: inside the ring; nobody appends during recovery.

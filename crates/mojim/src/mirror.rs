@@ -457,6 +457,7 @@ impl Mirror {
     /// An operator makes this node primary although it may lack what was
     /// acknowledged: nobody else is left who has it.
     pub fn force(&self, views: &dyn Views) -> Result<Option<(u64, u64)>> {
+        let reg = views.read(&self.store.spec().volume)?;
         let _change = lock(&self.change);
         self.store.check()?;
         let sb = self.store.superblock();
@@ -466,7 +467,6 @@ impl Mirror {
                 sb.node, sb.volume
             )));
         }
-        let reg = views.read(&sb.volume)?;
         self.generation.fetch_add(1, SeqCst);
         self.unsettle();
         self.stop_session();
@@ -491,11 +491,21 @@ impl Mirror {
     /// primary, if the register agrees. `None` if it does not; then it goes on
     /// following, but promised, so that its primary has to begin another epoch.
     pub fn take_over(&self, views: &dyn Views) -> Result<Option<(u64, u64)>> {
+        // Links are served until the register has answered.
+        let reg = views.read(&self.store.spec().volume)?;
+        self.take_over_from(reg, views)
+    }
+
+    /// The same, where the register was just read.
+    pub fn take_over_from(
+        &self,
+        mut reg: Register,
+        views: &dyn Views,
+    ) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
         self.store.check()?;
         let sb = self.store.superblock();
         let mut me = member(&self.store);
-        let mut reg = views.read(&sb.volume)?;
         let broken = &self.store.mutations;
         if broken.amnesiac_member.load(Relaxed)
             && let Some(m) = reg.mirror.as_ref().filter(|m| m.node == me.node)

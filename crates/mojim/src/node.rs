@@ -13,7 +13,7 @@
 //!   question needs it; a primary on this node takes it over by its lock.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,6 +28,7 @@ mod watch;
 use crate::config::{Config, Failover, Node as NodeConfig, Volume};
 use crate::env::{Address, Conn, Env};
 use crate::error::{Context, Error, Result};
+use crate::event::Event;
 use crate::forward;
 use crate::layout;
 use crate::link::Wire;
@@ -53,6 +54,10 @@ pub struct Node {
     views: Option<Arc<dyn Views>>,
     links: AtomicUsize,
     stopping: AtomicBool,
+    /// Counts the copies that were handed over to a program.
+    handed: AtomicU64,
+    /// Programs that wait until they may start here.
+    posts: Event,
     listeners: Vec<Listener>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// What happened, for the daemon's own output.
@@ -98,6 +103,8 @@ impl Node {
             views,
             links: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
+            handed: AtomicU64::new(0),
+            posts: Event::default(),
             listeners,
             threads: Mutex::new(Vec::new()),
             report: Box::new(report),
@@ -179,6 +186,7 @@ impl Node {
     /// the copies cleanly.
     pub fn stop(&self) {
         self.stopping.store(true, SeqCst);
+        self.posts.notify();
         for l in &self.listeners {
             l.close();
         }

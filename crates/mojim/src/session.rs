@@ -11,6 +11,8 @@
 //! - Nothing of a record's epoch changes when it is sent again.
 //! - A mirror counts as a member only once it holds every sync point that was
 //!   acknowledged without it.
+//! - While the register of views is asked, everything goes on as both the old
+//!   and the new view allow it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
@@ -24,7 +26,7 @@ use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
 use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
 
-use crate::claim::Claim;
+use crate::claim::{Change, Claim, Outcome};
 use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut, answers_are_taken};
 use crate::env::{Address, Conn};
 use crate::error::{Error, Result};
@@ -68,6 +70,8 @@ enum Phase {
     Sent { lsn: u64 },
     /// A copy is being received.
     Receiving { lsn: u64, history: History },
+    /// The register is asked for the view of an attach.
+    Claiming { resume: u64, keep: u64 },
     /// `Start` is out.
     Starting { resume: u64 },
     /// The lanes' first words are out.
@@ -113,6 +117,8 @@ pub struct Session {
     backoff: Duration,
     /// The peer's copy is to be taken.
     adopting: bool,
+    /// It has all that is here.
+    continues: bool,
     /// Why attaching cannot succeed.
     fatal: Option<Error>,
     /// Why the last try failed.
@@ -120,6 +126,16 @@ pub struct Session {
     spill: Option<SpillOut>,
     /// The register of views, where the cluster has one.
     claim: Option<Claim>,
+    /// Counts links; and on which one the register was asked last.
+    link: u64,
+    asked_on: u64,
+    /// Whether it was alone before it asked for its mirror's admission.
+    was_alone: bool,
+    /// The mirror lost what it had acknowledged: no link before it is out of
+    /// the view.
+    leaving: bool,
+    /// The epoch of the view that the last `Hello` named.
+    known: u64,
     /// Silence after which a link counts as broken.
     silence: Duration,
     heartbeat: Duration,
@@ -159,10 +175,16 @@ impl Session {
             join: None,
             backoff: Duration::from_millis(10),
             adopting: false,
+            continues: false,
             fatal: None,
             last_error: None,
             spill: None,
             claim: None,
+            link: 0,
+            asked_on: 0,
+            was_alone: false,
+            leaving: false,
+            known: 0,
             silence: SILENCE,
             heartbeat: HEARTBEAT,
         }
@@ -211,6 +233,11 @@ impl Session {
     /// node does whose view has no mirror (it was promoted).
     pub fn go_alone(&mut self) -> Result<()> {
         assert!(self.attach);
+        if self.is_asking() {
+            return Err(Error::Timeout(
+                "the register of views does not answer".into(),
+            ));
+        }
         if self.adopting {
             return Err(Error::Timeout(format!(
                 "node {} has a copy of this volume, and the link to it broke while it was copied here; try again when it can be reached",
@@ -238,75 +265,149 @@ impl Session {
         Ok(())
     }
 
+    /// Whether the register was asked for another view and has not answered.
+    pub fn is_asking(&self) -> bool {
+        self.claim.as_ref().is_some_and(Claim::is_asking)
+    }
+
+    /// Begins the epoch without a mirror.
     fn begin(&mut self, view: View) -> Result<()> {
         if self.primary.store.superblock().state == State::Empty {
             self.primary.store.make_new()?;
         }
         if let Some(claim) = &mut self.claim {
-            // In `async` a mirror never holds everything.
-            let mirror = view.mirror == self.peer.name && self.paired_rule.mirror;
-            let claimed = claim.attach(&self.primary.store, self.epoch, mirror);
-            let epoch = claim.register.epoch;
-            match claimed {
-                Err(e @ Error::Stale(_)) => {
-                    self.fatal = Some(e.clone());
-                    return Err(e);
-                }
-                Err(e) => {
-                    let next = self.primary.store.next_epoch(epoch);
-                    self.epoch = self.epoch.max(next);
-                    return Err(e);
-                }
-                Ok(()) => {}
-            }
+            let claimed = claim.attach_alone(&self.primary.store, self.epoch);
+            self.claimed(claimed)?;
         }
         self.keep = self.primary.begin(self.epoch, view)?;
         Ok(())
     }
 
-    /// A running primary whose mirror stays away takes it out of the view, if
-    /// it is time; sync points wait until then.
-    fn give_up_mirror(&mut self, now: Duration) -> Result<()> {
-        let up = self.is_active() || self.attach || self.alone || !self.primary.spec.rule.mirror;
-        let Some(claim) = &mut self.claim else {
-            return Ok(());
-        };
-        if !claim.is_due(now, up) {
-            return Ok(());
-        }
-        let p = self.primary.clone();
-        // From here on, should the answer be lost and the link come back, the
-        // mirror is not taken for a member before it was admitted again.
-        self.member = false;
-        self.lean_on_own_log()?;
-        let Some(claim) = &mut self.claim else {
-            unreachable!("seen above");
-        };
-        let skip = p.store.mutations.alone_without_view.load(Relaxed);
-        match claim.alone(&p.store) {
+    /// What the register said to an attach.
+    fn claimed(&mut self, r: Result<()>) -> Result<()> {
+        match &r {
             Ok(()) => {}
-            Err(_) if skip => {}
-            Err(e @ Error::Stale(_)) => {
-                p.supersede(e.clone());
-                self.fatal = Some(e.clone());
-                return Err(e);
-            }
-            Err(e) => {
-                // The link is made anew meanwhile.
-                claim.failed(p.store.env().now());
-                self.last_error = Some(e.to_string());
-                return Ok(());
-            }
+            Err(e @ Error::Stale(_)) => self.fatal = Some(e.clone()),
+            Err(_) => self.leap(),
         }
+        r
+    }
+
+    /// The next try begins an epoch that the register does not know yet.
+    fn leap(&mut self) {
+        if let Some(claim) = &self.claim {
+            let next = self.primary.store.next_epoch(claim.register.epoch);
+            self.epoch = self.epoch.max(next);
+        }
+    }
+
+    fn ask(&mut self, change: Change) {
+        self.asked_on = self.link;
+        let claim = self.claim.as_mut().expect("the caller has one");
+        claim.ask(&self.primary.store, change);
+    }
+
+    /// What the register has answered, if it has.
+    fn hear_register(&mut self, now: Duration) -> Result<bool> {
+        let Some((change, outcome)) = self.claim.as_mut().and_then(|c| c.answer(now)) else {
+            return Ok(false);
+        };
+        let p = self.primary.clone();
+        let Outcome {
+            swapped, result, ..
+        } = outcome;
+        if let Err(e @ Error::Stale(_)) = &result {
+            // Nobody waits for an attach but who called it.
+            if !self.attach {
+                p.supersede(e.clone());
+            }
+            self.fatal = Some(e.clone());
+            return Err(e.clone());
+        }
+        let same_link = self.asked_on == self.link;
+        match (change, result) {
+            (Change::Attach { .. }, result) => {
+                let Phase::Claiming { resume, keep } = self.phase else {
+                    // The link it was asked for is gone.
+                    self.leap();
+                    return Ok(true);
+                };
+                self.claimed(result)?;
+                self.keep = p.begin(self.epoch, self.view())?;
+                self.say_start(resume, keep);
+            }
+            (Change::Alone, Ok(())) => self.left_alone()?,
+            (Change::Admit(_), Ok(())) if same_link && self.is_active() => self.admitted()?,
+            // Whoever it was is in the view, and has to come again.
+            (Change::Admit(_), Ok(())) => {}
+            (Change::Admit(_), Err(e)) => {
+                if !swapped && self.was_alone {
+                    self.alone = true;
+                    if !self.is_active() {
+                        p.set_rule(AckRule::LOCAL);
+                        p.done.notify();
+                    }
+                }
+                self.last_error = Some(e.to_string());
+            }
+            (Change::Raise(epoch), Ok(())) => {
+                p.raise(epoch)?;
+                self.epoch = epoch;
+            }
+            (Change::Alone | Change::Raise(_), Err(e)) => self.last_error = Some(e.to_string()),
+        }
+        Ok(true)
+    }
+
+    /// The register knows this primary as one without a mirror.
+    fn left_alone(&mut self) -> Result<()> {
+        let p = self.primary.clone();
         p.store.update(|s| s.view.mirror.clear())?;
         self.alone = true;
-        p.set_rule(AckRule::LOCAL);
+        self.leaving = false;
+        if !self.is_active() {
+            p.set_rule(AckRule::LOCAL);
+        }
         // Who appended meanwhile waits for its log, not for the mirror.
         for lane in 0..p.lanes.len() {
             p.persist_wait(lane)?;
         }
         p.done.notify();
         self.show_adopted()
+    }
+
+    /// A running primary whose mirror stays away, or comes and goes, takes it
+    /// out of the view, if it is time; sync points wait until then.
+    fn give_up_mirror(&mut self, now: Duration) -> Result<()> {
+        let active = self.is_active();
+        let needed = !self.attach && !self.alone && self.primary.spec.rule.mirror;
+        let Some(claim) = &mut self.claim else {
+            return Ok(());
+        };
+        if !needed {
+            claim.needs_none(now);
+            return Ok(());
+        }
+        claim.watch(now, active);
+        let due = self.leaving || !active && claim.is_due();
+        if !due || !claim.may_try(now) {
+            return Ok(());
+        }
+        // From here on, whether the answer comes and says so or not, the mirror
+        // is not taken for a member before it was admitted again.
+        self.member = false;
+        self.lean_on_own_log()?;
+        if self
+            .primary
+            .store
+            .mutations
+            .alone_without_view
+            .load(Relaxed)
+        {
+            return self.left_alone();
+        }
+        self.ask(Change::Alone);
+        Ok(())
     }
 
     /// From now on nothing counts that is not persistent in the own log, and
@@ -332,20 +433,11 @@ impl Session {
             self.fatal = Some(e.clone());
             return Err(e);
         };
-        let epoch = p.store.next_epoch(promised.max(self.epoch));
-        match claim.raise(&p.store, epoch) {
-            Ok(()) => {
-                p.raise(epoch)?;
-                self.epoch = epoch;
-                Err(Error::Protocol(format!("{e}; epoch {epoch} was begun")))
-            }
-            Err(stale @ Error::Stale(_)) => {
-                p.supersede(stale.clone());
-                self.fatal = Some(stale.clone());
-                Err(stale)
-            }
-            Err(e) => Err(e),
+        if claim.may_try(p.store.env().now()) {
+            let epoch = p.store.next_epoch(promised.max(self.epoch));
+            self.ask(Change::Raise(epoch));
         }
+        Err(Error::Protocol(e.to_string()))
     }
 
     /// Whether it has not begun its epoch yet.
@@ -397,6 +489,24 @@ impl Session {
 
     fn abandon_link(&mut self, why: &str) {
         let p = self.primary.clone();
+        let now = p.store.env().now();
+        if self.is_active()
+            && let Some(claim) = &mut self.claim
+        {
+            // It was of no use for a while before that was seen.
+            let silent = now.saturating_sub(self.heard);
+            let stuck = match p.acked.get() < p.last() {
+                true => now.saturating_sub(self.progress.0),
+                false => Duration::ZERO,
+            };
+            let silent = if silent > self.heartbeat * 2 {
+                silent
+            } else {
+                Duration::ZERO
+            };
+            claim.missed(silent.max(stuck));
+        }
+        self.link += 1;
         for lane in p.lanes.iter() {
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
@@ -429,7 +539,6 @@ impl Session {
             self.last_error = Some(why.to_owned());
             *p.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why.to_owned());
         }
-        let now = p.store.env().now();
         self.phase = Phase::Idle(now + self.backoff);
         self.backoff = (self.backoff * 2).min(Duration::from_millis(500));
     }
@@ -451,14 +560,17 @@ impl Session {
         }
         // A copy that failed halfway is nobody's source.
         self.primary.store.check()?;
+        let mut moved = self.hear_register(now)?;
         self.give_up_mirror(now)?;
         if let Phase::Idle(when) = self.phase {
-            if now < when {
-                return Ok(false);
+            let raising = self.claim.as_ref().is_some_and(Claim::is_raising);
+            // An attach whose outcome is not known is not tried a second time.
+            if now < when || raising || self.leaving || self.attach && self.is_asking() {
+                return Ok(moved);
             }
             return self.greet(now).map(|()| true);
         }
-        let mut moved = self.pump_copy()?;
+        moved |= self.pump_copy()?;
         moved |= self.open_lanes()?;
         let Some(wire) = &mut self.wire else {
             return Err(Error::Protocol("the control link is gone".into()));
@@ -511,6 +623,7 @@ impl Session {
                 }
             }
         }
+        self.known = view;
         let store = &self.primary.store;
         let conn = store
             .env()
@@ -589,6 +702,9 @@ impl Session {
                 let c = CopyBegin::decode(body).map_err(bad)?;
                 let history = History::from_entries(&c.history)
                     .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
+                // By the plan: a copy of this volume begins where this one ends.
+                let sb = self.primary.store.superblock();
+                self.continues = sb.state == State::Whole && sb.volume_id == c.volume_id;
                 self.primary.store.load_begin(c.volume_id, c.bytes)?;
                 (
                     Phase::Receiving {
@@ -638,7 +754,10 @@ impl Session {
                 (p, r)
             }
             (Phase::Receiving { lsn, history }, FrameKind::CopyEnd) => {
-                self.primary.store.load_end(lsn, &history)?;
+                match self.continues {
+                    true => self.primary.store.load_more(lsn, &history)?,
+                    false => self.primary.store.load_end(lsn, &history)?,
+                }
                 return self.start(lsn, lsn);
             }
             (Phase::Sent { lsn }, FrameKind::Copied) => {
@@ -717,28 +836,44 @@ impl Session {
                 self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
                 Err(Error::Protocol(text))
             }
-            RefuseCode::Superseded if self.attach && self.claim.is_some() => {
-                // The register decides at the attach; an epoch above is needed.
-                if r.epoch < u64::MAX / 2 {
-                    self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
-                }
-                Err(Error::Protocol(text))
-            }
-            RefuseCode::Superseded | RefuseCode::StaleEpoch if self.attach => {
+            RefuseCode::Superseded => Err(self.superseded(text)),
+            RefuseCode::StaleEpoch if self.attach => {
                 let e = Error::Stale(text);
-                self.primary.supersede(e.clone());
                 self.fatal = Some(e.clone());
                 Err(e)
             }
-            RefuseCode::Superseded | RefuseCode::StaleEpoch => {
-                self.outbid(r.epoch.min(u64::MAX / 2), Error::Stale(text))
-            }
+            RefuseCode::StaleEpoch => self.outbid(r.epoch.min(u64::MAX / 2), Error::Stale(text)),
             RefuseCode::Stranger | RefuseCode::Foreign if self.attach => {
                 self.fatal = Some(Error::Invalid(text.clone()));
                 Err(Error::Protocol(text))
             }
             _ => Err(Error::Protocol(text)),
         }
+    }
+
+    /// The peer follows a newer view than this node knows. With a register,
+    /// views are begun only after it has agreed: if it knows nothing newer
+    /// either, someone promoted the peer by hand, and what that one has
+    /// acknowledged is not here.
+    fn superseded(&mut self, text: String) -> Error {
+        let mut e = Error::Stale(text.clone());
+        if self.attach
+            && let Some(claim) = &mut self.claim
+        {
+            match claim.view_to_attach(&self.primary.store) {
+                Ok(epoch) if epoch > self.known => return Error::Protocol(text),
+                Ok(_) => {
+                    e = Error::Stale(format!(
+                        "{text}. The register of views does not know that view: it was made by hand while `failover` was manual. `mojim promote --force` on the node that is to go on settles it"
+                    ));
+                }
+                Err(stale @ Error::Stale(_)) => e = stale,
+                Err(e) => return e,
+            }
+        }
+        self.primary.supersede(e.clone());
+        self.fatal = Some(e.clone());
+        e
     }
 
     fn agree(&mut self, w: Welcome) -> Result<()> {
@@ -792,12 +927,15 @@ impl Session {
                 if self.member && !self.attach && from < store.whole(self.primary.acked.get()) {
                     // It has less than it once acknowledged.
                     self.lean_on_own_log()?;
-                    if let Some(claim) = &mut self.claim {
-                        claim.alone(&store)?;
-                        self.alone = true;
-                    }
                     store.update(|s| s.view.mirror = JOINING.into())?;
                     self.member = false;
+                    if self.claim.is_some() {
+                        self.leaving = true;
+                        return Err(Error::Protocol(format!(
+                            "node {} has less than it acknowledged: it leaves the view first",
+                            self.peer.name
+                        )));
+                    }
                 }
                 // A mirror that joins again may hold records of an older
                 // epoch beyond what is common: they must go. Within one
@@ -948,20 +1086,46 @@ impl Session {
         Ok(moved)
     }
 
-    /// Sends the session's terms: the mirror has everything up to `resume`.
+    /// The view of this session.
+    fn view(&self) -> View {
+        View {
+            epoch: self.epoch,
+            primary: self.me.clone(),
+            mirror: if self.member {
+                self.peer.name.clone()
+            } else {
+                JOINING.into()
+            },
+        }
+    }
+
+    /// Begins the session: the mirror has everything up to `resume`. An attach
+    /// begins its epoch first, with the register's consent.
     fn start(&mut self, resume: u64, keep: u64) -> Result<()> {
         if self.attach {
-            let view = View {
-                epoch: self.epoch,
-                primary: self.me.clone(),
-                mirror: if self.member {
-                    self.peer.name.clone()
-                } else {
-                    JOINING.into()
-                },
-            };
-            self.begin(view)?;
+            if self.primary.store.superblock().state == State::Empty {
+                self.primary.store.make_new()?;
+            }
+            if let Some(claim) = &self.claim {
+                let change = Change::Attach {
+                    epoch: self.epoch,
+                    peer: claim.peer.clone(),
+                    // In `async` a mirror never holds everything.
+                    member: self.member && self.paired_rule.mirror,
+                    adopted: claim.adopted,
+                };
+                self.ask(change);
+                self.phase = Phase::Claiming { resume, keep };
+                return Ok(());
+            }
+            self.keep = self.primary.begin(self.epoch, self.view())?;
         }
+        self.say_start(resume, keep);
+        Ok(())
+    }
+
+    /// Sends the session's terms.
+    fn say_start(&mut self, resume: u64, keep: u64) {
         let store = &self.primary.store;
         let start = Start {
             epoch: self.epoch,
@@ -976,7 +1140,6 @@ impl Session {
         let wire = self.wire.as_mut().expect("connected");
         wire.say(FrameKind::Start, self.epoch, &start);
         self.phase = Phase::Starting { resume };
-        Ok(())
     }
 
     fn begin_lanes(&mut self, session: u64, resume: u64) -> Result<()> {
@@ -1163,40 +1326,34 @@ impl Session {
             }
             let all = *self.join.get_or_insert_with(|| p.last());
             if p.acked.get() >= all || p.store.mutations.admit_early.load(Relaxed) {
-                if let Some(claim) = &mut self.claim
-                    && self.paired_rule.mirror
-                {
-                    // From the moment that it is asked for, the mirror may be a
-                    // member: nothing is acknowledged without it, also if the
-                    // answer is lost and then the link, until the register
-                    // says otherwise.
-                    let alone = &mut self.alone;
-                    match claim.admit(&p.store, p.store.env().now(), || *alone = false) {
-                        Err(e @ Error::Stale(_)) => {
-                            p.supersede(e.clone());
-                            self.fatal = Some(e.clone());
-                            return Err(e);
-                        }
-                        Err(e) => {
-                            self.last_error = Some(e.to_string());
-                            return self.show_adopted();
-                        }
-                        Ok(()) => {}
-                    }
-                }
-                let view = View {
-                    epoch: self.epoch,
-                    primary: self.me.clone(),
-                    mirror: self.peer.name.clone(),
+                let Some(claim) = self.claim.as_ref().filter(|_| self.paired_rule.mirror) else {
+                    return self.admitted();
                 };
-                p.store.update(|s| s.view = view)?;
-                p.set_rule(self.paired_rule);
-                self.alone = false;
-                self.member = true;
-                self.join = None;
-                self.beat = 0;
+                let now = p.store.env().now();
+                if let Some(peer) = claim.peer.clone()
+                    && claim.may_try(now)
+                {
+                    // From now on the mirror may be a member: nothing is
+                    // acknowledged without it, also if the answer is lost and
+                    // then the link, until the register says otherwise.
+                    self.was_alone = std::mem::take(&mut self.alone);
+                    self.ask(Change::Admit(peer));
+                }
             }
         }
+        self.show_adopted()
+    }
+
+    /// The mirror on the link is a member of the view.
+    fn admitted(&mut self) -> Result<()> {
+        self.member = true;
+        let view = self.view();
+        let p = &self.primary;
+        p.store.update(|s| s.view = view)?;
+        p.set_rule(self.paired_rule);
+        self.alone = false;
+        self.join = None;
+        self.beat = 0;
         self.show_adopted()
     }
 

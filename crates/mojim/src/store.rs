@@ -262,7 +262,11 @@ impl Store {
     pub fn open(env: &Arc<dyn Env>, spec: StoreSpec) -> Result<Store> {
         assert!(!spec.logs.is_empty());
         let meta = spec.meta.clone();
-        make_dirs(&**env, &meta, Path::new("/"))?;
+        let there = |p: &Path| env.open(p, OpenHow::default()).is_ok();
+        // What is in a directory was made after all its names were durable.
+        if !there(&meta.join("superblock")) {
+            make_dirs(&**env, &meta, Path::new("/"))?;
+        }
         // A process that died may have put a superblock or a catalogue in
         // place and not made its name durable; what is read now is relied on.
         env.sync_dir(&meta)
@@ -359,6 +363,7 @@ impl Store {
             lost = Some("the machine was restarted, and its log was in memory");
         }
         let was_clean = sb.logs == 0;
+        let closed = was_clean.then_some(sb.incarnation);
         if was_clean {
             // Clean: whatever lies in the logs is from before.
             sb.starts = vec![0; spec.logs.len()];
@@ -370,6 +375,7 @@ impl Store {
         for (i, l) in spec.logs.iter().enumerate() {
             if let Some(dir) = l.path.parent()
                 && l.medium != MediumKind::Dram
+                && !there(&l.path)
             {
                 make_dirs(&**env, dir, Path::new("/"))?;
             }
@@ -388,7 +394,8 @@ impl Store {
                     });
                 }
             }
-            let (log, survival) = Log::open(env, l.clone(), align, sb.incarnation, sb.starts[i])?;
+            let (log, survival) =
+                Log::open(env, l.clone(), align, sb.incarnation, sb.starts[i], closed)?;
             if survival == Survival::Lost && sb.logs != 0 && lost.is_none() {
                 lost = Some("its log was in memory and is gone");
             }
@@ -416,7 +423,7 @@ impl Store {
             sb.starts = vec![0; logs.len()];
             for (i, slot) in logs.iter_mut().enumerate() {
                 // The memory of the old incarnation is not known any more.
-                *slot = Log::open(env, spec.logs[i].clone(), align, sb.incarnation, 0)?;
+                *slot = Log::open(env, spec.logs[i].clone(), align, sb.incarnation, 0, None)?;
             }
         }
         if in_memory {
@@ -719,7 +726,7 @@ impl Store {
             s.checkpoint = 0;
         })?;
         self.fail(lock(&self.area).reset(id))?;
-        self.restart_at(0, State::Whole, id, &[])?;
+        self.restart_at(0, State::Whole, id, &[], self.env.random())?;
         self.loading.store(false, Release);
         Ok(())
     }
@@ -1223,14 +1230,30 @@ impl Store {
         Ok(())
     }
 
-    /// Lets others open this copy. Nothing may be done with it any more.
+    /// Lets others open this copy. Nothing can be done with it here any more,
+    /// whoever still has it.
     pub fn release_lock(&self) {
+        let gone = Error::Busy(format!(
+            "node {} has handed its copy of volume {} over",
+            self.spec.node, self.spec.volume
+        ));
+        let _ = self.poison.set(gone);
         *lock(&self.held) = None;
     }
 
     /// After everything is applied: makes it durable and says so, so that the
     /// next start finds a copy that needs no log.
     pub fn close_clean(&self, tail: u64) -> Result<()> {
+        self.close_for_next(tail)?;
+        for log in &self.logs {
+            log.remove_ring();
+        }
+        Ok(())
+    }
+
+    /// The same for a copy that is opened again at once: its rings stay, since
+    /// to free their pages and to make new ones takes long.
+    pub fn close_for_next(&self, tail: u64) -> Result<()> {
         assert_eq!(self.applied(), tail, "closed before everything was applied");
         // A session that was being made may have left it so.
         self.freeze(false);
@@ -1250,11 +1273,7 @@ impl Store {
         self.update(|s| {
             s.boot_id = [0; 16];
             s.logs = 0;
-        })?;
-        for log in &self.logs {
-            log.remove_ring();
-        }
-        Ok(())
+        })
     }
 
     /// Whether it had been closed cleanly when it was opened.
@@ -1270,10 +1289,10 @@ impl Store {
         state: State,
         volume_id: u64,
         history: &[mojim_format::EpochStart],
+        life: u64,
     ) -> Result<()> {
         let mut a = lock(&self.applier);
         let starts: Vec<u64> = self.logs.iter().map(Log::head).collect();
-        let life = self.env.random();
         self.update(|s| {
             s.volume_id = volume_id;
             s.checkpoint = lsn;
@@ -1419,9 +1438,19 @@ impl Store {
     /// The copy is complete and is the result of the records up to `lsn`: it
     /// takes the place of what was here.
     pub fn load_end(&self, lsn: u64, history: &History) -> Result<()> {
+        self.take_copy(lsn, history, self.env.random())
+    }
+
+    /// The same for a copy that goes on where the one here ends: what was held
+    /// here still is, so its life goes on too.
+    pub fn load_more(&self, lsn: u64, history: &History) -> Result<()> {
+        self.take_copy(lsn, history, self.superblock().life)
+    }
+
+    fn take_copy(&self, lsn: u64, history: &History, life: u64) -> Result<()> {
         let volume_id = self.staging(|s| s.seal(lsn).map(|()| s.volume()))?;
         // From here on the staged copy is the one that counts.
-        self.restart_at(lsn, State::Switching, volume_id, history.entries())?;
+        self.restart_at(lsn, State::Switching, volume_id, history.entries(), life)?;
         let mut area = lock(&self.area);
         let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
             .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));

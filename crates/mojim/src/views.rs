@@ -1,12 +1,17 @@
 //! The register of views, as the engine sees it: read it, swap it.
 //!
-//! Owns the interface and the way to it from outside of the voters: a program
-//! asks the node daemon beside it, a node that does not vote asks one that does. What keeps the register (a replicated log
-//! among the voters) is a crate above; the simulator has one of its own.
+//! Owns the interface, the way to it from outside of the voters (a program asks
+//! the node daemon beside it, a node that does not vote asks one that does) and
+//! the thread on which a primary's errands to it wait. What keeps the register
+//! (a replicated log among the voters) is a crate above; the simulator has one
+//! of its own.
 //!
-//! Invariant: a swap that was reported as done stays done, whatever fails.
+//! Invariants:
+//! - A swap that was reported as done stays done, whatever fails.
+//! - No link waits for the register.
 
-use std::sync::Mutex;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim_protocol::view::Register;
@@ -14,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::env::Address;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 
 /// How long a daemon may take to answer for the voters.
 pub const VIEW_TIMEOUT: Duration = Duration::from_secs(3);
@@ -33,6 +38,43 @@ pub trait Views: Send + Sync {
 
     /// Answers another voter's daemon (a request of kind `raft`).
     fn hear(&self, request: &Value) -> Result<Value>;
+}
+
+/// What is to be asked of the register.
+pub type Errand = Box<dyn FnOnce(&dyn Views) + Send>;
+
+/// Has errands run while who sent them does something else.
+pub trait Errands: Send {
+    /// Sees to it that `what` is run. One that cannot be run any more is dropped.
+    fn send(&mut self, what: Errand);
+}
+
+/// Errands run by a thread of their own, which ends with its owner: at once, or
+/// when the register has answered or is given up (`VIEW_TIMEOUT`).
+pub struct Messenger(Sender<Errand>);
+
+impl Messenger {
+    /// Starts the thread. `back` is called after each errand.
+    pub fn start(views: Arc<dyn Views>, back: impl Fn() + Send + 'static) -> Result<Messenger> {
+        let (send, errands) = channel::<Errand>();
+        std::thread::Builder::new()
+            .name("mojim-views".into())
+            .spawn(move || {
+                while let Ok(what) = errands.recv() {
+                    what(&*views);
+                    back();
+                }
+            })
+            .context(|| "starting a thread".into())?;
+        Ok(Messenger(send))
+    }
+}
+
+impl Errands for Messenger {
+    fn send(&mut self, what: Errand) {
+        // The thread ends after this sender.
+        let _ = self.0.send(what);
+    }
 }
 
 /// The register through a daemon.

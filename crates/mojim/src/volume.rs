@@ -37,7 +37,7 @@ use crate::primary::{Piece, Primary, thread_number};
 use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
-use crate::views::{Asked, VIEW_TIMEOUT};
+use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 /// How a region is mapped: flags of [`Volume::map`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -289,7 +289,11 @@ impl Volume {
                 if volume.failover == Failover::Automatic {
                     let daemon = Address::Unix(layout::socket(&node));
                     let views = Asked::new(vec![daemon], &config.cluster, VIEW_TIMEOUT);
-                    s = s.with_views(Claim::new(Arc::new(views), config.failure_limit))?;
+                    let views: Arc<dyn Views> = Arc::new(views);
+                    let p = primary.clone();
+                    let errands = Messenger::start(views.clone(), move || p.link_work.notify())?;
+                    let claim = Claim::new(views, Box::new(errands), config.failure_limit);
+                    s = s.with_views(claim)?;
                 }
                 Self::wait_attached(&mut s, &primary, config, &volume, &mut progress)?;
                 Some(s)
@@ -422,7 +426,7 @@ impl Volume {
                 since = now;
             }
             // One that has begun goes on by itself, alone if need be.
-            if now - since > limit && !s.is_active() && s.is_attaching() {
+            if now - since > limit && !s.is_active() && s.is_attaching() && !s.is_asking() {
                 let mut unknown = None;
                 let may_go_alone = match s.may_attach_alone() {
                     None => may_go_alone,

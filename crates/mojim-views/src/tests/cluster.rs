@@ -325,6 +325,9 @@ fn a_name_too_long_for_a_question_is_refused() {
     let d = Daemons::started(&["a"]);
     let e = d.at("a").swap(&"x".repeat(5000), &register(1, "x"));
     assert!(matches!(e, Err(Error::Invalid(_))), "{e:?}");
+    // Nor one that no volume has: it would stay in the register for ever.
+    let e = d.at("a").swap("stranger", &register(1, "x"));
+    assert!(matches!(e, Err(Error::Invalid(_))), "{e:?}");
     assert!(swap(&d.at("a"), "v", &register(1, "x")));
 }
 

@@ -491,12 +491,6 @@ impl Config {
                 quoted(rack)
             ));
         }
-        if volume.mode == Mode::Async && volume.failover == Failover::Automatic {
-            all.push(format!(
-                "volume.{name}.failover is automatic in mode async: what had not arrived at the \
-                 mirror is lost without a question; set failover = \"manual\" to decide each time"
-            ));
-        }
         if volume.fallback == Fallback::Automatic {
             let voters = self.voters();
             let apart = |node: &&&Node| node.name != *primary && node.name != *mirror;

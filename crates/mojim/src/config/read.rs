@@ -623,6 +623,11 @@ impl Reader {
                            remove this, or name a mirror and choose mode sync";
             self.note(failover.line, key.as_str(), message);
         }
+        if mode.value == Some(Mode::Async) {
+            let message = "in mode async the mirror may lack what was acknowledged, so it is \
+                           promoted by a person who knows the loss; choose \"manual\", or mode sync";
+            self.note(failover.line, key.as_str(), message);
+        }
         if voters < AUTOMATIC_VOTERS {
             let message = format!(
                 "automatic promotion needs at least {AUTOMATIC_VOTERS} voters, so that a majority \

@@ -5,15 +5,16 @@
 //! `contents`.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::time::Duration;
 
 use mojim_format::message::checked;
 use mojim_format::{Frame, FrameKind, State, Superblock};
 use mojim_protocol::pairing::{PromoteRefusal, may_promote};
+use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
-use super::{Node, lock};
+use super::{Node, lock, wait_for_last};
 use crate::client::Client;
 use crate::config::Volume;
 use crate::env::{Address, OpenHow};
@@ -21,8 +22,12 @@ use crate::error::{Error, Result};
 use crate::layout;
 use crate::link::Wire;
 use crate::log::{LIVE_AT, Live};
+use crate::mirror::Mirror;
 use crate::store::{Store, read_superblock};
 use crate::views::{Views, from_json};
+
+/// How long a question may wait for its answer to become another one.
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 impl Node {
     pub(super) fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
@@ -108,14 +113,18 @@ impl Node {
         };
         match text("what") {
             "status" => {
-                let all: Result<Vec<Value>> =
-                    self.volumes().iter().map(|v| self.status(v)).collect();
+                // Of one volume, if one was named: its register alone is read.
+                let asked = match q.get("volume") {
+                    Some(_) => vec![volume(text("volume"))?],
+                    None => self.volumes(),
+                };
+                let all: Result<Vec<Value>> = asked.iter().map(|v| self.status(v)).collect();
                 Ok(json!({ "node": self.me.name, "volumes": all? }))
             }
             "pulse" => Ok(json!(true)),
             "post" => {
                 let v = volume(text("volume"))?;
-                self.post(&v)
+                self.await_post(&v, Duration::from_millis(number("wait")).min(MAX_WAIT))
             }
             "view-read" => {
                 let v = known(text("volume"))?;
@@ -172,6 +181,21 @@ impl Node {
                 v.name
             ))
         })
+    }
+
+    /// The same as soon as one may, or after `wait`.
+    fn await_post(&self, v: &Volume, wait: Duration) -> Result<Value> {
+        let end = self.env.now() + wait;
+        loop {
+            let seen = self.handed.load(SeqCst);
+            let post = self.post(v)?;
+            let left = end.saturating_sub(self.env.now());
+            if post["ready"] == true || left.is_zero() || self.stopping.load(Acquire) {
+                return Ok(post);
+            }
+            let changed = || self.handed.load(SeqCst) != seen || self.stopping.load(Acquire);
+            self.posts.wait_unless(changed, left);
+        }
     }
 
     /// Whether a program may start here: the register names this node, and its
@@ -349,9 +373,6 @@ impl Node {
         force: bool,
     ) -> Result<Value> {
         let reg = views.read(&v.name)?;
-        let named = |m: &Option<mojim_protocol::view::Member>| {
-            m.as_ref().map_or("none".to_owned(), |m| m.node.clone())
-        };
         let mine = reg.primary.as_ref().is_some_and(|p| p.node == self.me.name);
         let meta = layout::meta_dir(&self.me, &v.name);
         let begun =
@@ -359,7 +380,30 @@ impl Node {
         if mine && begun && !force {
             return Ok(json!({ "epoch": reg.epoch, "already": true }));
         }
+        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
         let m = self.mirror(v)?;
+        let done = self.promote_mirror(v, views, &reg, m, force, mine);
+        if opened && done.is_err() {
+            // As it was before: free for a program of this node.
+            let m = lock(&self.mirrors).remove(&v.name);
+            if let Some(m) = m {
+                self.close_mirror(&m)?;
+                wait_for_last(m)?;
+            }
+        }
+        done
+    }
+
+    fn promote_mirror(
+        self: &Arc<Node>,
+        v: &Volume,
+        views: &dyn Views,
+        reg: &Register,
+        m: Arc<Mirror>,
+        force: bool,
+        mine: bool,
+    ) -> Result<Value> {
+        let named = |m: &Option<Member>| m.as_ref().map_or("none".to_owned(), |m| m.node.clone());
         if !force && !mine {
             if let Some((ago, who)) = m.live_primary() {
                 return Err(Error::Busy(format!(
@@ -370,7 +414,7 @@ impl Node {
                 )));
             }
             self.ask_other_node(v)?;
-            if !m.is_member(&reg) {
+            if !m.is_member(reg) {
                 return Err(Error::Invalid(format!(
                     "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
                     self.me.name,
@@ -481,7 +525,7 @@ impl Node {
         let Some(other) = self.config.peer_of(v, &self.me.name) else {
             return Ok(());
         };
-        let q = json!({ "what": "status", "cluster": self.config.cluster });
+        let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
         let Ok(mut c) = Client::connect(&Address::Tcp(other.address), Duration::from_secs(1))
         else {
             return Ok(());

@@ -5,11 +5,12 @@
 //! a primary that is alive finds out that it is none any more.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Node, lock, wait_for_last};
+use super::{Node, lock};
 use crate::client::Client;
 use crate::config::Volume;
 use crate::env::Address;
@@ -42,7 +43,11 @@ impl Node {
                     Err(_) => continue,
                 };
             }
-            if !unknown && (m.live_primary().is_some() || self.is_there(v, &mut client)) {
+            if let Some((ago, _)) = m.live_primary() {
+                // When it spoke, not when that was looked up.
+                heard = heard.max(self.env.now().saturating_sub(ago));
+            }
+            if !unknown && self.is_there(v, &mut client) {
                 heard = self.env.now();
                 continue;
             }
@@ -117,7 +122,7 @@ impl Node {
         if !(mine || suspect && m.is_member(&reg)) {
             return Ok(None);
         }
-        let Some((epoch, last)) = m.take_over(views)? else {
+        let Some((epoch, last)) = m.take_over_from(reg, views)? else {
             return Err(Error::Protocol("the view changed meanwhile".into()));
         };
         self.hand_over(v, m, last)?;
@@ -126,9 +131,15 @@ impl Node {
 
     /// The copy of a node that has become primary is closed, for the program.
     pub(super) fn hand_over(&self, v: &Volume, m: Arc<Mirror>, last: u64) -> Result<()> {
-        lock(&self.mirrors).remove(&v.name);
         m.close();
-        m.store.close_clean(last)?;
-        wait_for_last(m)
+        let closed = m.store.close_for_next(last);
+        let mut mirrors = lock(&self.mirrors);
+        // Links and threads that have not ended yet find that it is.
+        m.store.release_lock();
+        mirrors.remove(&v.name);
+        drop(mirrors);
+        self.handed.fetch_add(1, SeqCst);
+        self.posts.notify();
+        closed
     }
 }

@@ -116,6 +116,37 @@ impl Drop for Mapping {
     }
 }
 
+/// Bytes that are populated by one call: short enough that a page fault beside
+/// it does not wait for long.
+const POPULATE_STEP: usize = 256 << 10;
+
+/// See [`crate::env::Env::populate`]. Where it fails, pages come when they are
+/// touched.
+pub(super) fn populate(memory: &Memory) {
+    let memory = memory.clone();
+    // Without a thread, as where it fails.
+    let _ = std::thread::Builder::new()
+        .name("mojim-populate".into())
+        .spawn(move || {
+            super::yield_to_others();
+            for at in (0..memory.len()).step_by(POPULATE_STEP) {
+                let n = POPULATE_STEP.min(memory.len() - at);
+                // SAFETY: inside memory that stays mapped as long as `memory`
+                // lives; populating changes no byte of it.
+                let done = unsafe {
+                    mm::madvise(
+                        memory.ptr().add(at).cast(),
+                        n,
+                        mm::Advice::LinuxPopulateWrite,
+                    )
+                };
+                if done.is_err() {
+                    return;
+                }
+            }
+        });
+}
+
 /// See [`crate::env::Env::memory`]. Two that make the same name anew at the
 /// same time may get different memory: callers hold a lock.
 pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
@@ -127,7 +158,8 @@ pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
         }
         None => (make(path, len)?, true),
     };
-    let mapped = reserve(&fd, path, len).and_then(|()| Mapping::new(fd, len, true, filled(len)));
+    let mapped =
+        reserve(&fd, path, len).and_then(|()| Mapping::new(fd, len, true, MapFlags::SHARED));
     if mapped.is_err() && made {
         let _ = fs::unlink(path);
     }
@@ -244,6 +276,11 @@ fn make(path: &Path, len: usize) -> io::Result<OwnedFd> {
 
 /// Has the file system set the space aside, so that no store ends in SIGBUS.
 fn reserve(fd: &OwnedFd, path: &Path, len: usize) -> io::Result<()> {
+    // A file that has all its blocks is left alone: in a memory file system to
+    // ask again takes a look at each page.
+    if fs::fstat(fd)?.st_blocks as u64 * 512 >= len as u64 {
+        return Ok(());
+    }
     allocate(fd, FallocateFlags::empty(), len as u64)
         .map_err(|e| error(e.kind(), format!("{}: {e}", path.display())))
 }

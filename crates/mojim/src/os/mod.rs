@@ -89,6 +89,9 @@ impl Env for Os {
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         memory::named(path, len)
     }
+    fn populate(&self, memory: &Memory) {
+        memory::populate(memory)
+    }
     fn remove_memory(&self, path: &Path) -> io::Result<()> {
         Ok(rustix::fs::unlink(path)?)
     }
