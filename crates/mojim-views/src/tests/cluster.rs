@@ -205,9 +205,10 @@ fn a_late_voter_gets_a_snapshot_in_pieces() {
     const VOLUMES: u64 = 60;
     let mut d = Daemons::new(&ABC);
     d.snapshots = (20, 5);
+    let volume = |i| format!("a volume with a long name, number {i}");
+    d.options.volumes = (0..VOLUMES).map(volume).collect();
     d.start("a");
     d.start("b");
-    let volume = |i| format!("a volume with a long name, number {i}");
     let (a, b) = (d.at("a"), d.at("b"));
     for i in 0..VOLUMES {
         assert!(swap(&a, &volume(i), &register(1, "somebody")));
