@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Node, lock};
+use super::{Node, lock, wait_for_last};
 use crate::client::Client;
 use crate::config::Volume;
 use crate::env::Address;
@@ -132,6 +132,15 @@ impl Node {
     /// The copy of a node that has become primary is closed, for the program.
     pub(super) fn hand_over(&self, v: &Volume, m: Arc<Mirror>, last: u64) -> Result<()> {
         m.close();
+        if !v.backups.is_empty() {
+            // Who forwards still reads the ring, which the program writes to.
+            lock(&self.mirrors).remove(&v.name);
+            let closed = m.store.close_clean(last);
+            let closed = closed.and_then(|()| wait_for_last(m));
+            self.handed.fetch_add(1, SeqCst);
+            self.posts.notify();
+            return closed;
+        }
         let closed = m.store.close_for_next(last);
         let mut mirrors = lock(&self.mirrors);
         // Links and threads that have not ended yet find that it is.
