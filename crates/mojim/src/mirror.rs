@@ -61,6 +61,8 @@ pub struct Mirror {
     committed: AtomicU64,
     lanes: Vec<Mutex<Option<LaneIn>>>,
     heard: Mutex<Option<(Duration, String)>>,
+    /// Who said the last `Hello`.
+    upstream: Mutex<String>,
     /// Held while what a session rests on changes: greeting, loading, start,
     /// promotion exclude each other.
     change: Mutex<()>,
@@ -171,6 +173,7 @@ impl Mirror {
             committed: AtomicU64::new(store.applied()),
             lanes: store.logs().iter().map(|_| Mutex::new(None)).collect(),
             heard: Mutex::new(None),
+            upstream: Mutex::default(),
             change: Mutex::new(()),
             generation: AtomicU64::new(0),
             term: AtomicU64::new(1),
@@ -328,6 +331,10 @@ impl Mirror {
         if let Some(e) = self.store.poisoned() {
             return Err(No::new(RefuseCode::Poisoned, e.to_string()));
         }
+        if h.backup && sb.view.epoch > 0 && sb.view.epoch == h.view {
+            self.check_upstream(h, &sb.view)?;
+        }
+        *lock(&self.upstream) = h.from.clone();
         let generation = self.generation.fetch_add(1, SeqCst) + 1;
         self.unsettle();
         self.stop_session();
@@ -350,6 +357,31 @@ impl Mirror {
             history: self.store.history().entries().to_vec(),
         };
         Ok((welcome, generation))
+    }
+
+    /// Two nodes may forward in one view: the primary, which is alone, and the
+    /// mirror that it gave up, which does not know it. Whoever has less than is
+    /// here, or no more than whom this node hears now, is not listened to.
+    fn check_upstream(&self, h: &Hello, view: &View) -> Result<(), No> {
+        let no = |what: String| Err(No::new(RefuseCode::Busy, what));
+        if view.mirror == self.me {
+            return no(format!(
+                "this node is the mirror of epoch {}, no backup",
+                view.epoch
+            ));
+        }
+        let applied = self.store.applied();
+        if h.tail < applied {
+            return no(format!(
+                "node {} has LSN {}, this backup LSN {applied}",
+                h.from, h.tail
+            ));
+        }
+        let heard = lock(&self.upstream).clone();
+        if heard != h.from && self.live_primary().is_some() && h.tail <= self.tail() {
+            return no(format!("node {heard} forwards to this backup"));
+        }
+        Ok(())
     }
 
     /// The session's terms are accepted; returns its number.
