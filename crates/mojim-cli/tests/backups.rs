@@ -6,9 +6,11 @@
 //! memory and processes.
 
 use std::fs;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -189,4 +191,86 @@ fn a_primary_without_its_mirror_forwards_itself() {
         c.await_level(node, "a");
         c.assert_same(node, "a");
     }
+}
+
+/// A link of at most 256 KiB/s towards `to`; answers are not slowed down. Its
+/// threads end with their connections, at the latest with the test.
+fn slow_link(to: String) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let pump = |mut from: TcpStream, mut to: TcpStream, pace: Duration| {
+        std::thread::spawn(move || {
+            let mut chunk = [0; 16 << 10];
+            while let Ok(n @ 1..) = from.read(&mut chunk) {
+                if to.write_all(&chunk[..n]).is_err() {
+                    break;
+                }
+                std::thread::sleep(pace * n as u32 / (16 << 10));
+            }
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        });
+    };
+    std::thread::spawn(move || {
+        for near in listener.incoming().flatten() {
+            let Ok(far) = TcpStream::connect(&to) else {
+                continue;
+            };
+            pump(
+                near.try_clone().unwrap(),
+                far.try_clone().unwrap(),
+                Duration::from_micros(62_500),
+            );
+            pump(far, near, Duration::ZERO);
+        }
+    });
+    port
+}
+
+#[test]
+fn a_slow_backup_holds_the_primary_back_and_lags_no_further_than_it_may() {
+    const THRESHOLD: u64 = 256 << 10;
+    let c = Cluster::new("sync", &format!("secondary_threshold = {THRESHOLD}"));
+    // Node b's configuration has the slow way to c in the place of its address.
+    let text = fs::read_to_string(c.file()).unwrap();
+    let at = text.find("[node.c]\naddress = \"").unwrap() + "[node.c]\naddress = \"".len();
+    let address = text[at..].split('"').next().unwrap().to_owned();
+    let port = slow_link(address.clone());
+    let slow = c.dir.join("slow.toml");
+    fs::write(&slow, text.replace(&address, &format!("127.0.0.1:{port}"))).unwrap();
+    let _a = c.node("a");
+    let _c = c.node("c");
+    let _d = c.node("d");
+    let args = ["node", "--config", slow.to_str().unwrap(), "--name", "b"];
+    let mut b = Process::start(&args, &c.dir.join("b.txt"));
+    assert!(b.line().unwrap().contains("is ready at"));
+
+    let (mut p, _) = c.program("a", &["--entries", "1", "--linger"]);
+    p.acknowledged(0, 1);
+    p.finish();
+    await_that("forwarding", || {
+        let active = |r: &Value| r["node"] == "c" && r["active"] == true;
+        let b = c.status("b");
+        b["backups"].as_array()?.iter().any(active).then_some(())
+    });
+    let (mut p, _) = c.program("a", &["--entries", "1500", "--linger"]);
+    let mut most = 0;
+    let done = std::thread::scope(|s| {
+        let t = s.spawn(|| {
+            p.acknowledged(1, 1501);
+            p
+        });
+        while !t.is_finished() {
+            let lag = c.status("b")["backup_lag"].as_u64().unwrap_or(0);
+            // One record more: an entry has 3,000 bytes at most.
+            assert!(lag <= THRESHOLD + 8192, "{lag} bytes behind");
+            most = most.max(lag);
+        }
+        t.join().unwrap()
+    });
+    p = done;
+    // Some 2 MiB came faster than 256 KiB/s, or this shows nothing.
+    assert!(most > THRESHOLD / 2, "{most} bytes behind at most");
+    p.finish();
+    c.await_level("c", "b");
+    c.assert_same("c", "a");
 }
