@@ -33,10 +33,13 @@ pub struct Latency {
     /// Milliseconds for each size.
     #[arg(long, default_value_t = 2500)]
     time: u64,
+    /// Only these volumes, without plain msync [default: one in each mode].
+    #[arg(long, value_delimiter = ',')]
+    volumes: Vec<String>,
 }
 
 struct Mode {
-    name: &'static str,
+    name: String,
     map: Mapping,
     page: usize,
     at: usize,
@@ -46,7 +49,7 @@ struct Mode {
 
 impl Subject for Mode {
     fn name(&self) -> &str {
-        self.name
+        &self.name
     }
 
     fn prepare(&mut self) -> io::Result<()> {
@@ -104,8 +107,10 @@ impl Latency {
         let page = rustix::param::page_size();
         let mut volumes = Vec::new();
         let mut modes = Vec::new();
-        for name in MODES {
-            let v = Volume::attach_with(&config, &self.node, Some(name), |_, _| {})
+        let all = MODES.map(String::from).to_vec();
+        let alone = !self.volumes.is_empty();
+        for name in if alone { self.volumes } else { all } {
+            let v = Volume::attach_with(&config, &self.node, Some(&name), |_, _| {})
                 .map_err(|e| Failure::from(e).at(&format!("volume {name}")))?;
             let flags = MapFlags {
                 create: true,
@@ -123,10 +128,11 @@ impl Latency {
             volumes.push(v);
         }
         let mut plain = Vec::new();
-        for (name, folios) in [
+        let folios = [
             ("msync", Folios::Small),
             ("msync, large folios", Folios::Large),
-        ] {
+        ];
+        for (name, folios) in folios.into_iter().filter(|_| !alone) {
             plain.push(Plain {
                 name,
                 file: PlainMsync::create(&self.dir, folios)?,

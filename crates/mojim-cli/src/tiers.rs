@@ -1,11 +1,16 @@
-//! `mojim bench tiers`: what it costs to bring a node up to date.
+//! `mojim bench tiers`: what it costs to bring a node up to date, and to have
+//! a backup.
 //!
 //! Two real nodes on loopback and a program that stays attached on `a`. In
 //! each round, one after the other: a plain copy of the volume's bytes, file to
 //! file through one TCP connection and made durable; a node `b` that has
 //! nothing is brought up to date; `b` is away while a hundredth of the pages
 //! changes and more is committed than the log holds, and returns.
+//!
+//! Then, with a third node, what a backup behind the mirror costs a sync point:
+//! `sync-sec` beside `sync`, taking turns.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -26,7 +31,7 @@ const PAGE: usize = 4096;
 /// A node that takes longer than this over a copy has stopped.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Bytes and time for a fresh node and for one that returns, beside a plain copy.
+/// Bytes and time for a fresh node and for one that returns, beside a plain copy; sync-sec beside sync.
 #[derive(clap::Args)]
 pub struct TiersBench {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -170,8 +175,83 @@ impl TiersBench {
                 plain / resync
             )?;
         }
+        let mut sync = BTreeMap::new();
+        for mut row in backup(&dir, memory.path())? {
+            let (case, bytes) = (row["case"].to_string(), row["bytes"].as_u64());
+            let median = row["median_us"].as_f64().unwrap_or(f64::NAN);
+            if case.contains("sec") {
+                let ratio = median / sync.get(&bytes).copied().unwrap_or(f64::NAN);
+                row["ratio"] = json!((ratio * 1000.0).round() / 1000.0);
+                row["ratio_to"] = json!("sync");
+            } else {
+                sync.insert(bytes, median);
+            }
+            if self.json {
+                row["bench"] = json!("tiers");
+                writeln!(out, "{row}")?;
+            } else {
+                let of = row["ratio"].as_f64();
+                writeln!(
+                    out,
+                    "{:>10}: {} B, {median:.1} us{}",
+                    row["case"].as_str().unwrap_or(""),
+                    row["bytes"],
+                    of.map_or(String::new(), |r| format!(", {r:.2} of sync"))
+                )?;
+            }
+        }
         Ok(0)
     }
+}
+
+/// Sync points of a volume without and of one with a backup, in turns.
+fn backup(dir: &Path, memory: &Path) -> Result<Vec<Value>, Failure> {
+    let ports = free_ports(3)?;
+    let mut text = String::from(
+        "cluster = \"bench\"\n[volume.sync]\nmode = \"sync\"\nprimary = \"x\"\nmirror = \"y\"\n\
+         failover = \"manual\"\n[volume.sync-sec]\nmode = \"sync-sec\"\nprimary = \"x\"\nmirror = \"y\"\n\
+         backups = [\"z\"]\nfailover = \"manual\"\n",
+    );
+    for (name, port) in ["x", "y", "z"].iter().zip(&ports) {
+        text += &format!(
+            "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\n",
+            dir.join(name).display(),
+            memory.join(name).display()
+        );
+        std::fs::create_dir_all(memory.join(name))?;
+    }
+    let file = dir.join("backup.toml");
+    std::fs::write(&file, text)?;
+    let path = file.to_string_lossy().into_owned();
+    let mut nodes = Vec::new();
+    for name in ["y", "z"] {
+        let args = ["node", "--config", &path, "--name", name];
+        let errors = dir.join(format!("{name}.txt"));
+        let mut p = Process::start(&format!("node {name}"), args, &errors)?;
+        p.ready()?;
+        nodes.push(p);
+    }
+    let here = dir.to_string_lossy().into_owned();
+    let args = [
+        "__latency",
+        "--config",
+        &path,
+        "--node",
+        "x",
+        "--dir",
+        &here,
+    ];
+    let args = [&args[..], &["--volumes", "sync,sync-sec"]].concat();
+    let mut program = Process::start("the program", args, &dir.join("latency.txt"))?;
+    let mut rows = Vec::new();
+    while let Some(line) = program.line()? {
+        let row = serde_json::from_str(&line);
+        rows.push(row.map_err(|e| Failure::failed(format!("{line}: {e}")))?);
+    }
+    if !program.finish(Duration::from_secs(60)) {
+        return Err(program.failure("failed"));
+    }
+    Ok(rows)
 }
 
 fn median(mut v: Vec<f64>) -> f64 {
