@@ -36,6 +36,10 @@ impl Node {
                 heard = self.env.now();
                 continue;
             };
+            // One that was handed over is closed before it is poisoned.
+            if m.store.poisoned().is_some() && m.is_closed() {
+                continue;
+            }
             if m.store.poisoned().is_some() {
                 drop(m);
                 m = match self.mirror(v) {
