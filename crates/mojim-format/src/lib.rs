@@ -10,6 +10,7 @@
 
 pub mod bytes;
 pub mod catalog;
+pub mod certificate;
 pub mod frame;
 pub mod message;
 pub mod pad;
