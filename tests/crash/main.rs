@@ -21,12 +21,14 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
 use mojim::client::Client;
 use mojim::config::Config;
-use mojim::env::Address;
+use mojim::env::{Address, Env};
+use mojim::os::Os;
 use mojim::{Error, MapFlags, Volume, gmsync};
 
 const THREADS: usize = 3;
@@ -377,7 +379,9 @@ log = {{ medium = "{}", size = "1MiB" }}
 
     fn ask(&self, node: usize, q: serde_json::Value) -> Result<serde_json::Value, Error> {
         let to = Address::Tcp(self.addresses[node]);
-        Client::connect(&to, Duration::from_secs(20))?.ask(&q)
+        let os = Os::new().map_err(|e| Error::io("starting", &e))?;
+        let env: Arc<dyn Env> = Arc::new(os);
+        Client::connect(&env, &to, Duration::from_secs(20))?.ask(&q)
     }
 
     fn promote(&mut self, i: usize) {

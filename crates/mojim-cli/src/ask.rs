@@ -1,11 +1,13 @@
 //! Questions to nodes: the connection, its time limit, and the errors' words.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mojim::client::Client;
 use mojim::config::{Config, Node};
-use mojim::env::Address;
+use mojim::env::{Address, Env};
+use mojim::os::Os;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -26,7 +28,8 @@ impl Asked {
     /// Connects to a node.
     pub fn connect(config: &Config, node: &Node, limit: Duration) -> Result<Asked, Failure> {
         let who = format!("node {} at {}", node.name, node.address);
-        let client = Client::connect(&Address::Tcp(node.address), limit)
+        let env: Arc<dyn Env> = Arc::new(Os::asking(config)?);
+        let client = Client::connect(&env, &Address::Tcp(node.address), limit)
             .map_err(|e| Failure::failed(format!("{who} cannot be reached: {e}")))?;
         Ok(Asked {
             client,

@@ -54,6 +54,7 @@ fn data(c: &Config) -> Value {
                 "resend_timeout_us": us(v.resend_timeout),
                 "resend_attempts": v.resend_attempts,
                 "transport": v.transport.as_str(),
+                "encrypt": v.encrypt,
                 "spin_us": us(v.spin),
                 "tracker": v.tracker.as_str(),
                 "backups": v.backups,
@@ -97,6 +98,7 @@ fn data(c: &Config) -> Value {
         .collect();
     json!({
         "cluster": c.cluster,
+        "keys": c.keys.as_ref().map(|k| k.display().to_string()),
         "insecure_network": c.insecure_network,
         "heartbeat_us": us(c.heartbeat),
         "failure_limit_us": us(c.failure_limit),
@@ -130,6 +132,9 @@ fn text(c: &Config) -> String {
         time(c.heartbeat),
         time(c.failure_limit),
     );
+    if let Some(keys) = &c.keys {
+        t += &format!("keys = {}\n", quote(&keys.to_string_lossy()));
+    }
     for w in c.warnings() {
         t = format!("# {w}\n{t}");
     }
@@ -154,6 +159,9 @@ fn text(c: &Config) -> String {
             time(v.spin),
             v.tracker,
         );
+        if c.keys.is_some() {
+            t += &format!("encrypt = {}\n", v.encrypt);
+        }
         if v.mirror.is_some() {
             t += &format!("failover = \"{}\"\n", v.failover);
         }
@@ -201,6 +209,8 @@ mod tests {
     fn what_is_printed_is_the_same_configuration() {
         let given = r#"
             cluster = "c"
+            keys = "/etc/mojim keys"
+            encrypt = false
             [volume.v]
             primary = "a"
             mirror = "b"

@@ -142,7 +142,7 @@ impl FailoverBench {
             on_a.line()?;
         }
         // As `mojim run` waits.
-        let post = Post::new(&config, config.node("b")?, "v");
+        let post = Post::new(&config, config.node("b")?, "v")?;
         let killed = Instant::now();
         a.strike()?;
         on_a.strike()?;

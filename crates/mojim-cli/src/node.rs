@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim::config::{AUTOMATIC_VOTERS, Config};
-use mojim::env::Address;
+use mojim::env::{Address, Env};
+use mojim::os::Os;
 use mojim::views::{Asked, Views};
+use mojim_format::certificate::Subject;
 use mojim_views::{Options, RaftViews};
 
 use crate::ask::load;
@@ -43,13 +45,16 @@ impl Node {
         for w in config.warnings() {
             say_on_stderr(&format!("warning: {w}"));
         }
-        let voter = self.register(&config)?;
+        let os = Os::of(&config, &Subject::Node(self.name.clone()))?;
+        let env: Arc<dyn Env> = Arc::new(os);
+        let voter = self.register(&env, &config)?;
         let views: Option<Arc<dyn Views>> = match (&voter, config.voters().len()) {
             (Some(v), _) => Some(v.clone()),
             (None, n) if n >= AUTOMATIC_VOTERS => {
                 let voters = config.voters();
                 let daemons = voters.iter().map(|n| Address::Tcp(n.address));
                 Some(Arc::new(Asked::new(
+                    &env,
                     daemons.collect(),
                     &config.cluster,
                     VIEW_TIMEOUT,
@@ -79,7 +84,11 @@ impl Node {
     }
 
     /// This node's part in the register of views, if it votes.
-    fn register(&self, config: &Config) -> Result<Option<Arc<RaftViews>>, Failure> {
+    fn register(
+        &self,
+        env: &Arc<dyn Env>,
+        config: &Config,
+    ) -> Result<Option<Arc<RaftViews>>, Failure> {
         let voters = config.voters();
         if voters.len() < AUTOMATIC_VOTERS || voters.iter().all(|n| n.name != self.name) {
             return Ok(None);
@@ -99,6 +108,6 @@ impl Node {
             election: (config.failure_limit / 3, config.failure_limit / 2),
             timeout: VIEW_TIMEOUT,
         };
-        Ok(Some(RaftViews::start(options)?))
+        Ok(Some(RaftViews::start(env.clone(), options)?))
     }
 }

@@ -8,13 +8,15 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use mojim::client::Client;
 use mojim::config::{Config, Node, Volume};
-use mojim::env::Address;
+use mojim::env::{Address, Env};
 use mojim::layout;
+use mojim::os::Os;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 
@@ -58,6 +60,7 @@ enum Who {
 
 /// Where a program may run, as its node's daemon knows it.
 pub struct Post {
+    env: Arc<dyn Env>,
     daemon: Address,
     cluster: String,
     me: String,
@@ -66,13 +69,14 @@ pub struct Post {
 
 impl Post {
     /// Asked about `volume` on `node`.
-    pub fn new(config: &Config, node: &Node, volume: &str) -> Post {
-        Post {
+    pub fn new(config: &Config, node: &Node, volume: &str) -> Result<Post, Failure> {
+        Ok(Post {
+            env: Arc::new(Os::new()?),
             daemon: Address::Unix(layout::socket(node)),
             cluster: config.cluster.clone(),
             me: node.name.clone(),
             volume: volume.to_owned(),
-        }
+        })
     }
 
     /// As it is now.
@@ -91,7 +95,7 @@ impl Post {
         let q = json!({
             "what": "post", "cluster": self.cluster, "volume": self.volume, "wait": wait,
         });
-        let answer = Client::connect(&self.daemon, TIMEOUT).and_then(|mut c| c.ask(&q));
+        let answer = Client::connect(&self.env, &self.daemon, TIMEOUT).and_then(|mut c| c.ask(&q));
         match answer {
             Ok(a) if a["ready"] == true => Who::Me,
             Ok(a) => match a["primary"].as_str() {
@@ -124,7 +128,7 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
             }
         }
     });
-    let post = Post::new(config, node, &volume.name);
+    let post = Post::new(config, node, &volume.name)?;
     let say = |text: String| say_on_stderr(&format!("volume {}: {text}", volume.name));
     let beat = config.heartbeat;
     loop {

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim::client::Client;
-use mojim::env::Address;
+use mojim::env::{Address, Env};
 use mojim::{Error, Result};
 use openraft::error::{
     InstallSnapshotError, NetworkError, PayloadTooLarge, RPCError, RaftError, RemoteError,
@@ -62,6 +62,7 @@ const IDLE: usize = 4;
 
 /// The voters, and the connections to them.
 pub(crate) struct Links {
+    env: Arc<dyn Env>,
     cluster: String,
     me: String,
     voters: BTreeMap<u64, (String, Address)>,
@@ -92,10 +93,16 @@ pub(crate) enum Asked {
 
 impl Links {
     /// `voters` by their numbers, this node among them.
-    pub fn new(cluster: &str, me: &str, voters: BTreeMap<u64, (String, Address)>) -> Links {
+    pub fn new(
+        env: &Arc<dyn Env>,
+        cluster: &str,
+        me: &str,
+        voters: BTreeMap<u64, (String, Address)>,
+    ) -> Links {
         let names: Vec<&String> = voters.values().map(|(name, _)| name).collect();
         let names = json!(names).to_string();
         Links {
+            env: env.clone(),
             cluster: cluster.to_owned(),
             me: me.to_owned(),
             checksum: mojim_format::crc32c(names.as_bytes()),
@@ -213,7 +220,7 @@ impl Links {
             .voters
             .get(&to)
             .ok_or_else(|| Error::NotFound(format!("there is no voter {to}")))?;
-        Client::connect(address, timeout)
+        Client::connect(&self.env, address, timeout)
     }
 
     fn note<T>(&self, to: u64, r: &Result<T>) {
@@ -462,8 +469,9 @@ mod tests {
             (name, Address::Unix("/nowhere".into()))
         };
         let all: BTreeMap<String, Address> = (0..voters).map(voter).collect();
+        let env: Arc<dyn Env> = Arc::new(mojim::os::Os::new().unwrap());
         let me = all.keys().next().unwrap().clone();
-        Links::new("cluster", &me, numbered(&all).unwrap())
+        Links::new(&env, "cluster", &me, numbered(&all).unwrap())
     }
 
     #[test]

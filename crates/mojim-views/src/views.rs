@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use mojim::env::{Address, Env};
-use mojim::os::Os;
 use mojim::views::{Views, from_json};
 use mojim::{Error, Result};
 use mojim_protocol::view::Register;
@@ -122,12 +121,11 @@ fn millis(what: &str, d: Duration) -> Result<u64> {
 }
 
 impl RaftViews {
-    /// Starts this node's part: opens its directory, and takes part in choosing
+    /// Starts this node's part, as the node that `env` proves to be: opens its directory, and takes part in choosing
     /// a leader. Does not wait for one. Answers of the other voters come through
     /// [`Views::hear`], so the daemon should listen already, or soon.
-    pub fn start(o: Options) -> Result<Arc<RaftViews>> {
-        let os = Os::new().map_err(|e| Error::io("starting", &e))?;
-        RaftViews::start_on(Arc::new(os), o, (SNAPSHOT_EVERY, STAY))
+    pub fn start(env: Arc<dyn Env>, o: Options) -> Result<Arc<RaftViews>> {
+        RaftViews::start_on(env, o, (SNAPSHOT_EVERY, STAY))
     }
 
     /// `(every, stay)`: see [`SNAPSHOT_EVERY`] and [`STAY`].
@@ -139,7 +137,7 @@ impl RaftViews {
         if !o.voters.contains_key(&o.me) {
             return Err(Error::Config(format!("node {} is not a voter", o.me)));
         }
-        let links = Arc::new(Links::new(&o.cluster, &o.me, numbered(&o.voters)?));
+        let links = Arc::new(Links::new(&env, &o.cluster, &o.me, numbered(&o.voters)?));
         let room = links.room()?;
         let config = Config {
             cluster_name: o.cluster.clone(),

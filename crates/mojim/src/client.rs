@@ -13,7 +13,6 @@ use serde_json::Value;
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::link::Wire;
-use crate::os::Os;
 
 /// A connection to a node.
 pub struct Client {
@@ -23,13 +22,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects; every answer is awaited for at most `timeout`.
-    pub fn connect(to: &Address, timeout: Duration) -> Result<Client> {
-        let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
+    /// Connects, as whom `env` says; every answer is awaited for at most
+    /// `timeout`.
+    pub fn connect(env: &Arc<dyn Env>, to: &Address, timeout: Duration) -> Result<Client> {
         let conn = env.connect(to).context(|| format!("connecting to {to}"))?;
         Ok(Client {
             wire: Wire::new(conn),
-            env,
+            env: env.clone(),
             timeout,
         })
     }

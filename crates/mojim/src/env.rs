@@ -111,10 +111,33 @@ impl Memory {
     }
 }
 
+/// Whom a connection proves to be at its other end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proof {
+    /// Nobody in particular: the cluster has no keys.
+    Nothing,
+    /// A process of this host that may read this one's memory anyway.
+    Local,
+    /// The node of this name, by its certificate.
+    Node {
+        /// Its name.
+        name: String,
+        /// Whether the connection is encrypted too.
+        encrypted: bool,
+    },
+    /// An operator's tool, by its certificate: may ask, and is no node.
+    Client {
+        /// Whether the connection is encrypted too.
+        encrypted: bool,
+    },
+}
+
 /// One end of a byte stream. Sending and receiving may happen at the same
 /// time from two threads, each from one.
 pub trait Conn: Send + Sync {
-    /// Sends some of the bytes; `WouldBlock` if none can be taken now.
+    /// Sends some of the bytes; `WouldBlock` if none can be taken now. What was
+    /// not taken must come again, the same bytes, before any other: part of it
+    /// may be on its way already.
     fn send(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
     /// Receives some bytes; `WouldBlock` if there are none, 0 if the peer closed.
     fn recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
@@ -125,6 +148,10 @@ pub trait Conn: Send + Sync {
     fn close(&self);
     /// Who is at the other end, for messages.
     fn peer(&self) -> String;
+    /// Whom it proves to be there; known once bytes have been sent or received.
+    fn proof(&self) -> Proof {
+        Proof::Nothing
+    }
     /// Passes shared memory to the peer; only where both are on one host.
     fn send_memory(&self, _memory: &Memory) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use mojim_format::certificate::Subject;
 use mojim_protocol::AckRule;
 
 use crate::config::{Config, Failover, MediumKind, Mode, Node, Transport, Volume};
@@ -28,6 +29,24 @@ pub fn meta_dir(node: &Node, volume: &str) -> PathBuf {
 /// The Unix socket on which a node listens for peers of the same host.
 pub fn socket(node: &Node) -> PathBuf {
     node.directory.join(".mojim").join("node.sock")
+}
+
+/// The certificate of a cluster's authority, in its directory of keys.
+pub fn authority(keys: &Path) -> PathBuf {
+    keys.join("authority.pem")
+}
+
+/// The authority's key: where certificates are made, and on no node.
+pub fn authority_key(keys: &Path) -> PathBuf {
+    keys.join("authority.key")
+}
+
+/// A subject's certificate and its key.
+pub fn certificate(keys: &Path, subject: &Subject) -> PathBuf {
+    keys.join(match subject {
+        Subject::Node(name) => format!("node.{name}.pem"),
+        Subject::Client => "client.pem".into(),
+    })
 }
 
 /// A name for a node's memory that no other node on this host has: its own,

@@ -114,7 +114,10 @@ pub struct Tx {
     sent: u64,
     /// Bytes of its frame that are.
     off: usize,
-    header: [u8; FRAME_LEN],
+    /// The committed LSN in the headers of a send that was not taken as a
+    /// whole, and where its records end. The link may hold part of it, so the
+    /// same is sent until all is taken.
+    said: Option<(u64, u64)>,
 }
 
 /// Most records in one send.
@@ -128,7 +131,7 @@ impl Tx {
             carrier,
             sent,
             off: 0,
-            header: [0; FRAME_LEN],
+            said: None,
         }
     }
 
@@ -167,21 +170,19 @@ impl Tx {
             let mut nexts = [0u64; BATCH];
             let mut n = 0;
             let mut at = self.sent;
+            let (committed, until) = self.said.take().unwrap_or((committed, u64::MAX));
             while n < BATCH
+                && at < until
                 && let Some((r, _, next)) = log.record(at).filter(|(_, at, _)| *at < limit)
             {
-                headers[n] = if n == 0 && self.off > 0 {
-                    self.header
-                } else {
-                    Frame {
-                        kind: FrameKind::Record,
-                        flags: 0,
-                        epoch,
-                        lsn: committed,
-                        body: r.header.len,
-                    }
-                    .encode()
-                };
+                headers[n] = Frame {
+                    kind: FrameKind::Record,
+                    flags: 0,
+                    epoch,
+                    lsn: committed,
+                    body: r.header.len,
+                }
+                .encode();
                 records[n] = r.bytes();
                 nexts[n] = next;
                 n += 1;
@@ -191,6 +192,7 @@ impl Tx {
                 // Only a pad so far; its record is not published yet.
                 return Ok(());
             }
+            self.said = Some((committed, at));
             const EMPTY: &[u8] = &[];
             let mut slices = [IoSlice::new(EMPTY); 2 * BATCH];
             for i in 0..n {
@@ -210,12 +212,14 @@ impl Tx {
                 let left = FRAME_LEN + records[i].len() - self.off;
                 if took < left {
                     self.off += took;
-                    self.header = headers[i];
                     break;
                 }
                 took -= left;
                 self.off = 0;
                 self.sent = nexts[i];
+            }
+            if self.sent == at {
+                self.said = None;
             }
         }
         Ok(())
@@ -599,13 +603,29 @@ impl Wire {
         Ok(true)
     }
 
+    /// Whether what came is TLS's, an alert or the beginning of a handshake.
+    fn is_tls(&self) -> bool {
+        matches!(self.inbuf[..], [21 | 22, 3, 0..=4, ..])
+    }
+
+    #[cold]
+    fn no_frame(&self, why: &str) -> Error {
+        let peer = self.conn.peer();
+        Error::Protocol(match self.is_tls() {
+            true => format!(
+                "{peer} speaks TLS and this side does not: both need `keys` in their configuration"
+            ),
+            false => format!("{peer} {why}"),
+        })
+    }
+
     /// The next whole frame, if it has arrived. A frame with an impossible
     /// header is an error before its body is waited for.
     pub fn take_frame(&mut self) -> Result<Option<(Frame, Vec<u8>)>> {
         loop {
             if self.inbuf.len() >= FRAME_LEN {
                 let f = Frame::decode(&self.inbuf)
-                    .map_err(|e| Error::Protocol(format!("from {}: {e}", self.conn.peer())))?;
+                    .map_err(|e| self.no_frame(&format!("sent no frame: {e}")))?;
                 if f.body as usize > self.limit {
                     return Err(Error::Protocol(format!(
                         "{:?} of {} bytes, {} at most are taken here",
@@ -637,12 +657,7 @@ impl Wire {
                 .recv(&mut [IoSliceMut::new(&mut self.inbuf[old..])]);
             self.inbuf.truncate(old + *r.as_ref().unwrap_or(&0));
             match r {
-                Ok(0) => {
-                    return Err(Error::Protocol(format!(
-                        "{} closed the link",
-                        self.conn.peer()
-                    )));
-                }
+                Ok(0) => return Err(self.no_frame("closed the link")),
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(e) => return Err(Error::io(format!("link to {}", self.conn.peer()), &e)),

@@ -68,6 +68,8 @@ pub struct Mirror {
     change: Mutex<()>,
     /// Counts greetings: an older control link has no say any more.
     generation: AtomicU64,
+    /// Who greeted last: the session, if there is one, is with that node.
+    greeted: Mutex<String>,
     /// Different whenever what is here may have been dropped or replaced; 0
     /// while that is open.
     term: AtomicU64,
@@ -176,6 +178,7 @@ impl Mirror {
             upstream: Mutex::default(),
             change: Mutex::new(()),
             generation: AtomicU64::new(0),
+            greeted: Mutex::default(),
             term: AtomicU64::new(1),
             terms: AtomicU64::new(1),
             outflow: Outflow::new(store.logs().len(), threshold),
@@ -197,6 +200,11 @@ impl Mirror {
         let (when, who) = lock(&self.heard).clone()?;
         let ago = self.store.env().now().saturating_sub(when);
         (self.session.load(Acquire) != 0 && ago < self.silence).then_some((ago, who))
+    }
+
+    /// The node whose session it is, if there is one.
+    pub fn greeted(&self) -> String {
+        lock(&self.greeted).clone()
     }
 
     /// What is here may change: nothing of it is forwarded meanwhile.
@@ -338,6 +346,7 @@ impl Mirror {
         let generation = self.generation.fetch_add(1, SeqCst) + 1;
         self.unsettle();
         self.stop_session();
+        h.from.clone_into(&mut lock(&self.greeted));
         if h.epoch > sb.promised {
             self.store.promise(h.epoch)?;
         }

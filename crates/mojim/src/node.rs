@@ -7,8 +7,10 @@
 //! `requests` answers questions, `watch` decides when a primary is gone.
 //!
 //! Invariants:
-//! - Whoever connects is given `FIRST_WORD` to say something valid, of at most
-//!   4 KiB, and there are at most `MAX_LINKS` links: a stranger costs no more.
+//! - In a cluster with keys, who connects over TCP has a thread and a link
+//!   only after it has proved its name (`os::Door`), and speaks as no other.
+//! - Whoever has a link is given `FIRST_WORD` to say something valid, of at most
+//!   4 KiB, and there are at most `MAX_LINKS` links.
 //! - A volume's copy is open here only while this node follows, or while a
 //!   question needs it; a primary on this node takes it over by its lock.
 
@@ -18,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use mojim_format::certificate::Subject;
 use mojim_format::message::{Hello, Lane, Message, RefuseCode};
 use mojim_format::{Frame, FrameKind, State};
 
@@ -26,14 +29,14 @@ mod requests;
 mod watch;
 
 use crate::config::{Config, Failover, Node as NodeConfig, Volume};
-use crate::env::{Address, Conn, Env};
+use crate::env::{Address, Conn, Env, Proof};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
 use crate::forward;
 use crate::layout;
 use crate::link::Wire;
 use crate::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
-use crate::os::{Listener, Os, guard_sigbus};
+use crate::os::{Door, Listener, Os, guard_sigbus};
 use crate::outflow::Source;
 use crate::spinner::Spinner;
 use crate::store::{Store, read_superblock};
@@ -49,6 +52,9 @@ pub struct Node {
     config: Config,
     me: NodeConfig,
     env: Arc<dyn Env>,
+    /// The same, for what differs between volumes; and the keys that everyone
+    /// who connects over TCP must answer to.
+    os: Os,
     mirrors: Mutex<HashMap<String, Arc<Mirror>>>,
     /// Where views lie, in a cluster with enough voters.
     views: Option<Arc<dyn Views>>,
@@ -85,7 +91,8 @@ impl Node {
             .check_media(name)
             .map_err(|e| Error::Config(e.to_string()))?;
         guard_sigbus();
-        let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
+        let os = Os::of(config, &Subject::Node(me.name.clone()))?;
+        let env: Arc<dyn Env> = Arc::new(os.clone());
         let meta = me.directory.join(".mojim");
         env.create_dir_all(&meta)
             .context(|| format!("making {}", meta.display()))?;
@@ -99,6 +106,7 @@ impl Node {
             config: config.clone(),
             me,
             env,
+            os,
             mirrors: Mutex::new(HashMap::new()),
             views,
             links: AtomicUsize::new(0),
@@ -252,10 +260,9 @@ impl Node {
             let old = mirrors.remove(&v.name).expect("just seen");
             wait_for_last(old)?;
         }
-        let store = Arc::new(Store::open(
-            &self.env,
-            layout::store(&self.config, &self.me, v),
-        )?);
+        // It forwards over links of this volume.
+        let env: Arc<dyn Env> = Arc::new(self.os.clone().encrypting(v.encrypt));
+        let store = Arc::new(Store::open(&env, layout::store(&self.config, &self.me, v))?);
         if store.superblock().state == State::Empty {
             self.say(&format!("volume {}: no usable copy here yet", v.name));
         } else {
@@ -325,8 +332,13 @@ impl Node {
     }
 
     fn accept_loop(self: Arc<Node>, which: usize) {
+        let mut door = Door::new(&self.listeners[which], self.os.keys());
         while !self.stopping.load(Acquire) {
-            let conn = match self.listeners[which].accept(Duration::from_millis(500)) {
+            let next = door.next(Duration::from_millis(500));
+            if let Some(text) = door.refusals() {
+                self.say(&text);
+            }
+            let conn = match next {
                 Ok(Some(c)) => c,
                 Ok(None) => continue,
                 Err(_) if self.stopping.load(Acquire) => return,
@@ -413,6 +425,23 @@ impl Node {
         }
     }
 
+    /// Whether a link may carry a volume's data for node `name`.
+    fn speaks_as(&self, conn: &dyn Conn, name: &str, v: &Volume) -> Result<(), No> {
+        match conn.proof() {
+            Proof::Nothing | Proof::Local => Ok(()),
+            Proof::Node { name: proved, .. } if proved != name => Err(self.stranger(format!(
+                "node {proved}, by its certificate, speaks as {name:?}"
+            ))),
+            Proof::Node { encrypted, .. } if v.encrypt && !encrypted => {
+                Err(self.stranger(format!("the links of volume {} are encrypted", v.name)))
+            }
+            Proof::Node { .. } => Ok(()),
+            Proof::Client { .. } => {
+                Err(self.stranger("a client's certificate is no node's".into()))
+            }
+        }
+    }
+
     /// The volume that a peer means, if it means one of this node's.
     fn meant(&self, cluster: &str, volume: &str) -> Result<Volume, No> {
         if cluster != self.config.cluster {
@@ -443,6 +472,7 @@ impl Node {
                     v.name, h.from, self.me.name
                 )));
             }
+            self.speaks_as(&*wire.conn, &h.from, &v)?;
             // A newer view that this node itself made comes before the lock.
             if let Ok(Some(sb)) = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))
                 && sb.view.primary == self.me.name
@@ -514,6 +544,7 @@ impl Node {
                 code: RefuseCode::StaleEpoch,
                 text: "there is no session".into(),
             })?;
+            self.speaks_as(&*wire.conn, &m.greeted(), &v)?;
             Ok((m, l, v.spin))
         })();
         let accepted = match found {

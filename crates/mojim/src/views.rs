@@ -18,7 +18,7 @@ use mojim_protocol::view::Register;
 use serde_json::{Value, json};
 
 use crate::client::Client;
-use crate::env::Address;
+use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 
 /// How long a daemon may take to answer for the voters.
@@ -79,6 +79,7 @@ impl Errands for Messenger {
 
 /// The register through a daemon.
 pub struct Asked {
+    env: Arc<dyn Env>,
     daemons: Vec<Address>,
     cluster: String,
     timeout: Duration,
@@ -89,9 +90,15 @@ pub struct Asked {
 impl Asked {
     /// Asks the first of `daemons` that can be reached; each answer is awaited
     /// for at most `timeout`.
-    pub fn new(daemons: Vec<Address>, cluster: &str, timeout: Duration) -> Asked {
+    pub fn new(
+        env: &Arc<dyn Env>,
+        daemons: Vec<Address>,
+        cluster: &str,
+        timeout: Duration,
+    ) -> Asked {
         assert!(!daemons.is_empty());
         Asked {
+            env: env.clone(),
             daemons,
             cluster: cluster.to_owned(),
             timeout,
@@ -123,7 +130,7 @@ impl Asked {
     fn connect(&self, first: &mut usize) -> Result<Client> {
         let mut last = None;
         for _ in 0..self.daemons.len() {
-            match Client::connect(&self.daemons[*first], self.timeout) {
+            match Client::connect(&self.env, &self.daemons[*first], self.timeout) {
                 Ok(c) => return Ok(c),
                 Err(e) => last = Some(e),
             }

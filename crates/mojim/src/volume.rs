@@ -22,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mojim_format::catalog::valid_file_name;
+use mojim_format::certificate::Subject;
 use mojim_format::{Level, State, View};
 use mojim_protocol::AckRule;
 
@@ -262,7 +263,8 @@ impl Volume {
                 volume.data_nodes().join(", ")
             )));
         }
-        let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "starting".into())?);
+        let os = Os::of(config, &Subject::Node(node.name.clone()))?;
+        let env: Arc<dyn Env> = Arc::new(os.encrypting(volume.encrypt));
         // Asked before the lock, which a node that follows holds itself.
         let view = read_superblock(&*env, &layout::meta_dir(&node, &volume.name))?
             .map(|sb| sb.view)
@@ -288,7 +290,7 @@ impl Volume {
                 let mut s = Session::attach(primary.clone(), &node.name, peer);
                 if volume.failover == Failover::Automatic {
                     let daemon = Address::Unix(layout::socket(&node));
-                    let views = Asked::new(vec![daemon], &config.cluster, VIEW_TIMEOUT);
+                    let views = Asked::new(&env, vec![daemon], &config.cluster, VIEW_TIMEOUT);
                     let views: Arc<dyn Views> = Arc::new(views);
                     let p = primary.clone();
                     let errands = Messenger::start(views.clone(), move || p.link_work.notify())?;

@@ -1,5 +1,6 @@
 //! What the sync path costs besides its bytes: no allocation, and no system
-//! call but send and receive over TCP, none at all over shared memory.
+//! call but send and receive over TCP, with keys or without, none at all over
+//! shared memory.
 //!
 //! A process of its own attaches, commits until everything is warm, and then
 //! lets the kernel trap every system call of the calling thread that is not
@@ -9,13 +10,16 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::*};
 
 use mojim::config::Config;
 use mojim::node::Node;
-use mojim::{MapFlags, Volume, gmsync, msync};
+use mojim::{MapFlags, Volume, gmsync, layout, msync};
+use mojim_format::certificate::Subject;
+use mojim_keys::{Authority, Validity};
 
 struct Counting;
 
@@ -82,17 +86,25 @@ fn trap_all_but(allowed: &[libc::c_long]) {
     }
 }
 
+/// `tls` and `plain` are TCP with keys, with and without encryption.
 fn config(dir: &Path, transport: &str) -> Config {
     let port = || TcpListener::bind("127.0.0.1:0").unwrap();
     let (a, b) = (port(), port());
+    let keys = match transport {
+        "tls" => format!("keys = \"{}/keys\"", dir.display()),
+        "plain" => format!("keys = \"{}/keys\"\nencrypt = false", dir.display()),
+        _ => String::new(),
+    };
+    let carrier = if transport == "shm" { "shm" } else { "tcp" };
     let text = format!(
         r#"
 cluster = "test"
+{keys}
 [volume.v]
 mode = "sync"
 primary = "a"
 mirror = "b"
-transport = "{transport}"
+transport = "{carrier}"
 spin = "10s"
 resend_timeout = "10s"
 [node.a]
@@ -111,7 +123,26 @@ log = {{ medium = "dram", path = "{d}/shm/b", size = "64MiB" }}
         d = dir.display(),
     );
     std::fs::write(dir.join("c.toml"), &text).unwrap();
-    Config::parse(&text, &dir.join("c.toml")).unwrap_or_else(|e| panic!("{e}"))
+    let c = Config::parse(&text, &dir.join("c.toml")).unwrap_or_else(|e| panic!("{e}"));
+    if let Some(keys) = &c.keys {
+        make_keys(keys);
+    }
+    c
+}
+
+fn make_keys(dir: &Path) {
+    let put = |path: PathBuf, text: String| {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    std::fs::create_dir_all(dir).unwrap();
+    let new = Authority::make("test").unwrap();
+    put(layout::authority(dir), new.certificate);
+    for name in ["a", "b"] {
+        let s = Subject::Node(name.into());
+        let text = new.authority.issue(&s, Validity::days(1)).unwrap();
+        put(layout::certificate(dir, &s), text);
+    }
 }
 
 const COMMITS: u64 = 2000;
@@ -136,7 +167,7 @@ fn child(config: &Path, transport: &str, call_too_many: bool) -> ! {
     };
     (0..COMMITS).for_each(commit);
     let allowed: &[libc::c_long] = match transport {
-        "tcp" => &[
+        "tcp" | "tls" | "plain" => &[
             libc::SYS_sendmsg,
             libc::SYS_sendto,
             libc::SYS_recvmsg,
@@ -185,8 +216,11 @@ fn main() {
     let cases = [
         ("tcp", "sound"),
         ("shm", "sound"),
+        ("tls", "sound"),
+        ("plain", "sound"),
         ("tcp", "broken"),
         ("shm", "broken"),
+        ("tls", "broken"),
     ];
     for (transport, kind) in cases {
         std::fs::create_dir_all(dir.join("shm")).unwrap();

@@ -14,12 +14,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mojim::client::Client;
-use mojim::env::Address;
+use mojim::env::{Address, Env};
+use mojim::os::Os;
 use serde_json::{Value, json};
 
 use super::history::{History, Sound};
@@ -553,7 +554,8 @@ impl Nodes {
     fn ask(&self, i: usize, what: &str) -> Option<Value> {
         let to = Address::Tcp(format!("{}:{PORT}", address(i)).parse().unwrap());
         let q = json!({ "what": what, "cluster": "partitions", "volume": "v" });
-        let mut c = Client::connect(&to, Duration::from_secs(3)).ok()?;
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let mut c = Client::connect(&env, &to, Duration::from_secs(3)).ok()?;
         c.ask(&q).ok()
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mojim::Error;
+use mojim::os::Os;
 use mojim::views::Views;
 use mojim_protocol::view::Register;
 
@@ -296,7 +297,9 @@ fn what_a_start_refuses() {
     let d = Daemons::new(&["a"]);
     let a = d.start("a");
     assert!(swap(&a, "v", &register(1, "x")));
-    let e = RaftViews::start(d.options_of("a")).err().unwrap();
+    let e = RaftViews::start(Arc::new(Os::new().unwrap()), d.options_of("a"))
+        .err()
+        .unwrap();
     assert!(matches!(e, Error::Busy(_)), "{e}");
     d.stop("a");
     // Nobody has to forget the one that was stopped.
@@ -306,7 +309,9 @@ fn what_a_start_refuses() {
     let config = |change: &dyn Fn(&mut crate::Options)| {
         let mut o = d.options_of("a");
         change(&mut o);
-        let e = RaftViews::start(o).err().unwrap();
+        let e = RaftViews::start(Arc::new(Os::new().unwrap()), o)
+            .err()
+            .unwrap();
         assert!(matches!(e, Error::Config(_)), "{e}");
     };
     config(&|o| o.me = "x".into());

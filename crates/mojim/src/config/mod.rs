@@ -180,8 +180,13 @@ words! {
 pub struct Config {
     /// `cluster`: the cluster's name. Required.
     pub cluster: String,
+    /// `keys`: the absolute path of the directory, on every node, with the authority's certificate
+    /// and the node's own (`mojim keys` makes them). With it every link is authenticated, and the
+    /// names of the cluster and its nodes must fit a certificate. Without it nodes have loopback
+    /// addresses only, but see `insecure_network`.
+    pub keys: Option<PathBuf>,
     /// `insecure_network`: whether nodes may have addresses other than loopback, although links
-    /// are not authenticated. Default false.
+    /// are not authenticated. Default false; refused with `keys`.
     pub insecure_network: bool,
     /// `heartbeat`: how often nodes say that they are there, from 10 ms to 10 s. Default 100 ms.
     pub heartbeat: Duration,
@@ -239,6 +244,10 @@ pub struct Volume {
     pub resend_attempts: u32,
     /// `transport`: what carries records. Default `tcp`.
     pub transport: Transport,
+    /// `encrypt`: whether the volume's data links are encrypted; both ends of one prove their names
+    /// in any case. Default true with `keys`, or what `encrypt` at the top of the file says; refused
+    /// without `keys`, where it is false.
+    pub encrypt: bool,
     /// `spin`: how long a waiting thread polls before it blocks, up to an hour. Default 30 µs. A
     /// mirror's threads poll up to 300 µs while records come that regularly.
     pub spin: Duration,

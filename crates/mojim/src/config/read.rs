@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::Component;
 
+use mojim_format::certificate::MAX_LABEL;
 use toml_edit::{Item, TableLike, Value};
 
 use super::*;
@@ -21,6 +22,8 @@ const MIN_SECONDARY_THRESHOLD: u64 = 64 << 10;
 
 const TOP_KEYS: &[&str] = &[
     "cluster",
+    "keys",
+    "encrypt",
     "insecure_network",
     "heartbeat",
     "failure_limit",
@@ -41,6 +44,7 @@ const VOLUME_KEYS: &[&str] = &[
     "resend_timeout",
     "resend_attempts",
     "transport",
+    "encrypt",
     "spin",
     "tracker",
 ];
@@ -106,6 +110,14 @@ struct RawNode {
     medium: Field<MediumKind>,
     log_path: Field<PathBuf>,
     log_size: Field<u64>,
+}
+
+/// How links are protected, as far as it could be read.
+struct Links {
+    keys: Field<PathBuf>,
+    insecure: Field<bool>,
+    /// The volumes' default.
+    encrypt: Field<bool>,
 }
 
 /// Reads tables and collects mistakes.
@@ -244,9 +256,7 @@ impl Reader {
         };
         self.unknown_keys(table, "", 1, TOP_KEYS);
         let cluster = self.required(&top, "cluster", "\"NAME\"", read_name);
-        let insecure = self
-            .field(Some(&top), "insecure_network", read_bool)
-            .or(false);
+        let links = self.links(&top, &cluster);
         let heartbeat = self
             .field(Some(&top), "heartbeat", |item| {
                 read_duration(item, HEARTBEAT)
@@ -267,7 +277,7 @@ impl Reader {
         }
         let mut raw = BTreeMap::new();
         for (name, section) in self.named(&top, "node", NODE_KEYS) {
-            let node = self.node(name, &section, &insecure);
+            let node = self.node(name, &section, &links);
             raw.insert(name, node);
         }
         self.distinct_addresses(&raw);
@@ -282,7 +292,8 @@ impl Reader {
         let mut most: BTreeMap<&str, (usize, String)> = BTreeMap::new();
         let mut volumes = Vec::new();
         for (name, section) in self.named(&top, "volume", VOLUME_KEYS) {
-            let (volume, connections, members) = self.volume(name, &section, &raw, table, voters);
+            let (volume, connections, members) =
+                self.volume(name, &section, &raw, table, voters, &links);
             for member in members {
                 let entry = most.entry(member).or_insert((1, String::new()));
                 if connections > entry.0 {
@@ -299,13 +310,57 @@ impl Reader {
         let volumes = volumes.into_iter().map(|v| v.map(|v| (v.name.clone(), v)));
         Some(Config {
             cluster: cluster.value?,
-            insecure_network: insecure.value?,
+            keys: links.keys.value,
+            insecure_network: links.insecure.value?,
             heartbeat: heartbeat.value?,
             failure_limit: limit.value?,
             volumes: volumes.collect::<Option<_>>()?,
             nodes: raw.into_values().map(finished).collect::<Option<_>>()?,
             path: path.to_owned(),
         })
+    }
+
+    /// How links are protected, for all of the file.
+    fn links(&mut self, top: &Section<'_>, cluster: &Field<String>) -> Links {
+        let keys = self.field(Some(top), "keys", read_path);
+        let insecure = self.field(Some(top), "insecure_network", read_bool);
+        if keys.given && insecure.value == Some(true) {
+            let message = "links are authenticated with `keys`; remove this, or the keys";
+            self.note(insecure.line, "insecure_network", message);
+        }
+        let links = Links {
+            encrypt: self.encrypt(top, keys.given, true),
+            insecure: insecure.or(false),
+            keys,
+        };
+        if let Some(name) = &cluster.value {
+            self.fits_certificate(name, "cluster", cluster.line, &links);
+        }
+        links
+    }
+
+    /// `encrypt` in a section; `default` where it is not there.
+    fn encrypt(&mut self, section: &Section<'_>, keys: bool, default: bool) -> Field<bool> {
+        let field = self.field(Some(section), "encrypt", read_bool);
+        if field.given && !keys {
+            let message = "needs `keys`: without them nobody knows who is at the other end; \
+                           make them with `mojim keys`, or remove this";
+            self.note(field.line, dotted(&section.name, "encrypt"), message);
+        }
+        field.or(keys && default)
+    }
+
+    /// With keys, a name is part of a name in certificates: a DNS label.
+    fn fits_certificate(&mut self, name: &str, key: &str, line: usize, links: &Links) {
+        let fits = name.len() <= MAX_LABEL && !name.starts_with('-') && !name.ends_with('-');
+        if links.keys.given && !fits && checked_name(name).is_ok() {
+            let message = format!(
+                "{} does not fit a certificate, which `keys` asks for: use at most {MAX_LABEL} \
+                 characters, neither the first nor the last of them a `-`",
+                quoted(name)
+            );
+            self.note(line, key, message);
+        }
     }
 
     fn enough_heartbeats(&mut self, heartbeat: &Field<Duration>, limit: &Field<Duration>) {
@@ -332,7 +387,8 @@ impl Reader {
         self.note(line, key, message);
     }
 
-    fn node(&mut self, name: &str, section: &Section<'_>, insecure: &Field<bool>) -> RawNode {
+    fn node(&mut self, name: &str, section: &Section<'_>, links: &Links) -> RawNode {
+        self.fits_certificate(name, &section.name, section.line, links);
         let address = self.required(section, "address", "\"127.0.0.1:PORT\"", |item| {
             let text = read_str(item)?;
             let address: SocketAddr = text.parse().map_err(|_| {
@@ -347,10 +403,11 @@ impl Reader {
                     "no node can be reached at {address}; give its own IP address and port"
                 ));
             }
-            if !ip.is_loopback() && insecure.value == Some(false) {
+            if !ip.is_loopback() && links.insecure.value == Some(false) && !links.keys.given {
                 return Err(format!(
-                    "{ip} is not a loopback address and links are not authenticated; \
-                     set insecure_network = true if everyone on this network is trusted"
+                    "{ip} is not a loopback address and links are not authenticated; make keys \
+                     (`keys = \"/absolute/path\"` and `mojim keys`), or set \
+                     insecure_network = true if everyone on this network is trusted"
                 ));
             }
             Ok(address)
@@ -414,6 +471,7 @@ impl Reader {
         nodes: &BTreeMap<&'n str, RawNode>,
         top: &dyn TableLike,
         voters: usize,
+        links: &Links,
     ) -> (Option<Volume>, usize, Vec<&'n str>) {
         let of = Some(section);
         let key = |key| dotted(&section.name, key);
@@ -446,6 +504,8 @@ impl Reader {
             })
             .or(5);
         let transport = self.field(of, "transport", read_word).or(Transport::Tcp);
+        let default = links.encrypt.value.unwrap_or(true);
+        let encrypt = self.encrypt(section, links.keys.given, default);
         let spin = self
             .field(of, "spin", |item| read_duration(item, ANY_WAIT))
             .or(Duration::from_micros(30));
@@ -591,6 +651,7 @@ impl Reader {
                 resend_timeout: timeout.value?,
                 resend_attempts: attempts.value? as u32,
                 transport: transport.value?,
+                encrypt: encrypt.value?,
                 spin: spin.value?,
                 tracker: tracker.value?,
             })

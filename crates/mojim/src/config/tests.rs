@@ -70,6 +70,7 @@ fn the_example_reads_exactly() {
         resend_timeout: Duration::from_millis(50),
         resend_attempts: 5,
         transport: Transport::Tcp,
+        encrypt: false,
         spin: Duration::from_micros(30),
         tracker: TrackerKind::Auto,
     };
@@ -110,6 +111,7 @@ fn the_example_reads_exactly() {
     );
     let expected = Config {
         cluster: "example".into(),
+        keys: None,
         insecure_network: false,
         heartbeat: Duration::from_millis(100),
         failure_limit: Duration::from_secs(3),
@@ -1030,4 +1032,42 @@ fn warnings_say_what_protects_less_than_it_seems() {
         &[("\"sync\"", "\"unreplicated\""), ("mirror = \"b\"", "")],
     );
     assert_eq!(warnings(&alone, &[]), [""; 0]);
+}
+
+#[test]
+fn keys_open_the_network_and_set_the_rules() {
+    let keyed = |more: &str| EXAMPLE.replace("cluster", &format!("keys = \"/k\"\n{more}cluster"));
+    let config = parse(&keyed("")).unwrap();
+    assert_eq!(config.keys.as_deref(), Some(Path::new("/k")));
+    assert!(config.volume(None).unwrap().encrypt);
+    let config = parse(&keyed("encrypt = false\n")).unwrap();
+    assert!(!config.volume(None).unwrap().encrypt);
+    let text = keyed("encrypt = false\n").replace("mode =", "encrypt = true\nmode =");
+    assert!(parse(&text).unwrap().volume(None).unwrap().encrypt);
+    assert!(!parse(EXAMPLE).unwrap().volume(None).unwrap().encrypt);
+    // Any address, where everyone has to prove a name.
+    parse(&keyed("").replace("127.0.0.1:7402", "10.0.0.1:7402")).unwrap();
+    let text = keyed("insecure_network = true\n");
+    assert_eq!(mistakes(&text), [(2, "insecure_network".into())]);
+    for text in ["encrypt = true\ncluster", "encrypt = false\ncluster"] {
+        let text = EXAMPLE.replace("cluster", text);
+        assert_eq!(mistakes(&text), [(1, "encrypt".into())]);
+    }
+    let text = EXAMPLE.replace("mode =", "encrypt = true\nmode =");
+    assert_eq!(mistakes(&text), [(4, "volume.orders.encrypt".into())]);
+    let text = keyed("").replace("\"/k\"", "\"k\"");
+    assert_eq!(mistakes(&text), [(1, "keys".into())]);
+    // A name in a certificate is a DNS label.
+    let long = "x".repeat(64);
+    for bad in [&*long, "-a", "a-"] {
+        let text = keyed("").replace("\"example\"", &format!("{bad:?}"));
+        assert_eq!(mistakes(&text), [(2, "cluster".into())], "{bad}");
+        let text = format!(
+            "{}[node.{bad}]\naddress = \"127.0.0.1:9\"\ndirectory = \"/n\"\n",
+            keyed("")
+        );
+        let line = text.lines().count() - 2;
+        assert_eq!(mistakes(&text), [(line, format!("node.{bad}"))], "{bad}");
+        parse(&text.replace("keys = \"/k\"\n", "")).unwrap();
+    }
 }

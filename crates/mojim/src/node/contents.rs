@@ -231,7 +231,7 @@ impl Node {
             .config
             .node(&sb.view.primary)
             .map_err(|e| Error::Config(e.to_string()))?;
-        let mut other = Client::connect(&Address::Tcp(primary.address), PATIENCE * 3)?;
+        let mut other = Client::connect(&self.env, &Address::Tcp(primary.address), PATIENCE * 3)?;
         let id = u32::try_from(id).map_err(|_| Error::NotFound("no such file".into()))?;
         let offset = offset - offset % COPY_PAGE;
         let done = m.rewrite(sb.view.epoch, id, offset, |since| {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{Node, lock, wait_for_last};
 use crate::client::Client;
 use crate::config::Volume;
-use crate::env::{Address, OpenHow};
+use crate::env::{Address, OpenHow, Proof};
 use crate::error::{Error, Result};
 use crate::layout;
 use crate::link::Wire;
@@ -60,10 +60,12 @@ impl Node {
                 .ok()
                 .and_then(|b| serde_json::from_slice::<Value>(b).ok())
             {
-                Some(q) if f.kind == FrameKind::Request => match self.answer(&q) {
-                    Ok(v) => json!({ "ok": v }),
-                    Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
-                },
+                Some(q) if f.kind == FrameKind::Request => {
+                    match self.answer(&q, &wire.conn.proof()) {
+                        Ok(v) => json!({ "ok": v }),
+                        Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
+                    }
+                }
                 _ => json!({ "error": "not a request", "errno": libc::EPROTO }),
             };
             let mut bytes = answer.to_string().into_bytes();
@@ -86,7 +88,47 @@ impl Node {
         wire.conn.close();
     }
 
-    fn answer(self: &Arc<Node>, q: &Value) -> Result<Value> {
+    /// Whether who asks may ask this; what it is called in the question must
+    /// be what it has proved.
+    fn may_ask(&self, q: &Value, proof: &Proof) -> Result<()> {
+        let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
+        let no = |why: String| {
+            Err(Error::Io {
+                what: "refused".into(),
+                errno: libc::EACCES,
+                error: why,
+            })
+        };
+        match (text("what"), proof) {
+            (
+                _,
+                Proof::Node {
+                    encrypted: false, ..
+                }
+                | Proof::Client { encrypted: false },
+            ) => no("requests are asked over encrypted links".into()),
+            (what @ ("raft" | "view-swap"), Proof::Client { .. }) => no(format!(
+                "{what:?} is for nodes; this is a client's certificate"
+            )),
+            ("raft", Proof::Node { name, .. }) if name != text("from") => no(format!(
+                "node {name}, by its certificate, speaks as {:?}",
+                text("from")
+            )),
+            ("view-swap" | "page", Proof::Node { name, .. })
+                if !self
+                    .config
+                    .volumes
+                    .get(text("volume"))
+                    .is_some_and(|v| v.data_nodes().contains(&name.as_str())) =>
+            {
+                no(format!("node {name} holds no copy of {:?}", text("volume")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn answer(self: &Arc<Node>, q: &Value, proof: &Proof) -> Result<Value> {
+        self.may_ask(q, proof)?;
         let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
         let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
         if text("cluster") != self.config.cluster {
@@ -526,8 +568,11 @@ impl Node {
             return Ok(());
         };
         let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
-        let Ok(mut c) = Client::connect(&Address::Tcp(other.address), Duration::from_secs(1))
-        else {
+        let Ok(mut c) = Client::connect(
+            &self.env,
+            &Address::Tcp(other.address),
+            Duration::from_secs(1),
+        ) else {
             return Ok(());
         };
         let Ok(answer) = c.ask(&q) else {

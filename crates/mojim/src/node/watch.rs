@@ -97,7 +97,7 @@ impl Node {
         let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
         let mut c = match client.take() {
             Some(c) => c,
-            None => match Client::connect(&Address::Tcp(other.address), patience) {
+            None => match Client::connect(&self.env, &Address::Tcp(other.address), patience) {
                 Ok(c) => c,
                 Err(_) => return false,
             },

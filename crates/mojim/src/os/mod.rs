@@ -12,15 +12,24 @@
 //! - No call here waits without a bound, except for the disk.
 
 mod disk;
+mod door;
 mod flush;
 mod memory;
 mod net;
+mod tls;
+
+pub use door::Door;
 
 pub use flush::{flush_kind, flush_range};
 pub use memory::{Mapping, futex_wait, futex_wake, guard_sigbus};
 pub use net::Listener;
+pub use tls::Keys;
 
+use crate::config::Config;
 use crate::env::{Address, Conn, Env, File, Memory, OpenHow};
+use crate::error::{Context, Result};
+use crate::layout;
+use mojim_format::certificate::Subject;
 use std::any::Any;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,9 +37,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// This machine.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Os {
     boot: [u8; 16],
+    /// In a cluster with keys: what connections prove who is at their ends with.
+    keys: Option<Arc<Keys>>,
+    encrypt: bool,
 }
 
 impl Os {
@@ -48,7 +60,47 @@ impl Os {
             )
         })?;
         random()?;
-        Ok(Os { boot })
+        Ok(Os {
+            boot,
+            keys: None,
+            encrypt: true,
+        })
+    }
+
+    /// This machine, as `subject` of a cluster: in one with keys, connections
+    /// over TCP prove that this end is `subject`, and that the other end is the
+    /// node that the configuration has there.
+    pub fn of(config: &Config, subject: &Subject) -> Result<Os> {
+        let mut os = Os::new().context(|| "starting".into())?;
+        if let Some(dir) = &config.keys {
+            let keys = Keys::load(config, dir, subject);
+            os.keys = Some(keys.context(|| format!("the keys of {subject}"))?);
+        }
+        Ok(os)
+    }
+
+    /// This machine, as an operator's tool: with a client's certificate, or
+    /// where there is none with that of a node here.
+    pub fn asking(config: &Config) -> Result<Os> {
+        let nodes = config.nodes.keys().cloned().map(Subject::Node);
+        let mut all = std::iter::once(Subject::Client).chain(nodes);
+        let there = |s: &Subject| match &config.keys {
+            Some(dir) => rustix::fs::stat(layout::certificate(dir, s)).is_ok(),
+            None => true,
+        };
+        Os::of(config, &all.find(there).unwrap_or(Subject::Client))
+    }
+
+    /// The same for links that are encrypted, or on which both ends prove their
+    /// names and then speak in plain.
+    pub fn encrypting(mut self, encrypt: bool) -> Os {
+        self.encrypt = encrypt;
+        self
+    }
+
+    /// What listens asks for.
+    pub fn keys(&self) -> Option<Arc<Keys>> {
+        self.keys.clone()
     }
 }
 
@@ -114,7 +166,12 @@ impl Env for Os {
         unsafe { flush_range(memory.ptr().add(offset), len) }
     }
     fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
-        Ok(Arc::new(net::Socket::connect(to)?))
+        match (&self.keys, to) {
+            (Some(keys), Address::Tcp(at)) => {
+                Ok(Arc::new(tls::Tls::connect(keys, *at, self.encrypt)?))
+            }
+            _ => Ok(Arc::new(net::Socket::connect(to)?)),
+        }
     }
 }
 

@@ -4,12 +4,13 @@
 //! - Every socket is non-blocking; only `wait`, `accept`, `send_memory` and
 //!   `recv_memory` block, all with a bound.
 //! - `send` and `recv` do not allocate.
-//! - Memory is passed only between processes of one user, and with one byte of
-//!   the stream, [`MEMORY_BYTE`]: the protocol above says where it stands, and
-//!   the receiver must have received exactly the bytes before it.
+//! - A Unix socket is spoken over only with processes of this user or root.
+//!   Memory is passed with one byte of the stream, [`MEMORY_BYTE`]: the protocol
+//!   above says where it stands, and the receiver must have received exactly
+//!   the bytes before it.
 
 use super::{disk, error, memory, now, timespec};
-use crate::env::{Address, Conn, Memory};
+use crate::env::{Address, Conn, Memory, Proof};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, CWD, FileType, Mode, OFlags};
@@ -21,7 +22,7 @@ use rustix::net::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -33,7 +34,7 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 const MOST_BUFFERS: usize = 1024;
 
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 1024;
 
 /// The byte that memory is passed with.
 const MEMORY_BYTE: u8 = b'M';
@@ -53,6 +54,8 @@ pub(super) struct Socket {
     unix: bool,
     state: AtomicI32,
     peer: String,
+    /// From where it was accepted, over TCP.
+    source: Option<IpAddr>,
 }
 
 impl Socket {
@@ -85,23 +88,33 @@ impl Socket {
             }
             Err(e) => return Err(e.into()),
         };
+        if unix {
+            allowed(peer_of(&fd)?.1, &peer)?;
+        }
         Ok(Socket {
             fd,
             unix,
             state: AtomicI32::new(state),
             peer,
+            source: None,
         })
     }
 
     fn accepted(fd: OwnedFd, from: Option<SocketAddrAny>, at: &Address) -> io::Result<Socket> {
         let unix = matches!(at, Address::Unix(_));
+        let mut source = None;
         let peer = if unix {
             let (pid, uid) = peer_of(&fd)?;
-            format!("process {pid} of user {uid} at {at}")
+            let peer = format!("process {pid} of user {uid} at {at}");
+            allowed(uid, &peer)?;
+            peer
         } else {
             sockopt::set_tcp_nodelay(&fd, true)?;
             match from.map(SocketAddr::try_from) {
-                Some(Ok(addr)) => addr.to_string(),
+                Some(Ok(addr)) => {
+                    source = Some(addr.ip().to_canonical());
+                    addr.to_string()
+                }
                 _ => format!("someone at {at}"),
             }
         };
@@ -110,7 +123,18 @@ impl Socket {
             unix,
             state: AtomicI32::new(OPEN),
             peer,
+            source,
         })
+    }
+
+    /// For waiting on several.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Where it was accepted from, over TCP.
+    pub(super) fn source(&self) -> Option<IpAddr> {
+        self.source
     }
 
     /// Whether bytes can go over it: `WouldBlock` while it is being connected.
@@ -158,23 +182,26 @@ impl Socket {
         Err(error(io::ErrorKind::TimedOut, text))
     }
 
-    /// Memory is passed to no other user and over no network.
+    /// Memory is passed to nobody else and over no network.
     fn check_peer(&self) -> io::Result<()> {
         if !self.unix {
             return Err(io::ErrorKind::Unsupported.into());
         }
         self.ready()?;
         let (_, uid) = peer_of(&self.fd)?;
-        let ours = rustix::process::geteuid().as_raw();
-        if uid != ours {
-            let text = format!(
-                "{}: runs as user {uid}, we as {ours}; memory is shared within one user only",
-                self.peer
-            );
-            return Err(error(io::ErrorKind::PermissionDenied, text));
-        }
-        Ok(())
+        allowed(uid, &self.peer)
     }
+}
+
+/// Who may read this user's memory anyway may be spoken to over a Unix socket:
+/// the user's own processes, and root's.
+fn allowed(uid: u32, peer: &str) -> io::Result<()> {
+    let ours = rustix::process::geteuid().as_raw();
+    if uid == ours || uid == 0 {
+        return Ok(());
+    }
+    let text = format!("{peer}: runs as user {uid}; only user {ours} and root are spoken to here");
+    Err(error(io::ErrorKind::PermissionDenied, text))
 }
 
 impl Conn for Socket {
@@ -236,6 +263,13 @@ impl Conn for Socket {
 
     fn peer(&self) -> String {
         self.peer.clone()
+    }
+
+    fn proof(&self) -> Proof {
+        match self.unix {
+            true => Proof::Local,
+            false => Proof::Nothing,
+        }
     }
 
     /// Anonymous memory goes out writable, other memory for reading only.
@@ -434,22 +468,31 @@ impl Listener {
     pub fn accept(&self, timeout: Duration) -> io::Result<Option<Arc<dyn Conn>>> {
         let deadline = now().saturating_add(timeout);
         loop {
+            if let Some(socket) = self.try_accept()? {
+                return Ok(Some(Arc::new(socket)));
+            }
+            let left = deadline.saturating_sub(now());
+            if !wait_on(self.fd.as_fd(), PollFlags::IN, left)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The next connection, if there is one by now.
+    pub(super) fn try_accept(&self) -> io::Result<Option<Socket>> {
+        loop {
             if self.closed.load(Ordering::Acquire) {
                 let text = format!("{}: closed", self.address);
                 return Err(error(io::ErrorKind::NotConnected, text));
             }
             match net::acceptfrom_with(&self.fd, FLAGS) {
                 Ok((fd, from)) => match Socket::accepted(fd, from, &self.address) {
-                    Ok(conn) => return Ok(Some(Arc::new(conn))),
-                    // It broke at once: not the listener's trouble.
+                    Ok(socket) => return Ok(Some(socket)),
+                    // It broke at once, or is not to be spoken to: not the
+                    // listener's trouble.
                     Err(_) => continue,
                 },
-                Err(Errno::AGAIN) => {
-                    let left = deadline.saturating_sub(now());
-                    if !wait_on(self.fd.as_fd(), PollFlags::IN, left)? {
-                        return Ok(None);
-                    }
-                }
+                Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // Linux reports what happened to the new connection here.
                 Err(
@@ -465,6 +508,11 @@ impl Listener {
                 Err(e) => return Err(e.into()),
             }
         }
+    }
+
+    /// For waiting on several.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// Where it listens, with the port that was chosen.
@@ -527,6 +575,17 @@ fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn unix_sockets_are_for_this_user_and_root() {
+        let ours = rustix::process::geteuid().as_raw();
+        allowed(ours, "p").unwrap();
+        allowed(0, "p").unwrap();
+        for other in [ours + 1, u32::MAX, 65534] {
+            let e = allowed(other, "p").unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::PermissionDenied);
+        }
+    }
+
     use super::*;
     use crate::env::Env;
     use crate::os::Os;
