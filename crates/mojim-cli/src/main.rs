@@ -15,6 +15,7 @@ mod demo;
 mod docs;
 mod failover;
 mod failure;
+mod keys;
 mod latency;
 mod node;
 mod processes;
@@ -48,6 +49,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Word {
     Demo(demo::Demo),
+    Keys(keys::Keys),
     Node(node::Node),
     Run(run::Run),
     Status(status::Status),
@@ -87,6 +89,7 @@ fn run(cli: Cli) -> Done {
     };
     match word {
         Word::Demo(w) => w.run(),
+        Word::Keys(w) => w.run(),
         Word::Node(w) => w.run(),
         Word::Run(w) => w.run(),
         Word::Status(w) => w.run(),

@@ -40,7 +40,11 @@ impl Cluster {
         let held = [0; 4].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let ports = held.map(|l| l.local_addr().unwrap().port());
         let (d, m) = (dir.display(), memory.display());
-        let mut t = format!(
+        let mut t = match extra.contains("encrypt") {
+            true => format!("keys = \"{d}/keys\"\n"),
+            false => String::new(),
+        };
+        t += &format!(
             "cluster = \"backups\"\n[volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\nbackups = [\"c\", \"d\"]\nfailover = \"manual\"\n{extra}\n"
         );
         for (name, port) in ["a", "b", "c", "d"].iter().zip(ports) {
@@ -50,6 +54,10 @@ impl Cluster {
         }
         let c = Cluster { dir, memory };
         fs::write(c.file(), t).unwrap();
+        if extra.contains("encrypt") {
+            let out = mojim(&["keys", "--config", c.file().to_str().unwrap()]);
+            assert_eq!(out.status.code(), Some(0));
+        }
         c
     }
 
@@ -121,6 +129,24 @@ impl Drop for Cluster {
         if !std::thread::panicking() {
             let _ = fs::remove_dir_all(&self.dir);
         }
+    }
+}
+
+/// A mirror forwards under its own name, over links as the volume says; the
+/// lanes of a session are of the node that began it.
+#[test]
+fn backups_follow_with_keys() {
+    for encrypt in ["encrypt = true", "encrypt = false"] {
+        let c = Cluster::new("sync", encrypt);
+        let nodes = ["a", "b", "c", "d"].map(|n| c.node(n));
+        let (mut p, _) = c.program("a", &["--entries", "300", "--linger"]);
+        p.acknowledged(0, 300);
+        p.finish();
+        for node in ["c", "d"] {
+            c.await_level(node, "b");
+            c.assert_same(node, "b");
+        }
+        drop(nodes);
     }
 }
 

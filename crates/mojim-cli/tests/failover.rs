@@ -25,6 +25,15 @@ struct Cluster {
 
 impl Cluster {
     fn new(mode: &str, medium: &str) -> Cluster {
+        Cluster::with(mode, medium, None)
+    }
+
+    /// With keys, and data links that are encrypted or not.
+    fn keyed(mode: &str, medium: &str, encrypt: bool) -> Cluster {
+        Cluster::with(mode, medium, Some(encrypt))
+    }
+
+    fn with(mode: &str, medium: &str, encrypt: Option<bool>) -> Cluster {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "mojim-failover-{}-{}",
@@ -40,7 +49,10 @@ impl Cluster {
         let held = [0; 3].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let ports = held.map(|l| l.local_addr().unwrap().port());
         let (d, m) = (dir.display(), memory.display());
-        let mut t = format!(
+        let mut t = encrypt.map_or(String::new(), |e| {
+            format!("keys = \"{d}/keys\"\nencrypt = {e}\n")
+        });
+        t += &format!(
             "cluster = \"failover\"\nheartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
              [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n"
         );
@@ -56,6 +68,10 @@ impl Cluster {
         );
         let c = Cluster { dir, memory };
         fs::write(c.file(), t).unwrap();
+        if encrypt.is_some() {
+            let out = mojim(&["keys", "--config", c.file().to_str().unwrap()]);
+            assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        }
         c
     }
 
@@ -171,8 +187,7 @@ fn rest(p: &mut Process) -> Option<u64> {
     last
 }
 
-fn the_mirror_takes_over(mode: &str, medium: &str) {
-    let c = Cluster::new(mode, medium);
+fn the_mirror_takes_over(c: &Cluster) {
     let mut a = c.node("a");
     let _b = c.node("b");
     let _w = c.node("w");
@@ -201,17 +216,27 @@ fn the_mirror_takes_over(mode: &str, medium: &str) {
 
 #[test]
 fn the_mirror_takes_over_and_the_old_primary_follows() {
-    the_mirror_takes_over("sync", "disk");
+    the_mirror_takes_over(&Cluster::new("sync", "disk"));
 }
 
 #[test]
 fn the_mirror_takes_over_in_sync_flush() {
-    the_mirror_takes_over("sync-flush", "disk");
+    the_mirror_takes_over(&Cluster::new("sync-flush", "disk"));
 }
 
 #[test]
 fn the_mirror_takes_over_with_logs_in_memory() {
-    the_mirror_takes_over("sync", "dram");
+    the_mirror_takes_over(&Cluster::new("sync", "dram"));
+}
+
+#[test]
+fn the_mirror_takes_over_with_keys() {
+    the_mirror_takes_over(&Cluster::keyed("sync", "disk", true));
+}
+
+#[test]
+fn the_mirror_takes_over_in_sync_flush_with_keys_without_encryption() {
+    the_mirror_takes_over(&Cluster::keyed("sync-flush", "disk", false));
 }
 
 /// The primary goes on alone once the view says so, no sync point fails
