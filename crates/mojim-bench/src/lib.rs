@@ -19,3 +19,4 @@ pub mod report;
 pub mod scratch;
 pub mod sync;
 pub mod threads;
+pub mod tls;

@@ -12,7 +12,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -66,10 +66,10 @@ impl Default for SyncOptions {
 }
 
 /// A node process that ends with its starter.
-struct NodeProcess(Child);
+pub(crate) struct NodeProcess(Child);
 
 impl NodeProcess {
-    fn start(config: &Path, name: &str) -> io::Result<NodeProcess> {
+    pub(crate) fn start(config: &Path, name: &str) -> io::Result<NodeProcess> {
         let child = Command::new(std::env::current_exe()?)
             .args(["node", "--config"])
             .arg(config)
@@ -79,6 +79,11 @@ impl NodeProcess {
             .stderr(Stdio::null())
             .spawn()?;
         Ok(NodeProcess(child))
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
     }
 }
 
@@ -101,9 +106,16 @@ const VOLUMES: [(&str, &str, &str); 7] = [
     ("shmflush", "sync-flush", "shm"),
 ];
 
+/// Addresses on loopback that were free a moment ago.
+pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
+    // All at once, so that no two are alike.
+    let held: io::Result<Vec<_>> = (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
+    let all: io::Result<Vec<_>> = held?.iter().map(TcpListener::local_addr).collect();
+    Ok(all?.try_into().expect("as many as were bound"))
+}
+
 fn config_text(dir: &Path, shm: &Path, connections: usize) -> io::Result<String> {
-    let port = || TcpListener::bind("127.0.0.1:0");
-    let (a, b) = (port()?, port()?);
+    let [a, b] = free_addresses()?;
     let mut t = String::from("cluster = \"bench\"\n");
     for (name, mode, transport) in VOLUMES {
         let mirror = if mode == "unreplicated" {
@@ -117,13 +129,13 @@ fn config_text(dir: &Path, shm: &Path, connections: usize) -> io::Result<String>
     }
     t += &format!(
         "[node.a]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = \"64MiB\" }}\n",
-        a.local_addr()?,
+        a,
         dir.join("a").display(),
         shm.display()
     );
     t += &format!(
         "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"dram\", path = \"{}\", size = \"64MiB\" }}\n",
-        b.local_addr()?,
+        b,
         dir.join("b").display(),
         shm.display(),
         shm.join("b").display()
@@ -165,7 +177,7 @@ impl Target {
     }
 }
 
-fn target(volume: &Volume) -> io::Result<usize> {
+pub(crate) fn target(volume: &Volume) -> io::Result<usize> {
     let m = volume
         .map(
             "data",
@@ -179,7 +191,11 @@ fn target(volume: &Volume) -> io::Result<usize> {
     Ok(m.ptr as usize)
 }
 
-fn mojim_subject<'a>(name: String, base: usize, len: usize) -> Box<dyn Subject + Send + 'a> {
+pub(crate) fn mojim_subject<'a>(
+    name: String,
+    base: usize,
+    len: usize,
+) -> Box<dyn Subject + Send + 'a> {
     let t = Target {
         base,
         from: 0,
@@ -236,7 +252,7 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
     }
     let cpus = placement();
     if let Some((_, peer)) = cpus {
-        pin_process(mirror.0.id(), peer)?;
+        pin_process(mirror.id(), peer)?;
     }
     let wait = Wait::SPIN.peer_on(cpus.map(|c| c.1));
     let mut tcp = RawTcp::start(wait)?;

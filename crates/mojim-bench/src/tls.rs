@@ -1,0 +1,200 @@
+//! `mojim bench tls`: what keys cost a sync point.
+//!
+//! The same volume three times over TCP: without keys, with encrypted links,
+//! and with links whose ends are proved and no more (`encrypt = false`). The three
+//! take turns in one run; what keys add is the median over the rounds of the
+//! difference of the rounds' medians. The keys are made for the run.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use mojim::config::Config;
+use mojim::{Volume, layout};
+use mojim_format::certificate::Subject as Name;
+use mojim_keys::{Authority, Validity};
+use serde_json::json;
+
+use crate::measure::{Paired, Plan, Subject, paired};
+use crate::raw::{pin_process, pin_thread, placement};
+use crate::report::{Row, write_table};
+use crate::scratch::Scratch;
+use crate::sync::{NodeProcess, free_addresses, mojim_subject, target};
+
+/// Sizes of a sync point, in bytes.
+pub const SIZES: [usize; 2] = [64, 4096];
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct TlsOptions {
+    /// One JSON object a line instead of tables.
+    pub json: bool,
+    /// Where the files go. Default: the temporary directory.
+    pub dir: Option<PathBuf>,
+    /// Sizes in bytes; empty: 64 B and 4 KiB.
+    pub sizes: Vec<usize>,
+    /// Rounds of paired blocks for each size.
+    pub rounds: usize,
+    /// Operations in a block.
+    pub ops: usize,
+}
+
+/// The link without keys, to which the others are compared.
+const BARE: &str = "tcp";
+/// The links with keys, and whether they are encrypted.
+const KEYED: [(&str, bool); 2] = [("tls", true), ("tls-plain", false)];
+
+/// A cluster with one volume a link; its configuration is left at `file`.
+fn cluster(dir: &Path, shm: &Path, name: &str, links: &[(&str, bool)]) -> io::Result<Config> {
+    let dir = dir.join(name);
+    fs::create_dir_all(&dir)?;
+    let keys = dir.join("keys");
+    let keyed = links.iter().any(|(link, _)| *link != BARE);
+    let mut t = format!("cluster = \"{name}\"\n");
+    if keyed {
+        t += &format!("keys = \"{}\"\n", keys.display());
+    }
+    for (link, encrypt) in links {
+        t += &format!(
+            "[volume.{link}]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\nresend_timeout = \"2s\"\n"
+        );
+        if keyed {
+            t += &format!("encrypt = {encrypt}\n");
+        }
+    }
+    for (node, address) in ["a", "b"].iter().zip(free_addresses::<2>()?) {
+        let log = match *node {
+            "a" => "{ medium = \"disk\", size = \"64MiB\" }".to_owned(),
+            _ => format!(
+                "{{ medium = \"dram\", path = \"{}\", size = \"64MiB\" }}",
+                shm.join(name).display()
+            ),
+        };
+        t += &format!(
+            "[node.{node}]\naddress = \"{address}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {log}\n",
+            dir.join(node).display(),
+            shm.display()
+        );
+    }
+    let file = dir.join("bench.toml");
+    fs::write(&file, t)?;
+    let config = Config::load(&file).map_err(io::Error::other)?;
+    if keyed {
+        make_keys(&config, &keys)?;
+    }
+    Ok(config)
+}
+
+fn make_keys(config: &Config, dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let put = |path: PathBuf, text: String| {
+        let mut new = OpenOptions::new();
+        new.write(true).create_new(true).mode(0o600);
+        new.open(path)?.write_all(text.as_bytes())
+    };
+    let new = Authority::make(&config.cluster).map_err(io::Error::other)?;
+    put(layout::authority(dir), new.certificate)?;
+    for node in config.nodes.keys() {
+        let name = Name::Node(node.clone());
+        let text = new.authority.issue(&name, Validity::days(1));
+        put(
+            layout::certificate(dir, &name),
+            text.map_err(io::Error::other)?,
+        )?;
+    }
+    Ok(())
+}
+
+/// By how much more, in microseconds: the median over the rounds.
+fn more_us(p: &Paired, link: &str) -> Option<f64> {
+    let (one, other) = (p.round_medians_us(link)?, p.round_medians_us(BARE)?);
+    let mut all: Vec<f64> = one.iter().zip(other).map(|(x, y)| x - y).collect();
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied()
+}
+
+/// Runs the benchmark and prints it.
+pub fn run(o: &TlsOptions) -> io::Result<()> {
+    let parent = o.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let scratch = Scratch::new_in(&parent)?;
+    let memory = Scratch::new_in(Path::new("/dev/shm"))?;
+    let make = |name, links: &[_]| cluster(scratch.path(), memory.path(), name, links);
+    let bare = make("bare", &[(BARE, false)])?;
+    let keyed = make("keyed", &KEYED)?;
+    let mut mirrors = Vec::new();
+    let mut volumes = Vec::new();
+    let cpus = placement();
+    for config in [&bare, &keyed] {
+        let mirror = NodeProcess::start(&config.path, "b")?;
+        for link in config.volumes.keys() {
+            let v = Volume::attach_with(config, "a", Some(link), |_, _| {})
+                .map_err(io::Error::other)?;
+            let base = target(&v)?;
+            volumes.push((link.clone(), v, base));
+        }
+        if let Some((_, peer)) = cpus {
+            pin_process(mirror.id(), peer)?;
+        }
+        mirrors.push(mirror);
+    }
+    let sizes = match o.sizes.is_empty() {
+        true => SIZES.to_vec(),
+        false => o.sizes.clone(),
+    };
+    let pinned = match cpus {
+        Some((client, _)) => Some(pin_thread(client)?),
+        None => None,
+    };
+    let mut out = io::stdout().lock();
+    for bytes in sizes {
+        let mut subjects: Vec<Box<dyn Subject + Send>> = volumes
+            .iter()
+            .map(|(link, _, base)| mojim_subject(link.clone(), *base, bytes))
+            .collect();
+        let mut refs: Vec<&mut dyn Subject> = subjects.iter_mut().map(|s| &mut **s as _).collect();
+        let plan = Plan {
+            rounds: o.rounds,
+            ops: o.ops,
+            ..Plan::default()
+        };
+        let p = paired(&mut refs, plan)?;
+        let mut rows = Vec::new();
+        for (link, ..) in &volumes {
+            let Some(s) = p.summary(link) else { continue };
+            let row = Row::new("tls", "mojim", bytes, s)
+                .mode("sync")
+                .transport(link);
+            rows.push(match p.ratio(link, BARE) {
+                Some(r) if link != BARE => row.ratio(r, BARE),
+                _ => row,
+            });
+        }
+        if o.json {
+            rows.iter().try_for_each(|r| r.write_json(&mut out))?;
+        } else {
+            writeln!(out, "\nsync, {bytes} bytes")?;
+            write_table(&rows, &mut out)?;
+        }
+        for (link, _) in KEYED {
+            let Some(more) = more_us(&p, link) else {
+                continue;
+            };
+            if o.json {
+                let more = (more * 1e3).round() / 1e3;
+                let row = json!({
+                    "bench": "tls", "case": "difference", "transport": link, "to": BARE,
+                    "bytes": bytes, "more_us": more, "rounds": p.rounds(),
+                });
+                writeln!(out, "{row}")?;
+            } else {
+                writeln!(out, "{link}: {more:+.2} us against {BARE}")?;
+            }
+        }
+    }
+    drop(pinned);
+    for (_, v, _) in volumes {
+        v.detach().map_err(io::Error::other)?;
+    }
+    Ok(())
+}
