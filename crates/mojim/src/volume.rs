@@ -796,7 +796,11 @@ impl Inner {
             threads.push(spawn("link", Box::new(move || me.link_loop(&mut s)))?);
         }
         if !self.volume.backups.is_empty() {
-            for (name, address) in layout::backups(&self.config, &self.node, &self.volume) {
+            // The session itself speaks to its peer.
+            let peer = self.config.peer_of(&self.volume, &self.node.name);
+            let mut backups = layout::backups(&self.config, &self.node, &self.volume);
+            backups.retain(|(name, _)| peer.is_none_or(|p| p.name != *name));
+            for (name, address) in backups {
                 let me = self.clone();
                 let body = move || {
                     let source: Arc<dyn Source> = me.primary.clone();

@@ -514,13 +514,15 @@ impl Config {
         }
     }
 
-    /// The other data node of `volume`: its mirror for the primary, its primary for the mirror.
+    /// The other data node of `volume`: its mirror for the primary, its primary for all others.
     /// None for a node that holds no copy, and where there is no mirror.
     pub fn peer_of(&self, volume: &Volume, node: &str) -> Option<&Node> {
         let mirror = volume.mirror.as_deref()?;
         let peer = match node {
             _ if node == volume.primary => mirror,
             _ if node == mirror => &volume.primary,
+            // A backup that goes on alone takes the first primary back.
+            _ if volume.backups.iter().any(|b| b == node) => &volume.primary,
             _ => return None,
         };
         self.nodes.get(peer)

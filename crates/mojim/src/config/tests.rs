@@ -640,8 +640,9 @@ fn the_tiers_read_exactly() {
     assert_eq!(of("w"), (Role::Witness, None, true));
     let voters: Vec<_> = config.voters().into_iter().map(|n| &*n.name).collect();
     assert_eq!(voters, ["a", "b", "c", "w"]);
-    // A backup is no peer: records go between primary and mirror.
-    assert_eq!(config.peer_of(volume, "c"), None);
+    // A backup that was made primary has the first one for its peer.
+    assert_eq!(config.peer_of(volume, "c").unwrap().name, "a");
+    assert_eq!(config.peer_of(volume, "w"), None);
 
     let alone = "cluster = \"c\"\n[volume.v]\nprimary = \"a\"\nbackups = []\n\
                  [node.a]\naddress = \"[::1]:1\"\ndirectory = \"/a\"\nlog.size = \"80MiB\"\n";

@@ -485,7 +485,8 @@ impl Node {
         if let Some(views) = self.register(v) {
             return self.promote_by_register(v, &*views, force);
         }
-        if force {
+        let backup = v.backups.contains(&self.me.name);
+        if force && !backup {
             return Err(Error::Invalid(format!(
                 "volume {} has no register of views: promotion is the operator's word already, without --force",
                 v.name
@@ -525,12 +526,17 @@ impl Node {
         if alive.is_none() {
             self.ask_other_node(v)?;
         }
-        if let Err(why) = may_promote(
+        let may = may_promote(
             &self.me.name,
             &m.store.standing(),
             sb.state,
             alive.is_some(),
-        ) {
+        );
+        // A backup may lack what was acknowledged: the operator's word.
+        let given_up = force && may == Err(PromoteRefusal::NotMember);
+        if let Err(why) = may
+            && !given_up
+        {
             return Err(match why {
                 PromoteRefusal::PrimaryAlive => {
                     let (ago, who) = alive.expect("it is the reason");
@@ -545,6 +551,12 @@ impl Node {
                 PromoteRefusal::NotWhole => Error::Invalid(format!(
                     "node {} has no whole copy of volume {}: it was lost or a transfer was interrupted. Start the other node and let it be copied",
                     self.me.name, v.name
+                )),
+                PromoteRefusal::NotMember if backup => Error::Invalid(format!(
+                    "node {} is a backup of volume {}: what primary and mirror acknowledged after LSN {} is missing from it. If they are lost for good, and ended or fenced, `mojim promote --force` gives that up",
+                    self.me.name,
+                    v.name,
+                    m.tail()
                 )),
                 PromoteRefusal::NotMember => Error::Invalid(format!(
                     "node {} was still catching up with volume {}: acknowledged sync points may be missing from it",
