@@ -141,7 +141,8 @@ fn run(env: &Arc<dyn Env>, data: &[u8]) {
     }
 
     let found = log.recover(VOLUME, &history, checkpoint);
-    let (mut last, mut next) = (checkpoint, start);
+    assert!(log.start() >= start);
+    let (mut last, mut next) = (checkpoint, log.start());
     for f in &found {
         assert!(f.lsn > last && f.at >= next && f.next <= start + SIZE as u64);
         assert!(f.at % align as u64 == 0 && f.next % align as u64 == 0);
@@ -157,7 +158,7 @@ fn run(env: &Arc<dyn Env>, data: &[u8]) {
         assert!(lsns.starts_with(&placed), "{lsns:?} lacks some of {placed:?}");
     }
     // Reading what was recovered sees the same records.
-    let mut at = start;
+    let mut at = log.start();
     for f in &found {
         let (r, here, next) = log.record(at).expect("it was found");
         assert_eq!((r.header.lsn, here, next), (f.lsn, f.at, f.next));

@@ -119,6 +119,11 @@ impl Forward {
         }
     }
 
+    /// What is forwarded.
+    pub fn source(&self) -> &Arc<dyn Source> {
+        &self.source
+    }
+
     /// Whether records flow.
     pub fn is_active(&self) -> bool {
         matches!(self.phase, Phase::Active { .. })
@@ -219,14 +224,15 @@ impl Forward {
             };
             return self.greet(term, now).map(|()| true);
         }
-        if self.source.term() != self.term {
+        let across = store.mutations.forward_across_terms.load(Relaxed);
+        if self.source.term() != self.term && !across {
             self.backoff = Duration::from_millis(10);
             return Err(Error::Stale("what is forwarded begins anew".into()));
         }
         // A copy that failed halfway is nobody's source.
         store.check()?;
         let mut moved = self.pump_copy()?;
-        moved |= self.open_lanes()?;
+        moved |= self.open_lanes(now)?;
         self.flush()?;
         while let Some(wire) = &mut self.wire {
             let Some((f, body)) = wire.take_frame()? else {
@@ -297,6 +303,14 @@ impl Forward {
         self.spoke = now;
         self.phase = Phase::Greeting;
         Ok(())
+    }
+
+    fn committed(&self) -> u64 {
+        let broken = &self.source.store().mutations;
+        if broken.forward_uncommitted.load(Relaxed) {
+            return self.source.received();
+        }
+        self.source.committed()
     }
 
     fn epoch(&self) -> u64 {
@@ -398,6 +412,13 @@ impl Forward {
     fn copy_out(&mut self) -> Result<()> {
         let store = self.source.store().clone();
         let pause = store.pause();
+        if !store.is_exact() {
+            // Its backup would show half a sync point, and for good if this
+            // node is lost before it sends the rest.
+            return Err(Error::Busy(
+                "this copy was not closed and is not up to date yet".into(),
+            ));
+        }
         self.progress.copies.fetch_add(1, Relaxed);
         // Records above are forwarded after the copy.
         store.hold_from(&self.hold, store.applied());
@@ -470,11 +491,12 @@ impl Forward {
             wire.flush()?;
             lanes.push((wire, at, false));
         }
+        self.moved = (store.env().now(), resume);
         self.phase = Phase::Opening { lanes };
         Ok(())
     }
 
-    fn open_lanes(&mut self) -> Result<bool> {
+    fn open_lanes(&mut self, now: Duration) -> Result<bool> {
         let Phase::Opening { lanes } = &mut self.phase else {
             return Ok(false);
         };
@@ -494,6 +516,13 @@ impl Forward {
             }
         }
         if !lanes.iter().all(|(_, _, open)| *open) {
+            // The control link may live on while a lane's answer is lost.
+            if now.saturating_sub(self.moved.0) > SILENCE {
+                let peer = &self.peer;
+                return Err(Error::Timeout(format!(
+                    "{peer}: no lane was opened for {SILENCE:?}"
+                )));
+            }
             return Ok(moved);
         }
         let Phase::Opening { lanes } = std::mem::replace(&mut self.phase, Phase::Greeting) else {
@@ -521,12 +550,11 @@ impl Forward {
 
     /// Sends what the logs hold, takes what the backup acknowledges.
     fn pump_lanes(&mut self, now: Duration) -> Result<bool> {
-        let epoch = self.epoch();
+        let (epoch, committed) = (self.epoch(), self.committed());
         let Phase::Active { lanes } = &mut self.phase else {
             return Ok(false);
         };
         let store = self.source.store();
-        let committed = self.source.committed();
         let mut moved = false;
         for (i, (lane, log)) in lanes.iter_mut().zip(store.logs()).enumerate() {
             // A record that names a spill file waits until the file is there.
@@ -633,7 +661,7 @@ impl Forward {
             return Ok(());
         }
         let committed = if self.is_active() {
-            self.source.committed()
+            self.committed()
         } else {
             0
         };

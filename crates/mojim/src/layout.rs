@@ -128,9 +128,11 @@ pub fn backups(config: &Config, node: &Node, volume: &Volume) -> Vec<(String, Ad
 
 /// How a primary of this volume behaves on `node`.
 pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
-    let smallest = [Some(node), config.peer_of(volume, &node.name)]
-        .into_iter()
-        .flatten()
+    // Also a backup's: a record that it cannot take is never forwarded to it.
+    let others = volume.data_nodes().into_iter();
+    let smallest = others
+        .filter_map(|n| config.nodes.get(n))
+        .chain([node])
         .map(|n| n.log.share(volume.connections))
         .min()
         .expect("there is at least this node");

@@ -506,7 +506,10 @@ impl Log {
     }
 
     /// Reads the log from `start` and returns the valid records above
-    /// `checkpoint`; the head is put behind the last valid one.
+    /// `checkpoint`; the head is put behind the last valid one, the start
+    /// before the first. What comes before that was kept for a reader or, where
+    /// the log was empty, is of an earlier lap; nobody needs it any more, and
+    /// the caller makes that durable before anything is appended.
     pub fn recover(&self, volume: u64, history: &History, checkpoint: u64) -> Vec<Found> {
         let mut out = Vec::new();
         if self.fresh {
@@ -525,7 +528,7 @@ impl Log {
             let rest = unsafe { std::slice::from_raw_parts(self.ring().add(off), n) };
             if let Ok(p) = Pad::decode(rest)
                 && p.volume == volume
-                && p.lsn > last.max(checkpoint)
+                && p.lsn > last
                 && pad_lsn.is_none()
             {
                 pad_lsn = Some(p.lsn);
@@ -536,30 +539,35 @@ impl Log {
                 break;
             };
             let h = r.header;
-            // Whatever stood here in an earlier lap has an LSN up to the
-            // checkpoint, or an epoch that the history has replaced.
+            // Whatever stood here in an earlier lap has a lower LSN, one up to
+            // the checkpoint, or an epoch that the history has replaced; it may
+            // have forgotten the one of a record before the checkpoint.
             if h.volume != volume
-                || h.lsn <= last.max(checkpoint)
+                || h.lsn <= last
                 || pad_lsn.is_some_and(|l| l != h.lsn)
-                || history.epoch_at(h.lsn) != Some(h.epoch)
+                || h.lsn > checkpoint && history.epoch_at(h.lsn) != Some(h.epoch)
             {
                 break;
             }
             let next = at + (h.len as u64).next_multiple_of(self.align);
             last = h.lsn;
             pad_lsn = None;
-            out.push(Found {
-                lsn: h.lsn,
-                at,
-                next,
-                part: h.part,
-                end: h.end,
-                committed: h.committed,
-            });
+            if h.lsn > checkpoint {
+                out.push(Found {
+                    lsn: h.lsn,
+                    at,
+                    next,
+                    part: h.part,
+                    end: h.end,
+                    committed: h.committed,
+                });
+            }
             at = next;
             head = next;
         }
         self.head.store(head, Release);
+        self.start
+            .store(out.first().map_or(head, |f| f.at), Release);
         out
     }
 

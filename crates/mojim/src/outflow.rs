@@ -134,7 +134,9 @@ impl Outflow {
     /// (`secondary_threshold`, Mojim 4.2).
     #[inline]
     pub fn is_full(&self, store: &Store) -> bool {
-        self.any.load(Relaxed) && self.lag(store) > self.threshold
+        self.any.load(Relaxed)
+            && self.lag(store) > self.threshold
+            && !store.mutations.no_back_pressure.load(Relaxed)
     }
 
     /// Counts anew what every active backup has.

@@ -253,11 +253,11 @@ pub struct PrimarySpec {
     pub resend_timeout: Duration,
     /// How often, before a sync point fails.
     pub resend_attempts: u32,
-    /// Largest record that every log of the view takes, in bytes.
+    /// Largest record that every log of the volume takes, in bytes.
     pub max_record: usize,
     /// Committed records that make a checkpoint due.
     pub checkpoint_threshold: u64,
-    /// Bytes of the smallest log of the view: what is larger than half of it
+    /// Bytes of the smallest log of the volume: what is larger than half of it
     /// goes through a spill file.
     pub smallest_log: u64,
     /// Bytes that may wait for a backup that this node itself forwards to.
@@ -1131,17 +1131,20 @@ impl Primary {
             .store(self.bytes_behind(), Relaxed);
         let applied = self.store.applied();
         if (full || idle) && applied > self.store.checkpointed() {
-            // What the mirror lacks must stay in the ring while it follows.
-            self.store.checkpoint_if(|applied| {
-                !self.link_up.load(Acquire) || applied <= self.acked.get()
-            })?;
+            self.store.checkpoint_if(|lsn| self.may_lose(lsn))?;
             self.done.notify();
         }
-        let released = self.store.release_held()?;
+        let released = self.store.release_held(|lsn| self.may_lose(lsn))?;
         if released {
             self.done.notify();
         }
         Ok(applied > before || released)
+    }
+
+    /// What the mirror lacks must stay in the ring while it follows, also where
+    /// it was kept behind the checkpoint for a backup.
+    fn may_lose(&self, lsn: u64) -> bool {
+        !self.link_up.load(Acquire) || lsn <= self.acked.get()
     }
 
     /// The level at which this node and its mirror have `lsn`; `None` where it

@@ -99,6 +99,16 @@ pub struct Mutations {
     pub apply_uncommitted: AtomicBool,
     /// Of the pages that differ from a copy's, one is taken for equal.
     pub keep_difference: AtomicBool,
+    /// A backup is told that all that was received is committed.
+    pub forward_uncommitted: AtomicBool,
+    /// What a backup lacks is released.
+    pub ignore_hold: AtomicBool,
+    /// What is forwarded goes on, though it may have changed.
+    pub forward_across_terms: AtomicBool,
+    /// Records are taken, however much a backup lacks.
+    pub no_back_pressure: AtomicBool,
+    /// The data area changes while it is copied to a backup.
+    pub ignore_pause: AtomicBool,
 }
 
 /// Stands for the mirror in the view of a primary whose mirror is required but
@@ -197,6 +207,9 @@ pub struct Store {
     retained: AtomicU64,
     holds: Mutex<Vec<Weak<Hold>>>,
     tail: AtomicU64,
+    /// What was being applied when the last process ended may show in the data
+    /// area, in parts, until it is applied again: not beyond this LSN.
+    shown: AtomicU64,
     frozen: AtomicBool,
     pauses: Mutex<Pauses>,
     paused: AtomicBool,
@@ -466,6 +479,7 @@ impl Store {
             retained: AtomicU64::new(sb.checkpoint),
             holds: Mutex::new(Vec::new()),
             tail: AtomicU64::new(sb.checkpoint),
+            shown: AtomicU64::new(sb.checkpoint),
             frozen: AtomicBool::new(false),
             pauses: Mutex::default(),
             paused: AtomicBool::new(false),
@@ -522,13 +536,16 @@ impl Store {
             }
         }
         self.tail.store(tail, Release);
+        self.shown.store(tail, Release);
+        // The logs may have begun with what was kept for others, who get a copy.
+        let starts: Vec<u64> = self.logs.iter().map(Log::start).collect();
+        if starts != sb.starts {
+            self.update(|s| s.starts = starts.clone())?;
+        }
         {
-            // The logs may begin with what was kept for others.
             let mut a = lock(&self.applier);
-            a.cursors = (0..self.logs.len())
-                .map(|i| self.seek(i, sb.checkpoint))
-                .collect();
-            a.durable = a.cursors.clone();
+            a.cursors = starts.clone();
+            a.durable = starts;
         }
         for log in &self.logs {
             let known = all
@@ -619,6 +636,12 @@ impl Store {
     /// The LSN up to which the data area is current.
     pub fn applied(&self) -> u64 {
         self.applied.load(Acquire)
+    }
+
+    /// Whether the data area is exactly the result of what is applied: after a
+    /// crash it is once everything that the logs had was applied again.
+    pub fn is_exact(&self) -> bool {
+        self.applied() >= self.shown.load(Acquire)
     }
 
     /// The LSN up to which the data area is durable.
@@ -846,6 +869,7 @@ impl Store {
             }
         }
         self.tail.store(keep, Release);
+        self.shown.fetch_min(keep, AcqRel);
         Ok(())
     }
 
@@ -911,7 +935,7 @@ impl Store {
         let mut lost = self.retained.load(Acquire);
         let mut holds = lock(&self.holds);
         holds.retain(|h| h.strong_count() > 0);
-        if holds.is_empty() {
+        if holds.is_empty() || self.mutations.ignore_hold.load(Relaxed) {
             return (a.durable.clone(), self.checkpointed());
         }
         let holds: Vec<(u64, bool)> = holds
@@ -967,7 +991,8 @@ impl Store {
     }
 
     fn stands_still(&self) -> bool {
-        self.frozen.load(Acquire) || self.paused.load(Acquire) || self.loading.load(Acquire)
+        let paused = self.paused.load(Acquire) && !self.mutations.ignore_pause.load(Relaxed);
+        self.frozen.load(Acquire) || paused || self.loading.load(Acquire)
     }
 
     /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
@@ -1130,15 +1155,16 @@ impl Store {
     }
 
     /// Releases what was kept behind the checkpoint and nobody needs any more,
-    /// if it is an eighth of a log. True if there was that much.
-    pub fn release_held(&self) -> Result<bool> {
+    /// if it is an eighth of a log and `may` agrees, as in `checkpoint_if`. True
+    /// if there was that much.
+    pub fn release_held(&self, may: impl FnOnce(u64) -> bool) -> Result<bool> {
         self.check()?;
         let a = lock(&self.applier);
         let held = |to: &[u64]| {
             let mut logs = self.logs.iter().zip(to);
             logs.any(|(log, to)| to - log.start() > log.size() / 8)
         };
-        if !held(&a.durable) || self.stands_still() {
+        if !held(&a.durable) || self.stands_still() || !may(self.checkpointed()) {
             return Ok(false);
         }
         let (starts, lost) = self.releasable(&a);
@@ -1321,6 +1347,7 @@ impl Store {
         self.applied.store(lsn, Release);
         self.checkpoint.store(lsn, Release);
         self.tail.store(lsn, Release);
+        self.shown.store(lsn, Release);
         Ok(())
     }
 
