@@ -16,6 +16,9 @@ use std::sync::Arc;
 
 use crate::world::{CrashKind, World};
 
+/// The node that is a backup; those before it are the view's.
+pub const BACKUP: usize = 2;
+
 /// One operation of a sync point, with bytes of its own.
 #[derive(Debug, Clone)]
 pub enum Change {
@@ -133,7 +136,7 @@ pub struct Acked {
     rule: AckRule,
     /// Who was primary.
     by: usize,
-    /// How often each node had failed by then.
+    /// How often each node of the view had failed by then.
     failures: [u32; 2],
 }
 
@@ -148,6 +151,8 @@ pub struct Point {
     /// The volume after it.
     pub files: Arc<Files>,
     acked: Option<Acked>,
+    /// It was committed, adopted or promoted: a backup may have applied it.
+    settled: bool,
 }
 
 /// What a copy must recover to, at least; `None` where it need not be there.
@@ -183,7 +188,7 @@ pub struct Checker {
     by: BTreeMap<(u64, u64), usize>,
     /// The newest point that the application was told is safe.
     pub floor: usize,
-    copies: [Copy; 2],
+    copies: [Copy; 3],
     /// Sync points acknowledged.
     pub acks: u64,
     /// Times that acknowledged sync points were lost to more failures than
@@ -205,6 +210,7 @@ impl Default for Checker {
             parent: 0,
             files: Arc::default(),
             acked: None,
+            settled: true,
         };
         Checker {
             points: vec![root],
@@ -293,6 +299,7 @@ impl Checker {
             parent,
             files: Arc::new(files),
             acked: None,
+            settled: false,
         });
         if self.by.insert((epoch, last), id).is_some() {
             return Err(format!("1: {} was given out twice", self.text(id)));
@@ -446,8 +453,13 @@ impl Checker {
         }
     }
 
+    /// The copies on which an acknowledgement rests: not a backup's.
+    fn members(&self) -> &[Copy] {
+        &self.copies[..BACKUP]
+    }
+
     fn is_covered(&self) -> bool {
-        self.copies
+        self.members()
             .iter()
             .any(|c| c.hold.kill.is_some_and(|h| self.is_within(self.floor, h)))
     }
@@ -460,9 +472,10 @@ impl Checker {
         Err(format!(
             "3: acknowledged {} is on no copy any more, without a failure: {:?}",
             self.text(self.floor),
-            self.copies
-                .each_ref()
+            self.members()
+                .iter()
                 .map(|c| c.hold.kill.map(|h| self.text(h)))
+                .collect::<Vec<_>>()
         ))
     }
 
@@ -479,7 +492,7 @@ impl Checker {
         }
         let lost = self.floor;
         let left = self
-            .copies
+            .members()
             .iter()
             .filter_map(|c| c.hold.kill)
             .map(|h| self.common(lost, h))
@@ -521,7 +534,7 @@ impl Checker {
     }
 
     fn failures(&self) -> [u32; 2] {
-        self.copies.each_ref().map(|c| c.failures)
+        [0, 1].map(|n| self.copies[n].failures)
     }
 
     /// A primary began an epoch with `tail`: it must have every acknowledged
@@ -545,6 +558,7 @@ impl Checker {
         if store.level().is_persistent() {
             self.copies[n].hold.power = Some(p);
         }
+        self.settled(p);
         self.looked(n, store)?;
         Ok(p)
     }
@@ -562,6 +576,7 @@ impl Checker {
         if store.level().is_persistent() {
             self.copies[n].hold.power = Some(p);
         }
+        self.settled(p);
         if !self.is_within(self.floor, p) {
             if !lossy {
                 return Err(format!(
@@ -577,8 +592,16 @@ impl Checker {
         self.looked(n, store)
     }
 
+    /// `p` and what is before it will stay, as far as its primary can say.
+    pub fn settled(&mut self, mut p: usize) {
+        while !self.points[p].settled {
+            self.points[p].settled = true;
+            p = self.points[p].parent;
+        }
+    }
+
     /// The application learned that `p` is safe.
-    pub fn acked(&mut self, n: usize, p: usize, rule: AckRule, persistent: [bool; 2]) -> Checked {
+    pub fn acked(&mut self, n: usize, p: usize, rule: AckRule, persistent: [bool; 3]) -> Checked {
         let has = |c: &Copy, persistent: bool| {
             let h = if persistent {
                 c.hold.power
@@ -680,6 +703,12 @@ impl Checker {
                 store.applied()
             ));
         };
+        if n == BACKUP && !self.points[a].settled {
+            return Err(format!(
+                "backup: {} is applied, but was never committed",
+                self.text(a)
+            ));
+        }
         let c = &mut self.copies[n];
         if self.points[a].last > self.points[c.applied].last {
             c.applied = a;
@@ -754,7 +783,7 @@ impl Checker {
 
     /// Whether no copy is bound to hold anything.
     pub fn all_lost(&self) -> bool {
-        self.copies.iter().all(|c| c.hold.kill.is_none())
+        self.members().iter().all(|c| c.hold.kill.is_none())
     }
 
     /// Whether something acknowledged was lost to failures that no mode

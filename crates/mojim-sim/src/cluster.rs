@@ -1,4 +1,5 @@
-//! Two nodes, an application and an operator, driven step by step.
+//! Two nodes, in a third of the seeds a backup, an application and an operator,
+//! driven step by step.
 //!
 //! Owns what real threads and people would do: appending sync points, moving
 //! lanes, sessions and checkpoints, accepting links, failing, restarting,
@@ -16,12 +17,14 @@ use mojim::Error;
 use mojim::claim::Claim;
 use mojim::config::MediumKind;
 use mojim::env::{Address, Env};
+use mojim::forward::Forward;
 use mojim::link::Wire;
 use mojim::log::{Log, LogSpec};
-use mojim::mirror::{ControlIn, LaneServer, Mirror, No, refuse};
+use mojim::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
+use mojim::outflow::Source;
 use mojim::primary::{Primary, PrimarySpec};
 use mojim::session::{Peer, Session};
-use mojim::store::{Store, StoreSpec};
+use mojim::store::{Store, StoreSpec, read_superblock};
 use mojim::views::Views;
 use mojim_format::message::{Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
@@ -29,12 +32,12 @@ use mojim_protocol::AckRule;
 use mojim_protocol::pairing::may_promote;
 use mojim_protocol::view::Member;
 
-use crate::check::{Change, Checker, Files, Violation};
+use crate::check::{BACKUP, Change, Checker, Files, Violation};
 use crate::rng::Rng;
 use crate::views::{SimErrands, SimRegister, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
 
-const NAMES: [&str; 2] = ["a", "b"];
+const NAMES: [&str; 3] = ["a", "b", "c"];
 const CLUSTER: &str = "sim";
 const VOLUME: &str = "v";
 const MS: Duration = Duration::from_millis(1);
@@ -81,11 +84,21 @@ pub enum Mutation {
     ApplyUncommitted,
     /// A page that differs is not copied.
     KeepDifference,
+    /// Backups: told that all that was received is committed.
+    ForwardUncommitted,
+    /// Backups: what one lacks is released.
+    IgnoreHold,
+    /// Backups: forwarded on, though a term is over.
+    ForwardAcrossTerms,
+    /// Backups: records are taken, however much one lacks.
+    NoBackPressure,
+    /// Backups: the data area changes while it is copied.
+    IgnorePause,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 12] = [
+    pub const ALL: [(Mutation, &'static str); 17] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -107,6 +120,11 @@ impl Mutation {
             Mutation::KeepDifference,
             "keep_difference (a copy by difference has every page that differs)",
         ),
+        (Mutation::ForwardUncommitted, "forward_uncommitted"),
+        (Mutation::IgnoreHold, "ignore_hold"),
+        (Mutation::ForwardAcrossTerms, "forward_across_terms"),
+        (Mutation::NoBackPressure, "no_back_pressure"),
+        (Mutation::IgnorePause, "ignore_pause"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -121,6 +139,18 @@ impl Mutation {
         )
     }
 
+    /// Whether it breaks a rule of backups.
+    fn is_of_backups(self) -> bool {
+        matches!(
+            self,
+            Mutation::ForwardUncommitted
+                | Mutation::IgnoreHold
+                | Mutation::ForwardAcrossTerms
+                | Mutation::NoBackPressure
+                | Mutation::IgnorePause
+        )
+    }
+
     /// What the checker's reports of it begin with: bytes that a failed sync
     /// did not make durable show up as a loss or as a copy that differs.
     pub fn breaks(self) -> &'static [&'static str] {
@@ -131,8 +161,13 @@ impl Mutation {
             Mutation::ReplaceEarly => &["3:"],
             Mutation::AckGap => &["2:"],
             // Then nothing brings the copies together again.
-            Mutation::ApplyUncommitted => &["1:", "4:", "live:"],
             Mutation::KeepDifference => &["1:", "3:", "4:"],
+            Mutation::ApplyUncommitted => &["1:", "4:", "live:", "backup:"],
+            Mutation::ForwardUncommitted | Mutation::IgnoreHold | Mutation::NoBackPressure => {
+                &["backup:"]
+            }
+            Mutation::ForwardAcrossTerms => &["backup:", "4:"],
+            Mutation::IgnorePause => &["4:"],
             _ => &["2:", "3:"],
         }
     }
@@ -146,9 +181,9 @@ pub struct Setup {
     /// Lanes.
     pub lanes: usize,
     /// Bytes of each log, by node.
-    pub log: [u64; 2],
+    pub log: [u64; 3],
     /// Media of the logs, by node.
-    pub medium: [MediumKind; 2],
+    pub medium: [MediumKind; 3],
     /// Committed records that make a checkpoint due.
     pub threshold: u64,
     /// Steps of the phase with faults.
@@ -159,6 +194,10 @@ pub struct Setup {
     pub views: bool,
     /// Silence after which a mirror counts as failed.
     pub limit: Duration,
+    /// The volume has a backup.
+    pub backup: bool,
+    /// Bytes that may wait for it (`secondary_threshold`).
+    pub secondary: u64,
 }
 
 impl Setup {
@@ -182,13 +221,39 @@ impl Setup {
         Setup {
             mode,
             lanes: rng.between(1, 3) as usize,
-            log: [0; 2].map(|_| *rng.pick(&[64, 64, 128, 256]) << 10),
-            medium: [first, *rng.pick(&[Disk, Dram, Pmem])],
+            log: [0, 1, 2].map(|n| match n {
+                BACKUP => 0,
+                _ => *rng.pick(&[64, 64, 128, 256]) << 10,
+            }),
+            medium: [first, *rng.pick(&[Disk, Dram, Pmem]), Disk],
             threshold: *rng.pick(&[1, 1, 10, 1000]),
             steps: rng.between(300, 2500),
             trouble: *rng.pick(&[0, 100, 400, 1000]),
             views: matches!(mode, Mode::Sync | Mode::SyncFlush) && rng.coin(),
             limit: *rng.pick(&[20 * MS, 300 * MS, 5000 * MS]),
+            backup: false,
+            secondary: u64::MAX,
+        }
+    }
+
+    /// Draws what it is about a backup, from numbers of its own: seeds without
+    /// one stay as they are.
+    fn draw_backup(&mut self, rng: &mut Rng, always: bool) {
+        use MediumKind::{Disk, Dram, Pmem};
+        if !self.replicated() || !(rng.below(3) == 0 || always) {
+            return;
+        }
+        self.backup = true;
+        self.log[BACKUP] = *rng.pick(&[64, 64, 128, 256]) << 10;
+        self.medium[BACKUP] = *rng.pick(&[Disk, Dram, Pmem]);
+        self.secondary = *rng.pick(&[u64::MAX, 32 << 10, 8 << 10, 1 << 10]);
+    }
+
+    /// How many nodes there are.
+    fn nodes(&self) -> usize {
+        match self.backup {
+            true => 3,
+            false => 2,
         }
     }
 
@@ -200,7 +265,7 @@ impl Setup {
         }
     }
 
-    fn persistent(&self) -> [bool; 2] {
+    fn persistent(&self) -> [bool; 3] {
         self.medium.map(|m| m != MediumKind::Dram)
     }
 
@@ -249,6 +314,32 @@ struct Node {
     /// It took over, up to this LSN, and has not closed its copy yet: its other
     /// threads may still run.
     taken: Option<u64>,
+    /// To its backups.
+    forwards: Vec<Forwarding>,
+    /// What they lacked when they were last looked at.
+    lag: Option<u64>,
+}
+
+/// One backup as a node forwards to it.
+struct Forwarding {
+    to: usize,
+    forward: Forward,
+    active: bool,
+    /// Whole copies begun when it was last active.
+    copies: u64,
+}
+
+/// What backups did.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Backups {
+    /// Sessions that began with a whole copy.
+    pub copies: u64,
+    /// Sessions that began with what the logs still had.
+    pub by_log: u64,
+    /// Records that were not taken, since a backup lacked too much.
+    pub stalls: u64,
+    /// Openings of a log that began with what was kept for a backup.
+    pub held: u64,
 }
 
 /// A sync point whose outcome the application awaits.
@@ -272,11 +363,15 @@ pub struct Cluster {
     /// Whole copies taken in, and those that rest partly on older files.
     pub copies: [u64; 2],
     /// What the processes of each node have counted of them.
-    counted: [[u64; 2]; 2],
+    counted: [[u64; 2]; 3],
+    /// What backups did.
+    pub backups: Backups,
     /// What was drawn.
     pub setup: Setup,
     rng: Rng,
-    nodes: [Node; 2],
+    nodes: [Node; 3],
+    /// The longest record so far, with what may lie before it in a ring.
+    longest: u64,
     /// Where the program runs: as the operator wants it, or as the register says.
     primary: usize,
     register: Arc<Mutex<SimRegister>>,
@@ -305,6 +400,11 @@ impl Cluster {
     pub fn new(seed: u64, mutation: Option<Mutation>) -> Cluster {
         let mut rng = Rng::new(seed ^ 0x6d6f_6a69_6d00);
         let mut setup = Setup::draw(&mut rng);
+        let of_backups = mutation.is_some_and(Mutation::is_of_backups);
+        if of_backups && !setup.replicated() {
+            setup.mode = Mode::Sync;
+        }
+        setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
         let mut faults = Faults::draw(&mut rng);
         match mutation {
             Some(Mutation::IgnoreFailedSync) => {
@@ -328,6 +428,8 @@ impl Cluster {
             gone: false,
             replaced: false,
             taken: None,
+            forwards: Vec::new(),
+            lag: None,
         };
         Cluster {
             world: World::new(seed, faults),
@@ -336,10 +438,12 @@ impl Cluster {
             promotions: 0,
             starts: 0,
             copies: [0; 2],
-            counted: [[0; 2]; 2],
+            counted: [[0; 2]; 3],
+            backups: Backups::default(),
             setup,
             rng,
-            nodes: [node(), node()],
+            nodes: [node(), node(), node()],
+            longest: 0,
             primary: 0,
             register: Arc::new(Mutex::new(register)),
             mutation,
@@ -420,7 +524,7 @@ impl Cluster {
             meta: root.join("meta"),
             logs,
             rank: n as u64,
-            holders: 2,
+            holders: self.setup.nodes() as u64,
             max_open: 3,
         }
     }
@@ -428,7 +532,7 @@ impl Cluster {
     fn primary_spec(&self) -> PrimarySpec {
         let s = &self.setup;
         let smallest = match s.replicated() {
-            true => s.log[0].min(s.log[1]),
+            true => s.log[..s.nodes()].iter().copied().min().unwrap_or(0),
             false => s.log[0],
         };
         PrimarySpec {
@@ -439,7 +543,7 @@ impl Cluster {
             resend_attempts: 5,
             max_record: Log::max_record(smallest),
             smallest_log: smallest,
-            secondary_threshold: u64::MAX,
+            secondary_threshold: s.secondary,
             checkpoint_threshold: s.threshold,
         }
     }
@@ -450,7 +554,12 @@ impl Cluster {
         self.note(|| format!("node {} starts", NAMES[n]));
         let env: Arc<dyn Env> = self.world.env(NAMES[n]);
         self.check.opening(n, self.setup.persistent()[n]);
-        let store = match Store::open(&env, self.store_spec(n)) {
+        let spec = self.store_spec(n);
+        let before = match self.setup.backup {
+            true => read_superblock(&*env, &spec.meta).ok().flatten(),
+            false => None,
+        };
+        let store = match Store::open(&env, spec) {
             // A crash in a flush, which cannot say so.
             Ok(_) if self.world.crashed(NAMES[n]).is_some() => return self.fallen(n),
             Ok(s) => Arc::new(s),
@@ -470,6 +579,11 @@ impl Cluster {
                 Mutation::AckGap => &store.mutations.ack_gap,
                 Mutation::ApplyUncommitted => &store.mutations.apply_uncommitted,
                 Mutation::KeepDifference => &store.mutations.keep_difference,
+                Mutation::ForwardUncommitted => &store.mutations.forward_uncommitted,
+                Mutation::IgnoreHold => &store.mutations.ignore_hold,
+                Mutation::ForwardAcrossTerms => &store.mutations.forward_across_terms,
+                Mutation::NoBackPressure => &store.mutations.no_back_pressure,
+                Mutation::IgnorePause => &store.mutations.ignore_pause,
             };
             switch.store(true, Relaxed);
         }
@@ -483,6 +597,10 @@ impl Cluster {
                 store.history().entries(),
             )
         });
+        if let Some(sb) = before.filter(|sb| sb.logs != 0 && sb.state == State::Whole) {
+            let kept = |(log, start): (&Log, &u64)| log.start() > *start;
+            self.backups.held += u64::from(store.logs().iter().zip(&sb.starts).any(kept));
+        }
         let replaced = std::mem::take(&mut self.nodes[n].replaced);
         self.check.opened(n, &store, replaced)?;
         if self.half_promoted == Some(n) {
@@ -506,7 +624,8 @@ impl Cluster {
         };
         self.follow_register();
         if n != self.primary {
-            let m = Arc::new(Mirror::new(store, NAMES[n], u64::MAX));
+            let m = Arc::new(Mirror::new(store, NAMES[n], self.setup.secondary));
+            self.forward(n, m.clone(), false);
             self.nodes[n].role = Role::Mirror(Box::new(Mir {
                 m,
                 listener,
@@ -551,6 +670,25 @@ impl Cluster {
         self.observe(n)
     }
 
+    /// As the daemon and the program do: to each other node that holds the
+    /// volume, as long as this one is who forwards.
+    fn forward(&mut self, n: usize, source: Arc<dyn Source>, program: bool) {
+        if !self.setup.backup || n == BACKUP {
+            return;
+        }
+        // A program leaves its mirror to its session.
+        let other = (!program).then_some(1 - n);
+        for to in [BACKUP].into_iter().chain(other) {
+            let there = Address::Tcp(address(to));
+            self.nodes[n].forwards.push(Forwarding {
+                to,
+                forward: Forward::new(source.clone(), NAMES[n], NAMES[to], there),
+                active: false,
+                copies: 0,
+            });
+        }
+    }
+
     fn failed_start(&mut self, n: usize, e: &Error) -> Checked {
         self.note(|| format!("node {} does not start: {e}", NAMES[n]));
         match self.world.crashed(NAMES[n]) {
@@ -570,7 +708,16 @@ impl Cluster {
     fn fallen(&mut self, n: usize) -> Checked {
         let kind = self.world.crashed(NAMES[n]).unwrap_or(CrashKind::Kill);
         self.note(|| format!("node {} {}", NAMES[n], crash_text(kind)));
+        if let Role::Primary(p) = &self.nodes[n].role {
+            // What it told others in its last step.
+            let settled = self.check.before(p.head, committed(&p.p));
+            if p.epoch != 0 {
+                self.check.settled(settled);
+            }
+        }
         let node = &mut self.nodes[n];
+        node.forwards.clear();
+        node.lag = None;
         let role = std::mem::replace(&mut node.role, Role::Down);
         node.taken = None;
         node.replaced |= match &role {
@@ -627,7 +774,61 @@ impl Cluster {
         Ok(())
     }
 
+    /// What a node's backups lack.
+    fn look_at_backups(&mut self, n: usize) -> Checked {
+        let lanes = self.setup.lanes as u64;
+        let (threshold, longest) = (self.setup.secondary, self.longest);
+        let node = &mut self.nodes[n];
+        let Some(source) = node.forwards.first().map(|f| f.forward.source().clone()) else {
+            return Ok(());
+        };
+        let (store, outflow) = (source.store(), source.outflow());
+        let mut had = node.lag.take();
+        for f in &mut node.forwards {
+            let to = NAMES[f.to];
+            let progress = outflow.progress();
+            let p = progress.iter().find(|p| p.name == to).expect("it joined");
+            let active = f.forward.is_active();
+            if active && !f.active {
+                // It may lack any part of what the logs have.
+                had = None;
+                let copies = p.copies.load(Relaxed);
+                match copies == f.copies {
+                    true => self.backups.by_log += 1,
+                    false => self.backups.copies += 1,
+                }
+                f.copies = copies;
+                self.world
+                    .note(|| format!("--- node {} forwards to {to}, {copies} copies", NAMES[n]));
+            }
+            f.active = active;
+            let acked = p.acked.load(Relaxed);
+            if active && store.poisoned().is_none() && store.oldest() > acked + 1 {
+                return Err(format!(
+                    "backup: {to} has LSN {acked}, but the logs of {} begin at {}",
+                    NAMES[n],
+                    store.oldest()
+                ));
+            }
+        }
+        if !node.forwards.iter().any(|f| f.active) {
+            return Ok(());
+        }
+        let lag = outflow.lag(store);
+        // Records begin at multiples of up to 4096 bytes.
+        let most = threshold.saturating_add(2 * lanes * (longest + 4096));
+        if lag > most && had.is_some_and(|had| lag > had) {
+            return Err(format!(
+                "backup: the backups of {} lack {lag} bytes, {most} at most may wait",
+                NAMES[n]
+            ));
+        }
+        node.lag = Some(lag);
+        Ok(())
+    }
+
     fn look(&mut self, n: usize) -> Checked {
+        self.look_at_backups(n)?;
         match &mut self.nodes[n].role {
             Role::Down => Ok(()),
             Role::Mirror(m) => {
@@ -664,6 +865,8 @@ impl Cluster {
                 if p.store.level().is_persistent() {
                     self.check.persisted(n, head, p.persisted.get());
                 }
+                let settled = self.check.before(head, committed(&p));
+                self.check.settled(settled);
                 if p.store.poisoned().is_some() {
                     return Ok(());
                 }
@@ -688,7 +891,8 @@ impl Cluster {
         };
         let (p, persistent) = (prim.p.clone(), self.setup.persistent());
         let rule = p.rule();
-        if p.is_ready() && !prim.ready {
+        let became = p.is_ready() && !prim.ready;
+        if became {
             // What was adopted is shown to the application from now on.
             prim.ready = true;
             self.world.note(|| "--- attached".into());
@@ -699,6 +903,12 @@ impl Cluster {
             };
             self.check.acked(n, adopted, rule, persistent)?;
         }
+        if became {
+            self.forward(n, p.clone(), true);
+        }
+        let Role::Primary(prim) = &mut self.nodes[n].role else {
+            return Ok(());
+        };
         let committed = p.committed();
         while let Some(f) = prim.pending.front()
             && self.check.points[f.point].last <= committed
@@ -724,6 +934,9 @@ impl Cluster {
             97 => self.patience(),
             _ => self.restarts()?,
         }
+        if self.setup.backup {
+            self.backup_step()?;
+        }
         if self.setup.views && self.rng.below(100_000) < self.setup.trouble {
             // A suspicion, wrong more often than not.
             self.take_over(1 - self.primary)?;
@@ -732,6 +945,44 @@ impl Cluster {
             self.trouble()?;
         }
         Ok(())
+    }
+
+    /// What backups add to a step.
+    fn backup_step(&mut self) -> Checked {
+        match self.rng.below(20) {
+            0..=7 => drop(self.turn(BACKUP)?),
+            8..=12 => drop(self.forward_turn(self.primary)?),
+            13..=17 => drop(self.forward_turn(1 - self.primary)?),
+            18 => self.checkpoint(BACKUP, self.rng.clone().below(3) == 0)?,
+            _ => {}
+        }
+        if self.rng.below(100_000) < self.setup.trouble {
+            self.backup_trouble()?;
+        }
+        Ok(())
+    }
+
+    /// One turn of one of the threads that forward.
+    fn forward_turn(&mut self, n: usize) -> Checked<bool> {
+        let forwards = &mut self.nodes[n].forwards;
+        if forwards.is_empty() {
+            return Ok(false);
+        }
+        let i = self.rng.below(forwards.len() as u64) as usize;
+        let was = forwards[i].forward.last_error.clone();
+        let moved = forwards[i].forward.step();
+        let f = &forwards[i];
+        if let Some(e) = f
+            .forward
+            .last_error
+            .as_ref()
+            .filter(|e| was.as_ref() != Some(e))
+        {
+            self.world
+                .note(|| format!("--- node {} to {}: {e}", NAMES[n], NAMES[f.to]));
+        }
+        self.observe(n)?;
+        Ok(moved)
     }
 
     /// Time passes.
@@ -761,7 +1012,7 @@ impl Cluster {
             // The register's answer was lost: it is the primary already.
             self.take_over(self.primary)?;
         }
-        for n in 0..2 {
+        for n in 0..self.setup.nodes() {
             if n == 1 && !self.setup.replicated() {
                 continue;
             }
@@ -864,7 +1115,12 @@ impl Cluster {
                 3..=6 if !m.lanes.is_empty() => {
                     let i = self.rng.below(m.lanes.len() as u64) as usize;
                     match m.lanes[i].step() {
-                        Ok(s) => s == mojim::mirror::Step::Moved,
+                        Ok(s) => {
+                            if s == Step::Full && m.m.outflow.is_full(&m.m.store) {
+                                self.backups.stalls += 1;
+                            }
+                            s == Step::Moved
+                        }
                         Err(_) => {
                             m.lanes.remove(i);
                             true
@@ -993,10 +1249,13 @@ impl Cluster {
         let changes = self.changes(&files);
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
         let before = p.last();
+        let heads = || p.store.logs().iter().map(Log::head).collect::<Vec<_>>();
+        let from = heads();
         let lane = self.rng.below(self.setup.lanes as u64) as usize;
         match p.try_append_now(&pieces, lane) {
             Ok(Some((last, lane))) => {
                 self.appended += 1;
+                self.longest = self.longest.max(heads()[lane] - from[lane]);
                 let point = self
                     .check
                     .appended(n, head, epoch, before + 1, last, &changes)?;
@@ -1008,6 +1267,9 @@ impl Cluster {
                 }
             }
             Ok(None) => {
+                if p.outflow.is_full(&p.store) {
+                    self.backups.stalls += 1;
+                }
                 // As `wait_for_room`.
                 for l in 0..self.setup.lanes {
                     let _ = p.drive(l);
@@ -1140,6 +1402,58 @@ impl Cluster {
         Ok(())
     }
 
+    /// Something goes wrong with the backup or its links.
+    fn backup_trouble(&mut self) -> Checked {
+        let (n, name) = (BACKUP, NAMES[BACKUP]);
+        let other = self.rng.below(2) as usize;
+        let kind = match self.rng.coin() {
+            true => CrashKind::Kill,
+            false => CrashKind::Power,
+        };
+        let after = match self.rng.coin() {
+            true => self.rng.between(1, 20),
+            false => self.rng.between(1, 200),
+        };
+        match self.rng.below(16) {
+            0..=2 => {
+                self.world.kill(name);
+                self.observe(n)?;
+            }
+            3 | 4 => {
+                self.world.power_loss(name);
+                if matches!(self.nodes[n].role, Role::Down) {
+                    return self.check.crashed(n, CrashKind::Power, None, None);
+                }
+                self.observe(n)?;
+            }
+            5..=7 => self.world.arm_crash(name, after, kind),
+            8 => {
+                let oneway = self.rng.coin();
+                let (from, to) = match self.rng.coin() {
+                    true => (name, NAMES[other]),
+                    false => (NAMES[other], name),
+                };
+                self.world.partition(from, to, oneway, true);
+            }
+            9 => {
+                // Cut off for good, or until somebody mends it.
+                self.world.partition(name, "a", false, true);
+                self.world.partition(name, "b", false, true);
+            }
+            10..=12 => {
+                self.world.partition(name, "a", false, false);
+                self.world.partition(name, "b", false, false);
+            }
+            13 => self.world.reset_connections(name, NAMES[other]),
+            // While it forwards, as likely as not.
+            14 => self
+                .world
+                .arm_crash_on_send(NAMES[other], after.min(30), kind),
+            _ => self.stop_mirror(n)?,
+        }
+        Ok(())
+    }
+
     /// The operator gives the primary up and promotes the mirror.
     fn promote(&mut self) -> Checked {
         let (old, n) = (self.primary, 1 - self.primary);
@@ -1238,6 +1552,8 @@ impl Cluster {
         if self.world.crashed(NAMES[n]).is_some() {
             return self.fallen(n);
         }
+        self.nodes[n].forwards.clear();
+        self.nodes[n].lag = None;
         self.nodes[n].role = Role::Down;
         self.nodes[n].restart = self.world.now();
         self.world.kill(NAMES[n]);
@@ -1255,7 +1571,11 @@ impl Cluster {
             }
             return self.close_primary();
         }
-        let n = 1 - self.primary;
+        self.stop_mirror(1 - self.primary)
+    }
+
+    /// A daemon stops in good order.
+    fn stop_mirror(&mut self, n: usize) -> Checked {
         let Role::Mirror(mir) = &self.nodes[n].role else {
             return Ok(());
         };
@@ -1322,13 +1642,15 @@ impl Cluster {
         self.note(|| "calm".into());
         self.calm = true;
         self.world.set_faults(Faults::none());
-        self.world.partition("a", "b", false, false);
+        for (x, y) in [("a", "b"), ("a", "c"), ("b", "c")] {
+            self.world.partition(x, y, false, false);
+        }
         {
             let mut r = lock(&self.register);
             r.cut = [false; 2];
             r.lost = 0;
         }
-        for n in 0..2 {
+        for n in 0..3 {
             self.world.disarm(NAMES[n]);
             self.nodes[n].restart = self.world.now();
             self.check.look_again(n);
@@ -1351,10 +1673,16 @@ impl Cluster {
                 if self.setup.replicated() {
                     moved |= self.turn(1 - self.primary)?;
                 }
+                if self.setup.backup {
+                    moved |= self.turn(BACKUP)?;
+                    moved |= self.forward_turn(self.primary)?;
+                    moved |= self.forward_turn(1 - self.primary)?;
+                }
             }
             self.patience();
             self.checkpoint(0, rounds.is_multiple_of(4))?;
             self.checkpoint(1, rounds.is_multiple_of(4))?;
+            self.checkpoint(BACKUP, rounds.is_multiple_of(4))?;
             if asked < 3
                 && let Role::Primary(p) = &self.nodes[self.primary].role
                 && p.ready
@@ -1410,6 +1738,30 @@ impl Cluster {
             && reg.mirror.as_ref().is_none_or(lost)
     }
 
+    /// The backup has what the primary has. One of another volume waits for a
+    /// person, who removes it.
+    fn backup_is_settled(&self, p: &Primary) -> bool {
+        if !self.setup.backup {
+            return true;
+        }
+        let Role::Mirror(c) = &self.nodes[BACKUP].role else {
+            return false;
+        };
+        let sb = c.m.store.superblock();
+        self.is_foreign(p)
+            || sb.state == State::Whole
+                && c.m.received.get() == p.last()
+                && c.m.store.applied() == p.last()
+    }
+
+    fn is_foreign(&self, p: &Primary) -> bool {
+        let Role::Mirror(c) = &self.nodes[BACKUP].role else {
+            return false;
+        };
+        let sb = c.m.store.superblock();
+        sb.state == State::Whole && sb.volume_id != p.store.superblock().volume_id
+    }
+
     fn is_settled(&self) -> bool {
         let Role::Primary(prim) = &self.nodes[self.primary].role else {
             return false;
@@ -1418,7 +1770,8 @@ impl Cluster {
         let own = prim.ready
             && prim.pending.is_empty()
             && p.committed() == last
-            && p.store.applied() == last;
+            && p.store.applied() == last
+            && self.backup_is_settled(p);
         if !self.setup.replicated() {
             return own;
         }
@@ -1469,14 +1822,26 @@ impl Cluster {
                     m.m.store.fullness(),
                 ),
             };
+            for f in &node.forwards {
+                out += &format!(
+                    "{} to {}: active {}, error {:?}; ",
+                    NAMES[n], NAMES[f.to], f.active, f.forward.last_error
+                );
+            }
         }
         out
     }
 
-    /// The two copies are the same, byte for byte.
+    /// The copies are the same, byte for byte.
     fn finally(&mut self) -> Checked {
         let mut areas: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
-        for n in 0..2 {
+        for n in 0..self.setup.nodes() {
+            if let Role::Primary(p) = &self.nodes[self.primary].role
+                && n == BACKUP
+                && self.is_foreign(&p.p)
+            {
+                continue;
+            }
             let store = match &self.nodes[n].role {
                 Role::Down => continue,
                 Role::Primary(p) => p.p.store.clone(),
@@ -1504,10 +1869,21 @@ impl Cluster {
             }
             areas.push(area_files);
         }
-        match &areas[..] {
-            [a, b] if a != b => Err("4: the copies differ at the end".into()),
-            _ => Ok(()),
+        match areas.windows(2).all(|w| w[0] == w[1]) {
+            true => Ok(()),
+            false => Err("4: the copies differ at the end".into()),
         }
+    }
+}
+
+/// What `p` may have told others is committed. While its view has no mirror
+/// that is what its own log has, though it may take a mirror back in the same
+/// step and then wait for that.
+fn committed(p: &Primary) -> u64 {
+    let view = p.store.superblock().view;
+    match view.mirror.is_empty() && view.epoch == p.epoch() {
+        true => p.committed().max(p.persisted.get()),
+        false => p.committed(),
     }
 }
 

@@ -113,7 +113,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -123,6 +123,11 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.copies[0],
             s.copies[1],
             s.excused,
+            s.with_backup,
+            s.backups.copies,
+            s.backups.by_log,
+            s.backups.stalls,
+            s.backups.held,
             faults.join(","),
             failures.join(",")
         );
@@ -137,6 +142,10 @@ fn report(t: &Total, rate: f64, json: bool) {
     println!(
         "starts {}, promotions {}, data areas compared {}, losses that no mode prevents {}",
         s.starts, s.promotions, s.compared, s.excused
+    );
+    println!(
+        "seeds with a backup {}, its copies {}, catch-ups by log {}, records that waited for it {}, openings of a log with what was kept for it {}",
+        s.with_backup, s.backups.copies, s.backups.by_log, s.backups.stalls, s.backups.held
     );
     for (k, n) in &s.faults {
         println!("  {k}: {n}");

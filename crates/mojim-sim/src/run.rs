@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::cluster::{Cluster, Mutation};
+use crate::cluster::{Backups, Cluster, Mutation};
 
 /// What one seed did.
 #[derive(Debug, Clone, Default)]
@@ -34,6 +34,10 @@ pub struct Outcome {
     pub copies: [u64; 2],
     /// Whole data areas compared with the model.
     pub compared: u64,
+    /// Whether there was a backup.
+    pub with_backup: u64,
+    /// What backups did.
+    pub backups: Backups,
     /// What happened, if that was asked for.
     pub trace: Vec<String>,
 }
@@ -81,6 +85,8 @@ pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
         starts: cluster.starts,
         copies: cluster.copies,
         compared: cluster.check.compared,
+        with_backup: u64::from(cluster.setup.backup),
+        backups: cluster.backups,
         trace: cluster.world.trace(),
     };
     if outcome.failure.is_some() {
@@ -117,6 +123,11 @@ impl Total {
             *sum += n;
         }
         self.sum.compared += o.compared;
+        self.sum.with_backup += o.with_backup;
+        self.sum.backups.copies += o.backups.copies;
+        self.sum.backups.by_log += o.backups.by_log;
+        self.sum.backups.stalls += o.backups.stalls;
+        self.sum.backups.held += o.backups.held;
         if let Some(f) = &o.failure {
             self.failures.push((o.seed, f.clone()));
         }
