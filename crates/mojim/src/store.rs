@@ -1281,8 +1281,10 @@ impl Store {
     /// to free their pages and to make new ones takes long.
     pub fn close_for_next(&self, tail: u64) -> Result<()> {
         assert_eq!(self.applied(), tail, "closed before everything was applied");
-        // A session that was being made may have left it so.
+        // A session that was being made may have left it so, or a copy for a
+        // backup is being read, which is given up.
         self.freeze(false);
+        self.revoke_pauses();
         let left = (0..self.logs.len()).any(|i| self.last_of(i).0 > tail);
         if left {
             return Err(Error::Busy("sync points are still under way".into()));
