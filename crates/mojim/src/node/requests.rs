@@ -361,7 +361,8 @@ impl Node {
                 }
                 None => out["link"] = json!({ "up": false }),
             }
-            let backups = m.outflow.progress();
+            let mut backups = m.outflow.progress();
+            backups.retain(|b| b.name != sb.view.primary);
             if !backups.is_empty() {
                 let rows = backups.iter().map(|b| {
                     json!({
