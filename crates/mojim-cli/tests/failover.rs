@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 mod support;
-use support::{MOJIM, Process, await_that, mojim, text};
+use support::{MOJIM, Process, await_or, await_that, mojim, text};
 
 /// Two nodes with data, `a` and `b`, and a witness, `w`.
 struct Cluster {
@@ -117,9 +117,18 @@ impl Cluster {
     /// The program, attached as soon as the node is primary; and how many
     /// entries it found.
     fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
-        await_that(&format!("attaching on {node}"), || {
-            self.try_program(node, args)
-        })
+        await_or(
+            &format!("attaching on {node}"),
+            || self.status(),
+            || self.try_program(node, args),
+        )
+    }
+
+    /// What every node says, for a failure's message.
+    fn status(&self) -> String {
+        let file = self.file();
+        let out = mojim(&["status", "--config", file.to_str().unwrap(), "--json"]);
+        text(&out.stdout) + &text(&out.stderr)
     }
 
     /// What the register says, as node `i` (0: a, 1: b) reads it.
@@ -135,15 +144,20 @@ impl Cluster {
     }
 
     fn await_view(&self, i: usize, primary: &str, mirror: Option<&str>) {
-        await_that(&format!("the view {primary} and {mirror:?}"), || {
-            let r = self.register(i);
-            let is = r["primary"]["node"] == primary
-                && match mirror {
-                    Some(m) => r["mirror"]["node"] == m,
-                    None => r["mirror"].is_null() && r["primary"].is_object(),
-                };
-            is.then_some(())
-        });
+        let what = format!("the view {primary} and {mirror:?}");
+        await_or(
+            &what,
+            || self.status(),
+            || {
+                let r = self.register(i);
+                let is = r["primary"]["node"] == primary
+                    && match mirror {
+                        Some(m) => r["mirror"]["node"] == m,
+                        None => r["mirror"].is_null() && r["primary"].is_object(),
+                    };
+                is.then_some(())
+            },
+        );
     }
 
     fn assert_equal(&self) {
@@ -162,7 +176,10 @@ impl Cluster {
         ["a", "b", "w", "program-a", "program-b", "run-a", "run-b"]
             .map(|n| {
                 let t = fs::read_to_string(self.dir.join(format!("{n}.txt"))).unwrap_or_default();
-                format!("\n--- {n}\n{t}")
+                // A program that is tried again and again says the same each time.
+                let mut lines: Vec<&str> = t.lines().collect();
+                lines.dedup();
+                format!("\n--- {n}\n{}\n", lines.join("\n"))
             })
             .concat()
     }

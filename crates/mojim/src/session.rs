@@ -131,6 +131,8 @@ pub struct Session {
     asked_on: u64,
     /// Whether it was alone before it asked for its mirror's admission.
     was_alone: bool,
+    /// With a register: until when an attach waits for its mirror's admission.
+    admit_by: Duration,
     /// The mirror lost what it had acknowledged: no link before it is out of
     /// the view.
     leaving: bool,
@@ -183,6 +185,7 @@ impl Session {
             link: 0,
             asked_on: 0,
             was_alone: false,
+            admit_by: Duration::ZERO,
             leaving: false,
             known: 0,
             silence: SILENCE,
@@ -1247,7 +1250,11 @@ impl Session {
             .link_error
             .lock()
             .unwrap_or_else(|e| e.into_inner()) = None;
-        self.attach = false;
+        if std::mem::take(&mut self.attach)
+            && let Some(claim) = &self.claim
+        {
+            self.admit_by = self.primary.store.env().now() + claim.limit;
+        }
         for i in 0..self.primary.lanes.len() {
             self.primary.send(i);
         }
@@ -1358,10 +1365,16 @@ impl Session {
     }
 
     /// The application sees everything that was adopted, once all of it is as
-    /// safe as the rule asks.
+    /// safe as the rule asks, and the mirror is in the view if it is there: a
+    /// program whose first sync points are acknowledged before that could be
+    /// followed by nobody, though the mirror holds them.
     fn show_adopted(&mut self) -> Result<()> {
         let p = &self.primary;
         if p.ready.load(Acquire) || p.committed() < self.keep {
+            return Ok(());
+        }
+        let joins = !self.member && self.is_active() && self.paired_rule.mirror;
+        if joins && p.store.env().now() < self.admit_by {
             return Ok(());
         }
         p.store.apply(self.keep, usize::MAX)?;

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
 pub mod cluster;
 
 pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
@@ -53,10 +56,43 @@ impl Process {
         }
     }
 
+    /// The next line of its output; `None` at the end. What comes in pieces is
+    /// one line; nothing within the deadline is a failure, not a wait without
+    /// an end.
     pub fn line(&mut self) -> Option<String> {
-        let mut line = String::new();
-        self.out.read_line(&mut line).unwrap();
-        line.strip_suffix('\n').map(str::to_owned)
+        let end = Instant::now() + DEADLINE;
+        let mut line = Vec::new();
+        loop {
+            if self.out.buffer().is_empty() {
+                self.await_output(end);
+            }
+            let piece = self.out.fill_buf().unwrap();
+            if piece.is_empty() {
+                return None;
+            }
+            let ends = piece.iter().position(|b| *b == b'\n');
+            let taken = ends.unwrap_or(piece.len());
+            line.extend_from_slice(&piece[..taken]);
+            self.out.consume(taken + ends.is_some() as usize);
+            if ends.is_some() {
+                return Some(String::from_utf8(line).unwrap());
+            }
+        }
+    }
+
+    /// Until there is output, or its end.
+    fn await_output(&self, end: Instant) {
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let mut fds = [PollFd::new(self.out.get_ref(), PollFlags::IN)];
+            let time = Timespec::try_from(left).expect("a minute");
+            match poll(&mut fds, Some(&time)) {
+                Ok(0) => panic!("it says nothing: {}", self.errors()),
+                Ok(_) => return,
+                Err(Errno::INTR) => {}
+                Err(e) => panic!("poll: {e}"),
+            }
+        }
     }
 
     pub fn errors(&self) -> String {
@@ -161,13 +197,24 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-pub fn await_that<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
+pub fn await_that<T>(what: &str, f: impl FnMut() -> Option<T>) -> T {
+    await_or(what, String::new, f)
+}
+
+/// The same, with what there is to say when it does not happen.
+pub fn await_or<T>(
+    what: &str,
+    explain: impl FnOnce() -> String,
+    mut f: impl FnMut() -> Option<T>,
+) -> T {
     let begin = Instant::now();
     loop {
         if let Some(x) = f() {
             return x;
         }
-        assert!(begin.elapsed() < DEADLINE, "{what} did not happen");
+        if begin.elapsed() >= DEADLINE {
+            panic!("{what} did not happen. {}", explain());
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
 }
