@@ -45,7 +45,7 @@ impl Cluster {
             false => String::new(),
         };
         t += &format!(
-            "cluster = \"backups\"\n[volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\nbackups = [\"c\", \"d\"]\nfailover = \"manual\"\n{extra}\n"
+            "cluster = \"backups\"\n[volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\nbackups = [\"c\", \"d\"]\nfailover = \"manual\"\nresend_timeout = \"1s\"\nresend_attempts = 60\n{extra}\n"
         );
         for (name, port) in ["a", "b", "c", "d"].iter().zip(ports) {
             t += &format!(
@@ -265,8 +265,9 @@ fn a_backup_goes_on_when_primary_and_mirror_are_lost() {
         let is = c.status("a");
         (is["role"] == "mirror" && is["view"]["primary"] == "c").then_some(())
     });
-    p.finish();
+    // While it is told: afterwards nobody is left who sends what it lacks.
     c.await_level("a", "c");
+    p.finish();
     c.assert_same("a", "c");
     c.assert_same("d", "c");
 }

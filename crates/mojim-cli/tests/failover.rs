@@ -17,7 +17,8 @@ use serde_json::Value;
 mod support;
 use support::{MOJIM, Process, await_or, await_that, mojim, text};
 
-/// Two nodes with data, `a` and `b`, and a witness, `w`.
+/// Two nodes with data, `a` and `b`, and a witness, `w`. Where it has a backup,
+/// that is `c`, and there is another witness, `x`.
 struct Cluster {
     dir: PathBuf,
     memory: PathBuf,
@@ -25,15 +26,20 @@ struct Cluster {
 
 impl Cluster {
     fn new(mode: &str, medium: &str) -> Cluster {
-        Cluster::with(mode, medium, None)
+        Cluster::with(mode, medium, None, false)
+    }
+
+    /// With a backup.
+    fn larger(mode: &str) -> Cluster {
+        Cluster::with(mode, "disk", None, true)
     }
 
     /// With keys, and data links that are encrypted or not.
     fn keyed(mode: &str, medium: &str, encrypt: bool) -> Cluster {
-        Cluster::with(mode, medium, Some(encrypt))
+        Cluster::with(mode, medium, Some(encrypt), false)
     }
 
-    fn with(mode: &str, medium: &str, encrypt: Option<bool>) -> Cluster {
+    fn with(mode: &str, medium: &str, encrypt: Option<bool>, backup: bool) -> Cluster {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!(
             "mojim-failover-{}-{}",
@@ -46,7 +52,7 @@ impl Cluster {
         let _ = fs::remove_dir_all(&memory);
         fs::create_dir_all(&dir).unwrap();
         fs::create_dir_all(&memory).unwrap();
-        let held = [0; 3].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let held = [0; 5].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let ports = held.map(|l| l.local_addr().unwrap().port());
         let (d, m) = (dir.display(), memory.display());
         let mut t = encrypt.map_or(String::new(), |e| {
@@ -56,16 +62,25 @@ impl Cluster {
             "cluster = \"failover\"\nheartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
              [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n"
         );
-        for (i, name) in ["a", "b"].iter().enumerate() {
+        let (data, witnesses): (&[_], &[_]) = match backup {
+            true => (&["a", "b", "c"], &["w", "x"]),
+            false => (&["a", "b"], &["w"]),
+        };
+        if backup {
+            t += "backups = [\"c\"]\n";
+        }
+        for (i, name) in data.iter().enumerate() {
             t += &format!(
                 "[node.{name}]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{d}/{name}\"\nring = \"{m}\"\nlog = {{ medium = \"{medium}\", size = \"4MiB\" }}\n",
                 ports[i]
             );
         }
-        t += &format!(
-            "[node.w]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{d}/w\"\nrole = \"witness\"\n",
-            ports[2]
-        );
+        for (i, name) in witnesses.iter().enumerate() {
+            t += &format!(
+                "[node.{name}]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{d}/{name}\"\nrole = \"witness\"\n",
+                ports[3 + i]
+            );
+        }
         let c = Cluster { dir, memory };
         fs::write(c.file(), t).unwrap();
         if encrypt.is_some() {
@@ -131,7 +146,7 @@ impl Cluster {
         text(&out.stdout) + &text(&out.stderr)
     }
 
-    /// What the register says, as node `i` (0: a, 1: b) reads it.
+    /// What the register says, as node `i` (0: a, 1: b, 2: c) reads it.
     fn register(&self, i: usize) -> Value {
         let out = mojim(&[
             "status",
@@ -173,15 +188,25 @@ impl Cluster {
     }
 
     fn logs(&self) -> String {
-        ["a", "b", "w", "program-a", "program-b", "run-a", "run-b"]
-            .map(|n| {
-                let t = fs::read_to_string(self.dir.join(format!("{n}.txt"))).unwrap_or_default();
-                // A program that is tried again and again says the same each time.
-                let mut lines: Vec<&str> = t.lines().collect();
-                lines.dedup();
-                format!("\n--- {n}\n{}\n", lines.join("\n"))
-            })
-            .concat()
+        [
+            "a",
+            "b",
+            "c",
+            "w",
+            "program-a",
+            "program-b",
+            "program-c",
+            "run-a",
+            "run-b",
+        ]
+        .map(|n| {
+            let t = fs::read_to_string(self.dir.join(format!("{n}.txt"))).unwrap_or_default();
+            // A program that is tried again and again says the same each time.
+            let mut lines: Vec<&str> = t.lines().collect();
+            lines.dedup();
+            format!("\n--- {n}\n{}\n", lines.join("\n"))
+        })
+        .concat()
     }
 }
 
@@ -284,6 +309,53 @@ fn a_primary_goes_on_without_its_mirror_and_takes_it_back() {
         found >= acknowledged,
         "{acknowledged} were acknowledged, {found} are there"
     );
+}
+
+/// A backup takes the place of a mirror that stays away, and then that of the
+/// primary; who comes back follows. At each time one node at least may be lost.
+#[test]
+fn a_backup_takes_the_place_of_a_lost_mirror() {
+    let c = Cluster::larger("sync");
+    let mut a = c.node("a");
+    let mut b = c.node("b");
+    let _c = c.node("c");
+    let (_w, _x) = (c.node("w"), c.node("x"));
+    let (mut p, _) = c.program("a", &["--pace", "200"]);
+    p.acknowledged(0, 100);
+    b.kill();
+    let p = p.read_on_counting();
+    c.await_view(0, "a", Some("c"));
+    // What is acknowledged from here on is on c.
+    p.await_more(200);
+    a.kill();
+    let acknowledged = p.stop();
+    let (mut q, found) = c.program("c", &["--pace", "200"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 100);
+    let q = q.read_on_counting();
+    // Neither of the first two was told of anything.
+    let mut b = c.node("b");
+    c.await_view(2, "c", Some("b"));
+    let _a = c.node("a");
+    q.await_more(200);
+    // The old primary is the backup now: it takes the mirror's place.
+    b.kill();
+    c.await_view(2, "c", Some("a"));
+    q.await_more(200);
+    let acknowledged = q.stop();
+    let _b = c.node("b");
+    let (mut q, found) = c.program("c", &["--entries", "100", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 100);
+    c.await_view(2, "c", Some("a"));
+    c.assert_equal();
+    q.finish();
 }
 
 /// Stopped beyond every limit, then resumed: what it was about to do fails,

@@ -641,14 +641,14 @@ impl Cluster {
             address: Address::Tcp(address(1 - n)),
             shared: false,
         };
-        let session = Session::attach(p.clone(), NAMES[n], peer);
+        let session = Session::attach(p.clone(), NAMES[n], peer.clone());
         let errands = SimErrands::default();
         let session = match self.setup.views {
             false => session,
             true => {
                 let carried = Box::new(errands.clone());
                 let claim = Claim::new(self.views(n), carried, self.setup.limit);
-                match session.with_views(claim) {
+                match session.with_views(claim, vec![peer]) {
                     Ok(s) => s,
                     Err(e) => return self.failed_start(n, &e),
                 }

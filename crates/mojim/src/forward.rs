@@ -219,13 +219,14 @@ impl Forward {
             if now < when {
                 return Ok(false);
             }
-            let Some(term) = self.source.term().filter(|t| t.primary != self.peer) else {
+            let term = self.source.term();
+            let Some(term) = term.filter(|_| self.source.serves(&self.peer)) else {
                 return Ok(false);
             };
             return self.greet(term, now).map(|()| true);
         }
         let across = store.mutations.forward_across_terms.load(Relaxed);
-        if self.source.term() != self.term && !across {
+        if (self.source.term() != self.term || !self.source.serves(&self.peer)) && !across {
             self.backoff = Duration::from_millis(10);
             return Err(Error::Stale("what is forwarded begins anew".into()));
         }

@@ -100,11 +100,9 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
     }
 }
 
-/// The other node, as a primary on `node` reaches it.
-pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
-    let other = config.peer_of(volume, &node.name)?;
+fn reached(other: &Node, volume: &Volume) -> Peer {
     let shared = volume.transport == Transport::Shm;
-    Some(Peer {
+    Peer {
         name: other.name.clone(),
         address: if shared {
             Address::Unix(socket(other))
@@ -112,11 +110,27 @@ pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
             Address::Tcp(other.address)
         },
         shared,
-    })
+    }
 }
 
-/// The nodes, besides its primary, to which a mirror of this volume on `node`
-/// forwards, and where they listen.
+/// The other node, as a primary on `node` reaches it.
+pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
+    let other = config.peer_of(volume, &node.name)?;
+    Some(reached(other, volume))
+}
+
+/// All nodes that may be the mirror of a primary on `node`.
+pub fn candidates(config: &Config, node: &Node, volume: &Volume) -> Vec<Peer> {
+    let names = volume.data_nodes();
+    let others = names.into_iter().filter(|n| *n != node.name);
+    others
+        .filter_map(|n| config.nodes.get(n))
+        .map(|n| reached(n, volume))
+        .collect()
+}
+
+/// The nodes to which this volume may be forwarded from `node`, and where they
+/// listen.
 pub fn backups(config: &Config, node: &Node, volume: &Volume) -> Vec<(String, Address)> {
     let names = volume.data_nodes();
     let others = names.into_iter().filter(|n| *n != node.name);

@@ -63,6 +63,8 @@ pub struct Mirror {
     heard: Mutex<Option<(Duration, String)>>,
     /// Who said the last `Hello`.
     upstream: Mutex<String>,
+    /// It was one who forwards to a backup.
+    as_backup: AtomicBool,
     /// Held while what a session rests on changes: greeting, loading, start,
     /// promotion exclude each other.
     change: Mutex<()>,
@@ -123,6 +125,11 @@ impl Source for Mirror {
         &self.store
     }
 
+    /// All but its primary.
+    fn serves(&self, peer: &str) -> bool {
+        self.store.superblock().view.primary != peer
+    }
+
     fn term(&self) -> Option<Term> {
         let number = self.term.load(SeqCst);
         if number == 0 {
@@ -176,6 +183,7 @@ impl Mirror {
             lanes: store.logs().iter().map(|_| Mutex::new(None)).collect(),
             heard: Mutex::new(None),
             upstream: Mutex::default(),
+            as_backup: AtomicBool::new(false),
             change: Mutex::new(()),
             generation: AtomicU64::new(0),
             greeted: Mutex::default(),
@@ -200,6 +208,11 @@ impl Mirror {
         let (when, who) = lock(&self.heard).clone()?;
         let ago = self.store.env().now().saturating_sub(when);
         (self.session.load(Acquire) != 0 && ago < self.silence).then_some((ago, who))
+    }
+
+    /// Whether it follows one who forwards, as a backup, for all it heard last.
+    pub fn is_backup(&self) -> bool {
+        self.as_backup.load(Acquire)
     }
 
     /// The node whose session it is, if there is one.
@@ -343,6 +356,7 @@ impl Mirror {
             self.check_upstream(h, &sb.view)?;
         }
         *lock(&self.upstream) = h.from.clone();
+        self.as_backup.store(h.backup, Release);
         let generation = self.generation.fetch_add(1, SeqCst) + 1;
         self.unsettle();
         self.stop_session();

@@ -36,6 +36,8 @@ pub trait Source: Send + Sync {
     fn received(&self) -> u64;
     /// The committed LSN, as far as it is known here.
     fn committed(&self) -> u64;
+    /// Whether it forwards to this node at all.
+    fn serves(&self, peer: &str) -> bool;
     /// A backup has more than before, or does not count any more.
     fn outflow(&self) -> &Outflow;
 }

@@ -272,6 +272,8 @@ pub struct Primary {
     pub spec: PrimarySpec,
     volume: AtomicU64,
     epoch: AtomicU64,
+    /// Whom the session is with.
+    mirror: Mutex<String>,
     rule: AtomicU8,
     next: AtomicU64,
     /// LSNs that the mirror has in its log.
@@ -319,6 +321,11 @@ impl Source for Primary {
         &self.store
     }
 
+    /// Its mirror, also one that is lost, is its session's.
+    fn serves(&self, peer: &str) -> bool {
+        *self.mirror.lock().unwrap_or_else(|e| e.into_inner()) != peer
+    }
+
     /// A primary forwards while its view has no mirror.
     fn term(&self) -> Option<Term> {
         if !self.is_ready() || self.stale.get().is_some() {
@@ -347,6 +354,20 @@ impl Source for Primary {
 }
 
 impl Primary {
+    /// The session is with this node: nobody else speaks to it.
+    pub(crate) fn pair_with(&self, mirror: &str) {
+        let mut name = self.mirror.lock().unwrap_or_else(|e| e.into_inner());
+        mirror.clone_into(&mut name);
+        drop(name);
+        self.outflow.work.notify();
+    }
+
+    /// The node that is its mirror, or is to be; empty where there is none.
+    pub fn mirror(&self) -> String {
+        let name = self.mirror.lock().unwrap_or_else(|e| e.into_inner());
+        name.clone()
+    }
+
     /// A primary over an opened store; it serves nothing until it is started.
     pub fn new(store: Arc<Store>, spec: PrimarySpec) -> Primary {
         let tail = store.tail();
@@ -368,6 +389,7 @@ impl Primary {
         Primary {
             volume: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
+            mirror: Mutex::default(),
             rule: AtomicU8::new(pack(spec.rule)),
             next: AtomicU64::new(tail + 1),
             acked: Prefix::new(WINDOW, tail),

@@ -43,6 +43,9 @@ pub(crate) const COPY_SILENCE: Duration = Duration::from_secs(120);
 /// When a copy that failed for want of room or the like is tried again.
 pub(crate) const COPY_AGAIN: Duration = Duration::from_secs(30);
 
+/// A mirror that was given up may come back for this many times the limit
+/// after which it was; then a backup takes its place.
+const REPLACE: u32 = 2;
 /// Flag of a heartbeat: the mirror now holds everything, it is a member.
 pub const FLAG_MEMBER: u16 = 1;
 
@@ -133,6 +136,12 @@ pub struct Session {
     was_alone: bool,
     /// With a register: until when an attach waits for its mirror's admission.
     admit_by: Duration,
+    /// The nodes that may be the mirror, the present one among them.
+    candidates: Vec<Peer>,
+    /// Since when there is no link to the present one that got beyond greeting.
+    absent: Duration,
+    /// Who is to be the mirror of the epoch that the register is asked for.
+    successor: Option<Peer>,
     /// The mirror lost what it had acknowledged: no link before it is out of
     /// the view.
     leaving: bool,
@@ -154,6 +163,7 @@ impl Session {
     /// A session that attaches: asks for an epoch above every one it knows.
     pub fn attach(primary: Arc<Primary>, me: &str, peer: Peer) -> Session {
         let sb = primary.store.superblock();
+        primary.pair_with(&peer.name);
         let member = sb.view.epoch == 0 || sb.view.mirror == peer.name;
         let now = primary.store.env().now();
         Session {
@@ -186,6 +196,9 @@ impl Session {
             asked_on: 0,
             was_alone: false,
             admit_by: Duration::ZERO,
+            candidates: Vec::new(),
+            absent: now,
+            successor: None,
             leaving: false,
             known: 0,
             silence: SILENCE,
@@ -194,8 +207,9 @@ impl Session {
     }
 
     /// The same in a cluster whose views lie in a register: nothing is begun
-    /// without it, and a mirror that stays away is given up.
-    pub fn with_views(mut self, claim: Claim) -> Result<Session> {
+    /// without it, and a mirror that stays away is given up. Then one of the
+    /// `candidates` that is forwarded to takes its place.
+    pub fn with_views(mut self, claim: Claim, candidates: Vec<Peer>) -> Result<Session> {
         let store = &self.primary.store;
         let sb = store.superblock();
         // What only the lost ring held may have been acknowledged by a mirror
@@ -210,7 +224,59 @@ impl Session {
         self.silence = self.silence.min(claim.limit);
         self.heartbeat = self.heartbeat.min(claim.limit / 4);
         self.claim = Some(claim);
+        self.candidates = candidates;
         Ok(self)
+    }
+
+    /// The node that is its mirror, or is to be.
+    pub fn peer(&self) -> &str {
+        &self.peer.name
+    }
+
+    /// From here on the mirror is another node.
+    fn turn_to(&mut self, peer: Peer) {
+        self.primary.pair_with(&peer.name);
+        let store = &self.primary.store;
+        let view = store.superblock().view;
+        self.member = self.attach && (view.epoch == 0 || view.mirror == peer.name);
+        if let Some(claim) = &mut self.claim {
+            claim.peer = None;
+        }
+        self.peer = peer;
+        self.force_copy = false;
+        self.absent = store.env().now();
+        self.backoff = Duration::from_millis(10);
+    }
+
+    /// A primary that is alone, and whose mirror stays away, asks a backup that
+    /// has nearly everything to take its place: in an epoch of its own, so that
+    /// each epoch has one mirror, and one that does not know yet that it is none
+    /// any more is nobody's upstream. True if the register was asked.
+    fn replace_mirror(&mut self, now: Duration) -> bool {
+        let Some(claim) = &self.claim else {
+            return false;
+        };
+        let patience = claim.limit * REPLACE;
+        let gone = now.saturating_sub(self.absent);
+        if self.attach || !self.alone || !claim.may_try(now) || gone < patience {
+            return false;
+        }
+        let all = self.primary.outflow.progress();
+        let active = all
+            .iter()
+            .filter(|b| b.active.load(Acquire) && b.name != self.peer.name);
+        let Some(best) = active.max_by_key(|b| b.acked.load(Acquire)) else {
+            return false;
+        };
+        let Some(peer) = self.candidates.iter().find(|c| c.name == best.name) else {
+            return false;
+        };
+        self.successor = Some(peer.clone());
+        let store = &self.primary.store;
+        let known = claim.register.epoch.max(store.superblock().promised);
+        let epoch = store.next_epoch(known.max(self.epoch));
+        self.ask(Change::Raise(epoch));
+        true
     }
 
     /// Whether the register knows this node as a primary that is alone: then
@@ -262,6 +328,7 @@ impl Session {
         self.begin(view)?;
         self.primary.set_rule(AckRule::LOCAL);
         self.alone = true;
+        self.absent = self.primary.store.env().now();
         self.attach = false;
         self.member = false;
         self.primary.ready.store(true, Release);
@@ -356,8 +423,14 @@ impl Session {
             (Change::Raise(epoch), Ok(())) => {
                 p.raise(epoch)?;
                 self.epoch = epoch;
+                if let Some(peer) = self.successor.take() {
+                    self.turn_to(peer);
+                }
             }
-            (Change::Alone | Change::Raise(_), Err(e)) => self.last_error = Some(e.to_string()),
+            (Change::Alone | Change::Raise(_), Err(e)) => {
+                self.successor = None;
+                self.last_error = Some(e.to_string());
+            }
         }
         Ok(true)
     }
@@ -368,6 +441,7 @@ impl Session {
         p.store.update(|s| s.view.mirror.clear())?;
         self.alone = true;
         self.leaving = false;
+        self.absent = p.store.env().now();
         if !self.is_active() {
             p.set_rule(AckRule::LOCAL);
         }
@@ -510,6 +584,9 @@ impl Session {
             claim.missed(silent.max(stuck));
         }
         self.link += 1;
+        if self.is_connected() {
+            self.absent = now;
+        }
         for lane in p.lanes.iter() {
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
@@ -571,6 +648,9 @@ impl Session {
             if now < when || raising || self.leaving || self.attach && self.is_asking() {
                 return Ok(moved);
             }
+            if self.replace_mirror(now) {
+                return Ok(true);
+            }
             return self.greet(now).map(|()| true);
         }
         moved |= self.pump_copy()?;
@@ -617,7 +697,18 @@ impl Session {
             && self.attach
         {
             match claim.view_to_attach(&self.primary.store) {
-                Ok(epoch) => view = view.max(epoch),
+                Ok(epoch) => {
+                    view = view.max(epoch);
+                    // What it holds beyond this copy is to be adopted.
+                    let named = claim.register.mirror.as_ref();
+                    let other = named.filter(|m| m.node != self.peer.name);
+                    if let Some(m) = other
+                        && let Some(c) = self.candidates.iter().find(|c| c.name == m.node)
+                    {
+                        let peer = c.clone();
+                        self.turn_to(peer);
+                    }
+                }
                 Err(e) => {
                     if let Error::Stale(_) = e {
                         self.fatal = Some(e.clone());

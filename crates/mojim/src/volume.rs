@@ -295,7 +295,7 @@ impl Volume {
                     let p = primary.clone();
                     let errands = Messenger::start(views.clone(), move || p.link_work.notify())?;
                     let claim = Claim::new(views, Box::new(errands), config.failure_limit);
-                    s = s.with_views(claim)?;
+                    s = s.with_views(claim, layout::candidates(config, &node, &volume))?;
                 }
                 Self::wait_attached(&mut s, &primary, config, &volume, &mut progress)?;
                 Some(s)
@@ -460,7 +460,7 @@ impl Volume {
                 return Err(Error::Timeout(format!(
                     "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here",
                     volume.name,
-                    volume.mirror.as_deref().unwrap_or(""),
+                    s.peer(),
                     s.last_error.as_deref().unwrap_or("no answer")
                 )));
             }
@@ -684,9 +684,10 @@ impl Volume {
             node: self.0.node.name.clone(),
             level: own,
         }];
-        if let Some(p) = self.0.config.peer_of(&self.0.volume, &self.0.node.name) {
+        let name = self.0.primary.mirror();
+        if !name.is_empty() {
             out.push(CopyReport {
-                node: p.name.clone(),
+                node: name,
                 level: mirror,
             });
         }
@@ -796,11 +797,7 @@ impl Inner {
             threads.push(spawn("link", Box::new(move || me.link_loop(&mut s)))?);
         }
         if !self.volume.backups.is_empty() {
-            // The session itself speaks to its peer.
-            let peer = self.config.peer_of(&self.volume, &self.node.name);
-            let mut backups = layout::backups(&self.config, &self.node, &self.volume);
-            backups.retain(|(name, _)| peer.is_none_or(|p| p.name != *name));
-            for (name, address) in backups {
+            for (name, address) in layout::backups(&self.config, &self.node, &self.volume) {
                 let me = self.clone();
                 let body = move || {
                     let source: Arc<dyn Source> = me.primary.clone();

@@ -7,6 +7,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,7 +18,7 @@ pub mod cluster;
 
 pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
 /// Longer than anything here takes, also on a machine with much else to do.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(180);
 
 /// A running `mojim`; killed on drop.
 pub struct Process {
@@ -146,6 +148,22 @@ impl Process {
         Running { id, reader }
     }
 
+    /// Lets it go on, and keeps count of the entries that it has acknowledged.
+    pub fn read_on_counting(self) -> Counted {
+        let mut p = self;
+        let id = p.child.id();
+        let count = Arc::new(AtomicU64::new(0));
+        let counted = count.clone();
+        let reader = std::thread::spawn(move || {
+            while let Some(line) = p.line() {
+                if let Ok(last) = line.parse::<u64>() {
+                    counted.store(last + 1, Ordering::Release);
+                }
+            }
+        });
+        Counted { id, count, reader }
+    }
+
     /// Lets a lingering program detach.
     pub fn finish(&mut self) {
         drop(self.stdin.take());
@@ -156,6 +174,36 @@ impl Process {
             self.errors()
         );
         assert_eq!(self.wait(), Some(0));
+    }
+}
+
+/// A program whose acknowledged entries a thread counts.
+pub struct Counted {
+    id: u32,
+    count: Arc<AtomicU64>,
+    reader: std::thread::JoinHandle<()>,
+}
+
+impl Counted {
+    /// Until `more` entries were acknowledged from now on.
+    pub fn await_more(&self, more: u64) {
+        let goal = self.count.load(Ordering::Acquire) + more;
+        await_that("entries", || {
+            assert!(!self.reader.is_finished(), "it ended by itself");
+            (self.count.load(Ordering::Acquire) >= goal).then_some(())
+        });
+    }
+
+    /// It must still run, and is killed; how many entries were acknowledged.
+    pub fn stop(self) -> u64 {
+        assert!(!self.reader.is_finished(), "it ended by itself");
+        let ok = Command::new("sh")
+            .args(["-c", &format!("kill -KILL {}", self.id)])
+            .status()
+            .unwrap();
+        assert!(ok.success());
+        self.reader.join().unwrap();
+        self.count.load(Ordering::Acquire)
     }
 }
 

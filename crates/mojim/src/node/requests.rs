@@ -283,14 +283,16 @@ impl Node {
         }
     }
 
-    /// What this node is to the volume, by its own superblock.
-    fn role(&self, v: &Volume, sb: Option<&Superblock>) -> &'static str {
+    /// What this node is to the volume, by its own superblock and whom it follows.
+    fn role(&self, v: &Volume, sb: Option<&Superblock>, m: Option<&Mirror>) -> &'static str {
         let view = sb.map(|sb| &sb.view).filter(|view| view.epoch > 0);
         let primary = view.map_or(&v.primary, |view| &view.primary);
         let mirror = view.map(|view| &view.mirror);
         if *primary == self.me.name {
             "primary"
-        } else if mirror != Some(&self.me.name) && v.backups.contains(&self.me.name) {
+        } else if mirror == Some(&self.me.name) {
+            "mirror"
+        } else if v.backups.contains(&self.me.name) || m.is_some_and(|m| m.is_backup()) {
             "backup"
         } else {
             "mirror"
@@ -307,11 +309,11 @@ impl Node {
             "node": self.me.name,
         });
         let Some(sb) = sb else {
-            out["role"] = json!(self.role(v, None));
+            out["role"] = json!(self.role(v, None, None));
             out["state"] = json!("new");
             return Ok(out);
         };
-        out["role"] = json!(self.role(v, Some(&sb)));
+        out["role"] = json!(self.role(v, Some(&sb), mirror.as_deref()));
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
         out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
@@ -577,8 +579,15 @@ impl Node {
     /// A primary whose link to this node is down may still be alive: its own
     /// node knows. If that does not answer, the operator's word counts.
     fn ask_other_node(&self, v: &Volume) -> Result<()> {
-        let Some(other) = self.config.peer_of(v, &self.me.name) else {
-            return Ok(());
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let known = read_superblock(&*self.env, &meta)?.map(|sb| sb.view.primary);
+        let primary = known.filter(|p| *p != self.me.name);
+        let other = match primary.and_then(|p| self.config.nodes.get(&p)) {
+            Some(n) => n,
+            None => match self.config.peer_of(v, &self.me.name) {
+                Some(n) => n,
+                None => return Ok(()),
+            },
         };
         let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
         let Ok(mut c) = Client::connect(

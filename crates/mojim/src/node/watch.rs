@@ -51,7 +51,7 @@ impl Node {
                 // When it spoke, not when that was looked up.
                 heard = heard.max(self.env.now().saturating_sub(ago));
             }
-            if !unknown && self.is_there(v, &mut client) {
+            if !unknown && self.is_there(&m, &mut client) {
                 heard = self.env.now();
                 continue;
             }
@@ -88,16 +88,17 @@ impl Node {
         }
     }
 
-    /// Whether the daemon of the other node answers: then its machine is
+    /// Whether the daemon of the primary's node answers: then its machine is
     /// there, and a program that ended will be started again on it.
-    fn is_there(&self, v: &Volume, client: &mut Option<Client>) -> bool {
-        let Some(other) = self.config.peer_of(v, &self.me.name) else {
+    fn is_there(&self, m: &Mirror, client: &mut Option<(String, Client)>) -> bool {
+        let primary = m.store.superblock().view.primary;
+        let Some(other) = self.config.nodes.get(&primary) else {
             return false;
         };
         let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
         let mut c = match client.take() {
-            Some(c) => c,
-            None => match Client::connect(&self.env, &Address::Tcp(other.address), patience) {
+            Some((who, c)) if who == primary => c,
+            _ => match Client::connect(&self.env, &Address::Tcp(other.address), patience) {
                 Ok(c) => c,
                 Err(_) => return false,
             },
@@ -105,7 +106,7 @@ impl Node {
         let q = json!({ "what": "pulse", "cluster": self.config.cluster });
         match c.ask(&q) {
             Ok(_) => {
-                *client = Some(c);
+                *client = Some((primary, c));
                 true
             }
             Err(_) => false,
