@@ -175,6 +175,12 @@ impl Cluster {
         );
     }
 
+    /// Up to which LSN node `i` has applied.
+    fn applied(&self, i: usize) -> u64 {
+        let v: Value = serde_json::from_str(&self.status()).unwrap();
+        v["volumes"][0]["nodes"][i]["applied"].as_u64().unwrap()
+    }
+
     fn assert_equal(&self) {
         let out = mojim(&[
             "verify",
@@ -354,6 +360,54 @@ fn a_backup_takes_the_place_of_a_lost_mirror() {
     );
     q.acknowledged(found, found + 100);
     c.await_view(2, "c", Some("a"));
+    c.assert_equal();
+    q.finish();
+}
+
+/// Primary and mirror are lost at once: the backup goes on with what it has,
+/// as configured, and the two follow it when they come back. A primary that
+/// cannot reach the voters has nothing acknowledged meanwhile.
+#[test]
+fn a_backup_goes_on_by_itself_where_that_is_configured() {
+    let c = Cluster::larger("sync");
+    c.rewrite(
+        "backups = [\"c\"]",
+        "backups = [\"c\"]\nfallback = \"automatic\"",
+    );
+    let mut a = c.node("a");
+    let mut b = c.node("b");
+    let _c = c.node("c");
+    let (w, x) = (c.node("w"), c.node("x"));
+    let (mut p, _) = c.program("a", &["--pace", "200"]);
+    p.acknowledged(0, 200);
+    // Three of five voters do not answer: the primary, whose mirror is well,
+    // cannot know whether a backup has taken its place.
+    let p = p.read_on_counting();
+    for n in [&w, &x, &_c] {
+        n.signal("STOP");
+    }
+    await_that("the primary's standstill", || {
+        let before = p.count();
+        std::thread::sleep(Duration::from_millis(300));
+        (p.count() == before).then_some(())
+    });
+    for n in [&w, &x, &_c] {
+        n.signal("CONT");
+    }
+    p.await_more(100);
+    let on_backup = c.applied(2);
+    p.stop();
+    a.kill();
+    b.kill();
+    let (mut q, found) = c.program("c", &["--entries", "100", "--linger"]);
+    // The first records make the file.
+    assert!(found + 8 >= on_backup, "{found} of {on_backup} are there");
+    q.acknowledged(found, found + 100);
+    let (_a, _b) = (c.node("a"), c.node("b"));
+    await_that("a mirror", || {
+        let r = c.register(2);
+        (r["primary"]["node"] == "c" && r["mirror"].is_object()).then_some(())
+    });
     c.assert_equal();
     q.finish();
 }

@@ -47,6 +47,10 @@ pub struct Claim {
     asked: Option<Asked>,
     stall: Stall,
     next_try: Duration,
+    /// When the register was last asked, and when it was asked what it answered
+    /// last.
+    asked_at: Duration,
+    pub(crate) confirmed: Duration,
 }
 
 /// A change of the view that a primary asks for.
@@ -66,6 +70,8 @@ pub(crate) enum Change {
     Admit(Member),
     /// The mirror has promised an epoch that is not this primary's.
     Raise(u64),
+    /// Nothing: is it still the primary?
+    Look,
 }
 
 /// What came of a change.
@@ -175,6 +181,8 @@ impl Claimant {
             Change::Admit(peer) => reg.admit(me, peer).map(Some),
             Change::Raise(epoch) if reg.is_primary(me) && reg.epoch == *epoch => Ok(None),
             Change::Raise(epoch) => reg.raise(me, *epoch).map(Some),
+            Change::Look if reg.is_primary(me) => Ok(None),
+            Change::Look => Err(Refusal::NotPrimary),
         }
     }
 
@@ -226,6 +234,8 @@ impl Claim {
             asked: None,
             stall: Stall::default(),
             next_try: Duration::ZERO,
+            asked_at: Duration::ZERO,
+            confirmed: Duration::ZERO,
         }
     }
 
@@ -261,6 +271,7 @@ impl Claim {
             member: false,
             adopted: self.adopted,
         };
+        self.asked_at = store.env().now();
         let outcome = Claimant::of(store).carry_out(&*self.views, &change);
         self.heard(&outcome);
         outcome.result
@@ -269,12 +280,14 @@ impl Claim {
     fn heard(&mut self, outcome: &Outcome) {
         if let Some(r) = &outcome.register {
             self.register = r.clone();
+            self.confirmed = self.asked_at;
         }
     }
 
     /// Asks for a change; `answer` tells what came of it.
     pub(crate) fn ask(&mut self, store: &Store, change: Change) {
         assert!(!self.is_asking());
+        self.asked_at = store.env().now();
         let outcome = Arc::new(Mutex::new(None));
         let (who, what, told) = (Claimant::of(store), change.clone(), outcome.clone());
         self.asked = Some(Asked { change, outcome });
@@ -323,6 +336,11 @@ impl Claim {
     /// Whether it is time to ask for something that may have failed before.
     pub(crate) fn may_try(&self, now: Duration) -> bool {
         !self.is_asking() && now >= self.next_try
+    }
+
+    /// Whether it is time to look whether anything has changed.
+    pub(crate) fn should_look(&self, now: Duration) -> bool {
+        self.may_try(now) && now.saturating_sub(self.asked_at) >= self.limit / 4
     }
 
     /// Time passes while the mirror is needed. `up`: the link works.

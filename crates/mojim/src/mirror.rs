@@ -513,6 +513,11 @@ impl Mirror {
     /// acknowledged: nobody else is left who has it.
     pub fn force(&self, views: &dyn Views) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&self.store.spec().volume)?;
+        self.force_from(&reg, views)
+    }
+
+    /// The same, if the register is still as it was read.
+    pub fn force_from(&self, reg: &Register, views: &dyn Views) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
         self.store.check()?;
         let sb = self.store.superblock();

@@ -275,6 +275,8 @@ pub struct Primary {
     /// Whom the session is with.
     mirror: Mutex<String>,
     rule: AtomicU8,
+    /// The committed LSN, while it is held.
+    held_at: AtomicU64,
     next: AtomicU64,
     /// LSNs that the mirror has in its log.
     pub acked: Prefix,
@@ -311,6 +313,9 @@ pub(crate) struct SpillFile {
     pub(crate) len: u64,
     pub(crate) file: Arc<dyn File>,
 }
+
+/// Beside a rule: nothing counts at present.
+const HELD: u8 = 4;
 
 fn pack(r: AckRule) -> u8 {
     r.local as u8 | (r.mirror as u8) << 1
@@ -391,6 +396,7 @@ impl Primary {
             epoch: AtomicU64::new(0),
             mirror: Mutex::default(),
             rule: AtomicU8::new(pack(spec.rule)),
+            held_at: AtomicU64::new(0),
             next: AtomicU64::new(tail + 1),
             acked: Prefix::new(WINDOW, tail),
             persisted: Prefix::new(WINDOW, tail),
@@ -488,7 +494,8 @@ impl Primary {
     pub(crate) fn set_rule(&self, r: AckRule) {
         // Sequentially consistent: who takes an LSN after this sees it, and who
         // took one before is seen by who reads the last LSN after this.
-        self.rule.store(pack(r), SeqCst);
+        let held = self.rule.load(SeqCst) & HELD;
+        self.rule.store(pack(r) | held, SeqCst);
     }
 
     /// The committed LSN.
@@ -497,8 +504,27 @@ impl Primary {
         if self.store.mutations.ack_early.load(Relaxed) {
             return self.last();
         }
+        if self.rule.load(SeqCst) & HELD != 0 {
+            return self.held_at.load(Acquire);
+        }
         self.rule()
             .committed(self.persisted.get(), self.acked.get())
+    }
+
+    /// From here on nothing becomes committed, whatever the rule says, until it
+    /// is let go again. By the session's thread, as all changes of the rule.
+    pub(crate) fn hold(&self) {
+        if self.rule.load(SeqCst) & HELD == 0 {
+            self.held_at.store(self.committed(), Release);
+            self.rule.fetch_or(HELD, SeqCst);
+        }
+    }
+
+    /// What is held counts by the rule again.
+    pub(crate) fn let_go(&self) {
+        if self.rule.fetch_and(!HELD, SeqCst) & HELD != 0 {
+            self.done.notify();
+        }
     }
 
     /// Up to where records may go to the data area: committed, in the own log

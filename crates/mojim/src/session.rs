@@ -140,6 +140,9 @@ pub struct Session {
     candidates: Vec<Peer>,
     /// Since when there is no link to the present one that got beyond greeting.
     absent: Duration,
+    /// A backup may take over by itself: nothing counts while the register
+    /// cannot be asked whether one has.
+    leased: bool,
     /// Who is to be the mirror of the epoch that the register is asked for.
     successor: Option<Peer>,
     /// The mirror lost what it had acknowledged: no link before it is out of
@@ -199,6 +202,7 @@ impl Session {
             candidates: Vec::new(),
             absent: now,
             successor: None,
+            leased: false,
             leaving: false,
             known: 0,
             silence: SILENCE,
@@ -226,6 +230,14 @@ impl Session {
         self.claim = Some(claim);
         self.candidates = candidates;
         Ok(self)
+    }
+
+    /// The same where a backup takes over by itself when primary and mirror are
+    /// lost (`fallback = "automatic"`): then nothing is committed while no
+    /// majority of voters can be reached.
+    pub fn leased(mut self) -> Session {
+        self.leased = true;
+        self
     }
 
     /// The node that is its mirror, or is to be.
@@ -427,6 +439,8 @@ impl Session {
                     self.turn_to(peer);
                 }
             }
+            (Change::Look, Ok(())) => {}
+            (Change::Look, Err(e)) => self.last_error = Some(e.to_string()),
             (Change::Alone | Change::Raise(_), Err(e)) => {
                 self.successor = None;
                 self.last_error = Some(e.to_string());
@@ -451,6 +465,26 @@ impl Session {
         }
         p.done.notify();
         self.show_adopted()
+    }
+
+    /// Where a backup may take over by itself: a primary that has not heard for
+    /// `limit` that it still is one holds what it would acknowledge. A backup
+    /// waits for longer than that.
+    fn keep_lease(&mut self, now: Duration) {
+        if !self.leased || self.attach {
+            return;
+        }
+        let Some(claim) = &self.claim else {
+            return;
+        };
+        let look = claim.should_look(now);
+        match now.saturating_sub(claim.confirmed) < claim.limit {
+            true => self.primary.let_go(),
+            false => self.primary.hold(),
+        }
+        if look {
+            self.ask(Change::Look);
+        }
     }
 
     /// A running primary whose mirror stays away, or comes and goes, takes it
@@ -642,6 +676,7 @@ impl Session {
         self.primary.store.check()?;
         let mut moved = self.hear_register(now)?;
         self.give_up_mirror(now)?;
+        self.keep_lease(now);
         if let Phase::Idle(when) = self.phase {
             let raising = self.claim.as_ref().is_some_and(Claim::is_raising);
             // An attach whose outcome is not known is not tried a second time.

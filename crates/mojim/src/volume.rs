@@ -27,7 +27,7 @@ use mojim_format::{Level, State, View};
 use mojim_protocol::AckRule;
 
 use crate::claim::Claim;
-use crate::config::{Config, Failover, Mode, Node, Rounding, Volume as VolumeConfig};
+use crate::config::{Config, Failover, Fallback, Mode, Node, Rounding, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::forward;
@@ -296,6 +296,9 @@ impl Volume {
                     let errands = Messenger::start(views.clone(), move || p.link_work.notify())?;
                     let claim = Claim::new(views, Box::new(errands), config.failure_limit);
                     s = s.with_views(claim, layout::candidates(config, &node, &volume))?;
+                    if volume.fallback == Fallback::Automatic {
+                        s = s.leased();
+                    }
                 }
                 Self::wait_attached(&mut s, &primary, config, &volume, &mut progress)?;
                 Some(s)

@@ -194,6 +194,11 @@ impl Counted {
         });
     }
 
+    /// How many entries were acknowledged.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
     /// It must still run, and is killed; how many entries were acknowledged.
     pub fn stop(self) -> u64 {
         assert!(!self.reader.is_finished(), "it ended by itself");

@@ -8,15 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use serde_json::json;
+use mojim_format::State;
+use serde_json::{Value, json};
 
 use super::{Node, lock, wait_for_last};
 use crate::client::Client;
-use crate::config::Volume;
+use crate::config::{Fallback, Volume};
 use crate::env::Address;
 use crate::error::{Error, Result};
 use crate::mirror::Mirror;
 use crate::views::Views;
+
+/// For how many limits nobody of a view is heard of, before a backup goes on
+/// in its place.
+const FALL_BACK: u32 = 3;
 
 impl Node {
     /// Watches over the primary of a volume for as long as this node runs.
@@ -30,6 +35,10 @@ impl Node {
         let mut said = String::new();
         // Whether a take-over that the register had agreed to was cut off.
         let mut unknown = true;
+        // For how many limits in a row nobody of the view was heard of; and
+        // whether anybody ever was: who was just started may be the first of all
+        // to come back.
+        let (mut gone, mut met) = (0, false);
         while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
             std::thread::sleep(beat);
             let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
@@ -50,16 +59,26 @@ impl Node {
             if let Some((ago, _)) = m.live_primary() {
                 // When it spoke, not when that was looked up.
                 heard = heard.max(self.env.now().saturating_sub(ago));
+                met = true;
             }
             if !unknown && self.is_there(&m, &mut client) {
                 heard = self.env.now();
+                (gone, met) = (0, true);
                 continue;
             }
             if !unknown && self.env.now() - heard < limit {
                 continue;
             }
             let silent = self.env.now() - heard;
-            match self.try_take_over(v, views, m, !unknown) {
+            let mut taken = self.try_take_over(v, views, &m, !unknown);
+            if matches!(taken, Ok(None)) && met && v.fallback == Fallback::Automatic {
+                taken = self.try_fall_back(v, views, &m, &mut gone);
+            }
+            let handed = match taken {
+                Ok(Some((epoch, last))) => self.hand_over(v, m, last).map(|()| Some((epoch, last))),
+                nothing => nothing,
+            };
+            match handed {
                 Ok(Some((epoch, last))) => {
                     self.say(&format!(
                         "volume {}: its primary was silent for {} ms; this node is primary from epoch {epoch}, last LSN {last}",
@@ -113,13 +132,85 @@ impl Node {
         }
     }
 
+    /// Primary and mirror are both lost, as far as this backup can tell for
+    /// several limits: it goes on with what it has, as configured. A primary
+    /// that is alive, but cut off from the voters, holds what it would
+    /// acknowledge after one limit (`Session::leased`). `gone`: for how many
+    /// limits in a row nobody was heard of.
+    fn try_fall_back(
+        &self,
+        v: &Volume,
+        views: &dyn Views,
+        m: &Mirror,
+        gone: &mut u32,
+    ) -> Result<Option<(u64, u64)>> {
+        let reg = views.read(&v.name)?;
+        let members = [&reg.primary, &reg.mirror];
+        let names = || members.into_iter().flatten().map(|m| m.node.as_str());
+        let whole = m.store.superblock().state == State::Whole;
+        if !whole || names().any(|n| n == self.me.name || self.answers(n)) {
+            *gone = 0;
+            return Ok(None);
+        }
+        *gone += 1;
+        let last = m.tail();
+        let better = v.data_nodes().into_iter().any(|n| {
+            let other = n != self.me.name && names().all(|m| m != n);
+            other && self.has_more(v, n, last)
+        });
+        // One that has more goes first; if it does not go at all, this one does.
+        let patience = if better { FALL_BACK * 2 } else { FALL_BACK };
+        if *gone < patience {
+            return Ok(None);
+        }
+        let lost = names().collect::<Vec<_>>().join(" and ");
+        let Some((epoch, last)) = m.force_from(&reg, views)? else {
+            return Err(Error::Protocol("the view changed meanwhile".into()));
+        };
+        self.say(&format!(
+            "volume {}: nothing is heard of {lost}; this backup goes on as configured (`fallback`), and what they acknowledged after LSN {last} is given up",
+            v.name
+        ));
+        Ok(Some((epoch, last)))
+    }
+
+    /// Whether a node's daemon answers now.
+    fn answers(&self, node: &str) -> bool {
+        let q = json!({ "what": "pulse", "cluster": self.config.cluster });
+        self.asked(node, &q).is_some()
+    }
+
+    /// Whether another backup has more than up to `last`, or as much and comes
+    /// first by name.
+    fn has_more(&self, v: &Volume, node: &str, last: u64) -> bool {
+        let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
+        let Some(answer) = self.asked(node, &q) else {
+            return false;
+        };
+        let all = answer["volumes"].as_array();
+        let Some(theirs) = all.and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
+        else {
+            return false;
+        };
+        let has = theirs["last_lsn"].as_u64().unwrap_or(0);
+        let first = has == last && node < self.me.name.as_str();
+        theirs["state"] == "whole" && (has > last || first)
+    }
+
+    fn asked(&self, node: &str, question: &Value) -> Option<Value> {
+        let address = Address::Tcp(self.config.nodes.get(node)?.address);
+        let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
+        let mut c = Client::connect(&self.env, &address, patience).ok()?;
+        c.ask(question).ok()
+    }
+
     /// Becomes primary if the register agrees. `suspect`: the primary is
     /// silent; otherwise only what the register has agreed to is completed.
     fn try_take_over(
-        self: &Arc<Node>,
+        &self,
         v: &Volume,
         views: &dyn Views,
-        m: Arc<Mirror>,
+        m: &Mirror,
         suspect: bool,
     ) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&v.name)?;
@@ -127,11 +218,10 @@ impl Node {
         if !(mine || suspect && m.is_member(&reg)) {
             return Ok(None);
         }
-        let Some((epoch, last)) = m.take_over_from(reg, views)? else {
-            return Err(Error::Protocol("the view changed meanwhile".into()));
-        };
-        self.hand_over(v, m, last)?;
-        Ok(Some((epoch, last)))
+        match m.take_over_from(reg, views)? {
+            None => Err(Error::Protocol("the view changed meanwhile".into())),
+            taken => Ok(taken),
+        }
     }
 
     /// The copy of a node that has become primary is closed, for the program.
