@@ -1003,8 +1003,11 @@ fn warnings_say_what_protects_less_than_it_seems() {
     );
     let silent = [("vote = false", ""), ("\"automatic\"", "\"manual\"")];
     assert_eq!(warnings(TIERS, &silent), [""; 0]);
+    let useless = warnings(TIERS, &[("vote = false", "")]);
+    assert!(useless[0].contains("no backup acts"), "{useless:?}");
+    let acts = ("failover = \"manual\"", "failover = \"automatic\"");
     assert_eq!(
-        warnings(TIERS, &[("\"right\"", "\"left\"")]),
+        warnings(TIERS, &[("\"right\"", "\"left\""), acts]),
         [
             "4 nodes vote, which outlive no more failures than 3 would; set vote = false in one \
              [node.NAME], or add one with role = \"witness\"",
@@ -1017,7 +1020,11 @@ fn warnings_say_what_protects_less_than_it_seems() {
         ]
     );
     // c, d and w of five voters are a majority without a; so the pair may keep one vote.
-    let outlives = [("vote = false", ""), ("rack = \"left\"", "vote = false")];
+    let outlives = [
+        ("vote = false", ""),
+        ("rack = \"left\"", "vote = false"),
+        acts,
+    ];
     let even = warnings(TIERS, &outlives);
     assert_eq!(even.len(), 1, "{even:?}");
     let asynchronous = [silent[0], silent[1], ("sync-sec", "async")];
