@@ -1,17 +1,20 @@
-//! The demonstration's figures: one sync point in each mode beside plain
-//! `msync` on the same file system, taking turns.
+//! One sync point in each of several modes, taking turns: beside plain `msync`
+//! on the same file system for the demonstration, beside the rival schemes for
+//! `mojim bench tiers`.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mojim::{MapFlags, Mapping, Volume, msync};
 use mojim_bench::measure::{Plan, Subject, paired};
 use mojim_bench::raw::{Folios, PlainMsync};
+use mojim_rivals::Scheme;
 use serde_json::json;
 
 use crate::ask::load;
 use crate::failure::{Done, Failure};
+use crate::rivals::Rival;
 
 /// Bytes of one sync point.
 pub const SIZES: [usize; 5] = [8, 64, 1024, 4096, 12288];
@@ -20,7 +23,7 @@ pub const MODES: [&str; 4] = ["unreplicated", "async", "sync", "sync-flush"];
 /// Bytes of each mapped file.
 const REGION: usize = 16 << 20;
 
-/// The demonstration's measurement.
+/// The measurement.
 #[derive(clap::Args)]
 pub struct Latency {
     #[arg(long)]
@@ -36,15 +39,75 @@ pub struct Latency {
     /// Only these volumes, without plain msync [default: one in each mode].
     #[arg(long, value_delimiter = ',')]
     volumes: Vec<String>,
+    /// Sizes of a sync point [default: 8 B to 12 KiB].
+    #[arg(long, value_delimiter = ',', default_values_t = SIZES)]
+    sizes: Vec<usize>,
+    /// Rounds for each size.
+    #[arg(long, default_value_t = 40)]
+    rounds: usize,
+    /// Beside them the rival schemes, whose logs go into this directory.
+    #[arg(long)]
+    rivals: Option<PathBuf>,
+    /// How many replicas each of them has.
+    #[arg(long, default_value_t = 2)]
+    replicas: usize,
+}
+
+/// Operations in a block, and untimed ones before it.
+const OPS: (usize, usize) = (40, 4);
+
+/// What each ratio is to. The rivals' own code with one replica does what
+/// `sync` does, and shows what it costs by itself.
+const RATIOS: [(&str, &str); 5] = [
+    ("sync-sec", "sync"),
+    (ONE, "sync"),
+    ("chain", "sync-sec"),
+    ("broadcast", "sync-sec"),
+    ("write-all", "sync-sec"),
+];
+const ONE: &str = "one-replica";
+
+/// Where a program stores next, and what: some page of its file, with bytes that
+/// it never had before.
+pub struct Store {
+    page: usize,
+    random: u64,
+    bytes: Vec<u8>,
+}
+
+impl Store {
+    fn new() -> Store {
+        Store {
+            page: rustix::param::page_size(),
+            random: 0x9e37_79b9_7f4a_7c15,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// From now on this many bytes.
+    pub fn resize(&mut self, bytes: usize) {
+        self.bytes = vec![0x5a; bytes];
+    }
+
+    /// The offset in the file, and the bytes.
+    pub fn next(&mut self) -> (usize, &[u8]) {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let pages = (REGION - self.bytes.len()) / self.page;
+        let at = (self.random % pages as u64) as usize * self.page;
+        let stamp = self.random.to_le_bytes();
+        let n = stamp.len().min(self.bytes.len());
+        self.bytes[..n].copy_from_slice(&stamp[..n]);
+        (at, &self.bytes)
+    }
 }
 
 struct Mode {
     name: String,
     map: Mapping,
-    page: usize,
     at: usize,
-    random: u64,
-    bytes: Vec<u8>,
+    store: Store,
 }
 
 impl Subject for Mode {
@@ -53,29 +116,18 @@ impl Subject for Mode {
     }
 
     fn prepare(&mut self) -> io::Result<()> {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let pages = (self.map.len - self.bytes.len()) / self.page;
-        self.at = (self.random % pages as u64) as usize * self.page;
-        let stamp = self.random.to_le_bytes();
-        let n = stamp.len().min(self.bytes.len());
-        self.bytes[..n].copy_from_slice(&stamp[..n]);
-        // SAFETY: inside the mapping, which only this thread uses.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.bytes.as_ptr(),
-                self.map.ptr.add(self.at),
-                self.bytes.len(),
-            );
-        }
+        let (at, bytes) = self.store.next();
+        self.at = at;
+        // SAFETY: inside the mapping, which is `REGION` bytes long and which
+        // only this thread uses.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.ptr.add(at), bytes.len()) };
         Ok(())
     }
 
     fn op(&mut self) -> io::Result<()> {
         // SAFETY: as above.
         let at = unsafe { self.map.ptr.add(self.at) };
-        msync(at, self.bytes.len())
+        msync(at, self.store.bytes.len())
             .map_err(|e| io::Error::other(format!("mode {}: {e}", self.name)))?;
         Ok(())
     }
@@ -104,7 +156,6 @@ impl Latency {
     /// Runs it: one JSON object a line.
     pub fn run(self) -> Done {
         let config = load(&self.config)?;
-        let page = rustix::param::page_size();
         let mut volumes = Vec::new();
         let mut modes = Vec::new();
         let all = MODES.map(String::from).to_vec();
@@ -120,10 +171,8 @@ impl Latency {
             modes.push(Mode {
                 name,
                 map,
-                page,
                 at: 0,
-                random: 0x9e37_79b9_7f4a_7c15,
-                bytes: Vec::new(),
+                store: Store::new(),
             });
             volumes.push(v);
         }
@@ -139,29 +188,46 @@ impl Latency {
                 bytes: Vec::new(),
             });
         }
+        let mut rivals = match &self.rivals {
+            Some(dir) => start_rivals(dir, self.replicas, &self.sizes, self.rounds)?,
+            None => Vec::new(),
+        };
         let mut out = io::stdout().lock();
-        for size in SIZES {
-            modes.iter_mut().for_each(|m| m.bytes = vec![0x5a; size]);
+        for size in self.sizes {
+            modes.iter_mut().for_each(|m| m.store.resize(size));
+            rivals.iter_mut().for_each(|r| r.resize(size));
             plain.iter_mut().for_each(|p| p.bytes = vec![0x5a; size]);
             let mut subjects: Vec<&mut dyn Subject> = Vec::new();
             subjects.extend(modes.iter_mut().map(|m| m as &mut dyn Subject));
             subjects.extend(plain.iter_mut().map(|p| p as &mut dyn Subject));
+            subjects.extend(rivals.iter_mut().map(|r| r as &mut dyn Subject));
             let plan = Plan {
-                rounds: 40,
-                ops: 40,
-                warm_ops: 4,
+                rounds: self.rounds,
+                ops: OPS.0,
+                warm_ops: OPS.1,
                 time_limit: Duration::from_millis(self.time),
             };
             let r = paired(&mut subjects, plan)?;
             for name in r.names() {
                 let s = r.summary(name).expect("it is one of its names");
-                let row = json!({
+                let mut row = json!({
                     "bytes": size, "case": name,
                     "median_us": s.median_us, "p99_us": s.p99_us, "count": s.count,
                 });
+                if let Some((_, to)) = RATIOS.iter().find(|(case, _)| *case == name)
+                    && let Some(r) = r.ratio(name, to)
+                {
+                    row["ratio"] = json!((r.ratio * 1000.0).round() / 1000.0);
+                    row["ratio_to"] = json!(to);
+                }
                 writeln!(out, "{row}")?;
             }
             out.flush()?;
+        }
+        for r in rivals {
+            let case = r.name().to_owned();
+            let records = r.finish()?;
+            writeln!(out, "{}", json!({ "case": case, "records": records }))?;
         }
         for v in volumes {
             let name = v.name().to_owned();
@@ -170,4 +236,21 @@ impl Latency {
         }
         Ok(0)
     }
+}
+
+/// All rivals, with logs that have room for all that will be sent.
+fn start_rivals(
+    dir: &Path,
+    replicas: usize,
+    sizes: &[usize],
+    rounds: usize,
+) -> Result<Vec<Rival>, Failure> {
+    // Beside the bytes a record takes less than a sector, and write-all sends two.
+    let one: usize = sizes.iter().map(|s| s + 2 * 512).sum();
+    let size = ((rounds * (OPS.0 + OPS.1) * one) as u64).next_multiple_of(1 << 20);
+    let all = Scheme::ALL.map(|s| (s.name(), s, replicas));
+    all.into_iter()
+        .chain([(ONE, Scheme::Broadcast, 1)])
+        .map(|(name, scheme, n)| Rival::start(name, scheme, n, dir, size, Store::new()))
+        .collect()
 }

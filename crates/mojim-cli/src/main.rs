@@ -21,6 +21,7 @@ mod node;
 mod processes;
 mod promote;
 mod repair;
+mod rivals;
 mod run;
 mod signals;
 mod status;
@@ -66,6 +67,8 @@ enum Word {
     Touch(tiers::Touch),
     #[command(name = "__latency", hide = true)]
     Latency(latency::Latency),
+    #[command(name = "__replica", hide = true)]
+    Replica(rivals::Replica),
 }
 
 fn main() -> ExitCode {
@@ -103,5 +106,6 @@ fn run(cli: Cli) -> Done {
         Word::Append(w) => w.run(),
         Word::Touch(w) => w.run(),
         Word::Latency(w) => w.run(),
+        Word::Replica(w) => w.run(),
     }
 }

@@ -7,10 +7,14 @@
 //! nothing is brought up to date; `b` is away while a hundredth of the pages
 //! changes and more is committed than the log holds, and returns.
 //!
-//! Then, with a third node, what a backup behind the mirror costs a sync point:
-//! `sync-sec` beside `sync`, taking turns.
+//! Then, with three nodes or more, what more copies cost a sync point, by one
+//! scheme or another (Mojim, Table 1 and 6.2): `sync`, `sync-sec`, whose mirror
+//! forwards to the backups, and the rivals, which wait for all replicas, taking
+//! turns. Every node is a process, every log is in memory, every link TCP on
+//! loopback. Whether a scheme is quick shows only where each node has a processor of
+//! its own: with fewer the figures are reported, not claimed. They are printed
+//! after every rival's replica was found to hold every byte.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -31,7 +35,8 @@ const PAGE: usize = 4096;
 /// A node that takes longer than this over a copy has stopped.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Bytes and time for a fresh node and for one that returns, beside a plain copy; sync-sec beside sync.
+/// Bytes and time for a fresh node and for one that returns, beside a plain copy; then a sync point
+/// with a mirror, with backups behind it, and by the rival schemes chain, broadcast and write-all.
 #[derive(clap::Args)]
 pub struct TiersBench {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -40,9 +45,15 @@ pub struct TiersBench {
     /// Bytes of the volume.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     size: usize,
-    /// Rounds.
+    /// Rounds of the copies; 0 leaves them out.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
+    /// Rounds of the sync points.
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    sync_rounds: usize,
+    /// Nodes of the sync points, primary included.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    nodes: usize,
     /// Print one JSON object a line instead of a table.
     #[arg(long)]
     json: bool,
@@ -57,9 +68,9 @@ struct Copied {
 impl TiersBench {
     /// Runs it.
     pub fn run(self) -> Done {
-        if self.rounds == 0 || self.size < 100 * PAGE {
+        if self.sync_rounds == 0 || !(3..=9).contains(&self.nodes) || self.size < 100 * PAGE {
             return Err(Failure::usage(
-                "--rounds: at least 1; --size: at least 100 pages",
+                "--sync-rounds: at least 1; --nodes: 3 to 9; --size: at least 100 pages",
             ));
         }
         clean_up_on_signals()?;
@@ -68,6 +79,15 @@ impl TiersBench {
         let parent = self.dir.clone().unwrap_or_else(std::env::temp_dir);
         let made = Directory::make(&parent, &id)?;
         let dir = std::fs::canonicalize(made.path())?;
+        if self.rounds > 0 {
+            self.copies(&dir, memory.path())?;
+        }
+        self.sync_points(&dir, memory.path())?;
+        Ok(0)
+    }
+
+    /// What it costs to bring a node up to date.
+    fn copies(&self, dir: &Path, memory: &Path) -> Result<(), Failure> {
         let ports = free_ports(2)?;
         let mut text = String::from(
             "cluster = \"bench\"\n[volume.v]\nmode = \"async\"\nprimary = \"a\"\nmirror = \"b\"\n",
@@ -76,9 +96,9 @@ impl TiersBench {
             text += &format!(
                 "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\nlog = {{ medium = \"disk\", size = \"4MiB\" }}\n",
                 dir.join(name).display(),
-                memory.path().join(name).display()
+                memory.join(name).display()
             );
-            std::fs::create_dir_all(memory.path().join(name))?;
+            std::fs::create_dir_all(memory.join(name))?;
         }
         let file = dir.join("mojim.toml");
         std::fs::write(&file, text)?;
@@ -103,7 +123,7 @@ impl TiersBench {
         let (mut plain, mut fresh, mut back) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
             plain.push(plain_copy(&dir.join("a/v").join(FILE), &dir.join("plain"))?);
-            for d in [dir.join("b"), memory.path().join("b")] {
+            for d in [dir.join("b"), memory.join("b")] {
                 match std::fs::remove_dir_all(&d) {
                     Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
                     _ => std::fs::create_dir_all(&d)?,
@@ -175,73 +195,105 @@ impl TiersBench {
                 plain / resync
             )?;
         }
-        let mut sync = BTreeMap::new();
-        for mut row in backup(&dir, memory.path())? {
-            let (case, bytes) = (row["case"].to_string(), row["bytes"].as_u64());
-            let median = row["median_us"].as_f64().unwrap_or(f64::NAN);
-            if case.contains("sec") {
-                let ratio = median / sync.get(&bytes).copied().unwrap_or(f64::NAN);
-                row["ratio"] = json!((ratio * 1000.0).round() / 1000.0);
-                row["ratio_to"] = json!("sync");
-            } else {
-                sync.insert(bytes, median);
-            }
+        Ok(())
+    }
+
+    /// What more copies cost a sync point, by one scheme or another.
+    fn sync_points(&self, dir: &Path, memory: &Path) -> Result<(), Failure> {
+        let cores = std::thread::available_parallelism()?.get();
+        // A node that waits for another's processor measures the scheduler.
+        let claimed = cores >= self.nodes;
+        let rows = sync_rows(dir, memory, self.nodes, self.sync_rounds)?;
+        let mut out = std::io::stdout().lock();
+        for mut row in rows {
             if self.json {
                 row["bench"] = json!("tiers");
+                row["nodes"] = json!(self.nodes);
+                row["cores"] = json!(cores);
+                row["claimed"] = json!(claimed);
                 writeln!(out, "{row}")?;
-            } else {
-                let of = row["ratio"].as_f64();
-                writeln!(
-                    out,
-                    "{:>10}: {} B, {median:.1} us{}",
-                    row["case"].as_str().unwrap_or(""),
-                    row["bytes"],
-                    of.map_or(String::new(), |r| format!(", {r:.2} of sync"))
-                )?;
+                continue;
             }
+            let case = row["case"].as_str().unwrap_or("");
+            if let Some(n) = row["records"].as_u64() {
+                writeln!(out, "{case:>11}: {n} records, whole on every replica")?;
+                continue;
+            }
+            let n = |k: &str| row[k].as_f64().unwrap_or(f64::NAN);
+            let ratio = row["ratio_to"]
+                .as_str()
+                .map_or(String::new(), |to| format!(", {:.2} of {to}", n("ratio")));
+            writeln!(
+                out,
+                "{case:>11}: {:>4} B, {:.1} us{ratio}",
+                row["bytes"],
+                n("median_us")
+            )?;
         }
-        Ok(0)
+        if !self.json {
+            let note = match claimed {
+                true => "",
+                false => ": the figures are reported, not claimed",
+            };
+            writeln!(out, "{} nodes on {cores} processors{note}", self.nodes)?;
+        }
+        Ok(())
     }
 }
 
-/// Sync points of a volume without and of one with a backup, in turns.
-fn backup(dir: &Path, memory: &Path) -> Result<Vec<Value>, Failure> {
-    let ports = free_ports(3)?;
-    let mut text = String::from(
-        "cluster = \"bench\"\n[volume.sync]\nmode = \"sync\"\nprimary = \"x\"\nmirror = \"y\"\n\
-         failover = \"manual\"\n[volume.sync-sec]\nmode = \"sync-sec\"\nprimary = \"x\"\nmirror = \"y\"\n\
-         backups = [\"z\"]\nfailover = \"manual\"\n",
+/// Sync points of a volume without and of one with backups, and by the rivals,
+/// in turns.
+fn sync_rows(
+    dir: &Path,
+    memory: &Path,
+    nodes: usize,
+    rounds: usize,
+) -> Result<Vec<Value>, Failure> {
+    let ports = free_ports(nodes)?;
+    let names: Vec<String> = (1..=nodes).map(|i| format!("n{i}")).collect();
+    let mut text = format!(
+        "cluster = \"bench\"\n[volume.sync]\nmode = \"sync\"\nprimary = \"n1\"\nmirror = \"n2\"\n\
+         failover = \"manual\"\n[volume.sync-sec]\nmode = \"sync-sec\"\nprimary = \"n1\"\nmirror = \"n2\"\n\
+         backups = {:?}\nfailover = \"manual\"\n",
+        &names[2..]
     );
-    for (name, port) in ["x", "y", "z"].iter().zip(&ports) {
+    for (name, port) in names.iter().zip(&ports) {
+        let memory = memory.join(name);
+        std::fs::create_dir_all(&memory)?;
         text += &format!(
-            "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\n",
+            "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\n\
+             log = {{ medium = \"dram\", path = '{}' }}\n",
             dir.join(name).display(),
-            memory.join(name).display()
+            memory.display(),
+            memory.join("log").display()
         );
-        std::fs::create_dir_all(memory.join(name))?;
     }
-    let file = dir.join("backup.toml");
+    let file = dir.join("tiers.toml");
     std::fs::write(&file, text)?;
     let path = file.to_string_lossy().into_owned();
-    let mut nodes = Vec::new();
-    for name in ["y", "z"] {
+    let mut daemons = Vec::new();
+    for name in &names[1..] {
         let args = ["node", "--config", &path, "--name", name];
         let errors = dir.join(format!("{name}.txt"));
         let mut p = Process::start(&format!("node {name}"), args, &errors)?;
         p.ready()?;
-        nodes.push(p);
+        daemons.push(p);
     }
-    let here = dir.to_string_lossy().into_owned();
+    let (here, memory) = (dir.to_string_lossy(), memory.to_string_lossy());
+    let (rounds, replicas) = (rounds.to_string(), (nodes - 1).to_string());
     let args = [
         "__latency",
         "--config",
         &path,
         "--node",
-        "x",
+        "n1",
         "--dir",
         &here,
     ];
-    let args = [&args[..], &["--volumes", "sync,sync-sec"]].concat();
+    let what = ["--volumes", "sync,sync-sec", "--sizes", "64,4096"];
+    let how = ["--rounds", &rounds, "--time", "20000"];
+    let rivals = ["--rivals", &memory, "--replicas", &replicas];
+    let args = [&args[..], &what, &how, &rivals].concat();
     let mut program = Process::start("the program", args, &dir.join("latency.txt"))?;
     let mut rows = Vec::new();
     while let Some(line) = program.line()? {

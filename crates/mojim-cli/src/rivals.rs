@@ -1,0 +1,147 @@
+//! The rival schemes in a bench: their replicas as processes of their own, and
+//! sync points by them as something to measure.
+//!
+//! Invariant: figures of a rival are worth nothing before [`Rival::finish`] has
+//! found every byte that was sent in the log of each of its replicas.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim::config::MediumKind;
+use mojim::env::{Address, Env};
+use mojim::log::LogSpec;
+use mojim::os::{Listener, Os};
+use mojim_bench::measure::Subject;
+use mojim_rivals::Scheme;
+use mojim_rivals::audit::check;
+use mojim_rivals::primary::Primary;
+use mojim_rivals::replica::{ReplicaSpec, serve};
+
+use crate::failure::{Done, Failure};
+use crate::latency::Store;
+use crate::processes::Process;
+
+/// How long everybody polls: what `spin` is by default.
+const SPIN: Duration = Duration::from_micros(30);
+/// A replica whose primary is gone ends at once.
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn log(path: PathBuf, size: u64) -> LogSpec {
+    LogSpec {
+        lane: 0,
+        medium: MediumKind::Dram,
+        ring: path.clone(),
+        path,
+        size,
+    }
+}
+
+/// One replica of a rival: says where it listens, and serves one run.
+#[derive(clap::Args)]
+pub struct Replica {
+    /// Its log, in memory.
+    #[arg(long)]
+    log: PathBuf,
+    /// Bytes of it.
+    #[arg(long)]
+    size: u64,
+}
+
+impl Replica {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        let env: Arc<dyn Env> = Arc::new(Os::new()?);
+        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()))?;
+        let mut out = io::stdout().lock();
+        writeln!(out, "{}", listener.local_address())?;
+        out.flush()?;
+        let spec = ReplicaSpec {
+            log: log(self.log, self.size),
+            spin: SPIN,
+            mutation: None,
+        };
+        serve(&env, &listener, &spec)?;
+        Ok(0)
+    }
+}
+
+/// A rival at work.
+pub struct Rival {
+    name: String,
+    env: Arc<dyn Env>,
+    primary: Primary,
+    replicas: Vec<(Process, LogSpec)>,
+    store: Store,
+}
+
+impl Rival {
+    /// Starts `n` replicas with logs of `size` bytes in `dir`, and connects to them.
+    pub fn start(
+        name: &str,
+        scheme: Scheme,
+        n: usize,
+        dir: &Path,
+        size: u64,
+        store: Store,
+    ) -> Result<Rival, Failure> {
+        let env: Arc<dyn Env> = Arc::new(Os::new()?);
+        let dir = dir.join(name);
+        std::fs::create_dir_all(&dir)?;
+        let (mut replicas, mut addresses) = (Vec::new(), Vec::new());
+        for i in 1..=n {
+            let spec = log(dir.join(format!("replica-{i}")), size);
+            let (path, size) = (spec.path.to_string_lossy(), size.to_string());
+            let args = ["__replica", "--log", &path, "--size", &size];
+            let errors = dir.join(format!("replica-{i}.txt"));
+            let mut p = Process::start(&format!("replica {i} of {name}"), args, &errors)?;
+            addresses.push(p.ready()?);
+            replicas.push((p, spec));
+        }
+        let own = log(dir.join("primary"), size);
+        Ok(Rival {
+            name: name.to_owned(),
+            primary: Primary::start(&env, scheme, &own, SPIN, &addresses)?,
+            env,
+            replicas,
+            store,
+        })
+    }
+
+    /// Its next sync points have this many bytes.
+    pub fn resize(&mut self, bytes: usize) {
+        self.store.resize(bytes);
+    }
+
+    /// Ends it. How many records each replica has, all of which are right.
+    pub fn finish(self) -> Result<u64, Failure> {
+        let run = self.primary.finish();
+        let mut records = 0;
+        for (mut process, log) in self.replicas {
+            if !process.finish(LIMIT) {
+                return Err(process.failure("failed"));
+            }
+            records = check(&self.env, &log, &run)?;
+        }
+        Ok(records)
+    }
+}
+
+impl Subject for Rival {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn prepare(&mut self) -> io::Result<()> {
+        let (offset, bytes) = self.store.next();
+        self.primary.store(offset as u64, bytes);
+        Ok(())
+    }
+
+    fn op(&mut self) -> io::Result<()> {
+        self.primary
+            .commit()
+            .map_err(|e| io::Error::other(format!("{}: {e}", self.name)))
+    }
+}

@@ -1,0 +1,236 @@
+//! The program's end of a rival: one sync point at a time, to all replicas.
+//!
+//! Owns the primary's log, which is its send buffer as in Mojim, the links to
+//! the replicas, and what was sent, kept aside for [`crate::audit`].
+//!
+//! Invariant: a sync point has succeeded when its scheme's last round is
+//! acknowledged by everybody who answers: then it is in every replica's log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim::env::Env;
+use mojim::link::{Carrier, Rx, Tx, Wire};
+use mojim::log::{Log, LogSpec};
+use mojim::primary::{Piece, encode};
+use mojim::spinner::Spinner;
+use mojim::{Error, Result};
+use mojim_format::{FrameKind, RecordWriter};
+
+use crate::order::{LIMIT, Order, hear, say};
+use crate::replica::connect;
+use crate::{EPOCH, Scheme, open};
+
+/// How long a blocked sync point waits before it looks again, as in Mojim.
+const SLICE: Duration = Duration::from_millis(2);
+
+/// The number of the one file that is written.
+pub(crate) const FILE: u32 = 1;
+
+/// One sync point, as the program had it.
+pub(crate) struct Sent {
+    pub(crate) offset: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What a run was: for the audit.
+pub struct Run {
+    pub(crate) scheme: Scheme,
+    pub(crate) volume: u64,
+    pub(crate) sent: Vec<Sent>,
+}
+
+/// An answering replica.
+struct Answers {
+    rx: Rx,
+    acked: u64,
+}
+
+/// A primary whose sync points go to all replicas by one scheme.
+pub struct Primary {
+    env: Arc<dyn Env>,
+    run: Run,
+    log: Log,
+    /// Whoever gets records from here.
+    tx: Vec<Tx>,
+    answers: Vec<Answers>,
+    /// All of these stay open as long as the run.
+    links: Vec<Wire>,
+    lsn: u64,
+    committed: u64,
+    spinner: Spinner,
+}
+
+impl Primary {
+    /// Sets the run up: `replicas` are the addresses at which they listen, `log`
+    /// is the primary's own, as large as theirs, `spin` how long it polls.
+    pub fn start(
+        env: &Arc<dyn Env>,
+        scheme: Scheme,
+        log: &LogSpec,
+        spin: Duration,
+        replicas: &[String],
+    ) -> Result<Primary> {
+        let volume = env.random();
+        let (log, _) = open(env, log, volume)?;
+        let chain = scheme == Scheme::Chain;
+        let mut links = Vec::new();
+        for (i, address) in replicas.iter().enumerate() {
+            let order = Order {
+                volume,
+                first: !chain || i == 0,
+                next: replicas.get(i + 1).filter(|_| chain).cloned(),
+                answers: !chain || i + 1 == replicas.len(),
+            };
+            let body = serde_json::to_vec(&order).expect("no map with odd keys");
+            let mut wire = Wire::new(connect(env, address)?);
+            say(&mut wire, &**env, FrameKind::Request, &body)?;
+            links.push((wire, order));
+        }
+        let (mut tx, mut answers) = (Vec::new(), Vec::new());
+        for (wire, order) in &mut links {
+            match hear(wire, &**env)? {
+                (f, _) if f.kind == FrameKind::LaneOk => {}
+                (f, _) => return Err(Error::Protocol(format!("{:?} came first", f.kind))),
+            }
+            let conn = || wire.conn.clone();
+            if order.first {
+                tx.push(Tx::new(conn(), Carrier::Stream, 0));
+            }
+            if order.answers {
+                let rx = Rx::new(conn(), Carrier::Stream, 0);
+                answers.push(Answers { rx, acked: 0 });
+            }
+        }
+        Ok(Primary {
+            env: env.clone(),
+            run: Run {
+                scheme,
+                volume,
+                sent: Vec::new(),
+            },
+            log,
+            tx,
+            answers,
+            links: links.into_iter().map(|(wire, _)| wire).collect(),
+            lsn: 0,
+            committed: 0,
+            spinner: Spinner::new(spin),
+        })
+    }
+
+    /// The program stores `bytes` for its next sync point. Not part of it, as
+    /// stores into mapped memory are not.
+    pub fn store(&mut self, offset: u64, bytes: &[u8]) {
+        let bytes = bytes.to_vec();
+        self.run.sent.push(Sent { offset, bytes });
+    }
+
+    /// The sync point of what was stored last.
+    pub fn commit(&mut self) -> Result<()> {
+        let rounds = self.run.scheme.rounds();
+        for part in 0..rounds {
+            let len = self.append(part, part + 1 == rounds)?;
+            for tx in &mut self.tx {
+                tx.pump(&self.log, EPOCH, self.committed)
+                    .map_err(|e| Error::io("sending to a replica", &e))?;
+            }
+            self.log.prefetch(len);
+            self.wait()?;
+        }
+        self.committed = self.lsn;
+        Ok(())
+    }
+
+    /// Encodes one record into the log; only the first part has bytes.
+    fn append(&mut self, part: u32, end: bool) -> Result<usize> {
+        let data = self.run.sent.last().filter(|_| part == 0);
+        let piece = data.map(|s| Piece::Write {
+            file: FILE,
+            offset: s.offset,
+            ptr: s.bytes.as_ptr(),
+            len: s.bytes.len(),
+        });
+        let payload = piece.map_or(0, |p| p.len());
+        let len = RecordWriter::len_for(piece.iter().len(), payload);
+        let head = self.log.head();
+        let at = self
+            .log
+            .place(head, len)
+            .ok_or_else(|| Error::Invalid("the log is too small for the run".into()))?;
+        self.lsn += 1;
+        // SAFETY: this value alone appends to its log, through `&mut self`;
+        // `at` is of the present head.
+        let slot = unsafe { self.log.slot(head, at, len, self.run.volume, self.lsn) };
+        encode(
+            slot,
+            piece.as_slice(),
+            self.run.volume,
+            self.lsn,
+            EPOCH,
+            part,
+            end,
+            self.committed,
+        );
+        self.log.publish(at, len);
+        Ok(len)
+    }
+
+    /// Waits until everybody who answers has the last record: polls for a
+    /// bounded time, then blocks, as a sync point of Mojim does.
+    fn wait(&mut self) -> Result<()> {
+        while !self.poll()? {
+            if !self.spinner.spin(&*self.env) {
+                return self.wait_blocked();
+            }
+            std::hint::spin_loop();
+        }
+        self.spinner.hit(&*self.env);
+        Ok(())
+    }
+
+    #[cold]
+    fn wait_blocked(&mut self) -> Result<()> {
+        let end = self.env.now() + LIMIT;
+        while !self.poll()? {
+            if self.env.now() > end {
+                return Err(Error::Timeout(format!(
+                    "{}: LSN {} is not acknowledged by all",
+                    self.run.scheme.name(),
+                    self.lsn
+                )));
+            }
+            for tx in &mut self.tx {
+                tx.pump(&self.log, EPOCH, self.committed)
+                    .map_err(|e| Error::io("sending to a replica", &e))?;
+            }
+            let lsn = self.lsn;
+            if let Some(a) = self.answers.iter_mut().find(|a| a.acked < lsn) {
+                a.rx.wait(SLICE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has come. True if everybody has everything.
+    fn poll(&mut self) -> Result<bool> {
+        let mut all = true;
+        for a in &mut self.answers {
+            if a.acked < self.lsn
+                && let Some((lsn, _)) = a.rx.poll()?
+            {
+                a.acked = lsn;
+            }
+            all &= a.acked >= self.lsn;
+        }
+        Ok(all)
+    }
+
+    /// Ends the run: the replicas end when their records' sender is gone.
+    pub fn finish(self) -> Run {
+        for link in &self.links {
+            link.conn.close();
+        }
+        self.run
+    }
+}
