@@ -11,7 +11,7 @@ use crate::failure::{Done, Failure};
 use crate::tiers::TiersBench;
 
 /// Measure: the sync path against its physical limits and plain msync; keys; failover; bringing a
-/// node up to date.
+/// node up to date, and sync points with more copies, by Mojim and by rival schemes.
 #[derive(clap::Args)]
 pub struct Bench {
     #[command(subcommand)]
