@@ -10,6 +10,7 @@ use mojim::{MapFlags, Mapping, Volume, msync};
 use mojim_bench::measure::{Plan, Subject, paired};
 use mojim_bench::raw::{Folios, PlainMsync};
 use mojim_rivals::Scheme;
+use mojim_rivals::order::Transport;
 use serde_json::json;
 
 use crate::ask::load;
@@ -51,6 +52,9 @@ pub struct Latency {
     /// How many replicas each of them has.
     #[arg(long, default_value_t = 2)]
     replicas: usize,
+    /// Their records go through shared memory.
+    #[arg(long)]
+    shm: bool,
 }
 
 /// Operations in a block, and untimed ones before it.
@@ -189,7 +193,13 @@ impl Latency {
             });
         }
         let mut rivals = match &self.rivals {
-            Some(dir) => start_rivals(dir, self.replicas, &self.sizes, self.rounds)?,
+            Some(dir) => {
+                let transport = match self.shm {
+                    true => Transport::Shm,
+                    false => Transport::Tcp,
+                };
+                start_rivals(dir, transport, self.replicas, &self.sizes, self.rounds)?
+            }
             None => Vec::new(),
         };
         let mut out = io::stdout().lock();
@@ -241,6 +251,7 @@ impl Latency {
 /// All rivals, with logs that have room for all that will be sent.
 fn start_rivals(
     dir: &Path,
+    transport: Transport,
     replicas: usize,
     sizes: &[usize],
     rounds: usize,
@@ -251,6 +262,6 @@ fn start_rivals(
     let all = Scheme::ALL.map(|s| (s.name(), s, replicas));
     all.into_iter()
         .chain([(ONE, Scheme::Broadcast, 1)])
-        .map(|(name, scheme, n)| Rival::start(name, scheme, n, dir, size, Store::new()))
+        .map(|rival| Rival::start(rival, transport, dir, size, Store::new()))
         .collect()
 }

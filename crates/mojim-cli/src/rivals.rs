@@ -16,6 +16,7 @@ use mojim::os::{Listener, Os};
 use mojim_bench::measure::Subject;
 use mojim_rivals::Scheme;
 use mojim_rivals::audit::check;
+use mojim_rivals::order::Transport;
 use mojim_rivals::primary::Primary;
 use mojim_rivals::replica::{ReplicaSpec, serve};
 
@@ -47,13 +48,20 @@ pub struct Replica {
     /// Bytes of it.
     #[arg(long)]
     size: u64,
+    /// It listens at this Unix socket, for shared memory [default: at a TCP port].
+    #[arg(long)]
+    socket: Option<PathBuf>,
 }
 
 impl Replica {
     /// Runs it.
     pub fn run(self) -> Done {
         let env: Arc<dyn Env> = Arc::new(Os::new()?);
-        let listener = Listener::bind(&Address::Tcp(([127, 0, 0, 1], 0).into()))?;
+        let at = match self.socket {
+            Some(path) => Address::Unix(path),
+            None => Address::Tcp(([127, 0, 0, 1], 0).into()),
+        };
+        let listener = Listener::bind(&at)?;
         let mut out = io::stdout().lock();
         writeln!(out, "{}", listener.local_address())?;
         out.flush()?;
@@ -79,9 +87,8 @@ pub struct Rival {
 impl Rival {
     /// Starts `n` replicas with logs of `size` bytes in `dir`, and connects to them.
     pub fn start(
-        name: &str,
-        scheme: Scheme,
-        n: usize,
+        (name, scheme, n): (&str, Scheme, usize),
+        transport: Transport,
         dir: &Path,
         size: u64,
         store: Store,
@@ -93,7 +100,14 @@ impl Rival {
         for i in 1..=n {
             let spec = log(dir.join(format!("replica-{i}")), size);
             let (path, size) = (spec.path.to_string_lossy(), size.to_string());
-            let args = ["__replica", "--log", &path, "--size", &size];
+            let socket = dir.join(format!("socket-{i}"));
+            let socket = socket.to_string_lossy();
+            let at = ["--socket", &socket];
+            let at = match transport {
+                Transport::Tcp => &[],
+                Transport::Shm => &at[..],
+            };
+            let args = [&["__replica", "--log", &path, "--size", &size], at].concat();
             let errors = dir.join(format!("replica-{i}.txt"));
             let mut p = Process::start(&format!("replica {i} of {name}"), args, &errors)?;
             addresses.push(p.ready()?);
@@ -102,7 +116,7 @@ impl Rival {
         let own = log(dir.join("primary"), size);
         Ok(Rival {
             name: name.to_owned(),
-            primary: Primary::start(&env, scheme, &own, SPIN, &addresses)?,
+            primary: Primary::start(&env, scheme, transport, &own, SPIN, &addresses)?,
             env,
             replicas,
             store,

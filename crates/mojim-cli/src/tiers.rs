@@ -10,8 +10,8 @@
 //! Then, with three nodes or more, what more copies cost a sync point, by one
 //! scheme or another (Mojim, Table 1 and 6.2): `sync`, `sync-sec`, whose mirror
 //! forwards to the backups, and the rivals, which wait for all replicas, taking
-//! turns. Every node is a process, every log is in memory, every link TCP on
-//! loopback. Whether a scheme is quick shows only where each node has a processor of
+//! turns; over TCP on loopback, then over shared memory. Every node is a process,
+//! every log is in memory. Whether a scheme is quick shows only where each node has a processor of
 //! its own: with fewer the figures are reported, not claimed. They are printed
 //! after every rival's replica was found to hold every byte.
 
@@ -82,7 +82,12 @@ impl TiersBench {
         if self.rounds > 0 {
             self.copies(&dir, memory.path())?;
         }
-        self.sync_points(&dir, memory.path())?;
+        for transport in ["tcp", "shm"] {
+            let (dir, memory) = (dir.join(transport), memory.path().join(transport));
+            std::fs::create_dir(&dir)?;
+            std::fs::create_dir(&memory)?;
+            self.sync_points(transport, &dir, &memory)?;
+        }
         Ok(0)
     }
 
@@ -199,15 +204,16 @@ impl TiersBench {
     }
 
     /// What more copies cost a sync point, by one scheme or another.
-    fn sync_points(&self, dir: &Path, memory: &Path) -> Result<(), Failure> {
+    fn sync_points(&self, transport: &str, dir: &Path, memory: &Path) -> Result<(), Failure> {
         let cores = std::thread::available_parallelism()?.get();
         // A node that waits for another's processor measures the scheduler.
         let claimed = cores >= self.nodes;
-        let rows = sync_rows(dir, memory, self.nodes, self.sync_rounds)?;
+        let rows = sync_rows(transport, dir, memory, self.nodes, self.sync_rounds)?;
         let mut out = std::io::stdout().lock();
         for mut row in rows {
             if self.json {
                 row["bench"] = json!("tiers");
+                row["transport"] = json!(transport);
                 row["nodes"] = json!(self.nodes);
                 row["cores"] = json!(cores);
                 row["claimed"] = json!(claimed);
@@ -235,7 +241,11 @@ impl TiersBench {
                 true => "",
                 false => ": the figures are reported, not claimed",
             };
-            writeln!(out, "{} nodes on {cores} processors{note}", self.nodes)?;
+            writeln!(
+                out,
+                "{transport}, {} nodes on {cores} processors{note}",
+                self.nodes
+            )?;
         }
         Ok(())
     }
@@ -244,6 +254,7 @@ impl TiersBench {
 /// Sync points of a volume without and of one with backups, and by the rivals,
 /// in turns.
 fn sync_rows(
+    transport: &str,
     dir: &Path,
     memory: &Path,
     nodes: usize,
@@ -251,12 +262,13 @@ fn sync_rows(
 ) -> Result<Vec<Value>, Failure> {
     let ports = free_ports(nodes)?;
     let names: Vec<String> = (1..=nodes).map(|i| format!("n{i}")).collect();
-    let mut text = format!(
-        "cluster = \"bench\"\n[volume.sync]\nmode = \"sync\"\nprimary = \"n1\"\nmirror = \"n2\"\n\
-         failover = \"manual\"\n[volume.sync-sec]\nmode = \"sync-sec\"\nprimary = \"n1\"\nmirror = \"n2\"\n\
-         backups = {:?}\nfailover = \"manual\"\n",
-        &names[2..]
-    );
+    let mut text = String::from("cluster = \"bench\"\n");
+    for (mode, backups) in [("sync", &[][..]), ("sync-sec", &names[2..])] {
+        text += &format!(
+            "[volume.{mode}]\nmode = \"{mode}\"\nprimary = \"n1\"\nmirror = \"n2\"\nbackups = {backups:?}\n\
+             failover = \"manual\"\ntransport = \"{transport}\"\n"
+        );
+    }
     for (name, port) in names.iter().zip(&ports) {
         let memory = memory.join(name);
         std::fs::create_dir_all(&memory)?;
@@ -293,7 +305,11 @@ fn sync_rows(
     let what = ["--volumes", "sync,sync-sec", "--sizes", "64,4096"];
     let how = ["--rounds", &rounds, "--time", "20000"];
     let rivals = ["--rivals", &memory, "--replicas", &replicas];
-    let args = [&args[..], &what, &how, &rivals].concat();
+    let shm: &[&str] = match transport {
+        "shm" => &["--shm"],
+        _ => &[],
+    };
+    let args = [&args[..], &what, &how, &rivals, shm].concat();
     let mut program = Process::start("the program", args, &dir.join("latency.txt"))?;
     let mut rows = Vec::new();
     while let Some(line) = program.line()? {

@@ -67,6 +67,7 @@ mod tests {
     use mojim::os::Os;
 
     use crate::Scheme;
+    use crate::order::Transport;
     use crate::primary::Primary;
     use crate::replica::{Mutation, ReplicaSpec, serve};
 
@@ -100,15 +101,17 @@ mod tests {
         }
     }
 
-    /// A run of `ops` sync points with `n` replicas, of which the last has the
+    /// A run of 100 sync points with `n` replicas, of which the last has the
     /// mutation; what the audit says of each.
     fn run(
         scheme: Scheme,
+        transport: Transport,
         medium: MediumKind,
         n: usize,
         mutation: Option<Mutation>,
     ) -> Vec<Result<u64>> {
-        let dir = Dir::new(&format!("{}-{medium}-{n}-{mutation:?}", scheme.name()));
+        let name = scheme.name();
+        let dir = Dir::new(&format!("{name}-{transport:?}-{medium}-{n}-{mutation:?}"));
         let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
         let spin = Duration::from_micros(30);
         let specs: Vec<ReplicaSpec> = (0..n)
@@ -120,15 +123,18 @@ mod tests {
             .collect();
         let done = std::thread::scope(|s| {
             let mut addresses = Vec::new();
-            for spec in &specs {
-                let any = Address::Tcp(([127, 0, 0, 1], 0).into());
-                let listener = Listener::bind(&any).unwrap();
+            for (i, spec) in specs.iter().enumerate() {
+                let listener = Listener::bind(&match transport {
+                    Transport::Tcp => Address::Tcp(([127, 0, 0, 1], 0).into()),
+                    Transport::Shm => Address::Unix(dir.0.join(format!("{i}.socket"))),
+                })
+                .unwrap();
                 addresses.push(listener.local_address().to_string());
                 let env = env.clone();
                 s.spawn(move || serve(&env, &listener, spec).unwrap());
             }
             let own = log(&dir.0, "primary", MediumKind::Dram);
-            let mut p = Primary::start(&env, scheme, &own, spin, &addresses).unwrap();
+            let mut p = Primary::start(&env, scheme, transport, &own, spin, &addresses).unwrap();
             for i in 0..100u64 {
                 let bytes: Vec<u8> = (0..1 + i * 37 % 4096).map(|b| (b + i) as u8).collect();
                 p.store(i * 4096, &bytes);
@@ -139,42 +145,50 @@ mod tests {
         specs.iter().map(|r| check(&env, &r.log, &done)).collect()
     }
 
+    const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Shm];
+
     #[test]
     fn every_replica_holds_every_byte() {
-        for scheme in Scheme::ALL {
-            for n in [1, 2, 4] {
-                for records in run(scheme, MediumKind::Dram, n, None) {
-                    assert_eq!(records.unwrap(), 100 * u64::from(scheme.rounds()));
+        for transport in TRANSPORTS {
+            for scheme in Scheme::ALL {
+                for (n, medium) in [
+                    (1, MediumKind::Dram),
+                    (2, MediumKind::Dram),
+                    (4, MediumKind::Dram),
+                    (3, MediumKind::Disk),
+                ] {
+                    for records in run(scheme, transport, medium, n, None) {
+                        assert_eq!(records.unwrap(), 100 * u64::from(scheme.rounds()));
+                    }
                 }
-            }
-            for records in run(scheme, MediumKind::Disk, 2, None) {
-                assert_eq!(records.unwrap(), 100 * u64::from(scheme.rounds()));
             }
         }
     }
 
     #[test]
     fn a_replica_that_drops_or_changes_a_record_is_found() {
-        let cases = [
-            (Mutation::Drop(1), "record 1 of"),
-            (Mutation::Drop(51), "record 51 of"),
-            (Mutation::Change(51), "record 51 is not what was sent"),
-        ];
-        for scheme in Scheme::ALL {
-            for (mutation, what) in cases {
-                let mut found = run(scheme, MediumKind::Dram, 2, Some(mutation));
-                let e = found.pop().unwrap().unwrap_err().to_string();
-                assert!(e.contains(what) && e.contains(scheme.name()), "{e}");
-                found.pop().unwrap().unwrap();
+        for transport in TRANSPORTS {
+            for scheme in Scheme::ALL {
+                // The last one: nothing behind it shows the gap.
+                let last = 100 * u64::from(scheme.rounds());
+                for (mutation, what) in [
+                    (Mutation::Drop(1), "record 1 of".to_owned()),
+                    (Mutation::Drop(51), "record 51 of".to_owned()),
+                    (
+                        Mutation::Drop(last),
+                        format!("record {last} of {last} is missing"),
+                    ),
+                    (
+                        Mutation::Change(51),
+                        "record 51 is not what was sent".to_owned(),
+                    ),
+                ] {
+                    let mut found = run(scheme, transport, MediumKind::Dram, 2, Some(mutation));
+                    let e = found.pop().unwrap().unwrap_err().to_string();
+                    assert!(e.contains(&what) && e.contains(scheme.name()), "{e}");
+                    found.pop().unwrap().unwrap();
+                }
             }
-            // The last record: nothing behind it shows the gap.
-            let last = 100 * u64::from(scheme.rounds());
-            let mut found = run(scheme, MediumKind::Dram, 2, Some(Mutation::Drop(last)));
-            let e = found.pop().unwrap().unwrap_err().to_string();
-            assert!(
-                e.contains(&format!("record {last} of {last} is missing")),
-                "{e}"
-            );
         }
     }
 }

@@ -6,18 +6,19 @@
 //! Invariant: a sync point has succeeded when its scheme's last round is
 //! acknowledged by everybody who answers: then it is in every replica's log.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mojim::env::Env;
-use mojim::link::{Carrier, Rx, Tx, Wire};
+use mojim::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
 use mojim::log::{Log, LogSpec};
 use mojim::primary::{Piece, encode};
 use mojim::spinner::Spinner;
 use mojim::{Error, Result};
 use mojim_format::{FrameKind, RecordWriter};
 
-use crate::order::{LIMIT, Order, hear, say};
+use crate::order::{LIMIT, Order, Ring, Transport, hear, pass, say};
 use crate::replica::connect;
 use crate::{EPOCH, Scheme, open};
 
@@ -67,6 +68,7 @@ impl Primary {
     pub fn start(
         env: &Arc<dyn Env>,
         scheme: Scheme,
+        transport: Transport,
         log: &LogSpec,
         spin: Duration,
         replicas: &[String],
@@ -74,31 +76,56 @@ impl Primary {
         let volume = env.random();
         let (log, _) = open(env, log, volume)?;
         let chain = scheme == Scheme::Chain;
+        // Of each replica, the page between it and who sends it records.
+        let pages = match transport {
+            Transport::Tcp => Vec::new(),
+            Transport::Shm => replicas
+                .iter()
+                .map(|_| Ok(Page::new(env.anonymous_memory(PAGE_LEN)?)))
+                .collect::<io::Result<_>>()
+                .map_err(|e| Error::io("shared pages", &e))?,
+        };
         let mut links = Vec::new();
         for (i, address) in replicas.iter().enumerate() {
             let order = Order {
                 volume,
+                transport,
                 first: !chain || i == 0,
                 next: replicas.get(i + 1).filter(|_| chain).cloned(),
                 answers: !chain || i + 1 == replicas.len(),
             };
-            let body = serde_json::to_vec(&order).expect("no map with odd keys");
             let mut wire = Wire::new(connect(env, address)?);
-            say(&mut wire, &**env, FrameKind::Request, &body)?;
+            say(&mut wire, &**env, FrameKind::Request, &order)?;
+            if let Some(page) = pages.get(i) {
+                pass(&*wire.conn, page.memory())?;
+                if order.next.is_some() {
+                    pass(&*wire.conn, pages[i + 1].memory())?;
+                }
+            }
+            if order.first {
+                say(&mut wire, &**env, FrameKind::Lane, &Ring::of(&log))?;
+                if transport == Transport::Shm {
+                    pass(&*wire.conn, log.memory())?;
+                }
+            }
             links.push((wire, order));
         }
         let (mut tx, mut answers) = (Vec::new(), Vec::new());
-        for (wire, order) in &mut links {
+        for (i, (wire, order)) in links.iter_mut().enumerate() {
             match hear(wire, &**env)? {
                 (f, _) if f.kind == FrameKind::LaneOk => {}
                 (f, _) => return Err(Error::Protocol(format!("{:?} came first", f.kind))),
             }
             let conn = || wire.conn.clone();
+            let carrier = || match pages.get(i) {
+                Some(page) => Carrier::Shared(page.clone()),
+                None => Carrier::Stream,
+            };
             if order.first {
-                tx.push(Tx::new(conn(), Carrier::Stream, 0));
+                tx.push(Tx::new(conn(), carrier(), 0));
             }
             if order.answers {
-                let rx = Rx::new(conn(), Carrier::Stream, 0);
+                let rx = Rx::new(conn(), carrier(), 0);
                 answers.push(Answers { rx, acked: 0 });
             }
         }

@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim::env::{Address, Conn, Env};
-use mojim::link::{Carrier, Tx, Wire};
-use mojim::log::{Log, LogSpec};
+use mojim::link::{Carrier, Front, PAGE_LEN, Page, RingIn, Tx, Wire};
+use mojim::log::{CONTROL_LEN, Log, LogSpec};
 use mojim::os::Listener;
 use mojim::spinner::Spinner;
 use mojim::{Error, Result};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_TRAILER_LEN, RecordView, crc32c};
 use mojim_protocol::{Arrival, History, LaneIn};
 
-use crate::order::{LIMIT, Order, hear, say};
+use crate::order::{LIMIT, Order, Ring, Transport, hear, pass, say, take, words};
 use crate::{EPOCH, history, open};
 
 /// How a replica is wrong, for the tests of the audit.
@@ -46,41 +46,62 @@ pub struct ReplicaSpec {
 
 /// Serves one run; ends when the records' sender has closed its link.
 pub fn serve(env: &Arc<dyn Env>, listener: &Listener, spec: &ReplicaSpec) -> Result<()> {
-    let (mut primary, order, before) = links(env, listener)?;
-    let conn = before.unwrap_or_else(|| primary.conn.clone());
+    let Links {
+        mut primary,
+        order,
+        pages,
+        before,
+        ring,
+    } = links(env, listener)?;
+    let shared = order.transport == Transport::Shm;
     let (log, _) = open(env, &spec.log, order.volume)?;
+    let feed = match pages.first() {
+        Some(page) => {
+            let memory = take(&*before, CONTROL_LEN + ring.size as usize, false)?;
+            let ring = RingIn::new(memory, ring.size, ring.align, 0, page.clone())?;
+            Feed::Ring(ring, 0)
+        }
+        None => Feed::Stream(Stream {
+            buf: vec![0; (log.size() as usize / 2).min(1 << 20) + FRAME_LEN],
+            from: 0,
+            to: 0,
+        }),
+    };
     let next = match &order.next {
         None => None,
         Some(address) => {
             let mut wire = Wire::new(connect(env, address)?);
-            say(&mut wire, &**env, FrameKind::Lane, &[])?;
-            let tx = Tx::new(wire.conn.clone(), Carrier::Stream, 0);
-            Some((tx, wire.conn))
+            say(&mut wire, &**env, FrameKind::Lane, &Ring::of(&log))?;
+            let mut carrier = Carrier::Stream;
+            if shared {
+                pass(&*wire.conn, log.memory())?;
+                carrier = Carrier::Shared(pages[1].clone());
+            }
+            Some((Tx::new(wire.conn.clone(), carrier, 0), wire.conn))
         }
     };
-    say(&mut primary, &**env, FrameKind::LaneOk, &[])?;
+    say(&mut primary, &**env, FrameKind::LaneOk, &())?;
     let mut replica = Replica {
-        feed: Feed {
-            conn,
-            buf: vec![0; (log.size() as usize / 2).min(1 << 20) + FRAME_LEN],
-            from: 0,
-            to: 0,
+        feed,
+        before,
+        kept: Kept {
+            log,
+            lane: LaneIn::new(order.volume, 0, 0),
+            history: history(),
+            mutation: spec.mutation,
         },
         next,
         answer: order.answers.then_some(primary.conn),
-        lane: LaneIn::new(order.volume, 0, 0),
-        history: history(),
-        mutation: spec.mutation,
-        log,
     };
     let mut spinner = Spinner::learning(spec.spin);
     loop {
         match replica.step()? {
-            Step::Moved => spinner.hit(&**env),
+            Step::Moved(..) => spinner.hit(&**env),
             Step::Ended => break,
             Step::Nothing if !spinner.spin(&**env) => {
-                // An error shows at the next step.
-                let _ = replica.feed.conn.wait(false, Duration::from_millis(200));
+                if replica.wait()? {
+                    break;
+                }
             }
             Step::Nothing if spinner.gives_way() => std::thread::yield_now(),
             Step::Nothing => std::hint::spin_loop(),
@@ -90,20 +111,30 @@ pub fn serve(env: &Arc<dyn Env>, listener: &Listener, spec: &ReplicaSpec) -> Res
         conn.close();
     }
     // Of a log on a disk, only what is on the disk counts from here on.
-    replica.log.remove_ring();
+    replica.kept.log.remove_ring();
     Ok(())
 }
 
-/// Connects to a replica.
+/// Connects to a replica: a path is a Unix socket's.
 pub(crate) fn connect(env: &Arc<dyn Env>, address: &str) -> Result<Arc<dyn Conn>> {
-    let socket: SocketAddr = address
-        .parse()
-        .map_err(|_| Error::Invalid(format!("{address}: not an address")))?;
-    env.connect(&Address::Tcp(socket))
+    let to = match address.parse::<SocketAddr>() {
+        Ok(tcp) => Address::Tcp(tcp),
+        Err(_) => Address::Unix(address.into()),
+    };
+    env.connect(&to)
         .map_err(|e| Error::io(format!("connecting to {address}"), &e))
 }
 
-type Links = (Wire, Order, Option<Arc<dyn Conn>>);
+/// All links of one replica.
+struct Links {
+    primary: Wire,
+    order: Order,
+    /// Over shared memory: the page to whoever sends records, and to the next.
+    pages: Vec<Page>,
+    /// Whoever sends records, and the shape of its log.
+    before: Arc<dyn Conn>,
+    ring: Ring,
+}
 
 /// Takes the primary's link, and that of the replica before this one if there
 /// is one.
@@ -117,31 +148,56 @@ fn links(env: &Arc<dyn Env>, listener: &Listener) -> Result<Links> {
         let mut wire = Wire::new(conn);
         match hear(&mut wire, &**env)? {
             (f, body) if f.kind == FrameKind::Request => {
-                let order: Order = serde_json::from_slice(&body)
-                    .map_err(|e| Error::Protocol(format!("no order: {e}")))?;
-                ordered = Some((wire, order));
+                let order: Order = words(&body)?;
+                let n = match order.transport {
+                    Transport::Tcp => 0,
+                    Transport::Shm => 1 + order.next.iter().len(),
+                };
+                let pages: Result<Vec<Page>> = (0..n)
+                    .map(|_| Ok(Page::new(take(&*wire.conn, PAGE_LEN, true)?)))
+                    .collect();
+                if order.first {
+                    let (f, body) = hear(&mut wire, &**env)?;
+                    if f.kind != FrameKind::Lane {
+                        return Err(Error::Protocol(format!("{:?} came second", f.kind)));
+                    }
+                    before = Some((wire.conn.clone(), words(&body)?));
+                }
+                ordered = Some((wire, order, pages?));
             }
-            (f, _) if f.kind == FrameKind::Lane => before = Some(wire.conn),
+            (f, body) if f.kind == FrameKind::Lane => before = Some((wire.conn, words(&body)?)),
             (f, _) => return Err(Error::Protocol(format!("{:?} came first", f.kind))),
         }
-        if let Some((_, order)) = &ordered
-            && order.first == before.is_none()
-        {
-            let (wire, order) = ordered.expect("just seen");
-            return Ok((wire, order, before));
+        match (ordered, before) {
+            (Some((primary, order, pages)), Some((before, ring))) => {
+                return Ok(Links {
+                    primary,
+                    order,
+                    pages,
+                    before,
+                    ring,
+                });
+            }
+            some => (ordered, before) = some,
         }
     }
 }
 
+/// Where records come from.
+enum Feed {
+    Stream(Stream),
+    /// The sender's log, and how often it was looked at in vain.
+    Ring(RingIn, u32),
+}
+
 /// Bytes that came and are not taken yet.
-struct Feed {
-    conn: Arc<dyn Conn>,
+struct Stream {
     buf: Vec<u8>,
     from: usize,
     to: usize,
 }
 
-impl Feed {
+impl Stream {
     /// The frame and its body at the front, if all of it is there.
     fn front(&self) -> Result<Option<(Frame, &[u8])>> {
         let came = &self.buf[self.from..self.to];
@@ -157,116 +213,204 @@ impl Feed {
     }
 
     /// One receive call: how many bytes came, 0 at the link's end.
-    fn fill(&mut self) -> Result<Option<usize>> {
+    fn fill(&mut self, conn: &dyn Conn) -> Result<Option<usize>> {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
         } else if self.buf.len() - self.to < self.buf.len() / 2 {
             self.buf.copy_within(self.from..self.to, 0);
             (self.from, self.to) = (0, self.to - self.from);
         }
-        let room = &mut self.buf[self.to..];
-        match self.conn.recv(&mut [IoSliceMut::new(room)]) {
-            Ok(n) => {
-                self.to += n;
-                Ok(Some(n))
-            }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(Error::io("receiving", &e)),
-        }
+        let n = receive(conn, &mut self.buf[self.to..])?;
+        self.to += n.unwrap_or(0);
+        Ok(n)
     }
 }
 
+fn receive(conn: &dyn Conn, room: &mut [u8]) -> Result<Option<usize>> {
+    match conn.recv(&mut [IoSliceMut::new(room)]) {
+        Ok(n) => Ok(Some(n)),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(e) => Err(Error::io("receiving", &e)),
+    }
+}
+
+/// What one look at the feed found.
 enum Step {
     Nothing,
-    Moved,
+    /// Records were taken. The committed LSN that came with them, and the last
+    /// one's length.
+    Moved(u64, usize),
     Ended,
 }
 
-struct Replica {
-    feed: Feed,
-    next: Option<(Tx, Arc<dyn Conn>)>,
-    answer: Option<Arc<dyn Conn>>,
+/// This replica's copy: its log, and which records may enter it.
+struct Kept {
     log: Log,
     lane: LaneIn,
     history: History,
     mutation: Option<Mutation>,
 }
 
+impl Kept {
+    /// Takes a record of `len` bytes, which `fetch` puts where it is told to.
+    fn take(&mut self, len: usize, fetch: impl FnOnce(&mut [u8])) -> Result<()> {
+        let head = self.log.head();
+        // Nothing is ever released, so a record lies at the head or has no room.
+        if self.log.place(head, len) != Some(head) {
+            return Err(Error::Invalid("this log is too small for the run".into()));
+        }
+        // SAFETY: only this thread appends to this log; `head` is its head, and
+        // `place` returned it. Of a record that is then refused, nothing counts.
+        let slot = unsafe { self.log.slot(head, head, len, 0, 0) };
+        fetch(slot);
+        let h = match RecordView::decode(slot) {
+            Ok(r) if r.bytes().len() == len => r.header,
+            Ok(_) => return Err(Error::Protocol("a frame larger than its record".into())),
+            Err(e) => return Err(Error::Protocol(e.to_string())),
+        };
+        match self.lane.arrive(&h, &self.history) {
+            Arrival::Accept => {}
+            Arrival::Duplicate => return Ok(()),
+            Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+        }
+        match self.mutation {
+            Some(Mutation::Drop(lsn)) if lsn == h.lsn => {
+                // Its bytes would count in a recovery, published or not.
+                slot.fill(0);
+                return Ok(());
+            }
+            Some(Mutation::Change(lsn)) if lsn == h.lsn => change(slot),
+            _ => {}
+        }
+        self.log.publish(head, len);
+        Ok(())
+    }
+}
+
+fn change(record: &mut [u8]) {
+    let end = record.len() - RECORD_TRAILER_LEN;
+    record[end - 1] ^= 1;
+    let sum = crc32c(&record[..end]);
+    record[end..end + 4].copy_from_slice(&sum.to_le_bytes());
+}
+
+struct Replica {
+    feed: Feed,
+    /// Whoever sends records; over shared memory it only tells of its end.
+    before: Arc<dyn Conn>,
+    kept: Kept,
+    next: Option<(Tx, Arc<dyn Conn>)>,
+    answer: Option<Arc<dyn Conn>>,
+}
+
 impl Replica {
+    /// Takes what has come, makes it persistent, passes it on, acknowledges it.
     fn step(&mut self) -> Result<Step> {
-        match self.feed.fill()? {
-            None => return Ok(Step::Nothing),
-            Some(0) => return Ok(Step::Ended),
-            Some(_) => {}
-        }
-        let (mut committed, mut size) = (0, 0);
-        while let Some((f, body)) = self.feed.front()? {
-            if f.epoch != EPOCH || f.kind != FrameKind::Record {
-                return Err(Error::Protocol(format!("{:?} of {}", f.kind, f.epoch)));
-            }
-            let r = RecordView::decode(body).map_err(|e| Error::Protocol(e.to_string()))?;
-            if r.bytes().len() != body.len() {
-                return Err(Error::Protocol("a frame larger than its record".into()));
-            }
-            match self.lane.arrive(&r.header, &self.history) {
-                Arrival::Accept => append(&self.log, &r, self.mutation)?,
-                Arrival::Duplicate => {}
-                Arrival::Refuse(why) => return Err(Error::Protocol(why)),
-            }
-            committed = committed.max(f.lsn);
-            size = body.len();
-            self.feed.from += FRAME_LEN + size;
-        }
-        if size == 0 {
-            return Ok(Step::Moved);
-        }
-        self.log.persist(self.log.head())?;
+        let step = self.receive()?;
+        let Step::Moved(committed, size) = step else {
+            return Ok(step);
+        };
+        let log = &self.kept.log;
+        log.persist(log.head())?;
         if let Some((tx, conn)) = &mut self.next {
             let link = |e| Error::io("link to the next replica", &e);
-            tx.pump(&self.log, EPOCH, committed).map_err(link)?;
-            while tx.is_behind(&self.log) {
+            tx.pump(log, EPOCH, committed).map_err(link)?;
+            while tx.is_behind(log) {
                 conn.wait(true, LIMIT).map_err(link)?;
-                tx.pump(&self.log, EPOCH, committed).map_err(link)?;
+                tx.pump(log, EPOCH, committed).map_err(link)?;
             }
         }
         if let Some(conn) = &self.answer {
-            let ack = Frame {
-                kind: FrameKind::Ack,
-                flags: self.log.level() as u16,
-                epoch: EPOCH,
-                lsn: self.lane.last(),
-                body: 0,
-            };
-            send(&**conn, &ack.encode()).map_err(|e| Error::io("acknowledging", &e))?;
+            let (lsn, level) = (self.kept.lane.last(), log.level() as u16);
+            match &self.feed {
+                Feed::Ring(ring, _) => ring.ack(lsn, level),
+                Feed::Stream(_) => {
+                    acknowledge(&**conn, lsn, level).map_err(|e| Error::io("acknowledging", &e))?
+                }
+            }
         }
-        self.log.prefetch(size);
-        Ok(Step::Moved)
+        log.prefetch(size);
+        Ok(step)
+    }
+
+    fn receive(&mut self) -> Result<Step> {
+        match &mut self.feed {
+            Feed::Stream(s) => {
+                match s.fill(&*self.before)? {
+                    None => return Ok(Step::Nothing),
+                    Some(0) => return Ok(Step::Ended),
+                    Some(_) => {}
+                }
+                let (mut committed, mut size) = (0, 0);
+                while let Some((f, body)) = s.front()? {
+                    if f.epoch != EPOCH || f.kind != FrameKind::Record {
+                        return Err(Error::Protocol(format!("{:?} of {}", f.kind, f.epoch)));
+                    }
+                    self.kept.take(body.len(), |to| to.copy_from_slice(body))?;
+                    committed = committed.max(f.lsn);
+                    size = body.len();
+                    s.from += FRAME_LEN + size;
+                }
+                match size {
+                    0 => Ok(Step::Nothing),
+                    _ => Ok(Step::Moved(committed, size)),
+                }
+            }
+            Feed::Ring(ring, vain) => {
+                let Front::Record(mut size) = ring.front()? else {
+                    *vain = vain.wrapping_add(1);
+                    if vain.is_multiple_of(4096) && has_ended(&*self.before)? {
+                        return Ok(Step::Ended);
+                    }
+                    return Ok(Step::Nothing);
+                };
+                loop {
+                    self.kept.take(size, |to| ring.take(to))?;
+                    match ring.front()? {
+                        Front::Record(n) => size = n,
+                        Front::Nothing => return Ok(Step::Moved(ring.committed(), size)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Blocks until something may have come. True if that is the end.
+    fn wait(&self) -> Result<bool> {
+        let limit = Duration::from_millis(50);
+        match &self.feed {
+            Feed::Stream(_) => {
+                // The end, or an error, shows at the next step.
+                let _ = self.before.wait(false, limit);
+                Ok(false)
+            }
+            Feed::Ring(ring, _) => {
+                ring.wait(limit);
+                has_ended(&*self.before)
+            }
+        }
     }
 }
 
-fn append(log: &Log, r: &RecordView<'_>, mutation: Option<Mutation>) -> Result<()> {
-    let h = &r.header;
-    if mutation == Some(Mutation::Drop(h.lsn)) {
-        return Ok(());
+/// Whether the stream beside a shared log was closed.
+fn has_ended(conn: &dyn Conn) -> Result<bool> {
+    match receive(conn, &mut [0])? {
+        None => Ok(false),
+        Some(0) => Ok(true),
+        Some(_) => Err(Error::Protocol("bytes beside a shared log".into())),
     }
-    let (head, len) = (log.head(), r.bytes().len());
-    let at = log
-        .place(head, len)
-        .ok_or_else(|| Error::Invalid("this log is too small for the run".into()))?;
-    // SAFETY: only this thread appends to this log; `at` is of the present head.
-    let slot = unsafe { log.slot(head, at, len, h.volume, h.lsn) };
-    slot.copy_from_slice(r.bytes());
-    if mutation == Some(Mutation::Change(h.lsn)) {
-        let end = len - RECORD_TRAILER_LEN;
-        slot[end - 1] ^= 1;
-        let sum = crc32c(&slot[..end]);
-        slot[end..end + 4].copy_from_slice(&sum.to_le_bytes());
-    }
-    log.publish(at, len);
-    Ok(())
 }
 
-fn send(conn: &dyn Conn, mut bytes: &[u8]) -> io::Result<()> {
+fn acknowledge(conn: &dyn Conn, lsn: u64, level: u16) -> io::Result<()> {
+    let ack = Frame {
+        kind: FrameKind::Ack,
+        flags: level,
+        epoch: EPOCH,
+        lsn,
+        body: 0,
+    };
+    let ack = ack.encode();
+    let mut bytes = &ack[..];
     while !bytes.is_empty() {
         match conn.send(&[IoSlice::new(bytes)]) {
             Ok(n) => bytes = &bytes[n..],
