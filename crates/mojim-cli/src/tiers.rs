@@ -266,7 +266,7 @@ fn sync_rows(
     for (mode, backups) in [("sync", &[][..]), ("sync-sec", &names[2..])] {
         text += &format!(
             "[volume.{mode}]\nmode = \"{mode}\"\nprimary = \"n1\"\nmirror = \"n2\"\nbackups = {backups:?}\n\
-             failover = \"manual\"\ntransport = \"{transport}\"\n"
+             failover = \"manual\"\ntransport = \"{transport}\"\nresend_timeout = \"2s\"\n"
         );
     }
     for (name, port) in names.iter().zip(&ports) {

@@ -71,14 +71,12 @@ fn check_transport(rows: &[Value], transport: &str, nodes: u64, rounds: u64) {
 
 #[test]
 fn sync_points_by_every_scheme() {
-    let rows = rows(&["--rounds", "0", "--sync-rounds", "2"]);
-    check_sync_points(&rows, 3, 2);
-}
-
-#[test]
-fn more_nodes() {
-    let rows = rows(&["--rounds", "0", "--sync-rounds", "1", "--nodes", "5"]);
-    check_sync_points(&rows, 5, 1);
+    // One after the other: five nodes and their rivals are many processes.
+    for (nodes, rounds) in [(3, 2), (5, 1)] {
+        let of = (nodes.to_string(), rounds.to_string());
+        let rows = rows(&["--rounds", "0", "--nodes", &of.0, "--sync-rounds", &of.1]);
+        check_sync_points(&rows, nodes, rounds);
+    }
 }
 
 #[test]
