@@ -59,7 +59,9 @@
  *   EBUSY       another process is attached, or the bytes are mapped already
  *   EOPNOTSUPP  Mojim cannot do this; the text says what else
  *   ETIMEDOUT   no acknowledgement in time (caveat 5)
- *   ESTALE      another node is primary now; this one cannot commit any more
+ *   ESTALE      another node is primary now; this one cannot commit any more.
+ *               For a reader: this node is primary now
+ *   EROFS       the handle, or the region, is a reader's
  *   EUCLEAN     stored bytes are not what they should be
  *   EPROTO      the other node does not speak as it should
  *   EIO         a log or data file failed: nothing is acknowledged until the
@@ -88,6 +90,42 @@ typedef struct mojim mojim_t;
  * Recovers what an earlier process left; in the modes with a mirror, waits for
  * it. NULL on error: EBUSY, ESTALE, ETIMEDOUT (the mirror does not answer), ... */
 mojim_t *mojim_attach(const char *config, const char *node, const char *volume);
+
+/* Attaches this process to a volume as a reader, on a node that follows its
+ * primary: the mirror or a backup. The node's daemon must run on this host,
+ * under this process's user or root's. Readers do not exclude each other. Every
+ * region of the handle is read-only, and shows whole sync points only: at every
+ * instant, all regions together, everything up to one LSN (mojim_shown) and
+ * nothing of a later one. They follow by themselves, with no call, also while
+ * the node writes a checkpoint.
+ *
+ *   - Between two loads the regions may move on. To know that several bytes were
+ *     of one state, read mojim_shown before and after: the same, they were.
+ *   - A page that was not touched yet waits for the node at its first load. So
+ *     does every page while it is being changed, for some microseconds. While
+ *     the node does not answer (it was ended, it is not up to date yet after a
+ *     crash, it became primary), what was touched stays readable and stands
+ *     still, and mojim_following says why. A page that is not there waits for 30
+ *     seconds, then gives SIGBUS until the node answers again.
+ *   - A store gives SIGSEGV. Memory behind the file's end gives SIGBUS until the
+ *     file has grown so far; all of it does once the file was removed.
+ *   - What is shown never goes back, unless the volume itself does: in mode
+ *     async, or after `mojim promote --force`, a new primary may lack the last
+ *     sync points, and its copy takes the place of the one that had them.
+ *   - Where the system allows userfaultfd to unprivileged programs for their own
+ *     faults only (vm.unprivileged_userfaultfd = 0, as is usual), a system call
+ *     that is given a page which is not there fails with EFAULT: load a byte of
+ *     it first, or use mojim_read. Root's programs have their calls wait.
+ *   - A child made by fork has none of the regions.
+ *
+ * On such a handle mojim_map, mojim_map_at (without MOJIM_CREATE), mojim_unmap,
+ * mojim_size, mojim_shown, mojim_following, mojim_wait, mojim_read,
+ * mojim_detach and mojim_finish work; everything else, and a sync point of such
+ * a region, fails with EROFS. NULL on error: ESTALE where the node is the
+ * primary, EBUSY where it has no copy to show yet, ECONNREFUSED or ENOENT where
+ * its daemon does not run, EOPNOTSUPP without userfaultfd (Linux 6.6). */
+mojim_t *mojim_attach_reader(const char *config, const char *node,
+                             const char *volume);
 
 /* Ends the attachment. Regions without MAP_ATOMIC are committed; all are
  * unmapped; then what was committed is written to its files. On success the
@@ -172,8 +210,23 @@ int gmsync(void *input, int n, int flags);
  * of names or sizes; 0 before the first. Numbers grow within a volume. */
 uint64_t mojim_last_lsn(void);
 
-/* Waits until everything up to `lsn` is acknowledged by the mode's rule. */
+/* Waits until everything up to `lsn` is acknowledged by the mode's rule; for a
+ * reader, until it is shown, at most 30 seconds (ETIMEDOUT). */
 int mojim_wait(mojim_t *m, uint64_t lsn);
+
+/* For a reader: the LSN of what its regions show. A load and a branch, no system
+ * call. */
+int64_t mojim_shown(mojim_t *m);
+
+/* For a reader: 0 if its node was heard at the last try. Else -1, and errno and
+ * the text say why; the regions stand still, and go on when it is heard again. */
+int mojim_following(mojim_t *m);
+
+/* For a reader: up to n bytes of a file from `offset` on; returns how many there
+ * are. Each 64 KiB from a page's beginning are of one state, that of an LSN
+ * which is shown when the call returns. */
+ssize_t mojim_read(mojim_t *m, const char *file, void *buf, size_t n,
+                   off_t offset);
 
 /* How safe a sync point is on a node. */
 #define MOJIM_NONE 0     /* not there, or not known to be */

@@ -14,11 +14,14 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use engine::{Config, Error, Level, MapFlags, Result, Volume};
+use engine::{Config, Error, Level, MapFlags, Reader, ReaderOptions, Result, Volume};
 
 /// `mojim_t`.
-pub struct Mojim {
-    volume: Volume,
+pub enum Mojim {
+    /// From `mojim_attach`.
+    Primary(Volume),
+    /// From `mojim_attach_reader`.
+    Reader(Reader),
 }
 
 /// `struct msync_input`, as in the paper's Figure 1.
@@ -122,15 +125,48 @@ unsafe fn text_or_none<'a>(p: *const c_char, what: &str) -> Result<Option<&'a st
     unsafe { text(p, what) }.map(Some)
 }
 
-/// The volume of a handle.
+/// What a handle stands for.
 ///
 /// # Safety
-/// `m` is null or came from `mojim_attach` and was not freed.
-unsafe fn volume<'a>(m: *mut Mojim) -> Result<&'a Volume, Failure> {
+/// `m` is null or came from `mojim_attach` or `mojim_attach_reader` and was not
+/// freed.
+unsafe fn handle<'a>(m: *mut Mojim) -> Result<&'a Mojim, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { m.as_ref() } {
-        Some(m) => Ok(&m.volume),
+        Some(m) => Ok(m),
         None => invalid("the handle is NULL: mojim_attach failed?"),
+    }
+}
+
+/// The volume of a handle that may write.
+///
+/// # Safety
+/// As for [`handle`].
+unsafe fn volume<'a>(m: *mut Mojim) -> Result<&'a Volume, Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { handle(m)? } {
+        Mojim::Primary(v) => Ok(v),
+        Mojim::Reader(r) => Err(Failure(
+            libc::EROFS,
+            format!(
+                "volume {} is only read here (mojim_attach_reader); its primary writes it",
+                r.name()
+            ),
+        )),
+    }
+}
+
+/// The reader of a handle.
+///
+/// # Safety
+/// As for [`handle`].
+unsafe fn reader<'a>(m: *mut Mojim) -> Result<&'a Reader, Failure> {
+    // SAFETY: the caller's promise.
+    match unsafe { handle(m)? } {
+        Mojim::Reader(r) => Ok(r),
+        Mojim::Primary(_) => {
+            invalid("the handle is of mojim_attach; this is for those of mojim_attach_reader")
+        }
     }
 }
 
@@ -154,16 +190,40 @@ pub unsafe extern "C" fn mojim_attach(
             )
         };
         let volume = Volume::attach(Path::new(config), node, name)?;
-        Ok(Box::into_raw(Box::new(Mojim { volume })))
+        Ok(Box::into_raw(Box::new(Mojim::Primary(volume))))
+    })
+}
+
+/// `mojim_attach_reader`.
+///
+/// # Safety
+/// The arguments are null or C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_attach_reader(
+    config: *const c_char,
+    node: *const c_char,
+    name: *const c_char,
+) -> *mut Mojim {
+    guard(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let (config, node, name) = unsafe {
+            (
+                text(config, "config")?,
+                text(node, "node")?,
+                text_or_none(name, "volume")?,
+            )
+        };
+        let reader = Reader::attach(Path::new(config), node, name)?;
+        Ok(Box::into_raw(Box::new(Mojim::Reader(reader))))
     })
 }
 
 /// # Safety
-/// As for [`volume`]; no other call uses the handle.
-unsafe fn end(m: *mut Mojim, how: impl FnOnce(&Volume) -> Result<()>) -> c_int {
+/// As for [`handle`]; no other call uses the handle.
+unsafe fn end(m: *mut Mojim, how: impl FnOnce(&Mojim) -> Result<()>) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        how(unsafe { volume(m)? })?;
+        how(unsafe { handle(m)? })?;
         // SAFETY: made by `Box::into_raw`, and freed once: success ends it.
         drop(unsafe { Box::from_raw(m) });
         Ok(0)
@@ -177,7 +237,12 @@ unsafe fn end(m: *mut Mojim, how: impl FnOnce(&Volume) -> Result<()>) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mojim_detach(m: *mut Mojim) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { end(m, Volume::detach) }
+    unsafe {
+        end(m, |m| match m {
+            Mojim::Primary(v) => v.detach(),
+            Mojim::Reader(r) => r.detach(),
+        })
+    }
 }
 
 /// `mojim_finish`.
@@ -187,7 +252,13 @@ pub unsafe extern "C" fn mojim_detach(m: *mut Mojim) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mojim_finish(m: *mut Mojim) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { end(m, Volume::finish) }
+    unsafe {
+        end(m, |m| match m {
+            Mojim::Primary(v) => v.finish(),
+            // Its memory stays, and goes on showing what it shows.
+            Mojim::Reader(_) => Ok(()),
+        })
+    }
 }
 
 /// `mojim_map`.
@@ -221,7 +292,7 @@ pub unsafe extern "C" fn mojim_map_at(
 ) -> *mut c_void {
     guard(libc::MAP_FAILED, || {
         // SAFETY: the caller's promise.
-        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        let (handle, file) = unsafe { (handle(m)?, text(file, "file")?) };
         let unknown = flags & !(MOJIM_CREATE | MOJIM_RDONLY | MAP_ATOMIC);
         if unknown != 0 {
             return invalid(format!(
@@ -236,17 +307,17 @@ pub unsafe extern "C" fn mojim_map_at(
                 "mapping {file}: address {fixed:p} is not aligned to a page"
             ));
         }
-        let mapping = volume.map(
-            file,
-            len,
-            MapFlags {
-                create: flags & MOJIM_CREATE != 0,
-                atomic: flags & MAP_ATOMIC != 0,
-                read_only: flags & MOJIM_RDONLY != 0,
-                offset,
-                fixed_at: fixed as usize,
-            },
-        )?;
+        let flags = MapFlags {
+            create: flags & MOJIM_CREATE != 0,
+            atomic: flags & MAP_ATOMIC != 0,
+            read_only: flags & MOJIM_RDONLY != 0,
+            offset,
+            fixed_at: fixed as usize,
+        };
+        let mapping = match handle {
+            Mojim::Primary(v) => v.map(file, len, flags)?,
+            Mojim::Reader(r) => r.map(file, len, flags)?,
+        };
         Ok(mapping.ptr.cast())
     })
 }
@@ -362,8 +433,72 @@ pub extern "C" fn mojim_last_lsn() -> u64 {
 pub unsafe extern "C" fn mojim_wait(m: *mut Mojim, lsn: u64) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        unsafe { volume(m)? }.wait(lsn)?;
+        match unsafe { handle(m)? } {
+            Mojim::Primary(v) => v.wait(lsn)?,
+            Mojim::Reader(r) => r.wait(lsn, ReaderOptions::default().patience)?,
+        }
         Ok(0)
+    })
+}
+
+/// `mojim_shown`.
+///
+/// # Safety
+/// `m` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_shown(m: *mut Mojim) -> i64 {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { reader(m)? }.shown() as i64)
+    })
+}
+
+/// `mojim_following`.
+///
+/// # Safety
+/// `m` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_following(m: *mut Mojim) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe { reader(m)? }.following()?;
+        Ok(0)
+    })
+}
+
+/// `mojim_read`.
+///
+/// # Safety
+/// `m` is null or a handle, `file` null or a C string; `buf` has room for `n`
+/// bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_read(
+    m: *mut Mojim,
+    file: *const c_char,
+    buf: *mut c_void,
+    n: usize,
+    offset: libc::off_t,
+) -> libc::ssize_t {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (reader, file) = unsafe { (reader(m)?, text(file, "file")?) };
+        let Ok(offset) = u64::try_from(offset) else {
+            return invalid(format!("reading {file}: offset {offset} is negative"));
+        };
+        if n == 0 {
+            return Ok(0);
+        }
+        if buf.is_null() {
+            return invalid(format!("reading {file}: buf is NULL"));
+        }
+        // More than a slice can have is more than any file has.
+        let n = n.min(isize::MAX as usize);
+        // SAFETY: the caller's room; every byte has a value once it is zero.
+        let buf = unsafe {
+            std::ptr::write_bytes(buf.cast::<u8>(), 0, n);
+            std::slice::from_raw_parts_mut(buf.cast::<u8>(), n)
+        };
+        Ok(reader.read(file, offset, buf)? as libc::ssize_t)
     })
 }
 
@@ -472,12 +607,16 @@ pub unsafe extern "C" fn mojim_truncate(
 pub unsafe extern "C" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc::off_t {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
-        match volume.size(file) {
+        let (handle, file) = unsafe { (handle(m)?, text(file, "file")?) };
+        let (size, name) = match handle {
+            Mojim::Primary(v) => (v.size(file), v.name()),
+            Mojim::Reader(r) => (r.size(file)?, r.name()),
+        };
+        match size {
             Some(s) => Ok(s as libc::off_t),
             None => Err(Failure(
                 libc::ENOENT,
-                format!("volume {} has no file {file:?}", volume.name()),
+                format!("volume {name} has no file {file:?}"),
             )),
         }
     })

@@ -22,6 +22,11 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// it waits until this node is the volume's primary, then starts the program, ends it when the node
 /// no longer is, and waits again. The libraries are looked for in $MOJIM_LIB, beside this command, and in
 /// ../lib.
+///
+/// With --read the program reads the volume on a node that follows, the mirror or a backup, whose
+/// `mojim node` runs on this host: files that it maps with PROT_READ, or reads, show whole sync
+/// points only, and follow the primary. Opening them for writing fails with EROFS. There may be any
+/// number of such programs.
 #[derive(clap::Args)]
 pub struct Run {
     /// The configuration file.
@@ -33,6 +38,9 @@ pub struct Run {
     /// The volume; may be left out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
+    /// Read on a node that follows, instead of being the volume's primary.
+    #[arg(long)]
+    read: bool,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -52,7 +60,9 @@ impl Run {
                 volume.name
             )));
         }
-        config.check_media(&node.name)?;
+        if !self.read {
+            config.check_media(&node.name)?;
+        }
         let mut preload = OsString::new();
         for (i, path) in libraries()?.iter().enumerate() {
             if i > 0 {
@@ -76,7 +86,12 @@ impl Run {
             .env("MOJIM_CONFIG", path)
             .env("MOJIM_NODE", &node.name)
             .env("MOJIM_VOLUME", &volume.name);
-        if volume.failover == Failover::Automatic {
+        if self.read {
+            command.env("MOJIM_READ", "1");
+        } else {
+            command.env_remove("MOJIM_READ");
+        }
+        if !self.read && volume.failover == Failover::Automatic {
             return supervise::run(command, &config, node, volume);
         }
         let e = command.exec();

@@ -48,6 +48,8 @@ macro_rules! api {
 
 api! {
     mojim_attach: fn(Str, Str, Str) -> Handle;
+    mojim_attach_reader: fn(Str, Str, Str) -> Handle;
+    mojim_read: fn(Handle, Str, *mut c_void, usize, i64) -> isize;
     mojim_finish: fn(Handle) -> c_int;
     mojim_map_at: fn(Handle, Str, usize, c_int, i64, *mut c_void) -> *mut c_void;
     mojim_unmap: fn(*mut c_void, usize) -> c_int;

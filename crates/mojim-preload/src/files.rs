@@ -10,7 +10,7 @@ use libc::{mode_t, off_t, size_t};
 
 use crate::api::{api, failed};
 use crate::path::{Kind, Target, resolve};
-use crate::process::{attach, check_owner, enter, is_owner, names, on};
+use crate::process::{self, attach, check_owner, enter, is_owner, names, on};
 use crate::real::{self, check, real, say};
 use crate::table::{self, APPEND, Entry, MAX_FD, READ, WRITE};
 
@@ -84,13 +84,28 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         _ => READ | WRITE,
     };
     let reads = how == READ && flags & (libc::O_CREAT | libc::O_TRUNC) == 0;
-    if reads && !is_owner() {
+    if reads && !is_owner() && !process::reads() {
         return Ok(None); // a child may read what is committed
+    }
+    let there = t.kind == Kind::File;
+    if process::reads() && (how & WRITE != 0 || flags & libc::O_TRUNC != 0 || !there) {
+        if !there && flags & libc::O_CREAT == 0 {
+            return Err(libc::ENOENT);
+        }
+        say(&format!(
+            "{}: files of the volume are only read here (mojim run --read); its primary writes them",
+            t.name
+        ));
+        return Err(libc::EROFS);
     }
     let (h, api) = (attach()?, api()?);
     let name = c_name(&t.name)?;
     let path = &t.path;
-    if flags & libc::O_CREAT != 0 {
+    if flags & libc::O_CREAT != 0 && process::reads() {
+        if flags & libc::O_EXCL != 0 {
+            return Err(libc::EEXIST);
+        }
+    } else if flags & libc::O_CREAT != 0 {
         check_parent(t)?;
         // SAFETY: the handle, a C string.
         match unsafe { (api.mojim_create)(h, name.as_ptr()) } {
@@ -605,6 +620,10 @@ fn copy_any(from: c_int, to: c_int, what: &str) -> Option<isize> {
             return refuse(format!("{what} into {} is not supported", name_of(e)?));
         }
         if let Some(e) = table::get(from) {
+            if process::reads() {
+                // The data file may be in the middle of a sync point.
+                return Err(libc::EINVAL);
+            }
             if crate::regions::of_file(e.id(), 0, u64::MAX)
                 .next()
                 .is_some()

@@ -12,7 +12,7 @@ use libc::{off_t, size_t};
 
 use crate::api::{MAP_ATOMIC, MOJIM_RDONLY, api, failed};
 use crate::files::{c_name, exports, name_of, size_of};
-use crate::process::{attach, check_owner, enter, is_inside, is_owner, on};
+use crate::process::{attach, check_owner, enter, is_inside, is_owner, on, reads};
 use crate::real::{self, round_up, say};
 use crate::regions::{self, Region};
 use crate::table::{self, Entry, READ, WRITE};
@@ -52,6 +52,12 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     }
     if q.flags & libc::MAP_SYNC != 0 && q.flags & MAP_TYPE == libc::MAP_SHARED_VALIDATE {
         return Err(libc::EOPNOTSUPP); // as for any file that is not DAX
+    }
+    if write && reads() {
+        return refuse(
+            libc::EACCES,
+            format!("mapping {name}: files of the volume are only read here (mojim run --read)"),
+        );
     }
     if !e.may(READ) || write && !e.may(WRITE) {
         return Err(libc::EACCES);
@@ -175,9 +181,20 @@ unsafe fn map_any(
     if let Some(e) = e
         && on()
     {
-        if flags & MAP_TYPE != libc::MAP_PRIVATE {
+        // The data file of a node that follows may be in the middle of a sync
+        // point: what is only read shows the same in either way.
+        if flags & MAP_TYPE != libc::MAP_PRIVATE || reads() {
             return enter(libc::MAP_FAILED, || {
                 check_owner()?;
+                if flags & MAP_TYPE == libc::MAP_PRIVATE && prot & libc::PROT_WRITE != 0 {
+                    return refuse(
+                        libc::EACCES,
+                        format!(
+                            "mapping {}: under `mojim run --read` not with PROT_WRITE, also not privately; copy what is to be changed",
+                            name_of(e)?
+                        ),
+                    );
+                }
                 map_file(
                     fd,
                     e,

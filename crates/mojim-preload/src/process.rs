@@ -32,6 +32,15 @@ static OWNER: AtomicI32 = AtomicI32::new(0);
 static FORKED: AtomicBool = AtomicBool::new(false);
 static HANDLE: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(std::ptr::null_mut());
 
+/// MOJIM_READ is set: the program reads what a node that follows shows.
+static READS: AtomicBool = AtomicBool::new(false);
+
+/// Whether files of the volume are only read here.
+#[inline]
+pub fn reads() -> bool {
+    READS.load(Relaxed)
+}
+
 /// Names of the volume's files that were opened, by number; None if removed.
 pub type Names = Vec<Option<String>>;
 static NAMES: Mutex<Names> = Mutex::new(Vec::new());
@@ -55,6 +64,7 @@ fn decide() -> bool {
         !v.is_null() && unsafe { *v } != 0
     };
     let on = set(b"MOJIM_CONFIG\0") && set(b"MOJIM_NODE\0");
+    READS.store(set(b"MOJIM_READ\0"), Relaxed);
     OWNER.store(real::getpid(), Relaxed);
     SWITCH.store(if on { 2 } else { 1 }, Relaxed);
     on
@@ -192,8 +202,13 @@ pub fn attach() -> Result<Handle, c_int> {
     if !h.is_null() {
         return Ok(h);
     }
+    let attach = if reads() {
+        api.mojim_attach_reader
+    } else {
+        api.mojim_attach
+    };
     // SAFETY: C strings.
-    let h = unsafe { (api.mojim_attach)(or_null(&s.config), or_null(&s.node), or_null(&s.volume)) };
+    let h = unsafe { attach(or_null(&s.config), or_null(&s.node), or_null(&s.volume)) };
     if h.is_null() {
         return Err(api::failed(api));
     }

@@ -1,7 +1,7 @@
 //! read, write and their kin, and fsync, on a volume's files.
 //!
-//! A read gives the committed bytes, and where the file is mapped, the bytes in
-//! memory: POSIX promises that read sees stores to a shared mapping. A write
+//! A read gives the committed bytes (under `mojim run --read` those that the
+//! node shows), and where the file is mapped, the bytes in memory: POSIX promises that read sees stores to a shared mapping. A write
 //! goes to the memory where the file is mapped, and is committed with it; where
 //! it is not mapped it is refused.
 //!
@@ -12,14 +12,17 @@ use std::ffi::{c_int, c_void};
 use libc::{iovec, off_t, size_t};
 
 use crate::api::{MS_MOJIM, MsyncInput, api, failed};
-use crate::files::{exports, name_of, size_of};
-use crate::process::{attached, check_owner, enter, on};
+use crate::files::{c_name, exports, name_of, size_of};
+use crate::process::{self, attach, attached, check_owner, enter, on};
 use crate::real::{self, check, say};
 use crate::regions;
 use crate::table::{self, APPEND, Entry, READ, WRITE};
 
 /// Brings the data files up to what is committed.
 pub fn settle() -> Result<(), c_int> {
+    if process::reads() {
+        return Ok(()); // what is read is the node's affair
+    }
     let Some(h) = attached() else { return Ok(()) };
     let api = api()?;
     // SAFETY: the handle.
@@ -36,6 +39,13 @@ pub fn settle() -> Result<(), c_int> {
 unsafe fn read_at(fd: c_int, e: Entry, buf: *mut u8, n: usize, at: i64) -> Result<usize, c_int> {
     if !e.may(READ) {
         return Err(libc::EBADF);
+    }
+    if process::reads() {
+        // The data file may be in the middle of a sync point.
+        let (h, api, name) = (attach()?, api()?, c_name(&name_of(e)?)?);
+        // SAFETY: the handle, a C string, and the caller's promise.
+        let got = unsafe { (api.mojim_read)(h, name.as_ptr(), buf.cast(), n, at) };
+        return usize::try_from(got).map_err(|_| failed(api));
     }
     // SAFETY: the caller's promise.
     let got = unsafe { real::pread(fd, buf.cast(), n, at)? };

@@ -1,7 +1,8 @@
 //! stdio streams on a volume's files.
 //!
 //! A stream reads inside the C library, past this one: it sees what is
-//! committed, not what was merely stored. Streams that write are refused.
+//! committed, not what was merely stored. Streams that write are refused, and
+//! all of them where the volume is only read (`process::reads`).
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -9,7 +10,7 @@ use libc::FILE;
 
 use crate::files::{exports, forget, open_file};
 use crate::path::{Kind, Target, resolve};
-use crate::process::{attach, enter, on};
+use crate::process::{self, attach, enter, on};
 use crate::real::say;
 
 /// The flags of a stream that reads a volume's file; None if it is elsewhere.
@@ -26,6 +27,13 @@ unsafe fn reading(
     };
     if t.kind == Kind::Other || mode.is_null() {
         return Ok(None);
+    }
+    if process::reads() {
+        say(&format!(
+            "{}: a stream is not supported under `mojim run --read`: it would read the file in the middle of a sync point; map it, or use read(2)",
+            t.name
+        ));
+        return Err(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's promise.
     let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();

@@ -1,7 +1,8 @@
-//! Asks a node questions: what `mojim status`, `promote` and `verify` use.
+//! Asks a node questions: what `mojim status`, `promote` and `verify` and
+//! readers use.
 //!
-//! One request, one answer, both JSON inside a frame (`docs/protocol.md`,
-//! "Requests").
+//! One request, one answer, both JSON inside a frame, the answer with bytes
+//! behind it where the request is for such (`docs/protocol.md`, "Requests").
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,11 @@ impl Client {
 
     /// Asks, and waits for the answer. What the node refuses is an error.
     pub fn ask(&mut self, question: &Value) -> Result<Value> {
+        self.ask_bytes(question).map(|(v, _)| v)
+    }
+
+    /// The same, with the bytes that come behind the text.
+    pub fn ask_bytes(&mut self, question: &Value) -> Result<(Value, Vec<u8>)> {
         let mut body = question.to_string().into_bytes();
         let crc = mojim_format::crc32c(&body);
         body.extend_from_slice(&crc.to_le_bytes());
@@ -50,6 +56,11 @@ impl Client {
                         f.kind
                     )));
                 }
+                // No JSON text has a zero byte.
+                let (text, bytes) = match text.iter().position(|b| *b == 0) {
+                    Some(at) => (&text[..at], text[at + 1..].to_vec()),
+                    None => (text, Vec::new()),
+                };
                 let mut v: Value = serde_json::from_slice(text)
                     .map_err(|e| Error::Protocol(format!("an answer that is not JSON: {e}")))?;
                 if let Some(e) = v.get("error").and_then(Value::as_str) {
@@ -59,7 +70,7 @@ impl Client {
                         error: e.to_owned(),
                     });
                 }
-                return Ok(v["ok"].take());
+                return Ok((v["ok"].take(), bytes));
             }
             let left = deadline.saturating_sub(self.env.now());
             if left.is_zero() {

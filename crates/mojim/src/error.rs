@@ -22,6 +22,9 @@ pub enum Error {
     /// Mojim cannot do this, and says so instead of doing it wrongly.
     #[error("{0}")]
     Unsupported(String),
+    /// It can only be read here.
+    #[error("{0}")]
+    ReadOnly(String),
     /// No acknowledgement within `resend_timeout` × `resend_attempts`. The
     /// sync point is in doubt: it is there whole or not at all.
     #[error("{0}")]
@@ -89,6 +92,7 @@ impl Error {
             Error::Exists(_) => libc::EEXIST,
             Error::Busy(_) => libc::EBUSY,
             Error::Unsupported(_) => libc::EOPNOTSUPP,
+            Error::ReadOnly(_) => libc::EROFS,
             Error::Timeout(_) => libc::ETIMEDOUT,
             Error::Stale(_) => libc::ESTALE,
             Error::Poisoned(_) => libc::EIO,

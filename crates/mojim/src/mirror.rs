@@ -295,6 +295,7 @@ impl Mirror {
         self.stop_session();
         self.room.notify();
         self.checkpoint_work.notify();
+        self.store.advanced.notify();
     }
 
     /// Answers a primary's `Hello`; the promise is durable when this returns.

@@ -4,7 +4,7 @@
 //! that checkpoints per volume it mirrors, one that looks after the rings of
 //! programs that died, one per volume that watches over its primary. What they
 //! do is in `mirror` and `session`; this file only drives it and blocks.
-//! `requests` answers questions, `watch` decides when a primary is gone.
+//! `requests` answers questions, `readers` those of readers, `watch` decides when a primary is gone.
 //!
 //! Invariants:
 //! - In a cluster with keys, who connects over TCP has a thread and a link
@@ -25,6 +25,7 @@ use mojim_format::message::{Hello, Lane, Message, RefuseCode};
 use mojim_format::{Frame, FrameKind, State};
 
 pub mod contents;
+pub mod readers;
 mod requests;
 mod watch;
 

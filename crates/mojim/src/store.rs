@@ -19,6 +19,7 @@
 //!   that would make something durable returns that error.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
@@ -33,6 +34,7 @@ use crate::config::MediumKind;
 use crate::copy::Progress;
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
+use crate::event::Event;
 use crate::log::{Found, Live, Log, LogSpec, Survival};
 use crate::stage::{self, Stage};
 
@@ -121,6 +123,23 @@ struct Applier {
     applied: u64,
     /// The cursors at the last checkpoint.
     durable: Vec<u64>,
+    /// Where the cursors were after some LSNs, ascending: who reads the logs
+    /// from there need not look for it.
+    marks: VecDeque<(u64, Vec<u64>)>,
+}
+
+/// Most of an applier's marks.
+const MARKS: usize = 64;
+
+impl Applier {
+    fn at(cursors: Vec<u64>, applied: u64) -> Applier {
+        Applier {
+            durable: cursors.clone(),
+            cursors,
+            applied,
+            marks: VecDeque::new(),
+        }
+    }
 }
 
 /// Keeps records in the logs after their checkpoint, for a reader of them that
@@ -202,13 +221,17 @@ pub struct Store {
     area: Mutex<Area>,
     applier: Mutex<Applier>,
     applied: AtomicU64,
+    /// Those who wait until more is applied.
+    pub advanced: Event,
+    rewritten: AtomicU64,
     checkpoint: AtomicU64,
     /// Every record above is in the logs.
     retained: AtomicU64,
     holds: Mutex<Vec<Weak<Hold>>>,
     tail: AtomicU64,
-    /// What was being applied when the last process ended may show in the data
-    /// area, in parts, until it is applied again: not beyond this LSN.
+    /// What was being applied when the last process ended, or came with a page
+    /// that was rewritten, may show in the data area, in parts, until it is
+    /// applied: not beyond this LSN.
     shown: AtomicU64,
     frozen: AtomicBool,
     pauses: Mutex<Pauses>,
@@ -469,12 +492,10 @@ impl Store {
             }),
             history: RwLock::new(Arc::new(history)),
             area: Mutex::new(area),
-            applier: Mutex::new(Applier {
-                cursors: sb.starts.clone(),
-                applied: sb.checkpoint,
-                durable: sb.starts.clone(),
-            }),
+            applier: Mutex::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
             applied: AtomicU64::new(sb.checkpoint),
+            advanced: Event::default(),
+            rewritten: AtomicU64::new(0),
             checkpoint: AtomicU64::new(sb.checkpoint),
             retained: AtomicU64::new(sb.checkpoint),
             holds: Mutex::new(Vec::new()),
@@ -544,8 +565,7 @@ impl Store {
         }
         {
             let mut a = lock(&self.applier);
-            a.cursors = starts.clone();
-            a.durable = starts;
+            *a = Applier::at(starts, a.applied);
         }
         for log in &self.logs {
             let known = all
@@ -639,7 +659,8 @@ impl Store {
     }
 
     /// Whether the data area is exactly the result of what is applied: after a
-    /// crash it is once everything that the logs had was applied again.
+    /// crash it is once everything that the logs had was applied again, after
+    /// a page was rewritten once what that had is.
     pub fn is_exact(&self) -> bool {
         self.applied() >= self.shown.load(Acquire)
     }
@@ -1043,8 +1064,15 @@ impl Store {
         }
         let flushed = area.flush();
         self.fail(flushed)?;
-        self.applied.store(a.applied, Release);
+        if self.applied.swap(a.applied, AcqRel) != a.applied {
+            let mark = (a.applied, a.cursors.clone());
+            a.marks.push_back(mark);
+            if a.marks.len() > MARKS {
+                a.marks.pop_front();
+            }
+        }
         self.live(Live::Applied).store(a.applied, SeqCst);
+        self.advanced.notify();
         Ok(a.applied)
     }
 
@@ -1057,6 +1085,61 @@ impl Store {
     pub fn standing_still<T>(&self, f: impl FnOnce(&mut Area, u64) -> Result<T>) -> Result<T> {
         let a = lock(&self.applier);
         f(&mut lock(&self.area), a.applied)
+    }
+
+    /// The same, with the records behind `after`: the bytes of all of them, in
+    /// order, if the logs have them and they are at most `most` bytes. None also
+    /// where one of them names a spill file.
+    pub fn standing_still_since<T>(
+        &self,
+        after: u64,
+        most: usize,
+        f: impl FnOnce(&mut Area, u64, Option<Vec<u8>>) -> Result<T>,
+    ) -> Result<T> {
+        let a = lock(&self.applier);
+        let records = self.applied_since(&a, after, most);
+        f(&mut lock(&self.area), a.applied, records)
+    }
+
+    /// Nothing is released while the applier is held.
+    fn applied_since(&self, a: &Applier, after: u64, most: usize) -> Option<Vec<u8>> {
+        if after > a.applied || after < self.retained.load(Acquire) {
+            return None;
+        }
+        let mark = a.marks.iter().rev().find(|(lsn, _)| *lsn <= after);
+        let mut at: Vec<u64> = self.logs.iter().map(Log::start).collect();
+        if let Some((_, cursors)) = mark {
+            // What was before it may have been released since.
+            at.iter_mut()
+                .zip(cursors)
+                .for_each(|(s, c)| *s = (*s).max(*c));
+        }
+        let mut out = Vec::new();
+        for lsn in after + 1..=a.applied {
+            let found = self.logs.iter().zip(&mut at).find_map(|(log, at)| {
+                while let Some((r, _, next)) = log.record(*at) {
+                    if r.header.lsn > lsn {
+                        break;
+                    }
+                    *at = next;
+                    if r.header.lsn == lsn {
+                        return Some(r);
+                    }
+                }
+                None
+            })?;
+            let spilled = found.ops().any(|(op, _)| op.kind == OpKind::Spill);
+            if spilled || out.len() + found.bytes().len() > most {
+                return None;
+            }
+            out.extend_from_slice(found.bytes());
+        }
+        Some(out)
+    }
+
+    /// How often bytes of its files were rewritten without a record.
+    pub fn rewritten(&self) -> u64 {
+        self.rewritten.load(Acquire)
     }
 
     /// Rewrites a page of a file with what `fetch` has from the primary's
@@ -1083,9 +1166,12 @@ impl Store {
             return Ok(false);
         }
         let mut area = lock(&self.area);
+        // It may show what is not applied yet.
+        self.shown.fetch_max(page.high, AcqRel);
         let written = area
             .rewrite(id, offset, &page.bytes)
             .and_then(|()| area.sync());
+        self.rewritten.fetch_add(1, AcqRel);
         self.fail(written)?;
         Ok(true)
     }
@@ -1340,9 +1426,7 @@ impl Store {
         for (log, &s) in self.logs.iter().zip(&starts) {
             log.release(s);
         }
-        a.cursors = starts.clone();
-        a.durable = starts;
-        a.applied = lsn;
+        *a = Applier::at(starts, lsn);
         self.retained.store(lsn, Release);
         self.live(Live::Applied).store(lsn, SeqCst);
         self.live(Live::Limit).store(lsn, SeqCst);

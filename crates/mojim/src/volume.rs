@@ -35,6 +35,7 @@ use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
 use crate::primary::{Piece, Primary, thread_number};
+use crate::reader;
 use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
@@ -138,7 +139,7 @@ extern "C" fn after_fork_in_child() {
     FORKED.store(true, SeqCst);
 }
 
-fn watch_forks() {
+pub(crate) fn watch_forks() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         // SAFETY: registers a handler that only stores to an atomic.
@@ -211,7 +212,7 @@ pub fn last_lsn() -> u64 {
     LAST_LSN.with(Cell::get)
 }
 
-fn check_fork() -> Result<()> {
+pub(crate) fn check_fork() -> Result<()> {
     if FORKED.load(Relaxed) {
         return Err(Error::Unsupported(
             "this process was forked from the one that attached: its memory is a copy and cannot be committed; attach after the fork".into(),
@@ -222,7 +223,7 @@ fn check_fork() -> Result<()> {
 
 /// Whether `addr` lies in a region.
 pub fn is_region(addr: usize) -> bool {
-    TABLE.find(addr).is_some()
+    TABLE.find(addr).is_some() || reader::is_region(addr)
 }
 
 impl Volume {
@@ -1051,9 +1052,10 @@ fn pieces_of<'a>(
 /// The region that holds all of `[addr, addr + len)`, where the rest of its
 /// last page counts as its own: programs round up to whole pages.
 fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
-    let m = TABLE
-        .find(addr)
-        .ok_or_else(|| Error::NotFound(format!("{addr:#x} is not in a region")))?;
+    let Some(m) = TABLE.find(addr) else {
+        reader::refuse(addr)?;
+        return Err(Error::NotFound(format!("{addr:#x} is not in a region")));
+    };
     let end = addr.checked_add(len);
     let page = rustix::param::page_size();
     if end.is_none_or(|e| e > m.region.span().end.next_multiple_of(page)) {
@@ -1204,6 +1206,9 @@ fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
 /// Ends a region: a sync point of all of it, unless it was mapped with
 /// `atomic`, then the mapping goes. Only whole regions can be unmapped.
 pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
+    if reader::unmap(addr, len)? {
+        return Ok(());
+    }
     let m = locate(addr as usize, 1)?;
     let span = m.region.span();
     let page = rustix::param::page_size();

@@ -2,7 +2,7 @@
 //!
 //! Owns the meaning of requests (`docs/protocol.md`, "Requests"); how they
 //! come is `node`'s affair. Those about the bytes of data files are in
-//! `contents`.
+//! `contents`, those of readers in `readers`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
@@ -27,7 +27,7 @@ use crate::store::{Store, read_superblock};
 use crate::views::{Views, from_json};
 
 /// How long a question may wait for its answer to become another one.
-const MAX_WAIT: Duration = Duration::from_secs(1);
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(1);
 
 impl Node {
     pub(super) fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
@@ -56,12 +56,14 @@ impl Node {
                     Err(_) => break,
                 },
             };
+            // What the answer has behind its text.
+            let mut more = Vec::new();
             let answer = match checked(&body)
                 .ok()
                 .and_then(|b| serde_json::from_slice::<Value>(b).ok())
             {
                 Some(q) if f.kind == FrameKind::Request => {
-                    match self.answer(&q, &wire.conn.proof()) {
+                    match self.answer(&q, &wire.conn.proof(), &mut more) {
                         Ok(v) => json!({ "ok": v }),
                         Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
                     }
@@ -69,6 +71,10 @@ impl Node {
                 _ => json!({ "error": "not a request", "errno": libc::EPROTO }),
             };
             let mut bytes = answer.to_string().into_bytes();
+            if !more.is_empty() {
+                bytes.push(0);
+                bytes.extend_from_slice(&more);
+            }
             let crc = mojim_format::crc32c(&bytes);
             bytes.extend_from_slice(&crc.to_le_bytes());
             wire.queue(FrameKind::Response, 0, 0, 0, &bytes);
@@ -110,6 +116,9 @@ impl Node {
             (what @ ("raft" | "view-swap"), Proof::Client { .. }) => no(format!(
                 "{what:?} is for nodes; this is a client's certificate"
             )),
+            ("read", proof) if *proof != Proof::Local => no(
+                "readers are served over the node's Unix socket only: run them on the node".into(),
+            ),
             ("raft", Proof::Node { name, .. }) if name != text("from") => no(format!(
                 "node {name}, by its certificate, speaks as {:?}",
                 text("from")
@@ -127,7 +136,7 @@ impl Node {
         }
     }
 
-    fn answer(self: &Arc<Node>, q: &Value, proof: &Proof) -> Result<Value> {
+    fn answer(self: &Arc<Node>, q: &Value, proof: &Proof, more: &mut Vec<u8>) -> Result<Value> {
         self.may_ask(q, proof)?;
         let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
         let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
@@ -209,6 +218,7 @@ impl Node {
                 number("offset"),
                 number("since"),
             ),
+            "read" => self.read(&volume(text("volume"))?, q, more),
             "rewrite" => self.rewrite(&volume(text("volume"))?, number("id"), number("offset")),
             "copy-anew" => self.copy_anew(&volume(text("volume"))?),
             other => Err(Error::Invalid(format!("unknown request {other:?}"))),

@@ -295,3 +295,15 @@ pub fn yield_to_others() {
     // Failing, it only stays as it was.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
 }
+
+/// The calling thread, which is the library's, runs no signal handler of the
+/// program.
+pub fn block_signals() {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: a set of this function's, filled before it is read. The one
+    // failure there is, a wrong `how`, cannot be.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
+    }
+}

@@ -4,8 +4,8 @@
 //! `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst`. Needs Linux 6.7 and, without
 //! privilege, nothing more: UFFD_USER_MODE_ONLY.
 //!
-//! This file owns the kernel's structures and numbers (the installed headers may be older than the
-//! kernel), one userfaultfd per tracker, and one descriptor of `/proc/self/pagemap` per process.
+//! This file owns one userfaultfd per tracker (the kernel's structures are `crate::uffd`'s), and one
+//! descriptor of `/proc/self/pagemap` per process.
 //!
 //! Invariants:
 //! 1. A page that is not write-protected in the page tables is a written one: the kernel's state
@@ -32,39 +32,18 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
-use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
+use rustix::ioctl::{Opcode, opcode};
+use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Process, Tracker, check_range, push};
+use crate::uffd::{self, UffdioRange, call};
 
 // linux/userfaultfd.h
-const UFFD_USER_MODE_ONLY: u32 = 1;
-const UFFD_API: u64 = 0xAA;
 const UFFD_FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const UFFD_FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
 const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
 const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
 const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1 << 0;
-
-#[repr(C)]
-struct UffdioApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct UffdioRange {
-    start: u64,
-    len: u64,
-}
-
-#[repr(C)]
-struct UffdioRegister {
-    range: UffdioRange,
-    mode: u64,
-    ioctls: u64,
-}
 
 #[repr(C)]
 struct UffdioWriteprotect {
@@ -100,53 +79,12 @@ struct PmScanArg {
     return_mask: u64,
 }
 
-const _: () = assert!(size_of::<UffdioApi>() == 24);
-const _: () = assert!(size_of::<UffdioRange>() == 16);
-const _: () = assert!(size_of::<UffdioRegister>() == 32);
 const _: () = assert!(size_of::<UffdioWriteprotect>() == 24);
 const _: () = assert!(size_of::<PageRegion>() == 24);
 const _: () = assert!(size_of::<PmScanArg>() == 96);
 
-const UFFDIO_API: Opcode = opcode::read_write::<UffdioApi>(0xAA, 0x3F);
-const UFFDIO_REGISTER: Opcode = opcode::read_write::<UffdioRegister>(0xAA, 0x00);
-const UFFDIO_UNREGISTER: Opcode = opcode::read::<UffdioRange>(0xAA, 0x01);
 const UFFDIO_WRITEPROTECT: Opcode = opcode::read_write::<UffdioWriteprotect>(0xAA, 0x06);
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<PmScanArg>(b'f', 16);
-
-/// One ioctl whose argument is a `T` that the kernel reads and may write; gives its return value.
-struct Call<'a, T> {
-    opcode: Opcode,
-    arg: &'a mut T,
-}
-
-// SAFETY: `as_ptr` points to a live `T`, exclusively borrowed; the opcode, made from the size of
-// `T`, tells the kernel how much of it to read and write. The output is the return value alone.
-unsafe impl<T> Ioctl for Call<'_, T> {
-    type Output = usize;
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        self.opcode
-    }
-
-    fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
-        std::ptr::from_mut(self.arg).cast()
-    }
-
-    unsafe fn output_from_ptr(
-        out: IoctlOutput,
-        _: *mut rustix::ffi::c_void,
-    ) -> rustix::io::Result<usize> {
-        usize::try_from(out).map_err(|_| Errno::RANGE)
-    }
-}
-
-/// # Safety
-/// `opcode` is one whose argument is a `T`, any pointers within which the kernel may follow.
-unsafe fn call<T>(fd: BorrowedFd<'_>, opcode: Opcode, arg: &mut T) -> rustix::io::Result<usize> {
-    // SAFETY: the caller's promise.
-    unsafe { rustix::ioctl::ioctl(fd, Call { opcode, arg }) }
-}
 
 /// The descriptor of `/proc/self/pagemap`: the [`Process`] that opened it in the upper half, the
 /// descriptor plus one in the lower. 0: none yet.
@@ -255,31 +193,13 @@ struct Uffd {
 pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Tracker>> {
     let process = Process::current()?;
     let pagemap = pagemap(process)?;
-    let flags = UserfaultfdFlags::CLOEXEC
-        | UserfaultfdFlags::NONBLOCK
-        | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
-    // SAFETY: the descriptor is used for write-protect in async mode only, on a range that the
-    // caller handed over; it changes when a page is writable, never what it holds.
-    let fd = unsafe { rustix::mm::userfaultfd(flags)? };
-    let mut api = UffdioApi {
-        api: UFFD_API,
-        features: UFFD_FEATURE_WP_ASYNC
-            | UFFD_FEATURE_WP_UNPOPULATED
-            | UFFD_FEATURE_PAGEFAULT_FLAG_WP,
-        ioctls: 0,
-    };
-    // SAFETY: the argument of UFFDIO_API is a UffdioApi.
-    unsafe { call(fd.as_fd(), UFFDIO_API, &mut api)? };
-    let mut register = UffdioRegister {
-        range: UffdioRange {
-            start: base as u64,
-            len: len as u64,
-        },
-        mode: UFFDIO_REGISTER_MODE_WP,
-        ioctls: 0,
-    };
-    // SAFETY: the argument of UFFDIO_REGISTER is a UffdioRegister; the range is the caller's.
-    unsafe { call(fd.as_fd(), UFFDIO_REGISTER, &mut register)? };
+    let fd = uffd::open(
+        true,
+        UFFD_FEATURE_WP_ASYNC | UFFD_FEATURE_WP_UNPOPULATED | UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+    )?;
+    // SAFETY: the range is the caller's; write-protection changes when a page is writable, never
+    // what it holds.
+    unsafe { uffd::register(fd.as_fd(), base, len, UFFDIO_REGISTER_MODE_WP)? };
     let tracker = Uffd {
         base,
         len,
@@ -427,13 +347,9 @@ impl Drop for Uffd {
         // In a forked child the descriptor stands for the parent's memory: only close it. In the
         // parent closing is not enough, since children may hold copies.
         if self.process.is_current() {
-            let mut range = UffdioRange {
-                start: self.base as u64,
-                len: self.len as u64,
-            };
-            // SAFETY: the argument of UFFDIO_UNREGISTER is a UffdioRange. The range is still
-            // mapped (the promise of attach); its pages become ordinary ones.
-            let _ = unsafe { call(self.fd.as_fd(), UFFDIO_UNREGISTER, &mut range) };
+            // SAFETY: the range is still mapped (the promise of attach); its pages become
+            // ordinary ones.
+            let _ = unsafe { uffd::unregister(self.fd.as_fd(), self.base, self.len) };
         }
     }
 }
@@ -504,9 +420,6 @@ mod tests {
     #[test]
     fn numbers_are_the_kernels() {
         // The values of the generic ioctl encoding (x86-64, aarch64, riscv64).
-        assert_eq!(UFFDIO_API, 0xC018_AA3F);
-        assert_eq!(UFFDIO_REGISTER, 0xC020_AA00);
-        assert_eq!(UFFDIO_UNREGISTER, 0x8010_AA01);
         assert_eq!(UFFDIO_WRITEPROTECT, 0xC018_AA06);
         assert_eq!(PAGEMAP_SCAN, 0xC060_6610);
     }

@@ -1,0 +1,589 @@
+//! A reader: a process on a node that follows (the mirror, or a backup), whose
+//! read-only mappings show whole sync points only (Mojim 4.2).
+//!
+//! Owns the attachment, two threads, and the table of its regions' addresses.
+//! What the regions show is `view`'s, what the node says `source`'s. One thread
+//! **follows**: it asks for the records behind what is shown, and moves the
+//! view on by them. The other answers **faults**: it asks for the page, and for
+//! the records that lead to the LSN as of which the page is.
+//!
+//! Invariants:
+//! - The view is moved by answers only, each as of one LSN, under one lock; an
+//!   answer to a question that was asked of another state of the view is used
+//!   only where it leads on from the present one.
+//! - Nobody holds the lock while the node is asked, and neither thread touches
+//!   a region, or runs a program's signal handler, which might.
+//! - What is shown goes back only where the node's copy took another history.
+
+mod source;
+pub mod view;
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use self::source::{Answer, Link, Source, Which};
+use self::view::{Mark, PAGE, Place, View};
+use crate::config::{Config, ConfigError};
+use crate::env::{Address, Env};
+use crate::error::{Context, Error, Result};
+use crate::event::Event;
+use crate::layout;
+use crate::node::readers::MOST_PAGES;
+use crate::os::{Os, block_signals};
+use crate::uffd;
+use crate::volume::{MapFlags, Mapping, check_fork, watch_forks};
+
+/// How long the node lets a question wait for something new.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// Pauses between two tries while the node does not answer.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long an attach waits for the node to have something to show.
+const ATTACH: Duration = Duration::from_secs(5);
+
+/// What a reader may be told otherwise.
+#[derive(Debug, Clone, Copy)]
+pub struct ReaderOptions {
+    /// How long a page that is not there waits for its node, before whoever
+    /// touches it gets SIGBUS.
+    pub patience: Duration,
+    /// Most bytes of pages that are kept; the oldest go first.
+    pub memory: usize,
+}
+
+impl Default for ReaderOptions {
+    fn default() -> ReaderOptions {
+        ReaderOptions {
+            patience: Duration::from_secs(30),
+            memory: 1 << 30,
+        }
+    }
+}
+
+/// A volume that this process reads, on a node that follows.
+///
+/// Cheap to clone; it stays attached until [`Reader::detach`] or the end of the
+/// process.
+#[derive(Clone)]
+pub struct Reader(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    node: String,
+    directory: PathBuf,
+    options: ReaderOptions,
+    source: Source,
+    uffd: Arc<OwnedFd>,
+    view: Mutex<View>,
+    /// The LSN that the view shows.
+    shown: Arc<AtomicU64>,
+    /// Those who wait for it to grow, and the thread that follows.
+    news: Event,
+    /// Why the node was not heard the last time; none if it was.
+    trouble: Mutex<Option<Error>>,
+    /// A page was given up since the node was last heard.
+    gave_up: AtomicBool,
+    stop: AtomicBool,
+    /// Ends the wait for faults.
+    bell: OwnedFd,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The regions of all readers of this process.
+static REGIONS: Mutex<Vec<(Range<usize>, Arc<Inner>)>> = Mutex::new(Vec::new());
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// What an answer was worth.
+enum Taken {
+    /// The view is as of the answer's LSN.
+    Now,
+    /// The view is elsewhere meanwhile: ask again.
+    Stale,
+}
+
+impl Reader {
+    /// Attaches this process to a volume, to read what node `node` shows of it.
+    ///
+    /// Reads the configuration at `config`; `volume` may be left out where it
+    /// has only one. The node's daemon must run, on this host.
+    ///
+    /// # Errors
+    /// `Io` with ESTALE if the node is the volume's primary; with EBUSY or the
+    /// socket's error if it has nothing to show within 5 s; `Unsupported` where
+    /// the kernel has no userfaultfd for this (Linux 6.6).
+    pub fn attach(config: &Path, node: &str, volume: Option<&str>) -> Result<Reader> {
+        let config = Config::load(config).map_err(wrong)?;
+        Reader::attach_with(&config, node, volume, ReaderOptions::default())
+    }
+
+    /// The same with a configuration in memory, and with options.
+    pub fn attach_with(
+        config: &Config,
+        node: &str,
+        volume: Option<&str>,
+        options: ReaderOptions,
+    ) -> Result<Reader> {
+        check_fork()?;
+        watch_forks();
+        let volume = config.volume(volume).map_err(wrong)?;
+        let node = config.node(node).map_err(wrong)?;
+        if !volume.data_nodes().contains(&node.name.as_str()) {
+            return Err(Error::Invalid(format!(
+                "node {} does not hold volume {}: its nodes are {}",
+                node.name,
+                volume.name,
+                volume.data_nodes().join(", ")
+            )));
+        }
+        if rustix::param::page_size() != PAGE {
+            return Err(Error::Unsupported(format!(
+                "readers need pages of {PAGE} bytes, this machine's have {}",
+                rustix::param::page_size()
+            )));
+        }
+        let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "reading".into())?);
+        let address = Address::Unix(layout::socket(node));
+        let source = Source::new(env, address, &config.cluster, &volume.name);
+        let uffd = Arc::new(open_uffd()?);
+        let shown = Arc::new(AtomicU64::new(0));
+        let most = (options.memory / PAGE).max(4 * MOST_PAGES as usize);
+        let inner = Arc::new(Inner {
+            name: volume.name.clone(),
+            node: node.name.clone(),
+            directory: layout::data_dir(node, &volume.name),
+            options,
+            source,
+            view: Mutex::new(View::new(uffd.clone(), shown.clone(), most)),
+            uffd,
+            shown,
+            news: Event::default(),
+            trouble: Mutex::new(None),
+            gave_up: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            bell: eventfd(0, EventfdFlags::CLOEXEC)
+                .map_err(std::io::Error::from)
+                .context(|| "reading".into())?,
+            threads: Mutex::default(),
+        });
+        drop(inner.look(Which::None, ATTACH)?);
+        inner.start()?;
+        Ok(Reader(inner))
+    }
+
+    /// The volume's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Where the node keeps the volume's files.
+    pub fn directory(&self) -> PathBuf {
+        self.0.directory.clone()
+    }
+
+    /// The LSN of what the regions show: every sync point up to it, whole, and
+    /// nothing of a later one. Read before and after several bytes, and found
+    /// the same, it says that they were of one state.
+    pub fn shown(&self) -> u64 {
+        self.0.shown.load(SeqCst)
+    }
+
+    /// Whether the node was heard the last time, else why not: then the view
+    /// stands still.
+    pub fn following(&self) -> Result<()> {
+        match &*lock(&self.0.trouble) {
+            None => Ok(()),
+            Some(e) => Err(e.clone()),
+        }
+    }
+
+    /// Waits until what is shown has everything up to `lsn`.
+    pub fn wait(&self, lsn: u64, timeout: Duration) -> Result<()> {
+        check_fork()?;
+        let end = self.0.source.now() + timeout;
+        while self.shown() < lsn {
+            let left = end.saturating_sub(self.0.source.now());
+            if left.is_zero() || self.0.stop.load(Acquire) {
+                let why = match self.following() {
+                    Ok(()) => String::new(),
+                    Err(e) => format!(" ({e})"),
+                };
+                return Err(Error::Timeout(format!(
+                    "node {} shows volume {} up to LSN {}, not {lsn}{why}",
+                    self.0.node,
+                    self.0.name,
+                    self.shown()
+                )));
+            }
+            self.0.news.wait_unless(|| self.shown() >= lsn, left);
+        }
+        Ok(())
+    }
+
+    /// Size of a file in bytes, if it is there, as of what is shown when the
+    /// call returns.
+    pub fn size(&self, file: &str) -> Result<Option<u64>> {
+        check_fork()?;
+        let (answer, view) = self.0.look(Which::Named(file), self.0.options.patience)?;
+        drop(view);
+        Ok(answer.file.map(|(_, f)| f.size))
+    }
+
+    /// Maps a file, or a part of it, to be read. `len` 0 means up to its end; a
+    /// mapping may reach beyond it: there it gives SIGBUS until the file has
+    /// grown so far. Of `flags` only `offset` and `fixed_at` mean something;
+    /// `create` is refused.
+    pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        check_fork()?;
+        if flags.create {
+            return Err(self.0.read_only(&format!("making {file}")));
+        }
+        let invalid = |why: String| Err(Error::Invalid(format!("mapping {file}: {why}")));
+        if !flags.offset.is_multiple_of(PAGE as u64) {
+            return invalid(format!(
+                "offset {} is not a multiple of the page size {PAGE}",
+                flags.offset
+            ));
+        }
+        let (answer, mut view) = self.0.look(Which::Named(file), self.0.options.patience)?;
+        let Some((id, known)) = answer.file else {
+            return Err(Error::NotFound(format!(
+                "volume {} has no file {file:?} as of LSN {}",
+                self.0.name, answer.mark.lsn
+            )));
+        };
+        let len = match len {
+            0 => usize::try_from(known.size.saturating_sub(flags.offset)).unwrap_or(usize::MAX),
+            len => len,
+        };
+        let end = flags.offset.checked_add(len as u64);
+        if len == 0 || end.is_none_or(|e| e > i64::MAX as u64 - PAGE as u64) {
+            return invalid(match len {
+                0 => "it is empty there; give a length".into(),
+                _ => format!("{len} bytes are too many"),
+            });
+        }
+        let place = Place {
+            len,
+            offset: flags.offset,
+            fixed_at: flags.fixed_at,
+        };
+        let start = view.map(id, known, place)?;
+        drop(view);
+        lock(&REGIONS).push((start..start + len, self.0.clone()));
+        Ok(Mapping {
+            ptr: start as *mut u8,
+            len,
+        })
+    }
+
+    /// Reads bytes of a file, up to 64 KiB of them as of one LSN, which is
+    /// shown when the call returns. Returns how many there are.
+    pub fn read(&self, file: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        check_fork()?;
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let (page, within) = (at - at % PAGE as u64, (at % PAGE as u64) as usize);
+            let want = (within + buf.len() - done).div_ceil(PAGE) as u64;
+            let which = Which::Named(file);
+            let pages = want.min(MOST_PAGES);
+            let patience = self.0.options.patience;
+            let (answer, view) = self.0.look_at(which, page, pages, patience)?;
+            drop(view);
+            if answer.file.is_none() {
+                return Err(Error::NotFound(format!(
+                    "volume {} has no file {file:?} as of LSN {}",
+                    self.0.name, answer.mark.lsn
+                )));
+            }
+            let Some(bytes) = answer.bytes.get(within..).filter(|b| !b.is_empty()) else {
+                break;
+            };
+            let n = bytes.len().min(buf.len() - done);
+            buf[done..done + n].copy_from_slice(&bytes[..n]);
+            done += n;
+            if answer.bytes.len() < pages as usize * PAGE {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Ends the attachment: all regions are unmapped.
+    pub fn detach(&self) -> Result<()> {
+        check_fork()?;
+        lock(&REGIONS).retain(|(_, r)| !Arc::ptr_eq(r, &self.0));
+        let unmapped = lock(&self.0.view).unmap_all();
+        self.0.stop.store(true, SeqCst);
+        self.0.news.notify();
+        // It cannot be full: nobody else writes to it.
+        let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
+        for t in lock(&self.0.threads).drain(..) {
+            // A thread that panicked has said so.
+            let _ = t.join();
+        }
+        unmapped
+    }
+
+    /// For tests: from now on a sync point is shown page by page.
+    #[doc(hidden)]
+    pub fn mix_pages(&self) {
+        lock(&self.0.view).mix.store(true, SeqCst);
+    }
+}
+
+fn wrong(e: ConfigError) -> Error {
+    Error::Config(e.to_string())
+}
+
+/// One that also waits with the faults of system calls, where that is allowed.
+fn open_uffd() -> Result<OwnedFd> {
+    let features = uffd::FEATURE_MISSING_SHMEM | uffd::FEATURE_MINOR_SHMEM | uffd::FEATURE_POISON;
+    uffd::open(false, features)
+        .or_else(|_| uffd::open(true, features))
+        .map_err(|e| {
+            Error::Unsupported(format!(
+                "reading on a node that follows needs userfaultfd as of Linux 6.6: {e}. Where it is kept from programs (seccomp in a container, for example), allow it"
+            ))
+        })
+}
+
+impl Inner {
+    fn read_only(&self, what: &str) -> Error {
+        Error::ReadOnly(format!(
+            "{what}: volume {} is read on node {} here; only its primary writes",
+            self.name, self.node
+        ))
+    }
+
+    fn start(self: &Arc<Inner>) -> Result<()> {
+        let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new()
+                .name(format!("mojim-{name}"))
+                .spawn(move || {
+                    block_signals();
+                    f();
+                })
+                .context(|| "starting a thread".into())
+        };
+        let mut threads = lock(&self.threads);
+        let (a, b) = (self.clone(), self.clone());
+        threads.push(spawn("faults", Box::new(move || a.answer_faults()))?);
+        threads.push(spawn("follow", Box::new(move || b.follow()))?);
+        Ok(())
+    }
+
+    /// Asks until the node answers or `patience` ends. The view, which is still
+    /// held, is as of the answer.
+    fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, MutexGuard<'_, View>)> {
+        self.look_at(which, 0, 0, patience)
+    }
+
+    fn look_at(
+        &self,
+        which: Which<'_>,
+        offset: u64,
+        pages: u64,
+        patience: Duration,
+    ) -> Result<(Answer, MutexGuard<'_, View>)> {
+        let mut link = Link::new(&self.source);
+        let end = self.source.now() + patience;
+        loop {
+            if self.stop.load(Acquire) {
+                return Err(Error::Invalid(format!(
+                    "the reader of volume {} was detached",
+                    self.name
+                )));
+            }
+            match self.ask(&mut link, Duration::ZERO, which, offset, pages) {
+                Ok((answer, Some(view))) => return Ok((answer, view)),
+                Ok((_, None)) => {}
+                Err(e) if is_final(&e) || self.source.now() >= end => return Err(e),
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Asks once. The view is given, still held, if it is as of the answer.
+    fn ask(
+        &self,
+        link: &mut Link,
+        wait: Duration,
+        which: Which<'_>,
+        offset: u64,
+        pages: u64,
+    ) -> Result<(Answer, Option<MutexGuard<'_, View>>)> {
+        let asked = lock(&self.view).mark();
+        let answer = link.ask(asked, wait, which, offset, pages)?;
+        let mut view = lock(&self.view);
+        let taken = take(&mut view, asked, &answer)?;
+        if self.gave_up.swap(false, AcqRel) {
+            view.forgive()?;
+        }
+        match taken {
+            Taken::Now => {
+                self.news.notify();
+                Ok((answer, Some(view)))
+            }
+            Taken::Stale => Ok((answer, None)),
+        }
+    }
+
+    fn follow(&self) {
+        let mut link = Link::new(&self.source);
+        while !self.stop.load(Acquire) {
+            let asked = self.ask(&mut link, HEARTBEAT, Which::None, 0, 0);
+            let trouble = asked.map(drop).err();
+            let failed = trouble.is_some();
+            *lock(&self.trouble) = trouble;
+            if failed {
+                self.news.wait_unless(|| self.stop.load(Acquire), PAUSE);
+            }
+        }
+    }
+
+    fn answer_faults(&self) {
+        let mut link = Link::new(&self.source);
+        // Faults that wait, and since when.
+        let mut waiting: Vec<(usize, Duration)> = Vec::new();
+        let mut told = Vec::new();
+        while !self.stop.load(Acquire) {
+            let pause = (!waiting.is_empty()).then_some(Timespec {
+                tv_sec: 0,
+                tv_nsec: PAUSE.as_nanos() as _,
+            });
+            let mut fds = [
+                PollFd::new(&*self.uffd, PollFlags::IN),
+                PollFd::new(&self.bell, PollFlags::IN),
+            ];
+            // An error shows at the next read.
+            let _ = poll(&mut fds, pause.as_ref());
+            if uffd::faults(self.uffd.as_fd(), &mut told).is_err() {
+                return;
+            }
+            let now = self.source.now();
+            waiting.extend(told.drain(..).map(|at| (at & !(PAGE - 1), now)));
+            let mut heard = true;
+            waiting.retain(|&(at, since)| {
+                if heard {
+                    match self.bring(&mut link, at) {
+                        Ok(()) => return false,
+                        // The others would fail as well.
+                        Err(_) => heard = false,
+                    }
+                }
+                let patient = self.source.now().saturating_sub(since) < self.options.patience;
+                if !patient {
+                    self.gave_up.store(true, Release);
+                    lock(&self.view).poison(at);
+                }
+                patient
+            });
+        }
+    }
+
+    /// Brings the page at an address in, or what its fault means otherwise.
+    fn bring(&self, link: &mut Link, address: usize) -> Result<()> {
+        loop {
+            let found = {
+                let view = lock(&self.view);
+                let found = view.find(address);
+                if let Some((.., true)) = found {
+                    view.put_in(address);
+                }
+                found
+            };
+            let Some((file, offset, false)) = found else {
+                return Ok(());
+            };
+            // Neighbours come with it: who reads on needs them next.
+            let block = MOST_PAGES * PAGE as u64;
+            let from = offset - offset % block;
+            let which = Which::Numbered(file);
+            let (answer, view) = self.ask(link, Duration::ZERO, which, from, MOST_PAGES)?;
+            if let Some(mut view) = view {
+                view.learn(file, answer.file.map(|(_, f)| f));
+                return view.install(address, from, &answer.bytes);
+            }
+        }
+    }
+}
+
+/// Moves the view by an answer to a question that was asked when it showed
+/// `asked`.
+fn take(view: &mut View, asked: Mark, answer: &Answer) -> Result<Taken> {
+    let now = view.mark();
+    let (to, same) = (answer.mark, now.life == asked.life);
+    match &answer.records {
+        Some(records) if same && to.lsn > now.lsn => {
+            view.advance(records, to.lsn, to.epoch)?;
+            Ok(Taken::Now)
+        }
+        Some(_) if same && to.lsn == now.lsn => Ok(Taken::Now),
+        // Back only where the node said so of what is shown now.
+        None if same && (now == asked || to.lsn > now.lsn) => {
+            view.begin_anew(to)?;
+            Ok(Taken::Now)
+        }
+        _ => Ok(Taken::Stale),
+    }
+}
+
+/// Whether it is of no use to ask again.
+fn is_final(e: &Error) -> bool {
+    match e {
+        Error::Io { what, errno, .. } => {
+            let final_errors = [libc::ESTALE, libc::EINVAL, libc::ENOENT, libc::EACCES];
+            what == "the node says" && final_errors.contains(errno)
+        }
+        Error::Protocol(_) => true,
+        _ => false,
+    }
+}
+
+fn region_at(addr: usize) -> Option<(Range<usize>, Arc<Inner>)> {
+    let all = lock(&REGIONS);
+    all.iter().find(|(span, _)| span.contains(&addr)).cloned()
+}
+
+/// Whether `addr` lies in a reader's region.
+pub fn is_region(addr: usize) -> bool {
+    region_at(addr).is_some()
+}
+
+/// Fails if `addr` lies in a reader's region: it cannot be committed.
+pub fn refuse(addr: usize) -> Result<()> {
+    match region_at(addr) {
+        Some((_, r)) => Err(r.read_only(&format!("a sync point at {addr:#x}"))),
+        None => Ok(()),
+    }
+}
+
+/// Ends a reader's region, if one begins at `addr`: true if one did.
+pub fn unmap(addr: *const u8, len: usize) -> Result<bool> {
+    let Some((span, r)) = region_at(addr as usize) else {
+        return Ok(false);
+    };
+    if span.start != addr as usize
+        || len.next_multiple_of(PAGE) != span.len().next_multiple_of(PAGE)
+    {
+        return Err(Error::Unsupported(format!(
+            "unmapping {len} bytes at {addr:p} of the region of {} bytes at {:#x}: only a whole region can be unmapped",
+            span.len(),
+            span.start
+        )));
+    }
+    check_fork()?;
+    lock(&REGIONS).retain(|(s, _)| *s != span);
+    lock(&r.view).unmap(span.start)?;
+    Ok(true)
+}

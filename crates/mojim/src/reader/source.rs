@@ -1,0 +1,168 @@
+//! A reader's questions to its node.
+//!
+//! Owns one connection to the daemon's Unix socket, made again when it broke,
+//! and the form of the request `read` (`docs/protocol.md`, "Readers").
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::view::{File, Mark};
+use crate::client::Client;
+use crate::env::{Address, Env};
+use crate::error::{Error, Result};
+
+/// How long an answer may take, beside what the question lets it wait.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Which file a question is about.
+#[derive(Debug, Clone, Copy)]
+pub enum Which<'a> {
+    /// None: only what is new.
+    None,
+    /// By its name.
+    Named(&'a str),
+    /// By its number.
+    Numbered(u32),
+}
+
+/// An answer: the state of the node's copy as of one LSN.
+#[derive(Debug)]
+pub struct Answer {
+    /// As of what it is; `life` is not the node's to say.
+    pub mark: Mark,
+    /// The records that lead there from what the question named; none if the
+    /// view has to begin anew.
+    pub records: Option<Vec<u8>>,
+    /// The file that was asked for, with its number.
+    pub file: Option<(u32, File)>,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Where a reader asks.
+#[derive(Clone)]
+pub struct Source {
+    env: Arc<dyn Env>,
+    address: Address,
+    cluster: String,
+    volume: String,
+}
+
+impl Source {
+    /// Asks the daemon at `address` about `volume` of `cluster`.
+    pub fn new(env: Arc<dyn Env>, address: Address, cluster: &str, volume: &str) -> Source {
+        Source {
+            env,
+            address,
+            cluster: cluster.into(),
+            volume: volume.into(),
+        }
+    }
+
+    /// The clock.
+    pub fn now(&self) -> Duration {
+        self.env.now()
+    }
+}
+
+/// A connection to a source.
+pub struct Link {
+    source: Source,
+    client: Option<Client>,
+}
+
+impl Link {
+    /// Connects at the first question.
+    pub fn new(source: &Source) -> Link {
+        Link {
+            source: source.clone(),
+            client: None,
+        }
+    }
+
+    /// What is new since `mark`, waiting up to `wait` for that, and of a file
+    /// `pages` pages from `offset` on.
+    pub fn ask(
+        &mut self,
+        mark: Mark,
+        wait: Duration,
+        which: Which<'_>,
+        offset: u64,
+        pages: u64,
+    ) -> Result<Answer> {
+        let s = &self.source;
+        let mut q = json!({
+            "what": "read",
+            "cluster": s.cluster,
+            "volume": s.volume,
+            "after": mark.lsn,
+            "epoch": mark.epoch,
+            "volume_id": mark.volume,
+            "rewritten": mark.rewritten,
+            "wait": wait.as_millis() as u64,
+            "offset": offset,
+            "pages": pages,
+        });
+        match which {
+            Which::None => {}
+            Which::Named(name) => q["name"] = json!(name),
+            Which::Numbered(id) => q["id"] = json!(id),
+        }
+        let mut client = match self.client.take() {
+            Some(c) => c,
+            None => Client::connect(&s.env, &s.address, ANSWER)?,
+        };
+        let (v, bytes) = match client.ask_bytes(&q) {
+            Ok(answer) => answer,
+            Err(e) => {
+                // What the node says does not end the connection.
+                if matches!(&e, Error::Io { what, .. } if what == "the node says") {
+                    self.client = Some(client);
+                }
+                return Err(e);
+            }
+        };
+        let answer = parse(mark, &v, bytes)
+            .ok_or_else(|| Error::Protocol("the node's answer to a reader is not one".into()))?;
+        self.client = Some(client);
+        Ok(answer)
+    }
+}
+
+fn parse(asked: Mark, v: &Value, mut bytes: Vec<u8>) -> Option<Answer> {
+    let number = |k: &str| v[k].as_u64();
+    let mut mark = Mark {
+        lsn: number("lsn")?,
+        epoch: number("epoch")?,
+        ..asked
+    };
+    let records = match number("records") {
+        Some(n) => {
+            let rest = bytes.split_off(usize::try_from(n).ok().filter(|n| *n <= bytes.len())?);
+            Some(std::mem::replace(&mut bytes, rest))
+        }
+        None => {
+            mark.volume = number("volume_id")?;
+            mark.rewritten = number("rewritten")?;
+            None
+        }
+    };
+    let file = match &v["file"] {
+        Value::Null => None,
+        f => Some((
+            u32::try_from(f["id"].as_u64()?).ok()?,
+            File {
+                name: f["name"].as_str()?.to_owned(),
+                size: f["size"].as_u64()?,
+            },
+        )),
+    };
+    Some(Answer {
+        mark,
+        records,
+        file,
+        bytes,
+    })
+}
