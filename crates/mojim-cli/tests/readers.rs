@@ -10,7 +10,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ impl Cluster {
         let held = [0; 3].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let mut t = String::from(
             "cluster = \"readers\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n\
-             backups = [\"c\"]\nfailover = \"manual\"\nresend_timeout = \"500ms\"\n",
+             backups = [\"c\"]\nfailover = \"manual\"\nresend_timeout = \"2s\"\n",
         );
         for (name, port) in ["a", "b", "c"].iter().zip(&held) {
             t += &format!(
@@ -137,12 +137,9 @@ impl Cluster {
 
     /// Any other program.
     fn start(&self, program: &Path, args: &[&str]) -> Process {
-        let quoted: Vec<String> = args.iter().map(|a| (*a).to_owned()).collect();
         Process::start_with(&[], &self.dir.join("reader.txt"), |c| {
-            let stdin = std::process::Stdio::piped();
             let mut own = Command::new(program);
-            own.args(&quoted).stdin(stdin);
-            own.stdout(std::process::Stdio::piped());
+            own.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
             *c = own;
         })
     }

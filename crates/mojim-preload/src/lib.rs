@@ -4,7 +4,8 @@
 //! Owns the interposed system calls of a process, the table of descriptors
 //! that stand for a volume's files (`table`), and the table of regions
 //! (`regions`). A client of libmojim (`api`). `mojim run` sets `LD_PRELOAD` and
-//! MOJIM_CONFIG, MOJIM_NODE and, if there are several, MOJIM_VOLUME.
+//! MOJIM_CONFIG, MOJIM_NODE and, if there are several, MOJIM_VOLUME; with
+//! `--read` MOJIM_READ: then the volume is only read, on a node that follows.
 //!
 //! A volume's file gets a real descriptor of its data file, opened for reading
 //! whatever the program asked: sizes, positions and readers are right, and no

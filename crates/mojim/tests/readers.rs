@@ -53,7 +53,7 @@ impl Place {
         let held = [0; 3].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let mut text = String::from(
             "cluster = \"readers\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n\
-             backups = [\"c\"]\nconnections = 2\nfailover = \"manual\"\n",
+             backups = [\"c\"]\nconnections = 2\nfailover = \"manual\"\nresend_timeout = \"2s\"\n",
         );
         for (name, port) in ["a", "b", "c"].iter().zip(&held) {
             text += &format!(
@@ -211,6 +211,15 @@ impl Looker {
     }
 }
 
+/// Ends others' loops, also when a test breaks.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 #[test]
 fn regions_show_whole_sync_points_while_a_program_commits() {
     let place = Place::new("whole");
@@ -222,6 +231,7 @@ fn regions_show_whole_sync_points_while_a_program_commits() {
         for (i, node) in ["b", "b", "c"].into_iter().enumerate() {
             let (place, seen, stop) = (&place, &seen, &stop);
             s.spawn(move || {
+                let _ends = Ends(stop);
                 let mut l = Looker::new(place.reader(node));
                 let mut last = 0;
                 for look in 0u64.. {
@@ -232,10 +242,9 @@ fn regions_show_whole_sync_points_while_a_program_commits() {
                         // Two processors, and others' work on them.
                         std::thread::yield_now();
                     }
-                    let n = l.look().unwrap_or_else(|e| {
-                        stop.store(true, SeqCst);
-                        panic!("a reader on {node}: {e}")
-                    });
+                    let n = l
+                        .look()
+                        .unwrap_or_else(|e| panic!("a reader on {node}: {e}"));
                     if let Some(n) = n.filter(|n| *n > last) {
                         last = n;
                         seen[i].fetch_add(1, SeqCst);
@@ -244,13 +253,13 @@ fn regions_show_whole_sync_points_while_a_program_commits() {
                 l.reader.detach().unwrap();
             });
         }
+        let _ends = Ends(&stop);
         // 2 KiB and more each, in two logs of 1 MiB: many checkpoints.
         let begin = Instant::now();
         let enough = || seen.iter().all(|s| s.load(SeqCst) >= 50);
         while !stop.load(SeqCst) && (w.count < 3000 || !enough()) && begin.elapsed() < DEADLINE {
             w.write();
         }
-        stop.store(true, SeqCst);
     });
     assert!(w.count >= 3000, "{} sync points", w.count);
     assert!(seen.iter().all(|s| s.load(SeqCst) >= 50), "{seen:?}");

@@ -545,12 +545,13 @@ fn is_final(e: &Error) -> bool {
             let final_errors = [libc::ESTALE, libc::EINVAL, libc::ENOENT, libc::EACCES];
             what == "the node says" && final_errors.contains(errno)
         }
-        Error::Protocol(_) => true,
         _ => false,
     }
 }
 
 fn region_at(addr: usize) -> Option<(Range<usize>, Arc<Inner>)> {
+    // A forked child has none, and perhaps a lock that nobody will give back.
+    check_fork().ok()?;
     let all = lock(&REGIONS);
     all.iter().find(|(span, _)| span.contains(&addr)).cloned()
 }
@@ -582,7 +583,6 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<bool> {
             span.start
         )));
     }
-    check_fork()?;
     lock(&REGIONS).retain(|(s, _)| *s != span);
     lock(&r.view).unmap(span.start)?;
     Ok(true)

@@ -323,10 +323,11 @@ impl View {
         if self.mix.load(Relaxed) {
             self.change_one_by_one(&changes, &touched)?;
         }
-        for (r, pages) in self.regions.iter().zip(&touched) {
+        for (r, pages) in self.regions.iter_mut().zip(&touched) {
             for run in runs(pages) {
                 r.take_out(run)?;
             }
+            r.poisoned.retain(|p| !pages.contains(p));
         }
         // From here on what changes cannot be seen.
         for c in changes {
@@ -491,11 +492,9 @@ impl View {
         let Some(f) = self.files.get_mut(&file) else {
             return Ok(());
         };
-        let old = std::mem::replace(&mut f.size, size);
+        f.size = size;
         for r in self.regions.iter_mut().filter(|r| r.file == file) {
-            // They were taken out: a fault tells what they are now.
-            let pages = r.pages_of(old.min(size)..u64::MAX);
-            r.poisoned.retain(|p| !pages.contains(p));
+            // What is beyond either end was taken out: a fault tells what it is.
             let whole = size.div_ceil(PAGE as u64) * PAGE as u64;
             let gone = r.pages_of(whole..u64::MAX);
             let gone: BTreeSet<usize> = r.resident.range(gone).copied().collect();
