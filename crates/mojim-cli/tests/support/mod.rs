@@ -5,6 +5,8 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net;
 
 pub mod cluster;
 
@@ -235,6 +238,27 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A port of 127.0.0.1 that is nobody else's while this lives: also not while
+/// the node that listens there is dead. The socket is bound, but does not
+/// listen, so the node's own may be bound to the same address.
+pub struct Port {
+    pub number: u16,
+    _held: OwnedFd,
+}
+
+impl Port {
+    pub fn new() -> Port {
+        let held = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
+        net::sockopt::set_socket_reuseaddr(&held, true).unwrap();
+        net::bind(&held, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let at = SocketAddrV4::try_from(net::getsockname(&held).unwrap()).unwrap();
+        Port {
+            number: at.port(),
+            _held: held,
+        }
     }
 }
 
