@@ -499,12 +499,6 @@ impl Node {
             return self.promote_by_register(v, &*views, force);
         }
         let backup = v.backups.contains(&self.me.name);
-        if force && !backup {
-            return Err(Error::Invalid(format!(
-                "volume {} has no register of views: promotion is the operator's word already, without --force",
-                v.name
-            )));
-        }
         let meta = layout::meta_dir(&self.me, &v.name);
         let sb = read_superblock(&*self.env, &meta)?.ok_or_else(|| {
             Error::NotFound(format!(
@@ -545,7 +539,7 @@ impl Node {
             sb.state,
             alive.is_some(),
         );
-        // A backup may lack what was acknowledged: the operator's word.
+        // Who is no member may lack what was acknowledged: the operator's word.
         let given_up = force && may == Err(PromoteRefusal::NotMember);
         if let Err(why) = may
             && !given_up
@@ -572,7 +566,7 @@ impl Node {
                     m.tail()
                 )),
                 PromoteRefusal::NotMember => Error::Invalid(format!(
-                    "node {} was still catching up with volume {}: acknowledged sync points may be missing from it",
+                    "node {} was still catching up with volume {}: acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
                     self.me.name, v.name
                 )),
             });
