@@ -10,12 +10,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
 mod support;
 use support::cluster::{Cluster, SYNC, Setup};
-use support::{DEADLINE, MOJIM, Process, await_that, mojim, text};
+use support::{DEADLINE, MOJIM, Process, await_that, link, mojim, text};
 
 #[test]
 fn the_demonstration_loses_nothing_and_cleans_up() {
@@ -723,6 +724,26 @@ fn figure_1_under_mojim_run_is_on_both_nodes() {
     }
     let _ = std::fs::remove_dir_all(&dir);
     let _ = std::fs::remove_dir_all(&shm);
+}
+
+/// Over a link with a round trip of 80 ms every sync point suspected the link
+/// after 50 ms and had its session made anew: two sync points a second.
+#[test]
+fn a_link_that_is_only_long_is_not_suspected() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let b = c.node("b");
+    // The program reaches b the long way, with the timeout that is the default.
+    let near = format!("127.0.0.1:{}", c.ports[1]);
+    let port = link::long(near.clone(), Duration::from_millis(40));
+    let text = fs::read_to_string(c.file()).unwrap();
+    let far = text.replace(&near, &format!("127.0.0.1:{port}"));
+    fs::write(c.file(), far.replace("resend_timeout = \"5s\"", "")).unwrap();
+    let (mut p, _) = c.program("a", &["--entries", "25", "--linger"]);
+    p.acknowledged(0, 25);
+    let said = b.errors();
+    assert_eq!(said.matches("following node a").count(), 1, "{said}");
+    p.finish();
 }
 
 /// A mirror that stalls: sync points fail with ETIMEDOUT after the configured

@@ -18,6 +18,10 @@ pub const WIRE_VERSION: u8 = 1;
 /// Longest body of any frame that is not a record, in bytes.
 pub const MAX_BODY: usize = (1 << 20) + 4096;
 
+/// Flag of an [`Ack`](FrameKind::Ack): a record is here and is not taken yet,
+/// since a backup lacks too much.
+pub const WAITS: u16 = 1 << 8;
+
 const WHAT: &str = "frame";
 
 /// What a frame's body is.
@@ -27,6 +31,7 @@ pub enum FrameKind {
     /// A record. `lsn` is the committed LSN.
     Record = 1,
     /// No body. `lsn` is the last LSN of this connection that is in the log.
+    /// Flags: a [`Level`], and [`WAITS`].
     Ack = 2,
     /// No body. `lsn` is the committed LSN, or the prefix held on the way back.
     Heartbeat = 3,
@@ -135,7 +140,7 @@ impl Level {
 pub struct Frame {
     /// What the body is.
     pub kind: FrameKind,
-    /// Meaning depends on the kind; for `Ack` a [`Level`].
+    /// Meaning depends on the kind; for `Ack` a [`Level`], and [`WAITS`].
     pub flags: u16,
     /// The link's epoch.
     pub epoch: u64,

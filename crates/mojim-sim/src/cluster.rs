@@ -94,11 +94,13 @@ pub enum Mutation {
     NoBackPressure,
     /// Backups: the data area changes while it is copied.
     IgnorePause,
+    /// Backups: nobody is held back between two sessions with one.
+    ForgetFloors,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 17] = [
+    pub const ALL: [(Mutation, &'static str); 18] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -125,6 +127,7 @@ impl Mutation {
         (Mutation::ForwardAcrossTerms, "forward_across_terms"),
         (Mutation::NoBackPressure, "no_back_pressure"),
         (Mutation::IgnorePause, "ignore_pause"),
+        (Mutation::ForgetFloors, "forget_floors"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -148,6 +151,7 @@ impl Mutation {
                 | Mutation::ForwardAcrossTerms
                 | Mutation::NoBackPressure
                 | Mutation::IgnorePause
+                | Mutation::ForgetFloors
         )
     }
 
@@ -163,9 +167,10 @@ impl Mutation {
             // Then nothing brings the copies together again.
             Mutation::KeepDifference => &["1:", "3:", "4:"],
             Mutation::ApplyUncommitted => &["1:", "4:", "live:", "backup:"],
-            Mutation::ForwardUncommitted | Mutation::IgnoreHold | Mutation::NoBackPressure => {
-                &["backup:"]
-            }
+            Mutation::ForwardUncommitted
+            | Mutation::IgnoreHold
+            | Mutation::NoBackPressure
+            | Mutation::ForgetFloors => &["backup:"],
             Mutation::ForwardAcrossTerms => &["backup:", "4:"],
             Mutation::IgnorePause => &["4:"],
             _ => &["2:", "3:"],
@@ -316,8 +321,6 @@ struct Node {
     taken: Option<u64>,
     /// To its backups.
     forwards: Vec<Forwarding>,
-    /// What they lacked when they were last looked at.
-    lag: Option<u64>,
 }
 
 /// One backup as a node forwards to it.
@@ -327,6 +330,8 @@ struct Forwarding {
     active: bool,
     /// Whole copies begun when it was last active.
     copies: u64,
+    /// What it lacked when it was last looked at.
+    lag: Option<u64>,
 }
 
 /// What backups did.
@@ -429,7 +434,6 @@ impl Cluster {
             replaced: false,
             taken: None,
             forwards: Vec::new(),
-            lag: None,
         };
         Cluster {
             world: World::new(seed, faults),
@@ -584,6 +588,7 @@ impl Cluster {
                 Mutation::ForwardAcrossTerms => &store.mutations.forward_across_terms,
                 Mutation::NoBackPressure => &store.mutations.no_back_pressure,
                 Mutation::IgnorePause => &store.mutations.ignore_pause,
+                Mutation::ForgetFloors => &store.mutations.forget_floors,
             };
             switch.store(true, Relaxed);
         }
@@ -685,6 +690,7 @@ impl Cluster {
                 forward: Forward::new(source.clone(), NAMES[n], NAMES[to], there),
                 active: false,
                 copies: 0,
+                lag: None,
             });
         }
     }
@@ -717,7 +723,6 @@ impl Cluster {
         }
         let node = &mut self.nodes[n];
         node.forwards.clear();
-        node.lag = None;
         let role = std::mem::replace(&mut node.role, Role::Down);
         node.taken = None;
         node.replaced |= match &role {
@@ -783,12 +788,14 @@ impl Cluster {
             return Ok(());
         };
         let (store, outflow) = (source.store(), source.outflow());
-        let mut had = node.lag.take();
+        // Records begin at multiples of up to 4096 bytes.
+        let most = threshold.saturating_add(lanes * (longest + 4096));
         for f in &mut node.forwards {
             let to = NAMES[f.to];
             let progress = outflow.progress();
             let p = progress.iter().find(|p| p.name == to).expect("it joined");
             let active = f.forward.is_active();
+            let mut had = f.lag.take();
             if active && !f.active {
                 // It may lack any part of what the logs have.
                 had = None;
@@ -810,20 +817,19 @@ impl Cluster {
                     store.oldest()
                 ));
             }
+            // Also between two sessions.
+            if !p.counts() {
+                continue;
+            }
+            let lag = p.lag(store);
+            if lag > most && had.is_some_and(|had| lag > had) {
+                return Err(format!(
+                    "backup: {to} lacks {lag} bytes of {}'s, {most} at most may wait",
+                    NAMES[n]
+                ));
+            }
+            f.lag = Some(lag);
         }
-        if !node.forwards.iter().any(|f| f.active) {
-            return Ok(());
-        }
-        let lag = outflow.lag(store);
-        // Records begin at multiples of up to 4096 bytes.
-        let most = threshold.saturating_add(2 * lanes * (longest + 4096));
-        if lag > most && had.is_some_and(|had| lag > had) {
-            return Err(format!(
-                "backup: the backups of {} lack {lag} bytes, {most} at most may wait",
-                NAMES[n]
-            ));
-        }
-        node.lag = Some(lag);
         Ok(())
     }
 
@@ -1116,7 +1122,7 @@ impl Cluster {
                     let i = self.rng.below(m.lanes.len() as u64) as usize;
                     match m.lanes[i].step() {
                         Ok(s) => {
-                            if s == Step::Full && m.m.outflow.is_full(&m.m.store) {
+                            if s == Step::Held {
                                 self.backups.stalls += 1;
                             }
                             s == Step::Moved
@@ -1226,10 +1232,10 @@ impl Cluster {
         for node in &mut self.nodes {
             if let Role::Primary(prim) = &mut node.role
                 && let Some(f) = prim.pending.front_mut()
-                && now - f.since > prim.p.spec.resend_timeout
+                && now - f.since > prim.p.resend_after()
             {
                 f.since = now;
-                if prim.p.is_linked() && prim.p.rule().mirror {
+                if !prim.p.is_held_back(now) && prim.p.is_linked() && prim.p.rule().mirror {
                     prim.p.suspect("no acknowledgement in time".into());
                 }
             }
@@ -1553,7 +1559,6 @@ impl Cluster {
             return self.fallen(n);
         }
         self.nodes[n].forwards.clear();
-        self.nodes[n].lag = None;
         self.nodes[n].role = Role::Down;
         self.nodes[n].restart = self.world.now();
         self.world.kill(NAMES[n]);

@@ -12,6 +12,8 @@
 //! - From the backup's first answer to the end of its session, every record
 //!   that it lacks stays in the logs.
 //! - While a copy is read the data area stands still, or the copy is given up.
+//! - A backup that followed holds the logs' writers back, and what it lacks
+//!   stays, also while its session is made anew, for [`SILENCE`] at most.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
@@ -82,8 +84,11 @@ pub struct Forward {
     hold: Arc<Hold>,
     progress: Arc<Progress>,
     spill: Option<Spill>,
-    /// When acknowledgements last moved on.
-    moved: (Duration, u64),
+    /// When something last moved on the lanes, or nothing was due there.
+    moved: Duration,
+    /// The last session ended because nothing moved: nobody waits for this
+    /// backup before something does.
+    stalled: bool,
     force_copy: bool,
     backoff: Duration,
     /// Why the last try failed.
@@ -111,7 +116,8 @@ impl Forward {
             hold: store.hold(store.checkpointed()),
             progress,
             spill: None,
-            moved: (now, 0),
+            moved: now,
+            stalled: false,
             force_copy: false,
             backoff: Duration::from_millis(10),
             last_error: None,
@@ -156,6 +162,7 @@ impl Forward {
     }
 
     fn fail(&mut self, e: Error) {
+        self.stalled |= matches!(e, Error::Timeout(_));
         if let Error::Protocol(_) = e
             && matches!(self.phase, Phase::Starting { .. } | Phase::Active { .. })
             && self.term == self.source.term()
@@ -201,20 +208,48 @@ impl Forward {
         if let Phase::Sending(..) | Phase::Sent { .. } = &self.phase {
             self.source.store().progress.end(now, false);
         }
+        if self.is_active() && self.progress.counts() {
+            // Most sessions end because another begins in a moment.
+            let seen = self.heard.min(self.moved);
+            self.progress.counts_until(seen + SILENCE);
+        }
         self.phase = Phase::Idle(now);
         self.spill = None;
         self.term = None;
         if let Some(w) = self.wire.take() {
             w.conn.close();
         }
-        self.hold.set_firm(false);
         self.progress.active.store(false, Release);
+        self.hold.set_firm(self.progress.counts());
+        self.forget_late(now);
+    }
+
+    /// Nobody waits for a backup of an earlier session for longer than for one
+    /// that is silent, nor if this node forwards no more.
+    fn forget_late(&mut self, now: Duration) {
+        let source = &self.source;
+        let goes_on = source.term().is_some() || source.is_settling();
+        if self.is_active() || goes_on && !self.progress.is_overdue(now) {
+            return;
+        }
+        self.forget();
+    }
+
+    /// Nobody waits for this backup any more.
+    fn forget(&mut self) {
+        self.progress.counts_until(Duration::ZERO);
         self.source.outflow().refresh();
+        if let Phase::Idle(_) = self.phase {
+            self.hold.set_firm(false);
+        }
     }
 
     fn try_step(&mut self) -> Result<bool> {
         let store = self.source.store().clone();
         let now = store.env().now();
+        if self.progress.counts() {
+            self.forget_late(now);
+        }
         if let Phase::Idle(when) = self.phase {
             if now < when {
                 return Ok(false);
@@ -421,6 +456,7 @@ impl Forward {
             ));
         }
         self.progress.copies.fetch_add(1, Relaxed);
+        self.forget();
         // Records above are forwarded after the copy.
         store.hold_from(&self.hold, store.applied());
         let epoch = self.epoch();
@@ -492,7 +528,7 @@ impl Forward {
             wire.flush()?;
             lanes.push((wire, at, false));
         }
-        self.moved = (store.env().now(), resume);
+        self.moved = store.env().now();
         self.phase = Phase::Opening { lanes };
         Ok(())
     }
@@ -518,7 +554,7 @@ impl Forward {
         }
         if !lanes.iter().all(|(_, _, open)| *open) {
             // The control link may live on while a lane's answer is lost.
-            if now.saturating_sub(self.moved.0) > SILENCE {
+            if now.saturating_sub(self.moved) > SILENCE {
                 let peer = &self.peer;
                 return Err(Error::Timeout(format!(
                     "{peer}: no lane was opened for {SILENCE:?}"
@@ -540,13 +576,22 @@ impl Forward {
             });
         }
         self.phase = Phase::Active { lanes: outs };
-        self.backoff = Duration::from_millis(10);
         self.last_error = None;
-        self.moved = (self.source.store().env().now(), self.acked.get());
+        self.moved = now;
         self.progress.acked.store(self.acked.get(), Release);
         self.progress.active.store(true, Release);
-        self.source.outflow().refresh();
+        if !self.stalled {
+            self.follows();
+        }
         Ok(true)
+    }
+
+    /// It is waited for from here on.
+    fn follows(&mut self) {
+        self.stalled = false;
+        self.backoff = Duration::from_millis(10);
+        self.progress.follows();
+        self.source.outflow().refresh();
     }
 
     /// Sends what the logs hold, takes what the backup acknowledges.
@@ -557,6 +602,7 @@ impl Forward {
         };
         let store = self.source.store();
         let mut moved = false;
+        let (mut came, mut due) = (false, false);
         for (i, (lane, log)) in lanes.iter_mut().zip(store.logs()).enumerate() {
             // A record that names a spill file waits until the file is there.
             let wait = self.spill.as_ref().is_some_and(|s| s.lane == i);
@@ -593,10 +639,11 @@ impl Forward {
                 .pump_until(log, limit, epoch, committed)
                 .context(|| format!("sending to node {}", self.peer))?;
             moved |= lane.tx.sent() != before;
-            while let Some((lsn, _)) = lane.rx.poll()? {
-                lane.acked = lane.acked.max(lsn);
+            while let Some(ack) = lane.rx.poll()? {
+                lane.acked = lane.acked.max(ack.lsn);
                 moved = true;
             }
+            let had = lane.rx.acked_at;
             while let Some((r, _, next)) = log.record(lane.rx.acked_at) {
                 if r.header.lsn > lane.acked || !self.acked.has_room(r.header.lsn) {
                     break;
@@ -604,17 +651,23 @@ impl Forward {
                 self.acked.mark(r.header.lsn);
                 lane.rx.acked_at = next;
             }
+            came |= lane.rx.acked_at != had;
+            due |= lane.rx.acked_at < log.head();
             self.progress.reached(i, lane.rx.acked_at);
         }
         let acked = self.acked.get();
-        if acked != self.moved.1 {
-            self.moved = (now, acked);
+        if came {
             self.hold.advance(acked);
             self.progress.acked.store(acked, Release);
-            self.source.outflow().refresh();
-        } else if acked >= self.source.received() {
-            self.moved.0 = now;
-        } else if now.saturating_sub(self.moved.0) > SILENCE {
+        }
+        if came || !due {
+            self.moved = now;
+            if came && !self.stalled {
+                self.source.outflow().refresh();
+            } else if self.stalled {
+                self.follows();
+            }
+        } else if now.saturating_sub(self.moved) > SILENCE {
             return Err(Error::Timeout(format!(
                 "{}: nothing moved on the lanes for {SILENCE:?}, LSN {acked} is acknowledged",
                 self.peer
@@ -652,6 +705,10 @@ impl Forward {
             };
             wire.say(FrameKind::Spill, epoch, &m);
             out.at += n as u64;
+        }
+        if moved {
+            // A large file takes longer than a lane may stand still.
+            self.moved = self.source.store().env().now();
         }
         Ok(moved)
     }

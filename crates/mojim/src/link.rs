@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use std::time::Duration;
 
+use mojim_format::frame::WAITS;
 use mojim_format::message::{CopyData, Message, Refuse, RefuseCode};
 use mojim_format::pad::PAD_MAGIC;
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_HEADER_LEN, RecordHeader};
@@ -40,6 +41,7 @@ enum Word {
     Committed = 8,
     Acked = 128,
     Level = 136,
+    Waits = 144,
     MirrorSleeps = 256,
     PrimarySleeps = 320,
 }
@@ -231,6 +233,17 @@ impl Tx {
     }
 }
 
+/// What the other end of a lane last said of what it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ack {
+    /// The lane's last LSN in its log.
+    pub lsn: u64,
+    /// How safe it is there.
+    pub level: u16,
+    /// What follows is not taken yet, since a backup lacks too much.
+    pub waits: bool,
+}
+
 /// The primary's receiving end of a lane.
 pub struct Rx {
     conn: Arc<dyn Conn>,
@@ -240,6 +253,8 @@ pub struct Rx {
     /// Position of the first record that is not acknowledged.
     pub acked_at: u64,
     last: u64,
+    /// How often the other end had said that it waits.
+    waits: u64,
     waited: bool,
 }
 
@@ -253,19 +268,25 @@ impl Rx {
             filled: 0,
             acked_at,
             last: 0,
+            waits: 0,
             waited: false,
         }
     }
 
-    /// The last acknowledgement that has arrived: the lane's LSN and its level.
+    /// The last acknowledgement that has arrived, if one has.
     #[inline]
-    pub fn poll(&mut self) -> Result<Option<(u64, u16)>> {
+    pub fn poll(&mut self) -> Result<Option<Ack>> {
         if let Carrier::Shared(page) = &self.carrier {
             let acked = page.word(Word::Acked).load(Acquire);
-            if acked != self.last {
-                self.last = acked;
-                let level = page.word(Word::Level).load(Relaxed) as u16;
-                return Ok(Some((acked, level)));
+            let waits = page.word(Word::Waits).load(Relaxed);
+            if acked != self.last || waits != self.waits {
+                let said = waits != self.waits;
+                (self.last, self.waits) = (acked, waits);
+                return Ok(Some(Ack {
+                    lsn: acked,
+                    level: page.word(Word::Level).load(Relaxed) as u16,
+                    waits: said,
+                }));
             }
             // The stream only tells of the peer's end: looked at after a wait.
             if !std::mem::take(&mut self.waited) {
@@ -275,7 +296,7 @@ impl Rx {
         self.poll_stream()
     }
 
-    fn poll_stream(&mut self) -> Result<Option<(u64, u16)>> {
+    fn poll_stream(&mut self) -> Result<Option<Ack>> {
         let got = {
             let room = &mut self.buf[self.filled..];
             match self.conn.recv(&mut [IoSliceMut::new(room)]) {
@@ -298,7 +319,11 @@ impl Rx {
                 .map_err(|e| Error::Protocol(format!("from {}: {e}", self.conn.peer())))?;
             match f.kind {
                 FrameKind::Ack => {
-                    last = Some((f.lsn, f.flags));
+                    last = Some(Ack {
+                        lsn: f.lsn,
+                        level: f.flags & !WAITS,
+                        waits: f.flags & WAITS != 0,
+                    });
                     at += FRAME_LEN;
                 }
                 FrameKind::Refuse => {
@@ -489,6 +514,11 @@ impl RingIn {
         self.page.word(Word::Level).store(level as u64, Relaxed);
         self.page.word(Word::Acked).store(lsn, Release);
         self.page.wake(Word::PrimarySleeps);
+    }
+
+    /// Says that what has come is not taken yet, since a backup lacks too much.
+    pub fn say_waits(&self) {
+        self.page.word(Word::Waits).fetch_add(1, Relaxed);
     }
 
     /// Blocks until something may have come, or `timeout`.

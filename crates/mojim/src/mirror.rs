@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use mojim_format::frame::WAITS;
 use mojim_format::message::{
     CopyBegin, CopyData, CopyFile, CopyHave, CopySums, CopyWant, Hello, Lane, Message, Refuse,
     RefuseCode, Start, Started, Welcome,
@@ -37,7 +38,7 @@ use crate::event::Event;
 use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
 use crate::log::CONTROL_LEN;
 use crate::outflow::{Outflow, Source, Term};
-use crate::session::{COPY_SILENCE, SILENCE};
+use crate::session::{COPY_SILENCE, HEARTBEAT, SILENCE};
 use crate::store::{Page as FilePage, Store};
 use crate::views::Views;
 
@@ -145,6 +146,10 @@ impl Source for Mirror {
         (mine && self.term.load(SeqCst) == number).then_some(term)
     }
 
+    fn is_settling(&self) -> bool {
+        self.term.load(SeqCst) == 0 && !self.is_closed()
+    }
+
     fn received(&self) -> u64 {
         self.received.get()
     }
@@ -229,6 +234,7 @@ impl Mirror {
 
     /// It stands, and grows from here.
     fn settle(&self) {
+        self.outflow.cut(&self.store);
         let number = self.terms.fetch_add(1, SeqCst) + 1;
         self.term.store(number, SeqCst);
         self.outflow.work.notify();
@@ -940,6 +946,8 @@ pub enum Step {
     Moved,
     /// The log has no room until a checkpoint.
     Full,
+    /// A backup lacks too much for more to be taken.
+    Held,
 }
 
 /// The receiving end of one lane.
@@ -955,6 +963,9 @@ pub struct LaneServer {
     source: Feed,
     /// Acknowledgement that the link did not take yet: its bytes from `.1` on.
     unsent: Option<([u8; FRAME_LEN], usize)>,
+    /// When the primary was last told that this lane waits for a backup;
+    /// nothing was taken since.
+    said: Option<Duration>,
     polls: u32,
 }
 
@@ -1023,6 +1034,7 @@ impl LaneServer {
             conn: wire.conn,
             source,
             unsent: None,
+            said: None,
             polls: 0,
         })
     }
@@ -1077,9 +1089,10 @@ impl LaneServer {
             check_len(len, log.size())?;
             let place = log.place(head, len);
             let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
-                step = Step::Full;
+                step = m.blocked(self.lane, place.is_some());
                 break;
             };
+            self.said = None;
             // SAFETY: this lane's lock is held, so only this thread appends;
             // `at` is of the present head. A pad written for a record that is
             // then refused lies beyond the head and means nothing.
@@ -1116,6 +1129,9 @@ impl LaneServer {
         let last = lane.last();
         m.landed(self.lane, first)?;
         ring.ack(last, m.store.level() as u16);
+        if step == Step::Held && m.tells(&mut self.said) {
+            ring.say_waits();
+        }
         log.prefetch(len);
         drop(guard);
         m.outflow.work.notify();
@@ -1189,9 +1205,10 @@ impl LaneServer {
             let head = log.head();
             let place = log.place(head, len);
             let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
-                step = Step::Full;
+                step = m.blocked(self.lane, place.is_some());
                 break;
             };
+            self.said = None;
             m.check_spill(&r)?;
             match lane.arrive(&r.header, &history) {
                 Arrival::Accept => {
@@ -1210,15 +1227,19 @@ impl LaneServer {
             size = len;
             *from += FRAME_LEN + len;
         }
-        if step == Step::Full && size == 0 {
-            return Ok(step);
+        let mut flags = m.store.level() as u16;
+        if step != Step::Moved && size == 0 {
+            if step == Step::Full || !m.tells(&mut self.said) {
+                return Ok(step);
+            }
+            flags |= WAITS;
         }
         let last = lane.last();
         m.landed(self.lane, first)?;
         drop(guard);
         let ack = Frame {
             kind: FrameKind::Ack,
-            flags: m.store.level() as u16,
+            flags,
             epoch: self.epoch,
             lsn: last,
             body: 0,
@@ -1314,6 +1335,27 @@ fn has_whole(b: &[u8]) -> Result<bool> {
 }
 
 impl Mirror {
+    /// Why lane `lane` takes nothing: for want of room, if there is no `room`
+    /// and no backup that keeps it.
+    #[cold]
+    fn blocked(&self, lane: usize, room: bool) -> Step {
+        match room || self.store.is_kept(lane) {
+            true => Step::Held,
+            false => Step::Full,
+        }
+    }
+
+    /// Whether it is time to tell the primary (again) that a lane waits.
+    fn tells(&self, said: &mut Option<Duration>) -> bool {
+        let now = self.store.env().now();
+        let every = HEARTBEAT.min(self.silence / 4);
+        let due = said.is_none_or(|at| now.saturating_sub(at) >= every);
+        if due {
+            *said = Some(now);
+        }
+        due
+    }
+
     /// A record that names a spill file is worth nothing without it.
     #[inline]
     fn check_spill(&self, r: &RecordView<'_>) -> Result<()> {

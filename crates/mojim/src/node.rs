@@ -596,6 +596,8 @@ impl Node {
                         Err(e) => break e,
                     }
                 }
+                // The backup's thread has the work; nothing tells of its end.
+                Ok(Step::Held) => mirror.room.wait_unless(|| false, Duration::from_millis(1)),
                 Err(e) => break e,
             }
             if self.stopping.load(Acquire) || mirror.is_closed() {

@@ -4,11 +4,14 @@
 //! far behind (back-pressure, Mojim 4.2), and the view of a copy that `forward`
 //! has: a [`Source`]. Nothing here waits or sends.
 //!
-//! Invariant: only active backups hold anyone back. One that is dead or is
-//! being copied to does not count.
+//! Invariant: only backups that follow hold anyone back. One that is dead, is
+//! being copied to or stands still does not count; one whose session ended a
+//! moment ago still does, or the lag would grow without bound until the next
+//! session begins.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use crate::event::Event;
 use crate::store::Store;
@@ -32,6 +35,8 @@ pub trait Source: Send + Sync {
     /// The present term; `None` while it is being settled, or where this node
     /// is not the one that forwards.
     fn term(&self) -> Option<Term>;
+    /// It is being settled: this node will forward again in a moment.
+    fn is_settling(&self) -> bool;
     /// The contiguous prefix of what is in the logs.
     fn received(&self) -> u64;
     /// The committed LSN, as far as it is known here.
@@ -55,12 +60,45 @@ pub struct Progress {
     pub copies: AtomicU64,
     /// Of each log, the position up to which it is.
     positions: Vec<AtomicU64>,
+    /// When it ceases to hold anyone back, in nanoseconds; 0: it does not.
+    counts: AtomicU64,
 }
+
+/// It holds back until further notice.
+const FOLLOWS: u64 = u64::MAX;
 
 impl Progress {
     /// The backup has log `lane` up to `position`.
     pub fn reached(&self, lane: usize, position: u64) {
         self.positions[lane].store(position, Release);
+    }
+
+    /// It follows: whoever fills the logs waits for it.
+    pub fn follows(&self) {
+        self.counts.store(FOLLOWS, Release);
+    }
+
+    /// It ceases to hold anyone back at `when`, unless it follows again.
+    pub fn counts_until(&self, when: Duration) {
+        self.counts.store(when.as_nanos() as u64, Release);
+    }
+
+    /// Whether anyone waits for it.
+    pub fn counts(&self) -> bool {
+        self.counts.load(Acquire) != 0
+    }
+
+    /// Whether it counts as of an earlier session, and the time of that is over.
+    pub fn is_overdue(&self, now: Duration) -> bool {
+        let until = self.counts.load(Acquire);
+        until != 0 && until != FOLLOWS && now.as_nanos() as u64 >= until
+    }
+
+    /// Bytes that it lacks.
+    pub fn lag(&self, store: &Store) -> u64 {
+        let logs = store.logs().iter().zip(&self.positions);
+        logs.map(|(log, at)| log.head().saturating_sub(at.load(Acquire)))
+            .sum()
     }
 }
 
@@ -69,10 +107,10 @@ impl Progress {
 pub struct Outflow {
     threshold: u64,
     backups: Mutex<Vec<Arc<Progress>>>,
-    /// Of each log, the position up to which every active backup has it;
+    /// Of each log, the position up to which every backup that counts has it;
     /// `u64::MAX` without one.
     floors: Vec<AtomicU64>,
-    /// There is an active one.
+    /// There is one that counts.
     any: AtomicBool,
     /// Something was received, or became committed.
     pub work: Event,
@@ -99,6 +137,7 @@ impl Outflow {
             acked: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             positions,
+            counts: AtomicU64::new(0),
         });
         self.backups().push(progress.clone());
         progress
@@ -119,7 +158,7 @@ impl Outflow {
         self.backups().clone()
     }
 
-    /// Bytes that wait for the slowest active backup.
+    /// Bytes that wait for the slowest backups that count.
     #[inline]
     pub fn lag(&self, store: &Store) -> u64 {
         let mut lag = 0;
@@ -136,20 +175,35 @@ impl Outflow {
     /// (`secondary_threshold`, Mojim 4.2).
     #[inline]
     pub fn is_full(&self, store: &Store) -> bool {
-        self.any.load(Relaxed)
-            && self.lag(store) > self.threshold
-            && !store.mutations.no_back_pressure.load(Relaxed)
+        self.any.load(Relaxed) && self.lag(store) > self.threshold && !self.is_broken(store)
     }
 
-    /// Counts anew what every active backup has.
+    #[cold]
+    fn is_broken(&self, store: &Store) -> bool {
+        let forgets = store.mutations.forget_floors.load(Relaxed);
+        let active = || self.backups().iter().any(|b| b.active.load(Acquire));
+        store.mutations.no_back_pressure.load(Relaxed) || forgets && !active()
+    }
+
+    /// Counts anew what every backup that counts has.
     pub fn refresh(&self) {
         let backups = self.backups();
         for (lane, floor) in self.floors.iter().enumerate() {
-            let active = backups.iter().filter(|b| b.active.load(Acquire));
-            let least = active.map(|b| b.positions[lane].load(Acquire)).min();
+            let counting = backups.iter().filter(|b| b.counts());
+            let least = counting.map(|b| b.positions[lane].load(Acquire)).min();
             floor.store(least.unwrap_or(u64::MAX), Release);
         }
-        let any = backups.iter().any(|b| b.active.load(Acquire));
+        let any = backups.iter().any(|b| b.counts());
         self.any.store(any, Release);
+    }
+
+    /// The ends of the logs may have been dropped: nobody has more than there is.
+    pub fn cut(&self, store: &Store) {
+        for b in self.backups().iter() {
+            for (log, at) in store.logs().iter().zip(&b.positions) {
+                at.fetch_min(log.head(), AcqRel);
+            }
+        }
+        self.refresh();
     }
 }

@@ -39,6 +39,12 @@ use crate::store::Store;
 /// Most LSNs that may be in flight at once.
 const WINDOW: usize = 1 << 16;
 
+/// Round trips for which a sync point waits beyond `resend_timeout`: its record
+/// may come behind others, and a packet that is lost is sent again.
+const TRIPS: u32 = 3;
+/// The longest of such waits: a link that stood still was measured too.
+const LONGEST_TRIPS: Duration = Duration::from_secs(1);
+
 /// One operation of a sync point, as the caller has it.
 #[derive(Debug, Clone, Copy)]
 pub enum Piece<'a> {
@@ -235,6 +241,9 @@ pub(crate) struct OutLane {
     append: Mutex<()>,
     pub(crate) tx: Mutex<Option<Tx>>,
     pub(crate) rx: Mutex<RxSlot>,
+    /// When the mirror last said that this lane waits for a backup, in
+    /// nanoseconds; 0: it has taken something since.
+    waits: AtomicU64,
     /// Position up to which the persistent prefix has been told.
     persist: Mutex<u64>,
 }
@@ -299,6 +308,10 @@ pub struct Primary {
     /// Why the link is down, for error texts.
     pub(crate) link_error: Mutex<Option<String>>,
     pub(crate) mirror_level: AtomicU16,
+    /// Silence after which a link counts as broken, in nanoseconds.
+    silence: AtomicU64,
+    /// The usual round trip over the link, in nanoseconds; 0: not known yet.
+    round_trip: AtomicU64,
     pub(crate) ready: AtomicBool,
     /// The spill file that the mirror is to get, and whether it has it.
     spill: Mutex<Option<(SpillFile, bool)>>,
@@ -345,6 +358,11 @@ impl Source for Primary {
         })
     }
 
+    /// What a primary forwards is settled once and for all, or another does it.
+    fn is_settling(&self) -> bool {
+        false
+    }
+
     fn received(&self) -> u64 {
         self.committed()
     }
@@ -388,6 +406,7 @@ impl Primary {
                     held: false,
                     spinner: Spinner::new(spec.spin),
                 }),
+                waits: AtomicU64::new(0),
                 persist: Mutex::new(log.head()),
             })
             .collect();
@@ -410,6 +429,8 @@ impl Primary {
             stale: std::sync::OnceLock::new(),
             link_error: Mutex::new(None),
             mirror_level: AtomicU16::new(0),
+            silence: AtomicU64::new(0),
+            round_trip: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             spill: Mutex::new(None),
             outflow: Outflow::new(store.logs().len(), spec.secondary_threshold),
@@ -737,8 +758,7 @@ impl Primary {
 
     fn wait_for_room(&self, waited: &mut Duration) -> Result<()> {
         self.check_open()?;
-        let limit = Patience::new(self.spec.resend_timeout, self.spec.resend_attempts).limit()
-            + Duration::from_secs(30);
+        let limit = self.patience().limit() + Duration::from_secs(30);
         if *waited > limit {
             return Err(self.timeout("the log is full"));
         }
@@ -755,7 +775,15 @@ impl Primary {
         let used = self.store.fullness();
         self.done
             .wait_unless(|| self.store.fullness() < used, Duration::from_millis(2));
-        *waited += self.store.env().now() - start;
+        let now = self.store.env().now();
+        // Back-pressure lasts as long as a backup that is alive needs.
+        let held = self.outflow.is_full(&self.store)
+            || self.is_held_back(now)
+            || (0..self.lanes.len()).any(|lane| self.store.is_kept(lane));
+        *waited = match held {
+            true => Duration::ZERO,
+            false => *waited + (now - start),
+        };
         Ok(())
     }
 
@@ -768,9 +796,31 @@ impl Primary {
         Error::Timeout(format!(
             "{what}; the mirror did not acknowledge within {} × {:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
             self.spec.resend_attempts,
-            self.spec.resend_timeout,
+            self.resend_after(),
             why.map(|w| format!(" ({w})")).unwrap_or_default()
         ))
+    }
+
+    /// How long a sync point waits before it suspects the link:
+    /// `resend_timeout`, and the time of some round trips over this link.
+    pub fn resend_after(&self) -> Duration {
+        let trip = Duration::from_nanos(self.round_trip.load(Relaxed));
+        self.spec.resend_timeout + (trip * TRIPS).min(LONGEST_TRIPS)
+    }
+
+    fn patience(&self) -> Patience {
+        Patience::new(self.resend_after(), self.spec.resend_attempts)
+    }
+
+    /// A round trip over the link took `took`. Returns the usual time.
+    pub(crate) fn measured(&self, took: Duration) -> Duration {
+        let took = took.as_nanos() as u64;
+        let usual = match self.round_trip.load(Relaxed) {
+            0 => took,
+            usual => usual - usual / 8 + took / 8,
+        };
+        self.round_trip.store(usual, Relaxed);
+        Duration::from_nanos(usual)
     }
 
     /// Says that the link must be made anew.
@@ -856,9 +906,14 @@ impl Primary {
         let came = match rx.poll() {
             Ok(None) if !slot.held => return false,
             Ok(None) => false,
-            Ok(Some((lsn, level))) => {
-                self.mirror_level.store(level, Relaxed);
-                slot.acked = slot.acked.max(lsn);
+            Ok(Some(ack)) => {
+                self.mirror_level.store(ack.level, Relaxed);
+                slot.acked = slot.acked.max(ack.lsn);
+                let at = match ack.waits {
+                    true => self.store.env().now().as_nanos() as u64,
+                    false => 0,
+                };
+                self.lanes[lane].waits.store(at, Relaxed);
                 true
             }
             Err(e) => {
@@ -889,6 +944,26 @@ impl Primary {
             self.done.notify();
         }
         came || advanced
+    }
+
+    /// The mirror waits for a backup, and said so within the silence after
+    /// which its link would count as broken: no fault of the mirror's, nor of
+    /// the link to it.
+    pub fn is_held_back(&self, now: Duration) -> bool {
+        let (now, silence) = (now.as_nanos() as u64, self.silence.load(Relaxed));
+        self.lanes.iter().any(|l| {
+            let said = l.waits.load(Relaxed);
+            said != 0 && now.saturating_sub(said) < silence
+        })
+    }
+
+    /// A link is over; whoever waits for the next one is not held back. Links
+    /// count as broken after `silence`.
+    pub(crate) fn forget_waits(&self, silence: Duration) {
+        self.silence.store(silence.as_nanos() as u64, Relaxed);
+        for lane in &self.lanes {
+            lane.waits.store(0, Relaxed);
+        }
     }
 
     /// One turn of everything on a lane that does not block for the network.
@@ -974,8 +1049,8 @@ impl Primary {
     #[cold]
     fn wait_long(&self, lsn: u64, lane: usize) -> Result<()> {
         let env = self.store.env();
-        let start = env.now();
-        let mut patience = Patience::new(self.spec.resend_timeout, self.spec.resend_attempts);
+        let mut start = env.now();
+        let mut patience = self.patience();
         loop {
             if self.committed() >= lsn {
                 return Ok(());
@@ -995,8 +1070,13 @@ impl Primary {
             if self.committed() >= lsn {
                 return Ok(());
             }
-            let waited = env.now() - start;
-            match patience.step(waited) {
+            let now = env.now();
+            if self.is_held_back(now) {
+                // As long as the mirror says so; a link that fails is noticed
+                // by its silence.
+                (start, patience) = (now, self.patience());
+            }
+            match patience.step(now - start) {
                 Verdict::Wait => {}
                 // A link that is still being made gets its time.
                 Verdict::Resend if !self.link_up.load(Acquire) => {}
@@ -1093,7 +1173,7 @@ impl Primary {
         let env = self.store.env();
         let needed = || self.rule().mirror || self.link_up.load(Acquire);
         // One spill at a time: the others wait their turn.
-        let limit = Patience::new(self.spec.resend_timeout, self.spec.resend_attempts).limit();
+        let limit = self.patience().limit();
         let mut quiet = env.now();
         let id = s.id;
         loop {

@@ -643,6 +643,8 @@ impl Session {
         }
         p.link_up.store(false, Release);
         p.suspect.store(false, Release);
+        p.forget_waits(self.silence);
+        self.sent_at = None;
         if let Some(w) = self.wire.take() {
             w.conn.close();
         }
@@ -917,10 +919,11 @@ impl Session {
                 if let Some((at, n)) = self.sent_at
                     && f.flags as u64 == n & 0x7fff
                 {
-                    let rtt = (self.primary.store.env().now() - at).as_nanos() as u64;
+                    let took = self.primary.store.env().now() - at;
+                    let usual = self.primary.measured(took);
                     self.primary.store.logs()[0]
                         .live(Live::RoundTrip)
-                        .store(rtt, Relaxed);
+                        .store(usual.as_nanos() as u64, Relaxed);
                     self.sent_at = None;
                 }
                 (p, Ok(()))
@@ -1357,6 +1360,7 @@ impl Session {
         let Phase::Opening { lanes } = std::mem::replace(&mut self.phase, Phase::Active) else {
             unreachable!("seen above");
         };
+        self.primary.forget_waits(self.silence);
         self.primary.link_up.store(true, SeqCst);
         self.primary.store.freeze(false);
         for (lane, l) in self.primary.lanes.iter().zip(lanes) {
@@ -1397,7 +1401,9 @@ impl Session {
             Phase::Opening { .. } | Phase::Starting { .. } => true,
             _ => false,
         };
-        if !waits || acked != self.progress.1 {
+        // A mirror that says that it waits for a backup is neither stuck nor,
+        // where its stalls are counted, to blame.
+        if !waits || acked != self.progress.1 || self.primary.is_held_back(now) {
             self.progress = (now, acked);
         } else if now - self.progress.0 > self.silence {
             self.progress = (now, acked);
@@ -1434,7 +1440,8 @@ impl Session {
         }
         self.beat += 1;
         self.spoke = now;
-        self.sent_at = Some((now, self.beat));
+        // One that takes longer than the time between two is measured too.
+        self.sent_at.get_or_insert((now, self.beat));
         let flags = (self.beat & 0x7fff) as u16;
         let member = self.member && matches!(self.phase, Phase::Active);
         wire.queue(

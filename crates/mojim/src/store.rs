@@ -105,6 +105,8 @@ pub struct Mutations {
     pub forward_uncommitted: AtomicBool,
     /// What a backup lacks is released.
     pub ignore_hold: AtomicBool,
+    /// A backup ceases to hold anyone back as soon as its session ends.
+    pub forget_floors: AtomicBool,
     /// What is forwarded goes on, though it may have changed.
     pub forward_across_terms: AtomicBool,
     /// Records are taken, however much a backup lacks.
@@ -117,6 +119,10 @@ pub struct Mutations {
 /// not yet a member: it may not go on alone, and the mirror may not be promoted.
 /// Everything acknowledged is persistent in its own log. No node can have this name.
 pub const JOINING: &str = "~";
+
+/// What was kept in a log behind the checkpoint is released once it is this
+/// part of it.
+const RELEASE: u64 = 8;
 
 struct Applier {
     cursors: Vec<u64>,
@@ -1248,7 +1254,7 @@ impl Store {
         let a = lock(&self.applier);
         let held = |to: &[u64]| {
             let mut logs = self.logs.iter().zip(to);
-            logs.any(|(log, to)| to - log.start() > log.size() / 8)
+            logs.any(|(log, to)| to - log.start() > log.size() / RELEASE)
         };
         if !held(&a.durable) || self.stands_still() || !may(self.checkpointed()) {
             return Ok(false);
@@ -1263,6 +1269,20 @@ impl Store {
             log.release(start);
         }
         Ok(true)
+    }
+
+    /// Whether lane `lane`'s log would have room but for a backup: one that is
+    /// being copied to, or that lacks what is in it.
+    pub fn is_kept(&self, lane: usize) -> bool {
+        let a = lock(&self.applier);
+        let log = &self.logs[lane];
+        let firm = || {
+            let holds = lock(&self.holds);
+            let mut holds = holds.iter().filter_map(Weak::upgrade);
+            holds.any(|h| h.firm.load(Acquire))
+        };
+        let kept = a.durable[lane].saturating_sub(log.start());
+        self.paused.load(Acquire) || kept > log.size() / RELEASE && firm()
     }
 
     /// The largest part of any log that a checkpoint would let go, from 0 to 1.

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net;
 
 pub mod cluster;
+pub mod link;
 
 pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
 /// Longer than anything here takes, also on a machine with much else to do.
@@ -98,6 +99,14 @@ impl Process {
                 Err(e) => panic!("poll: {e}"),
             }
         }
+    }
+
+    /// The most memory that it ever had, in bytes.
+    pub fn peak(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|l| l.starts_with("VmHWM:")).unwrap();
+        let kib = line.split_whitespace().nth(1).unwrap();
+        kib.parse::<u64>().unwrap() << 10
     }
 
     pub fn errors(&self) -> String {

@@ -1,0 +1,81 @@
+//! Links that are slow or long: TCP connections carried by threads of the
+//! test, which end with them, at the latest with the test.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
+
+/// Listens, and carries each connection to `to` by the two functions: what goes
+/// there, and what comes back. Returns the port.
+fn carry(
+    to: String,
+    there: impl Fn(TcpStream, TcpStream) + Copy + Send + 'static,
+    back: impl Fn(TcpStream, TcpStream) + Copy + Send + 'static,
+) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    spawn(move || {
+        for near in listener.incoming().flatten() {
+            let Ok(far) = TcpStream::connect(&to) else {
+                continue;
+            };
+            for s in [&near, &far] {
+                s.set_nodelay(true).unwrap();
+            }
+            let (n, f) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            spawn(move || there(n, f));
+            spawn(move || back(far, near));
+        }
+    });
+    port
+}
+
+/// Passes everything on, `pause` after every `most` bytes at the latest.
+fn pump(mut from: TcpStream, mut to: TcpStream, most: usize, pause: Duration) {
+    let mut bytes = vec![0; most];
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        if to.write_all(&bytes[..n]).is_err() {
+            break;
+        }
+        sleep(pause.mul_f64(n as f64 / most as f64));
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// A link that takes at most `burst` bytes towards `to` each `pause`; answers
+/// are not slowed down.
+pub fn slow(to: String, burst: usize, pause: Duration) -> u16 {
+    carry(
+        to,
+        move |from, to| pump(from, to, burst, pause),
+        |from, to| pump(from, to, 64 << 10, Duration::ZERO),
+    )
+}
+
+/// A link to `to` on which everything takes `delay`, each way.
+pub fn long(to: String, delay: Duration) -> u16 {
+    let pass = move |mut from: TcpStream, mut to: TcpStream| {
+        let (send, receive) = mpsc::channel::<(Instant, Vec<u8>)>();
+        spawn(move || {
+            for (due, bytes) in receive {
+                sleep(due.saturating_duration_since(Instant::now()));
+                if to.write_all(&bytes).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(Shutdown::Both);
+        });
+        let mut bytes = vec![0; 64 << 10];
+        while let Ok(n @ 1..) = from.read(&mut bytes) {
+            if send
+                .send((Instant::now() + delay, bytes[..n].to_vec()))
+                .is_err()
+            {
+                break;
+            }
+        }
+    };
+    carry(to, pass, pass)
+}
