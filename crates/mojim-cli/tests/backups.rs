@@ -370,3 +370,42 @@ fn a_slow_backup_paces_a_primary_without_a_mirror() {
     c.await_level("c", "a");
     c.assert_same("c", "a");
 }
+
+/// While a whole copy went to a backup nothing was applied by the node that
+/// gave it: its log filled, and then every sync point waited for the copy's end.
+#[test]
+fn what_gives_a_copy_to_a_backup_goes_on() {
+    let (c, slow) = with_slow_backup("sync", 256 << 10, "");
+    let _a = c.node("a");
+    let args = ["node", "--config", slow.to_str().unwrap(), "--name", "b"];
+    let mut b = Process::start(&args, &c.dir.join("b.txt"));
+    assert!(b.line().unwrap().contains("is ready at"));
+    let words = "--entries 5000 --pace 1000 --ballast 3000000 --linger";
+    let words: Vec<_> = words.split(' ').collect();
+    let (mut p, _) = c.program("a", &words);
+    p.acknowledged(0, 10);
+    let _c = c.node("c");
+    let mut p = std::thread::scope(|s| {
+        let t = s.spawn(|| {
+            p.acknowledged(10, 5000);
+            p
+        });
+        let applied = |b: &Value| b["applied"].as_u64().unwrap_or(0);
+        let begun = await_that("a copy for c", || {
+            (c.copies("c") > 0).then(|| applied(&c.status("b")))
+        });
+        await_that("sync points applied beside the copy", || {
+            let b = c.status("b");
+            let rows = b["backups"].as_array().cloned().unwrap_or_default();
+            let row = rows.into_iter().find(|r| r["node"] == "c")?;
+            assert_eq!(row["active"], false, "the copy was too fast");
+            (applied(&b) > begun + 200).then_some(())
+        });
+        t.join().unwrap()
+    });
+    p.finish();
+    c.await_level("c", "b");
+    c.assert_same("c", "a");
+    let ballast = |node: &str| fs::read(c.dir.join(node).join("v").join("ballast"));
+    assert!(ballast("c").unwrap() == ballast("a").unwrap());
+}

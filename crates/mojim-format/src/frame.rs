@@ -57,7 +57,7 @@ pub enum FrameKind {
     CopyFile = 13,
     /// Bytes of that file. [`crate::message::CopyData`].
     CopyData = 14,
-    /// The copy is complete. No body.
+    /// The copy is complete: the result of exactly the records up to `lsn`. No body.
     CopyEnd = 15,
     /// The copy is durable at the receiver. No body.
     Copied = 16,

@@ -375,7 +375,7 @@ impl Message for Started {
 pub struct CopyBegin {
     /// Identity of the volume.
     pub volume_id: u64,
-    /// The copy is the result of exactly the records up to here.
+    /// It is begun as of this LSN; of which it is the result is said at its end.
     pub lsn: u64,
     /// Files that follow.
     pub files: u32,

@@ -96,11 +96,13 @@ pub enum Mutation {
     IgnorePause,
     /// Backups: nobody is held back between two sessions with one.
     ForgetFloors,
+    /// Backups: what changes while a copy is read is not sent again.
+    ForgetChanges,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 18] = [
+    pub const ALL: [(Mutation, &'static str); 19] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -128,6 +130,7 @@ impl Mutation {
         (Mutation::NoBackPressure, "no_back_pressure"),
         (Mutation::IgnorePause, "ignore_pause"),
         (Mutation::ForgetFloors, "forget_floors"),
+        (Mutation::ForgetChanges, "forget_changes"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -152,6 +155,7 @@ impl Mutation {
                 | Mutation::NoBackPressure
                 | Mutation::IgnorePause
                 | Mutation::ForgetFloors
+                | Mutation::ForgetChanges
         )
     }
 
@@ -172,7 +176,7 @@ impl Mutation {
             | Mutation::NoBackPressure
             | Mutation::ForgetFloors => &["backup:"],
             Mutation::ForwardAcrossTerms => &["backup:", "4:"],
-            Mutation::IgnorePause => &["4:"],
+            Mutation::IgnorePause | Mutation::ForgetChanges => &["4:"],
             _ => &["2:", "3:"],
         }
     }
@@ -589,6 +593,7 @@ impl Cluster {
                 Mutation::NoBackPressure => &store.mutations.no_back_pressure,
                 Mutation::IgnorePause => &store.mutations.ignore_pause,
                 Mutation::ForgetFloors => &store.mutations.forget_floors,
+                Mutation::ForgetChanges => &store.mutations.forget_changes,
             };
             switch.store(true, Relaxed);
         }
@@ -788,8 +793,9 @@ impl Cluster {
             return Ok(());
         };
         let (store, outflow) = (source.store(), source.outflow());
-        // Records begin at multiples of up to 4096 bytes.
-        let most = threshold.saturating_add(lanes * (longest + 4096));
+        // A record may not fit before the ring's end, and begins at a multiple of
+        // up to 4096 bytes.
+        let most = threshold.saturating_add(lanes * (2 * longest + 4096));
         for f in &mut node.forwards {
             let to = NAMES[f.to];
             let progress = outflow.progress();

@@ -8,7 +8,9 @@
 //!
 //! Invariants:
 //! - The area stands still from the beginning to the end (`Store::freeze`), so
-//!   that what was summed is what is sent.
+//!   that what was summed is what is sent; or it is watched, and every page that
+//!   changed after it may have been read is sent again, the last ones while it
+//!   stands still. So the copy is the area as it stands at the end.
 //! - Whatever the peer answers or fails to, at most `AHEAD` files are announced,
 //!   `WINDOW` sums unanswered and about `COPY_BACKLOG` bytes queued.
 //! - Holes are neither summed nor sent: what is not mentioned is zero.
@@ -27,7 +29,7 @@ use mojim_format::{CatalogEntry, FrameKind};
 use crate::env::File;
 use crate::error::{Context, Error, Result};
 use crate::link::Wire;
-use crate::store::Store;
+use crate::store::{Pause, Store, Watch};
 
 /// Bytes of a copy in one frame.
 pub const COPY_CHUNK: usize = 256 << 10;
@@ -37,6 +39,8 @@ pub const COPY_BACKLOG: usize = 2 << 20;
 const UNIT: u64 = COPY_PAGES as u64 * COPY_PAGE;
 /// Frames of sums that may be unanswered.
 pub const WINDOW: usize = 32;
+/// Changed pages that are few enough to stop the application for them.
+const FEW: usize = 16;
 /// Files announced beyond the one that is sent.
 const AHEAD: usize = 64;
 
@@ -167,8 +171,15 @@ struct Run {
 
 /// A whole copy on its way out.
 pub struct CopyOut {
-    /// The copy is the result of the records up to here.
+    /// The copy is the result of the records up to here; where the area is
+    /// watched, that is known at the end.
     pub lsn: u64,
+    watch: Option<Arc<Watch>>,
+    /// Held for the last of what changed.
+    pause: Option<Pause>,
+    /// Changed pages at the beginning of this round of sending them, and how
+    /// many of them are left.
+    round: (usize, usize),
     files: Vec<CatalogEntry>,
     /// Files announced.
     announced: usize,
@@ -187,8 +198,8 @@ pub struct CopyOut {
 
 impl CopyOut {
     /// Queues the beginning of a copy of what is applied here. The area must
-    /// stand still until the end.
-    pub fn begin(store: &Store, wire: &mut Wire, epoch: u64) -> CopyOut {
+    /// stand still until the end, or `watch` have begun.
+    pub fn begin(store: &Store, wire: &mut Wire, epoch: u64, watch: Option<Arc<Watch>>) -> CopyOut {
         let lsn = store.applied();
         let files: Vec<CatalogEntry> = store.area().files().cloned().collect();
         let bytes = files.iter().map(|f| f.size).sum();
@@ -203,6 +214,9 @@ impl CopyOut {
         wire.say(FrameKind::CopyBegin, epoch, &begin);
         CopyOut {
             lsn,
+            watch,
+            pause: None,
+            round: (usize::MAX, 0),
             files,
             announced: 0,
             have: VecDeque::new(),
@@ -219,6 +233,11 @@ impl CopyOut {
     /// Whether all of it is queued.
     pub fn is_sent(&self) -> bool {
         self.ended
+    }
+
+    /// Whether what was read so far is right.
+    pub fn holds(&self) -> bool {
+        self.watch.as_ref().is_none_or(|w| w.holds())
     }
 
     /// Queues what there is room for. False if nothing could be queued: the
@@ -304,7 +323,12 @@ impl CopyOut {
             if !self.asked.is_empty() {
                 return Ok(false);
             }
-            wire.queue(FrameKind::CopyEnd, epoch, 0, 0, &[]);
+            if let Some(watch) = self.watch.clone()
+                && self.catch_up(&watch, store, wire, epoch)?
+            {
+                return Ok(true);
+            }
+            wire.queue(FrameKind::CopyEnd, epoch, self.lsn, 0, &[]);
             self.ended = true;
             return Ok(true);
         };
@@ -346,6 +370,40 @@ impl CopyOut {
         Ok(true)
     }
 
+    /// Sends pages that changed since they were read, round by round, for as
+    /// long as each has at most half as many as the one before; the rest while
+    /// nothing is applied. False if none is left and none can come.
+    fn catch_up(
+        &mut self,
+        watch: &Watch,
+        store: &Store,
+        wire: &mut Wire,
+        epoch: u64,
+    ) -> Result<bool> {
+        if self.pause.is_none() && self.round.1 == 0 {
+            let changed = watch.changed();
+            if changed <= FEW || changed > self.round.0 / 2 {
+                self.pause = Some(watch.pause());
+                self.lsn = store.applied();
+                return Ok(true);
+            }
+            self.round = (changed, changed);
+        }
+        let Some((id, range)) = watch.next(COPY_CHUNK as u64 / COPY_PAGE) else {
+            return Ok(false);
+        };
+        let pages = (range.end - range.start) / COPY_PAGE;
+        self.round.1 = self.round.1.saturating_sub(pages as usize);
+        let f = self.files.iter().find(|f| f.id == id);
+        // What lies beyond a file's size is ignored, and so is a file removed.
+        if let Some(f) = f.filter(|f| range.start < f.size) {
+            let file = store.area().file(id)?;
+            let range = range.start..range.end.min(f.size);
+            send(store, wire, epoch, f, &*file, range, true)?;
+        }
+        Ok(true)
+    }
+
     fn ask(
         &mut self,
         store: &Store,
@@ -370,6 +428,16 @@ impl CopyOut {
         });
         Ok(())
     }
+}
+
+/// The LSN of a copy that began as of `begin`, by the last word of its sender.
+pub fn copy_ends(begin: u64, end: u64) -> Result<u64> {
+    if end < begin {
+        return Err(Error::Protocol(format!(
+            "a copy of LSN {begin} ends with LSN {end}"
+        )));
+    }
+    Ok(end)
 }
 
 /// The receiver's answers are few and small, as long as they are taken.
@@ -424,6 +492,9 @@ mod tests {
         };
         CopyOut {
             lsn: 1,
+            watch: None,
+            pause: None,
+            round: (usize::MAX, 0),
             files: vec![f],
             announced: 1,
             have: VecDeque::new(),

@@ -11,7 +11,8 @@
 //!   have been dropped since.
 //! - From the backup's first answer to the end of its session, every record
 //!   that it lacks stays in the logs.
-//! - While a copy is read the data area stands still, or the copy is given up.
+//! - While a copy is read, what changes in the data area is sent again
+//!   (`copy`), or the copy is given up.
 //! - A backup that followed holds the logs' writers back, and what it lacks
 //!   stays, also while its session is made anew, for [`SILENCE`] at most.
 
@@ -32,7 +33,7 @@ use crate::error::{Context, Error, Result};
 use crate::link::{Carrier, Rx, Tx, Wire};
 use crate::outflow::{Progress, Source, Term};
 use crate::session::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, SILENCE};
-use crate::store::{Hold, Pause};
+use crate::store::Hold;
 
 /// Most LSNs that a backup may acknowledge out of order.
 const WINDOW: usize = 1 << 17;
@@ -42,7 +43,7 @@ const BACKOFF: Duration = Duration::from_secs(2);
 enum Phase {
     Idle(Duration),
     Greeting,
-    Sending(Box<CopyOut>, Pause),
+    Sending(Box<CopyOut>),
     Sent { lsn: u64 },
     Starting { resume: u64 },
     Opening { lanes: Vec<(Wire, u64, bool)> },
@@ -373,7 +374,7 @@ impl Forward {
                 )))
             }
             (Phase::Sending(..), FrameKind::CopyHave | FrameKind::CopyWant) => {
-                let Phase::Sending(out, _) = &mut self.phase else {
+                let Phase::Sending(out) = &mut self.phase else {
                     unreachable!("seen above");
                 };
                 match f.kind {
@@ -447,7 +448,7 @@ impl Forward {
 
     fn copy_out(&mut self) -> Result<()> {
         let store = self.source.store().clone();
-        let pause = store.pause();
+        let watch = store.watch();
         if !store.is_exact() {
             // Its backup would show half a sync point, and for good if this
             // node is lost before it sends the rest.
@@ -461,22 +462,28 @@ impl Forward {
         store.hold_from(&self.hold, store.applied());
         let epoch = self.epoch();
         let wire = self.wire.as_mut().expect("connected");
-        let out = CopyOut::begin(&store, wire, epoch);
-        self.phase = Phase::Sending(Box::new(out), pause);
+        let out = CopyOut::begin(&store, wire, epoch, Some(watch));
+        self.phase = Phase::Sending(Box::new(out));
         Ok(())
     }
 
     fn pump_copy(&mut self) -> Result<bool> {
         let epoch = self.epoch();
-        let Phase::Sending(out, pause) = &mut self.phase else {
+        let Phase::Sending(out) = &mut self.phase else {
             return Ok(false);
         };
         let store = self.source.store();
         let wire = self.wire.as_mut().expect("connected");
         let moved = out.pump(store, wire, epoch)?;
-        if !pause.holds() {
+        if !out.holds() {
             return Err(Error::Stale("the copy was interrupted".into()));
         }
+        // What is in the copy by its end is not needed from the logs.
+        let reached = match out.is_sent() {
+            true => out.lsn,
+            false => store.applied(),
+        };
+        self.hold.advance(reached);
         if moved {
             self.heard = store.env().now();
         }

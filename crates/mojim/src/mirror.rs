@@ -31,7 +31,7 @@ use mojim_protocol::{Arrival, History, LaneIn, Prefix};
 
 use crate::area::{spill_id, spill_path};
 use crate::claim::member;
-use crate::copy::{CopyOut, answers_are_taken};
+use crate::copy::{CopyOut, answers_are_taken, copy_ends};
 use crate::env::{Conn, OpenHow};
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -808,7 +808,12 @@ impl ControlIn {
                 store.apply_all(tail)?;
                 store.freeze(true);
                 self.froze = true;
-                Stage::Giving(Box::new(CopyOut::begin(store, &mut self.wire, self.epoch)))
+                Stage::Giving(Box::new(CopyOut::begin(
+                    store,
+                    &mut self.wire,
+                    self.epoch,
+                    None,
+                )))
             }
             (Stage::Giving(mut copy), FrameKind::CopyHave) => {
                 copy.have(&CopyHave::decode(body).map_err(bad)?)?;
@@ -851,6 +856,7 @@ impl ControlIn {
                 s
             }
             (Stage::Loading { lsn, history }, FrameKind::CopyEnd) => {
+                let lsn = copy_ends(lsn, f.lsn)?;
                 store.load_end(lsn, &history)?;
                 m.distrusted.store(false, SeqCst);
                 m.received.reset(lsn);

@@ -27,7 +27,7 @@ use mojim_protocol::view::Member;
 use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
 
 use crate::claim::{Change, Claim, Outcome};
-use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut, answers_are_taken};
+use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut, answers_are_taken, copy_ends};
 use crate::env::{Address, Conn};
 use crate::error::{Error, Result};
 use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
@@ -885,6 +885,7 @@ impl Session {
                 (p, r)
             }
             (Phase::Receiving { lsn, history }, FrameKind::CopyEnd) => {
+                let lsn = copy_ends(lsn, f.lsn)?;
                 match self.continues {
                     true => self.primary.store.load_more(lsn, &history)?,
                     false => self.primary.store.load_end(lsn, &history)?,
@@ -1152,7 +1153,7 @@ impl Session {
         // The area must stand still; what commits meanwhile stays in the ring.
         store.freeze(true);
         let wire = self.wire.as_mut().expect("connected");
-        let out = CopyOut::begin(&store, wire, self.epoch);
+        let out = CopyOut::begin(&store, wire, self.epoch, None);
         self.phase = Phase::Sending(Box::new(out));
         Ok(())
     }

@@ -19,12 +19,13 @@
 //!   that would make something durable returns that error.
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 
-use mojim_format::message::{CopyHave, CopySums, CopyWant};
+use mojim_format::message::{COPY_PAGE, CopyHave, CopySums, CopyWant};
 use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{CatalogEntry, Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding};
@@ -105,6 +106,8 @@ pub struct Mutations {
     pub forward_uncommitted: AtomicBool,
     /// What a backup lacks is released.
     pub ignore_hold: AtomicBool,
+    /// Pages that were applied to while a copy was read are not sent again.
+    pub forget_changes: AtomicBool,
     /// A backup ceases to hold anyone back as soon as its session ends.
     pub forget_floors: AtomicBool,
     /// What is forwarded goes on, though it may have changed.
@@ -171,7 +174,7 @@ impl Hold {
 }
 
 /// While it is held, nothing is applied; unless it was revoked, which its
-/// holder notices afterwards.
+/// holder notices afterwards by the [`Watch`] that it came from.
 pub struct Pause {
     store: Arc<Store>,
     generation: u64,
@@ -183,19 +186,63 @@ struct Pauses {
     count: u64,
 }
 
-impl Pause {
-    /// Whether nothing was applied since it began.
-    pub fn holds(&self) -> bool {
-        lock(&self.store.pauses).generation == self.generation
-    }
-}
-
 impl Drop for Pause {
     fn drop(&mut self) {
         let mut p = lock(&self.store.pauses);
         if p.generation == self.generation {
             p.count -= 1;
             self.store.paused.store(p.count > 0, Release);
+        }
+    }
+}
+
+/// Notes the pages that are applied to while a copy is read, so that they are
+/// sent again. Names and sizes do not change meanwhile; a sync point that would
+/// change them waits, and with it those behind it.
+pub struct Watch {
+    store: Arc<Store>,
+    generation: u64,
+    pages: Mutex<BTreeSet<(u32, u64)>>,
+}
+
+/// Most pages that are noted: then nothing is applied until some were sent.
+pub const MOST_CHANGED: usize = 1 << 16;
+
+impl Watch {
+    /// Whether nothing else has happened to the files since it began.
+    pub fn holds(&self) -> bool {
+        lock(&self.store.pauses).generation == self.generation
+    }
+
+    /// Pages that are to be sent again.
+    pub fn changed(&self) -> usize {
+        lock(&self.pages).len()
+    }
+
+    /// The next of them: pages of one file in a row, `most` at most.
+    pub fn next(&self, most: u64) -> Option<(u32, Range<u64>)> {
+        let mut pages = lock(&self.pages);
+        let (id, first) = pages.pop_first()?;
+        let mut end = first + 1;
+        while end - first < most && pages.remove(&(id, end)) {
+            end += 1;
+        }
+        Some((id, first * COPY_PAGE..end * COPY_PAGE))
+    }
+
+    /// Stops the application too, for the last of them.
+    pub fn pause(&self) -> Pause {
+        self.store.pause()
+    }
+
+    fn note(&self, changes: &[(u32, Range<u64>)]) {
+        if self.store.mutations.forget_changes.load(Relaxed) {
+            return;
+        }
+        let mut pages = lock(&self.pages);
+        for (id, bytes) in changes {
+            let first = bytes.start / COPY_PAGE;
+            pages.extend((first..bytes.end.div_ceil(COPY_PAGE)).map(|page| (*id, page)));
         }
     }
 }
@@ -242,6 +289,7 @@ pub struct Store {
     frozen: AtomicBool,
     pauses: Mutex<Pauses>,
     paused: AtomicBool,
+    watches: Mutex<Vec<Weak<Watch>>>,
     /// Nothing is applied: a copy is being taken in, or there is none.
     loading: AtomicBool,
     /// The copy that is being taken in.
@@ -258,6 +306,26 @@ pub struct Store {
     /// Test-only switches.
     pub mutations: Mutations,
     held: Mutex<Option<Box<dyn Any + Send + Sync>>>,
+}
+
+/// What the sync point that begins at `at` of `log` and ends with LSN `end`
+/// writes; `None` if it does anything else.
+fn written(log: &Log, at: u64, end: u64) -> Option<Vec<(u32, Range<u64>)>> {
+    let mut all = Vec::new();
+    let mut at = at;
+    while let Some((r, _, next)) = log.record(at) {
+        for (op, payload) in r.ops() {
+            if op.kind != OpKind::Write {
+                return None;
+            }
+            all.push((op.file, op.offset..op.offset + payload.len() as u64));
+        }
+        if r.header.lsn == end {
+            break;
+        }
+        at = next;
+    }
+    Some(all)
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -510,6 +578,7 @@ impl Store {
             frozen: AtomicBool::new(false),
             pauses: Mutex::default(),
             paused: AtomicBool::new(false),
+            watches: Mutex::default(),
             loading: AtomicBool::new(sb.state != State::Whole),
             stage: Mutex::new(None),
             crowded: AtomicBool::new(false),
@@ -992,7 +1061,7 @@ impl Store {
 
     /// Stops the application of records while a copy is read in the
     /// background, until whoever needs it to go on revokes that.
-    pub fn pause(self: &Arc<Store>) -> Pause {
+    fn pause(self: &Arc<Store>) -> Pause {
         let _a = lock(&self.applier);
         let mut p = lock(&self.pauses);
         p.count += 1;
@@ -1003,7 +1072,29 @@ impl Store {
         }
     }
 
-    /// Ends every pause.
+    /// Notes what is applied from here on, while a copy is read.
+    pub fn watch(self: &Arc<Store>) -> Arc<Watch> {
+        let _a = lock(&self.applier);
+        let watch = Arc::new(Watch {
+            store: self.clone(),
+            generation: lock(&self.pauses).generation,
+            pages: Mutex::default(),
+        });
+        let mut watches = lock(&self.watches);
+        watches.retain(|w| w.strong_count() > 0);
+        watches.push(Arc::downgrade(&watch));
+        watch
+    }
+
+    /// Who reads the area for a copy now.
+    fn watches(&self) -> Vec<Arc<Watch>> {
+        let watches = lock(&self.watches);
+        let mut watches: Vec<_> = watches.iter().filter_map(Weak::upgrade).collect();
+        watches.retain(|w| w.holds());
+        watches
+    }
+
+    /// Ends every pause and watch.
     pub fn revoke_pauses(&self) {
         let mut p = lock(&self.pauses);
         p.generation += 1;
@@ -1035,6 +1126,8 @@ impl Store {
         let mut area = lock(&self.area);
         let mut left = bytes;
         let meta = &self.spec.meta;
+        let watches = self.watches();
+        let mut changes = Vec::new();
         while a.applied < limit && left > 0 {
             let Some((lane, at)) = self.find_next(&a) else {
                 break;
@@ -1052,6 +1145,16 @@ impl Store {
             let Some(end) = end.filter(|e| *e <= limit) else {
                 break;
             };
+            if !watches.is_empty() {
+                let Some(written) = written(log, at, end) else {
+                    break;
+                };
+                let more = changes.len() + written.len();
+                if watches.iter().any(|w| w.changed() + more > MOST_CHANGED) {
+                    break;
+                }
+                changes.extend(written);
+            }
             let mut p = at;
             loop {
                 let (r, _, next) = log.record(p).expect("seen above");
@@ -1070,6 +1173,8 @@ impl Store {
         }
         let flushed = area.flush();
         self.fail(flushed)?;
+        // Now that the bytes are there: who reads a page before this reads it again.
+        watches.iter().for_each(|w| w.note(&changes));
         if self.applied.swap(a.applied, AcqRel) != a.applied {
             let mark = (a.applied, a.cursors.clone());
             a.marks.push_back(mark);
@@ -1179,6 +1284,10 @@ impl Store {
             .and_then(|()| area.sync());
         self.rewritten.fetch_add(1, AcqRel);
         self.fail(written)?;
+        let end = offset + page.bytes.len() as u64;
+        for w in self.watches() {
+            w.note(&[(id, offset..end)]);
+        }
         Ok(true)
     }
 
@@ -1282,7 +1391,8 @@ impl Store {
             holds.any(|h| h.firm.load(Acquire))
         };
         let kept = a.durable[lane].saturating_sub(log.start());
-        self.paused.load(Acquire) || kept > log.size() / RELEASE && firm()
+        let copied = self.paused.load(Acquire) || !self.watches().is_empty();
+        copied || kept > log.size() / RELEASE && firm()
     }
 
     /// The largest part of any log that a checkpoint would let go, from 0 to 1.
@@ -1303,7 +1413,7 @@ impl Store {
 
     /// Removes spill files that no record in the logs names.
     pub fn remove_stray_spills(&self) {
-        let mut named = std::collections::BTreeSet::new();
+        let mut named = BTreeSet::new();
         for log in &self.logs {
             let mut at = log.start();
             while let Some((r, _, next)) = log.record(at) {
