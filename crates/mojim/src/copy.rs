@@ -235,6 +235,14 @@ impl CopyOut {
         self.ended
     }
 
+    /// Everything up to here will be in the copy.
+    pub fn reached(&self, store: &Store) -> u64 {
+        match self.watch.is_none() || self.pause.is_some() {
+            true => self.lsn,
+            false => store.applied(),
+        }
+    }
+
     /// Whether what was read so far is right.
     pub fn holds(&self) -> bool {
         self.watch.as_ref().is_none_or(|w| w.holds())
@@ -244,10 +252,12 @@ impl CopyOut {
     /// link is full, or answers are due.
     pub fn pump(&mut self, store: &Store, wire: &mut Wire, epoch: u64) -> Result<bool> {
         let before = wire.backlog();
+        let paused = self.pause.is_some();
         let mut moved = false;
         while !self.ended && wire.backlog() < COPY_BACKLOG && self.step(store, wire, epoch)? {
             moved = true;
         }
+        moved |= self.pause.is_some() != paused;
         store.progress.moved((wire.backlog() - before) as u64);
         store.progress.at(self.before + self.offset);
         Ok(moved)
@@ -323,10 +333,14 @@ impl CopyOut {
             if !self.asked.is_empty() {
                 return Ok(false);
             }
-            if let Some(watch) = self.watch.clone()
-                && self.catch_up(&watch, store, wire, epoch)?
-            {
-                return Ok(true);
+            if let Some(watch) = self.watch.clone() {
+                let paused = self.pause.is_some();
+                if self.catch_up(&watch, store, wire, epoch)? {
+                    return Ok(true);
+                }
+                if !paused {
+                    return Ok(false);
+                }
             }
             wire.queue(FrameKind::CopyEnd, epoch, self.lsn, 0, &[]);
             self.ended = true;
@@ -372,7 +386,8 @@ impl CopyOut {
 
     /// Sends pages that changed since they were read, round by round, for as
     /// long as each has at most half as many as the one before; the rest while
-    /// nothing is applied. False if none is left and none can come.
+    /// nothing is applied. False if none is left and none can come, or if that
+    /// has just begun.
     fn catch_up(
         &mut self,
         watch: &Watch,
@@ -383,9 +398,10 @@ impl CopyOut {
         if self.pause.is_none() && self.round.1 == 0 {
             let changed = watch.changed();
             if changed <= FEW || changed > self.round.0 / 2 {
+                // The last of them, and the end, in the next turn.
                 self.pause = Some(watch.pause());
                 self.lsn = store.applied();
-                return Ok(true);
+                return Ok(false);
             }
             self.round = (changed, changed);
         }

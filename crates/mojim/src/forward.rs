@@ -229,7 +229,8 @@ impl Forward {
     /// that is silent, nor if this node forwards no more.
     fn forget_late(&mut self, now: Duration) {
         let source = &self.source;
-        let goes_on = source.term().is_some() || source.is_settling();
+        let goes_on =
+            source.serves(&self.peer) && (source.term().is_some() || source.is_settling());
         if self.is_active() || goes_on && !self.progress.is_overdue(now) {
             return;
         }
@@ -479,11 +480,7 @@ impl Forward {
             return Err(Error::Stale("the copy was interrupted".into()));
         }
         // What is in the copy by its end is not needed from the logs.
-        let reached = match out.is_sent() {
-            true => out.lsn,
-            false => store.applied(),
-        };
-        self.hold.advance(reached);
+        self.hold.advance(out.reached(store));
         if moved {
             self.heard = store.env().now();
         }

@@ -1431,6 +1431,7 @@ impl Session {
         } else {
             0
         };
+        let copies = self.copies().is_some();
         let Some(wire) = &mut self.wire else {
             return Ok(());
         };
@@ -1441,8 +1442,11 @@ impl Session {
         }
         self.beat += 1;
         self.spoke = now;
-        // One that takes longer than the time between two is measured too.
-        self.sent_at.get_or_insert((now, self.beat));
+        // One that takes longer than the time between two is measured too; the
+        // time that the mirror takes for a copy is not the link's.
+        if !copies {
+            self.sent_at.get_or_insert((now, self.beat));
+        }
         let flags = (self.beat & 0x7fff) as u16;
         let member = self.member && matches!(self.phase, Phase::Active);
         wire.queue(
