@@ -244,9 +244,9 @@ impl Primary {
         let mut all = true;
         for a in &mut self.answers {
             if a.acked < self.lsn
-                && let Some((lsn, _)) = a.rx.poll()?
+                && let Some(ack) = a.rx.poll()?
             {
-                a.acked = lsn;
+                a.acked = ack.lsn;
             }
             all &= a.acked >= self.lsn;
         }
