@@ -174,6 +174,11 @@ struct Looker {
 
 impl Looker {
     fn new(reader: Reader) -> Looker {
+        // A backup comes by its first records on its own time.
+        for (i, name) in ["f", "dir/g"].into_iter().enumerate() {
+            let whole = Some((PAGES[i] * PAGE) as u64);
+            await_that(name, || (reader.size(name).unwrap() == whole).then_some(()));
+        }
         let map = |i: usize, name: &str| {
             let m = reader.map(name, 0, READ).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(m.len, PAGES[i] * PAGE);
