@@ -13,6 +13,15 @@ fn seeds_pass() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
+/// A mirror restarted with a log full of committed records, of which it knew
+/// none to be: it had no room for the record whose frame says so, and each
+/// session ended before its first heartbeat.
+#[test]
+fn a_full_mirror_learns_what_is_committed_from_what_it_cannot_take() {
+    catch_panics();
+    assert_eq!(run(40388, None, false).failure, None);
+}
+
 #[test]
 fn a_seed_repeats() {
     for seed in 1..=20 {

@@ -1210,6 +1210,9 @@ impl LaneServer {
             check_len(len, log.size())?;
             let head = log.head();
             let place = log.place(head, len);
+            // Also of one that has no room: a log may be full of what is committed
+            // and not known to be.
+            committed = committed.max(f.lsn);
             let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
                 step = m.blocked(self.lane, place.is_some());
                 break;
@@ -1229,12 +1232,12 @@ impl LaneServer {
                 }
                 Arrival::Refuse(why) => return Err(Error::Protocol(why)),
             }
-            committed = committed.max(f.lsn);
             size = len;
             *from += FRAME_LEN + len;
         }
         let mut flags = m.store.level() as u16;
         if step != Step::Moved && size == 0 {
+            m.learn(committed);
             if step == Step::Full || !m.tells(&mut self.said) {
                 return Ok(step);
             }
