@@ -22,6 +22,15 @@ fn a_full_mirror_learns_what_is_committed_from_what_it_cannot_take() {
     assert_eq!(run(40388, None, false).failure, None);
 }
 
+/// A mirror had applied all that it held for a primary that asked for its copy
+/// and then died; both lost their power, and the mirror came back and forwarded
+/// what it had applied to its backup as committed. Nobody ever committed it.
+#[test]
+fn a_mirror_forwards_nothing_before_it_hears_its_primary() {
+    catch_panics();
+    assert_eq!(run(1_052_074, None, false).failure, None);
+}
+
 #[test]
 fn a_seed_repeats() {
     for seed in 1..=20 {

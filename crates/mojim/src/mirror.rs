@@ -192,7 +192,9 @@ impl Mirror {
             change: Mutex::new(()),
             generation: AtomicU64::new(0),
             greeted: Mutex::default(),
-            term: AtomicU64::new(1),
+            // Until it has heard its primary: what is in the data area may be
+            // what was applied for a primary that never began its epoch.
+            term: AtomicU64::new(0),
             terms: AtomicU64::new(1),
             outflow: Outflow::new(store.logs().len(), threshold),
             checkpoint_work: Event::default(),
