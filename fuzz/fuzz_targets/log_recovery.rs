@@ -63,7 +63,7 @@ fn run(env: &Arc<dyn Env>, data: &[u8]) {
         ring: PathBuf::from("/ring"),
         size: SIZE as u64,
     };
-    let (log, _) = Log::open(env, spec, align as u64, 7, start).expect("it opens");
+    let (log, _) = Log::open(env, spec, align as u64, 7, start, None).expect("it opens");
     // SAFETY: the ring's bytes; nothing else uses this log's memory here.
     let ring = unsafe { std::slice::from_raw_parts_mut(log.memory().ptr().add(CONTROL_LEN), SIZE) };
     ring.fill(set[4] as u8);
