@@ -119,23 +119,29 @@ pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
     Some(reached(other, volume))
 }
 
+/// The other nodes that hold the volume.
+fn others<'a>(
+    config: &'a Config,
+    node: &'a Node,
+    volume: &'a Volume,
+) -> impl Iterator<Item = &'a Node> {
+    let names = volume.data_nodes().into_iter();
+    names
+        .filter(|n| *n != node.name)
+        .filter_map(|n| config.nodes.get(n))
+}
+
 /// All nodes that may be the mirror of a primary on `node`.
 pub fn candidates(config: &Config, node: &Node, volume: &Volume) -> Vec<Peer> {
-    let names = volume.data_nodes();
-    let others = names.into_iter().filter(|n| *n != node.name);
-    others
-        .filter_map(|n| config.nodes.get(n))
-        .map(|n| reached(n, volume))
-        .collect()
+    let others = others(config, node, volume);
+    others.map(|n| reached(n, volume)).collect()
 }
 
 /// The nodes to which this volume may be forwarded from `node`, and where they
 /// listen.
 pub fn backups(config: &Config, node: &Node, volume: &Volume) -> Vec<(String, Address)> {
-    let names = volume.data_nodes();
-    let others = names.into_iter().filter(|n| *n != node.name);
+    let others = others(config, node, volume);
     others
-        .filter_map(|n| config.nodes.get(n))
         .map(|n| (n.name.clone(), Address::Tcp(n.address)))
         .collect()
 }

@@ -334,6 +334,13 @@ fn pack(r: AckRule) -> u8 {
     r.local as u8 | (r.mirror as u8) << 1
 }
 
+fn unpack(r: u8) -> AckRule {
+    AckRule {
+        local: r & 1 != 0,
+        mirror: r & 2 != 0,
+    }
+}
+
 impl Source for Primary {
     fn store(&self) -> &Arc<Store> {
         &self.store
@@ -495,11 +502,7 @@ impl Primary {
     /// that is alone.
     #[inline]
     pub fn rule(&self) -> AckRule {
-        let r = self.rule.load(SeqCst);
-        AckRule {
-            local: r & 1 != 0,
-            mirror: r & 2 != 0,
-        }
+        unpack(self.rule.load(SeqCst))
     }
 
     /// Whether attaching is complete: sync points are taken.
@@ -525,17 +528,17 @@ impl Primary {
         if self.store.mutations.ack_early.load(Relaxed) {
             return self.last();
         }
-        if self.rule.load(SeqCst) & HELD != 0 {
+        let rule = self.rule.load(SeqCst);
+        if rule & HELD != 0 {
             return self.held_at.load(Acquire);
         }
-        self.rule()
-            .committed(self.persisted.get(), self.acked.get())
+        unpack(rule).committed(self.persisted.get(), self.acked.get())
     }
 
     /// From here on nothing becomes committed, whatever the rule says, until it
     /// is let go again. By the session's thread, as all changes of the rule.
     pub(crate) fn hold(&self) {
-        if self.rule.load(SeqCst) & HELD == 0 {
+        if !self.is_held() {
             self.held_at.store(self.committed(), Release);
             self.rule.fetch_or(HELD, SeqCst);
         }
@@ -543,9 +546,15 @@ impl Primary {
 
     /// What is held counts by the rule again.
     pub(crate) fn let_go(&self) {
-        if self.rule.fetch_and(!HELD, SeqCst) & HELD != 0 {
+        // Looked at first: the line is every sync point's.
+        if self.is_held() {
+            self.rule.fetch_and(!HELD, SeqCst);
             self.done.notify();
         }
+    }
+
+    fn is_held(&self) -> bool {
+        self.rule.load(SeqCst) & HELD != 0
     }
 
     /// Up to where records may go to the data area: committed, in the own log
@@ -1080,6 +1089,8 @@ impl Primary {
                 Verdict::Wait => {}
                 // A link that is still being made gets its time.
                 Verdict::Resend if !self.link_up.load(Acquire) => {}
+                // Nor is it the link that keeps it.
+                Verdict::Resend if self.is_held() => {}
                 Verdict::Resend => self.suspect("no acknowledgement in time".into()),
                 Verdict::GiveUp => {
                     self.link_work.notify();

@@ -23,6 +23,36 @@ use crate::track::{self, Tracker};
 /// page tables: copying 16 KiB costs about what one scan does.
 pub const EXACT_MAX: usize = 16 << 10;
 
+/// How a region is mapped: flags of [`Volume::map`](crate::Volume::map).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MapFlags {
+    /// Make the file if it is not there.
+    pub create: bool,
+    /// What is not committed at unmap or exit is discarded (FAMS 3.1,
+    /// `MAP_ATOMIC`); without it, both are sync points.
+    pub atomic: bool,
+    /// No stores.
+    pub read_only: bool,
+    /// Byte offset in the file, a multiple of the page size.
+    pub offset: u64,
+    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0.
+    pub fixed_at: usize,
+}
+
+/// A mapped region: a pointer and a length, valid until it is unmapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mapping {
+    /// First byte.
+    pub ptr: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: a pointer and a length; what is done with them is the program's affair.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
 /// Where a program's stores go until they are committed.
 pub trait WorkingCopy: Send + Sync {
     /// First byte.

@@ -13,6 +13,7 @@
 //!   acknowledged without it.
 //! - While the register of views is asked, everything goes on as both the old
 //!   and the new view allow it.
+//! - The mirror is another node only in another epoch: each has one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;

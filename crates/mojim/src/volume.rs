@@ -30,32 +30,17 @@ use crate::claim::Claim;
 use crate::config::{Config, Failover, Fallback, Mode, Node, Rounding, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
+use crate::fork::{check_fork, is_forked, watch_forks};
 use crate::forward;
 use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
 use crate::primary::{Piece, Primary, thread_number};
 use crate::reader;
-use crate::region::{EXACT_MAX, MapOptions, Private, Region, WorkingCopy};
+use crate::region::{EXACT_MAX, MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
-
-/// How a region is mapped: flags of [`Volume::map`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MapFlags {
-    /// Make the file if it is not there.
-    pub create: bool,
-    /// What is not committed at unmap or exit is discarded (FAMS 3.1,
-    /// `MAP_ATOMIC`); without it, both are sync points.
-    pub atomic: bool,
-    /// No stores.
-    pub read_only: bool,
-    /// Byte offset in the file, a multiple of the page size.
-    pub offset: u64,
-    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0.
-    pub fixed_at: usize,
-}
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,20 +50,6 @@ pub struct CopyReport {
     /// How safe they are there; `None` where they are not, or not known to be.
     pub level: Option<Level>,
 }
-
-/// A mapped region: a pointer and a length, valid until it is unmapped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mapping {
-    /// First byte.
-    pub ptr: *mut u8,
-    /// Bytes.
-    pub len: usize,
-}
-
-// SAFETY: a pointer and a length; what is done with them is the program's affair.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
 
 pub(crate) struct Inner {
     pub(crate) config: Config,
@@ -131,21 +102,6 @@ static TABLE: Table = Table {
     readers: [const { Stripe(AtomicUsize::new(0)) }; 16],
     change: Mutex::new(()),
 };
-
-/// Set in a forked child: its memory is a copy that must not be committed.
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn after_fork_in_child() {
-    FORKED.store(true, SeqCst);
-}
-
-pub(crate) fn watch_forks() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: registers a handler that only stores to an atomic.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
-    });
-}
 
 impl Table {
     #[inline]
@@ -210,15 +166,6 @@ thread_local! {
 /// LSN of the calling thread's last successful sync point; 0 before the first.
 pub fn last_lsn() -> u64 {
     LAST_LSN.with(Cell::get)
-}
-
-pub(crate) fn check_fork() -> Result<()> {
-    if FORKED.load(Relaxed) {
-        return Err(Error::Unsupported(
-            "this process was forked from the one that attached: its memory is a copy and cannot be committed; attach after the fork".into(),
-        ));
-    }
-    Ok(())
 }
 
 /// Whether `addr` lies in a region.
@@ -1222,7 +1169,7 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
             span.start
         )));
     }
-    if !FORKED.load(Relaxed) && !m.region.atomic && !m.volume.detached.load(Acquire) {
+    if !is_forked() && !m.region.atomic && !m.volume.detached.load(Acquire) {
         sync_range(&m, m.region.clip(span))?;
     }
     unmap_region(&m)

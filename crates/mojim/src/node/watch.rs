@@ -1,8 +1,11 @@
-//! When a primary is gone, and what its mirror does then.
+//! When a primary is gone, and what its mirror does then; and, where that is
+//! configured, a backup when both are.
 //!
 //! Owns the suspicion: how long nothing was heard, from the session and from
-//! the primary's daemon. It may be wrong at no risk: the register decides, and
-//! a primary that is alive finds out that it is none any more.
+//! the daemons. A mirror's may be wrong at no risk: the register decides, and a
+//! primary that is alive finds out that it is none any more. A backup's may not
+//! (`fallback`): what the others acknowledged beyond it is given up, so it waits
+//! for several limits, and a primary that lives holds back sooner than that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

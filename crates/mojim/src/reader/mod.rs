@@ -34,11 +34,12 @@ use crate::config::{Config, ConfigError};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
+use crate::fork::{check_fork, watch_forks};
 use crate::layout;
 use crate::node::readers::MOST_PAGES;
 use crate::os::{Os, block_signals};
+use crate::region::{MapFlags, Mapping};
 use crate::uffd;
-use crate::volume::{MapFlags, Mapping, check_fork, watch_forks};
 
 /// How long the node lets a question wait for something new.
 const HEARTBEAT: Duration = Duration::from_millis(500);

@@ -1,0 +1,39 @@
+//! Forks: a child of a process that attached has a copy of its memory, which
+//! must not be committed.
+//!
+//! Owns the mark by which a child knows that it is one.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use crate::error::{Error, Result};
+
+/// Set in a forked child.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn after_fork_in_child() {
+    FORKED.store(true, Relaxed);
+}
+
+/// From here on children are marked.
+pub(crate) fn watch_forks() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: registers a handler that only stores to an atomic.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    });
+}
+
+/// Whether this process was forked from one that watches.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Relaxed)
+}
+
+pub(crate) fn check_fork() -> Result<()> {
+    if is_forked() {
+        return Err(Error::Unsupported(
+            "this process was forked from the one that attached: its memory is a copy and cannot be committed; attach after the fork".into(),
+        ));
+    }
+    Ok(())
+}
