@@ -386,9 +386,11 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
     for n in [&w, &x, &_c] {
         n.signal("STOP");
     }
+    // Stands for so long that no slow moment of the machine looks like it: at
+    // its pace it would commit some thousand entries.
     await_that("the primary's standstill", || {
         let before = p.count();
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_secs(2));
         (p.count() == before).then_some(())
     });
     for n in [&w, &x, &_c] {
