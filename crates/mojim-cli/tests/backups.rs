@@ -6,41 +6,26 @@
 //! memory and processes.
 
 use std::fs;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ops::Deref;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
 
 mod support;
+use support::home::Home;
 use support::{Process, await_that, link, mojim};
 
 /// Primary `a`, mirror `b`, backups `c` and `d`; no register.
 struct Cluster {
-    dir: PathBuf,
-    memory: PathBuf,
+    home: Home,
 }
 
 impl Cluster {
     fn new(mode: &str, extra: &str) -> Cluster {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "mojim-backups-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
-        let memory = Path::new("/dev/shm").join(&name);
-        let _ = fs::remove_dir_all(&dir);
-        let _ = fs::remove_dir_all(&memory);
-        fs::create_dir_all(&dir).unwrap();
-        fs::create_dir_all(&memory).unwrap();
-        let held = [0; 4].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let ports = held.map(|l| l.local_addr().unwrap().port());
-        let (d, m) = (dir.display(), memory.display());
+        let home = Home::new("backups", 4);
         let mut t = match extra.contains("encrypt") {
-            true => format!("keys = \"{d}/keys\"\n"),
+            true => home.keys_line(),
             false => String::new(),
         };
         t += &format!(
@@ -49,60 +34,20 @@ impl Cluster {
         if !extra.contains("resend_timeout") {
             t += "resend_timeout = \"1s\"\nresend_attempts = 60\n";
         }
-        for (name, port) in ["a", "b", "c", "d"].iter().zip(ports) {
-            t += &format!(
-                "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = \"{d}/{name}\"\nring = \"{m}\"\nlog = {{ size = \"4MiB\" }}\n"
-            );
+        for (name, port) in ["a", "b", "c", "d"].iter().zip(&home.ports) {
+            t += &home.data_node(name, port.number, "size = \"4MiB\"");
         }
-        let c = Cluster { dir, memory };
-        fs::write(c.file(), t).unwrap();
+        home.configure(&t);
         if extra.contains("encrypt") {
-            let out = mojim(&["keys", "--config", c.file().to_str().unwrap()]);
-            assert_eq!(out.status.code(), Some(0));
+            home.make_keys();
         }
-        c
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.join("mojim.toml")
-    }
-
-    fn node(&self, name: &str) -> Process {
-        let file = self.file();
-        let args = ["node", "--config", file.to_str().unwrap(), "--name", name];
-        let mut p = Process::start(&args, &self.dir.join(format!("{name}.txt")));
-        let line = p
-            .line()
-            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
-        assert!(line.contains("is ready at"), "{line}");
-        p
-    }
-
-    /// The program on `node`, attached, and how many entries it found.
-    fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
-        let file = self.file();
-        let base = ["__append", "--config", file.to_str().unwrap(), "--node"];
-        let errors = self.dir.join(format!("program-{node}.txt"));
-        let mut p = Process::start(&[&base[..], &[node], args].concat(), &errors);
-        let line = p.line().unwrap_or_else(|| panic!("{}", p.errors()));
-        assert!(line.starts_with("attached "), "{line}");
-        let found = line.rsplit(' ').next().unwrap().parse().unwrap();
-        (p, found)
-    }
-
-    fn status(&self, node: &str) -> Value {
-        let file = self.file();
-        let out = mojim(&["status", "--config", file.to_str().unwrap(), "--json"]);
-        let v: Value = serde_json::from_slice(&out.stdout).unwrap_or(Value::Null);
-        let nodes = v["volumes"][0]["nodes"].as_array().cloned();
-        let found = nodes.into_iter().flatten().find(|n| n["node"] == node);
-        found.unwrap_or(Value::Null)
+        Cluster { home }
     }
 
     /// Until `node` has applied what `of` has.
     fn await_level(&self, node: &str, of: &str) {
         await_that(&format!("{node} as far as {of}"), || {
-            let (x, y) = (self.status(node), self.status(of));
+            let (x, y) = (self.says(node), self.says(of));
             (y["last_lsn"].is_u64() && x["applied"] == y["last_lsn"] && x["state"] == "whole")
                 .then_some(())
         });
@@ -110,7 +55,7 @@ impl Cluster {
 
     /// Whole copies that the mirror has sent to a backup.
     fn copies(&self, backup: &str) -> u64 {
-        let b = self.status("b");
+        let b = self.says("b");
         let rows = b["backups"].as_array().cloned().unwrap_or_default();
         let row = rows.iter().find(|r| r["node"] == backup);
         row.and_then(|r| r["copies"].as_u64()).unwrap_or(0)
@@ -125,12 +70,10 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.memory);
-        if !std::thread::panicking() {
-            let _ = fs::remove_dir_all(&self.dir);
-        }
+impl Deref for Cluster {
+    type Target = Home;
+    fn deref(&self) -> &Home {
+        &self.home
     }
 }
 
@@ -166,7 +109,7 @@ fn backups_follow_the_mirror_and_come_back_by_log_and_by_copy() {
     for node in ["c", "d"] {
         c.await_level(node, "b");
         c.assert_same(node, "b");
-        assert_eq!(c.status(node)["role"], "backup");
+        assert_eq!(c.says(node)["role"], "backup");
     }
 
     let before = c.copies("c");
@@ -264,7 +207,7 @@ fn a_backup_goes_on_when_primary_and_mirror_are_lost() {
     // The first primary comes back as the mirror of the new one.
     let _a = c.node("a");
     await_that("a follows", || {
-        let is = c.status("a");
+        let is = c.says("a");
         (is["role"] == "mirror" && is["view"]["primary"] == "c").then_some(())
     });
     // While it is told: afterwards nobody is left who sends what it lacks.
@@ -322,7 +265,7 @@ fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
                 p
             });
             while !t.is_finished() {
-                let lag = c.status("b")["backup_lag"].as_u64().unwrap_or(0);
+                let lag = c.says("b")["backup_lag"].as_u64().unwrap_or(0);
                 most = most.max(lag);
             }
             t.join().unwrap()
@@ -419,10 +362,10 @@ fn what_gives_a_copy_to_a_backup_goes_on() {
         });
         let applied = |b: &Value| b["applied"].as_u64().unwrap_or(0);
         let begun = await_that("a copy for c", || {
-            (c.copies("c") > 0).then(|| applied(&c.status("b")))
+            (c.copies("c") > 0).then(|| applied(&c.says("b")))
         });
         await_that("sync points applied beside the copy", || {
-            let b = c.status("b");
+            let b = c.says("b");
             let rows = b["backups"].as_array().cloned().unwrap_or_default();
             let row = rows.into_iter().find(|r| r["node"] == "c")?;
             assert_eq!(row["active"], false, "the copy was too fast");

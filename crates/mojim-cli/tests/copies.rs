@@ -37,7 +37,7 @@ fn verified(c: &Cluster) -> (Option<i32>, Value) {
 /// Bytes that came over the link for the last copy to node b, and those of all files.
 fn came(c: &Cluster) -> (u64, u64, u64) {
     let copy = await_that("the copy", || {
-        let b = c.says(1);
+        let b = c.says("b");
         let done = b["copy"]["running"] == false && b["link"]["up"] == true;
         done.then(|| b["copy"].clone())
     });
@@ -89,7 +89,7 @@ fn a_lost_log_does_not_cost_a_whole_copy() {
     drop(b);
     c.lose_memory("b");
     let _b = c.node("b");
-    assert_eq!(c.says(1)["state"], "empty");
+    assert_eq!(c.says("b")["state"], "empty");
     let (mut program, _) = c.program("a", &["--entries", "1", "--linger"]);
     program.acknowledged(20, 21);
     let (moved, kept, total) = came(&c);

@@ -275,13 +275,13 @@ fn the_old_primary_returns_as_the_mirror() {
         assert!(found >= acknowledged, "{found} of {acknowledged} entries");
         program.acknowledged(found, found + 300);
         await_that("the return of a", || {
-            (c.says(1)["view"]["mirror"] == "a").then_some(())
+            (c.says("b")["view"]["mirror"] == "a").then_some(())
         });
         let s = c.status();
         assert_eq!(s["ok"], true, "{s:#}");
         program.finish();
         c.assert_equal();
-        assert_eq!(c.says(0)["role"], "mirror");
+        assert_eq!(c.says("a")["role"], "mirror");
 
         // And nothing on it passes for the primary any more.
         let out = c.mojim("__append", &["--node", "a"]);
@@ -331,7 +331,7 @@ fn a_program_that_attaches_has_no_link_of_the_one_before() {
     let (mut program, _) = c.program("a", &[]);
     program.acknowledged(0, 50);
     await_that("the link", || {
-        (c.says(0)["link"]["up"] == true).then_some(())
+        (c.says("a")["link"]["up"] == true).then_some(())
     });
     b.kill();
     program.kill();
@@ -547,7 +547,7 @@ fn strangers_are_refused_and_the_node_keeps_serving() {
         noise.clone(),
     ];
     peers.extend((1..40).map(|i| noise[i * 97..i * 97 + i * 31].to_vec()));
-    for port in c.ports {
+    for port in c.ports.iter().map(|p| p.number) {
         for words in &peers {
             let mut s = TcpStream::connect(("127.0.0.1", port)).unwrap();
             s.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -734,7 +734,7 @@ fn a_link_that_is_only_long_is_not_suspected() {
     let _a = c.node("a");
     let b = c.node("b");
     // The program reaches b the long way.
-    let near = format!("127.0.0.1:{}", c.ports[1]);
+    let near = format!("127.0.0.1:{}", c.ports[1].number);
     let port = link::long(near.clone(), Duration::from_millis(200));
     let text = fs::read_to_string(c.file()).unwrap();
     let far = text.replace(&near, &format!("127.0.0.1:{port}"));

@@ -6,22 +6,21 @@
 //! temporary directories, shared memory and processes.
 
 use std::fs;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
 
 mod support;
+use support::home::Home;
 use support::{MOJIM, Process, await_or, await_that, mojim, text};
 
 /// Two nodes with data, `a` and `b`, and a witness, `w`. Where it has a backup,
 /// that is `c`, and there is another witness, `x`.
 struct Cluster {
-    dir: PathBuf,
-    memory: PathBuf,
+    home: Home,
 }
 
 impl Cluster {
@@ -40,23 +39,9 @@ impl Cluster {
     }
 
     fn with(mode: &str, medium: &str, encrypt: Option<bool>, backup: bool) -> Cluster {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "mojim-failover-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
-        let memory = Path::new("/dev/shm").join(&name);
-        let _ = fs::remove_dir_all(&dir);
-        let _ = fs::remove_dir_all(&memory);
-        fs::create_dir_all(&dir).unwrap();
-        fs::create_dir_all(&memory).unwrap();
-        let held = [0; 5].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let ports = held.map(|l| l.local_addr().unwrap().port());
-        let (d, m) = (dir.display(), memory.display());
+        let home = Home::new("failover", 5);
         let mut t = encrypt.map_or(String::new(), |e| {
-            format!("keys = \"{d}/keys\"\nencrypt = {e}\n")
+            format!("{}encrypt = {e}\n", home.keys_line())
         });
         t += &format!(
             "cluster = \"failover\"\nheartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
@@ -69,29 +54,19 @@ impl Cluster {
         if backup {
             t += "backups = [\"c\"]\n";
         }
-        for (i, name) in data.iter().enumerate() {
-            t += &format!(
-                "[node.{name}]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{d}/{name}\"\nring = \"{m}\"\nlog = {{ medium = \"{medium}\", size = \"4MiB\" }}\n",
-                ports[i]
-            );
+        let mut ports = home.ports.iter().map(|p| p.number);
+        for (name, port) in data.iter().zip(&mut ports) {
+            let log = format!("medium = \"{medium}\", size = \"4MiB\"");
+            t += &home.data_node(name, port, log);
         }
-        for (i, name) in witnesses.iter().enumerate() {
-            t += &format!(
-                "[node.{name}]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{d}/{name}\"\nrole = \"witness\"\n",
-                ports[3 + i]
-            );
+        for (name, port) in witnesses.iter().zip(&mut ports) {
+            t += &home.witness(name, port);
         }
-        let c = Cluster { dir, memory };
-        fs::write(c.file(), t).unwrap();
+        home.configure(&t);
         if encrypt.is_some() {
-            let out = mojim(&["keys", "--config", c.file().to_str().unwrap()]);
-            assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+            home.make_keys();
         }
-        c
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.join("mojim.toml")
+        Cluster { home }
     }
 
     /// Changes the configuration of nodes that are started from now on.
@@ -101,70 +76,28 @@ impl Cluster {
         fs::write(self.file(), text.replacen(from, to, 1)).unwrap();
     }
 
-    fn node(&self, name: &str) -> Process {
-        let file = self.file();
-        let args = ["node", "--config", file.to_str().unwrap(), "--name", name];
-        let mut p = Process::start(&args, &self.dir.join(format!("{name}.txt")));
-        let line = p
-            .line()
-            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
-        assert!(line.contains("is ready at"), "{line}");
-        p
-    }
-
-    fn try_program(&self, node: &str, args: &[&str]) -> Option<(Process, u64)> {
-        let file = self.file();
-        let base = [
-            "__append",
-            "--config",
-            file.to_str().unwrap(),
-            "--node",
-            node,
-        ];
-        let errors = self.dir.join(format!("program-{node}.txt"));
-        let mut p = Process::start(&[&base[..], args].concat(), &errors);
-        let line = p.line()?;
-        assert!(line.starts_with("attached "), "{line}");
-        let found = line.rsplit(' ').next().unwrap().parse().unwrap();
-        Some((p, found))
-    }
-
     /// The program, attached as soon as the node is primary; and how many
     /// entries it found.
     fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
         await_or(
             &format!("attaching on {node}"),
-            || self.status(),
-            || self.try_program(node, args),
+            || self.status().to_string(),
+            || self.try_program(node, args).ok(),
         )
     }
 
-    /// What every node says, for a failure's message.
-    fn status(&self) -> String {
-        let file = self.file();
-        let out = mojim(&["status", "--config", file.to_str().unwrap(), "--json"]);
-        text(&out.stdout) + &text(&out.stderr)
+    /// What the register says, as a node reads it.
+    fn register(&self, node: &str) -> Value {
+        self.says(node)["register"].take()
     }
 
-    /// What the register says, as node `i` (0: a, 1: b, 2: c) reads it.
-    fn register(&self, i: usize) -> Value {
-        let out = mojim(&[
-            "status",
-            "--config",
-            self.file().to_str().unwrap(),
-            "--json",
-        ]);
-        let v: Value = serde_json::from_slice(&out.stdout).unwrap_or(Value::Null);
-        v["volumes"][0]["nodes"][i]["register"].clone()
-    }
-
-    fn await_view(&self, i: usize, primary: &str, mirror: Option<&str>) {
+    fn await_view(&self, by: &str, primary: &str, mirror: Option<&str>) {
         let what = format!("the view {primary} and {mirror:?}");
         await_or(
             &what,
-            || self.status(),
+            || self.status().to_string(),
             || {
-                let r = self.register(i);
+                let r = self.register(by);
                 let is = r["primary"]["node"] == primary
                     && match mirror {
                         Some(m) => r["mirror"]["node"] == m,
@@ -175,54 +108,16 @@ impl Cluster {
         );
     }
 
-    /// Up to which LSN node `i` has applied.
-    fn applied(&self, i: usize) -> u64 {
-        let v: Value = serde_json::from_str(&self.status()).unwrap();
-        v["volumes"][0]["nodes"][i]["applied"].as_u64().unwrap()
-    }
-
-    fn assert_equal(&self) {
-        let out = mojim(&[
-            "verify",
-            "--config",
-            self.file().to_str().unwrap(),
-            "--json",
-            "--wait",
-            "60",
-        ]);
-        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stdout));
-    }
-
-    fn logs(&self) -> String {
-        [
-            "a",
-            "b",
-            "c",
-            "w",
-            "program-a",
-            "program-b",
-            "program-c",
-            "run-a",
-            "run-b",
-        ]
-        .map(|n| {
-            let t = fs::read_to_string(self.dir.join(format!("{n}.txt"))).unwrap_or_default();
-            // A program that is tried again and again says the same each time.
-            let mut lines: Vec<&str> = t.lines().collect();
-            lines.dedup();
-            format!("\n--- {n}\n{}\n", lines.join("\n"))
-        })
-        .concat()
+    /// Up to which LSN a node has applied.
+    fn applied(&self, node: &str) -> u64 {
+        self.says(node)["applied"].as_u64().unwrap()
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("{}", self.logs());
-        }
-        let _ = fs::remove_dir_all(&self.dir);
-        let _ = fs::remove_dir_all(&self.memory);
+impl Deref for Cluster {
+    type Target = Home;
+    fn deref(&self) -> &Home {
+        &self.home
     }
 }
 
@@ -253,9 +148,9 @@ fn the_mirror_takes_over(c: &Cluster) {
     q.acknowledged(found, found + 200);
     // The old primary comes back and follows, without being told.
     let _a = c.node("a");
-    c.await_view(1, "b", Some("a"));
+    c.await_view("b", "b", Some("a"));
     assert!(
-        c.try_program("a", &["--entries", "1"]).is_none(),
+        c.try_program("a", &["--entries", "1"]).is_err(),
         "a program attached where the primary is not"
     );
     q.finish();
@@ -299,10 +194,10 @@ fn a_primary_goes_on_without_its_mirror_and_takes_it_back() {
     p.acknowledged(0, 100);
     b.kill();
     p.acknowledged(100, 400);
-    c.await_view(0, "a", None);
+    c.await_view("a", "a", None);
     let _b = c.node("b");
     await_that("the mirror's return", || {
-        let r = c.register(0);
+        let r = c.register("a");
         (r["mirror"]["node"] == "b").then_some(())
     });
     p.acknowledged(400, 500);
@@ -330,7 +225,7 @@ fn a_backup_takes_the_place_of_a_lost_mirror() {
     p.acknowledged(0, 100);
     b.kill();
     let p = p.read_on_counting();
-    c.await_view(0, "a", Some("c"));
+    c.await_view("a", "a", Some("c"));
     // What is acknowledged from here on is on c.
     p.await_more(200);
     a.kill();
@@ -344,12 +239,12 @@ fn a_backup_takes_the_place_of_a_lost_mirror() {
     let q = q.read_on_counting();
     // Neither of the first two was told of anything.
     let mut b = c.node("b");
-    c.await_view(2, "c", Some("b"));
+    c.await_view("c", "c", Some("b"));
     let _a = c.node("a");
     q.await_more(200);
     // The old primary is the backup now: it takes the mirror's place.
     b.kill();
-    c.await_view(2, "c", Some("a"));
+    c.await_view("c", "c", Some("a"));
     q.await_more(200);
     let acknowledged = q.stop();
     let _b = c.node("b");
@@ -359,7 +254,7 @@ fn a_backup_takes_the_place_of_a_lost_mirror() {
         "{acknowledged} were acknowledged, {found} are there"
     );
     q.acknowledged(found, found + 100);
-    c.await_view(2, "c", Some("a"));
+    c.await_view("c", "c", Some("a"));
     c.assert_equal();
     q.finish();
 }
@@ -397,7 +292,7 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
         n.signal("CONT");
     }
     p.await_more(100);
-    let on_backup = c.applied(2);
+    let on_backup = c.applied("c");
     p.stop();
     a.kill();
     b.kill();
@@ -407,7 +302,7 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
     q.acknowledged(found, found + 100);
     let (_a, _b) = (c.node("a"), c.node("b"));
     await_that("a mirror", || {
-        let r = c.register(2);
+        let r = c.register("c");
         (r["primary"]["node"] == "c" && r["mirror"].is_object()).then_some(())
     });
     c.assert_equal();
@@ -426,7 +321,7 @@ fn a_primary_that_slept_commits_nothing_when_it_wakes() {
     p.acknowledged(0, 100);
     p.signal("STOP");
     a.signal("STOP");
-    c.await_view(1, "b", None);
+    c.await_view("b", "b", None);
     let (mut q, found) = c.program("b", &["--entries", "100", "--linger"]);
     q.acknowledged(found, found + 100);
     a.signal("CONT");
@@ -437,7 +332,7 @@ fn a_primary_that_slept_commits_nothing_when_it_wakes() {
         "{acknowledged} were acknowledged, {found} were there when b took over"
     );
     assert_ne!(p.wait(), Some(0), "it went on as if nothing had happened");
-    c.await_view(1, "b", Some("a"));
+    c.await_view("b", "b", Some("a"));
     q.finish();
     c.assert_equal();
 }
@@ -451,11 +346,11 @@ fn neither_a_daemon_nor_a_program_alone_moves_the_primary() {
     let _w = c.node("w");
     let (mut p, _) = c.program("a", &["--pace", "500"]);
     p.acknowledged(0, 50);
-    let before = c.register(1)["version"].clone();
+    let before = c.register("b")["version"].clone();
     a.kill();
     // Several limits' worth of entries.
     p.acknowledged(50, 5000);
-    assert_eq!(c.register(1)["version"], before);
+    assert_eq!(c.register("b")["version"], before);
     let _a = c.node("a");
     p.kill();
     let acknowledged = rest(&mut p).map_or(5000, |last| last + 1);
@@ -545,7 +440,7 @@ int main(int argc, char **argv) {
     assert!(first <= last + 2, "{last}, then {first}");
     // And back: an operator would rather have it on a.
     let _a = c.node("a");
-    c.await_view(1, "b", Some("a"));
+    c.await_view("b", "b", Some("a"));
     let mut on_a = run("a");
     on_b.signal("TERM");
     let mut last = first;
@@ -570,7 +465,7 @@ fn a_mirror_that_comes_and_goes_is_given_up() {
     let _w = c.node("w");
     let (mut p, _) = c.program("a", &["--pace", "200"]);
     p.acknowledged(0, 100);
-    let version = || c.register(0)["version"].as_u64();
+    let version = || c.register("a")["version"].as_u64();
     let before = version();
     let mut rounds = 0;
     while version() == before {
@@ -618,17 +513,17 @@ fn an_old_primary_hears_of_a_promotion_by_hand() {
     stop(&mut b);
     c.rewrite(by_hand, "[volume.v]");
     let _all = ["a", "b", "w"].map(|n| c.node(n));
-    c.await_view(0, "a", Some("b"));
-    assert!(c.try_program("a", &["--entries", "1"]).is_none());
+    c.await_view("a", "a", Some("b"));
+    assert!(c.try_program("a", &["--entries", "1"]).is_err());
     let said = fs::read_to_string(c.dir.join("program-a.txt")).unwrap();
     assert!(said.contains("by hand"), "{said}");
-    assert!(c.try_program("b", &["--entries", "1"]).is_none());
+    assert!(c.try_program("b", &["--entries", "1"]).is_err());
     // A person says which one goes on.
     promote(&["--force", "--yes"]);
     let (mut q, found) = c.program("b", &["--entries", "1", "--linger"]);
     assert_eq!(found, 150);
     q.acknowledged(150, 151);
-    c.await_view(1, "b", Some("a"));
+    c.await_view("b", "b", Some("a"));
     q.finish();
     c.assert_equal();
 }

@@ -7,11 +7,11 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
+use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use mojim::client::Client;
@@ -24,95 +24,46 @@ use mojim_format::{FRAME_LEN, Frame, FrameKind};
 use serde_json::{Value, json};
 
 mod support;
+use support::home::Home;
 use support::{DEADLINE, Process, await_that, mojim, text};
 
 /// Two nodes, `a` and `b`, with keys.
 struct Pair {
-    dir: PathBuf,
-    memory: PathBuf,
+    home: Home,
 }
 
 impl Pair {
     fn new(mode: &str, more: &str) -> Pair {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let id = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let name = format!("mojim-keys-{}-{}", id.0, id.1);
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
-        let memory = Path::new("/dev/shm").join(&name);
-        for d in [&dir, &memory] {
-            let _ = fs::remove_dir_all(d);
-            fs::create_dir_all(d).unwrap();
-        }
-        let held = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let (d, m) = (dir.display(), memory.display());
-        let mut t = format!(
-            "cluster = \"c\"\nkeys = \"{d}/keys\"\n\
-             [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n{more}\n"
+        let home = Home::new("keys", 2);
+        let mut t = home.keys_line();
+        t += &format!(
+            "cluster = \"c\"\n[volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n{more}\n"
         );
-        for (name, listener) in ["a", "b"].iter().zip(&held) {
-            t += &format!(
-                "[node.{name}]\naddress = \"{}\"\ndirectory = \"{d}/{name}\"\nring = \"{m}\"\nlog = {{ medium = \"disk\", size = \"4MiB\" }}\n",
-                listener.local_addr().unwrap()
-            );
+        for (name, port) in ["a", "b"].iter().zip(&home.ports) {
+            t += &home.data_node(name, port.number, "medium = \"disk\", size = \"4MiB\"");
         }
-        fs::write(dir.join("mojim.toml"), t).unwrap();
-        Pair { dir, memory }
-    }
-
-    fn file(&self) -> String {
-        self.dir.join("mojim.toml").display().to_string()
+        home.configure(&t);
+        Pair { home }
     }
 
     fn keys(&self, more: &[&str]) -> std::process::Output {
-        let file = self.file();
-        mojim(&[&["keys", "--config", &file][..], more].concat())
+        self.mojim("keys", more)
     }
 
     fn made(self) -> Pair {
-        let out = self.keys(&[]);
-        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        self.make_keys();
         self
     }
 
     fn config(&self) -> Config {
-        Config::load(Path::new(&self.file())).unwrap_or_else(|e| panic!("{e}"))
+        Config::load(&self.file()).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn node(&self, name: &str) -> Process {
-        let file = self.file();
-        let args = ["node", "--config", &file, "--name", name];
-        let mut p = Process::start(&args, &self.dir.join(format!("{name}.txt")));
-        let line = p
-            .line()
-            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
-        assert!(line.contains("is ready at"), "{line}");
-        p
-    }
-
-    fn program(&self, entries: u64) {
-        let file = self.file();
-        let n = entries.to_string();
-        let args = [
-            "__append",
-            "--config",
-            &file,
-            "--node",
-            "a",
-            "--entries",
-            &n,
-            "--linger",
-        ];
-        let mut p = Process::start(&args, &self.dir.join("program.txt"));
-        let line = p.line().unwrap_or_else(|| panic!("{}", p.errors()));
-        let found = line.strip_prefix("attached ").expect("it attached");
-        let found: u64 = found.rsplit(' ').next().unwrap().parse().unwrap();
+    /// A program on `a` commits so many entries.
+    fn commit(&self, entries: u64) {
+        let (mut p, found) = self.program("a", &["--entries", &entries.to_string(), "--linger"]);
         p.acknowledged(found, found + entries);
         p.finish();
-    }
-
-    fn ask(&self, what: &[&str]) -> std::process::Output {
-        let file = self.file();
-        mojim(&[&[what[0], "--config", &file][..], &what[1..]].concat())
     }
 
     fn os(&self, s: &Subject) -> Arc<dyn Env> {
@@ -125,16 +76,10 @@ impl Pair {
     }
 }
 
-impl Drop for Pair {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            for n in ["a", "b", "program"] {
-                let t = fs::read_to_string(self.dir.join(format!("{n}.txt"))).unwrap_or_default();
-                eprintln!("--- {n}\n{t}");
-            }
-        }
-        let _ = fs::remove_dir_all(&self.dir);
-        let _ = fs::remove_dir_all(&self.memory);
+impl Deref for Pair {
+    type Target = Home;
+    fn deref(&self) -> &Home {
+        &self.home
     }
 }
 
@@ -200,15 +145,15 @@ fn replicates(mode: &str, more: &str) {
     let c = Pair::new(mode, more).made();
     let mut a = c.node("a");
     let _b = c.node("b");
-    c.program(300);
-    let out = c.ask(&["verify", "--json", "--wait", "60"]);
+    c.commit(300);
+    let out = c.mojim("verify", &["--json", "--wait", "60"]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     // The operator's tools, as on a node: with its certificate.
     fs::remove_file(c.dir.join("keys/client.pem")).unwrap();
-    let out = c.ask(&["status", "--json"]);
+    let out = c.mojim("status", &["--json"]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     a.kill();
-    let out = c.ask(&["promote", "--name", "b"]);
+    let out = c.mojim("promote", &["--name", "b"]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
 }
 
@@ -287,7 +232,7 @@ fn a_member_speaks_as_itself_only() {
     let c = Pair::new("sync", "").made();
     let _b = c.node("b");
     // The volume's session is node a's.
-    c.program(10);
+    c.commit(10);
     let client = Subject::Client;
     for (s, said, why) in [
         // Node b's own certificate is no passport for node a's name.
@@ -395,7 +340,7 @@ fn both_ends_need_keys() {
     let args = ["node", "--config", without.to_str().unwrap(), "--name", "b"];
     let mut b = Process::start(&args, &c.dir.join("b.txt"));
     assert!(b.line().is_some());
-    let out = c.ask(&["status"]);
+    let out = c.mojim("status", &[]);
     assert!(
         text(&out.stdout).contains("has it no keys"),
         "{}{}",
@@ -412,12 +357,12 @@ fn strangers_stop_no_link() {
     let _a = c.node("a");
     let b = c.node("b");
     let address = c.config().nodes["b"].address;
-    c.program(50);
+    c.commit(50);
     let held: Vec<TcpStream> = (0..400)
         .filter_map(|_| TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok())
         .collect();
-    c.program(50);
-    let out = c.ask(&["status", "--json"]);
+    c.commit(50);
+    let out = c.mojim("status", &["--json"]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     assert!(b.errors().contains("half open"), "{}", b.errors());
     drop(held);

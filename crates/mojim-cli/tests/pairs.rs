@@ -16,6 +16,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -27,7 +28,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 mod support;
-use support::{Port, Process, await_or, mojim, text};
+use support::home::Home;
+use support::{Process, await_or, mojim, text};
 
 const UNREPLICATED: &str = "\
 ### `unreplicated`
@@ -561,16 +563,24 @@ impl Way {
     }
 }
 
+/// The nodes that a mode needs; a register where it has one.
+fn names(mode: &str, register: bool) -> Vec<&'static str> {
+    match mode {
+        "unreplicated" => vec!["a"],
+        "sync-sec" | "sync-seceth" => vec!["a", "b", "c", "w", "x"],
+        _ if register => vec!["a", "b", "w"],
+        _ => vec!["a", "b"],
+    }
+}
+
 /// Nodes, a link that can be cut, and a program.
 struct Cluster {
     mode: &'static str,
     register: bool,
-    dir: PathBuf,
-    memory: PathBuf,
+    home: Home,
     nodes: HashMap<&'static str, Process>,
     /// Those that are gone for good.
     gone: Vec<&'static str>,
-    ports: Vec<Port>,
     ways: Vec<Way>,
     is_cut: bool,
     writer: Option<Writer>,
@@ -580,32 +590,18 @@ struct Cluster {
 
 impl Cluster {
     fn new(mode: &'static str, register: bool) -> Cluster {
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!(
-            "mojim-pairs-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, SeqCst)
-        );
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
-        let memory = Path::new("/dev/shm").join(&name);
-        // Left behind by a killed run of the same number.
-        let _ = fs::remove_dir_all(&dir);
-        let _ = fs::remove_dir_all(&memory);
         let mut c = Cluster {
             mode,
             register,
-            dir,
-            memory,
+            home: Home::new("pairs", names(mode, register).len()),
             nodes: HashMap::new(),
             gone: Vec::new(),
-            ports: Vec::new(),
             ways: Vec::new(),
             is_cut: false,
             writer: None,
             acknowledged: 0,
         };
         let names = c.names();
-        c.ports = names.iter().map(|_| Port::new()).collect();
         let ports: Vec<u16> = c.ports.iter().map(|p| p.number).collect();
         for name in &names {
             fs::create_dir_all(c.dir.join(name)).unwrap();
@@ -633,14 +629,8 @@ impl Cluster {
         c
     }
 
-    /// The nodes that the mode needs; a register where it has one.
     fn names(&self) -> Vec<&'static str> {
-        match self.mode {
-            "unreplicated" => vec!["a"],
-            "sync-sec" | "sync-seceth" => vec!["a", "b", "c", "w", "x"],
-            _ if self.register => vec!["a", "b", "w"],
-            _ => vec!["a", "b"],
-        }
+        names(self.mode, self.register)
     }
 
     fn has_backup(&self) -> bool {
@@ -981,36 +971,20 @@ impl Cluster {
         self.await_refusal(node, &["--force", "--yes"], "no whole copy");
         assert!(self.attach(node, &["--entries", "1"]).is_none());
     }
+}
 
-    fn logs(&self) -> String {
-        self.names()
-            .into_iter()
-            .chain(["program-a", "program-b", "program-c"])
-            .filter_map(|n| {
-                Some((
-                    n,
-                    fs::read_to_string(self.dir.join(format!("{n}.txt"))).ok()?,
-                ))
-            })
-            .map(|(n, t)| {
-                let mut lines: Vec<&str> = t.lines().collect();
-                lines.dedup();
-                format!("\n--- {n}\n{}\n", lines.join("\n"))
-            })
-            .collect()
+impl Deref for Cluster {
+    type Target = Home;
+    fn deref(&self) -> &Home {
+        &self.home
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("{}", self.logs());
-        }
         self.end_program();
         self.ways.iter().for_each(Way::cut);
         self.nodes.clear();
-        let _ = fs::remove_dir_all(&self.dir);
-        let _ = fs::remove_dir_all(&self.memory);
     }
 }
 

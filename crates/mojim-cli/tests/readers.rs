@@ -8,7 +8,7 @@
 //! directories, shared memory and processes.
 
 use std::fs;
-use std::net::TcpListener;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use mojim::{Config, MapFlags, Mapping, Volume, gmsync};
 
 mod support;
+use support::home::Home;
 use support::{MOJIM, Process, await_that};
 
 const PAGE: usize = 4096;
@@ -64,55 +65,21 @@ fn programs() -> &'static [PathBuf; 2] {
 /// Primary `a`, mirror `b`, backup `c`; small logs, so that checkpoints happen
 /// all the time.
 struct Cluster {
-    dir: PathBuf,
-    memory: PathBuf,
+    home: Home,
 }
 
 impl Cluster {
     fn new() -> Cluster {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "mojim-readers-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
-        let memory = Path::new("/dev/shm").join(&name);
-        for d in [&dir, &memory] {
-            let _ = fs::remove_dir_all(d);
-            fs::create_dir_all(d).unwrap();
-        }
-        let held = [0; 3].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let home = Home::new("readers", 3);
         let mut t = String::from(
             "cluster = \"readers\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n\
              backups = [\"c\"]\nfailover = \"manual\"\nresend_timeout = \"2s\"\n",
         );
-        for (name, port) in ["a", "b", "c"].iter().zip(&held) {
-            t += &format!(
-                "[node.{name}]\naddress = \"{}\"\ndirectory = \"{}/{name}\"\nring = \"{}\"\nlog = {{ size = \"1MiB\" }}\n",
-                port.local_addr().unwrap(),
-                dir.display(),
-                memory.display()
-            );
+        for (name, port) in ["a", "b", "c"].iter().zip(&home.ports) {
+            t += &home.data_node(name, port.number, "size = \"1MiB\"");
         }
-        let c = Cluster { dir, memory };
-        fs::write(c.file(), t).unwrap();
-        c
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.join("mojim.toml")
-    }
-
-    fn node(&self, name: &str) -> Process {
-        let file = self.file();
-        let args = ["node", "--config", file.to_str().unwrap(), "--name", name];
-        let mut p = Process::start(&args, &self.dir.join(format!("{name}.txt")));
-        let line = p
-            .line()
-            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
-        assert!(line.contains("is ready at"), "{line}");
-        p
+        home.configure(&t);
+        Cluster { home }
     }
 
     /// The path of a file of the volume on a node.
@@ -123,11 +90,9 @@ impl Cluster {
 
     /// `mojim run --read` on `node`.
     fn run(&self, node: &str, args: &[&str]) -> Process {
-        let file = self.file();
-        let mut all = vec!["run", "--read", "--config", file.to_str().unwrap()];
-        all.extend(["--name", node, "--", programs()[0].to_str().unwrap()]);
-        all.extend(args);
-        Process::start(&all, &self.dir.join(format!("run-{node}.txt")))
+        let program = programs()[0].to_str().unwrap();
+        let all = [&["--read", "--name", node, "--", program], args].concat();
+        self.start("run", &all, &format!("run-{node}"))
     }
 
     fn watch(&self, node: &str) -> Process {
@@ -136,7 +101,7 @@ impl Cluster {
     }
 
     /// Any other program.
-    fn start(&self, program: &Path, args: &[&str]) -> Process {
+    fn start_program(&self, program: &Path, args: &[&str]) -> Process {
         Process::start_with(&[], &self.dir.join("reader.txt"), |c| {
             let mut own = Command::new(program);
             own.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -145,12 +110,10 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.memory);
-        if !std::thread::panicking() {
-            let _ = fs::remove_dir_all(&self.dir);
-        }
+impl Deref for Cluster {
+    type Target = Home;
+    fn deref(&self) -> &Home {
+        &self.home
     }
 }
 
@@ -250,7 +213,7 @@ fn programs_read_whole_sync_points() {
     let config = config.to_str().unwrap();
     let mut on_b = c.watch("b");
     let mut on_c = c.watch("c");
-    let mut api = c.start(&programs()[1], &["api", config, "b"]);
+    let mut api = c.start_program(&programs()[1], &["api", config, "b"]);
     w.watched(
         vec![("b", &mut on_b), ("c", &mut on_c), ("api", &mut api)],
         1,
@@ -328,7 +291,7 @@ fn without_mojim_a_mixture_is_seen() {
         let len = |p: &str| fs::metadata(p).ok().map(|m| m.len());
         (len(&f)? >= PAGE as u64 && len(&g)? >= PAGE as u64).then_some(())
     });
-    let mut plain = c.start(&programs()[0], &["watch", &f, &g]);
+    let mut plain = c.start_program(&programs()[0], &["watch", &f, &g]);
     let found = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|s| {
         let (plain, found) = (&mut plain, &found);

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net;
 
 pub mod cluster;
+pub mod home;
 pub mod link;
 
 pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");

@@ -1,0 +1,177 @@
+//! A cluster's place on this machine: its directories, its ports, its
+//! configuration, and the `mojim` command on them.
+//!
+//! Owns the directories: when it is dropped they are gone, and where the test
+//! has failed its processes' messages are printed first.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+use super::{Port, Process, mojim, text};
+
+/// Directories on disk and in memory, and a port for each node.
+pub struct Home {
+    pub dir: PathBuf,
+    pub memory: PathBuf,
+    pub ports: Vec<Port>,
+}
+
+impl Home {
+    pub fn new(test: &str, nodes: usize) -> Home {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "mojim-{test}-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        let memory = Path::new("/dev/shm").join(&name);
+        for d in [&dir, &memory] {
+            // Left behind by a killed run of the same number.
+            let _ = fs::remove_dir_all(d);
+            fs::create_dir_all(d).unwrap();
+        }
+        Home {
+            dir,
+            memory,
+            ports: (0..nodes).map(|_| Port::new()).collect(),
+        }
+    }
+
+    /// The configuration of a node with data that listens at `port`; its log
+    /// as in `{ log }`.
+    pub fn data_node(&self, name: &str, port: u16, log: impl Display) -> String {
+        format!(
+            "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ {log} }}\n",
+            self.dir.join(name).display(),
+            self.memory.display(),
+        )
+    }
+
+    /// The same of a witness.
+    pub fn witness(&self, name: &str, port: u16) -> String {
+        format!(
+            "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = \"{}\"\nrole = \"witness\"\n",
+            self.dir.join(name).display(),
+        )
+    }
+
+    /// The line that says where the keys are, for the head of a configuration.
+    pub fn keys_line(&self) -> String {
+        format!("keys = \"{}\"\n", self.dir.join("keys").display())
+    }
+
+    pub fn configure(&self, text: &str) {
+        fs::write(self.file(), text).unwrap();
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.dir.join("mojim.toml")
+    }
+
+    /// `mojim WORD --config FILE ARGS…`, to its end.
+    pub fn mojim(&self, word: &str, args: &[&str]) -> Output {
+        mojim(&[&[word, "--config", self.file().to_str().unwrap()], args].concat())
+    }
+
+    pub fn make_keys(&self) {
+        let out = self.mojim("keys", &[]);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    }
+
+    /// `mojim WORD --config FILE ARGS…`, started; its messages go to `NAME.txt`.
+    pub fn start(&self, word: &str, args: &[&str], name: &str) -> Process {
+        let file = self.file();
+        let all = [&[word, "--config", file.to_str().unwrap()], args].concat();
+        Process::start(&all, &self.dir.join(format!("{name}.txt")))
+    }
+
+    /// A node, ready.
+    pub fn node(&self, name: &str) -> Process {
+        let mut p = self.start("node", &["--name", name], name);
+        let line = p
+            .line()
+            .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));
+        assert!(line.contains("is ready at 127.0.0.1:"), "{line}");
+        p
+    }
+
+    /// The demonstration's program, if it could attach; and how many entries it
+    /// found.
+    pub fn try_program(&self, node: &str, args: &[&str]) -> Result<(Process, u64), String> {
+        let all = [&["--node", node], args].concat();
+        let mut p = self.start("__append", &all, &format!("program-{node}"));
+        let Some(line) = p.line() else {
+            return Err(p.errors());
+        };
+        assert!(line.starts_with("attached "), "{line}");
+        let found = line.rsplit(' ').next().unwrap().parse().unwrap();
+        Ok((p, found))
+    }
+
+    pub fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
+        self.try_program(node, args)
+            .unwrap_or_else(|e| panic!("program on {node}: {e}"))
+    }
+
+    /// What every node says; null where the command says nothing that is JSON.
+    pub fn status(&self) -> Value {
+        let out = self.mojim("status", &["--json"]);
+        serde_json::from_slice(&out.stdout).unwrap_or(Value::Null)
+    }
+
+    /// What one node says of the volume.
+    pub fn says(&self, node: &str) -> Value {
+        let all = self.status()["volumes"][0]["nodes"].take();
+        let nodes = all.as_array().into_iter().flatten();
+        let mut found = nodes.filter(|n| n["node"] == node).cloned();
+        found.next().unwrap_or(Value::Null)
+    }
+
+    /// All copies are the same, once they have come as far.
+    pub fn assert_equal(&self) -> Value {
+        let out = self.mojim("verify", &["--json", "--wait", "60"]);
+        assert_eq!(
+            out.status.code(),
+            Some(0),
+            "{} {}",
+            text(&out.stdout),
+            self.logs()
+        );
+        let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(v["equal"], true, "{v}");
+        v
+    }
+
+    /// What every process has said on its standard error.
+    pub fn logs(&self) -> String {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = entries.map(|e| e.path()).collect();
+        files.retain(|f| f.extension().is_some_and(|e| e == "txt"));
+        files.sort();
+        let mut all = String::new();
+        for f in files {
+            let t = fs::read_to_string(&f).unwrap_or_default();
+            // A program that is tried again and again says the same each time.
+            let mut lines: Vec<&str> = t.lines().collect();
+            lines.dedup();
+            all += &format!("\n--- {}\n{}\n", f.display(), lines.join("\n"));
+        }
+        all
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(&self.memory);
+    }
+}
