@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::world::{CrashKind, World};
 
-/// The node that is a backup; those before it are the view's.
+/// The node that is a backup at first; those before it are the view's.
 pub const BACKUP: usize = 2;
 
 /// One operation of a sync point, with bytes of its own.
@@ -134,10 +134,10 @@ pub fn apply(files: &mut Files, changes: &[Change]) {
 #[derive(Debug, Clone, Copy)]
 pub struct Acked {
     rule: AckRule,
-    /// Who was primary.
-    by: usize,
-    /// How often each node of the view had failed by then.
-    failures: [u32; 2],
+    /// Who was primary, and who was its mirror.
+    pair: [usize; 2],
+    /// How often each node had failed by then.
+    failures: [u32; 3],
 }
 
 /// One sync point: a state of the volume.
@@ -179,6 +179,8 @@ struct Copy {
     mixed: usize,
     /// Applied LSN and state at the last comparison.
     compared: Option<usize>,
+    /// It is a backup; with what was applied when it became one.
+    backup: Option<usize>,
 }
 
 /// The history of one volume.
@@ -189,6 +191,8 @@ pub struct Checker {
     /// The newest point that the application was told is safe.
     pub floor: usize,
     copies: [Copy; 3],
+    /// The nodes of the view.
+    pub view: [bool; 3],
     /// Sync points acknowledged.
     pub acks: u64,
     /// Times that acknowledged sync points were lost to more failures than
@@ -212,11 +216,14 @@ impl Default for Checker {
             acked: None,
             settled: true,
         };
+        let mut copies: [Copy; 3] = Default::default();
+        copies[BACKUP].backup = Some(0);
         Checker {
             points: vec![root],
             by: BTreeMap::new(),
             floor: 0,
-            copies: Default::default(),
+            copies,
+            view: [true, true, false],
             acks: 0,
             excused: 0,
             compared: 0,
@@ -453,14 +460,17 @@ impl Checker {
         }
     }
 
-    /// The copies on which an acknowledgement rests: not a backup's.
-    fn members(&self) -> &[Copy] {
-        &self.copies[..BACKUP]
+    /// The copies on which what is acknowledged rests: of the nodes of the view
+    /// in which it was, and of the present one. Not a backup's.
+    fn members(&self) -> impl Iterator<Item = &Copy> {
+        let acked = self.points[self.floor].acked;
+        let of_it = move |n| acked.is_some_and(|a| a.pair.contains(&n));
+        let copies = self.copies.iter().enumerate();
+        copies.filter_map(move |(n, c)| (self.view[n] || of_it(n)).then_some(c))
     }
 
     fn is_covered(&self) -> bool {
         self.members()
-            .iter()
             .any(|c| c.hold.kill.is_some_and(|h| self.is_within(self.floor, h)))
     }
 
@@ -473,7 +483,6 @@ impl Checker {
             "3: acknowledged {} is on no copy any more, without a failure: {:?}",
             self.text(self.floor),
             self.members()
-                .iter()
                 .map(|c| c.hold.kill.map(|h| self.text(h)))
                 .collect::<Vec<_>>()
         ))
@@ -493,7 +502,6 @@ impl Checker {
         let lost = self.floor;
         let left = self
             .members()
-            .iter()
             .filter_map(|c| c.hold.kill)
             .map(|h| self.common(lost, h))
             .max_by_key(|p| self.points[*p].last)
@@ -501,12 +509,12 @@ impl Checker {
         let a = self.points[lost].acked.expect("the floor is acknowledged");
         let failed = |n: usize| self.copies[n].failures > a.failures[n];
         let excused = if a.rule.mirror {
-            failed(0) && failed(1)
+            a.pair.into_iter().all(failed)
         } else {
             // Its hold on a persistent medium only shrinks when the copy is
             // replaced, which `covered` watches; so this was memory, or the
             // other node's copy was the last.
-            failed(a.by)
+            failed(a.pair[0])
         };
         if !excused {
             return Err(format!(
@@ -522,19 +530,21 @@ impl Checker {
 
     /// The floor is now `p`, after a loss that is excused.
     fn settle(&mut self, p: usize) {
+        let lost = self.points[self.floor].acked;
+        let pair = lost.expect("the floor is acknowledged").pair;
         self.floor = p;
         let failures = self.failures();
         if self.points[p].acked.is_none() {
             self.points[p].acked = Some(Acked {
                 rule: AckRule::BOTH,
-                by: 0,
+                pair,
                 failures,
             });
         }
     }
 
-    fn failures(&self) -> [u32; 2] {
-        [0, 1].map(|n| self.copies[n].failures)
+    fn failures(&self) -> [u32; 3] {
+        [0, 1, 2].map(|n| self.copies[n].failures)
     }
 
     /// A primary began an epoch with `tail`: it must have every acknowledged
@@ -600,8 +610,16 @@ impl Checker {
         }
     }
 
-    /// The application learned that `p` is safe.
-    pub fn acked(&mut self, n: usize, p: usize, rule: AckRule, persistent: [bool; 3]) -> Checked {
+    /// The application on the first of `pair` learned that `p` is safe, the
+    /// other being the mirror.
+    pub fn acked(
+        &mut self,
+        pair: [usize; 2],
+        p: usize,
+        rule: AckRule,
+        persistent: [bool; 3],
+    ) -> Checked {
+        let [n, mirror] = pair;
         let has = |c: &Copy, persistent: bool| {
             let h = if persistent {
                 c.hold.power
@@ -617,21 +635,21 @@ impl Checker {
             ));
         }
         let mut failures = self.failures();
-        let mut was = self.copies[1 - n].was.iter().rev();
-        if !rule.mirror || has(&self.copies[1 - n], persistent[1 - n]) {
+        let mut was = self.copies[mirror].was.iter().rev();
+        if !rule.mirror || has(&self.copies[mirror], persistent[mirror]) {
         } else if let Some(&(_, before)) = was.find(|(had, _)| self.is_within(p, *had)) {
             // It failed after it acknowledged.
-            failures[1 - n] = before;
+            failures[mirror] = before;
         } else {
             return Err(format!(
                 "2: {} is acknowledged, but not in the mirror's log, which has {:?}",
                 self.text(p),
-                self.copies[1 - n].hold
+                self.copies[mirror].hold
             ));
         }
         self.points[p].acked = Some(Acked {
             rule,
-            by: n,
+            pair,
             failures,
         });
         if self.points[p].last > self.points[self.floor].last {
@@ -694,6 +712,14 @@ impl Checker {
         self.copies[n].was.clear();
     }
 
+    /// Node `n` follows, as a backup or as a mirror, or is a primary. A mirror
+    /// may have applied what was not committed when it gave its copy to a
+    /// primary that did not come up: as a backup it has that until it is told.
+    pub fn follows(&mut self, n: usize, backup: bool) {
+        let c = &mut self.copies[n];
+        c.backup = backup.then_some(c.backup.unwrap_or(c.applied));
+    }
+
     /// Notes what is applied.
     pub fn looked(&mut self, n: usize, store: &Store) -> Checked {
         let history = store.history();
@@ -703,7 +729,8 @@ impl Checker {
                 store.applied()
             ));
         };
-        if n == BACKUP && !self.points[a].settled {
+        let backup = self.copies[n].backup;
+        if backup.is_some_and(|had| !self.points[a].settled && !self.is_within(a, had)) {
             return Err(format!(
                 "backup: {} is applied, but was never committed",
                 self.text(a)
@@ -783,7 +810,7 @@ impl Checker {
 
     /// Whether no copy is bound to hold anything.
     pub fn all_lost(&self) -> bool {
-        self.members().iter().all(|c| c.hold.kill.is_none())
+        self.members().all(|c| c.hold.kill.is_none())
     }
 
     /// Whether something acknowledged was lost to failures that no mode

@@ -1,5 +1,8 @@
-//! Two nodes, in a third of the seeds a backup, an application and an operator,
-//! driven step by step.
+//! Two nodes, in many seeds a third one, an application and an operator, driven
+//! step by step.
+//!
+//! With a register of views, each of three nodes may be primary, mirror and
+//! backup; without one the third is the backup.
 //!
 //! Owns what real threads and people would do: appending sync points, moving
 //! lanes, sessions and checkpoints, accepting links, failing, restarting,
@@ -98,11 +101,15 @@ pub enum Mutation {
     ForgetFloors,
     /// Backups: what changes while a copy is read is not sent again.
     ForgetChanges,
+    /// Succession: the new mirror's session begins in the old epoch.
+    KeepEpoch,
+    /// Succession: an attach speaks to the configured mirror.
+    AskConfigured,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 19] = [
+    pub const ALL: [(Mutation, &'static str); 21] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -131,6 +138,8 @@ impl Mutation {
         (Mutation::IgnorePause, "ignore_pause"),
         (Mutation::ForgetFloors, "forget_floors"),
         (Mutation::ForgetChanges, "forget_changes"),
+        (Mutation::KeepEpoch, "keep_epoch"),
+        (Mutation::AskConfigured, "ask_configured"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -142,7 +151,12 @@ impl Mutation {
                 | Mutation::StaleMember
                 | Mutation::NoFence
                 | Mutation::AdmitEarly
-        )
+        ) || self.is_of_succession()
+    }
+
+    /// Whether it breaks a rule by which a backup takes a mirror's place.
+    fn is_of_succession(self) -> bool {
+        matches!(self, Mutation::KeepEpoch | Mutation::AskConfigured)
     }
 
     /// Whether it breaks a rule of backups.
@@ -156,7 +170,7 @@ impl Mutation {
                 | Mutation::IgnorePause
                 | Mutation::ForgetFloors
                 | Mutation::ForgetChanges
-        )
+        ) || self.is_of_succession()
     }
 
     /// What the checker's reports of it begin with: bytes that a failed sync
@@ -177,6 +191,8 @@ impl Mutation {
             | Mutation::ForgetFloors => &["backup:"],
             Mutation::ForwardAcrossTerms => &["backup:", "4:"],
             Mutation::IgnorePause | Mutation::ForgetChanges => &["4:"],
+            // Somebody waits for a node that does not take part.
+            Mutation::KeepEpoch | Mutation::AskConfigured => &["live:", "3:"],
             _ => &["2:", "3:"],
         }
     }
@@ -207,6 +223,8 @@ pub struct Setup {
     pub backup: bool,
     /// Bytes that may wait for it (`secondary_threshold`).
     pub secondary: u64,
+    /// No disk fails.
+    pub sound: bool,
 }
 
 impl Setup {
@@ -242,6 +260,7 @@ impl Setup {
             limit: *rng.pick(&[20 * MS, 300 * MS, 5000 * MS]),
             backup: false,
             secondary: u64::MAX,
+            sound: false,
         }
     }
 
@@ -249,10 +268,17 @@ impl Setup {
     /// one stay as they are.
     fn draw_backup(&mut self, rng: &mut Rng, always: bool) {
         use MediumKind::{Disk, Dram, Pmem};
-        if !self.replicated() || !(rng.below(3) == 0 || always) {
+        if !self.replicated() || !(rng.below(3) == 0 || always || self.views && rng.coin()) {
             return;
         }
         self.backup = true;
+        if self.views {
+            // Time enough for a mirror to be given up and replaced, and again.
+            self.limit = *rng.pick(&[20 * MS, 50 * MS, 100 * MS, 300 * MS]);
+            self.steps += rng.between(1000, 10_000);
+            self.trouble = *rng.pick(&[0, 100, 200, 400]);
+            self.sound = rng.below(4) != 0;
+        }
         self.log[BACKUP] = *rng.pick(&[64, 64, 128, 256]) << 10;
         self.medium[BACKUP] = *rng.pick(&[Disk, Dram, Pmem]);
         self.secondary = *rng.pick(&[u64::MAX, 32 << 10, 8 << 10, 1 << 10]);
@@ -349,6 +375,10 @@ pub struct Backups {
     pub stalls: u64,
     /// Openings of a log that began with what was kept for a backup.
     pub held: u64,
+    /// Backups that took the place of a mirror.
+    pub mirrors: u64,
+    /// Of these, the ones that then became primary.
+    pub primaries: u64,
 }
 
 /// A sync point whose outcome the application awaits.
@@ -383,6 +413,10 @@ pub struct Cluster {
     longest: u64,
     /// Where the program runs: as the operator wants it, or as the register says.
     primary: usize,
+    /// The last primary that had a mirror, and the mirror.
+    pair: [usize; 2],
+    /// The mirror, if it was a backup before.
+    risen: Option<usize>,
     register: Arc<Mutex<SimRegister>>,
     mutation: Option<Mutation>,
     calm: bool,
@@ -391,6 +425,12 @@ pub struct Cluster {
     /// A node whose promotion failed at its end: it may have happened.
     half_promoted: Option<usize>,
     names: u64,
+}
+
+/// The node of this name.
+fn node(name: &str) -> usize {
+    let n = NAMES.iter().position(|x| *x == name);
+    n.expect("one of them")
 }
 
 fn address(n: usize) -> SocketAddr {
@@ -413,20 +453,23 @@ impl Cluster {
         if of_backups && !setup.replicated() {
             setup.mode = Mode::Sync;
         }
+        if mutation.is_some_and(Mutation::is_of_views) {
+            setup.mode = Mode::Sync;
+            setup.views = true;
+        }
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
         let mut faults = Faults::draw(&mut rng);
+        if setup.sound {
+            faults.read_error = 0;
+            faults.write_error = 0;
+            faults.sync_error = 0;
+        }
         match mutation {
             Some(Mutation::IgnoreFailedSync) => {
                 faults.sync_error = faults.sync_error.max(30);
                 setup.trouble = setup.trouble.max(400);
             }
-            Some(m) => {
-                setup.trouble = setup.trouble.max(400);
-                if m.is_of_views() {
-                    setup.mode = Mode::Sync;
-                    setup.views = true;
-                }
-            }
+            Some(_) => setup.trouble = setup.trouble.max(400),
             None => {}
         }
         let register = SimRegister::new(rng.next_u64());
@@ -453,6 +496,8 @@ impl Cluster {
             nodes: [node(), node(), node()],
             longest: 0,
             primary: 0,
+            pair: [0, 1],
+            risen: None,
             register: Arc::new(Mutex::new(register)),
             mutation,
             calm: false,
@@ -501,12 +546,74 @@ impl Cluster {
         if self.setup.views {
             let reg = lock(&self.register).now.clone();
             if let Some(p) = reg.primary {
-                self.primary = NAMES
-                    .iter()
-                    .position(|x| *x == p.node)
-                    .expect("one of them");
+                self.primary = node(&p.node);
             }
         }
+    }
+
+    /// Whether every node may be anything.
+    fn is_free(&self) -> bool {
+        self.setup.views && self.setup.backup
+    }
+
+    /// Whom the configuration names beside node `n`.
+    fn peer(&self, n: usize) -> usize {
+        usize::from(n == 0)
+    }
+
+    /// The mirror, or who is to be it: the register's, or whom the primary
+    /// speaks to.
+    fn mirror(&self) -> usize {
+        let named = lock(&self.register).now.mirror.clone();
+        let named = named.map(|m| node(&m.node));
+        if let Some(n) = named.filter(|n| *n != self.primary) {
+            return n;
+        }
+        match &self.nodes[self.primary].role {
+            Role::Primary(p) => node(p.session.peer()),
+            _ => self.peer(self.primary),
+        }
+    }
+
+    /// The third node.
+    fn backup(&self) -> usize {
+        let (primary, mirror) = (self.primary, self.mirror());
+        let mut others = (0..3).filter(|n| *n != primary && *n != mirror);
+        others.next().expect("two of three")
+    }
+
+    /// One of the nodes that may be primary.
+    fn some_node(&mut self) -> usize {
+        let most = match self.is_free() {
+            true => 3,
+            false => 2,
+        };
+        self.rng.below(most) as usize
+    }
+
+    /// What the checker is to know of the view.
+    fn follow_view(&mut self) {
+        if !self.is_free() {
+            return;
+        }
+        let reg = lock(&self.register).now.clone();
+        let Some(primary) = reg.primary else {
+            return;
+        };
+        let primary = node(&primary.node);
+        self.check.view = [0, 1, 2].map(|n| n == primary);
+        let Some(mirror) = reg.mirror.map(|m| node(&m.node)) else {
+            return;
+        };
+        self.check.view[mirror] = true;
+        if !self.pair.contains(&mirror) {
+            self.note(|| format!("the backup {} is the mirror", NAMES[mirror]));
+            self.backups.mirrors += 1;
+            self.risen = Some(mirror);
+        } else if self.risen != Some(mirror) {
+            self.risen = None;
+        }
+        self.pair = [primary, mirror];
     }
 
     fn store_spec(&self, n: usize) -> StoreSpec {
@@ -594,6 +701,8 @@ impl Cluster {
                 Mutation::IgnorePause => &store.mutations.ignore_pause,
                 Mutation::ForgetFloors => &store.mutations.forget_floors,
                 Mutation::ForgetChanges => &store.mutations.forget_changes,
+                Mutation::KeepEpoch => &store.mutations.keep_epoch,
+                Mutation::AskConfigured => &store.mutations.ask_configured,
             };
             switch.store(true, Relaxed);
         }
@@ -623,8 +732,9 @@ impl Cluster {
                     self.check.promoted(n, &store, store.tail(), lossy)?;
                 }
                 // The other node may have come back as the primary it was.
-                self.world.kill(NAMES[1 - n]);
-                self.observe(1 - n)?;
+                let other = self.peer(n);
+                self.world.kill(NAMES[other]);
+                self.observe(other)?;
                 self.primary = n;
             }
         }
@@ -635,7 +745,7 @@ impl Cluster {
         self.follow_register();
         if n != self.primary {
             let m = Arc::new(Mirror::new(store, NAMES[n], self.setup.secondary));
-            self.forward(n, m.clone(), false);
+            self.forward(n, m.clone());
             self.nodes[n].role = Role::Mirror(Box::new(Mir {
                 m,
                 listener,
@@ -646,19 +756,21 @@ impl Cluster {
             return self.observe(n);
         }
         let p = Arc::new(Primary::new(store, self.primary_spec()));
-        let peer = Peer {
-            name: NAMES[1 - n].into(),
-            address: Address::Tcp(address(1 - n)),
+        self.check.follows(n, false);
+        let peer = |to: usize| Peer {
+            name: NAMES[to].into(),
+            address: Address::Tcp(address(to)),
             shared: false,
         };
-        let session = Session::attach(p.clone(), NAMES[n], peer.clone());
+        let session = Session::attach(p.clone(), NAMES[n], peer(self.peer(n)));
         let errands = SimErrands::default();
         let session = match self.setup.views {
             false => session,
             true => {
                 let carried = Box::new(errands.clone());
                 let claim = Claim::new(self.views(n), carried, self.setup.limit);
-                match session.with_views(claim, vec![peer]) {
+                let others = (0..self.setup.nodes()).filter(|to| *to != n);
+                match session.with_views(claim, others.map(peer).collect()) {
                     Ok(s) => s,
                     Err(e) => return self.failed_start(n, &e),
                 }
@@ -682,13 +794,11 @@ impl Cluster {
 
     /// As the daemon and the program do: to each other node that holds the
     /// volume, as long as this one is who forwards.
-    fn forward(&mut self, n: usize, source: Arc<dyn Source>, program: bool) {
-        if !self.setup.backup || n == BACKUP {
+    fn forward(&mut self, n: usize, source: Arc<dyn Source>) {
+        if !self.setup.backup {
             return;
         }
-        // A program leaves its mirror to its session.
-        let other = (!program).then_some(1 - n);
-        for to in [BACKUP].into_iter().chain(other) {
+        for to in (0..3).filter(|to| *to != n) {
             let there = Address::Tcp(address(to));
             self.nodes[n].forwards.push(Forwarding {
                 to,
@@ -717,6 +827,7 @@ impl Cluster {
 
     /// The node's process ended, one way or another.
     fn fallen(&mut self, n: usize) -> Checked {
+        self.follow_view();
         let kind = self.world.crashed(NAMES[n]).unwrap_or(CrashKind::Kill);
         self.note(|| format!("node {} {}", NAMES[n], crash_text(kind)));
         if let Role::Primary(p) = &self.nodes[n].role {
@@ -768,12 +879,17 @@ impl Cluster {
             1 => 4000 * MS,
             _ => MS * self.rng.between(1, 500) as u32,
         };
+        let wait = match self.is_free() {
+            true => wait.min(self.setup.limit * 2),
+            false => wait,
+        };
         self.nodes[n].restart = self.world.now() + wait;
         self.check.crashed(n, kind, limit, had)
     }
 
     /// After anything that node `n` did: what do we see?
     fn observe(&mut self, n: usize) -> Checked {
+        self.follow_view();
         // What a dead process believes it did is not seen by anyone.
         if self.world.crashed(NAMES[n]).is_none() {
             return self.look(n);
@@ -848,6 +964,9 @@ impl Cluster {
                     self.check.resumed(n);
                 }
                 let m = m.m.clone();
+                if !m.greeted().is_empty() {
+                    self.check.follows(n, m.is_backup());
+                }
                 let logs = m.store.logs();
                 let persisted = m.store.level().is_persistent()
                     && logs.iter().all(|l| l.persisted() >= l.head());
@@ -903,6 +1022,7 @@ impl Cluster {
         };
         let (p, persistent) = (prim.p.clone(), self.setup.persistent());
         let rule = p.rule();
+        let pair = [n, node(prim.session.peer())];
         let became = p.is_ready() && !prim.ready;
         if became {
             // What was adopted is shown to the application from now on.
@@ -913,10 +1033,10 @@ impl Cluster {
                 None => adopted,
                 Some(_) => return Err("attached with sync points under way".into()),
             };
-            self.check.acked(n, adopted, rule, persistent)?;
+            self.check.acked(pair, adopted, rule, persistent)?;
         }
         if became {
-            self.forward(n, p.clone(), true);
+            self.forward(n, p.clone());
         }
         let Role::Primary(prim) = &mut self.nodes[n].role else {
             return Ok(());
@@ -927,7 +1047,7 @@ impl Cluster {
         {
             let point = f.point;
             prim.pending.pop_front();
-            self.check.acked(n, point, rule, persistent)?;
+            self.check.acked(pair, point, rule, persistent)?;
             self.check.acks += 1;
         }
         Ok(())
@@ -936,11 +1056,11 @@ impl Cluster {
     /// One random step of the phase with faults.
     fn step(&mut self) -> Checked {
         let roll = self.rng.below(100);
-        let n = self.rng.below(2) as usize;
+        let n = self.some_node();
         match roll {
             0..=24 => self.append(self.runs(n))?,
             25..=54 => drop(self.turn(self.primary)?),
-            55..=84 => drop(self.turn(1 - self.primary)?),
+            55..=84 => drop(self.turn(self.mirror())?),
             85..=95 => self.pass()?,
             96 => self.checkpoint(n, self.rng.clone().below(3) == 0)?,
             97 => self.patience(),
@@ -949,29 +1069,77 @@ impl Cluster {
         if self.setup.backup {
             self.backup_step()?;
         }
-        if self.setup.views && self.rng.below(100_000) < self.setup.trouble {
+        if self.setup.views && self.is_time_for_trouble() {
             // A suspicion, wrong more often than not.
-            self.take_over(1 - self.primary)?;
+            self.take_over(self.mirror())?;
         }
-        if self.rng.below(100_000) < self.setup.trouble {
+        if self.is_time_for_trouble() {
             self.trouble()?;
         }
         Ok(())
     }
 
+    /// Where the nodes change places most of the trouble is of that kind, and
+    /// there is something to lose first.
+    fn is_time_for_trouble(&mut self) -> bool {
+        let of = match self.is_free() {
+            true if self.appended == 0 => return false,
+            true => 400_000,
+            false => 100_000,
+        };
+        self.rng.below(of) < self.setup.trouble
+    }
+
     /// What backups add to a step.
     fn backup_step(&mut self) -> Checked {
         match self.rng.below(20) {
-            0..=7 => drop(self.turn(BACKUP)?),
+            0..=7 => drop(self.turn(self.backup())?),
             8..=12 => drop(self.forward_turn(self.primary)?),
-            13..=17 => drop(self.forward_turn(1 - self.primary)?),
-            18 => self.checkpoint(BACKUP, self.rng.clone().below(3) == 0)?,
-            _ => {}
+            13..=17 => drop(self.forward_turn(self.mirror())?),
+            18 => self.checkpoint(self.backup(), self.rng.clone().below(3) == 0)?,
+            _ => drop(self.forward_turn(self.backup())?),
         }
-        if self.rng.below(100_000) < self.setup.trouble {
+        if self.is_time_for_trouble() {
             self.backup_trouble()?;
         }
+        if !self.is_free() {
+            return Ok(());
+        }
+        // A session takes hundreds of turns to begin.
+        for _ in 0..3 {
+            let n = self.some_node();
+            self.turn(n)?;
+            self.forward_turn(n)?;
+        }
+        if self.appended > 0 && self.rng.below(100_000) < self.setup.trouble {
+            self.succession()?;
+        }
         Ok(())
+    }
+
+    /// The mirror or the primary goes, for longer than anybody waits for it.
+    fn succession(&mut self) -> Checked {
+        let (mirror, primary) = (self.mirror(), self.primary);
+        let most = match self.risen == Some(mirror) {
+            true => 2,
+            false => 5,
+        };
+        let lost = match self.rng.below(most) {
+            0 => primary,
+            _ => mirror,
+        };
+        match self.rng.coin() {
+            true => self.world.kill(NAMES[lost]),
+            false => self.lose_power(lost)?,
+        }
+        self.observe(lost)?;
+        let away = self.setup.limit * self.rng.between(1, 12) as u32;
+        let node = &mut self.nodes[lost];
+        node.restart = node.restart.max(self.world.now() + away);
+        match lost == primary {
+            true => self.take_over(mirror),
+            false => Ok(()),
+        }
     }
 
     /// One turn of one of the threads that forward.
@@ -1010,14 +1178,19 @@ impl Cluster {
             8 => MS * self.rng.between(1, 50) as u32,
             _ => MS * self.rng.between(50, 400) as u32,
         };
-        self.world.advance(by);
+        let most = match self.is_free() {
+            // Longer is a failure of every link.
+            true => self.setup.limit / 4,
+            false => Duration::MAX,
+        };
+        self.world.advance(by.min(most));
         Ok(())
     }
 
     /// A process that has ended, or whose store failed, starts again.
     fn restarts(&mut self) -> Checked {
         self.follow_register();
-        for n in 0..2 {
+        for n in 0..3 {
             self.hand_over(n)?;
         }
         if self.setup.views && matches!(self.nodes[self.primary].role, Role::Mirror(_)) {
@@ -1205,7 +1378,7 @@ impl Cluster {
             && prim.session.is_attaching()
             && !prim.p.is_ready()
             && !prim.session.is_active()
-            && self.world.now() - prim.since > 500 * MS
+            && (self.setup.views || self.world.now() - prim.since > 500 * MS)
             && prim.session.fatal().is_none()
             && prim.epoch == 0
         {
@@ -1365,7 +1538,9 @@ impl Cluster {
 
     /// Something goes wrong, or someone intervenes.
     fn trouble(&mut self) -> Checked {
-        let n = self.rng.below(2) as usize;
+        let pair = [self.primary, self.mirror()];
+        let i = self.rng.below(2) as usize;
+        let (n, other) = (pair[i], pair[1 - i]);
         let name = NAMES[n];
         let kind = match self.rng.coin() {
             true => CrashKind::Kill,
@@ -1382,30 +1557,26 @@ impl Cluster {
                 return self.observe(n);
             }
             3 | 4 => {
-                self.world.power_loss(name);
-                if matches!(self.nodes[n].role, Role::Down) {
-                    return self.check.crashed(n, CrashKind::Power, None, None);
-                }
-                return self.observe(n);
+                return self.lose_power(n);
             }
             5..=8 => self.world.arm_crash(name, after, kind),
             9 => self.world.arm_crash_on_send(name, after.min(30), kind),
             10 => {
-                self.world.partition(name, NAMES[1 - n], oneway, true);
+                self.world.partition(name, NAMES[other], oneway, true);
                 if self.setup.views && self.rng.coin() {
                     lock(&self.register).cut[n] = true;
                 }
             }
             11..=13 => {
-                self.world.partition("a", "b", false, false);
-                lock(&self.register).cut = [false; 2];
+                self.world.partition(name, NAMES[other], false, false);
+                lock(&self.register).cut = [false; 3];
             }
-            14 => self.world.reset_connections("a", "b"),
-            15 | 16 if self.setup.views => return self.take_over(1 - self.primary),
+            14 => self.world.reset_connections(name, NAMES[other]),
+            15 | 16 if self.setup.views => return self.take_over(other),
             15 | 16 => return self.promote(),
             17 | 18 => return self.detach(),
             _ => {
-                for n in 0..2 {
+                for n in pair {
                     self.world.kill(NAMES[n]);
                     self.observe(n)?;
                 }
@@ -1414,10 +1585,20 @@ impl Cluster {
         Ok(())
     }
 
+    fn lose_power(&mut self, n: usize) -> Checked {
+        self.world.power_loss(NAMES[n]);
+        match self.nodes[n].role {
+            Role::Down => self.check.crashed(n, CrashKind::Power, None, None),
+            _ => self.observe(n),
+        }
+    }
+
     /// Something goes wrong with the backup or its links.
     fn backup_trouble(&mut self) -> Checked {
-        let (n, name) = (BACKUP, NAMES[BACKUP]);
-        let other = self.rng.below(2) as usize;
+        let n = self.backup();
+        let name = NAMES[n];
+        let pair = [self.primary, self.mirror()];
+        let other = *self.rng.pick(&pair);
         let kind = match self.rng.coin() {
             true => CrashKind::Kill,
             false => CrashKind::Power,
@@ -1432,11 +1613,7 @@ impl Cluster {
                 self.observe(n)?;
             }
             3 | 4 => {
-                self.world.power_loss(name);
-                if matches!(self.nodes[n].role, Role::Down) {
-                    return self.check.crashed(n, CrashKind::Power, None, None);
-                }
-                self.observe(n)?;
+                self.lose_power(n)?;
             }
             5..=7 => self.world.arm_crash(name, after, kind),
             8 => {
@@ -1449,12 +1626,14 @@ impl Cluster {
             }
             9 => {
                 // Cut off for good, or until somebody mends it.
-                self.world.partition(name, "a", false, true);
-                self.world.partition(name, "b", false, true);
+                for other in pair {
+                    self.world.partition(name, NAMES[other], false, true);
+                }
             }
             10..=12 => {
-                self.world.partition(name, "a", false, false);
-                self.world.partition(name, "b", false, false);
+                for other in pair {
+                    self.world.partition(name, NAMES[other], false, false);
+                }
             }
             13 => self.world.reset_connections(name, NAMES[other]),
             // While it forwards, as likely as not.
@@ -1468,7 +1647,7 @@ impl Cluster {
 
     /// The operator gives the primary up and promotes the mirror.
     fn promote(&mut self) -> Checked {
-        let (old, n) = (self.primary, 1 - self.primary);
+        let (old, n) = (self.primary, self.mirror());
         let Role::Mirror(mir) = &self.nodes[n].role else {
             return Ok(());
         };
@@ -1531,6 +1710,7 @@ impl Cluster {
             return self.fallen(n);
         }
         self.promotions += 1;
+        self.backups.primaries += u64::from(self.risen.take_if(|m| *m == n).is_some());
         self.check.promoted(n, &m.store, tail, false)?;
         self.primary = n;
         self.nodes[n].taken = Some(tail);
@@ -1551,7 +1731,12 @@ impl Cluster {
         };
         let m = mir.m.clone();
         m.close();
-        if m.store.close_for_next(tail).is_ok() {
+        let closed = match self.setup.backup {
+            // Who forwards still reads the ring.
+            true => m.store.close_clean(tail),
+            false => m.store.close_for_next(tail),
+        };
+        if closed.is_ok() {
             self.check.closed(n, &m.store)?;
         }
         self.compare(n, &m.store)?;
@@ -1582,7 +1767,7 @@ impl Cluster {
             }
             return self.close_primary();
         }
-        self.stop_mirror(1 - self.primary)
+        self.stop_mirror(self.mirror())
     }
 
     /// A daemon stops in good order.
@@ -1658,7 +1843,7 @@ impl Cluster {
         }
         {
             let mut r = lock(&self.register);
-            r.cut = [false; 2];
+            r.cut = [false; 3];
             r.lost = 0;
         }
         for n in 0..3 {
@@ -1682,18 +1867,19 @@ impl Cluster {
             for _ in 0..12 {
                 moved |= self.turn(self.primary)?;
                 if self.setup.replicated() {
-                    moved |= self.turn(1 - self.primary)?;
+                    moved |= self.turn(self.mirror())?;
                 }
                 if self.setup.backup {
-                    moved |= self.turn(BACKUP)?;
-                    moved |= self.forward_turn(self.primary)?;
-                    moved |= self.forward_turn(1 - self.primary)?;
+                    moved |= self.turn(self.backup())?;
+                    for n in 0..3 {
+                        moved |= self.forward_turn(n)?;
+                    }
                 }
             }
             self.patience();
-            self.checkpoint(0, rounds.is_multiple_of(4))?;
-            self.checkpoint(1, rounds.is_multiple_of(4))?;
-            self.checkpoint(BACKUP, rounds.is_multiple_of(4))?;
+            for n in 0..3 {
+                self.checkpoint(n, rounds.is_multiple_of(4))?;
+            }
             if asked < 3
                 && let Role::Primary(p) = &self.nodes[self.primary].role
                 && p.ready
@@ -1755,7 +1941,7 @@ impl Cluster {
         if !self.setup.backup {
             return true;
         }
-        let Role::Mirror(c) = &self.nodes[BACKUP].role else {
+        let Role::Mirror(c) = &self.nodes[self.backup()].role else {
             return false;
         };
         let sb = c.m.store.superblock();
@@ -1766,7 +1952,7 @@ impl Cluster {
     }
 
     fn is_foreign(&self, p: &Primary) -> bool {
-        let Role::Mirror(c) = &self.nodes[BACKUP].role else {
+        let Role::Mirror(c) = &self.nodes[self.backup()].role else {
             return false;
         };
         let sb = c.m.store.superblock();
@@ -1786,7 +1972,8 @@ impl Cluster {
         if !self.setup.replicated() {
             return own;
         }
-        let Role::Mirror(mir) = &self.nodes[1 - self.primary].role else {
+        let mirror = self.mirror();
+        let Role::Mirror(mir) = &self.nodes[mirror].role else {
             return false;
         };
         own && prim.session.is_active()
@@ -1794,7 +1981,7 @@ impl Cluster {
             && p.acked.get() == last
             && mir.m.received.get() == last
             && mir.m.store.applied() == last
-            && mir.m.store.superblock().view.mirror == NAMES[1 - self.primary]
+            && mir.m.store.superblock().view.mirror == NAMES[mirror]
     }
 
     fn state(&self) -> String {
@@ -1848,7 +2035,7 @@ impl Cluster {
         let mut areas: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
         for n in 0..self.setup.nodes() {
             if let Role::Primary(p) = &self.nodes[self.primary].role
-                && n == BACKUP
+                && n == self.backup()
                 && self.is_foreign(&p.p)
             {
                 continue;

@@ -113,7 +113,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -128,6 +128,8 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.backups.by_log,
             s.backups.stalls,
             s.backups.held,
+            s.backups.mirrors,
+            s.backups.primaries,
             faults.join(","),
             failures.join(",")
         );
@@ -146,6 +148,10 @@ fn report(t: &Total, rate: f64, json: bool) {
     println!(
         "seeds with a backup {}, its copies {}, catch-ups by log {}, records that waited for it {}, openings of a log with what was kept for it {}",
         s.with_backup, s.backups.copies, s.backups.by_log, s.backups.stalls, s.backups.held
+    );
+    println!(
+        "backups that took the place of a mirror {}, of these then primary {}",
+        s.backups.mirrors, s.backups.primaries
     );
     for (k, n) in &s.faults {
         println!("  {k}: {n}");

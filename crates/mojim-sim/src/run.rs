@@ -128,6 +128,8 @@ impl Total {
         self.sum.backups.by_log += o.backups.by_log;
         self.sum.backups.stalls += o.backups.stalls;
         self.sum.backups.held += o.backups.held;
+        self.sum.backups.mirrors += o.backups.mirrors;
+        self.sum.backups.primaries += o.backups.primaries;
         if let Some(f) = &o.failure {
             self.failures.push((o.seed, f.clone()));
         }

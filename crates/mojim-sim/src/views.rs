@@ -23,7 +23,7 @@ pub struct SimRegister {
     /// As it stands.
     pub now: Register,
     /// Nodes that reach no majority.
-    pub cut: [bool; 2],
+    pub cut: [bool; 3],
     /// Chance per 1,000 that an answer is lost.
     pub lost: u32,
     rng: Rng,
@@ -39,7 +39,7 @@ impl SimRegister {
         let mut rng = Rng::new(seed);
         SimRegister {
             now: Register::default(),
-            cut: [false; 2],
+            cut: [false; 3],
             lost: *rng.pick(&[0, 0, 50, 300]),
             rng,
             late: Vec::new(),

@@ -284,8 +284,13 @@ impl Session {
         let Some(peer) = self.candidates.iter().find(|c| c.name == best.name) else {
             return false;
         };
-        self.successor = Some(peer.clone());
+        let peer = peer.clone();
         let store = &self.primary.store;
+        if store.mutations.keep_epoch.load(Relaxed) {
+            self.turn_to(peer);
+            return false;
+        }
+        self.successor = Some(peer);
         let known = claim.register.epoch.max(store.superblock().promised);
         let epoch = store.next_epoch(known.max(self.epoch));
         self.ask(Change::Raise(epoch));
@@ -740,6 +745,8 @@ impl Session {
                     // What it holds beyond this copy is to be adopted.
                     let named = claim.register.mirror.as_ref();
                     let other = named.filter(|m| m.node != self.peer.name);
+                    let broken = &self.primary.store.mutations;
+                    let other = other.filter(|_| !broken.ask_configured.load(Relaxed));
                     if let Some(m) = other
                         && let Some(c) = self.candidates.iter().find(|c| c.name == m.node)
                     {

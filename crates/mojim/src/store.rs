@@ -116,6 +116,10 @@ pub struct Mutations {
     pub no_back_pressure: AtomicBool,
     /// The data area changes while it is copied to a backup.
     pub ignore_pause: AtomicBool,
+    /// A backup becomes the mirror in the epoch that the lost one knows.
+    pub keep_epoch: AtomicBool,
+    /// An attach speaks to the configured mirror, whoever the view's is.
+    pub ask_configured: AtomicBool,
 }
 
 /// Stands for the mirror in the view of a primary whose mirror is required but
