@@ -495,10 +495,20 @@ impl Checker {
     /// | own log only, on a disk or pmem | any failures of this node |
     /// | own log only, in memory (alone after a promotion) | kills |
     /// | the mirror's log (and the own, in sync-flush) | any one node's failure |
+    ///
+    /// What is left may have been acknowledged in an earlier view, which had other
+    /// members, and may be lost to the same failures.
     fn lower(&mut self) -> Checked {
-        if self.floor == 0 || self.is_covered() {
-            return Ok(());
+        let before = self.floor;
+        while self.floor != 0 && !self.is_covered() {
+            self.lose()?;
         }
+        self.excused += u64::from(self.floor != before);
+        Ok(())
+    }
+
+    /// The floor is on no copy: is that excused, and what is left of it?
+    fn lose(&mut self) -> Checked {
         let lost = self.floor;
         let left = self
             .members()
@@ -523,7 +533,6 @@ impl Checker {
                 self.text(left)
             ));
         }
-        self.excused += 1;
         self.settle(left);
         Ok(())
     }
