@@ -85,6 +85,8 @@ pub enum Mutation {
     AckGap,
     /// Applied before it is committed, and not fetched again.
     ApplyUncommitted,
+    /// Views: the program begins before its mirror is in the view.
+    ReadyEarly,
     /// A page that differs is not copied.
     KeepDifference,
     /// Backups: told that all that was received is committed.
@@ -109,7 +111,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 21] = [
+    pub const ALL: [(Mutation, &'static str); 22] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -127,6 +129,7 @@ impl Mutation {
         (Mutation::AdmitEarly, "admit_early"),
         (Mutation::AckGap, "ack_gap"),
         (Mutation::ApplyUncommitted, "apply_uncommitted"),
+        (Mutation::ReadyEarly, "ready_early"),
         (
             Mutation::KeepDifference,
             "keep_difference (a copy by difference has every page that differs)",
@@ -151,6 +154,7 @@ impl Mutation {
                 | Mutation::StaleMember
                 | Mutation::NoFence
                 | Mutation::AdmitEarly
+                | Mutation::ReadyEarly
         ) || self.is_of_succession()
     }
 
@@ -185,6 +189,7 @@ impl Mutation {
             // Then nothing brings the copies together again.
             Mutation::KeepDifference => &["1:", "3:", "4:"],
             Mutation::ApplyUncommitted => &["1:", "4:", "live:", "backup:"],
+            Mutation::ReadyEarly => &["view:"],
             Mutation::ForwardUncommitted
             | Mutation::IgnoreHold
             | Mutation::NoBackPressure
@@ -318,6 +323,10 @@ struct Prim {
     session: Session,
     errands: SimErrands,
     since: Duration,
+    /// When records flowed to its mirror for the first time, or it went alone.
+    begun: Option<Duration>,
+    /// Whether they flowed when it was last looked at.
+    linked: bool,
     listener: SimListener,
     fresh: Vec<Wire>,
     ready: bool,
@@ -693,6 +702,7 @@ impl Cluster {
                 Mutation::AdmitEarly => &store.mutations.admit_early,
                 Mutation::AckGap => &store.mutations.ack_gap,
                 Mutation::ApplyUncommitted => &store.mutations.apply_uncommitted,
+                Mutation::ReadyEarly => &store.mutations.ready_early,
                 Mutation::KeepDifference => &store.mutations.keep_difference,
                 Mutation::ForwardUncommitted => &store.mutations.forward_uncommitted,
                 Mutation::IgnoreHold => &store.mutations.ignore_hold,
@@ -784,6 +794,8 @@ impl Cluster {
             session,
             errands,
             since: self.world.now(),
+            begun: None,
+            linked: false,
             listener,
             fresh: Vec::new(),
             ready: false,
@@ -1017,6 +1029,7 @@ impl Cluster {
 
     /// What the application's waiting threads would see now.
     fn acknowledge(&mut self, n: usize) -> Checked {
+        self.watch_attach(n)?;
         let Role::Primary(prim) = &mut self.nodes[n].role else {
             return Ok(());
         };
@@ -1049,6 +1062,36 @@ impl Cluster {
             prim.pending.pop_front();
             self.check.acked(pair, point, rule, persistent)?;
             self.check.acks += 1;
+        }
+        Ok(())
+    }
+
+    /// A program that begins with a link to its mirror: the register names the
+    /// mirror, or another primary already, or the limit has passed.
+    fn watch_attach(&mut self, n: usize) -> Checked {
+        let now = self.world.now();
+        let Role::Primary(prim) = &mut self.nodes[n].role else {
+            return Ok(());
+        };
+        let linked = std::mem::replace(&mut prim.linked, prim.session.is_active());
+        if prim.session.is_attaching() {
+            return Ok(());
+        }
+        // A link that is back only now may be another one, of a mirror that was
+        // given up before.
+        let same = prim.linked && (linked || prim.begun.is_none());
+        let waited = now - *prim.begun.get_or_insert(now);
+        let became = prim.p.is_ready() && !prim.ready;
+        if !self.setup.views || !became || !same || waited >= self.setup.limit {
+            return Ok(());
+        }
+        let (me, mirror) = (NAMES[n], prim.session.peer());
+        let reg = lock(&self.register).now.clone();
+        let is = |m: &Option<Member>, name| m.as_ref().is_some_and(|m| m.node == name);
+        if is(&reg.primary, me) && !is(&reg.mirror, mirror) {
+            return Err(format!(
+                "view: {me} has attached, linked to {mirror}, which {reg:?} does not name"
+            ));
         }
         Ok(())
     }

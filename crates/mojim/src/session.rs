@@ -1520,7 +1520,8 @@ impl Session {
             return Ok(());
         }
         let joins = !self.member && self.is_active() && self.paired_rule.mirror;
-        if joins && p.store.env().now() < self.admit_by {
+        let waits = joins && p.store.env().now() < self.admit_by;
+        if waits && !p.store.mutations.ready_early.load(Relaxed) {
             return Ok(());
         }
         p.store.apply(self.keep, usize::MAX)?;

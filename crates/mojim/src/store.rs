@@ -120,6 +120,8 @@ pub struct Mutations {
     pub keep_epoch: AtomicBool,
     /// An attach speaks to the configured mirror, whoever the view's is.
     pub ask_configured: AtomicBool,
+    /// An attach is over before the mirror on its link is a member.
+    pub ready_early: AtomicBool,
 }
 
 /// Stands for the mirror in the view of a primary whose mirror is required but
