@@ -463,15 +463,23 @@ impl Checker {
     /// The copies on which what is acknowledged rests: of the nodes of the view
     /// in which it was, and of the present one. Not a backup's.
     fn members(&self) -> impl Iterator<Item = &Copy> {
+        let nodes = (0..3).filter(|n| self.is_member(*n));
+        nodes.map(|n| &self.copies[n])
+    }
+
+    fn is_member(&self, n: usize) -> bool {
         let acked = self.points[self.floor].acked;
-        let of_it = move |n| acked.is_some_and(|a| a.pair.contains(&n));
-        let copies = self.copies.iter().enumerate();
-        copies.filter_map(move |(n, c)| (self.view[n] || of_it(n)).then_some(c))
+        self.view[n] || acked.is_some_and(|a| a.pair.contains(&n))
+    }
+
+    /// Whether node `n`'s copy is bound to hold `p`.
+    fn holds(&self, n: usize, p: usize) -> bool {
+        let hold = self.copies[n].hold.kill;
+        hold.is_some_and(|h| self.is_within(p, h))
     }
 
     fn is_covered(&self) -> bool {
-        self.members()
-            .any(|c| c.hold.kill.is_some_and(|h| self.is_within(self.floor, h)))
+        (0..3).any(|n| self.is_member(n) && self.holds(n, self.floor))
     }
 
     /// No protocol step may leave what was acknowledged without a copy.
@@ -539,14 +547,17 @@ impl Checker {
 
     /// The floor is now `p`, after a loss that is excused.
     fn settle(&mut self, p: usize) {
-        let lost = self.points[self.floor].acked;
-        let pair = lost.expect("the floor is acknowledged").pair;
+        // What was not acknowledged itself is as safe as the copies that have it.
+        let holders = (0..3).filter(|n| self.is_member(*n) && self.holds(*n, p));
+        let holders: Vec<_> = holders.collect();
         self.floor = p;
         let failures = self.failures();
-        if self.points[p].acked.is_none() {
+        if self.points[p].acked.is_none()
+            && let (Some(first), Some(last)) = (holders.first(), holders.last())
+        {
             self.points[p].acked = Some(Acked {
                 rule: AckRule::BOTH,
-                pair,
+                pair: [*first, *last],
                 failures,
             });
         }
