@@ -1,16 +1,16 @@
 //! One node's copy of a volume: superblock, logs, data area.
 //!
-//! Owns recovery on open, the application of records, checkpoints, and the
-//! durable facts of views. Primary and mirror use it alike; what differs is
-//! who fills the logs and what counts as committed.
+//! Owns recovery on open and the durable facts of views; its parts are the way
+//! of records into the data area and out of the logs (`apply`), what background
+//! readers ask of it (`hold`), and a copy that comes from another node (`load`).
+//! Primary and mirror use it alike; what differs is who fills the logs and what
+//! counts as committed.
 //!
 //! Invariants:
 //! - 1 of DESIGN.md: a record reaches the data area only from a log at least
-//!   as durable, and only when committed (the caller passes the limit). Where
-//!   the log is memory, the boot id was made durable when the store was
-//!   opened, so a copy from another boot is discarded.
-//! - A log is released only after `sync` of the data area (unless the log is
-//!   memory) and a durable superblock say so, in this order.
+//!   as durable, and only when committed. Where the log is memory, the boot id
+//!   was made durable when the store was opened, so a copy from another boot is
+//!   discarded.
 //! - What a [`Hold`] still needs stays in the logs behind the checkpoint, as
 //!   long as there is room for it.
 //! - A copy is replaced only by a whole one: what is taken in from another node
@@ -19,15 +19,13 @@
 //!   that would make something durable returns that error.
 
 use std::any::Any;
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 
-use mojim_format::message::{COPY_PAGE, CopyHave, CopySums, CopyWant};
 use mojim_format::superblock::MAX_HISTORY;
-use mojim_format::{CatalogEntry, Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
+use mojim_format::{Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding};
 
 use crate::area::{Area, make_dirs, replace_file, spill_id, spill_path};
@@ -37,7 +35,19 @@ use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
 use crate::log::{Found, Live, Log, LogSpec, Survival};
-use crate::stage::{self, Stage};
+use crate::stage::Stage;
+
+mod apply;
+mod hold;
+mod load;
+mod mutations;
+
+pub use apply::Page;
+pub use hold::{Hold, MOST_CHANGED, Pause, Watch};
+pub use mutations::Mutations;
+
+use apply::Applier;
+use hold::Pauses;
 
 /// What a store is and where it lies.
 #[derive(Debug, Clone)]
@@ -74,199 +84,14 @@ impl StoreSpec {
     }
 }
 
-/// Mutations for the simulator: each breaks one invariant, and a test shows
-/// that the simulator notices. Always off in real use.
-#[derive(Debug, Default)]
-pub struct Mutations {
-    /// Invariant 1: records reach the data area before they are in the log.
-    pub apply_before_log: AtomicBool,
-    /// Invariant 2: the primary does not wait for the mirror.
-    pub ack_early: AtomicBool,
-    /// Invariant 6: a failed sync is taken for a success.
-    pub ignore_failed_sync: AtomicBool,
-    /// A copy is discarded when another one begins to come.
-    pub replace_early: AtomicBool,
-    /// A primary goes on without its mirror, whatever the register says.
-    pub alone_without_view: AtomicBool,
-    /// A node that lost its copy is taken for the member that it was.
-    pub amnesiac_member: AtomicBool,
-    /// A node that is still catching up becomes primary.
-    pub stale_member: AtomicBool,
-    /// A mirror that becomes primary goes on listening to the old one.
-    pub no_fence: AtomicBool,
-    /// A mirror becomes a member before it has everything.
-    pub admit_early: AtomicBool,
-    /// An acknowledgement counts although one before it is missing.
-    pub ack_gap: AtomicBool,
-    /// A mirror applies what is not known to be committed.
-    pub apply_uncommitted: AtomicBool,
-    /// Of the pages that differ from a copy's, one is taken for equal.
-    pub keep_difference: AtomicBool,
-    /// A backup is told that all that was received is committed.
-    pub forward_uncommitted: AtomicBool,
-    /// What a backup lacks is released.
-    pub ignore_hold: AtomicBool,
-    /// Pages that were applied to while a copy was read are not sent again.
-    pub forget_changes: AtomicBool,
-    /// A backup ceases to hold anyone back as soon as its session ends.
-    pub forget_floors: AtomicBool,
-    /// What is forwarded goes on, though it may have changed.
-    pub forward_across_terms: AtomicBool,
-    /// Records are taken, however much a backup lacks.
-    pub no_back_pressure: AtomicBool,
-    /// The data area changes while it is copied to a backup.
-    pub ignore_pause: AtomicBool,
-    /// A backup becomes the mirror in the epoch that the lost one knows.
-    pub keep_epoch: AtomicBool,
-    /// An attach speaks to the configured mirror, whoever the view's is.
-    pub ask_configured: AtomicBool,
-    /// An attach is over before the mirror on its link is a member.
-    pub ready_early: AtomicBool,
-}
-
 /// Stands for the mirror in the view of a primary whose mirror is required but
 /// not yet a member: it may not go on alone, and the mirror may not be promoted.
 /// Everything acknowledged is persistent in its own log. No node can have this name.
 pub const JOINING: &str = "~";
 
-/// What was kept in a log behind the checkpoint is released once it is this
-/// part of it.
-const RELEASE: u64 = 8;
-
-struct Applier {
-    cursors: Vec<u64>,
-    applied: u64,
-    /// The cursors at the last checkpoint.
-    durable: Vec<u64>,
-    /// Where the cursors were after some LSNs, ascending: who reads the logs
-    /// from there need not look for it.
-    marks: VecDeque<(u64, Vec<u64>)>,
-}
-
-/// Most of an applier's marks.
-const MARKS: usize = 64;
-
-impl Applier {
-    fn at(cursors: Vec<u64>, applied: u64) -> Applier {
-        Applier {
-            durable: cursors.clone(),
-            cursors,
-            applied,
-            marks: VecDeque::new(),
-        }
-    }
-}
-
-/// Keeps records in the logs after their checkpoint, for a reader of them that
-/// has everything up to an LSN.
-#[derive(Debug)]
-pub struct Hold {
-    lsn: AtomicU64,
-    /// Whoever fills the logs waits for this reader. One that is not firm gets
-    /// what room there is: at most half a log.
-    firm: AtomicBool,
-}
-
-impl Hold {
-    /// The reader has everything up to `lsn`.
-    pub fn advance(&self, lsn: u64) {
-        self.lsn.store(lsn, Release);
-    }
-
-    /// Whether the logs' writers wait for it.
-    pub fn set_firm(&self, on: bool) {
-        self.firm.store(on, Release);
-    }
-}
-
-/// While it is held, nothing is applied; unless it was revoked, which its
-/// holder notices afterwards by the [`Watch`] that it came from.
-pub struct Pause {
-    store: Arc<Store>,
-    generation: u64,
-}
-
-#[derive(Default)]
-struct Pauses {
-    generation: u64,
-    count: u64,
-}
-
-impl Drop for Pause {
-    fn drop(&mut self) {
-        let mut p = lock(&self.store.pauses);
-        if p.generation == self.generation {
-            p.count -= 1;
-            self.store.paused.store(p.count > 0, Release);
-        }
-    }
-}
-
-/// Notes the pages that are applied to while a copy is read, so that they are
-/// sent again. Names and sizes do not change meanwhile; a sync point that would
-/// change them waits, and with it those behind it.
-pub struct Watch {
-    store: Arc<Store>,
-    generation: u64,
-    pages: Mutex<BTreeSet<(u32, u64)>>,
-}
-
-/// Most pages that are noted: then nothing is applied until some were sent.
-pub const MOST_CHANGED: usize = 1 << 16;
-
-impl Watch {
-    /// Whether nothing else has happened to the files since it began.
-    pub fn holds(&self) -> bool {
-        lock(&self.store.pauses).generation == self.generation
-    }
-
-    /// Pages that are to be sent again.
-    pub fn changed(&self) -> usize {
-        lock(&self.pages).len()
-    }
-
-    /// The next of them: pages of one file in a row, `most` at most.
-    pub fn next(&self, most: u64) -> Option<(u32, Range<u64>)> {
-        let mut pages = lock(&self.pages);
-        let (id, first) = pages.pop_first()?;
-        let mut end = first + 1;
-        while end - first < most && pages.remove(&(id, end)) {
-            end += 1;
-        }
-        Some((id, first * COPY_PAGE..end * COPY_PAGE))
-    }
-
-    /// Stops the application too, for the last of them.
-    pub fn pause(&self) -> Pause {
-        self.store.pause()
-    }
-
-    fn note(&self, changes: &[(u32, Range<u64>)]) {
-        if self.store.mutations.forget_changes.load(Relaxed) {
-            return;
-        }
-        let mut pages = lock(&self.pages);
-        for (id, bytes) in changes {
-            let first = bytes.start / COPY_PAGE;
-            pages.extend((first..bytes.end.div_ceil(COPY_PAGE)).map(|page| (*id, page)));
-        }
-    }
-}
-
 struct SuperblockFile {
     file: Arc<dyn File>,
     now: Superblock,
-}
-
-/// Bytes of a data file that were read while records were applied to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Page {
-    /// The bytes.
-    pub bytes: Vec<u8>,
-    /// Every record up to here is in them.
-    pub low: u64,
-    /// No record above is.
-    pub high: u64,
 }
 
 /// One node's copy of a volume.
@@ -312,26 +137,6 @@ pub struct Store {
     /// Test-only switches.
     pub mutations: Mutations,
     held: Mutex<Option<Box<dyn Any + Send + Sync>>>,
-}
-
-/// What the sync point that begins at `at` of `log` and ends with LSN `end`
-/// writes; `None` if it does anything else.
-fn written(log: &Log, at: u64, end: u64) -> Option<Vec<(u32, Range<u64>)>> {
-    let mut all = Vec::new();
-    let mut at = at;
-    while let Some((r, _, next)) = log.record(at) {
-        for (op, payload) in r.ops() {
-            if op.kind != OpKind::Write {
-                return None;
-            }
-            all.push((op.file, op.offset..op.offset + payload.len() as u64));
-        }
-        if r.header.lsn == end {
-            break;
-        }
-        at = next;
-    }
-    Some(all)
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -1010,405 +815,8 @@ impl Store {
         self.retained.load(Acquire) + 1
     }
 
-    /// Keeps what a reader of the logs needs that has everything up to `lsn`,
-    /// until the answer is dropped.
-    pub fn hold(&self, lsn: u64) -> Arc<Hold> {
-        let hold = Arc::new(Hold {
-            lsn: AtomicU64::new(lsn),
-            firm: AtomicBool::new(false),
-        });
-        let mut holds = lock(&self.holds);
-        holds.retain(|h| h.strong_count() > 0);
-        holds.push(Arc::downgrade(&hold));
-        hold
-    }
-
-    /// From now on everything above `lsn` is kept for that reader, and whoever
-    /// fills the logs waits for it. Returns the oldest LSN that is there.
-    pub fn hold_from(&self, hold: &Hold, lsn: u64) -> u64 {
-        let _a = lock(&self.applier);
-        hold.advance(lsn);
-        hold.set_firm(true);
-        self.oldest()
-    }
-
-    /// Where each log may be released to, and the last LSN that goes with it.
-    fn releasable(&self, a: &Applier) -> (Vec<u64>, u64) {
-        let mut lost = self.retained.load(Acquire);
-        let mut holds = lock(&self.holds);
-        holds.retain(|h| h.strong_count() > 0);
-        if holds.is_empty() || self.mutations.ignore_hold.load(Relaxed) {
-            return (a.durable.clone(), self.checkpointed());
-        }
-        let holds: Vec<(u64, bool)> = holds
-            .iter()
-            .filter_map(Weak::upgrade)
-            .map(|h| (h.lsn.load(Acquire), h.firm.load(Acquire)))
-            .collect();
-        let mut to = Vec::with_capacity(self.logs.len());
-        for (log, &durable) in self.logs.iter().zip(&a.durable) {
-            let mut at = log.start();
-            while let Some((r, _, next)) = log.record(at).filter(|(_, _, n)| *n <= durable) {
-                let lsn = r.header.lsn;
-                let half = log.head() - at > log.size() / 2;
-                if holds
-                    .iter()
-                    .any(|&(has, firm)| has < lsn && (firm || !half))
-                {
-                    break;
-                }
-                lost = lost.max(lsn);
-                at = next;
-            }
-            to.push(at);
-        }
-        (to, lost)
-    }
-
-    /// Stops the application of records while a copy is read in the
-    /// background, until whoever needs it to go on revokes that.
-    fn pause(self: &Arc<Store>) -> Pause {
-        let _a = lock(&self.applier);
-        let mut p = lock(&self.pauses);
-        p.count += 1;
-        self.paused.store(true, Release);
-        Pause {
-            store: self.clone(),
-            generation: p.generation,
-        }
-    }
-
-    /// Notes what is applied from here on, while a copy is read.
-    pub fn watch(self: &Arc<Store>) -> Arc<Watch> {
-        let _a = lock(&self.applier);
-        let watch = Arc::new(Watch {
-            store: self.clone(),
-            generation: lock(&self.pauses).generation,
-            pages: Mutex::default(),
-        });
-        let mut watches = lock(&self.watches);
-        watches.retain(|w| w.strong_count() > 0);
-        watches.push(Arc::downgrade(&watch));
-        watch
-    }
-
-    /// Who reads the area for a copy now.
-    fn watches(&self) -> Vec<Arc<Watch>> {
-        let watches = lock(&self.watches);
-        let mut watches: Vec<_> = watches.iter().filter_map(Weak::upgrade).collect();
-        watches.retain(|w| w.holds());
-        watches
-    }
-
-    /// Ends every pause and watch.
-    pub fn revoke_pauses(&self) {
-        let mut p = lock(&self.pauses);
-        p.generation += 1;
-        p.count = 0;
-        self.paused.store(false, Release);
-    }
-
-    /// Stops or allows the application of records (while a copy is read).
-    pub fn freeze(&self, on: bool) {
-        let _a = lock(&self.applier);
-        self.frozen.store(on, Release);
-    }
-
-    fn stands_still(&self) -> bool {
-        let paused = self.paused.load(Acquire) && !self.mutations.ignore_pause.load(Relaxed);
-        self.frozen.load(Acquire) || paused || self.loading.load(Acquire)
-    }
-
-    /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
-    /// records, and writes them out. Returns how far the data area now is.
-    pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
-        self.check()?;
-        let mut a = lock(&self.applier);
-        if self.stands_still() || a.applied >= limit {
-            return Ok(a.applied);
-        }
-        // Who reads the data files from outside learns what may be in them.
-        self.live(Live::Limit).fetch_max(limit, SeqCst);
-        let mut area = lock(&self.area);
-        let mut left = bytes;
-        let meta = &self.spec.meta;
-        let watches = self.watches();
-        let mut changes = Vec::new();
-        while a.applied < limit && left > 0 {
-            let Some((lane, at)) = self.find_next(&a) else {
-                break;
-            };
-            // The sync point's parts are consecutive on this lane; is the last one there?
-            let log = &self.logs[lane];
-            let (mut p, mut end) = (at, None);
-            while let Some((r, _, next)) = log.record(p) {
-                p = next;
-                if r.header.end {
-                    end = Some(r.header.lsn);
-                    break;
-                }
-            }
-            let Some(end) = end.filter(|e| *e <= limit) else {
-                break;
-            };
-            if !watches.is_empty() {
-                let Some(written) = written(log, at, end) else {
-                    break;
-                };
-                let more = changes.len() + written.len();
-                if watches.iter().any(|w| w.changed() + more > MOST_CHANGED) {
-                    break;
-                }
-                changes.extend(written);
-            }
-            let mut p = at;
-            loop {
-                let (r, _, next) = log.record(p).expect("seen above");
-                left = left.saturating_sub(r.header.len as usize);
-                let done = area.apply(&r, meta);
-                self.fail(done)?;
-                p = next;
-                if r.header.lsn == end {
-                    break;
-                }
-            }
-            let ended = area.end_sync_point(end);
-            self.fail(ended)?;
-            a.cursors[lane] = p;
-            a.applied = end;
-        }
-        let flushed = area.flush();
-        self.fail(flushed)?;
-        // Now that the bytes are there: who reads a page before this reads it again.
-        watches.iter().for_each(|w| w.note(&changes));
-        if self.applied.swap(a.applied, AcqRel) != a.applied {
-            let mark = (a.applied, a.cursors.clone());
-            a.marks.push_back(mark);
-            if a.marks.len() > MARKS {
-                a.marks.pop_front();
-            }
-        }
-        self.live(Live::Applied).store(a.applied, SeqCst);
-        self.advanced.notify();
-        Ok(a.applied)
-    }
-
     fn live(&self, what: Live) -> &AtomicU64 {
         self.logs[0].live(what)
-    }
-
-    /// Runs `f` on the data area while nothing is applied to it, with the LSN
-    /// as of which it is.
-    pub fn standing_still<T>(&self, f: impl FnOnce(&mut Area, u64) -> Result<T>) -> Result<T> {
-        let a = lock(&self.applier);
-        f(&mut lock(&self.area), a.applied)
-    }
-
-    /// The same, with the records behind `after`: the bytes of all of them, in
-    /// order, if the logs have them and they are at most `most` bytes. None also
-    /// where one of them names a spill file.
-    pub fn standing_still_since<T>(
-        &self,
-        after: u64,
-        most: usize,
-        f: impl FnOnce(&mut Area, u64, Option<Vec<u8>>) -> Result<T>,
-    ) -> Result<T> {
-        let a = lock(&self.applier);
-        let records = self.applied_since(&a, after, most);
-        f(&mut lock(&self.area), a.applied, records)
-    }
-
-    /// Nothing is released while the applier is held.
-    fn applied_since(&self, a: &Applier, after: u64, most: usize) -> Option<Vec<u8>> {
-        if after > a.applied || after < self.retained.load(Acquire) {
-            return None;
-        }
-        let mark = a.marks.iter().rev().find(|(lsn, _)| *lsn <= after);
-        let mut at: Vec<u64> = self.logs.iter().map(Log::start).collect();
-        if let Some((_, cursors)) = mark {
-            // What was before it may have been released since.
-            at.iter_mut()
-                .zip(cursors)
-                .for_each(|(s, c)| *s = (*s).max(*c));
-        }
-        let mut out = Vec::new();
-        for lsn in after + 1..=a.applied {
-            let found = self.logs.iter().zip(&mut at).find_map(|(log, at)| {
-                while let Some((r, _, next)) = log.record(*at) {
-                    if r.header.lsn > lsn {
-                        break;
-                    }
-                    *at = next;
-                    if r.header.lsn == lsn {
-                        return Some(r);
-                    }
-                }
-                None
-            })?;
-            let spilled = found.ops().any(|(op, _)| op.kind == OpKind::Spill);
-            if spilled || out.len() + found.bytes().len() > most {
-                return None;
-            }
-            out.extend_from_slice(found.bytes());
-        }
-        Some(out)
-    }
-
-    /// How often bytes of its files were rewritten without a record.
-    pub fn rewritten(&self) -> u64 {
-        self.rewritten.load(Acquire)
-    }
-
-    /// Rewrites a page of a file with what `fetch` has from the primary's
-    /// copy: bytes in which every record up to `low` is, and none above `high`.
-    /// They may be newer than this copy: that is right once the records up to
-    /// `high`, all of which must be in the logs here (`here`), are applied too,
-    /// since each of them only repeats what is there. False if that cannot be
-    /// said now. `fetch` is told the LSN that must be in the bytes; nothing is
-    /// applied while it runs.
-    pub fn rewrite(
-        &self,
-        id: u32,
-        offset: u64,
-        here: impl FnOnce() -> u64,
-        fetch: impl FnOnce(u64) -> Result<Page>,
-    ) -> Result<bool> {
-        self.check()?;
-        let a = lock(&self.applier);
-        if self.stands_still() {
-            return Err(Error::Busy("a copy is being made".into()));
-        }
-        let page = fetch(a.applied)?;
-        if page.low < a.applied || page.high > here() {
-            return Ok(false);
-        }
-        let mut area = lock(&self.area);
-        // It may show what is not applied yet.
-        self.shown.fetch_max(page.high, AcqRel);
-        let written = area
-            .rewrite(id, offset, &page.bytes)
-            .and_then(|()| area.sync());
-        self.rewritten.fetch_add(1, AcqRel);
-        self.fail(written)?;
-        let end = offset + page.bytes.len() as u64;
-        for w in self.watches() {
-            w.note(&[(id, offset..end)]);
-        }
-        Ok(true)
-    }
-
-    /// Applies everything up to `tail`, which is in the logs and committed.
-    pub fn apply_all(&self, tail: u64) -> Result<()> {
-        loop {
-            let before = self.applied();
-            let now = self.apply(tail, 1 << 20)?;
-            if now >= tail {
-                return Ok(());
-            }
-            if now == before {
-                return Err(Error::Protocol(format!(
-                    "sync points up to LSN {tail} are to be applied, and none is found behind LSN {now}"
-                )));
-            }
-        }
-    }
-
-    fn find_next(&self, a: &Applier) -> Option<(usize, u64)> {
-        let want = a.applied + 1;
-        self.logs.iter().enumerate().find_map(|(i, log)| {
-            let (r, at, _) = log.record(a.cursors[i])?;
-            (r.header.lsn == want).then_some((i, at))
-        })
-    }
-
-    /// Makes what was applied durable and releases its log space.
-    pub fn checkpoint(&self) -> Result<()> {
-        self.checkpoint_if(|_| true)
-    }
-
-    /// The same, if `may` agrees to lose the log up to the applied LSN, and
-    /// not while a copy is read or a session is being made. `may` is asked
-    /// when no other thread can apply or freeze.
-    pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
-        self.check()?;
-        let mut a = lock(&self.applier);
-        if self.checkpointed() == a.applied || self.stands_still() || !may(a.applied) {
-            return Ok(());
-        }
-        if self.level.is_persistent() {
-            let synced = lock(&self.area).sync();
-            if let Err(e) = synced
-                && !self.mutations.ignore_failed_sync.load(Relaxed)
-            {
-                return self.fail(Err(e));
-            }
-        }
-        a.durable = a.cursors.clone();
-        let applied = a.applied;
-        let (starts, lost) = self.releasable(&a);
-        let lost = if starts == a.durable { applied } else { lost };
-        self.update(|s| {
-            s.checkpoint = applied;
-            s.starts = starts.clone();
-        })?;
-        self.checkpoint.store(applied, Release);
-        self.retained.store(lost, Release);
-        for (log, &start) in self.logs.iter().zip(&starts) {
-            log.release(start);
-        }
-        let spills = lock(&self.area).take_spills();
-        spills.into_iter().for_each(|id| self.remove_spill(id));
-        Ok(())
-    }
-
-    /// Releases what was kept behind the checkpoint and nobody needs any more,
-    /// if it is an eighth of a log and `may` agrees, as in `checkpoint_if`. True
-    /// if there was that much.
-    pub fn release_held(&self, may: impl FnOnce(u64) -> bool) -> Result<bool> {
-        self.check()?;
-        let a = lock(&self.applier);
-        let held = |to: &[u64]| {
-            let mut logs = self.logs.iter().zip(to);
-            logs.any(|(log, to)| to - log.start() > log.size() / RELEASE)
-        };
-        if !held(&a.durable) || self.stands_still() || !may(self.checkpointed()) {
-            return Ok(false);
-        }
-        let (starts, lost) = self.releasable(&a);
-        if !held(&starts) {
-            return Ok(false);
-        }
-        self.update(|s| s.starts = starts.clone())?;
-        self.retained.fetch_max(lost, AcqRel);
-        for (log, &start) in self.logs.iter().zip(&starts) {
-            log.release(start);
-        }
-        Ok(true)
-    }
-
-    /// Whether lane `lane`'s log would have room but for a backup: one that is
-    /// being copied to, or that lacks what is in it.
-    pub fn is_kept(&self, lane: usize) -> bool {
-        let a = lock(&self.applier);
-        let log = &self.logs[lane];
-        let firm = || {
-            let holds = lock(&self.holds);
-            let mut holds = holds.iter().filter_map(Weak::upgrade);
-            holds.any(|h| h.firm.load(Acquire))
-        };
-        let kept = a.durable[lane].saturating_sub(log.start());
-        let copied = self.paused.load(Acquire) || !self.watches().is_empty();
-        copied || kept > log.size() / RELEASE && firm()
-    }
-
-    /// The largest part of any log that a checkpoint would let go, from 0 to 1.
-    pub fn pressure(&self) -> f64 {
-        let a = lock(&self.applier);
-        self.logs
-            .iter()
-            .zip(&a.durable)
-            .map(|(l, d)| l.head().saturating_sub(*d) as f64 / l.size() as f64)
-            .fold(0.0, f64::max)
     }
 
     /// Removes a spill file that no record names.
@@ -1458,14 +866,6 @@ impl Store {
         self.env
             .open(&path, how)
             .context(|| format!("spill file {}", path.display()))
-    }
-
-    /// The largest part of any log in use, from 0 to 1.
-    pub fn fullness(&self) -> f64 {
-        self.logs
-            .iter()
-            .map(|l| l.head().saturating_sub(l.start()) as f64 / l.size() as f64)
-            .fold(0.0, f64::max)
     }
 
     /// Everything up to the head of each lane made persistent.
@@ -1529,197 +929,5 @@ impl Store {
     /// Whether it had been closed cleanly when it was opened.
     pub fn was_clean(&self) -> bool {
         self.was_clean
-    }
-
-    /// Both the superblock and what is in memory say: the data area is the
-    /// result of the records up to `lsn`, and the logs begin behind it, empty.
-    fn restart_at(
-        &self,
-        lsn: u64,
-        state: State,
-        volume_id: u64,
-        history: &[mojim_format::EpochStart],
-        life: u64,
-    ) -> Result<()> {
-        let mut a = lock(&self.applier);
-        let starts: Vec<u64> = self.logs.iter().map(Log::head).collect();
-        self.update(|s| {
-            s.volume_id = volume_id;
-            s.checkpoint = lsn;
-            s.starts = starts.clone();
-            s.history = history.to_vec();
-            s.state = state;
-            s.life = life;
-            s.ring_lost = false;
-            s.awaits_copy = false;
-            if state == State::Switching && s.view.mirror == s.node {
-                // No member until it is told so again.
-                s.view.mirror.clear();
-            }
-        })?;
-        *self.history.write().unwrap_or_else(|e| e.into_inner()) =
-            Arc::new(History::from_entries(history).unwrap_or_default());
-        for (log, &s) in self.logs.iter().zip(&starts) {
-            log.release(s);
-        }
-        *a = Applier::at(starts, lsn);
-        self.retained.store(lsn, Release);
-        self.live(Live::Applied).store(lsn, SeqCst);
-        self.live(Live::Limit).store(lsn, SeqCst);
-        self.applied.store(lsn, Release);
-        self.checkpoint.store(lsn, Release);
-        self.tail.store(lsn, Release);
-        self.shown.store(lsn, Release);
-        Ok(())
-    }
-
-    /// Begins to take in a copy of another node's store, `bytes` in its files.
-    /// What this node has is kept until `load_end`, whatever it is worth: it
-    /// need not be sent where it is the same. Nothing is applied to it meanwhile.
-    pub fn load_begin(&self, volume_id: u64, bytes: u64) -> Result<()> {
-        self.check()?;
-        let sb = self.superblock();
-        if sb.state != State::Whole && !sb.awaits_copy {
-            self.update(|s| s.awaits_copy = true)?;
-        }
-        {
-            let _a = lock(&self.applier);
-            self.loading.store(true, Release);
-        }
-        if self.mutations.replace_early.load(Relaxed) {
-            self.update(|s| s.state = State::Empty)?;
-            self.fail(lock(&self.area).reset(sb.volume_id))?;
-        }
-        if self.superblock().state != State::Whole && self.crowded.swap(false, Relaxed) {
-            // Nobody will miss a copy that was discarded.
-            self.fail(lock(&self.area).reset(sb.volume_id))?;
-        }
-        let old = lock(&self.area)
-            .files()
-            .map(|f| (f.id, f.name.clone()))
-            .collect();
-        let spec = &self.spec;
-        let stage = Stage::begin(
-            &self.env,
-            &spec.dir,
-            &spec.meta,
-            volume_id,
-            old,
-            spec.max_open,
-        )?;
-        *lock(&self.stage) = Some(stage);
-        self.progress.begin(self.env.now(), true, bytes);
-        Ok(())
-    }
-
-    fn staging<T>(&self, f: impl FnOnce(&mut Stage) -> Result<T>) -> Result<T> {
-        let r = match &mut *lock(&self.stage) {
-            Some(s) => f(s),
-            None => Err(Error::Protocol("no copy was begun".into())),
-        };
-        if let Err(Error::Io { errno, .. }) = &r
-            && *errno == libc::ENOSPC
-        {
-            self.crowded.store(true, Relaxed);
-        }
-        r
-    }
-
-    /// One file of the copy. Returns what can be compared with it.
-    pub fn load_file(&self, e: CatalogEntry) -> Result<CopyHave> {
-        let id = e.id;
-        let size = self.staging(|s| s.file(e))?;
-        Ok(CopyHave { id, size })
-    }
-
-    /// Sums of pages of the copy: those that are here are taken. Returns which
-    /// are not.
-    pub fn load_sums(&self, m: &CopySums) -> Result<CopyWant> {
-        let broken = self.mutations.keep_difference.load(Relaxed);
-        let found = self.staging(|s| s.compare(m, broken))?;
-        self.progress.kept(found.kept);
-        self.progress.at(found.at);
-        Ok(CopyWant {
-            id: m.id,
-            offset: m.offset,
-            pages: found.wanted,
-        })
-    }
-
-    /// Bytes of the copy.
-    pub fn load_data(&self, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
-        let at = self.staging(|s| s.data(id, offset, bytes))?;
-        self.progress.at(at);
-        Ok(())
-    }
-
-    /// Whether a copy is being taken in.
-    pub fn is_loading(&self) -> bool {
-        // Who holds it is making the copy durable, which takes long.
-        self.stage.try_lock().map_or(true, |s| s.is_some())
-    }
-
-    /// Whether a copy that was taken in is whole and being put in place.
-    pub fn is_switching(&self) -> bool {
-        let sealed = lock(&self.stage).as_ref().is_some_and(Stage::is_sealed);
-        sealed || self.superblock().state == State::Switching
-    }
-
-    /// The copy will not become whole: what was here before goes on.
-    pub fn load_abort(&self) {
-        {
-            let mut stage = lock(&self.stage);
-            // Once sealed it may be the one that counts.
-            if stage.as_ref().is_none_or(Stage::is_sealed) {
-                return;
-            }
-            *stage = None;
-        }
-        self.progress.end(self.env.now(), false);
-        // If that fails, they are removed when the next copy begins.
-        let _ = Stage::clear(&*self.env, &self.spec.dir, &self.spec.meta);
-        if self.superblock().state == State::Whole {
-            let _a = lock(&self.applier);
-            self.loading.store(false, Release);
-        }
-    }
-
-    /// The copy is complete and is the result of the records up to `lsn`: it
-    /// takes the place of what was here.
-    pub fn load_end(&self, lsn: u64, history: &History) -> Result<()> {
-        self.take_copy(lsn, history, self.env.random())
-    }
-
-    /// The same for a copy that goes on where the one here ends: what was held
-    /// here still is, so its life goes on too.
-    pub fn load_more(&self, lsn: u64, history: &History) -> Result<()> {
-        self.take_copy(lsn, history, self.superblock().life)
-    }
-
-    fn take_copy(&self, lsn: u64, history: &History, life: u64) -> Result<()> {
-        let volume_id = self.staging(|s| s.seal(lsn).map(|()| s.volume()))?;
-        // From here on the staged copy is the one that counts.
-        self.restart_at(lsn, State::Switching, volume_id, history.entries(), life)?;
-        let mut area = lock(&self.area);
-        let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
-            .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
-        *area = self.fail(opened)?;
-        area.max_open = self.spec.max_open;
-        drop(area);
-        self.update(|s| s.state = State::Whole)?;
-        *lock(&self.stage) = None;
-        self.progress.end(self.env.now(), true);
-        self.loading.store(false, Release);
-        self.remove_stray_spills();
-        Ok(())
-    }
-
-    /// Puts a sealed copy in place; may be repeated after a crash.
-    fn switch(env: &dyn Env, spec: &StoreSpec, logs: &[Log], volume: u64, lsn: u64) -> Result<()> {
-        // Records of the new epochs beyond the copy would look like new ones.
-        for log in logs {
-            log.wipe()?;
-        }
-        stage::put_in_place(env, &spec.dir, &spec.meta, volume, lsn)
     }
 }

@@ -1,0 +1,217 @@
+//! A copy that is taken in from another node: staged beside what is here, and
+//! put in its place once it is whole.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::*;
+
+use mojim_format::message::{CopyHave, CopySums, CopyWant};
+use mojim_format::{CatalogEntry, EpochStart, State};
+use mojim_protocol::History;
+
+use super::apply::Applier;
+use super::{Store, StoreSpec, lock};
+use crate::area::Area;
+use crate::env::Env;
+use crate::error::{Error, Result};
+use crate::log::{Live, Log};
+use crate::stage::{self, Stage};
+
+impl Store {
+    /// Begins to take in a copy of another node's store, `bytes` in its files.
+    /// What this node has is kept until `load_end`, whatever it is worth: it
+    /// need not be sent where it is the same. Nothing is applied to it meanwhile.
+    pub fn load_begin(&self, volume_id: u64, bytes: u64) -> Result<()> {
+        self.check()?;
+        let sb = self.superblock();
+        if sb.state != State::Whole && !sb.awaits_copy {
+            self.update(|s| s.awaits_copy = true)?;
+        }
+        {
+            let _a = lock(&self.applier);
+            self.loading.store(true, Release);
+        }
+        if self.mutations.replace_early.load(Relaxed) {
+            self.update(|s| s.state = State::Empty)?;
+            self.fail(lock(&self.area).reset(sb.volume_id))?;
+        }
+        if self.superblock().state != State::Whole && self.crowded.swap(false, Relaxed) {
+            // Nobody will miss a copy that was discarded.
+            self.fail(lock(&self.area).reset(sb.volume_id))?;
+        }
+        let old = lock(&self.area)
+            .files()
+            .map(|f| (f.id, f.name.clone()))
+            .collect();
+        let spec = &self.spec;
+        let stage = Stage::begin(
+            &self.env,
+            &spec.dir,
+            &spec.meta,
+            volume_id,
+            old,
+            spec.max_open,
+        )?;
+        *lock(&self.stage) = Some(stage);
+        self.progress.begin(self.env.now(), true, bytes);
+        Ok(())
+    }
+
+    fn staging<T>(&self, f: impl FnOnce(&mut Stage) -> Result<T>) -> Result<T> {
+        let r = match &mut *lock(&self.stage) {
+            Some(s) => f(s),
+            None => Err(Error::Protocol("no copy was begun".into())),
+        };
+        if let Err(Error::Io { errno, .. }) = &r
+            && *errno == libc::ENOSPC
+        {
+            self.crowded.store(true, Relaxed);
+        }
+        r
+    }
+
+    /// One file of the copy. Returns what can be compared with it.
+    pub fn load_file(&self, e: CatalogEntry) -> Result<CopyHave> {
+        let id = e.id;
+        let size = self.staging(|s| s.file(e))?;
+        Ok(CopyHave { id, size })
+    }
+
+    /// Sums of pages of the copy: those that are here are taken. Returns which
+    /// are not.
+    pub fn load_sums(&self, m: &CopySums) -> Result<CopyWant> {
+        let broken = self.mutations.keep_difference.load(Relaxed);
+        let found = self.staging(|s| s.compare(m, broken))?;
+        self.progress.kept(found.kept);
+        self.progress.at(found.at);
+        Ok(CopyWant {
+            id: m.id,
+            offset: m.offset,
+            pages: found.wanted,
+        })
+    }
+
+    /// Bytes of the copy.
+    pub fn load_data(&self, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        let at = self.staging(|s| s.data(id, offset, bytes))?;
+        self.progress.at(at);
+        Ok(())
+    }
+
+    /// Whether a copy is being taken in.
+    pub fn is_loading(&self) -> bool {
+        // Who holds it is making the copy durable, which takes long.
+        self.stage.try_lock().map_or(true, |s| s.is_some())
+    }
+
+    /// Whether a copy that was taken in is whole and being put in place.
+    pub fn is_switching(&self) -> bool {
+        let sealed = lock(&self.stage).as_ref().is_some_and(Stage::is_sealed);
+        sealed || self.superblock().state == State::Switching
+    }
+
+    /// The copy will not become whole: what was here before goes on.
+    pub fn load_abort(&self) {
+        {
+            let mut stage = lock(&self.stage);
+            // Once sealed it may be the one that counts.
+            if stage.as_ref().is_none_or(Stage::is_sealed) {
+                return;
+            }
+            *stage = None;
+        }
+        self.progress.end(self.env.now(), false);
+        // If that fails, they are removed when the next copy begins.
+        let _ = Stage::clear(&*self.env, &self.spec.dir, &self.spec.meta);
+        if self.superblock().state == State::Whole {
+            let _a = lock(&self.applier);
+            self.loading.store(false, Release);
+        }
+    }
+
+    /// The copy is complete and is the result of the records up to `lsn`: it
+    /// takes the place of what was here.
+    pub fn load_end(&self, lsn: u64, history: &History) -> Result<()> {
+        self.take_copy(lsn, history, self.env.random())
+    }
+
+    /// The same for a copy that goes on where the one here ends: what was held
+    /// here still is, so its life goes on too.
+    pub fn load_more(&self, lsn: u64, history: &History) -> Result<()> {
+        self.take_copy(lsn, history, self.superblock().life)
+    }
+
+    fn take_copy(&self, lsn: u64, history: &History, life: u64) -> Result<()> {
+        let volume_id = self.staging(|s| s.seal(lsn).map(|()| s.volume()))?;
+        // From here on the staged copy is the one that counts.
+        self.restart_at(lsn, State::Switching, volume_id, history.entries(), life)?;
+        let mut area = lock(&self.area);
+        let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
+            .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
+        *area = self.fail(opened)?;
+        area.max_open = self.spec.max_open;
+        drop(area);
+        self.update(|s| s.state = State::Whole)?;
+        *lock(&self.stage) = None;
+        self.progress.end(self.env.now(), true);
+        self.loading.store(false, Release);
+        self.remove_stray_spills();
+        Ok(())
+    }
+
+    /// Both the superblock and what is in memory say: the data area is the
+    /// result of the records up to `lsn`, and the logs begin behind it, empty.
+    pub(super) fn restart_at(
+        &self,
+        lsn: u64,
+        state: State,
+        volume_id: u64,
+        history: &[EpochStart],
+        life: u64,
+    ) -> Result<()> {
+        let mut a = lock(&self.applier);
+        let starts: Vec<u64> = self.logs.iter().map(Log::head).collect();
+        self.update(|s| {
+            s.volume_id = volume_id;
+            s.checkpoint = lsn;
+            s.starts = starts.clone();
+            s.history = history.to_vec();
+            s.state = state;
+            s.life = life;
+            s.ring_lost = false;
+            s.awaits_copy = false;
+            if state == State::Switching && s.view.mirror == s.node {
+                // No member until it is told so again.
+                s.view.mirror.clear();
+            }
+        })?;
+        *self.history.write().unwrap_or_else(|e| e.into_inner()) =
+            Arc::new(History::from_entries(history).unwrap_or_default());
+        for (log, &s) in self.logs.iter().zip(&starts) {
+            log.release(s);
+        }
+        *a = Applier::at(starts, lsn);
+        self.retained.store(lsn, Release);
+        self.live(Live::Applied).store(lsn, SeqCst);
+        self.live(Live::Limit).store(lsn, SeqCst);
+        self.applied.store(lsn, Release);
+        self.checkpoint.store(lsn, Release);
+        self.tail.store(lsn, Release);
+        self.shown.store(lsn, Release);
+        Ok(())
+    }
+
+    /// Puts a sealed copy in place; may be repeated after a crash.
+    pub(super) fn switch(
+        env: &dyn Env,
+        spec: &StoreSpec,
+        logs: &[Log],
+        volume: u64,
+        lsn: u64,
+    ) -> Result<()> {
+        // Records of the new epochs beyond the copy would look like new ones.
+        for log in logs {
+            log.wipe()?;
+        }
+        stage::put_in_place(env, &spec.dir, &spec.meta, volume, lsn)
+    }
+}
