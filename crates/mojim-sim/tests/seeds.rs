@@ -13,13 +13,25 @@ fn seeds_pass() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// A mirror restarted with a log full of committed records, of which it knew
-/// none to be: it had no room for the record whose frame says so, and each
-/// session ended before its first heartbeat.
+/// A mirror with its log in memory was killed, came back with all that the
+/// killed process had applied, was promoted and handed its copy over as one that
+/// needs no log; then its power went. What the killed process had applied had
+/// never been synced: checkpoints of a log in memory do not, and the new process
+/// knew only of its own writes.
 #[test]
-fn a_full_mirror_learns_what_is_committed_from_what_it_cannot_take() {
+fn what_a_killed_process_applied_is_synced_before_a_copy_counts_as_closed() {
     catch_panics();
-    assert_eq!(run(40388, None, false).failure, None);
+    assert_eq!(run(99282, None, false).failure, None);
+}
+
+/// A primary without a mirror had forwarded to the backup itself. The mirror
+/// that joined then, still catching up, was behind that backup and copied its
+/// older state over the newer one.
+#[test]
+fn a_backup_that_is_ahead_of_its_source_is_not_set_back() {
+    catch_panics();
+    assert_eq!(run(66640, None, false).failure, None);
+    assert_eq!(run(131335, None, false).failure, None);
 }
 
 /// A mirror had applied all that it held for a primary that asked for its copy

@@ -611,6 +611,12 @@ impl Area {
         self.write_run(id, offset, bytes)
     }
 
+    /// From here on nothing counts as durable, not even what an earlier process
+    /// applied: the next [`Area::sync`] syncs every file.
+    pub fn doubt(&mut self) {
+        self.dirty = self.files.keys().map(|id| (*id, ())).collect();
+    }
+
     /// Makes everything applied and flushed so far durable.
     pub fn sync(&mut self) -> Result<()> {
         if let Some(e) = &self.failed {

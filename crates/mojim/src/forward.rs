@@ -434,6 +434,18 @@ impl Forward {
         let ours = store.holding(self.tail());
         let common = ours.history.common(ours.tail, &theirs.history, theirs.tail);
         let oldest = store.hold_from(&self.hold, common.unwrap_or(0));
+        let epoch_at = |h: &Holding| h.history.epoch_at(ours.tail + 1);
+        if common == Some(ours.tail)
+            && theirs.tail > ours.tail
+            && epoch_at(&theirs) == epoch_at(&ours)
+        {
+            // It heard more of this epoch from the primary than this node, which
+            // is still catching up. A copy would take that away.
+            return Err(Error::Busy(format!(
+                "{} is at LSN {}, ahead of this node at {}",
+                self.peer, theirs.tail, ours.tail
+            )));
+        }
         match reconcile(&ours, &theirs, oldest, false) {
             Plan::Resend { from } if !self.force_copy => self.start(from),
             Plan::Resend { .. } | Plan::CopyTo => self.copy_out(),

@@ -368,6 +368,11 @@ impl Store {
             Err(e) => return Err(e),
         };
         area.max_open = spec.max_open;
+        if in_memory && !was_clean {
+            // The checkpoints of a process that was killed synced nothing, and
+            // no record will be applied again for what they let go.
+            area.doubt();
+        }
         let store = Store {
             env: env.clone(),
             level,
