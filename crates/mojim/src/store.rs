@@ -368,7 +368,7 @@ impl Store {
             Err(e) => return Err(e),
         };
         area.max_open = spec.max_open;
-        if in_memory && !was_clean {
+        if in_memory && !was_clean && sb.state == State::Whole {
             // The checkpoints of a process that was killed synced nothing, and
             // no record will be applied again for what they let go.
             area.doubt();
