@@ -15,6 +15,7 @@ use serde_json::Value;
 
 mod support;
 use support::home::Home;
+use support::link::Way;
 use support::{MOJIM, Process, await_or, await_that, mojim, text};
 
 /// Two nodes with data, `a` and `b`, and a witness, `w`. Where it has a backup,
@@ -309,6 +310,88 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
     q.finish();
 }
 
+/// The backup alone was cut off from primary and mirror, and took the place of
+/// two that were well: nothing told it that the voters still heard of them.
+#[test]
+fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
+    let c = Cluster::larger("sync");
+    c.rewrite(
+        "backups = [\"c\"]",
+        "backups = [\"c\"]\nfallback = \"automatic\"",
+    );
+    let plain = fs::read_to_string(c.file()).unwrap();
+    let mut ways = Vec::new();
+    // What `node` reads: it reaches the others by ways that can be cut.
+    let mut as_seen_by = |node: &str, others: &[usize]| {
+        let mut text = plain.clone();
+        for i in others {
+            let (way, port) = Way::new(c.ports[*i].number);
+            ways.push(way);
+            let real = format!("address = \"127.0.0.1:{}\"", c.ports[*i].number);
+            text = text.replace(&real, &format!("address = \"127.0.0.1:{port}\""));
+        }
+        let file = c.dir.join(format!("{node}.toml"));
+        fs::write(&file, text).unwrap();
+        file
+    };
+    let files = [
+        as_seen_by("a", &[2]),
+        as_seen_by("b", &[2]),
+        as_seen_by("c", &[0, 1]),
+    ];
+    let (_w, _x) = (c.node("w"), c.node("x"));
+    let nodes = ["a", "b", "c"].iter().zip(&files);
+    let _nodes: Vec<Process> = nodes.map(|(n, file)| c.node_as(file, n)).collect();
+    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    p.acknowledged(0, 100);
+    await_that("the backup follows", || (c.applied("c") > 0).then_some(()));
+    let p = p.read_on_counting();
+    ways.iter().for_each(Way::cut);
+    let version = || c.register("a")["version"].as_u64().unwrap_or(0);
+    // Four a limit: ten limits, three of which are the backup's patience.
+    let end = version() + 40;
+    await_that("the primary's signs of life", || {
+        (version() >= end).then_some(())
+    });
+    assert_eq!(c.register("a")["primary"]["node"], "a", "{}", c.status());
+    p.await_more(100);
+    p.stop();
+}
+
+/// Primary and daemon slept while a backup took the place of both; what was on
+/// its way when they woke was acknowledged before the thread ran that knows.
+#[test]
+fn a_primary_whose_lease_ended_in_its_sleep_acknowledges_nothing() {
+    let c = Cluster::larger("sync");
+    c.rewrite(
+        "backups = [\"c\"]",
+        "backups = [\"c\"]\nfallback = \"automatic\"",
+    );
+    let a = c.node("a");
+    let mut b = c.node("b");
+    let (_c, _w, _x) = (c.node("c"), c.node("w"), c.node("x"));
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 200);
+    await_that("the backup follows", || (c.applied("c") > 0).then_some(()));
+    let id = p.child.id();
+    p.signal("STOP");
+    a.signal("STOP");
+    b.kill();
+    c.await_view("c", "c", None);
+    let before = p.read_on_counting();
+    // What it had written before it was stopped; one more may have been
+    // acknowledged and not yet said.
+    let said = await_that("what it has said", || {
+        let n = before.count();
+        std::thread::sleep(Duration::from_millis(200));
+        (before.count() == n).then_some(n)
+    });
+    a.signal("CONT");
+    before.signal("CONT");
+    let all = before.end();
+    assert!(all <= said + 1, "process {id}: {said} said, then {all}");
+}
+
 /// Stopped beyond every limit, then resumed: what it was about to do fails,
 /// and nothing of it was acknowledged.
 #[test]
@@ -341,10 +424,12 @@ fn a_primary_that_slept_commits_nothing_when_it_wakes() {
 #[test]
 fn neither_a_daemon_nor_a_program_alone_moves_the_primary() {
     let c = Cluster::new("sync", "disk");
+    // Nobody here is silent for so long, whatever else the machine does.
+    c.rewrite("failure_limit = \"1s\"", "failure_limit = \"3s\"");
     let mut a = c.node("a");
     let _b = c.node("b");
     let _w = c.node("w");
-    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 50);
     let before = c.register("b")["version"].clone();
     a.kill();

@@ -15,7 +15,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -29,6 +28,7 @@ use serde_json::Value;
 
 mod support;
 use support::home::Home;
+use support::link::Way;
 use support::{Process, await_or, mojim, text};
 
 const UNREPLICATED: &str = "\
@@ -517,49 +517,6 @@ impl Writer {
         let read = self.reader.join();
         assert!(read.is_ok() || std::thread::panicking(), "it said nonsense");
         self.acknowledged.load(SeqCst)
-    }
-}
-
-/// A way between two nodes that can be cut; its threads end with it.
-struct Way {
-    cut: Arc<Mutex<Option<Vec<TcpStream>>>>,
-}
-
-impl Way {
-    /// To `to`, and the port that leads there.
-    fn new(to: u16) -> (Way, u16) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let cut = Arc::new(Mutex::new(Some(Vec::new())));
-        let way = Way { cut: cut.clone() };
-        std::thread::spawn(move || {
-            for near in listener.incoming().flatten() {
-                let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else {
-                    continue;
-                };
-                // One that is cut accepts, and closes.
-                let mut open = cut.lock().unwrap();
-                let Some(open) = &mut *open else { break };
-                for (one, other) in [(&near, &far), (&far, &near)] {
-                    one.set_nodelay(true).unwrap();
-                    let mut from = one.try_clone().unwrap();
-                    let mut into = other.try_clone().unwrap();
-                    std::thread::spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut into);
-                        let _ = into.shutdown(Shutdown::Both);
-                        let _ = from.shutdown(Shutdown::Both);
-                    });
-                }
-                open.extend([near, far]);
-            }
-        });
-        (way, port)
-    }
-
-    fn cut(&self) {
-        for c in self.cut.lock().unwrap().take().into_iter().flatten() {
-            let _ = c.shutdown(Shutdown::Both);
-        }
     }
 }
 

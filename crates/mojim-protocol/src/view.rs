@@ -106,6 +106,14 @@ impl Register {
         })
     }
 
+    /// The primary says that it lives: nothing changes but the version.
+    pub fn look(&self, me: &Member) -> Result<Register, Refusal> {
+        if !self.is_primary(me) {
+            return Err(Refusal::NotPrimary);
+        }
+        Ok(self.next())
+    }
+
     /// A mirror that holds everything becomes a member, in the same epoch.
     pub fn admit(&self, me: &Member, mirror: &Member) -> Result<Register, Refusal> {
         if !self.is_primary(me) {

@@ -680,6 +680,11 @@ impl Checker {
                 ));
             }
             self.floor = p;
+        } else if !self.is_within(p, self.floor) {
+            return Err(format!(
+                "3: {} is acknowledged on a branch that was left",
+                self.text(p)
+            ));
         }
         Ok(())
     }

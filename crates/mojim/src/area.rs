@@ -395,6 +395,9 @@ impl Area {
                 if let Some(parent) = path.parent() {
                     make_dirs(&*self.env, parent, &self.dir)?;
                 }
+                // One of that name is another attempt to create it, of which the
+                // program was not told that it had come true: this one counts.
+                self.renamed(op.file, &name);
                 let entry = CatalogEntry {
                     id: op.file,
                     size: 0,
@@ -941,4 +944,48 @@ pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
         env.sync_dir(dir).context(what)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mojim_format::RecordWriter;
+
+    use super::*;
+    use crate::os::Os;
+
+    /// A program was told that a file could not be created in time (a copy was
+    /// being made, and nothing was applied meanwhile), and tried again: two files
+    /// of one name, which no copy can be taken of and no attach gets past.
+    #[test]
+    fn a_file_created_twice_is_one_file() {
+        let dir = std::env::temp_dir().join(format!("mojim-area-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let (data, meta) = (dir.join("data"), dir.join("meta"));
+        std::fs::create_dir_all(&meta).unwrap();
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let mut area = Area::open(&env, &data, &meta, 9).unwrap();
+        for (lsn, file, size) in [(1, 11, 100), (2, 12, 200)] {
+            let mut bytes = vec![0; RecordWriter::len_for(2, 1)];
+            let mut w = RecordWriter::new(&mut bytes, 2);
+            let op = |kind, offset, len| Op {
+                file,
+                kind,
+                offset,
+                len,
+            };
+            w.op(op(OpKind::Create, 0, 1));
+            w.op(op(OpKind::Resize, size, 0));
+            w.payload_mut(1).copy_from_slice(b"x");
+            w.finish(9, lsn, 1, 0, true, lsn - 1);
+            let r = RecordView::decode(&bytes).unwrap();
+            area.apply(&r, &meta).unwrap();
+            area.end_sync_point(lsn).unwrap();
+        }
+        area.sync().unwrap();
+        let mut again = Area::open(&env, &data, &meta, 9).unwrap();
+        let files: Vec<_> = again.files().map(|f| (f.id, f.size)).collect();
+        assert_eq!(files, [(12, 200)]);
+        again.check_sizes().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -70,7 +70,7 @@ pub(crate) enum Change {
     Admit(Member),
     /// The mirror has promised an epoch that is not this primary's.
     Raise(u64),
-    /// Nothing: is it still the primary?
+    /// Nothing but the version, which tells a backup that its primary lives.
     Look,
 }
 
@@ -81,6 +81,8 @@ pub(crate) struct Outcome {
     register: Option<Register>,
     /// The register may have been changed, whatever the result says.
     pub(crate) swapped: bool,
+    /// It was changed, by this.
+    written: bool,
     pub(crate) result: Result<()>,
 }
 
@@ -181,8 +183,7 @@ impl Claimant {
             Change::Admit(peer) => reg.admit(me, peer).map(Some),
             Change::Raise(epoch) if reg.is_primary(me) && reg.epoch == *epoch => Ok(None),
             Change::Raise(epoch) => reg.raise(me, *epoch).map(Some),
-            Change::Look if reg.is_primary(me) => Ok(None),
-            Change::Look => Err(Refusal::NotPrimary),
+            Change::Look => reg.look(me).map(Some),
         }
     }
 
@@ -193,10 +194,12 @@ impl Claimant {
                 return Outcome {
                     register: None,
                     swapped: false,
+                    written: false,
                     result: Err(e),
                 };
             }
         };
+        let mut written = false;
         let (register, swapped, result) = match self.decide(&reg, change) {
             Err(why) => {
                 let e = self.refused(&reg, why);
@@ -204,7 +207,10 @@ impl Claimant {
             }
             Ok(None) => (reg, true, Ok(())),
             Ok(Some(new)) => match views.swap(&self.volume, &new) {
-                Ok(true) => (new, true, Ok(())),
+                Ok(true) => {
+                    written = true;
+                    (new, true, Ok(()))
+                }
                 Ok(false) => {
                     let e = Error::Protocol("the view changed meanwhile".into());
                     (reg, true, Err(e))
@@ -215,6 +221,7 @@ impl Claimant {
         Outcome {
             register: Some(register),
             swapped,
+            written,
             result,
         }
     }
@@ -280,6 +287,8 @@ impl Claim {
     fn heard(&mut self, outcome: &Outcome) {
         if let Some(r) = &outcome.register {
             self.register = r.clone();
+        }
+        if outcome.written {
             self.confirmed = self.asked_at;
         }
     }
@@ -322,6 +331,7 @@ impl Claim {
             None if ended => Outcome {
                 register: None,
                 swapped: true,
+                written: false,
                 result: Err(Error::Timeout("nobody asks the register of views".into())),
             },
             None => return None,

@@ -284,8 +284,10 @@ pub struct Primary {
     /// Whom the session is with.
     mirror: Mutex<String>,
     rule: AtomicU8,
-    /// The committed LSN, while it is held.
+    /// Of a leased primary: what was committed within its lease.
     held_at: AtomicU64,
+    /// Until when what the rule says counts, in nanoseconds of the clock.
+    lease: AtomicU64,
     next: AtomicU64,
     /// LSNs that the mirror has in its log.
     pub acked: Prefix,
@@ -329,6 +331,8 @@ pub(crate) struct SpillFile {
 
 /// Beside a rule: nothing counts at present.
 const HELD: u8 = 4;
+/// Beside a rule: it counts until the lease is over.
+const LEASED: u8 = 8;
 
 fn pack(r: AckRule) -> u8 {
     r.local as u8 | (r.mirror as u8) << 1
@@ -423,6 +427,7 @@ impl Primary {
             mirror: Mutex::default(),
             rule: AtomicU8::new(pack(spec.rule)),
             held_at: AtomicU64::new(0),
+            lease: AtomicU64::new(0),
             next: AtomicU64::new(tail + 1),
             acked: Prefix::new(WINDOW, tail),
             persisted: Prefix::new(WINDOW, tail),
@@ -518,8 +523,8 @@ impl Primary {
     pub(crate) fn set_rule(&self, r: AckRule) {
         // Sequentially consistent: who takes an LSN after this sees it, and who
         // took one before is seen by who reads the last LSN after this.
-        let held = self.rule.load(SeqCst) & HELD;
-        self.rule.store(pack(r) | held, SeqCst);
+        let beside = self.rule.load(SeqCst) & (HELD | LEASED);
+        self.rule.store(pack(r) | beside, SeqCst);
     }
 
     /// The committed LSN.
@@ -529,17 +534,41 @@ impl Primary {
             return self.last();
         }
         let rule = self.rule.load(SeqCst);
-        if rule & HELD != 0 {
-            return self.held_at.load(Acquire);
+        if rule & (HELD | LEASED) != 0 {
+            return self.committed_by_lease(rule);
         }
         unpack(rule).committed(self.persisted.get(), self.acked.get())
+    }
+
+    /// What became committed within a lease stays so, and nothing else does.
+    /// Whoever is about to acknowledge looks at the clock itself: the thread
+    /// that would hold commits may sleep, or wait for a disk.
+    fn committed_by_lease(&self, rule: u8) -> u64 {
+        if rule & HELD == 0 {
+            let committed = unpack(rule).committed(self.persisted.get(), self.acked.get());
+            // The clock last: what counts now was committed before.
+            if (self.store.env().now().as_nanos() as u64) < self.lease.load(SeqCst) {
+                self.held_at.fetch_max(committed, AcqRel);
+                return committed;
+            }
+        }
+        self.held_at.load(Acquire)
+    }
+
+    /// Until `end`, and no longer, this primary commits. By the session's
+    /// thread, as all changes of the rule.
+    pub(crate) fn lease_until(&self, end: Duration) {
+        self.lease.store(end.as_nanos() as u64, SeqCst);
+        if self.rule.load(SeqCst) & LEASED == 0 {
+            self.held_at.store(self.committed(), Release);
+            self.rule.fetch_or(LEASED, SeqCst);
+        }
     }
 
     /// From here on nothing becomes committed, whatever the rule says, until it
     /// is let go again. By the session's thread, as all changes of the rule.
     pub(crate) fn hold(&self) {
         if !self.is_held() {
-            self.held_at.store(self.committed(), Release);
             self.rule.fetch_or(HELD, SeqCst);
         }
     }

@@ -474,8 +474,9 @@ impl Session {
     }
 
     /// Where a backup may take over by itself: a primary that has not heard for
-    /// `limit` that it still is one holds what it would acknowledge. A backup
-    /// waits for longer than that.
+    /// `limit` that it still is one holds what it would acknowledge. Each time
+    /// it asks it leaves a trace in the register; a backup sees none for longer
+    /// than that before it takes over.
     fn keep_lease(&mut self, now: Duration) {
         if !self.leased || self.attach {
             return;
@@ -484,6 +485,7 @@ impl Session {
             return;
         };
         let look = claim.should_look(now);
+        self.primary.lease_until(claim.confirmed + claim.limit);
         match now.saturating_sub(claim.confirmed) < claim.limit {
             true => self.primary.let_go(),
             false => self.primary.hold(),
@@ -1526,6 +1528,11 @@ impl Session {
         }
         p.store.apply(self.keep, usize::MAX)?;
         if p.store.applied() >= self.keep {
+            if self.leased
+                && let Some(claim) = &self.claim
+            {
+                p.lease_until(claim.confirmed + claim.limit);
+            }
             p.ready.store(true, Release);
             p.done.notify();
         }

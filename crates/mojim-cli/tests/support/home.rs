@@ -86,14 +86,22 @@ impl Home {
 
     /// `mojim WORD --config FILE ARGS…`, started; its messages go to `NAME.txt`.
     pub fn start(&self, word: &str, args: &[&str], name: &str) -> Process {
-        let file = self.file();
+        self.start_as(&self.file(), word, args, name)
+    }
+
+    fn start_as(&self, file: &Path, word: &str, args: &[&str], name: &str) -> Process {
         let all = [&[word, "--config", file.to_str().unwrap()], args].concat();
         Process::start(&all, &self.dir.join(format!("{name}.txt")))
     }
 
     /// A node, ready.
     pub fn node(&self, name: &str) -> Process {
-        let mut p = self.start("node", &["--name", name], name);
+        self.node_as(&self.file(), name)
+    }
+
+    /// The same with a configuration of its own.
+    pub fn node_as(&self, file: &Path, name: &str) -> Process {
+        let mut p = self.start_as(file, "node", &["--name", name], name);
         let line = p
             .line()
             .unwrap_or_else(|| panic!("node {name}: {}", p.errors()));

@@ -1,9 +1,9 @@
-//! Links that are slow or long: TCP connections carried by threads of the
+//! Links that are slow or long, or can be cut: TCP connections carried by threads of the
 //! test, which end with them, at the latest with the test.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
@@ -78,4 +78,47 @@ pub fn long(to: String, delay: Duration) -> u16 {
         }
     };
     carry(to, pass, pass)
+}
+
+/// A way between two nodes that can be cut; its threads end with it.
+pub struct Way {
+    cut: Arc<Mutex<Option<Vec<TcpStream>>>>,
+}
+
+impl Way {
+    /// To `to`, and the port that leads there.
+    pub fn new(to: u16) -> (Way, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let cut = Arc::new(Mutex::new(Some(Vec::new())));
+        let way = Way { cut: cut.clone() };
+        spawn(move || {
+            for near in listener.incoming().flatten() {
+                let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else {
+                    continue;
+                };
+                // One that is cut accepts, and closes.
+                let mut open = cut.lock().unwrap();
+                let Some(open) = &mut *open else { break };
+                for (one, other) in [(&near, &far), (&far, &near)] {
+                    one.set_nodelay(true).unwrap();
+                    let mut from = one.try_clone().unwrap();
+                    let mut into = other.try_clone().unwrap();
+                    spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut into);
+                        let _ = into.shutdown(Shutdown::Both);
+                        let _ = from.shutdown(Shutdown::Both);
+                    });
+                }
+                open.extend([near, far]);
+            }
+        });
+        (way, port)
+    }
+
+    pub fn cut(&self) {
+        for c in self.cut.lock().unwrap().take().into_iter().flatten() {
+            let _ = c.shutdown(Shutdown::Both);
+        }
+    }
 }

@@ -212,6 +212,21 @@ impl Counted {
         self.count.load(Ordering::Acquire)
     }
 
+    pub fn signal(&self, signal: &str) {
+        let ok = Command::new("sh")
+            .args(["-c", &format!("kill -{signal} {}", self.id)])
+            .status()
+            .unwrap();
+        assert!(ok.success());
+    }
+
+    /// Until it ends by itself; how many entries were acknowledged.
+    pub fn end(self) -> u64 {
+        await_that("its end", || self.reader.is_finished().then_some(()));
+        self.reader.join().unwrap();
+        self.count.load(Ordering::Acquire)
+    }
+
     /// It must still run, and is killed; how many entries were acknowledged.
     pub fn stop(self) -> u64 {
         assert!(!self.reader.is_finished(), "it ended by itself");

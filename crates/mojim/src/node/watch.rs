@@ -23,7 +23,8 @@ use crate::mirror::Mirror;
 use crate::views::Views;
 
 /// For how many limits nobody of a view is heard of, before a backup goes on
-/// in its place.
+/// in its place. The first has passed when it first looks at the register; a
+/// primary that wrote there just before commits for one more at most.
 const FALL_BACK: u32 = 3;
 
 impl Node {
@@ -38,10 +39,9 @@ impl Node {
         let mut said = String::new();
         // Whether a take-over that the register had agreed to was cut off.
         let mut unknown = true;
-        // For how many limits in a row nobody of the view was heard of; and
-        // whether anybody ever was: who was just started may be the first of all
-        // to come back.
-        let (mut gone, mut met) = (0, false);
+        // Since when nobody of the view was heard of; and whether anybody ever
+        // was: who was just started may be the first of all to come back.
+        let (mut gone, mut met) = (None, false);
         while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
             std::thread::sleep(beat);
             let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
@@ -62,11 +62,11 @@ impl Node {
             if let Some((ago, _)) = m.live_primary() {
                 // When it spoke, not when that was looked up.
                 heard = heard.max(self.env.now().saturating_sub(ago));
-                met = true;
+                (gone, met) = (None, true);
             }
             if !unknown && self.is_there(&m, &mut client) {
                 heard = self.env.now();
-                (gone, met) = (0, true);
+                (gone, met) = (None, true);
                 continue;
             }
             if !unknown && self.env.now() - heard < limit {
@@ -75,7 +75,7 @@ impl Node {
             let silent = self.env.now() - heard;
             let mut taken = self.try_take_over(v, views, &m, !unknown);
             if matches!(taken, Ok(None)) && met && v.fallback == Fallback::Automatic {
-                taken = self.try_fall_back(v, views, &m, &mut gone);
+                taken = self.try_fall_back(v, views, &m, &mut gone, limit);
             }
             let handed = match taken {
                 Ok(Some((epoch, last))) => self.hand_over(v, m, last).map(|()| Some((epoch, last))),
@@ -136,26 +136,35 @@ impl Node {
     }
 
     /// Primary and mirror are both lost, as far as this backup can tell for
-    /// several limits: it goes on with what it has, as configured. A primary
-    /// that is alive, but cut off from the voters, holds what it would
-    /// acknowledge after one limit (`Session::leased`). `gone`: for how many
-    /// limits in a row nobody was heard of.
+    /// several limits: it goes on with what it has, as configured, if it
+    /// followed the present view. A primary that lives and reaches the voters
+    /// changes the register's version all the time; one that does not holds what
+    /// it would acknowledge after one limit (`Session::leased`). `since`: when
+    /// nobody was heard of for the first time, and the version then.
     fn try_fall_back(
         &self,
         v: &Volume,
         views: &dyn Views,
         m: &Mirror,
-        gone: &mut u32,
+        since: &mut Option<(Duration, u64)>,
+        limit: Duration,
     ) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&v.name)?;
+        // After the register was read: what a primary wrote before counts from then.
+        let now = self.env.now();
         let members = [&reg.primary, &reg.mirror];
         let names = || members.into_iter().flatten().map(|m| m.node.as_str());
-        let whole = m.store.superblock().state == State::Whole;
-        if !whole || names().any(|n| n == self.me.name || self.answers(n)) {
-            *gone = 0;
+        let sb = m.store.superblock();
+        let follows = sb.state == State::Whole && sb.view.epoch == reg.epoch;
+        if !follows || names().any(|n| n == self.me.name || self.answers(n)) {
+            *since = None;
             return Ok(None);
         }
-        *gone += 1;
+        let (begin, version) = *since.get_or_insert((now, reg.version));
+        if version != reg.version {
+            *since = Some((now, reg.version));
+            return Ok(None);
+        }
         let last = m.tail();
         let better = v.data_nodes().into_iter().any(|n| {
             let other = n != self.me.name && names().all(|m| m != n);
@@ -163,7 +172,7 @@ impl Node {
         });
         // One that has more goes first; if it does not go at all, this one does.
         let patience = if better { FALL_BACK * 2 } else { FALL_BACK };
-        if *gone < patience {
+        if now.saturating_sub(begin) < limit * (patience - 1) {
             return Ok(None);
         }
         let lost = names().collect::<Vec<_>>().join(" and ");

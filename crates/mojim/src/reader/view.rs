@@ -294,9 +294,13 @@ impl View {
         self.files.clear();
         self.order.clear();
         self.resident = 0;
+        // All of them before anything can fail: a fault of a page that counts as
+        // resident would be answered with what it half became.
         for r in &mut self.regions {
             r.resident.clear();
             r.poisoned.clear();
+        }
+        for r in &mut self.regions {
             r.free(0..r.pages)?;
             // Nobody waits without having a fault that is answered.
         }

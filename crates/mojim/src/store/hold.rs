@@ -96,7 +96,7 @@ impl Watch {
 
     /// Stops the application too, for the last of them.
     pub fn pause(&self) -> Pause {
-        self.store.pause()
+        self.store.pause(self.generation)
     }
 
     pub(super) fn note(&self, changes: &[(u32, Range<u64>)]) {
@@ -135,15 +135,18 @@ impl Store {
     }
 
     /// Stops the application of records while a copy is read in the
-    /// background, until whoever needs it to go on revokes that.
-    fn pause(self: &Arc<Store>) -> Pause {
+    /// background, until whoever needs it to go on revokes that; not at all if
+    /// that has happened since `generation`.
+    fn pause(self: &Arc<Store>, generation: u64) -> Pause {
         let _a = lock(&self.applier);
         let mut p = lock(&self.pauses);
-        p.count += 1;
-        self.paused.store(true, Release);
+        if p.generation == generation {
+            p.count += 1;
+            self.paused.store(true, Release);
+        }
         Pause {
             store: self.clone(),
-            generation: p.generation,
+            generation,
         }
     }
 
