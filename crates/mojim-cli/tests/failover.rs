@@ -358,8 +358,9 @@ fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
     p.stop();
 }
 
-/// Primary and daemon slept while a backup took the place of both; what was on
-/// its way when they woke was acknowledged before the thread ran that knows.
+/// Primary and daemon sleep while a backup takes the place of both: when they
+/// wake, nothing more is acknowledged. That each thread looks at the lease is
+/// tested where it does (`primary.rs`).
 #[test]
 fn a_primary_whose_lease_ended_in_its_sleep_acknowledges_nothing() {
     let c = Cluster::larger("sync");

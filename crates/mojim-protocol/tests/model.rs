@@ -1849,7 +1849,7 @@ fn every_member_holds_what_was_acknowledged() {
 
 /// A quarter of an hour, and 5 GiB.
 #[test]
-#[ignore = "long"]
+#[ignore = "long: scripts/test-long runs it"]
 fn every_member_holds_it_after_more() {
     let mut seen = Seen::default();
     seen.all_hold("two suspicions, answers lost", |m| {

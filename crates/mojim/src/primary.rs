@@ -1346,3 +1346,70 @@ pub(crate) fn thread_number() -> usize {
         n.get()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::MediumKind;
+    use crate::log::LogSpec;
+    use crate::os::Os;
+    use crate::store::StoreSpec;
+
+    /// The lease was looked at by the session's thread only: a thread that slept
+    /// with it, or ran while it waited for a disk, acknowledged what a backup had
+    /// given up.
+    #[test]
+    fn what_comes_after_a_lease_is_not_committed_whoever_looks() {
+        let dir = std::env::temp_dir().join(format!("mojim-lease-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let env: Arc<dyn crate::env::Env> = Arc::new(Os::new().unwrap());
+        let log = LogSpec {
+            lane: 0,
+            medium: MediumKind::Dram,
+            path: dir.join("log"),
+            ring: dir.join("ring"),
+            size: 64 << 10,
+        };
+        let spec = StoreSpec {
+            cluster: "c".into(),
+            volume: "v".into(),
+            node: "a".into(),
+            dir: dir.join("data"),
+            meta: dir.join("meta"),
+            logs: vec![log],
+            rank: 0,
+            holders: 2,
+            max_open: 16,
+        };
+        let store = Arc::new(Store::open(&env, spec).unwrap());
+        let spec = PrimarySpec {
+            rule: AckRule::LOCAL,
+            background_send: false,
+            spin: Duration::ZERO,
+            resend_timeout: Duration::from_secs(1),
+            resend_attempts: 1,
+            max_record: 4096,
+            checkpoint_threshold: 100,
+            smallest_log: 64 << 10,
+            secondary_threshold: 0,
+        };
+        let p = Primary::new(store, spec);
+        let hour = Duration::from_secs(3600);
+        p.lease_until(env.now() + hour);
+        p.persisted.reset(5);
+        assert_eq!(p.committed(), 5);
+        // It ends, and no other thread has noticed.
+        p.lease_until(env.now());
+        p.persisted.reset(9);
+        assert_eq!(p.committed(), 5);
+        // Renewed, but held for another reason; then not.
+        p.lease_until(env.now() + hour);
+        p.hold();
+        assert_eq!(p.committed(), 5);
+        p.let_go();
+        assert_eq!(p.committed(), 9);
+        drop(p);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
