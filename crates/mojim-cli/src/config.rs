@@ -87,6 +87,7 @@ fn data(c: &Config) -> Value {
                 "role": n.role.as_str(),
                 "rack": n.rack,
                 "vote": n.vote,
+                "replaces": n.replaces,
             });
             if n.role == Role::Data {
                 value["ring"] = json!(n.ring.display().to_string());
@@ -187,6 +188,10 @@ fn text(c: &Config) -> String {
         if let Some(r) = &n.rack {
             t += &format!("rack = {}\n", quote(r));
         }
+        if !n.replaces.is_empty() {
+            let names: Vec<_> = n.replaces.iter().map(|r| quote(r)).collect();
+            t += &format!("replaces = [{}]\n", names.join(", "));
+        }
         if n.role == Role::Witness {
             continue;
         }
@@ -229,6 +234,7 @@ mod tests {
             address = "127.0.0.1:3"
             directory = "/x/w"
             role = "witness"
+            replaces = ["u", "v"]
         "#;
         let path = Path::new("f");
         let one = Config::parse(given, path).unwrap();

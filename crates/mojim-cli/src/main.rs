@@ -21,6 +21,7 @@ mod node;
 mod processes;
 mod promote;
 mod repair;
+mod replace;
 mod rivals;
 mod run;
 mod signals;
@@ -57,6 +58,7 @@ enum Word {
     Promote(promote::Promote),
     Verify(verify::Verify),
     Repair(repair::Repair),
+    Replace(replace::Replace),
     Config(config::Check),
     Bench(bench::Bench),
     Completions(docs::Completions),
@@ -99,6 +101,7 @@ fn run(cli: Cli) -> Done {
         Word::Promote(w) => w.run(),
         Word::Verify(w) => w.run(),
         Word::Repair(w) => w.run(),
+        Word::Replace(w) => w.run(),
         Word::Config(w) => w.run(),
         Word::Bench(w) => w.run(),
         Word::Completions(w) => w.run(Cli::command()),

@@ -22,7 +22,8 @@ const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 /// Run a node in the foreground: it keeps copies of volumes and answers questions.
 ///
 /// Prints one line on standard output when it is ready (its name and addresses) and events on
-/// standard error. SIGTERM, SIGINT or SIGHUP stop it cleanly.
+/// standard error. SIGTERM, SIGINT or SIGHUP stop it cleanly; SIGUSR1 has it read its configuration
+/// again, as `mojim replace` does.
 #[derive(clap::Args)]
 pub struct Node {
     /// The configuration file; the same text on every node.
@@ -36,18 +37,76 @@ pub struct Node {
     json: bool,
 }
 
+/// A node, with one configuration.
+struct Running {
+    name: String,
+    node: Arc<mojim::node::Node>,
+    voter: Option<Arc<RaftViews>>,
+}
+
+impl Running {
+    fn line(&self, json: bool) -> String {
+        let addresses = self.node.addresses();
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        match json {
+            true => serde_json::json!({ "node": self.name, "ready": true, "addresses": addresses })
+                .to_string(),
+            false => format!("node {} is ready at {}", self.name, addresses.join(" and ")),
+        }
+    }
+
+    fn stop(&self) {
+        self.node.stop();
+        if let Some(v) = &self.voter {
+            v.stop();
+        }
+    }
+}
+
 impl Node {
     /// Runs it.
     pub fn run(self) -> Done {
-        let config = load(&self.config)?;
-        config.node(&self.name)?;
+        let mut config = load(&self.config)?;
         signals::block()?;
+        let mut running = self.start(&config)?;
+        let line = running.line(self.json);
+        // Whoever started it may have closed the pipe: it serves all the same.
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+        drop(out);
+        loop {
+            let signal = signals::wait()?;
+            if signal != signals::RELOAD {
+                say_on_stderr(&format!("node {}: signal {signal}, stopping", self.name));
+                running.stop();
+                return Ok(0);
+            }
+            match load(&self.config) {
+                Ok(new) if new == config => {}
+                Ok(new) => {
+                    say_on_stderr(&format!(
+                        "node {}: the configuration has changed",
+                        self.name
+                    ));
+                    config = new;
+                    running.stop();
+                    running = self.start(&config)?;
+                    say_on_stderr(&running.line(false));
+                }
+                // What holds goes on holding.
+                Err(e) => say_on_stderr(&format!("node {}: {}", self.name, e.text)),
+            }
+        }
+    }
+
+    fn start(&self, config: &Config) -> Result<Running, Failure> {
+        config.node(&self.name)?;
         for w in config.warnings() {
             say_on_stderr(&format!("warning: {w}"));
         }
-        let os = Os::of(&config, &Subject::Node(self.name.clone()))?;
+        let os = Os::of(config, &Subject::Node(self.name.clone()))?;
         let env: Arc<dyn Env> = Arc::new(os);
-        let voter = self.register(&env, &config)?;
+        let voter = self.register(&env, config)?;
         let views: Option<Arc<dyn Views>> = match (&voter, config.voters().len()) {
             (Some(v), _) => Some(v.clone()),
             (None, n) if n >= AUTOMATIC_VOTERS => {
@@ -62,25 +121,13 @@ impl Node {
             }
             _ => None,
         };
-        let node = mojim::node::Node::start(&config, &self.name, views, say_on_stderr)?;
-        let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
-        let line = if self.json {
-            serde_json::json!({ "node": self.name, "ready": true, "addresses": addresses })
-                .to_string()
-        } else {
-            format!("node {} is ready at {}", self.name, addresses.join(" and "))
-        };
-        // Whoever started it may have closed the pipe: it serves all the same.
-        let mut out = std::io::stdout().lock();
-        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
-        drop(out);
-        let signal = signals::wait()?;
-        say_on_stderr(&format!("node {}: signal {signal}, stopping", self.name));
-        node.stop();
-        if let Some(v) = voter {
-            v.stop();
-        }
-        Ok(0)
+        let node = mojim::node::Node::start(config, &self.name, views, say_on_stderr)?;
+        node.reload_by(|| signals::send(signals::RELOAD));
+        Ok(Running {
+            name: self.name.clone(),
+            node,
+            voter,
+        })
     }
 
     /// This node's part in the register of views, if it votes.
@@ -100,6 +147,11 @@ impl Node {
             voters: voters
                 .iter()
                 .map(|n| (n.name.clone(), Address::Tcp(n.address)))
+                .collect(),
+            replaced: voters
+                .iter()
+                .filter(|n| !n.replaces.is_empty())
+                .map(|n| (n.name.clone(), n.replaces.clone()))
                 .collect(),
             volumes: config.volumes.keys().cloned().collect(),
             dir: me.directory.join(".mojim").join("views"),

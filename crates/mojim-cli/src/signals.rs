@@ -1,5 +1,5 @@
-//! The signals that ask a process to end, taken by waiting for them rather
-//! than by handlers.
+//! The signals that ask a process to end, and a node to read its configuration
+//! again, taken by waiting for them rather than by handlers.
 //!
 //! Invariant: they are blocked in the main thread before any other thread
 //! starts, so that only [`wait`] ever receives one. A child that is to be
@@ -8,14 +8,17 @@
 use std::io;
 use std::mem::MaybeUninit;
 
-const ASK_TO_END: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+/// A node reads its configuration again; anything else ends.
+pub const RELOAD: i32 = libc::SIGUSR1;
+
+const TAKEN: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, RELOAD];
 
 fn set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: sigemptyset initialises the set; the numbers are valid signals.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
-        for s in ASK_TO_END {
+        for s in TAKEN {
             libc::sigaddset(set.as_mut_ptr(), s);
         }
         set.assume_init()
@@ -50,4 +53,10 @@ pub fn wait() -> io::Result<i32> {
         0 => Ok(got),
         e => Err(io::Error::from_raw_os_error(e)),
     }
+}
+
+/// Has [`wait`] return `signal` in this process, from any of its threads.
+pub fn send(signal: i32) {
+    // SAFETY: a system call on this process; the number is a valid signal.
+    unsafe { libc::kill(libc::getpid(), signal) };
 }

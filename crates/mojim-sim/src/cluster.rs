@@ -21,12 +21,13 @@ use mojim::claim::Claim;
 use mojim::config::MediumKind;
 use mojim::env::{Address, Env};
 use mojim::forward::Forward;
+use mojim::holders::{Holders, Peer};
 use mojim::link::Wire;
 use mojim::log::{Log, LogSpec};
 use mojim::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
 use mojim::outflow::Source;
 use mojim::primary::{Primary, PrimarySpec};
-use mojim::session::{Peer, Session};
+use mojim::session::Session;
 use mojim::store::{Store, StoreSpec, read_superblock};
 use mojim::views::Views;
 use mojim_format::message::{Hello, Lane, Message, RefuseCode};
@@ -770,6 +771,7 @@ impl Cluster {
         let peer = |to: usize| Peer {
             name: NAMES[to].into(),
             address: Address::Tcp(address(to)),
+            tcp: Address::Tcp(address(to)),
             shared: false,
         };
         let session = Session::attach(p.clone(), NAMES[n], peer(self.peer(n)));
@@ -780,7 +782,7 @@ impl Cluster {
                 let carried = Box::new(errands.clone());
                 let claim = Claim::new(self.views(n), carried, self.setup.limit);
                 let others = (0..self.setup.nodes()).filter(|to| *to != n);
-                match session.with_views(claim, others.map(peer).collect()) {
+                match session.with_views(claim, Holders::new(others.map(peer).collect())) {
                     Ok(s) => s,
                     Err(e) => return self.failed_start(n, &e),
                 }

@@ -13,8 +13,9 @@
 //! forward-swap   {"volume", "new", "ms"}             {"elsewhere": why}: not done
 //! ```
 //!
-//! `voters` is the checksum of all voters' names: two configurations that
-//! differ in them must not make one log.
+//! `voters` is the checksum of the names that had the voters' places first: two
+//! configurations that differ in them must not make one log. It stays the same
+//! while a voter is replaced.
 //!
 //! Owns the connections: some for each voter, each used by one question at a
 //! time, dropped after any error. Invariants:
@@ -66,6 +67,8 @@ pub(crate) struct Links {
     cluster: String,
     me: String,
     voters: BTreeMap<u64, (String, Address)>,
+    /// Who was a voter before, and whose place is now another's.
+    former: BTreeMap<String, u64>,
     checksum: u32,
     /// Connections without a question, by voter and by how long they wait.
     idle: Mutex<HashMap<(u64, Duration), Vec<Client>>>,
@@ -92,20 +95,32 @@ pub(crate) enum Asked {
 }
 
 impl Links {
-    /// `voters` by their numbers, this node among them.
+    /// `voters` by their numbers, this node among them; `replaced`: for some of
+    /// them, who had their place before, the first first.
     pub fn new(
         env: &Arc<dyn Env>,
         cluster: &str,
         me: &str,
         voters: BTreeMap<u64, (String, Address)>,
+        replaced: &BTreeMap<String, Vec<String>>,
     ) -> Links {
-        let names: Vec<&String> = voters.values().map(|(name, _)| name).collect();
-        let names = json!(names).to_string();
+        let place = |name: &String| replaced.get(name).and_then(|r| r.first()).cloned();
+        let places = voters.iter().map(|(n, (name, _))| match place(name) {
+            Some(first) => (number(&first), first),
+            None => (*n, name.clone()),
+        });
+        let places: BTreeMap<u64, String> = places.collect();
+        let names = json!(places.values().collect::<Vec<_>>()).to_string();
+        let former = replaced.iter().flat_map(|(now, before)| {
+            let now = number(now);
+            before.iter().map(move |b| (b.clone(), now))
+        });
         Links {
             env: env.clone(),
             cluster: cluster.to_owned(),
             me: me.to_owned(),
             checksum: mojim_format::crc32c(names.as_bytes()),
+            former: former.collect(),
             voters,
             idle: Mutex::default(),
             troubles: Mutex::default(),
@@ -121,6 +136,13 @@ impl Links {
     pub fn members(&self) -> BTreeMap<u64, Voter> {
         let named = |(n, (name, _)): (&u64, &(String, Address))| (*n, Voter { name: name.clone() });
         self.voters.iter().map(named).collect()
+    }
+
+    /// The voter that has the place of the node that the log calls `name`.
+    pub fn place_of(&self, name: &str) -> Option<u64> {
+        let id = number(name);
+        let now = self.voters.contains_key(&id).then_some(id);
+        now.or_else(|| self.former.get(name).copied())
     }
 
     /// What went wrong with which voter, for messages.
@@ -159,6 +181,12 @@ impl Links {
                 text("from"),
                 self.me,
                 names.join(", ")
+            )));
+        }
+        if self.former.contains_key(text("from")) {
+            return Err(Error::Stale(format!(
+                "node {} was replaced: another has its place among the voters",
+                text("from")
             )));
         }
         Ok(())
@@ -471,7 +499,8 @@ mod tests {
         let all: BTreeMap<String, Address> = (0..voters).map(voter).collect();
         let env: Arc<dyn Env> = Arc::new(mojim::os::Os::new().unwrap());
         let me = all.keys().next().unwrap().clone();
-        Links::new(&env, "cluster", &me, numbered(&all).unwrap())
+        let none = BTreeMap::new();
+        Links::new(&env, "cluster", &me, numbered(&all).unwrap(), &none)
     }
 
     #[test]

@@ -34,7 +34,7 @@ use crate::net::{
     Asked, Links, Network, Room, check_snapshot, from_value, numbered, unhex_snapshot,
 };
 use crate::store::{LogStore, Machine, Now};
-use crate::types::{Raft, Swap, number};
+use crate::types::{Membership, Raft, Swap, number};
 
 /// Threads that tasks run on. They never block.
 const WORKERS: usize = 2;
@@ -62,8 +62,12 @@ pub struct Options {
     /// This node's name, one of `voters`.
     pub me: String,
     /// Where every voter's daemon listens, by name. The names are the same at
-    /// every voter, forever.
+    /// every voter, forever, but for those that are replaced.
     pub voters: BTreeMap<String, Address>,
+    /// For some of them, who had their place before, the first first. A voter
+    /// that replaces one and has no log yet waits until a leader sends it the
+    /// others'; a leader that counts it as one makes it one.
+    pub replaced: BTreeMap<String, Vec<String>>,
     /// The volumes that have a register; no other is written.
     pub volumes: BTreeSet<String>,
     /// Where this voter's files lie; made if missing.
@@ -137,7 +141,9 @@ impl RaftViews {
         if !o.voters.contains_key(&o.me) {
             return Err(Error::Config(format!("node {} is not a voter", o.me)));
         }
-        let links = Arc::new(Links::new(&env, &o.cluster, &o.me, numbered(&o.voters)?));
+        let voters = numbered(&o.voters)?;
+        let links = Links::new(&env, &o.cluster, &o.me, voters, &o.replaced);
+        let links = Arc::new(links);
         let room = links.room()?;
         let config = Config {
             cluster_name: o.cluster.clone(),
@@ -155,17 +161,20 @@ impl RaftViews {
             .map_err(|e| Error::Config(e.to_string()))?;
         let disk = Arc::new(Disk::open(env, &o.dir, &o.cluster, &o.me)?);
         let members = links.members();
-        if let Some(m) = disk.kept(|k| k.membership())?
-            && m.nodes().map(|(n, _)| n).ne(members.keys())
+        let stored = disk.kept(|k| k.membership())?;
+        if let Some(m) = &stored
+            && !is_of_places(m, &links)
         {
             let names = |all: Vec<&str>| all.join(", ");
             return Err(Error::Config(format!(
-                "{}: the voters here are {}, those of the configuration are {}; they cannot be changed",
+                "{}: the voters here are {}, those of the configuration are {}; they change by `mojim replace` alone. Take the configuration file of the other nodes",
                 o.dir.display(),
                 names(m.nodes().map(|(_, v)| &*v.name).collect()),
                 names(o.voters.keys().map(|n| &**n).collect()),
             )));
         }
+        // It is told who the voters are.
+        let joins = stored.is_none() && o.replaced.get(&o.me).is_some_and(|r| !r.is_empty());
         let machine = Machine::new(disk.clone())?;
         let (now, poison) = (machine.now(), disk.poison());
         let store = LogStore::new(disk, room.entries);
@@ -185,7 +194,10 @@ impl RaftViews {
             let raft = Raft::new(id, Arc::new(config), network, store, machine)
                 .await
                 .map_err(|e| Error::Poisoned(e.to_string()))?;
-            // Every voter does, with the same voters: so the same first entry.
+            if joins {
+                return Ok(raft);
+            }
+            // Every other voter does, with the same voters: so the same first entry.
             match raft.initialize(members).await {
                 Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(raft),
                 Err(e) => Err(Error::Poisoned(e.to_string())),
@@ -193,6 +205,8 @@ impl RaftViews {
         };
         // It waits for the disk alone.
         let raft = wait(runtime.handle(), None, started)?;
+        let replacing = replace_voters(raft.clone(), links.clone(), o.heartbeat);
+        runtime.spawn(replacing);
         Ok(Arc::new(RaftViews {
             inner: Arc::new(Inner {
                 id,
@@ -251,6 +265,54 @@ impl Drop for RaftViews {
     fn drop(&mut self) {
         if let Some(runtime) = lock(&self.runtime).take() {
             runtime.shutdown_background();
+        }
+    }
+}
+
+/// Whether all that a log knows have a place among the voters of the
+/// configuration, and no place is without one.
+fn is_of_places(m: &Membership, links: &Links) -> bool {
+    let places = m.nodes().map(|(_, v)| links.place_of(&v.name));
+    let places: Option<BTreeSet<u64>> = places.collect();
+    places.is_some_and(|p| p.iter().eq(links.members().keys()))
+}
+
+/// Puts the voters of the configuration in the place of those that they
+/// replace: while this voter leads, and until that is done. Each is sent the
+/// log before it counts.
+async fn replace_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration) {
+    let members = links.members();
+    let ids: BTreeSet<u64> = members.keys().copied().collect();
+    let mut metrics = raft.metrics();
+    loop {
+        let now = metrics.borrow_and_update().clone();
+        let m = now.membership_config.clone();
+        let uniform = m.membership().get_joint_config().as_slice() == [ids.clone()];
+        if uniform && m.nodes().count() == ids.len() {
+            return;
+        }
+        let mut done = Ok(());
+        if now.current_leader == Some(now.id) && is_of_places(&m, &links) {
+            let known = |id: &u64| m.nodes().any(|(n, _)| n == id);
+            let has_all = |id: &u64| {
+                let sent = now.replication.as_ref().and_then(|r| r.get(id).cloned());
+                let sent = sent.flatten().map(|l| l.index);
+                *id == now.id || sent.is_some() && sent.map(|i| i + STAY) >= now.last_log_index
+            };
+            if let Some((id, v)) = members.iter().find(|(id, _)| !known(id)) {
+                done = raft.add_learner(*id, v.clone(), false).await.map(|_| ());
+            } else if ids
+                .iter()
+                .all(|id| m.voter_ids().any(|v| v == *id) || has_all(id))
+            {
+                done = raft.change_membership(ids.clone(), false).await.map(|_| ());
+            }
+        }
+        if done.is_err() {
+            // Another leads, or a change is under way.
+            tokio::time::sleep(heartbeat).await;
+        } else if metrics.changed().await.is_err() {
+            return;
         }
     }
 }
@@ -425,6 +487,16 @@ impl Inner {
         }
     }
 
+    /// Who votes, as far as this voter knows; while that changes, both sets.
+    async fn voters(&self) -> Result<Vec<String>> {
+        self.check()?;
+        let metrics = self.raft.metrics().borrow().clone();
+        let m = metrics.membership_config;
+        let votes = |id: &u64| m.voter_ids().any(|v| v == *id);
+        let names = m.nodes().filter(|(id, _)| votes(id));
+        Ok(names.map(|(_, v)| v.name.clone()).collect())
+    }
+
     async fn swap(&self, s: Swap) -> Result<bool> {
         let deadline = Instant::now() + self.timeout;
         loop {
@@ -516,6 +588,11 @@ impl Views for RaftViews {
             new: new.clone(),
         };
         self.run(async move { inner.swap(s).await })
+    }
+
+    fn voters(&self) -> Result<Vec<String>> {
+        let inner = self.inner.clone();
+        self.run(async move { inner.voters().await })
     }
 
     fn hear(&self, request: &Value) -> Result<Value> {

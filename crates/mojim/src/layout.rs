@@ -10,9 +10,9 @@ use mojim_protocol::AckRule;
 
 use crate::config::{Config, Failover, MediumKind, Mode, Node, Transport, Volume};
 use crate::env::Address;
+use crate::holders::Peer;
 use crate::log::{Log, LogSpec};
 use crate::primary::PrimarySpec;
-use crate::session::Peer;
 use crate::store::StoreSpec;
 use crate::views::VIEW_TIMEOUT;
 
@@ -81,8 +81,10 @@ pub fn logs(config: &Config, node: &Node, volume: &Volume) -> Vec<LogSpec> {
 
 /// The store of a volume on a node.
 pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
-    let mut names = volume.data_nodes();
-    names.sort_unstable_by(|a, b| b.cmp(a));
+    // By place, so that it changes neither with the roles nor with a replacement.
+    let nodes = volume.data_nodes().into_iter();
+    let mut places: Vec<&str> = nodes.map(|n| place(config, n)).collect();
+    places.sort_unstable_by(|a, b| b.cmp(a));
     StoreSpec {
         cluster: config.cluster.clone(),
         volume: volume.name.clone(),
@@ -91,13 +93,16 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
         meta: meta_dir(node, &volume.name),
         logs: logs(config, node, volume),
         max_open: crate::area::MAX_OPEN,
-        // By name, so that it does not change when the roles do.
-        rank: names
+        rank: places
             .iter()
-            .position(|n| *n == node.name)
+            .position(|p| *p == node.place())
             .expect("it holds the volume") as u64,
-        holders: names.len().max(2) as u64,
+        holders: places.len().max(2) as u64,
     }
+}
+
+fn place<'a>(config: &'a Config, node: &'a str) -> &'a str {
+    config.nodes.get(node).map_or(node, Node::place)
 }
 
 fn reached(other: &Node, volume: &Volume) -> Peer {
@@ -109,6 +114,7 @@ fn reached(other: &Node, volume: &Volume) -> Peer {
         } else {
             Address::Tcp(other.address)
         },
+        tcp: Address::Tcp(other.address),
         shared,
     }
 }
@@ -119,30 +125,14 @@ pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
     Some(reached(other, volume))
 }
 
-/// The other nodes that hold the volume.
-fn others<'a>(
-    config: &'a Config,
-    node: &'a Node,
-    volume: &'a Volume,
-) -> impl Iterator<Item = &'a Node> {
+/// The other nodes that hold the volume: a primary's candidates for a mirror,
+/// and whom it may be forwarded to.
+pub fn others(config: &Config, node: &Node, volume: &Volume) -> Vec<Peer> {
     let names = volume.data_nodes().into_iter();
     names
         .filter(|n| *n != node.name)
         .filter_map(|n| config.nodes.get(n))
-}
-
-/// All nodes that may be the mirror of a primary on `node`.
-pub fn candidates(config: &Config, node: &Node, volume: &Volume) -> Vec<Peer> {
-    let others = others(config, node, volume);
-    others.map(|n| reached(n, volume)).collect()
-}
-
-/// The nodes to which this volume may be forwarded from `node`, and where they
-/// listen.
-pub fn backups(config: &Config, node: &Node, volume: &Volume) -> Vec<(String, Address)> {
-    let others = others(config, node, volume);
-    others
-        .map(|n| (n.name.clone(), Address::Tcp(n.address)))
+        .map(|n| reached(n, volume))
         .collect()
 }
 

@@ -14,6 +14,7 @@ pub mod error;
 pub mod event;
 mod fork;
 pub mod forward;
+pub mod holders;
 pub mod layout;
 pub mod link;
 pub mod log;

@@ -16,7 +16,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -69,6 +69,8 @@ pub struct Node {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// What happened, for the daemon's own output.
     report: Box<dyn Fn(&str) + Send + Sync>,
+    /// Has the daemon read its configuration again.
+    reloads: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -117,6 +119,7 @@ impl Node {
             listeners,
             threads: Mutex::new(Vec::new()),
             report: Box::new(report),
+            reloads: OnceLock::new(),
         });
         for v in node.volumes() {
             // A copy that waits for its primary is opened at once, so that
@@ -184,6 +187,13 @@ impl Node {
             Some(sb) if sb.view.epoch > 0 => sb.view.primary != self.me.name,
             _ => v.primary != self.me.name && v.mirror.is_some(),
         })
+    }
+
+    /// What the request `reload` calls, on a link's thread; it must return at
+    /// once, and this node be stopped and started with what the file says.
+    pub fn reload_by(&self, f: impl Fn() + Send + Sync + 'static) {
+        // The first one stays.
+        let _ = self.reloads.set(Box::new(f));
     }
 
     /// The addresses at which it listens.
@@ -284,9 +294,11 @@ impl Node {
         let node = self.clone();
         self.spawn("checkpoint", move || node.checkpoint_loop(&worker))?;
         if !v.backups.is_empty() {
-            for (name, address) in layout::backups(&self.config, &self.me, v) {
+            for peer in layout::others(&self.config, &self.me, v) {
                 let (node, m) = (self.clone(), m.clone());
-                self.spawn("forward", move || node.forward_loop(m, &name, &address))?;
+                self.spawn("forward", move || {
+                    node.forward_loop(m, &peer.name, &peer.tcp)
+                })?;
             }
         }
         Ok(m)

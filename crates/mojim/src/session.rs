@@ -29,8 +29,9 @@ use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
 
 use crate::claim::{Change, Claim, Outcome};
 use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut, answers_are_taken, copy_ends};
-use crate::env::{Address, Conn};
+use crate::env::Conn;
 use crate::error::{Error, Result};
+use crate::holders::{Holders, Peer};
 use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
 use crate::log::{CONTROL_LEN, Live};
 use crate::primary::Primary;
@@ -49,17 +50,6 @@ pub(crate) const COPY_AGAIN: Duration = Duration::from_secs(30);
 const REPLACE: u32 = 2;
 /// Flag of a heartbeat: the mirror now holds everything, it is a member.
 pub const FLAG_MEMBER: u16 = 1;
-
-/// Whom to speak to.
-#[derive(Debug, Clone)]
-pub struct Peer {
-    /// The node's name.
-    pub name: String,
-    /// Where it listens.
-    pub address: Address,
-    /// Whether the lanes are shared memory.
-    pub shared: bool,
-}
 
 pub use crate::store::JOINING;
 
@@ -138,7 +128,7 @@ pub struct Session {
     /// With a register: until when an attach waits for its mirror's admission.
     admit_by: Duration,
     /// The nodes that may be the mirror, the present one among them.
-    candidates: Vec<Peer>,
+    candidates: Arc<Holders>,
     /// Since when there is no link to the present one that got beyond greeting.
     absent: Duration,
     /// A backup may take over by itself: nothing counts while the register
@@ -200,7 +190,7 @@ impl Session {
             asked_on: 0,
             was_alone: false,
             admit_by: Duration::ZERO,
-            candidates: Vec::new(),
+            candidates: Arc::default(),
             absent: now,
             successor: None,
             leased: false,
@@ -214,7 +204,7 @@ impl Session {
     /// The same in a cluster whose views lie in a register: nothing is begun
     /// without it, and a mirror that stays away is given up. Then one of the
     /// `candidates` that is forwarded to takes its place.
-    pub fn with_views(mut self, claim: Claim, candidates: Vec<Peer>) -> Result<Session> {
+    pub fn with_views(mut self, claim: Claim, candidates: Arc<Holders>) -> Result<Session> {
         let store = &self.primary.store;
         let sb = store.superblock();
         // What only the lost ring held may have been acknowledged by a mirror
@@ -281,10 +271,9 @@ impl Session {
         let Some(best) = active.max_by_key(|b| b.acked.load(Acquire)) else {
             return false;
         };
-        let Some(peer) = self.candidates.iter().find(|c| c.name == best.name) else {
+        let Some(peer) = self.candidates.find(&best.name) else {
             return false;
         };
-        let peer = peer.clone();
         let store = &self.primary.store;
         if store.mutations.keep_epoch.load(Relaxed) {
             self.turn_to(peer);
@@ -750,9 +739,8 @@ impl Session {
                     let broken = &self.primary.store.mutations;
                     let other = other.filter(|_| !broken.ask_configured.load(Relaxed));
                     if let Some(m) = other
-                        && let Some(c) = self.candidates.iter().find(|c| c.name == m.node)
+                        && let Some(peer) = self.candidates.find(&m.node)
                     {
-                        let peer = c.clone();
                         self.turn_to(peer);
                     }
                 }

@@ -36,6 +36,11 @@ pub trait Views: Send + Sync {
     /// is not known: read again, a register equal to `new` is this one.
     fn swap(&self, volume: &str, new: &Register) -> Result<bool>;
 
+    /// Who votes, as far as is known here.
+    fn voters(&self) -> Result<Vec<String>> {
+        Err(Error::Invalid("it is not known here who votes".into()))
+    }
+
     /// Answers another voter's daemon (a request of kind `raft`).
     fn hear(&self, request: &Value) -> Result<Value>;
 }

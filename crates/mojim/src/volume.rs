@@ -30,8 +30,10 @@ use crate::claim::Claim;
 use crate::config::{Config, Failover, Fallback, Mode, Node, Rounding, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
+use crate::event::Event;
 use crate::fork::{check_fork, is_forked, watch_forks};
 use crate::forward;
+use crate::holders::{self, Holders, Peer};
 use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
@@ -41,6 +43,9 @@ use crate::region::{EXACT_MAX, MapFlags, MapOptions, Mapping, Private, Region, W
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
+
+/// How often a primary that is alone asks which nodes hold its volume.
+const HOLDERS_EVERY: Duration = Duration::from_secs(1);
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +62,11 @@ pub(crate) struct Inner {
     pub(crate) node: Node,
     pub(crate) primary: Arc<Primary>,
     env: Arc<dyn Env>,
+    holders: Arc<Holders>,
+    /// The same as `env`.
+    os: Os,
     stop: AtomicBool,
+    stopped: Event,
     detached: AtomicBool,
     /// One name-space change at a time.
     names: Mutex<()>,
@@ -212,7 +221,8 @@ impl Volume {
             )));
         }
         let os = Os::of(config, &Subject::Node(node.name.clone()))?;
-        let env: Arc<dyn Env> = Arc::new(os.encrypting(volume.encrypt));
+        let os = os.encrypting(volume.encrypt);
+        let env: Arc<dyn Env> = Arc::new(os.clone());
         // Asked before the lock, which a node that follows holds itself.
         let view = read_superblock(&*env, &layout::meta_dir(&node, &volume.name))?
             .map(|sb| sb.view)
@@ -229,6 +239,7 @@ impl Volume {
             store.clone(),
             layout::primary(config, &node, &volume),
         ));
+        let holders = Holders::new(layout::others(config, &node, &volume));
         let session = match layout::peer(config, &node, &volume) {
             None => {
                 Self::begin_unreplicated(&primary, &node.name)?;
@@ -243,7 +254,7 @@ impl Volume {
                     let p = primary.clone();
                     let errands = Messenger::start(views.clone(), move || p.link_work.notify())?;
                     let claim = Claim::new(views, Box::new(errands), config.failure_limit);
-                    s = s.with_views(claim, layout::candidates(config, &node, &volume))?;
+                    s = s.with_views(claim, holders.clone())?;
                     if volume.fallback == Fallback::Automatic {
                         s = s.leased();
                     }
@@ -259,7 +270,10 @@ impl Volume {
             node,
             primary,
             env,
+            holders,
+            os,
             stop: AtomicBool::new(false),
+            stopped: Event::default(),
             detached: AtomicBool::new(false),
             names: Mutex::new(()),
             threads: Mutex::new(Vec::new()),
@@ -721,6 +735,7 @@ impl Inner {
         p.link_work.notify();
         p.checkpoint_work.notify();
         p.outflow.work.notify();
+        self.stopped.notify();
         for t in lock(&self.threads).drain(..) {
             // A thread that panicked has said so.
             let _ = t.join();
@@ -748,19 +763,70 @@ impl Inner {
             threads.push(spawn("link", Box::new(move || me.link_loop(&mut s)))?);
         }
         if !self.volume.backups.is_empty() {
-            for (name, address) in layout::backups(&self.config, &self.node, &self.volume) {
+            for peer in layout::others(&self.config, &self.node, &self.volume) {
                 let me = self.clone();
-                let body = move || {
-                    let source: Arc<dyn Source> = me.primary.clone();
-                    let stop = || me.stop.load(Acquire);
-                    forward::run(&source, &me.node.name, &name, &address, stop, |_| {});
-                };
-                threads.push(spawn("forward", Box::new(body))?);
+                threads.push(spawn("forward", Box::new(move || me.forward_to(&peer)))?);
             }
+        }
+        if self.volume.failover == Failover::Automatic {
+            let me = self.clone();
+            threads.push(spawn("holders", Box::new(move || me.holders_loop()))?);
         }
         let me = self.clone();
         threads.push(spawn("checkpoint", Box::new(move || me.checkpoint_loop()))?);
         Ok(())
+    }
+
+    /// Forwards to one node, while it holds the volume and this primary is alone.
+    fn forward_to(&self, peer: &Peer) {
+        let source: Arc<dyn Source> = self.primary.clone();
+        let gone = || self.holders.find(&peer.name).is_none();
+        let stop = || self.stop.load(Acquire) || gone();
+        forward::run(
+            &source,
+            &self.node.name,
+            &peer.name,
+            &peer.tcp,
+            stop,
+            |_| {},
+        );
+    }
+
+    /// Where another node has taken the place of one that held the volume, a
+    /// primary that is alone forwards to it, until it can be its mirror.
+    fn holders_loop(self: &Arc<Inner>) {
+        let daemon = Address::Unix(layout::socket(&self.node));
+        let (cluster, volume) = (&self.config.cluster, &self.volume.name);
+        let mut threads = Vec::new();
+        while !self.stop.load(Acquire) {
+            self.stopped
+                .wait_unless(|| self.stop.load(Acquire), HOLDERS_EVERY);
+            if self.stop.load(Acquire) || !self.primary.store.superblock().view.mirror.is_empty() {
+                continue;
+            }
+            // A daemon that does not answer is asked again.
+            let Ok(all) = holders::ask(&self.env, &daemon, cluster, volume) else {
+                continue;
+            };
+            for peer in self.holders.replace(all) {
+                let (me, name) = (self.clone(), peer.name.clone());
+                let forward = std::thread::Builder::new().name("mojim-forward".into());
+                let met = self.os.meet(&name, &peer.tcp);
+                let started = met.and_then(|()| {
+                    let begun = forward.spawn(move || me.forward_to(&peer));
+                    begun.context(|| "starting a thread".into())
+                });
+                match started {
+                    Ok(t) => threads.push(t),
+                    // The next answer has it again.
+                    Err(_) => self.holders.forget(&name),
+                }
+            }
+        }
+        for t in threads {
+            // One that panicked has said so.
+            let _ = t.join();
+        }
     }
 
     fn link_loop(&self, s: &mut Session) {

@@ -15,7 +15,7 @@ use super::daemons::{Cut, Daemons};
 use super::failing::Failing;
 use super::register;
 use crate::lock;
-use crate::views::RaftViews;
+use crate::views::{Options, RaftViews};
 
 const ABC: [&str; 3] = ["a", "b", "c"];
 
@@ -349,4 +349,68 @@ fn calls_from_within_another_runtime_do_not_panic() {
         assert_eq!(a.read("v").unwrap(), register(1, "x"));
         a.hear(&serde_json::json!({})).unwrap_err();
     });
+}
+
+/// A voter is lost for good, and another takes its place while the others are
+/// started with the new configuration, one after the other. It counts: with it
+/// and one of the old ones there is a majority. Who was replaced is heard by
+/// nobody, and the old configuration is not taken any more.
+#[test]
+fn another_takes_the_place_of_a_lost_voter() {
+    let mut d = Daemons::new(&["a", "b", "c", "d"]);
+    d.snapshots = (8, 4);
+    let at_d = d.options.voters.remove("d").unwrap();
+    d.start_all();
+    for version in 1..30 {
+        assert!(swap(&d.at("a"), "v", &register(version, "x")));
+    }
+    let before = d.options.clone();
+    d.stop("b");
+    d.options.voters.remove("b");
+    d.options.voters.insert("d".into(), at_d);
+    d.options.replaced.insert("d".into(), vec!["b".into()]);
+    // Alone it is nobody: it begins no log of its own.
+    d.start("d");
+    for name in ["a", "c"] {
+        d.stop(name);
+        d.start(name);
+    }
+    let ids = ["a", "c", "d"].map(crate::types::number);
+    for name in ["a", "c", "d"] {
+        d.at(name).until(move |m| {
+            let of = m.membership_config.membership();
+            of.get_joint_config().as_slice() == [ids.into()]
+        });
+        let mut voters = d.at(name).voters().unwrap();
+        voters.sort();
+        assert_eq!(voters, ["a", "c", "d"]);
+    }
+    assert_eq!(read(&d.at("d"), "v"), register(29, "x"));
+    // The one that was replaced comes back, and knows nothing of it.
+    let old = as_before(&before, &d, "b");
+    let b = RaftViews::start(Arc::new(Os::new().unwrap()), old).unwrap();
+    d.stop("c");
+    d.leader("c");
+    assert!(swap(&d.at("d"), "v", &register(30, "y")));
+    assert_eq!(read(&d.at("a"), "v"), register(30, "y"));
+    assert!(b.read("v").is_err());
+    b.stop();
+    // The others refuse what it has in its file.
+    let old = as_before(&before, &d, "c");
+    match RaftViews::start(Arc::new(Os::new().unwrap()), old) {
+        Err(Error::Config(e)) => assert!(e.contains("mojim replace"), "{e}"),
+        other => panic!("{:?}", other.err()),
+    }
+    d.start("c");
+    assert_eq!(read(&d.at("c"), "v"), register(30, "y"));
+}
+
+/// What `name` was started with in another configuration.
+fn as_before(of: &Options, d: &Daemons, name: &str) -> Options {
+    Options {
+        timeout: Duration::from_secs(3),
+        dir: d.options_of(name).dir,
+        me: name.into(),
+        ..of.clone()
+    }
 }

@@ -67,6 +67,7 @@ impl Daemons {
             cluster: "test".into(),
             me: String::new(),
             voters,
+            replaced: BTreeMap::new(),
             volumes: ["v", "w"].map(String::from).into(),
             dir: dir.path().to_owned(),
             heartbeat: Duration::from_millis(100),

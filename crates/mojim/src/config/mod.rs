@@ -39,6 +39,8 @@ pub const LOG_UNIT: u64 = 4096;
 pub const MAX_TEXT: usize = 1 << 20;
 /// The longest name of a cluster, volume, node or rack, in bytes.
 pub const MAX_NAME: usize = 64;
+/// The most nodes that one node replaces.
+pub const MAX_REPLACED: usize = 64;
 /// The fewest voters with which a view can change without an operator: a majority of three outlives
 /// one of them, a majority of two none.
 pub const AUTOMATIC_VOTERS: usize = 3;
@@ -289,7 +291,18 @@ pub struct Node {
     /// `log`: where records are kept until they are checkpointed. Refused for a witness, which
     /// keeps none.
     pub log: LogConfig,
+    /// `replaces`: the nodes that had this one's place before it, the first of them first; `mojim
+    /// replace` writes it. Whoever takes a place keeps what depends on it: its rank among those
+    /// that make epochs, and its vote. Default none.
+    pub replaces: Vec<String>,
     medium_line: usize,
+}
+
+impl Node {
+    /// The name of the node that first had this one's place: its own, where it replaces nobody.
+    pub fn place(&self) -> &str {
+        self.replaces.first().unwrap_or(&self.name)
+    }
 }
 
 /// Where a node keeps the logs of its volumes.
@@ -451,6 +464,27 @@ impl Config {
     /// The nodes that vote on views, by name.
     pub fn voters(&self) -> Vec<&Node> {
         self.nodes.values().filter(|node| node.vote).collect()
+    }
+
+    /// The node that has the place of the node that was called `name`.
+    pub fn replacement_of(&self, name: &str) -> Option<&Node> {
+        let mut nodes = self.nodes.values();
+        nodes.find(|n| n.replaces.iter().any(|r| r == name))
+    }
+
+    /// Whether `name` holds the volume, or did before it was replaced.
+    pub fn held(&self, volume: &Volume, name: &str) -> bool {
+        let now = self.replacement_of(name).map_or(name, |n| &n.name);
+        volume.data_nodes().contains(&now)
+    }
+
+    /// A checksum of what the file says, wherever it lies and however it is laid out: nodes with
+    /// the same one have the same configuration.
+    pub fn sum(&self) -> u32 {
+        let mut c = self.clone();
+        c.path.clear();
+        c.nodes.values_mut().for_each(|n| n.medium_line = 0);
+        mojim_format::crc32c(format!("{c:?}").as_bytes())
     }
 
     /// What is allowed but protects less than it may seem to: a sentence for each, the cluster's

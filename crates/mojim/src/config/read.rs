@@ -56,6 +56,7 @@ const NODE_KEYS: &[&str] = &[
     "vote",
     "ring",
     "log",
+    "replaces",
 ];
 const LOG_KEYS: &[&str] = &["medium", "path", "size"];
 
@@ -110,6 +111,8 @@ struct RawNode {
     medium: Field<MediumKind>,
     log_path: Field<PathBuf>,
     log_size: Field<u64>,
+    /// With the place of each in the text.
+    replaces: Field<Vec<(usize, String)>>,
 }
 
 /// How links are protected, as far as it could be read.
@@ -282,6 +285,7 @@ impl Reader {
         }
         self.distinct_addresses(&raw);
         self.distinct_paths(&raw);
+        self.distinct_places(&raw);
         // What has a mistake may be a voter.
         let voters = match table.get("node").and_then(Item::as_table_like) {
             Some(all) => all.len() - raw.values().filter(|n| n.vote.value == Some(false)).count(),
@@ -446,6 +450,7 @@ impl Reader {
         let log = stores.table.get("log").unwrap_or(&empty);
         let line = self.line_of(stores.table, "log").unwrap_or(stores.line);
         let log = self.section(log, dotted(&section.name, "log"), line, LOG_KEYS);
+        let replaces = self.replaces(section);
         RawNode {
             name: name.to_owned(),
             address,
@@ -459,6 +464,59 @@ impl Reader {
                 .or(MediumKind::Disk),
             log_path: self.field(log.as_ref(), "path", read_path),
             log_size: self.field(log.as_ref(), "size", read_size).or(64 << 20),
+            replaces,
+        }
+    }
+
+    /// The nodes whose place this one has, each with its line.
+    fn replaces(&mut self, section: &Section<'_>) -> Field<Vec<(usize, String)>> {
+        let list = self.field(Some(section), "replaces", read_list);
+        let mut names = Some(Vec::new());
+        for (offset, name) in list.value.unwrap_or_default() {
+            let line = self.lines.at(offset);
+            match (name, &mut names) {
+                (Ok(name), Some(all)) if all.len() < MAX_REPLACED => all.push((line, name)),
+                (Ok(_), _) => {
+                    let message = format!("is too long; the most is {MAX_REPLACED} names");
+                    self.note(line, dotted(&section.name, "replaces"), message);
+                    names = None;
+                    break;
+                }
+                (Err(message), _) => {
+                    self.note(line, dotted(&section.name, "replaces"), message);
+                    names = None;
+                }
+            }
+        }
+        Field {
+            line: list.line,
+            given: list.given,
+            value: names,
+        }
+    }
+
+    /// A name is one node's, now and before.
+    fn distinct_places(&mut self, nodes: &BTreeMap<&str, RawNode>) {
+        let mut taken: BTreeMap<String, String> = BTreeMap::new();
+        for node in by_line(nodes, |n| n.replaces.line) {
+            for (line, old) in node.replaces.value.iter().flatten() {
+                let key = format!("node.{}.replaces", shown_key(&node.name));
+                if nodes.contains_key(&**old) {
+                    let message = format!(
+                        "node {} is still in this file; remove [node.{}], or the name here",
+                        shown_key(old),
+                        shown_key(old)
+                    );
+                    self.note(*line, key, message);
+                } else if let Some(other) = taken.insert(old.clone(), node.name.clone()) {
+                    let message = format!(
+                        "node {} is named already in node.{}.replaces; a place is one node's",
+                        shown_key(old),
+                        shown_key(&other)
+                    );
+                    self.note(*line, key, message);
+                }
+            }
         }
     }
 
@@ -896,6 +954,7 @@ fn finished(raw: RawNode) -> Option<(String, Node)> {
             path: raw.log_path.value,
             size: raw.log_size.value?,
         },
+        replaces: raw.replaces.value?.into_iter().map(|(_, n)| n).collect(),
         medium_line: raw.medium.line,
     };
     Some((raw.name, node))

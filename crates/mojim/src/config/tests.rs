@@ -87,6 +87,7 @@ fn the_example_reads_exactly() {
             path: path.map(PathBuf::from),
             size: 64 << 20,
         },
+        replaces: Vec::new(),
         medium_line,
     };
     let a = node("a", 7401, MediumKind::Disk, None, 16);
@@ -1078,4 +1079,44 @@ fn keys_open_the_network_and_set_the_rules() {
         assert_eq!(mistakes(&text), [(line, format!("node.{bad}"))], "{bad}");
         parse(&text.replace("keys = \"/k\"\n", "")).unwrap();
     }
+}
+
+#[test]
+fn a_place_is_one_node_s() {
+    let b = "directory = \"/var/lib/mojim/b\"";
+    let replaces = |names: &str| format!("{b}\nreplaces = {names}");
+    let c = parse(&EXAMPLE.replacen(b, &replaces("[\"y\", \"z\"]"), 1)).unwrap();
+    assert_eq!((c.nodes["b"].place(), c.nodes["a"].place()), ("y", "a"));
+    assert_eq!(c.replacement_of("z").unwrap().name, "b");
+    let v = &c.volumes["orders"];
+    assert!(c.held(v, "a") && c.held(v, "z") && !c.held(v, "x"));
+    // The same node, as far as ranks go, as one that was always there.
+    let rank = |c: &Config, n| crate::layout::store(c, &c.nodes[n], &c.volumes["orders"]).rank;
+    let named = parse(&EXAMPLE.replace("b\"", "y\"").replace("node.b", "node.y")).unwrap();
+    assert_eq!(rank(&c, "b"), rank(&named, "y"));
+    assert_eq!(rank(&c, "a"), rank(&named, "a"));
+
+    let key = "node.b.replaces";
+    wrong(b, &replaces("\"z\""), 21, key, "list");
+    wrong(b, &replaces("[\"z/\"]"), 21, key, "no name");
+    wrong(b, &replaces("[\"a\"]"), 21, key, "still in this file");
+    wrong(b, &replaces("[\"z\", \"z\"]"), 21, key, "one node's");
+    let many: Vec<_> = (0..65).map(|i| format!("\"n{i}\"")).collect();
+    wrong(
+        b,
+        &replaces(&format!("[{}]", many.join(","))),
+        21,
+        key,
+        "64",
+    );
+}
+
+#[test]
+fn the_sum_is_of_what_is_said() {
+    let c = parse(EXAMPLE).unwrap();
+    let spread = EXAMPLE.replace("\n\n", "\n# more\n\n\n");
+    let other = Config::parse(&spread, Path::new("/elsewhere")).unwrap();
+    assert_eq!(c.sum(), other.sum());
+    let changed = parse(&EXAMPLE.replacen("7402", "7403", 1)).unwrap();
+    assert_ne!(c.sum(), changed.sum());
 }

@@ -16,9 +16,10 @@ use serde_json::{Value, json};
 
 use super::{Node, lock, wait_for_last};
 use crate::client::Client;
-use crate::config::Volume;
+use crate::config::{Config, Volume};
 use crate::env::{Address, OpenHow, Proof};
 use crate::error::{Error, Result};
+use crate::holders::to_json;
 use crate::layout;
 use crate::link::Wire;
 use crate::log::{LIVE_AT, Live};
@@ -170,7 +171,8 @@ impl Node {
                     None => self.volumes(),
                 };
                 let all: Result<Vec<Value>> = asked.iter().map(|v| self.status(v)).collect();
-                Ok(json!({ "node": self.me.name, "volumes": all? }))
+                let sum = self.config.sum();
+                Ok(json!({ "node": self.me.name, "config": sum, "volumes": all? }))
             }
             "pulse" => Ok(json!(true)),
             "post" => {
@@ -188,7 +190,7 @@ impl Node {
                 let known = members
                     .into_iter()
                     .flatten()
-                    .all(|m| v.data_nodes().contains(&m.node.as_str()));
+                    .all(|m| self.config.held(&v, &m.node));
                 if !known || new.epoch > u64::MAX / 2 {
                     return Err(Error::Invalid(format!(
                         "this cannot be a view of volume {}",
@@ -197,6 +199,12 @@ impl Node {
                 }
                 Ok(json!(self.voted(&v)?.swap(&v.name, &new)?))
             }
+            "holders" => self.holders(&volume(text("volume"))?),
+            "voters" => match &self.views {
+                Some(views) => Ok(json!(views.voters()?)),
+                None => Err(Error::Invalid("fewer than three nodes vote".into())),
+            },
+            "reload" => self.reload(number("sum")),
             "raft" => match &self.views {
                 Some(views) => views.hear(q),
                 None => Err(Error::Invalid(format!(
@@ -223,6 +231,34 @@ impl Node {
             "copy-anew" => self.copy_anew(&volume(text("volume"))?),
             other => Err(Error::Invalid(format!("unknown request {other:?}"))),
         }
+    }
+
+    /// The other nodes that hold a volume, by this daemon's configuration: a
+    /// program that has attached before one was replaced asks for them.
+    fn holders(&self, v: &Volume) -> Result<Value> {
+        let peers = layout::others(&self.config, &self.me, v);
+        Ok(Value::Array(peers.iter().map(to_json).collect()))
+    }
+
+    /// Has the configuration file read again, if what it says has this sum.
+    fn reload(&self, sum: u64) -> Result<Value> {
+        let path = &self.config.path;
+        let new = Config::load(path).map_err(|e| Error::Config(e.to_string()))?;
+        if u64::from(new.sum()) != sum {
+            return Err(Error::Config(format!(
+                "{} on node {} is another configuration; copy the new one there first",
+                path.display(),
+                self.me.name
+            )));
+        }
+        if new == self.config {
+            return Ok(json!({ "reloads": false }));
+        }
+        match self.reloads.get() {
+            Some(f) => f(),
+            None => return Err(Error::Invalid("this node does not reload".into())),
+        }
+        Ok(json!({ "reloads": true }))
     }
 
     /// The register of a volume, which must have one.

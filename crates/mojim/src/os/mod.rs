@@ -98,6 +98,16 @@ impl Os {
         self
     }
 
+    /// A node that the configuration has by now, and where it listens: this and
+    /// all clones know it from here on.
+    pub fn meet(&self, name: &str, at: &Address) -> Result<()> {
+        let (Some(keys), Address::Tcp(at)) = (&self.keys, at) else {
+            return Ok(());
+        };
+        let met = keys.meet(name, *at);
+        met.context(|| format!("how to reach node {name}"))
+    }
+
     /// What listens asks for.
     pub fn keys(&self) -> Option<Arc<Keys>> {
         self.keys.clone()

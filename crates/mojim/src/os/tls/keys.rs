@@ -6,15 +6,16 @@
 //!   for this use, it is valid now, and carries exactly one name, of this
 //!   cluster; a node must be one that the configuration has.
 //! - A connection that was made to an address is to the node that the
-//!   configuration has there, or to nobody.
+//!   configuration has there, or to nobody. A program that runs on while a node
+//!   is replaced is told of the new one by the daemon beside it (`Keys::meet`).
 //! - TLS 1.3 with one suite; nothing is resumed, so each connection proves all
 //!   of it anew, and a node keeps nothing for those that are gone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use mojim_format::certificate::Subject;
 use rustls::client::Resumption;
@@ -45,15 +46,19 @@ pub(super) const PLAIN: &[u8] = b"mojim/1-plain";
 pub struct Keys {
     server: Option<Arc<ServerConfig>>,
     /// By address: the node there, and how to connect to it, encrypted or not.
-    clients: BTreeMap<SocketAddr, (String, [Arc<ClientConfig>; 2])>,
+    clients: RwLock<BTreeMap<SocketAddr, ToOne>>,
     cluster: Arc<Cluster>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
 }
+
+type ToOne = (String, [Arc<ClientConfig>; 2]);
 
 /// Who may be believed.
 #[derive(Debug)]
 struct Cluster {
     name: String,
-    nodes: Vec<String>,
+    nodes: RwLock<BTreeSet<String>>,
     roots: Arc<RootCertStore>,
     /// Checks the chain of who connects.
     chains: Arc<dyn ClientCertVerifier>,
@@ -118,7 +123,7 @@ impl Keys {
             WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
         let cluster = Arc::new(Cluster {
             name: config.cluster.clone(),
-            nodes: config.nodes.keys().cloned().collect(),
+            nodes: RwLock::new(config.nodes.keys().cloned().collect()),
             roots,
             chains: chains.map_err(|e| wrong(&authority, e))?,
             provider,
@@ -138,17 +143,36 @@ impl Keys {
             Subject::Client => None,
             Subject::Node(_) => Some(cluster.server(config, chain.clone(), key.clone_key())?),
         };
-        let mut clients = BTreeMap::new();
-        for n in config.nodes.values() {
-            let to =
-                |protocol: &[u8]| cluster.client(&n.name, protocol, chain.clone(), key.clone_key());
-            clients.insert(n.address, (n.name.clone(), [to(ENCRYPTED)?, to(PLAIN)?]));
-        }
-        Ok(Arc::new(Keys {
+        let keys = Keys {
             server,
-            clients,
+            clients: RwLock::default(),
             cluster,
-        }))
+            chain,
+            key,
+        };
+        for n in config.nodes.values() {
+            keys.meet(&n.name, n.address)?;
+        }
+        Ok(Arc::new(keys))
+    }
+
+    /// A node of this cluster, and where it listens.
+    pub(in crate::os) fn meet(&self, name: &str, at: SocketAddr) -> io::Result<()> {
+        let to = |protocol: &[u8]| {
+            let (chain, key) = (self.chain.clone(), self.key.clone_key());
+            self.cluster.client(name, protocol, chain, key)
+        };
+        let both = [to(ENCRYPTED)?, to(PLAIN)?];
+        let mut nodes = self
+            .cluster
+            .nodes
+            .write()
+            .unwrap_or_else(|e| e.into_inner());
+        nodes.insert(name.to_owned());
+        drop(nodes);
+        let mut clients = self.clients.write().unwrap_or_else(|e| e.into_inner());
+        clients.insert(at, (name.to_owned(), both));
+        Ok(())
     }
 
     /// How to connect to the node at `to`; its name.
@@ -156,15 +180,16 @@ impl Keys {
         &self,
         to: &SocketAddr,
         encrypt: bool,
-    ) -> io::Result<(&str, Arc<ClientConfig>)> {
-        let (name, both) = self.clients.get(to).ok_or_else(|| {
+    ) -> io::Result<(String, Arc<ClientConfig>)> {
+        let clients = self.clients.read().unwrap_or_else(|e| e.into_inner());
+        let (name, both) = clients.get(to).ok_or_else(|| {
             let text = format!(
                 "no node of cluster {} has the address {to}",
                 self.cluster.name
             );
             error(io::ErrorKind::InvalidInput, text)
         })?;
-        Ok((name, both[usize::from(!encrypt)].clone()))
+        Ok((name.clone(), both[usize::from(!encrypt)].clone()))
     }
 
     /// How to answer who connects; only nodes do.
@@ -199,8 +224,9 @@ impl Cluster {
         };
         let subject = Subject::parse(name, &self.name)
             .ok_or_else(|| other(format!("{name:?} is no name of cluster {}", self.name)))?;
+        let nodes = self.nodes.read().unwrap_or_else(|e| e.into_inner());
         if let Subject::Node(n) = &subject
-            && !self.nodes.contains(n)
+            && !nodes.contains(n)
         {
             return Err(other(format!("the configuration has no node {n:?}")));
         }

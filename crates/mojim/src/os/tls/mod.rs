@@ -62,7 +62,7 @@ impl Tls {
         let (name, config) = keys.towards(&to, encrypt)?;
         let handshake = Handshake::connect(config)?;
         let socket = Socket::connect(&Address::Tcp(to))?;
-        Ok(Tls::new(socket, keys, Some(name.to_owned()), handshake))
+        Ok(Tls::new(socket, keys, Some(name), handshake))
     }
 
     /// Answers who has connected.
