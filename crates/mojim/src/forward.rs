@@ -369,6 +369,9 @@ impl Forward {
                 {
                     self.backoff = COPY_AGAIN;
                 }
+                if r.code == RefuseCode::StaleEpoch {
+                    self.source.outflow().outbid_by(r.epoch);
+                }
                 Err(Error::Protocol(format!(
                     "node {} refused: {}",
                     self.peer, r.text

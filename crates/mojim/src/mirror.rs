@@ -906,12 +906,16 @@ impl ControlIn {
                         store.update(|sb| sb.view.mirror = m.me.clone())?;
                     }
                 }
+                // What a node that this one forwards to has promised, which only
+                // the primary can do something about.
+                let outbid = Some(m.outflow.outbid()).filter(|e| *e > self.epoch);
+                let outbid = outbid.map(u64::to_le_bytes);
                 self.wire.queue(
                     FrameKind::Heartbeat,
                     self.epoch,
                     m.received.get(),
                     f.flags,
-                    &[],
+                    outbid.as_ref().map_or(&[], |b| &b[..]),
                 );
                 s
             }

@@ -112,6 +112,9 @@ pub struct Outflow {
     floors: Vec<AtomicU64>,
     /// There is one that counts.
     any: AtomicBool,
+    /// The greatest epoch that a node has promised which refused to be a backup
+    /// in an older one.
+    outbid: AtomicU64,
     /// Something was received, or became committed.
     pub work: Event,
 }
@@ -124,6 +127,7 @@ impl Outflow {
             backups: Mutex::default(),
             floors: (0..lanes).map(|_| AtomicU64::new(u64::MAX)).collect(),
             any: AtomicBool::new(false),
+            outbid: AtomicU64::new(0),
             work: Default::default(),
         }
     }
@@ -147,6 +151,18 @@ impl Outflow {
     pub fn leave(&self, progress: &Arc<Progress>) {
         self.backups().retain(|b| !Arc::ptr_eq(b, progress));
         self.refresh();
+    }
+
+    /// A node has promised this epoch: it is nobody's backup in an older one.
+    /// Its primary has to begin a greater one (`Session`).
+    pub fn outbid_by(&self, epoch: u64) {
+        // So that there is one above it.
+        self.outbid.fetch_max(epoch.min(u64::MAX / 2), AcqRel);
+    }
+
+    /// The greatest epoch of that kind; 0 if there was none.
+    pub fn outbid(&self) -> u64 {
+        self.outbid.load(Acquire)
     }
 
     fn backups(&self) -> MutexGuard<'_, Vec<Arc<Progress>>> {

@@ -428,6 +428,10 @@ impl Session {
                 self.last_error = Some(e.to_string());
             }
             (Change::Raise(epoch), Ok(())) => {
+                if !matches!(self.phase, Phase::Idle(_)) {
+                    // Of the epoch before.
+                    self.abandon_link("another epoch begins");
+                }
                 p.raise(epoch)?;
                 self.epoch = epoch;
                 if let Some(peer) = self.successor.take() {
@@ -546,6 +550,22 @@ impl Session {
             self.ask(Change::Raise(epoch));
         }
         Err(Error::Protocol(e.to_string()))
+    }
+
+    /// A node that is no member has promised an epoch above this one (it tried
+    /// to become primary, in vain): it follows nobody before a greater one is
+    /// begun. Everything goes on until the register has agreed.
+    fn outbid_backup(&mut self, now: Duration) {
+        let promised = self.primary.outflow.outbid();
+        let Some(claim) = &self.claim else {
+            return;
+        };
+        if self.attach || promised <= self.epoch || !claim.may_try(now) {
+            return;
+        }
+        let known = promised.max(claim.register.epoch).max(self.epoch);
+        let epoch = self.primary.store.next_epoch(known);
+        self.ask(Change::Raise(epoch));
     }
 
     /// Whether it has not begun its epoch yet.
@@ -676,6 +696,7 @@ impl Session {
         let mut moved = self.hear_register(now)?;
         self.give_up_mirror(now)?;
         self.keep_lease(now);
+        self.outbid_backup(now);
         if let Phase::Idle(when) = self.phase {
             let raising = self.claim.as_ref().is_some_and(Claim::is_raising);
             // An attach whose outcome is not known is not tried a second time.
@@ -915,6 +936,9 @@ impl Session {
                 (p, Ok(()))
             }
             (p, FrameKind::Heartbeat) => {
+                if let Ok(epoch) = body.try_into() {
+                    self.primary.outflow.outbid_by(u64::from_le_bytes(epoch));
+                }
                 if let Some((at, n)) = self.sent_at
                     && f.flags as u64 == n & 0x7fff
                 {

@@ -165,10 +165,10 @@ impl Node {
             *since = Some((now, reg.version));
             return Ok(None);
         }
-        let last = m.tail();
+        let last = m.received.get();
         let better = v.data_nodes().into_iter().any(|n| {
             let other = n != self.me.name && names().all(|m| m != n);
-            other && self.has_more(v, n, last)
+            other && self.has_more(v, n, reg.epoch, last)
         });
         // One that has more goes first; if it does not go at all, this one does.
         let patience = if better { FALL_BACK * 2 } else { FALL_BACK };
@@ -192,11 +192,13 @@ impl Node {
         self.asked(node, &q).is_some()
     }
 
-    /// Whether another backup has more than up to `last`, or as much and comes
-    /// first by name.
-    fn has_more(&self, v: &Volume, node: &str, last: u64) -> bool {
+    /// Whether another backup that follows the view of `epoch` has received more
+    /// than up to `last`, or as much and comes first by name. One of another view
+    /// does not go on by itself, whatever it has.
+    fn has_more(&self, v: &Volume, node: &str, epoch: u64, last: u64) -> bool {
         let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
-        let Some(answer) = self.asked(node, &q) else {
+        // One answer may be late.
+        let Some(answer) = (0..3).find_map(|_| self.asked(node, &q)) else {
             return false;
         };
         let all = answer["volumes"].as_array();
@@ -206,7 +208,8 @@ impl Node {
         };
         let has = theirs["last_lsn"].as_u64().unwrap_or(0);
         let first = has == last && node < self.me.name.as_str();
-        theirs["state"] == "whole" && (has > last || first)
+        let follows = theirs["state"] == "whole" && theirs["epoch"].as_u64() == Some(epoch);
+        follows && (has > last || first)
     }
 
     fn asked(&self, node: &str, question: &Value) -> Option<Value> {
