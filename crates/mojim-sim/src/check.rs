@@ -191,6 +191,12 @@ pub struct Checker {
     /// The newest point that the application was told is safe.
     pub floor: usize,
     copies: [Copy; 3],
+    /// Where a backup went on in the place of primary and mirror: what is
+    /// acknowledged from then on is behind it.
+    left: usize,
+    /// By the register it did, or will when it has begun: nobody else
+    /// acknowledges anything.
+    pub sole: Option<usize>,
     /// The nodes of the view.
     pub view: [bool; 3],
     /// Sync points acknowledged.
@@ -223,6 +229,8 @@ impl Default for Checker {
             by: BTreeMap::new(),
             floor: 0,
             copies,
+            left: 0,
+            sole: None,
             view: [true, true, false],
             acks: 0,
             excused: 0,
@@ -602,6 +610,7 @@ impl Checker {
                 "3: promoted at LSN {tail}, which ends no sync point"
             ));
         };
+        self.sole = self.sole.filter(|s| *s == n);
         self.copies[n].hold.kill = Some(p);
         if store.level().is_persistent() {
             self.copies[n].hold.power = Some(p);
@@ -622,6 +631,25 @@ impl Checker {
         self.looked(n, store)
     }
 
+    /// The backup `n` went on with what it has: what the others acknowledged
+    /// beyond that until now is given up, and from now on they acknowledge
+    /// nothing.
+    pub fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked {
+        self.promoted(n, store, tail, true)?;
+        let p = self.exact(&store.history(), tail);
+        self.left = p.expect("it was looked up");
+        // Nobody else is asked for it any more.
+        if self.floor != 0 {
+            let failures = self.failures();
+            self.points[self.floor].acked = Some(Acked {
+                rule: AckRule::LOCAL,
+                pair: [n, n],
+                failures,
+            });
+        }
+        Ok(())
+    }
+
     /// `p` and what is before it will stay, as far as its primary can say.
     pub fn settled(&mut self, mut p: usize) {
         while !self.points[p].settled {
@@ -640,6 +668,12 @@ impl Checker {
         persistent: [bool; 3],
     ) -> Checked {
         let [n, mirror] = pair;
+        if let Some(s) = self.sole.filter(|s| *s != n) {
+            return Err(format!(
+                "3: {} is acknowledged by node {n}, but node {s} had gone on without it",
+                self.text(p)
+            ));
+        }
         let has = |c: &Copy, persistent: bool| {
             let h = if persistent {
                 c.hold.power
@@ -665,6 +699,13 @@ impl Checker {
                 "2: {} is acknowledged, but not in the mirror's log, which has {:?}",
                 self.text(p),
                 self.copies[mirror].hold
+            ));
+        }
+        if !self.is_within(p, self.left) && !self.is_within(self.left, p) {
+            return Err(format!(
+                "3: {} is acknowledged, but a backup had gone on with {}",
+                self.text(p),
+                self.text(self.left)
             ));
         }
         self.points[p].acked = Some(Acked {

@@ -30,6 +30,7 @@ use mojim::primary::{Primary, PrimarySpec};
 use mojim::session::Session;
 use mojim::store::{Store, StoreSpec, read_superblock};
 use mojim::views::Views;
+use mojim::vigil::Vigil;
 use mojim_format::message::{Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
 use mojim_protocol::AckRule;
@@ -108,11 +109,15 @@ pub enum Mutation {
     KeepEpoch,
     /// Succession: an attach speaks to the configured mirror.
     AskConfigured,
+    /// Fallback: a primary commits, whatever its lease.
+    IgnoreLease,
+    /// Fallback: a primary's signs of life leave no trace.
+    LookSilently,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 22] = [
+    pub const ALL: [(Mutation, &'static str); 24] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -144,6 +149,8 @@ impl Mutation {
         (Mutation::ForgetChanges, "forget_changes"),
         (Mutation::KeepEpoch, "keep_epoch"),
         (Mutation::AskConfigured, "ask_configured"),
+        (Mutation::IgnoreLease, "ignore_lease"),
+        (Mutation::LookSilently, "look_silently"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -161,7 +168,12 @@ impl Mutation {
 
     /// Whether it breaks a rule by which a backup takes a mirror's place.
     fn is_of_succession(self) -> bool {
-        matches!(self, Mutation::KeepEpoch | Mutation::AskConfigured)
+        matches!(self, Mutation::KeepEpoch | Mutation::AskConfigured) || self.is_of_fallback()
+    }
+
+    /// Whether it breaks a rule by which a backup goes on for both.
+    fn is_of_fallback(self) -> bool {
+        matches!(self, Mutation::IgnoreLease | Mutation::LookSilently)
     }
 
     /// Whether it breaks a rule of backups.
@@ -199,6 +211,7 @@ impl Mutation {
             Mutation::IgnorePause | Mutation::ForgetChanges => &["4:"],
             // Somebody waits for a node that does not take part.
             Mutation::KeepEpoch | Mutation::AskConfigured => &["live:", "3:"],
+            Mutation::IgnoreLease | Mutation::LookSilently => &["3:"],
             _ => &["2:", "3:"],
         }
     }
@@ -231,6 +244,8 @@ pub struct Setup {
     pub secondary: u64,
     /// No disk fails.
     pub sound: bool,
+    /// A backup goes on by itself when primary and mirror are lost.
+    pub fallback: bool,
 }
 
 impl Setup {
@@ -267,6 +282,7 @@ impl Setup {
             backup: false,
             secondary: u64::MAX,
             sound: false,
+            fallback: false,
         }
     }
 
@@ -284,6 +300,7 @@ impl Setup {
             self.steps += rng.between(1000, 10_000);
             self.trouble = *rng.pick(&[0, 100, 200, 400]);
             self.sound = rng.below(4) != 0;
+            self.fallback = rng.clone().below(3) == 0;
         }
         self.log[BACKUP] = *rng.pick(&[64, 64, 128, 256]) << 10;
         self.medium[BACKUP] = *rng.pick(&[Disk, Dram, Pmem]);
@@ -361,6 +378,21 @@ struct Node {
     taken: Option<u64>,
     /// To its backups.
     forwards: Vec<Forwarding>,
+    /// As a backup, over those whom it follows; and when it looks next.
+    vigil: Vigil,
+    next_look: Duration,
+    /// It asked the register to go on for primary and mirror.
+    falls_back: Fallback,
+}
+
+/// How far a backup is that goes on for primary and mirror.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fallback {
+    No,
+    /// The register was asked, and may do it at any time.
+    Asked,
+    /// The register says so.
+    Agreed,
 }
 
 /// One backup as a node forwards to it.
@@ -389,6 +421,8 @@ pub struct Backups {
     pub mirrors: u64,
     /// Of these, the ones that then became primary.
     pub primaries: u64,
+    /// Backups that went on in the place of both.
+    pub fallbacks: u64,
 }
 
 /// A sync point whose outcome the application awaits.
@@ -468,6 +502,7 @@ impl Cluster {
             setup.views = true;
         }
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
+        setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         let mut faults = Faults::draw(&mut rng);
         if setup.sound {
             faults.read_error = 0;
@@ -491,6 +526,9 @@ impl Cluster {
             replaced: false,
             taken: None,
             forwards: Vec::new(),
+            vigil: Vigil::default(),
+            next_look: Duration::ZERO,
+            falls_back: Fallback::No,
         };
         Cluster {
             world: World::new(seed, faults),
@@ -714,6 +752,8 @@ impl Cluster {
                 Mutation::ForgetChanges => &store.mutations.forget_changes,
                 Mutation::KeepEpoch => &store.mutations.keep_epoch,
                 Mutation::AskConfigured => &store.mutations.ask_configured,
+                Mutation::IgnoreLease => &store.mutations.ignore_lease,
+                Mutation::LookSilently => &store.mutations.look_silently,
             };
             switch.store(true, Relaxed);
         }
@@ -783,6 +823,7 @@ impl Cluster {
                 let claim = Claim::new(self.views(n), carried, self.setup.limit);
                 let others = (0..self.setup.nodes()).filter(|to| *to != n);
                 match session.with_views(claim, Holders::new(others.map(peer).collect())) {
+                    Ok(s) if self.setup.fallback => s.leased(),
                     Ok(s) => s,
                     Err(e) => return self.failed_start(n, &e),
                 }
@@ -903,6 +944,7 @@ impl Cluster {
 
     /// After anything that node `n` did: what do we see?
     fn observe(&mut self, n: usize) -> Checked {
+        self.follow_fallback()?;
         self.follow_view();
         // What a dead process believes it did is not seen by anyone.
         if self.world.crashed(NAMES[n]).is_none() {
@@ -990,9 +1032,16 @@ impl Cluster {
             }
             Role::Primary(prim) => {
                 let p = prim.p.clone();
+                let begins = p.epoch() != prim.epoch && prim.epoch == 0;
+                if begins {
+                    self.fell_back(n, &p.store, p.last())?;
+                }
+                let Role::Primary(prim) = &mut self.nodes[n].role else {
+                    unreachable!("it is one");
+                };
                 if p.epoch() != prim.epoch {
                     // A running primary may raise its own.
-                    if prim.epoch == 0 {
+                    if begins {
                         prim.head = self.check.began(n, &p.store, p.last())?;
                     }
                     prim.epoch = p.epoch();
@@ -1158,6 +1207,118 @@ impl Cluster {
         }
         if self.appended > 0 && self.rng.below(100_000) < self.setup.trouble {
             self.succession()?;
+        }
+        if self.setup.fallback {
+            for n in 0..3 {
+                self.keep_vigil(n)?;
+            }
+            if self.appended > 0 && self.rng.below(100_000) < self.setup.trouble {
+                self.lose_both()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As `Node::watch_loop`, for a backup.
+    fn keep_vigil(&mut self, n: usize) -> Checked {
+        let now = self.world.now();
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            self.nodes[n].vigil.heard();
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        if m.live_primary().is_some() {
+            self.nodes[n].vigil.heard();
+        } else if now >= self.nodes[n].next_look && m.store.poisoned().is_none() {
+            self.nodes[n].next_look = now + self.setup.limit;
+            return self.fall_back(n, m);
+        }
+        Ok(())
+    }
+
+    fn fall_back(&mut self, n: usize, m: Arc<Mirror>) -> Checked {
+        let views = self.views(n);
+        let Ok(reg) = views.read(VOLUME) else {
+            return Ok(());
+        };
+        let now = self.world.now();
+        let members = [&reg.primary, &reg.mirror].into_iter().flatten();
+        let up = |o: usize| !matches!(self.nodes[o].role, Role::Down);
+        let answers = |o: usize| up(o) && !self.world.is_partitioned(NAMES[o], NAMES[n]);
+        let mut others: Vec<usize> = members.map(|m| node(&m.node)).collect();
+        others.retain(|o| *o != n);
+        // An answer may be late.
+        let heard = others.iter().any(|o| answers(*o)) && self.rng.below(8) != 0;
+        let vigil = &mut self.nodes[n].vigil;
+        if !Vigil::concerns(&m, &reg) || heard {
+            vigil.heard();
+            return Ok(());
+        }
+        if !vigil.is_over(&reg, now, self.setup.limit, false) {
+            return Ok(());
+        }
+        self.nodes[n].falls_back = Fallback::Asked;
+        let taken = m.force_from(&reg, &*views);
+        self.note(|| format!("node {} goes on: {taken:?}", NAMES[n]));
+        self.rise(n, m, taken)
+    }
+
+    /// Whether a backup has gone on by the register, as far as it was not seen
+    /// before. What the others have told their applications by then is given
+    /// up, and they tell them nothing from then on.
+    fn follow_fallback(&mut self) -> Checked {
+        let primary = lock(&self.register).now.primary.clone();
+        let Some(n) = primary.map(|p| node(&p.node)) else {
+            return Ok(());
+        };
+        if self.nodes[n].falls_back != Fallback::Asked {
+            return Ok(());
+        }
+        self.nodes[n].falls_back = Fallback::Agreed;
+        for o in (0..3).filter(|o| *o != n) {
+            if self.world.crashed(NAMES[o]).is_none() {
+                self.acknowledge(o)?;
+            }
+        }
+        self.check.sole = Some(n);
+        Ok(())
+    }
+
+    /// Node `n` begins a view; whether as a backup that goes on for both.
+    fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked<bool> {
+        let fell = self.nodes[n].falls_back == Fallback::Agreed;
+        if fell {
+            self.nodes[n].falls_back = Fallback::No;
+            self.backups.fallbacks += 1;
+            self.check.fell_back(n, store, tail)?;
+        }
+        Ok(fell)
+    }
+
+    /// Primary and mirror are lost to the backup: dead for long, or cut off from
+    /// it, with the voters or without.
+    fn lose_both(&mut self) -> Checked {
+        let pair = [self.primary, self.mirror()];
+        let backup = NAMES[self.backup()];
+        let how = self.rng.below(4);
+        for n in pair {
+            let away = self.setup.limit * self.rng.between(1, 12) as u32;
+            match how {
+                0 => {
+                    match self.rng.coin() {
+                        true => self.world.kill(NAMES[n]),
+                        false => self.lose_power(n)?,
+                    }
+                    self.observe(n)?;
+                    let node = &mut self.nodes[n];
+                    node.restart = node.restart.max(self.world.now() + away);
+                }
+                1 => self.world.partition(NAMES[n], backup, false, true),
+                _ => {
+                    self.world.partition(NAMES[n], backup, false, true);
+                    lock(&self.register).cut[n] = true;
+                }
+            }
         }
         Ok(())
     }
@@ -1746,6 +1907,16 @@ impl Cluster {
         let m = mir.m.clone();
         let taken = m.take_over(&*self.views(n));
         self.note(|| format!("node {} takes over: {taken:?}", NAMES[n]));
+        self.rise(n, m, taken)
+    }
+
+    /// Node `n` is the register's primary, if `taken` says so.
+    fn rise(
+        &mut self,
+        n: usize,
+        m: Arc<Mirror>,
+        taken: mojim::Result<Option<(u64, u64)>>,
+    ) -> Checked {
         let Ok(Some((_, tail))) = taken else {
             drop(m);
             return self.observe(n);
@@ -1756,14 +1927,18 @@ impl Cluster {
         }
         self.promotions += 1;
         self.backups.primaries += u64::from(self.risen.take_if(|m| *m == n).is_some());
-        self.check.promoted(n, &m.store, tail, false)?;
+        self.follow_fallback()?;
+        match self.fell_back(n, &m.store, tail)? {
+            true => {}
+            false => self.check.promoted(n, &m.store, tail, false)?,
+        }
         self.primary = n;
         self.nodes[n].taken = Some(tail);
         drop(m);
-        if self.rng.coin() {
-            return Ok(());
+        match self.rng.coin() {
+            true => Ok(()),
+            false => self.hand_over(n),
         }
-        self.hand_over(n)
     }
 
     /// As `Node::hand_over`: the program attaches next.

@@ -10,14 +10,19 @@ use mojim_sim::run::{Total, catch_mutation, catch_panics, run};
 
 const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--jobs N] [--json]
        mojim-sim --seed N [--trace]
-       mojim-sim --mutations [--seeds N] [--first N]";
+       mojim-sim --mutations [--only NAME] [--seeds N] [--first N]";
 
 fn main() -> ExitCode {
     let (mut seeds, mut first, mut seed, mut minutes) = (1000u64, 1u64, None, None);
     let mut jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let (mut trace, mut json, mut mutations) = (false, false, false);
+    let mut only = String::new();
     let mut args = std::env::args().skip(1);
     while let Some(a) = args.next() {
+        if a == "--only" {
+            only = args.next().unwrap_or_default();
+            continue;
+        }
         let mut number = || args.next().and_then(|v| v.parse::<u64>().ok());
         let ok = match a.as_str() {
             "--seeds" => number().map(|n| seeds = n),
@@ -47,7 +52,8 @@ fn main() -> ExitCode {
     catch_panics();
     if mutations {
         let mut missed = false;
-        for (m, name) in Mutation::ALL {
+        let named = |name: &str| name.starts_with(&only);
+        for (m, name) in Mutation::ALL.into_iter().filter(|(_, n)| named(n)) {
             match catch_mutation(m, first, seeds, jobs) {
                 Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
                 None => {
@@ -113,7 +119,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -130,6 +136,7 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.backups.held,
             s.backups.mirrors,
             s.backups.primaries,
+            s.backups.fallbacks,
             faults.join(","),
             failures.join(",")
         );
@@ -150,8 +157,8 @@ fn report(t: &Total, rate: f64, json: bool) {
         s.with_backup, s.backups.copies, s.backups.by_log, s.backups.stalls, s.backups.held
     );
     println!(
-        "backups that took the place of a mirror {}, of these then primary {}",
-        s.backups.mirrors, s.backups.primaries
+        "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
+        s.backups.mirrors, s.backups.primaries, s.backups.fallbacks
     );
     for (k, n) in &s.faults {
         println!("  {k}: {n}");

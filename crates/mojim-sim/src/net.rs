@@ -764,6 +764,11 @@ impl Net {
         }
     }
 
+    /// Whether packets from `a` to `b` are blocked.
+    pub(crate) fn is_partitioned(&self, a: usize, b: usize) -> bool {
+        self.blocked.contains(&(a, b))
+    }
+
     /// Blocks packets from `a` to `b`, or lets them pass again.
     pub(crate) fn partition(&mut self, a: usize, b: usize, on: bool, ctx: &mut Ctx) {
         if on {

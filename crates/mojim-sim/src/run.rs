@@ -130,6 +130,7 @@ impl Total {
         self.sum.backups.held += o.backups.held;
         self.sum.backups.mirrors += o.backups.mirrors;
         self.sum.backups.primaries += o.backups.primaries;
+        self.sum.backups.fallbacks += o.backups.fallbacks;
         if let Some(f) = &o.failure {
             self.failures.push((o.seed, f.clone()));
         }

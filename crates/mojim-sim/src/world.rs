@@ -490,6 +490,13 @@ impl World {
         }
     }
 
+    /// Whether nothing gets from one node to the other, or nothing back.
+    pub fn is_partitioned(&self, a: &str, b: &str) -> bool {
+        let st = &mut *self.shared.lock();
+        let (a, b) = (st.node(a), st.node(b));
+        st.net.is_partitioned(a, b) || st.net.is_partitioned(b, a)
+    }
+
     /// Resets every connection between two nodes.
     pub fn reset_connections(&self, a: &str, b: &str) {
         let st = &mut *self.shared.lock();

@@ -14,6 +14,7 @@
 //! - A primary that is not in the register any more says so (`Error::Stale`)
 //!   and never tries again.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -125,6 +126,8 @@ struct Claimant {
     me: Member,
     /// The epoch of the view that its own copy knows.
     view: u64,
+    /// A mutation: a sign of life leaves no trace.
+    silent: bool,
 }
 
 impl Claimant {
@@ -133,6 +136,7 @@ impl Claimant {
             volume: store.spec().volume.clone(),
             me: member(store),
             view: store.superblock().view.epoch,
+            silent: store.mutations.look_silently.load(Relaxed),
         }
     }
 
@@ -206,6 +210,10 @@ impl Claimant {
                 (reg, false, Err(e))
             }
             Ok(None) => (reg, true, Ok(())),
+            Ok(Some(_)) if self.silent && matches!(change, Change::Look) => {
+                written = true;
+                (reg, false, Ok(()))
+            }
             Ok(Some(new)) => match views.swap(&self.volume, &new) {
                 Ok(true) => {
                     written = true;

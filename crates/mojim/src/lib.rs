@@ -32,6 +32,7 @@ pub mod store;
 pub mod track;
 pub mod uffd;
 pub mod views;
+pub mod vigil;
 pub mod volume;
 
 pub use config::Config;

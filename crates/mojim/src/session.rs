@@ -478,9 +478,13 @@ impl Session {
             return;
         };
         let look = claim.should_look(now);
-        self.primary.lease_until(claim.confirmed + claim.limit);
+        let broken = &self.primary.store.mutations;
+        if !broken.ignore_lease.load(Relaxed) {
+            self.primary.lease_until(claim.confirmed + claim.limit);
+        }
         match now.saturating_sub(claim.confirmed) < claim.limit {
             true => self.primary.let_go(),
+            false if broken.ignore_lease.load(Relaxed) => {}
             false => self.primary.hold(),
         }
         if look {

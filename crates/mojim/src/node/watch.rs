@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use mojim_format::State;
 use serde_json::{Value, json};
 
 use super::{Node, lock, wait_for_last};
@@ -21,11 +20,7 @@ use crate::env::Address;
 use crate::error::{Error, Result};
 use crate::mirror::Mirror;
 use crate::views::Views;
-
-/// For how many limits nobody of a view is heard of, before a backup goes on
-/// in its place. The first has passed when it first looks at the register; a
-/// primary that wrote there just before commits for one more at most.
-const FALL_BACK: u32 = 3;
+use crate::vigil::Vigil;
 
 impl Node {
     /// Watches over the primary of a volume for as long as this node runs.
@@ -39,9 +34,9 @@ impl Node {
         let mut said = String::new();
         // Whether a take-over that the register had agreed to was cut off.
         let mut unknown = true;
-        // Since when nobody of the view was heard of; and whether anybody ever
-        // was: who was just started may be the first of all to come back.
-        let (mut gone, mut met) = (None, false);
+        // Whether anybody of the view was ever heard of: who was just started may
+        // be the first of all to come back.
+        let (mut vigil, mut met) = (Vigil::default(), false);
         while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
             std::thread::sleep(beat);
             let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
@@ -62,11 +57,13 @@ impl Node {
             if let Some((ago, _)) = m.live_primary() {
                 // When it spoke, not when that was looked up.
                 heard = heard.max(self.env.now().saturating_sub(ago));
-                (gone, met) = (None, true);
+                vigil.heard();
+                met = true;
             }
             if !unknown && self.is_there(&m, &mut client) {
                 heard = self.env.now();
-                (gone, met) = (None, true);
+                vigil.heard();
+                met = true;
                 continue;
             }
             if !unknown && self.env.now() - heard < limit {
@@ -75,7 +72,7 @@ impl Node {
             let silent = self.env.now() - heard;
             let mut taken = self.try_take_over(v, views, &m, !unknown);
             if matches!(taken, Ok(None)) && met && v.fallback == Fallback::Automatic {
-                taken = self.try_fall_back(v, views, &m, &mut gone, limit);
+                taken = self.try_fall_back(v, views, &m, &mut vigil, limit);
             }
             let handed = match taken {
                 Ok(Some((epoch, last))) => self.hand_over(v, m, last).map(|()| Some((epoch, last))),
@@ -139,14 +136,13 @@ impl Node {
     /// several limits: it goes on with what it has, as configured, if it
     /// followed the present view. A primary that lives and reaches the voters
     /// changes the register's version all the time; one that does not holds what
-    /// it would acknowledge after one limit (`Session::leased`). `since`: when
-    /// nobody was heard of for the first time, and the version then.
+    /// it would acknowledge after one limit (`Session::leased`).
     fn try_fall_back(
         &self,
         v: &Volume,
         views: &dyn Views,
         m: &Mirror,
-        since: &mut Option<(Duration, u64)>,
+        vigil: &mut Vigil,
         limit: Duration,
     ) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&v.name)?;
@@ -154,15 +150,8 @@ impl Node {
         let now = self.env.now();
         let members = [&reg.primary, &reg.mirror];
         let names = || members.into_iter().flatten().map(|m| m.node.as_str());
-        let sb = m.store.superblock();
-        let follows = sb.state == State::Whole && sb.view.epoch == reg.epoch;
-        if !follows || names().any(|n| n == self.me.name || self.answers(n)) {
-            *since = None;
-            return Ok(None);
-        }
-        let (begin, version) = *since.get_or_insert((now, reg.version));
-        if version != reg.version {
-            *since = Some((now, reg.version));
+        if !Vigil::concerns(m, &reg) || names().any(|n| self.answers(n)) {
+            vigil.heard();
             return Ok(None);
         }
         let last = m.received.get();
@@ -170,9 +159,7 @@ impl Node {
             let other = n != self.me.name && names().all(|m| m != n);
             other && self.has_more(v, n, reg.epoch, last)
         });
-        // One that has more goes first; if it does not go at all, this one does.
-        let patience = if better { FALL_BACK * 2 } else { FALL_BACK };
-        if now.saturating_sub(begin) < limit * (patience - 1) {
+        if !vigil.is_over(&reg, now, limit, better) {
             return Ok(None);
         }
         let lost = names().collect::<Vec<_>>().join(" and ");

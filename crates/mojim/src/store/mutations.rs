@@ -48,6 +48,10 @@ pub struct Mutations {
     pub keep_epoch: AtomicBool,
     /// An attach speaks to the configured mirror, whoever the view's is.
     pub ask_configured: AtomicBool,
+    /// A primary commits, whatever its lease.
+    pub ignore_lease: AtomicBool,
+    /// A primary's sign of life changes nothing in the register.
+    pub look_silently: AtomicBool,
     /// An attach is over before the mirror on its link is a member.
     pub ready_early: AtomicBool,
 }
