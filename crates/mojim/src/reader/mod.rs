@@ -12,13 +12,14 @@
 //!   answer to a question that was asked of another state of the view is used
 //!   only where it leads on from the present one.
 //! - Nobody holds the lock while the node is asked, and neither thread touches
-//!   a region, or runs a program's signal handler, which might.
+//!   a region. No thread runs a program's signal handler, which might, while it
+//!   holds the lock ([`Held`]): who answers the handler's fault needs it.
 //! - What is shown goes back only where the node's copy took another history.
 
 mod source;
 pub mod view;
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -37,7 +38,7 @@ use crate::event::Event;
 use crate::fork::{check_fork, watch_forks};
 use crate::layout;
 use crate::node::readers::MOST_PAGES;
-use crate::os::{Os, block_signals};
+use crate::os::{Os, SignalsWait, block_signals};
 use crate::region::{MapFlags, Mapping};
 use crate::uffd;
 
@@ -101,6 +102,26 @@ static REGIONS: Mutex<Vec<(Range<usize>, Arc<Inner>)>> = Mutex::new(Vec::new());
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The view, locked. The thread's signals wait as long.
+struct Held<'a> {
+    // Let go in this order.
+    view: MutexGuard<'a, View>,
+    _signals: SignalsWait,
+}
+
+impl Deref for Held<'_> {
+    type Target = View;
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut View {
+        &mut self.view
+    }
 }
 
 /// What an answer was worth.
@@ -323,7 +344,7 @@ impl Reader {
     pub fn detach(&self) -> Result<()> {
         check_fork()?;
         lock(&REGIONS).retain(|(_, r)| !Arc::ptr_eq(r, &self.0));
-        let unmapped = lock(&self.0.view).unmap_all();
+        let unmapped = self.0.hold().unmap_all();
         self.0.stop.store(true, SeqCst);
         self.0.news.notify();
         // It cannot be full: nobody else writes to it.
@@ -338,7 +359,7 @@ impl Reader {
     /// For tests: from now on a sync point is shown page by page.
     #[doc(hidden)]
     pub fn mix_pages(&self) {
-        lock(&self.0.view).mix.store(true, SeqCst);
+        self.0.hold().mix.store(true, SeqCst);
     }
 }
 
@@ -366,6 +387,14 @@ impl Inner {
         ))
     }
 
+    fn hold(&self) -> Held<'_> {
+        let signals = SignalsWait::begin();
+        Held {
+            view: lock(&self.view),
+            _signals: signals,
+        }
+    }
+
     fn start(self: &Arc<Inner>) -> Result<()> {
         let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
@@ -385,7 +414,7 @@ impl Inner {
 
     /// Asks until the node answers or `patience` ends. The view, which is still
     /// held, is as of the answer.
-    fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, MutexGuard<'_, View>)> {
+    fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, Held<'_>)> {
         self.look_at(which, 0, 0, patience)
     }
 
@@ -395,7 +424,7 @@ impl Inner {
         offset: u64,
         pages: u64,
         patience: Duration,
-    ) -> Result<(Answer, MutexGuard<'_, View>)> {
+    ) -> Result<(Answer, Held<'_>)> {
         let mut link = Link::new(&self.source);
         let end = self.source.now() + patience;
         loop {
@@ -422,10 +451,10 @@ impl Inner {
         which: Which<'_>,
         offset: u64,
         pages: u64,
-    ) -> Result<(Answer, Option<MutexGuard<'_, View>>)> {
-        let asked = lock(&self.view).mark();
+    ) -> Result<(Answer, Option<Held<'_>>)> {
+        let asked = self.hold().mark();
         let answer = link.ask(asked, wait, which, offset, pages)?;
-        let mut view = lock(&self.view);
+        let mut view = self.hold();
         let taken = take(&mut view, asked, &answer)?;
         if self.gave_up.swap(false, AcqRel) {
             view.forgive()?;
@@ -485,7 +514,7 @@ impl Inner {
                 let patient = self.source.now().saturating_sub(since) < self.options.patience;
                 if !patient {
                     self.gave_up.store(true, Release);
-                    lock(&self.view).poison(at);
+                    self.hold().poison(at);
                 }
                 patient
             });
@@ -496,7 +525,7 @@ impl Inner {
     fn bring(&self, link: &mut Link, address: usize) -> Result<()> {
         loop {
             let found = {
-                let view = lock(&self.view);
+                let view = self.hold();
                 let found = view.find(address);
                 if let Some((.., true)) = found {
                     view.put_in(address);
@@ -585,6 +614,6 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<bool> {
         )));
     }
     lock(&REGIONS).retain(|(s, _)| *s != span);
-    lock(&r.view).unmap(span.start)?;
+    r.hold().unmap(span.start)?;
     Ok(true)
 }
