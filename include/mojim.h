@@ -120,8 +120,9 @@ mojim_t *mojim_attach(const char *config, const char *node, const char *volume);
  *   - Locked memory (mlockall, mlock) shows the same as any other; but a page
  *     that is changed, or is the oldest of too many, goes nevertheless, and its
  *     next load waits.
- *   - A signal handler may load from a region, whatever call of this library its
- *     thread was in. But the thread that answers its fault uses malloc as others
+ *   - A signal handler may load from a region. It waits while its thread is in a
+ *     reader's map, size, read or unmap: for 30 seconds at most, where the node
+ *     does not answer. But the thread that answers its fault uses malloc as others
  *     do: a handler that interrupted malloc or free, and loads from a page that
  *     is not there, may wait for ever, where that thread needs the same arena
  *     (glibc shares arenas among threads when there are more than eight for each

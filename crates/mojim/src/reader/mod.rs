@@ -13,7 +13,8 @@
 //!   only where it leads on from the present one.
 //! - Nobody holds the lock while the node is asked, and neither thread touches
 //!   a region. No thread runs a program's signal handler, which might, while it
-//!   holds the lock ([`Held`]): who answers the handler's fault needs it.
+//!   holds the lock ([`Held`]), or is in `map`, `size`, `read` or `unmap`: who
+//!   answers the handler's fault needs the lock, and allocates as they do.
 //! - What is shown goes back only where the node's copy took another history.
 
 mod source;
@@ -253,6 +254,7 @@ impl Reader {
     /// Size of a file in bytes, if it is there, as of what is shown when the
     /// call returns.
     pub fn size(&self, file: &str) -> Result<Option<u64>> {
+        let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
         let (answer, view) = self.0.look(Which::Named(file), self.0.options.patience)?;
         drop(view);
@@ -264,6 +266,7 @@ impl Reader {
     /// grown so far. Of `flags` only `offset` and `fixed_at` mean something;
     /// `create` is refused.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
         if flags.create {
             return Err(self.0.read_only(&format!("making {file}")));
@@ -310,6 +313,7 @@ impl Reader {
     /// Reads bytes of a file, up to 64 KiB of them as of one LSN, which is
     /// shown when the call returns. Returns how many there are.
     pub fn read(&self, file: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
         let mut done = 0;
         while done < buf.len() {
@@ -613,6 +617,7 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<bool> {
             span.start
         )));
     }
+    let _signals = SignalsWait::begin(); // for malloc's lock, too
     lock(&REGIONS).retain(|(s, _)| *s != span);
     r.hold().unmap(span.start)?;
     Ok(true)
