@@ -115,7 +115,18 @@ mojim_t *mojim_attach(const char *config, const char *node, const char *volume);
  *   - Where the system allows userfaultfd to unprivileged programs for their own
  *     faults only (vm.unprivileged_userfaultfd = 0, as is usual), a system call
  *     that is given a page which is not there fails with EFAULT: load a byte of
- *     it first, or use mojim_read. Root's programs have their calls wait.
+ *     it first, or use mojim_read. Root's programs have their calls wait. mlock
+ *     of a region and MADV_POPULATE_READ are such calls (ENOMEM, EFAULT).
+ *   - Locked memory (mlockall, mlock) shows the same as any other; but a page
+ *     that is changed, or is the oldest of too many, goes nevertheless, and its
+ *     next load waits.
+ *   - A signal handler may load from a region. It waits while its thread is in a
+ *     reader's map, size, read or unmap: for 30 seconds at most, where the node
+ *     does not answer. But the thread that answers its fault uses malloc as others
+ *     do: a handler that interrupted malloc or free, and loads from a page that
+ *     is not there, may wait for ever, where that thread needs the same arena
+ *     (glibc shares arenas among threads when there are more than eight for each
+ *     processor). Load it before, or keep the signal back around malloc.
  *   - A child made by fork has none of the regions.
  *
  * On such a handle mojim_map, mojim_map_at (without MOJIM_CREATE), mojim_unmap,

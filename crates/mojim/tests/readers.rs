@@ -7,8 +7,10 @@
 //! goes back and everything that was read between was of one state. Where it
 //! did, they must lie between the two. No look makes a call.
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -65,6 +67,7 @@ impl Place {
             );
         }
         let config = Config::parse(&text, Path::new("test.toml")).unwrap_or_else(|e| panic!("{e}"));
+        std::fs::write(dir.join("mojim.toml"), text).unwrap();
         Place { dir, shm, config }
     }
 
@@ -502,6 +505,310 @@ fn sync_points_of_any_size() {
     }
     r.detach().unwrap();
     v.detach().unwrap();
+}
+
+/// Says to the child of a test that it is one, and where its volume is.
+const CHILD: &str = "MOJIM_TEST_CHILD";
+
+/// A process that runs one of these tests, as a child.
+fn child_of(test: &str, place: &Place) -> Command {
+    let mut c = Command::new(std::env::current_exe().unwrap());
+    c.args(["--exact", "--nocapture", test]);
+    c.env(CHILD, &place.dir);
+    c
+}
+
+/// The child's reader, with as few pages as can be.
+fn child_reader(dir: &Path) -> Reader {
+    let config = Config::load(&dir.join("mojim.toml")).unwrap_or_else(|e| panic!("{e}"));
+    let options = ReaderOptions {
+        memory: PAGE,
+        ..ReaderOptions::default()
+    };
+    Reader::attach_with(&config, "b", None, options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Pages of its file: more than its reader keeps.
+const LOCKED_PAGES: usize = 96;
+
+/// A program that keeps all of its memory, also what comes, from being swapped
+/// (mlockall) was shown zeros for ever: the kernel filled a region's mapping
+/// with the pages of a memory that was still empty, before anyone was told of
+/// its faults. And what was there could not be taken out to be changed: the
+/// kernel refuses that of locked memory, so such a reader never moved on.
+#[test]
+fn a_program_that_locks_its_memory_sees_what_was_committed() {
+    if let Some(dir) = std::env::var_os(CHILD) {
+        return read_locked(Path::new(&dir));
+    }
+    let place = Place::new("locked");
+    let _nodes = ["a", "b"].map(|n| place.node(n));
+    let v = place.program();
+    let f = v.map("f", LOCKED_PAGES * PAGE, CREATE).unwrap();
+    let test = "a_program_that_locks_its_memory_sees_what_was_committed";
+    let mut child = child_of(test, &place)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut to = child.stdin.take().unwrap();
+    let mut from = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut rounds = 0;
+    for value in 1u8.. {
+        put(&f, 0..f.len, value);
+        // It may be gone already: what it said tells why.
+        let _ = writeln!(to, "{value} {}", commit(&f));
+        let said = from.by_ref().map(Result::unwrap).find_map(|l| {
+            let (_, said) = l.split_once("locked: ")?;
+            Some(said.to_owned())
+        });
+        match said.as_deref() {
+            Some("more") => rounds += 1,
+            Some("all") => break,
+            Some(why) => {
+                eprintln!("left out: {why}");
+                rounds = usize::MAX;
+                break;
+            }
+            None => break,
+        }
+    }
+    drop(to);
+    let rest: Vec<_> = from.map(Result::unwrap).collect();
+    assert!(child.wait().unwrap().success(), "{rest:#?}");
+    assert!(rounds >= 8, "{rounds}");
+    v.detach().unwrap();
+}
+
+/// The child: looks at all of its regions after each sync point, and before
+/// the next one does something else that brings pages in.
+fn read_locked(dir: &Path) {
+    // SAFETY: memory of its own is mapped, locked as it is touched (so none of
+    // it is), and unmapped; then the process's memory is locked.
+    let allowed = unsafe {
+        let len = 1 << 30;
+        let (prot, flags) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let room = libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0);
+        assert_ne!(room, libc::MAP_FAILED);
+        let enough = libc::mlock2(room, len, libc::MLOCK_ONFAULT as _) == 0;
+        libc::munmap(room, len);
+        enough && libc::mlockall(libc::MCL_FUTURE) == 0
+    };
+    if !allowed {
+        println!("locked: this process may not lock so much memory (RLIMIT_MEMLOCK)");
+        return;
+    }
+    let r = child_reader(dir);
+    let len = LOCKED_PAGES * PAGE;
+    let mut regions: Vec<Mapping> = Vec::new();
+    // What fails, because the faults of system calls are not waited with, is
+    // right as well: what is looked at is what is shown after it.
+    let all_of = |m: &Mapping| (m.ptr.cast::<libc::c_void>(), m.len);
+    type Step<'a> = &'a dyn Fn(&mut Vec<Mapping>);
+    let steps: [Step<'_>; 9] = [
+        &|_| {},
+        // In place of other memory, which was filled.
+        &|regions| {
+            let old = regions.pop().unwrap();
+            unmap(old.ptr, old.len).unwrap();
+            // SAFETY: memory of its own, which nobody else knows.
+            let at = unsafe {
+                let (prot, flags) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+                libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0)
+            };
+            assert_ne!(at, libc::MAP_FAILED);
+            let there = MapFlags {
+                fixed_at: at as usize,
+                ..READ
+            };
+            regions.push(r.map("f", 0, there).unwrap_or_else(|e| panic!("{e}")));
+        },
+        &|regions| {
+            let (at, len) = all_of(&regions[0]);
+            // SAFETY: a region; no byte of it changes.
+            unsafe { libc::mlock(at, len) };
+        },
+        &|regions| {
+            let (at, len) = all_of(&regions[0]);
+            // SAFETY: as above.
+            unsafe { libc::munlock(at, len) };
+        },
+        &|_| {
+            // SAFETY: no byte of any memory changes.
+            unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
+        },
+        &|regions| {
+            let (at, len) = all_of(&regions[0]);
+            // SAFETY: as above.
+            unsafe { libc::madvise(at, len, libc::MADV_POPULATE_READ) };
+        },
+        &|regions| {
+            let (at, len) = all_of(&regions[0]);
+            let mut bytes = vec![0u8; len];
+            let from = libc::iovec {
+                iov_base: at,
+                iov_len: len,
+            };
+            let to = libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: len,
+            };
+            // SAFETY: the kernel fills `bytes`, which are as many.
+            let n = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+            let n = usize::try_from(n).unwrap_or(0);
+            assert_eq!(bytes[..n].iter().find(|b| **b == 0), None);
+        },
+        &|regions| {
+            let (at, len) = all_of(&regions[0]);
+            let to = std::fs::File::create(dir.join("copy")).unwrap();
+            use std::os::fd::AsRawFd;
+            // SAFETY: a region is read.
+            let n = unsafe { libc::write(to.as_raw_fd(), at, len) };
+            let bytes = std::fs::read(dir.join("copy")).unwrap();
+            assert_eq!(bytes.len(), usize::try_from(n).unwrap_or(0));
+            assert_eq!(bytes.iter().find(|b| **b == 0), None);
+        },
+        &|_| {
+            // SAFETY: no byte of any memory changes.
+            unsafe { libc::munlockall() };
+        },
+    ];
+    let mut lines = std::io::stdin().lines().map(Result::unwrap);
+    for (i, step) in steps.iter().enumerate() {
+        let line = lines.next().unwrap();
+        let (value, lsn) = line.split_once(' ').unwrap();
+        let (value, lsn): (u8, u64) = (value.parse().unwrap(), lsn.parse().unwrap());
+        r.wait(lsn, LONG).unwrap();
+        // One is looked at from its first load on, others move on.
+        regions.push(r.map("f", 0, READ).unwrap_or_else(|e| panic!("{e}")));
+        for m in &regions {
+            let wrong = (0..len).step_by(61).find(|at| byte(m, *at) != value);
+            assert_eq!(wrong.map(|at| (at, byte(m, at))), None, "step {i}");
+        }
+        step(&mut regions);
+        let last = i + 1 == steps.len();
+        println!("locked: {}", if last { "all" } else { "more" });
+    }
+    r.detach().unwrap();
+}
+
+/// The region that a handler of signals loads from, and where the next time.
+static LOADS: AtomicUsize = AtomicUsize::new(0);
+static LOAD: AtomicUsize = AtomicUsize::new(0);
+/// Where it says what it loaded.
+static LOADED_TO: AtomicUsize = AtomicUsize::new(0);
+/// Blocks of pages that a node gives at one time, in its file.
+const BLOCKS: usize = 64;
+
+extern "C" fn load_and_tell(_: i32) {
+    let block = LOAD.fetch_add(1, SeqCst) % BLOCKS;
+    let at = LOADS.load(SeqCst) + block * 16 * PAGE;
+    // SAFETY: in a region that is mapped while there are signals. The kernel
+    // reads one byte.
+    unsafe {
+        let value = (at as *const u8).read_volatile();
+        libc::write(LOADED_TO.load(SeqCst) as i32, (&raw const value).cast(), 1);
+    }
+}
+
+/// A handler of signals that loaded from a page that was not there, in a thread
+/// that was within `map`, `size`, `read` or `unmap`, waited for ever: the page
+/// was to be brought by a thread that waited for the lock which the interrupted
+/// one held.
+#[test]
+fn a_signal_handler_loads_from_a_region_while_its_thread_is_in_a_call() {
+    if let Some(dir) = std::env::var_os(CHILD) {
+        return read_with_signals(Path::new(&dir));
+    }
+    let place = Place::new("signals");
+    let _nodes = ["a", "b"].map(|n| place.node(n));
+    let v = place.program();
+    let f = v.map("f", BLOCKS * 16 * PAGE, CREATE).unwrap();
+    put(&f, 0..f.len, 1);
+    let lsn = commit(&f);
+    // The reader is a process of its own, with few threads. In one with many,
+    // threads share what malloc locks, also with the one that answers faults:
+    // a handler that interrupts malloc must not load there (mojim.h).
+    let status = child_of(
+        "a_signal_handler_loads_from_a_region_while_its_thread_is_in_a_call",
+        &place,
+    )
+    .env("MOJIM_TEST_LSN", lsn.to_string())
+    .status();
+    assert!(status.unwrap().success());
+    v.detach().unwrap();
+}
+
+fn read_with_signals(dir: &Path) {
+    const SIGNALS: usize = 2000;
+    const ROUNDS: u64 = 100;
+    let lsn = std::env::var("MOJIM_TEST_LSN").unwrap().parse().unwrap();
+    // It keeps four blocks: by the time a handler comes back to one it is gone.
+    let r = child_reader(dir);
+    r.wait(lsn, LONG).unwrap();
+    let m = r.map("f", 0, READ).unwrap();
+    let (mut told, tell) = std::io::pipe().unwrap();
+    use std::os::fd::IntoRawFd;
+    // Left open: a handler may come late where this test breaks.
+    LOADED_TO.store(tell.into_raw_fd() as usize, SeqCst);
+    LOADS.store(m.ptr as usize, SeqCst);
+    // SAFETY: the handler loads from mapped memory and writes to a pipe.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = load_and_tell as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(
+            libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()),
+            0
+        );
+    }
+    let (stop, rounds) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let (who, is) = std::sync::mpsc::channel();
+    let calls = {
+        let (r, stop, rounds) = (r.clone(), stop.clone(), rounds.clone());
+        std::thread::spawn(move || {
+            // SAFETY: asks for its own name.
+            who.send(unsafe { libc::pthread_self() }).unwrap();
+            let mut buf = vec![0; 20 * PAGE];
+            while !stop.load(SeqCst) {
+                let m = r.map("f", 0, READ).unwrap();
+                assert_eq!(r.size("f").unwrap(), Some(m.len as u64));
+                assert_eq!(r.read("f", 7, &mut buf).unwrap(), buf.len());
+                assert!(buf.iter().all(|b| *b == 1));
+                unmap(m.ptr, m.len).unwrap();
+                rounds.fetch_add(1, SeqCst);
+            }
+        })
+    };
+    let thread = is.recv().unwrap();
+    let mut signals = 0;
+    while signals < SIGNALS || rounds.load(SeqCst) < ROUNDS {
+        assert!(!calls.is_finished(), "after {signals} signals");
+        // SAFETY: a thread that goes on until it is told to stop, below.
+        unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+        let mut fds = [rustix::event::PollFd::new(
+            &told,
+            rustix::event::PollFlags::IN,
+        )];
+        let most = rustix::event::Timespec {
+            tv_sec: DEADLINE.as_secs() as _,
+            tv_nsec: 0,
+        };
+        let came = rustix::event::poll(&mut fds, Some(&most)).unwrap();
+        let rounds = rounds.load(SeqCst);
+        assert_eq!(came, 1, "hangs at signal {signals}, round {rounds}");
+        let mut value = [0];
+        told.read_exact(&mut value).unwrap();
+        assert_eq!(value, [1]);
+        signals += 1;
+    }
+    stop.store(true, SeqCst);
+    calls.join().unwrap();
+    eprintln!("{signals} signals, {rounds:?} rounds");
+    r.detach().unwrap();
 }
 
 /// What a reader showed stands while its node is away, and goes on when it is

@@ -32,6 +32,8 @@ use crate::layout;
 use mojim_format::certificate::Subject;
 use std::any::Any;
 use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -309,11 +311,44 @@ pub fn yield_to_others() {
 /// The calling thread, which is the library's, runs no signal handler of the
 /// program.
 pub fn block_signals() {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: a set of this function's, filled before it is read. The one
     // failure there is, a wrong `how`, cannot be.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// While it lives, the calling thread runs no signal handler; signals wait.
+pub struct SignalsWait {
+    before: libc::sigset_t,
+    /// What it keeps is the thread's own.
+    _here: PhantomData<*const ()>,
+}
+
+impl SignalsWait {
+    /// From now on.
+    pub fn begin() -> SignalsWait {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sets of this function's, one filled before it is read, the
+        // other by the call. The one failure there is, a wrong `how`, cannot be.
+        let before = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            before.assume_init()
+        };
+        SignalsWait {
+            before,
+            _here: PhantomData,
+        }
+    }
+}
+
+impl Drop for SignalsWait {
+    fn drop(&mut self) {
+        // SAFETY: the set that this thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
     }
 }

@@ -12,13 +12,15 @@
 //!   answer to a question that was asked of another state of the view is used
 //!   only where it leads on from the present one.
 //! - Nobody holds the lock while the node is asked, and neither thread touches
-//!   a region, or runs a program's signal handler, which might.
+//!   a region. No thread runs a program's signal handler, which might, while it
+//!   holds the lock ([`Held`]), or is in `map`, `size`, `read` or `unmap`: who
+//!   answers the handler's fault needs the lock, and allocates as they do.
 //! - What is shown goes back only where the node's copy took another history.
 
 mod source;
 pub mod view;
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -37,7 +39,7 @@ use crate::event::Event;
 use crate::fork::{check_fork, watch_forks};
 use crate::layout;
 use crate::node::readers::MOST_PAGES;
-use crate::os::{Os, block_signals};
+use crate::os::{Os, SignalsWait, block_signals};
 use crate::region::{MapFlags, Mapping};
 use crate::uffd;
 
@@ -101,6 +103,26 @@ static REGIONS: Mutex<Vec<(Range<usize>, Arc<Inner>)>> = Mutex::new(Vec::new());
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The view, locked. The thread's signals wait as long.
+struct Held<'a> {
+    // Let go in this order.
+    view: MutexGuard<'a, View>,
+    _signals: SignalsWait,
+}
+
+impl Deref for Held<'_> {
+    type Target = View;
+    fn deref(&self) -> &View {
+        &self.view
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut View {
+        &mut self.view
+    }
 }
 
 /// What an answer was worth.
@@ -232,6 +254,7 @@ impl Reader {
     /// Size of a file in bytes, if it is there, as of what is shown when the
     /// call returns.
     pub fn size(&self, file: &str) -> Result<Option<u64>> {
+        let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
         let (answer, view) = self.0.look(Which::Named(file), self.0.options.patience)?;
         drop(view);
@@ -243,6 +266,7 @@ impl Reader {
     /// grown so far. Of `flags` only `offset` and `fixed_at` mean something;
     /// `create` is refused.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
         if flags.create {
             return Err(self.0.read_only(&format!("making {file}")));
@@ -289,6 +313,7 @@ impl Reader {
     /// Reads bytes of a file, up to 64 KiB of them as of one LSN, which is
     /// shown when the call returns. Returns how many there are.
     pub fn read(&self, file: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
         let mut done = 0;
         while done < buf.len() {
@@ -323,7 +348,7 @@ impl Reader {
     pub fn detach(&self) -> Result<()> {
         check_fork()?;
         lock(&REGIONS).retain(|(_, r)| !Arc::ptr_eq(r, &self.0));
-        let unmapped = lock(&self.0.view).unmap_all();
+        let unmapped = self.0.hold().unmap_all();
         self.0.stop.store(true, SeqCst);
         self.0.news.notify();
         // It cannot be full: nobody else writes to it.
@@ -338,7 +363,7 @@ impl Reader {
     /// For tests: from now on a sync point is shown page by page.
     #[doc(hidden)]
     pub fn mix_pages(&self) {
-        lock(&self.0.view).mix.store(true, SeqCst);
+        self.0.hold().mix.store(true, SeqCst);
     }
 }
 
@@ -366,6 +391,14 @@ impl Inner {
         ))
     }
 
+    fn hold(&self) -> Held<'_> {
+        let signals = SignalsWait::begin();
+        Held {
+            view: lock(&self.view),
+            _signals: signals,
+        }
+    }
+
     fn start(self: &Arc<Inner>) -> Result<()> {
         let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
@@ -385,7 +418,7 @@ impl Inner {
 
     /// Asks until the node answers or `patience` ends. The view, which is still
     /// held, is as of the answer.
-    fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, MutexGuard<'_, View>)> {
+    fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, Held<'_>)> {
         self.look_at(which, 0, 0, patience)
     }
 
@@ -395,7 +428,7 @@ impl Inner {
         offset: u64,
         pages: u64,
         patience: Duration,
-    ) -> Result<(Answer, MutexGuard<'_, View>)> {
+    ) -> Result<(Answer, Held<'_>)> {
         let mut link = Link::new(&self.source);
         let end = self.source.now() + patience;
         loop {
@@ -422,10 +455,10 @@ impl Inner {
         which: Which<'_>,
         offset: u64,
         pages: u64,
-    ) -> Result<(Answer, Option<MutexGuard<'_, View>>)> {
-        let asked = lock(&self.view).mark();
+    ) -> Result<(Answer, Option<Held<'_>>)> {
+        let asked = self.hold().mark();
         let answer = link.ask(asked, wait, which, offset, pages)?;
-        let mut view = lock(&self.view);
+        let mut view = self.hold();
         let taken = take(&mut view, asked, &answer)?;
         if self.gave_up.swap(false, AcqRel) {
             view.forgive()?;
@@ -485,7 +518,7 @@ impl Inner {
                 let patient = self.source.now().saturating_sub(since) < self.options.patience;
                 if !patient {
                     self.gave_up.store(true, Release);
-                    lock(&self.view).poison(at);
+                    self.hold().poison(at);
                 }
                 patient
             });
@@ -496,7 +529,7 @@ impl Inner {
     fn bring(&self, link: &mut Link, address: usize) -> Result<()> {
         loop {
             let found = {
-                let view = lock(&self.view);
+                let view = self.hold();
                 let found = view.find(address);
                 if let Some((.., true)) = found {
                     view.put_in(address);
@@ -584,7 +617,8 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<bool> {
             span.start
         )));
     }
+    let _signals = SignalsWait::begin(); // for malloc's lock, too
     lock(&REGIONS).retain(|(s, _)| *s != span);
-    lock(&r.view).unmap(span.start)?;
+    r.hold().unmap(span.start)?;
     Ok(true)
 }

@@ -13,6 +13,8 @@
 //!   old, or all of it is new. Who touches a page meanwhile waits.
 //! - Between the two the number that `shown` tells changes: who reads it
 //!   before and after, and finds it the same, has read what was of one LSN.
+//! - A region is readable only once its faults are told: also what the kernel
+//!   brings in by itself (`mlock`, `mlockall`, MADV_POPULATE_READ) comes by them.
 //! - A page that is `resident` has its contents in the memory; one that is not
 //!   has none, and its fault is answered from the node.
 
@@ -24,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 use mojim_format::{OpKind, RecordView};
 use rustix::fs::{FallocateFlags, MemfdFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::error::{Context, Error, Result};
 use crate::uffd;
@@ -89,8 +91,10 @@ impl Region {
     /// Takes pages out of the mapping: whoever touches them waits.
     fn take_out(&self, pages: Range<usize>) -> Result<()> {
         let at = (self.start + pages.start * PAGE) as *mut std::ffi::c_void;
+        // Also where the program locked its memory (mlock): what is locked is
+        // not let go otherwise, and could not be changed.
         // SAFETY: pages of our own mapping. Shared memory loses nothing by it.
-        unsafe { rustix::mm::madvise(at, pages.len() * PAGE, Advice::LinuxDontNeed) }
+        unsafe { rustix::mm::madvise(at, pages.len() * PAGE, Advice::LinuxDontneedLocked) }
             .map_err(std::io::Error::from)
             .context(|| "taking pages out of a view".into())
     }
@@ -219,9 +223,12 @@ impl View {
             flags |= MapFlags::FIXED;
         }
         let at = place.fixed_at as *mut std::ffi::c_void;
+        // Nobody can read it before its faults are told: the memory is empty
+        // still, and its zeros are of no sync point. Readable at once, it would
+        // be filled with them where the program locks what it maps (mlockall).
         // SAFETY: a new mapping; with an address the caller asked to replace
         // what is there, as mmap(2) says.
-        let start = unsafe { rustix::mm::mmap(at, len, ProtFlags::READ, flags, &memory, 0) }
+        let start = unsafe { rustix::mm::mmap(at, len, ProtFlags::empty(), flags, &memory, 0) }
             .map_err(system)
             .context(what)?;
         let modes = uffd::MODE_MISSING | uffd::MODE_MINOR;
@@ -232,6 +239,16 @@ impl View {
                 .and_then(|()| rustix::mm::madvise(start, len, Advice::LinuxNoHugepage).or(Ok(())))
                 .map_err(system)
                 .and_then(|()| uffd::register(self.uffd.as_fd(), start as usize, len, modes))
+                // A debugger reads what nobody else can, and leaves pages there.
+                .and_then(|()| {
+                    Ok(rustix::mm::madvise(
+                        start,
+                        len,
+                        Advice::LinuxDontneedLocked,
+                    )?)
+                })
+                // Brings no page in, locked or not.
+                .and_then(|()| Ok(rustix::mm::mprotect(start, len, MprotectFlags::READ)?))
         };
         if let Err(e) = ready {
             // SAFETY: our own mapping, not given to anyone yet.

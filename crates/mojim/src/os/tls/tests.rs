@@ -1,10 +1,15 @@
 //! Members of a cluster speak over TLS; strangers of every kind knock.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::collections::VecDeque;
+use std::io::{BufRead, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Instant, SystemTime};
+
+use rustix::net::SendFlags;
 
 use mojim_keys::{Authority, NewAuthority, Validity};
 use rustls::pki_types::pem::PemObject;
@@ -684,65 +689,262 @@ fn keys_that_cannot_work_are_refused_at_the_start() {
     assert!(why(&node("b")).contains("node.b.pem"));
 }
 
-/// 20,000 connections that say nothing, or half of something; a million more
-/// would be as many rounds of the same: what a half-open connection holds is
-/// given back before the next takes its place.
+/// Which part of the test below a process is.
+const PART: &str = "MOJIM_TEST_PART";
+/// Where its strangers knock.
+const AT: &str = "MOJIM_TEST_AT";
+/// Strangers' connections from one address: ports do not run out.
+const OF_ONE: usize = 10_000;
+/// Who knocks at one time.
+const STRANGERS: usize = 16;
+/// Members that must come in while strangers knock.
+const MEMBERS: usize = 20;
+/// What the door may cost at most, in KiB: 128 handshakes.
+const ROOM: u64 = 32 << 10;
+
+/// How many strangers knock.
+fn knocks() -> usize {
+    let given = std::env::var("HALF_OPEN").ok();
+    given.map_or(20_000, |n| n.parse().expect("HALF_OPEN is a number"))
+}
+
+/// This test, once more, in a process of its own.
+fn part(name: &str) -> Command {
+    let test = "os::tls::tests::half_open_connections_shut_nobody_out";
+    let mut c = Command::new(std::env::current_exe().unwrap());
+    c.args(["--exact", "--nocapture", test]).env(PART, name);
+    c
+}
+
+/// What a process has: KiB of memory, descriptors, threads.
+#[derive(Debug, Clone, Copy)]
+struct Has {
+    memory: u64,
+    descriptors: usize,
+    threads: u64,
+}
+
+impl Has {
+    fn now() -> Has {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let number = |what: &str| -> u64 {
+            let line = status.lines().find_map(|l| l.strip_prefix(what)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        Has {
+            memory: number("VmRSS:"),
+            descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
+            threads: number("Threads:"),
+        }
+    }
+}
+
+/// Who connects and then says nothing, or half of something, costs nobody else
+/// the way in, and the node no more than the places that its door has: 20,000
+/// of them, or HALF_OPEN, for example 1000000. Strangers keep all of theirs
+/// open to the end, as far as their process may have so many descriptors; so
+/// what one holds here must be given back without its doing anything.
+///
+/// The node is a process, so that what it has can be counted; the strangers are
+/// another, so that theirs does not count.
 #[test]
 fn half_open_connections_shut_nobody_out() {
-    const KNOCKS: usize = 20_000;
-    let c = Cluster::new();
-    let over = AtomicBool::new(false);
+    match std::env::var(PART).as_deref() {
+        Ok("node") => flooded(),
+        Ok(_) => strangers(),
+        Err(_) => assert!(part("node").status().unwrap().success()),
+    }
+}
+
+/// Connects from an address of this host.
+fn connect_from(from: Ipv4Addr, to: SocketAddr) -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let kind = (AddressFamily::INET, SocketType::STREAM);
+    let fd = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
+    // The port is chosen when it is known where to: it may be used towards
+    // others already.
+    let one: libc::c_int = 1;
+    // SAFETY: the option's value is one int, which outlives the call.
+    let set = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const one).cast(),
+            size_of_val(&one) as _,
+        )
+    };
+    if set != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    rustix::net::bind(&fd, &SocketAddr::from((from, 0)))?;
+    rustix::net::connect(&fd, &to)?;
+    Ok(fd)
+}
+
+/// The strangers' process: knocks as often as it was told, says so, and goes on
+/// until nobody listens to it any more.
+fn strangers() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let (knocks, at) = (knocks(), std::env::var(AT).unwrap().parse().unwrap());
+    let want = knocks as u64 + 1000;
+    let before = getrlimit(Resource::Nofile);
+    let limit = |maximum| Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // More than it was given, where this process may; else all that it was.
+    let _ = setrlimit(
+        Resource::Nofile,
+        limit(Some(want.max(before.maximum.unwrap_or(0)))),
+    )
+    .or_else(|_| setrlimit(Resource::Nofile, limit(before.maximum)));
+    let most = getrlimit(Resource::Nofile)
+        .current
+        .map_or(knocks, |n| n as usize);
+    // Some are the process's own, and each stranger may add one at a time.
+    let most = knocks.min(most.saturating_sub(100));
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (over, open) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|s| {
-        let (c, over) = (&c, &over);
-        let flood = s.spawn(move || {
-            // As many at once as the door has places, twice.
-            let mut open = std::collections::VecDeque::new();
-            for i in 0..KNOCKS {
-                if open.len() >= 2 * HALF_OPEN {
-                    open.pop_front();
-                }
-                // The door may have closed an older one's place already.
-                if let Ok(mut t) = TcpStream::connect(c.at()) {
-                    if i % 2 == 0 {
-                        let _ = t.write_all(&[22, 3, 1, 2, 0, 1]);
+        for _ in 0..STRANGERS {
+            s.spawn(|| {
+                // Those that are open, the oldest first.
+                let mut mine = VecDeque::new();
+                while !over.load(Ordering::Relaxed) {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    let k = i / OF_ONE % 60_000;
+                    // The first are from where members are.
+                    let from = Ipv4Addr::new(127, 0, (k / 250) as u8, (1 + k % 250) as u8);
+                    if open.load(Ordering::Relaxed) >= most && mine.pop_front().is_some() {
+                        open.fetch_sub(1, Ordering::Relaxed);
                     }
-                    open.push_back(t);
+                    // The door may have closed it before it has said anything.
+                    match connect_from(from, at) {
+                        Ok(fd) => {
+                            if i % 2 == 0 {
+                                let half = [22, 3, 1, 2, 0, 1];
+                                let _ = rustix::net::send(&fd, &half, SendFlags::NOSIGNAL);
+                            }
+                            mine.push_back(fd);
+                            open.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(_) => {
+                            failed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    if i + 1 == knocks {
+                        let (open, failed) = (&open, &failed);
+                        println!("knocked: {open:?} open at one time, {failed:?} refused");
+                    }
                 }
-                if over.load(Ordering::Relaxed) {
-                    break;
-                }
+            });
+        }
+        // The end of it.
+        let _ = io::stdin().read(&mut [0]);
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// The node's process.
+fn flooded() {
+    let c = Cluster::new();
+    let (over, met) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut door = c.door();
+    // What is needed once, for the first of them, is no stranger's.
+    drop(c.pair(&node("b"), true));
+    let before = Has::now();
+    let mut peak = before;
+    let mut flood = part("strangers")
+        .env(AT, c.at().to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (says, ends) = (flood.stdout.take().unwrap(), flood.stdin.take().unwrap());
+    let begin = Instant::now();
+    let mut knocked = None;
+    std::thread::scope(|s| {
+        let (c, over, met) = (&c, &over, &met);
+        let flood = s.spawn(move || {
+            let mut lines = io::BufReader::new(says).lines().map(Result::unwrap);
+            let said = lines.find(|l| l.contains("knocked: ")).expect("they knock");
+            // Until enough members came in beside them.
+            while met.load(Ordering::Relaxed) < MEMBERS && !over.load(Ordering::Relaxed) {
+                std::thread::park_timeout(LONG);
             }
+            let took = begin.elapsed();
+            over.store(true, Ordering::Relaxed);
+            drop(ends);
+            // Until they are gone.
+            let _ = lines.count();
+            (said, took)
         });
+        let wake = flood.thread().clone();
+        let (turn, turns) = std::sync::mpsc::sync_channel(1);
         let members = s.spawn(move || {
             let os = c.os(&node("b"));
-            let mut came_in = 0;
-            let mut tries = 0;
-            while came_in < 20 {
+            let (mut came_in, mut tries) = (0, 0);
+            // Where strangers alone were at the door for a while: members are few.
+            while turns.recv().is_ok() && !over.load(Ordering::Relaxed) {
                 tries += 1;
-                assert!(tries < 20_000, "shut out: {came_in} of {tries} came in");
-                let conn = os.connect(&c.listener.local_address()).unwrap();
-                let asked = until_proved(&*conn).and_then(|()| {
+                let asked = os.connect(&c.listener.local_address()).and_then(|conn| {
+                    until_proved(&*conn)?;
                     let _ = conn.send(&[IoSlice::new(b"?")])?;
                     recv(&*conn, &mut [0])
                 });
                 came_in += usize::from(matches!(asked, Ok(1)));
+                met.store(came_in, Ordering::Relaxed);
+                wake.unpark();
+                // One that is shut out tries this often for nothing.
+                if tries > 1000 * (came_in + 20) {
+                    over.store(true, Ordering::Relaxed);
+                    wake.unpark();
+                }
             }
             (came_in, tries)
         });
-        let mut door = c.door();
-        let mut inside = Vec::new();
-        while !members.is_finished() || !flood.is_finished() {
-            if let Some(conn) = door.next(Duration::from_millis(20)).unwrap() {
-                assert!(matches!(conn.proof(), Proof::Node { .. }));
-                let _ = conn.send(&[IoSlice::new(b"!")]);
-                inside.push(conn);
+        let mut inside = VecDeque::new();
+        let mut looks = 0u64;
+        while !members.is_finished() || !flood.is_finished() || door.half_open() > 0 {
+            match door.next(Duration::from_millis(20)).unwrap() {
+                Some(conn) => {
+                    assert!(matches!(conn.proof(), Proof::Node { .. }));
+                    let _ = conn.send(&[IoSlice::new(b"!")]);
+                    inside.push_back(conn);
+                    if inside.len() > 8 {
+                        inside.pop_front();
+                    }
+                }
+                // One is on its way, or its thread has ended.
+                None => drop(turn.try_send(())),
             }
             assert!(door.half_open() <= HALF_OPEN);
             let _ = door.refusals();
+            looks += 1;
+            if looks.is_multiple_of(16) {
+                let now = Has::now();
+                peak.memory = peak.memory.max(now.memory);
+                peak.descriptors = peak.descriptors.max(now.descriptors);
+                peak.threads = peak.threads.max(now.threads);
+            }
         }
-        over.store(true, Ordering::Relaxed);
-        let (came_in, tries) = members.join().unwrap();
-        println!("{came_in} members came in, in {tries} tries, among {KNOCKS} strangers");
-        flood.join().unwrap();
+        knocked = Some((flood.join().unwrap(), members.join().unwrap()));
     });
+    assert!(flood.wait().unwrap().success());
+    let after = Has::now();
+    let ((said, took), (came_in, tries)) = knocked.unwrap();
+    println!(
+        "{} strangers in {took:.0?}; {said}; {came_in} members came in beside them, in {tries} \
+         tries; before {before:?}, at most {peak:?}, after {after:?}",
+        knocks()
+    );
+    assert!(came_in >= MEMBERS, "shut out");
+    assert!(peak.memory <= before.memory + ROOM);
+    // The members' own ends, and what reads /proc and the strangers' words.
+    assert!(peak.descriptors <= before.descriptors + HALF_OPEN + 8 + 8);
+    assert!(peak.threads <= before.threads + 2);
+    assert_eq!(after.descriptors, before.descriptors);
+    assert_eq!(after.threads, before.threads);
+    assert!(after.memory <= before.memory + ROOM);
 }
