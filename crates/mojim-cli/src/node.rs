@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim::config::{AUTOMATIC_VOTERS, Config};
@@ -68,7 +68,9 @@ impl Node {
     pub fn run(self) -> Done {
         let mut config = load(&self.config)?;
         signals::block()?;
-        let mut running = self.start(&config)?;
+        // What a request has checked.
+        let asked: Arc<Mutex<Option<Config>>> = Arc::default();
+        let mut running = self.start(&config, &asked)?;
         let line = running.line(self.json);
         // Whoever started it may have closed the pipe: it serves all the same.
         let mut out = std::io::stdout().lock();
@@ -81,25 +83,43 @@ impl Node {
                 running.stop();
                 return Ok(0);
             }
-            match load(&self.config) {
-                Ok(new) if new == config => {}
-                Ok(new) => {
-                    say_on_stderr(&format!(
-                        "node {}: the configuration has changed",
-                        self.name
-                    ));
-                    config = new;
-                    running.stop();
-                    running = self.start(&config)?;
-                    say_on_stderr(&running.line(false));
-                }
+            let new = asked.lock().unwrap_or_else(|e| e.into_inner()).take();
+            let new = match new.map_or_else(|| load(&self.config), Ok) {
+                Ok(new) if new == config => continue,
+                Ok(new) => new,
                 // What holds goes on holding.
-                Err(e) => say_on_stderr(&format!("node {}: {}", self.name, e.text)),
-            }
+                Err(e) => {
+                    say_on_stderr(&format!("node {}: {}", self.name, e.text));
+                    continue;
+                }
+            };
+            say_on_stderr(&format!(
+                "node {}: the configuration has changed",
+                self.name
+            ));
+            running.stop();
+            running = match self.start(&new, &asked) {
+                Ok(r) => {
+                    config = new;
+                    r
+                }
+                Err(e) => {
+                    say_on_stderr(&format!(
+                        "node {}: {}; it goes on with the configuration that it had",
+                        self.name, e.text
+                    ));
+                    self.start(&config, &asked)?
+                }
+            };
+            say_on_stderr(&running.line(false));
         }
     }
 
-    fn start(&self, config: &Config) -> Result<Running, Failure> {
+    fn start(
+        &self,
+        config: &Config,
+        asked: &Arc<Mutex<Option<Config>>>,
+    ) -> Result<Running, Failure> {
         config.node(&self.name)?;
         for w in config.warnings() {
             say_on_stderr(&format!("warning: {w}"));
@@ -121,8 +141,20 @@ impl Node {
             }
             _ => None,
         };
-        let node = mojim::node::Node::start(config, &self.name, views, say_on_stderr)?;
-        node.reload_by(|| signals::send(signals::RELOAD));
+        let node = mojim::node::Node::start(config, &self.name, views, say_on_stderr);
+        let node = match (node, &voter) {
+            (Ok(n), _) => n,
+            (Err(e), v) => {
+                // Its directory is free for the next try.
+                v.iter().for_each(|v| v.stop());
+                return Err(e.into());
+            }
+        };
+        let asked = asked.clone();
+        node.reload_by(move |new| {
+            *asked.lock().unwrap_or_else(|e| e.into_inner()) = Some(new);
+            signals::send(signals::RELOAD);
+        });
         Ok(Running {
             name: self.name.clone(),
             node,

@@ -8,13 +8,16 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mojim::config::{AUTOMATIC_VOTERS, Config, Failover, Role, Volume};
+use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
-use toml_edit::{Array, DocumentMut, Item, value};
+use toml_edit::{Array, DocumentMut, Item, TableLike};
 
 use crate::ask::{SHORT, ask, load};
 use crate::failure::{Done, Failure, say_on_stderr};
@@ -22,6 +25,8 @@ use crate::status::gather;
 
 /// Between two looks at what the nodes do by themselves.
 const LOOK: Duration = Duration::from_millis(200);
+/// A node that reads its file again is back by then.
+const BACK: Duration = Duration::from_secs(60);
 
 /// Give the place of a node that is lost for good to another one.
 ///
@@ -61,11 +66,14 @@ impl Replace {
     /// Runs it.
     pub fn run(self) -> Done {
         let (old, new) = (&*self.name, &*self.with);
+        // Through links: it is the file that changes.
+        let path = std::fs::canonicalize(&self.config).map_err(|e| at(&self.config, e))?;
+        let _alone = alone(&path)?;
         let mut config = load(&self.config)?;
         if !is_done(&config, old, new) {
             self.check_names(&config)?;
+            let text = std::fs::read_to_string(&path)?;
             let primaries = check_nodes(&config, old)?;
-            let text = std::fs::read_to_string(&self.config)?;
             let text = self.changed(&text, &config, &primaries)?;
             config = Config::parse(&text, &self.config)?;
             self.check_logs(&config)?;
@@ -73,7 +81,7 @@ impl Replace {
                 write!(std::io::stdout(), "{text}")?;
                 return Ok(0);
             }
-            put(&self.config, &text)?;
+            put(&path, &text)?;
             say_on_stderr(&format!(
                 "{}: node {new} has the place of node {old}",
                 self.config.display()
@@ -90,8 +98,9 @@ impl Replace {
             .timeout
             .map(|s| Instant::now() + Duration::from_secs(s));
         let mut said = String::new();
+        let mut nodes = Readers::default();
         loop {
-            let (waits, outcome) = look(&config, new);
+            let (waits, outcome) = look(&config, new, &mut nodes)?;
             if waits.is_empty() {
                 return self.report(outcome);
             }
@@ -127,6 +136,9 @@ impl Replace {
         let o = config.node(old)?;
         match (config.nodes.get(new), self.address) {
             _ if old == new => wrong(format!("node {old} cannot replace itself")),
+            (Some(n), _) if !n.replaces.is_empty() => wrong(format!(
+                "node {new} has the place of another already (`replaces`)"
+            )),
             (None, None) => wrong(format!(
                 "there is no node {new}; say where it listens (--address), or add [node.{new}]"
             )),
@@ -195,14 +207,14 @@ impl Replace {
             nodes.insert(new, gone);
             let table = nodes.get_mut(new).and_then(Item::as_table_like_mut);
             let table = table.ok_or_else(|| bad("a node is a table"))?;
-            table.insert("address", value(at.to_string()));
+            set(table, "address", at.to_string());
             if let Some(dir) = &self.directory {
-                table.insert("directory", value(dir.display().to_string()));
+                set(table, "directory", dir.display().to_string());
             }
         }
         let table = nodes.get_mut(new).and_then(Item::as_table_like_mut);
         let table = table.ok_or_else(|| bad("a node is a table"))?;
-        table.insert("replaces", value(Array::from_iter(replaces)));
+        set(table, "replaces", Array::from_iter(replaces));
         if config.node(old)?.vote {
             table.remove("vote");
         }
@@ -223,13 +235,13 @@ impl Replace {
             let table = volumes.and_then(|t| t.get_mut(&v.name));
             let table = table.and_then(Item::as_table_like_mut);
             let table = table.ok_or_else(|| bad("a volume is a table"))?;
-            table.insert("primary", value(renamed(&v.primary)));
+            set(table, "primary", renamed(&v.primary));
             if let Some(m) = &v.mirror {
-                table.insert("mirror", value(renamed(m)));
+                set(table, "mirror", renamed(m));
             }
             if !v.backups.is_empty() {
                 let names = v.backups.iter().map(|b| renamed(b));
-                table.insert("backups", value(Array::from_iter(names)));
+                set(table, "backups", Array::from_iter(names));
             }
         }
         Ok(doc.to_string())
@@ -271,108 +283,242 @@ fn is_done(config: &Config, old: &str, new: &str) -> bool {
     n.is_some_and(|n| n.replaces.last().is_some_and(|r| r == old))
 }
 
-/// The old node is ended, and what it held is elsewhere. Who is primary of its
-/// volumes.
+/// A value in the place of another, with the comment beside it.
+fn set(table: &mut dyn TableLike, key: &str, to: impl Into<toml_edit::Value>) {
+    let mut to = to.into();
+    if let Some(old) = table.get(key).and_then(Item::as_value) {
+        *to.decor_mut() = old.decor().clone();
+    }
+    table.insert(key, Item::Value(to));
+}
+
+/// The old node is ended, nothing rests on it alone, and the others know what the
+/// file says. Who is primary of its volumes.
 fn check_nodes(config: &Config, old: &str) -> Result<Vec<(String, String)>, Failure> {
     let node = config.node(old)?;
-    if ask(config, node, SHORT, "pulse", json!({})).is_ok() {
-        return Err(Failure::failed(format!(
-            "node {old} still runs at {}; end its daemon and the programs there first",
+    let no = |why: String| Err(Failure::failed(why));
+    // Whatever answers there, and however.
+    if TcpStream::connect_timeout(&node.address, SHORT).is_ok() {
+        return no(format!(
+            "something listens at {}: if it is node {old}, end its daemon and the programs there first",
             node.address
-        )));
+        ));
+    }
+    for n in config.nodes.values().filter(|n| n.name != old) {
+        let Ok(answer) = ask(config, n, SHORT, "status", json!({})) else {
+            continue;
+        };
+        if answer["config"].as_u64() != Some(config.sum().into()) {
+            return no(format!(
+                "node {} runs with another configuration than {} says; bring them together first, with this file on every node, and start that node again",
+                n.name,
+                config.path.display()
+            ));
+        }
+    }
+    let voters = config.voters();
+    if node.vote && voters.len() >= AUTOMATIC_VOTERS {
+        let counts = |n: &&&mojim::config::Node| {
+            let names = ask(config, n, SHORT, "voters", json!({})).unwrap_or_default();
+            let names = names.as_array().into_iter().flatten();
+            n.name != old && names.into_iter().any(|name| name == old)
+        };
+        let most = voters.len() / 2 + 1;
+        let have = voters.iter().filter(counts).count();
+        if have < most {
+            return no(format!(
+                "{have} of the {} voters answer and have the register; it takes {most} to change them",
+                voters.len()
+            ));
+        }
     }
     let all = gather(config, None);
     let mut primaries = Vec::new();
     for v in config.volumes.values() {
-        if !v.data_nodes().contains(&old) {
-            continue;
+        if v.data_nodes().contains(&old) {
+            primaries.push((v.name.clone(), primary_of(v, old, &all)?));
         }
-        let rows = all["volumes"].as_array().into_iter().flatten();
-        let row = rows.filter(|r| r["volume"] == v.name.as_str());
-        let nodes: Vec<&Value> = row.flat_map(|r| r["nodes"].as_array()).flatten().collect();
-        let name = |n: &Value| n["node"].as_str().unwrap_or("").to_owned();
-        if !nodes.iter().any(|n| n["reachable"] == true) {
-            return Err(Failure::failed(format!(
-                "no other node of volume {} answers: nothing is known of its primary",
-                v.name
-            )));
-        }
-        // By the register, else by the greatest epoch that a node knows.
-        let registered = nodes
-            .iter()
-            .find_map(|n| n["register"]["primary"]["node"].as_str());
-        let newest = nodes.iter().max_by_key(|n| n["epoch"].as_u64());
-        let viewed = newest.and_then(|n| n["view"]["primary"].as_str());
-        let primary = registered.or(viewed).filter(|p| !p.is_empty());
-        let primary = primary.unwrap_or(&v.primary).to_owned();
-        if primary == old {
-            return Err(Failure::failed(format!(
-                "node {old} is the primary of volume {}: another has to take over first{}",
-                v.name,
-                match v.failover {
-                    Failover::Automatic => ", as its mirror does by itself",
-                    Failover::Manual => " (`mojim promote`)",
-                }
-            )));
-        }
-        let whole = |n: &&Value| n["state"] == "whole" || n["role"] == "primary";
-        if !nodes.iter().any(|n| whole(n) && name(n) != old) {
-            return Err(Failure::failed(format!(
-                "no other node that answers has a whole copy of volume {}",
-                v.name
-            )));
-        }
-        primaries.push((v.name.clone(), primary));
     }
     Ok(primaries)
 }
 
-/// The file's new text in its place, at one moment.
+/// Who is primary of a volume that `old` holds, by what the nodes say, if
+/// everything that was acknowledged is there without `old`.
+fn primary_of(v: &Volume, old: &str, all: &Value) -> Result<String, Failure> {
+    let no = |why: String| Err(Failure::failed(format!("volume {}: {why}", v.name)));
+    if v.mirror.is_none() {
+        return no(format!(
+            "its only copy is node {old}'s, and lost with it; take the volume out of the file first"
+        ));
+    }
+    let rows = all["volumes"].as_array().into_iter().flatten();
+    let row = rows.filter(|r| r["volume"] == v.name.as_str());
+    let nodes: Vec<&Value> = row.flat_map(|r| r["nodes"].as_array()).flatten().collect();
+    let mut others = nodes
+        .iter()
+        .filter(|n| n["reachable"] == true && n["node"] != old);
+    // By the register, else by the greatest epoch that a node knows.
+    let register = nodes
+        .iter()
+        .map(|n| &n["register"])
+        .find(|r| r["version"].is_u64());
+    let newest = others.clone().max_by_key(|n| n["epoch"].as_u64());
+    let Some(newest) = newest else {
+        return no("no other node of it answers: nothing is known of its primary".into());
+    };
+    let (primary, mirror) = match register {
+        Some(r) => (&r["primary"]["node"], &r["mirror"]["node"]),
+        None => (&newest["view"]["primary"], &newest["view"]["mirror"]),
+    };
+    // It was never used.
+    let Some(primary) = primary.as_str().filter(|p| !p.is_empty()) else {
+        return match (&v.primary, others.all(|n| n["state"] == "new")) {
+            (first, true) if first != old => Ok(first.clone()),
+            _ => no("nothing is known of its primary".into()),
+        };
+    };
+    if primary == old {
+        return no(format!(
+            "node {old} is its primary: another has to take over first{}",
+            match v.failover {
+                Failover::Automatic => ", as its mirror does by itself",
+                Failover::Manual => " (`mojim promote`)",
+            }
+        ));
+    }
+    if mirror == old {
+        // The primary has what was acknowledged, unless it lost what it held.
+        let holds = others.any(|n| {
+            let life = register.map(|r| &r["primary"]["incarnation"]);
+            n["node"] == primary
+                && n["state"] == "whole"
+                && n["ring_lost"] != true
+                && life.is_none_or(|life| *life == n["life"])
+        });
+        if !holds {
+            return no(format!(
+                "node {old} is its mirror, and may be the only one that holds what was acknowledged: node {primary}, the primary, does not answer, or lost what it held. Bring one of them back, or go on without what {old} has (`mojim promote --force`)"
+            ));
+        }
+    } else if !others.any(|n| n["state"] == "whole") {
+        return no("no other node that answers has a whole copy".into());
+    }
+    Ok(primary.to_owned())
+}
+
+fn at(path: &Path, e: std::io::Error) -> Failure {
+    Failure::from(e).at(&path.display().to_string())
+}
+
+/// Nobody else changes the file by this command, until what is returned goes.
+fn alone(path: &Path) -> Result<OwnedFd, Failure> {
+    let f = std::fs::File::open(path).map_err(|e| at(path, e))?;
+    match flock(&f, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(f.into()),
+        Err(_) => Err(Failure::failed(format!(
+            "{}: another `mojim replace` is at work",
+            path.display()
+        ))),
+    }
+}
+
+/// The file's new text in its place, at one moment, and as it belonged to whom.
 fn put(path: &Path, text: &str) -> Result<(), Failure> {
-    // Through links: it is the file that changes.
-    let path = std::fs::canonicalize(path)?;
-    let mut new = path.clone().into_os_string();
-    new.push(".new");
-    let at = |e: std::io::Error| Failure::from(e).at(&path.display().to_string());
-    let mode = std::fs::metadata(&path).map_err(at)?.permissions();
-    let mut f = std::fs::File::create(&new).map_err(at)?;
-    f.set_permissions(mode).map_err(at)?;
-    f.write_all(text.as_bytes()).map_err(at)?;
-    f.sync_all().map_err(at)?;
-    std::fs::rename(&new, &path).map_err(at)?;
+    let at = |e: std::io::Error| at(path, e);
+    let mut new = path.to_owned().into_os_string();
+    new.push(format!(".{}", std::process::id()));
+    let before = std::fs::metadata(path).map_err(at)?;
+    let written = (|| {
+        let mut f = std::fs::File::create_new(&new)?;
+        f.set_permissions(before.permissions())?;
+        let now = f.metadata()?;
+        if (now.uid(), now.gid()) != (before.uid(), before.gid()) {
+            std::os::unix::fs::fchown(&f, Some(before.uid()), Some(before.gid()))?;
+        }
+        f.write_all(text.as_bytes())?;
+        f.sync_all()?;
+        std::fs::rename(&new, path)
+    })();
+    if written.is_err() {
+        // It may not be there.
+        let _ = std::fs::remove_file(&new);
+    }
+    written.map_err(at)?;
     if let Some(dir) = path.parent() {
-        std::fs::File::open(dir)
-            .and_then(|d| d.sync_all())
-            .map_err(at)?;
+        let synced = std::fs::File::open(dir).and_then(|d| d.sync_all());
+        synced.map_err(at)?;
     }
     Ok(())
 }
 
+/// Which nodes have read the file.
+#[derive(Default)]
+struct Readers {
+    /// One that was asked to, and since when.
+    asked: Option<(String, Instant)>,
+    /// Those that have.
+    have: BTreeSet<String>,
+}
+
+impl Readers {
+    /// Has the nodes read it, one after the other, so that a majority of voters
+    /// is there; what is waited for, and who does not answer.
+    fn go_on(&mut self, config: &Config, new: &str) -> Result<(Vec<String>, Vec<String>), Failure> {
+        let (mut waits, mut unreachable) = (Vec::new(), Vec::new());
+        let sum = config.sum();
+        let pulse = |n| ask(config, n, SHORT, "pulse", json!({})).is_ok();
+        for n in config.nodes.values() {
+            let mine = self.asked.as_ref().is_some_and(|(a, _)| *a == n.name);
+            if self.asked.is_some() && !mine || self.have.contains(&n.name) {
+                continue;
+            }
+            match ask(config, n, SHORT, "reload", json!({ "sum": sum })) {
+                Ok(v) if v["reloads"] == true => {
+                    let since = Instant::now();
+                    self.asked.get_or_insert((n.name.clone(), since));
+                    return Ok((
+                        vec![format!("node {} reads its configuration again", n.name)],
+                        unreachable,
+                    ));
+                }
+                Ok(_) => {
+                    self.have.insert(n.name.clone());
+                    self.asked = None;
+                }
+                Err(f) if mine => {
+                    let since = self.asked.as_ref().map(|(_, since)| since.elapsed());
+                    if since > Some(BACK) {
+                        return Err(Failure::failed(format!(
+                            "node {} has not come back since it was asked to read the file: {}",
+                            n.name, f.text
+                        )));
+                    }
+                    waits.push(format!("node {} reads its configuration again", n.name));
+                    return Ok((waits, unreachable));
+                }
+                Err(f) if pulse(n) => waits.push(f.text),
+                Err(f) if n.name == new => waits.push(format!(
+                    "{}: start `mojim node --config {} --name {new}` there",
+                    f.text,
+                    config.path.display()
+                )),
+                Err(_) => unreachable.push(n.name.clone()),
+            }
+        }
+        Ok((waits, unreachable))
+    }
+}
+
 /// Moves on what has to be asked for; what is still waited for, and how things
 /// stand.
-fn look(config: &Config, new: &str) -> (Vec<String>, Value) {
-    let mut waits = Vec::new();
-    let mut unreachable = Vec::new();
-    let sum = config.sum();
-    for n in config.nodes.values() {
-        match ask(config, n, SHORT, "reload", json!({ "sum": sum })) {
-            // One after the other, so that a majority of voters is there.
-            Ok(v) if v["reloads"] == true => {
-                waits.push(format!("node {} reads its configuration again", n.name));
-                break;
-            }
-            Ok(_) => {}
-            Err(f) if ask(config, n, SHORT, "pulse", json!({})).is_ok() => waits.push(f.text),
-            Err(f) if n.name == new => waits.push(format!(
-                "{}: start `mojim node --config {} --name {new}` there",
-                f.text,
-                config.path.display()
-            )),
-            Err(_) => unreachable.push(n.name.clone()),
-        }
-    }
+fn look(
+    config: &Config,
+    new: &str,
+    readers: &mut Readers,
+) -> Result<(Vec<String>, Value), Failure> {
+    let (mut waits, unreachable) = readers.go_on(config, new)?;
     if !waits.is_empty() {
-        return (waits, json!({}));
+        return Ok((waits, json!({})));
     }
     let voters: BTreeSet<String> = config.voters().iter().map(|n| n.name.clone()).collect();
     if voters.len() >= AUTOMATIC_VOTERS && voters.contains(new) {
@@ -401,7 +547,7 @@ fn look(config: &Config, new: &str) -> (Vec<String>, Value) {
         }
     }
     let outcome = json!({ "voters": voters, "volumes": volumes, "unreachable": unreachable });
-    (waits, outcome)
+    Ok((waits, outcome))
 }
 
 /// Whether the new node follows, by what the nodes of a volume say; otherwise
@@ -423,7 +569,8 @@ fn copied(v: &Volume, nodes: &[&Value], new: &str) -> Result<Value, String> {
             whole >> 20
         ));
     }
-    if mine["state"] == "whole" && mine["link"]["up"] == true {
+    let follows = mine["state"] == "whole" && mine["link"]["up"] == true;
+    if follows || mine["role"] == "primary" {
         return done(None);
     }
     let Some(primary) = nodes.iter().find(|n| n["attached"] == true) else {

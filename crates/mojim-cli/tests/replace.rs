@@ -169,7 +169,7 @@ fn a_lost_primary_is_replaced_and_the_new_node_becomes_one() {
     let out = c.mojim("replace", &args);
     assert_eq!(out.status.code(), Some(1));
     assert!(
-        text(&out.stderr).contains("still runs"),
+        text(&out.stderr).contains("end its daemon"),
         "{}",
         text(&out.stderr)
     );
@@ -179,7 +179,7 @@ fn a_lost_primary_is_replaced_and_the_new_node_becomes_one() {
     // The mirror may have taken over already.
     if out.status.code() == Some(1) {
         let why = text(&out.stderr);
-        assert!(why.contains("is the primary"), "{why}");
+        assert!(why.contains("is its primary"), "{why}");
     }
     await_view(&c, "b", "b", None);
     let (mut q, found) = program(&c, "b", &["--pace", "500"]);

@@ -23,7 +23,7 @@
 //!   have to travel is measured against that before it enters the log.
 //! - Every question is bounded in time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -210,7 +210,13 @@ impl Links {
             entries: vec![],
             leader_commit: Some(id),
         };
-        let voters = openraft::Membership::from(self.members());
+        // While one is replaced both sets count.
+        let mut nodes = self.members();
+        let before: BTreeSet<u64> = nodes.keys().copied().collect();
+        let name = "x".repeat(mojim_format::MAX_NAME);
+        nodes.insert(u32::MAX.into(), Voter { name });
+        let after: BTreeSet<u64> = nodes.keys().copied().collect();
+        let voters = openraft::Membership::new(vec![before, after], nodes);
         let snapshot = InstallSnapshotRequest::<TypeConfig> {
             vote,
             meta: SnapshotMeta {

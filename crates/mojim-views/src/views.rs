@@ -21,7 +21,7 @@ use mojim::views::{Views, from_json};
 use mojim::{Error, Result};
 use mojim_protocol::view::Register;
 use openraft::error::{Fatal, InitializeError, RaftError};
-use openraft::{Config, SnapshotPolicy};
+use openraft::{ChangeMembers, Config, SnapshotPolicy};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -34,7 +34,7 @@ use crate::net::{
     Asked, Links, Network, Room, check_snapshot, from_value, numbered, unhex_snapshot,
 };
 use crate::store::{LogStore, Machine, Now};
-use crate::types::{Membership, Raft, Swap, number};
+use crate::types::{Membership, Raft, Swap, Voter, number};
 
 /// Threads that tasks run on. They never block.
 const WORKERS: usize = 2;
@@ -64,9 +64,10 @@ pub struct Options {
     /// Where every voter's daemon listens, by name. The names are the same at
     /// every voter, forever, but for those that are replaced.
     pub voters: BTreeMap<String, Address>,
-    /// For some of them, who had their place before, the first first. A voter
-    /// that replaces one and has no log yet waits until a leader sends it the
-    /// others'; a leader that counts it as one makes it one.
+    /// For some of them, who had their place before, the first first. Where
+    /// there are such, this is no new cluster: a voter that has no log waits
+    /// until a leader sends it the others', and begins none. A leader makes those
+    /// that replace voters voters.
     pub replaced: BTreeMap<String, Vec<String>>,
     /// The volumes that have a register; no other is written.
     pub volumes: BTreeSet<String>,
@@ -173,8 +174,9 @@ impl RaftViews {
                 names(o.voters.keys().map(|n| &**n).collect()),
             )));
         }
-        // It is told who the voters are.
-        let joins = stored.is_none() && o.replaced.get(&o.me).is_some_and(|r| !r.is_empty());
+        // It is told who the voters are. One that lost its log, beside one that
+        // is new, must not make a cluster of the two.
+        let joins = stored.is_none() && !o.replaced.is_empty();
         let machine = Machine::new(disk.clone())?;
         let (now, poison) = (machine.now(), disk.poison());
         let store = LogStore::new(disk, room.entries);
@@ -269,46 +271,62 @@ impl Drop for RaftViews {
     }
 }
 
-/// Whether all that a log knows have a place among the voters of the
-/// configuration, and no place is without one.
+/// Whether the voters of a log are those of the configuration, or have been.
 fn is_of_places(m: &Membership, links: &Links) -> bool {
-    let places = m.nodes().map(|(_, v)| links.place_of(&v.name));
-    let places: Option<BTreeSet<u64>> = places.collect();
+    let votes = |id: &u64| m.voter_ids().any(|v| v == *id);
+    let voters = m.nodes().filter(|(id, _)| votes(id));
+    let places: Option<BTreeSet<u64>> = voters.map(|(_, v)| links.place_of(&v.name)).collect();
     places.is_some_and(|p| p.iter().eq(links.members().keys()))
 }
 
-/// Puts the voters of the configuration in the place of those that they
-/// replace: while this voter leads, and until that is done. Each is sent the
-/// log before it counts.
-async fn replace_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration) {
+/// What a leader has to propose, so that the voters become those of the
+/// configuration; `None` if nothing is left to do or possible by now.
+fn next_change(now: &Metrics, links: &Links) -> Option<ChangeMembers<u64, Voter>> {
     let members = links.members();
-    let ids: BTreeSet<u64> = members.keys().copied().collect();
+    let m = &now.membership_config;
+    if now.current_leader != Some(now.id) || !is_of_places(m, links) {
+        return None;
+    }
+    let votes = |id: &u64| m.voter_ids().any(|v| v == *id);
+    let is_known = |id: &u64| m.nodes().any(|(n, _)| n == id);
+    if let Some((id, v)) = members.iter().find(|(id, _)| !is_known(id)) {
+        return Some(ChangeMembers::AddNodes([(*id, v.clone())].into()));
+    }
+    // One that was never started keeps nobody else out.
+    let sent = |id: &u64| now.replication.as_ref()?.get(id).copied().flatten();
+    let has_all = |id: &u64| sent(id).is_some_and(|l| Some(l.index + STAY) >= now.last_log_index);
+    let before = |id: u64| {
+        let mut voters = m.nodes().filter(|(n, _)| votes(n));
+        voters.find(|(_, v)| links.place_of(&v.name) == Some(id))
+    };
+    let wanted = members.keys().map(|id| match votes(id) || has_all(id) {
+        true => *id,
+        false => before(*id).map_or(*id, |(n, _)| *n),
+    });
+    let wanted: BTreeSet<u64> = wanted.collect();
+    if m.membership().get_joint_config().as_slice() != [wanted.clone()] {
+        return Some(ChangeMembers::ReplaceAllVoters(wanted));
+    }
+    // What was begun and given up, in favour of another.
+    let strays = m.nodes().map(|(id, _)| *id);
+    let strays: BTreeSet<u64> = strays
+        .filter(|id| !votes(id) && !members.contains_key(id))
+        .collect();
+    (!strays.is_empty()).then_some(ChangeMembers::RemoveNodes(strays))
+}
+
+/// Puts the voters of the configuration in the place of those that they
+/// replace, whenever this voter leads. Each is sent the log before it counts.
+async fn replace_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration) {
     let mut metrics = raft.metrics();
     loop {
         let now = metrics.borrow_and_update().clone();
-        let m = now.membership_config.clone();
-        let uniform = m.membership().get_joint_config().as_slice() == [ids.clone()];
-        if uniform && m.nodes().count() == ids.len() {
-            return;
-        }
-        let mut done = Ok(());
-        if now.current_leader == Some(now.id) && is_of_places(&m, &links) {
-            let known = |id: &u64| m.nodes().any(|(n, _)| n == id);
-            let has_all = |id: &u64| {
-                let sent = now.replication.as_ref().and_then(|r| r.get(id).cloned());
-                let sent = sent.flatten().map(|l| l.index);
-                *id == now.id || sent.is_some() && sent.map(|i| i + STAY) >= now.last_log_index
-            };
-            if let Some((id, v)) = members.iter().find(|(id, _)| !known(id)) {
-                done = raft.add_learner(*id, v.clone(), false).await.map(|_| ());
-            } else if ids
-                .iter()
-                .all(|id| m.voter_ids().any(|v| v == *id) || has_all(id))
-            {
-                done = raft.change_membership(ids.clone(), false).await.map(|_| ());
-            }
-        }
-        if done.is_err() {
+        let proposed = match next_change(&now, &links) {
+            // The voters that are left out do not stay as learners.
+            Some(change) => raft.change_membership(change, false).await.is_ok(),
+            None => true,
+        };
+        if !proposed {
             // Another leads, or a change is under way.
             tokio::time::sleep(heartbeat).await;
         } else if metrics.changed().await.is_err() {
@@ -626,5 +644,4 @@ impl RaftViews {
     }
 }
 
-#[cfg(test)]
-type Metrics = openraft::RaftMetrics<u64, crate::types::Voter>;
+type Metrics = openraft::RaftMetrics<u64, Voter>;

@@ -370,7 +370,7 @@ impl Forward {
                     self.backoff = COPY_AGAIN;
                 }
                 if r.code == RefuseCode::StaleEpoch {
-                    self.source.outflow().outbid_by(r.epoch);
+                    self.source.outflow().outbid_by(r.epoch, self.epoch());
                 }
                 Err(Error::Protocol(format!(
                     "node {} refused: {}",

@@ -16,7 +16,7 @@ use crate::env::{Address, Env};
 use crate::error::{Error, Result};
 
 /// How long the daemon may take to say who they are.
-const TIMEOUT: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A node that holds the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]

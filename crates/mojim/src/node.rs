@@ -69,8 +69,8 @@ pub struct Node {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// What happened, for the daemon's own output.
     report: Box<dyn Fn(&str) + Send + Sync>,
-    /// Has the daemon read its configuration again.
-    reloads: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Has the daemon go on with another configuration.
+    reloads: OnceLock<Box<dyn Fn(Config) + Send + Sync>>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -189,9 +189,10 @@ impl Node {
         })
     }
 
-    /// What the request `reload` calls, on a link's thread; it must return at
-    /// once, and this node be stopped and started with what the file says.
-    pub fn reload_by(&self, f: impl Fn() + Send + Sync + 'static) {
+    /// What the request `reload` calls, on a link's thread, with what the file
+    /// says now; it must return at once, and see to it that this node is stopped
+    /// and another one started with that.
+    pub fn reload_by(&self, f: impl Fn(Config) + Send + Sync + 'static) {
         // The first one stays.
         let _ = self.reloads.set(Box::new(f));
     }
@@ -216,11 +217,17 @@ impl Node {
             }
         }
         let me = std::thread::current().id();
-        let threads: Vec<_> = lock(&self.threads).drain(..).collect();
-        for t in threads {
-            if t.thread().id() != me {
-                // A thread that panicked has said so.
-                let _ = t.join();
+        loop {
+            // One that ends may have started another.
+            let threads: Vec<_> = lock(&self.threads).drain(..).collect();
+            if threads.is_empty() {
+                return;
+            }
+            for t in threads {
+                if t.thread().id() != me {
+                    // A thread that panicked has said so.
+                    let _ = t.join();
+                }
             }
         }
     }
@@ -257,6 +264,10 @@ impl Node {
     /// The copy of a volume that this node keeps for a primary elsewhere.
     fn mirror(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
         let mut mirrors = lock(&self.mirrors);
+        // `stop` closes those that are there when it has the lock.
+        if self.stopping.load(SeqCst) {
+            return Err(Error::Busy("this node is stopping".into()));
+        }
         if let Some(m) = mirrors.get(&v.name) {
             if m.store.poisoned().is_none() {
                 return Ok(m.clone());

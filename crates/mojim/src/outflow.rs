@@ -16,6 +16,10 @@ use std::time::Duration;
 use crate::event::Event;
 use crate::store::Store;
 
+/// How far above the present epoch one may be that a node has promised: some
+/// thousand promotions by force.
+const MOST_AHEAD: u64 = 1 << 32;
+
 /// Under which a source is filled: it changes when what the source holds may
 /// have been dropped or replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,11 +157,13 @@ impl Outflow {
         self.refresh();
     }
 
-    /// A node has promised this epoch: it is nobody's backup in an older one.
-    /// Its primary has to begin a greater one (`Session`).
-    pub fn outbid_by(&self, epoch: u64) {
-        // So that there is one above it.
-        self.outbid.fetch_max(epoch.min(u64::MAX / 2), AcqRel);
+    /// A node has promised this epoch, and is nobody's backup in an older one,
+    /// as `now` is: its primary has to begin a greater one (`Session`). What no
+    /// node comes to by promotions that fail is not believed.
+    pub fn outbid_by(&self, epoch: u64, now: u64) {
+        if epoch > now && epoch - now <= MOST_AHEAD {
+            self.outbid.fetch_max(epoch, AcqRel);
+        }
     }
 
     /// The greatest epoch of that kind; 0 if there was none.

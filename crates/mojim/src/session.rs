@@ -48,6 +48,11 @@ pub(crate) const COPY_AGAIN: Duration = Duration::from_secs(30);
 /// A mirror that was given up may come back for this many times the limit
 /// after which it was; then a backup takes its place.
 const REPLACE: u32 = 2;
+/// The longest pause between two epochs that are begun for a backup's sake.
+const OUTBID_PAUSE: Duration = Duration::from_secs(60);
+/// Epochs since a checkpoint with which none is begun for a backup's sake; a
+/// history keeps twice as many.
+const MOST_EPOCHS: usize = 64;
 /// Flag of a heartbeat: the mirror now holds everything, it is a member.
 pub const FLAG_MEMBER: u16 = 1;
 
@@ -139,6 +144,12 @@ pub struct Session {
     /// The mirror lost what it had acknowledged: no link before it is out of
     /// the view.
     leaving: bool,
+    /// The epoch that the register is asked for is for a backup's sake: links
+    /// of the present one are made meanwhile.
+    courteous: bool,
+    /// When it may be asked so again, and how long after that the next time.
+    outbid_next: Duration,
+    outbid_pause: Duration,
     /// The epoch of the view that the last `Hello` named.
     known: u64,
     /// Silence after which a link counts as broken.
@@ -195,6 +206,9 @@ impl Session {
             successor: None,
             leased: false,
             leaving: false,
+            courteous: false,
+            outbid_next: Duration::ZERO,
+            outbid_pause: Duration::ZERO,
             known: 0,
             silence: SILENCE,
             heartbeat: HEARTBEAT,
@@ -280,6 +294,7 @@ impl Session {
             return false;
         }
         self.successor = Some(peer);
+        self.courteous = false;
         let known = claim.register.epoch.max(store.superblock().promised);
         let epoch = store.next_epoch(known.max(self.epoch));
         self.ask(Change::Raise(epoch));
@@ -380,6 +395,7 @@ impl Session {
 
     fn ask(&mut self, change: Change) {
         self.asked_on = self.link;
+        self.courteous &= matches!(change, Change::Raise(_)) && self.successor.is_none();
         let claim = self.claim.as_mut().expect("the caller has one");
         claim.ask(&self.primary.store, change);
     }
@@ -551,6 +567,7 @@ impl Session {
         };
         if claim.may_try(p.store.env().now()) {
             let epoch = p.store.next_epoch(promised.max(self.epoch));
+            self.courteous = false;
             self.ask(Change::Raise(epoch));
         }
         Err(Error::Protocol(e.to_string()))
@@ -558,17 +575,32 @@ impl Session {
 
     /// A node that is no member has promised an epoch above this one (it tried
     /// to become primary, in vain): it follows nobody before a greater one is
-    /// begun. Everything goes on until the register has agreed.
+    /// begun. Everything goes on until the register has agreed; then the link to
+    /// the mirror begins anew. So that no such node disturbs the two again and
+    /// again, each time has a longer pause behind it, and there is none where many
+    /// epochs have begun since a checkpoint.
     fn outbid_backup(&mut self, now: Duration) {
         let promised = self.primary.outflow.outbid();
-        let Some(claim) = &self.claim else {
+        let (Some(claim), store) = (&self.claim, &self.primary.store) else {
             return;
         };
-        if self.attach || promised <= self.epoch || !claim.may_try(now) {
+        let settled = self.is_active() && self.member || self.alone;
+        if self.attach
+            || !settled
+            || self.leaving
+            || promised <= self.epoch
+            || now < self.outbid_next
+            || !claim.may_try(now)
+            || store.history().entries().len() > MOST_EPOCHS
+        {
             return;
         }
+        let pause = self.outbid_pause.max(claim.limit);
+        self.outbid_pause = (pause * 2).min(OUTBID_PAUSE);
+        self.outbid_next = now + pause;
         let known = promised.max(claim.register.epoch).max(self.epoch);
-        let epoch = self.primary.store.next_epoch(known);
+        let epoch = store.next_epoch(known);
+        self.courteous = true;
         self.ask(Change::Raise(epoch));
     }
 
@@ -702,7 +734,7 @@ impl Session {
         self.keep_lease(now);
         self.outbid_backup(now);
         if let Phase::Idle(when) = self.phase {
-            let raising = self.claim.as_ref().is_some_and(Claim::is_raising);
+            let raising = self.claim.as_ref().is_some_and(Claim::is_raising) && !self.courteous;
             // An attach whose outcome is not known is not tried a second time.
             if now < when || raising || self.leaving || self.attach && self.is_asking() {
                 return Ok(moved);
@@ -778,6 +810,7 @@ impl Session {
             }
         }
         self.known = view;
+        self.misses_mirror()?;
         let store = &self.primary.store;
         let conn = store
             .env()
@@ -813,6 +846,24 @@ impl Session {
         self.spoke = now;
         self.phase = Phase::Greeting;
         Ok(())
+    }
+
+    /// What only the lost ring held may be on the mirror alone. Another node that
+    /// the configuration names in its place does not have it.
+    fn misses_mirror(&mut self) -> Result<()> {
+        let sb = self.primary.store.superblock();
+        let mirror = &sb.view.mirror;
+        let replaced = !mirror.is_empty() && *mirror != self.peer.name && mirror != JOINING;
+        let misses = sb.ring_lost && !self.primary.spec.rule.local && replaced;
+        if !self.attach || self.claim.is_some() || !misses {
+            return Ok(());
+        }
+        let e = Error::Invalid(format!(
+            "this node lost its power, and node {mirror}, which was the mirror of volume {}, may be the only one that holds its last sync points; node {} in its place does not have them. Name {mirror} as the mirror again, or promote it",
+            sb.volume, self.peer.name
+        ));
+        self.fatal = Some(e.clone());
+        Err(e)
     }
 
     /// An epoch that the last try began is not begun again.
@@ -940,8 +991,9 @@ impl Session {
                 (p, Ok(()))
             }
             (p, FrameKind::Heartbeat) => {
-                if let Ok(epoch) = body.try_into() {
-                    self.primary.outflow.outbid_by(u64::from_le_bytes(epoch));
+                if let (Phase::Active, Ok(epoch)) = (&p, body.try_into()) {
+                    let promised = u64::from_le_bytes(epoch);
+                    self.primary.outflow.outbid_by(promised, self.epoch);
                 }
                 if let Some((at, n)) = self.sent_at
                     && f.flags as u64 == n & 0x7fff

@@ -14,6 +14,7 @@
 //! - In a forked child nothing can be committed.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
@@ -780,7 +781,7 @@ impl Inner {
     /// Forwards to one node, while it holds the volume and this primary is alone.
     fn forward_to(&self, peer: &Peer) {
         let source: Arc<dyn Source> = self.primary.clone();
-        let gone = || self.holders.find(&peer.name).is_none();
+        let gone = || self.holders.find(&peer.name).as_ref() != Some(peer);
         let stop = || self.stop.load(Acquire) || gone();
         forward::run(
             &source,
@@ -797,7 +798,7 @@ impl Inner {
     fn holders_loop(self: &Arc<Inner>) {
         let daemon = Address::Unix(layout::socket(&self.node));
         let (cluster, volume) = (&self.config.cluster, &self.volume.name);
-        let mut threads = Vec::new();
+        let mut threads: HashMap<String, JoinHandle<()>> = HashMap::new();
         while !self.stop.load(Acquire) {
             self.stopped
                 .wait_unless(|| self.stop.load(Acquire), HOLDERS_EVERY);
@@ -810,6 +811,11 @@ impl Inner {
             };
             for peer in self.holders.replace(all) {
                 let (me, name) = (self.clone(), peer.name.clone());
+                if let Some(t) = threads.remove(&name) {
+                    // It was to another address, and ends. One that panicked has
+                    // said so.
+                    let _ = t.join();
+                }
                 let forward = std::thread::Builder::new().name("mojim-forward".into());
                 let met = self.os.meet(&name, &peer.tcp);
                 let started = met.and_then(|()| {
@@ -817,13 +823,13 @@ impl Inner {
                     begun.context(|| "starting a thread".into())
                 });
                 match started {
-                    Ok(t) => threads.push(t),
+                    Ok(t) => drop(threads.insert(name, t)),
                     // The next answer has it again.
                     Err(_) => self.holders.forget(&name),
                 }
             }
         }
-        for t in threads {
+        for t in threads.into_values() {
             // One that panicked has said so.
             let _ = t.join();
         }

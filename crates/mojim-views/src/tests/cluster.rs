@@ -405,6 +405,78 @@ fn another_takes_the_place_of_a_lost_voter() {
     assert_eq!(read(&d.at("c"), "v"), register(30, "y"));
 }
 
+/// The first attempt is given up: its node was never started, and was a learner
+/// for ever, which the leader tried to be rid of by proposing the same voters
+/// over and over.
+#[test]
+fn an_attempt_that_is_given_up_leaves_nothing() {
+    let mut d = Daemons::new(&["a", "b", "c", "d", "e"]);
+    let at = ["d", "e"].map(|n| d.options.voters.remove(n).unwrap());
+    d.start_all();
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    d.stop("b");
+    d.options.voters.remove("b");
+    d.options.voters.insert("d".into(), at[0].clone());
+    d.options.replaced.insert("d".into(), vec!["b".into()]);
+    let restart = |d: &Daemons| {
+        for name in ["a", "c"] {
+            d.stop(name);
+            d.start(name);
+        }
+    };
+    restart(&d);
+    let learner = crate::types::number("d");
+    d.at("a")
+        .until(move |m| m.membership_config.nodes().any(|(n, _)| *n == learner));
+    d.options.voters.remove("d");
+    d.options.voters.insert("e".into(), at[1].clone());
+    d.options.replaced.remove("d");
+    d.options
+        .replaced
+        .insert("e".into(), vec!["b".into(), "d".into()]);
+    restart(&d);
+    d.start("e");
+    let ids = ["a", "c", "e"].map(crate::types::number);
+    for name in ["a", "c", "e"] {
+        d.at(name).until(move |m| {
+            let of = m.membership_config.membership();
+            let nodes: std::collections::BTreeSet<u64> = of.nodes().map(|(n, _)| *n).collect();
+            of.get_joint_config().as_slice() == [ids.into()] && nodes == ids.into()
+        });
+    }
+    // Nothing but swaps is proposed from now on.
+    let before = d.at("a").metrics().last_log_index;
+    assert!(swap(&d.at("e"), "v", &register(2, "y")));
+    assert_eq!(read(&d.at("a"), "v"), register(2, "y"));
+    let after = d.at("a").metrics().last_log_index;
+    assert!(after <= before.map(|n| n + 3), "{before:?} to {after:?}");
+}
+
+/// A voter that had lost its log began a new one with the replacement of another:
+/// two of three, while the third had the register.
+#[test]
+fn who_lost_its_log_makes_no_cluster_with_a_new_one() {
+    let mut d = Daemons::new(&["a", "b", "c", "d"]);
+    d.options.timeout = Duration::from_secs(3);
+    let at_d = d.options.voters.remove("d").unwrap();
+    for name in ["a", "b"] {
+        d.start(name);
+    }
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    d.stop("b");
+    d.options.voters.remove("b");
+    d.options.voters.insert("d".into(), at_d);
+    d.options.replaced.insert("d".into(), vec!["b".into()]);
+    d.stop("a");
+    // `c` never had one.
+    let (c, new) = (d.start("c"), d.start("d"));
+    times_out(Duration::from_secs(3), || c.read("v"));
+    times_out(Duration::from_secs(3), || new.swap("v", &register(1, "y")));
+    // With the one that has it, `c` is a majority of the voters that it knows.
+    let a = d.start("a");
+    assert_eq!(read(&a, "v"), register(1, "x"));
+}
+
 /// What `name` was started with in another configuration.
 fn as_before(of: &Options, d: &Daemons, name: &str) -> Options {
     Options {

@@ -187,10 +187,18 @@ impl Node {
                 let v = known(text("volume"))?;
                 let new = from_json(&q["new"])?;
                 let members = [&new.primary, &new.mirror];
-                let known = members
-                    .into_iter()
-                    .flatten()
-                    .all(|m| self.config.held(&v, &m.node));
+                let names = || members.into_iter().flatten().map(|m| &*m.node);
+                let mut known = names().all(|n| v.data_nodes().contains(&n));
+                if !known && names().all(|n| self.config.held(&v, n)) {
+                    // One that was replaced leaves a view, and enters none.
+                    let now = self.voted(&v)?.read(&v.name)?;
+                    let stays = |new: &Option<Member>, now: &Option<Member>| {
+                        new.as_ref().is_none_or(|m| {
+                            v.data_nodes().contains(&&*m.node) || Some(m) == now.as_ref()
+                        })
+                    };
+                    known = stays(&new.primary, &now.primary) && stays(&new.mirror, &now.mirror);
+                }
                 if !known || new.epoch > u64::MAX / 2 {
                     return Err(Error::Invalid(format!(
                         "this cannot be a view of volume {}",
@@ -255,7 +263,7 @@ impl Node {
             return Ok(json!({ "reloads": false }));
         }
         match self.reloads.get() {
-            Some(f) => f(),
+            Some(f) => f(new),
             None => return Err(Error::Invalid("this node does not reload".into())),
         }
         Ok(json!({ "reloads": true }))
@@ -362,6 +370,8 @@ impl Node {
         out["role"] = json!(self.role(v, Some(&sb), mirror.as_deref()));
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
+        out["life"] = json!(sb.life);
+        out["ring_lost"] = json!(sb.ring_lost);
         out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
         if let Some(views) = self.register(v) {
             out["register"] = match views.read(&v.name) {
