@@ -9,6 +9,7 @@
 //! Owns its temporary directories, mounts, shared memory and processes. Where
 //! there can be no file system in user space, a test says so and passes.
 
+use std::fs;
 use std::ops::Deref;
 use std::thread::scope;
 
@@ -141,6 +142,65 @@ fn a_mirror_whose_force_failed_is_a_mirror_again() {
     let fails = || f.disk.fail(Work::Sync, "/superblock");
     let why = f.fails_after(|| has_mirror(&f), fails);
     assert!(why.contains("poisoned"), "{why}");
+
+    whole();
+    the_mirror_takes_over(&f, voters, p);
+}
+
+/// The same on a backup, which no sync point waits for.
+///
+/// The primary and its mirror go on as if nothing had happened, and the backup
+/// follows again, though it has promised an epoch that nobody began.
+#[test]
+fn a_backup_whose_force_failed_follows_again() {
+    let Some(f) = Forced::new("c") else { return };
+    let mut voters = f.voters();
+    let (mut b, _c) = (f.node("b"), f.node("c"));
+    let (mut p, _) = f.program("a", &["--pace", "1000"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    let follows = || f.says("b")["backups"][0]["active"] == true;
+    let whole = || {
+        f.await_view("a", "a", Some("b"));
+        await_that("the backup follows", || follows().then_some(()));
+        let before = f.applied("c");
+        p.await_more(100);
+        await_that("the backup's progress", || {
+            (f.applied("c") >= before + 100).then_some(())
+        });
+        f.assert_equal();
+    };
+    let sessions = || fs::read_to_string(f.dir.join("c.txt")).unwrap();
+    let sessions = || sessions().matches("following node b").count();
+
+    whole();
+    let before = sessions();
+    drop(voters);
+    let why = f.fails();
+    assert!(why.contains("link"), "{why}");
+    p.await_more(50);
+    assert_eq!(sessions(), before, "{}", f.logs());
+    voters = f.voters();
+
+    whole();
+    let why = f.fails_after(follows, || drop(voters));
+    assert!(why.contains("link"), "{why}");
+    p.await_more(50);
+    voters = f.voters();
+
+    whole();
+    let fails = || f.disk.fail(Work::Sync, "/superblock");
+    let why = f.fails_after(follows, fails);
+    assert!(why.contains("poisoned"), "{why}");
+
+    whole();
+    let alone = || {
+        b.kill();
+        f.await_view("a", "a", None);
+    };
+    let why = f.fails_after(follows, alone);
+    assert!(why.contains("changed meanwhile"), "{why}");
+    let _b = f.node("b");
 
     whole();
     the_mirror_takes_over(&f, voters, p);
