@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 mod support;
-use support::link::Way;
+use support::link::{Late, Way};
 use support::voters::Cluster;
 use support::{MOJIM, Process, await_that, mojim, text};
 
@@ -505,6 +505,58 @@ fn an_old_primary_hears_of_a_promotion_by_hand() {
     c.await_view("b", "b", Some("a"));
     q.finish();
     c.assert_equal();
+}
+
+/// What a primary sent comes late, over links that it has replaced meanwhile,
+/// and all of it comes again, word for word, over new ones: to the mirror in the
+/// same epoch, and to the same node when it is the primary in the next.
+///
+/// Nothing of it counts: the copies are equal, and what is acknowledged stays.
+#[test]
+fn words_of_old_links_come_late_and_twice() {
+    let c = Cluster::new("sync", "disk");
+    let mut a = c.node("a");
+    let b = c.node("b");
+    let _w = c.node("w");
+    let plain = fs::read_to_string(c.file()).unwrap();
+    let (late, port) = Late::new(c.ports[1].number);
+    let near = format!("127.0.0.1:{}", c.ports[1].number);
+    c.rewrite(&near, &format!("127.0.0.1:{port}"));
+    let (mut p, _) = c.program("a", &["--pace", "300"]);
+    // From now on only the program goes that way.
+    fs::write(c.file(), plain).unwrap();
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    let sessions = || b.errors().matches("following node a").count();
+    for _ in 0..3 {
+        let before = sessions();
+        late.keep();
+        await_that("another session", || (sessions() > before).then_some(()));
+        p.await_more(100);
+        assert!(late.deliver() > 0, "nothing was late");
+        p.await_more(100);
+    }
+    assert!(late.repeat() > 0);
+    p.await_more(100);
+    c.await_view("a", "a", Some("b"));
+    c.assert_equal();
+    a.kill();
+    let acknowledged = p.stop();
+    let (mut q, found) = c.program("b", &["--pace", "300"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 50);
+    let q = q.read_on_counting();
+    late.repeat();
+    q.await_more(100);
+    let _a = c.node("a");
+    c.await_view("b", "b", Some("a"));
+    late.repeat();
+    q.await_more(100);
+    c.assert_equal();
+    q.stop();
 }
 
 /// One node of three cannot begin anything, and says why.
