@@ -521,10 +521,14 @@ fn words_of_old_links_come_late_and_twice() {
     let plain = fs::read_to_string(c.file()).unwrap();
     let (late, port) = Late::new(c.ports[1].number);
     let near = format!("127.0.0.1:{}", c.ports[1].number);
-    c.rewrite(&near, &format!("127.0.0.1:{port}"));
-    let (mut p, _) = c.program("a", &["--pace", "300"]);
-    // From now on only the program goes that way.
-    fs::write(c.file(), plain).unwrap();
+    // Only programs go that way.
+    let program = |args: &[&str]| {
+        c.rewrite(&near, &format!("127.0.0.1:{port}"));
+        let attached = c.program("a", args);
+        fs::write(c.file(), &plain).unwrap();
+        attached
+    };
+    let (mut p, _) = program(&["--pace", "500"]);
     p.acknowledged(0, 100);
     let p = p.read_on_counting();
     let sessions = || b.errors().matches("following node a").count();
@@ -536,12 +540,23 @@ fn words_of_old_links_come_late_and_twice() {
         assert!(late.deliver() > 0, "nothing was late");
         p.await_more(100);
     }
+    // And when nothing newer follows that would cover it.
+    late.keep();
+    let acknowledged = p.stop();
+    let (mut p, found) = program(&["--entries", "50", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    p.acknowledged(found, found + 50);
+    late.deliver();
+    c.assert_equal();
     assert!(late.repeat() > 0);
-    p.await_more(100);
     c.await_view("a", "a", Some("b"));
     c.assert_equal();
     a.kill();
-    let acknowledged = p.stop();
+    p.kill();
+    let acknowledged = found + 50;
     let (mut q, found) = c.program("b", &["--pace", "300"]);
     assert!(
         found >= acknowledged,

@@ -217,20 +217,24 @@ impl Late {
     }
 
     /// Everything that was ever sent comes again, each connection's over a new
-    /// one, and is heard to its end; how many bytes.
+    /// one; they end when all was said. How many bytes.
     pub fn repeat(&self) -> usize {
-        let mut again = 0;
         let links: Vec<_> = self.links.lock().unwrap().clone();
+        let mut again = 0;
+        let mut open = Vec::new();
         for k in links {
             let bytes = k.sent.lock().unwrap().0.clone();
+            again += bytes.len();
             let mut link = TcpStream::connect(("127.0.0.1", self.to)).unwrap();
             let mut back = link.try_clone().unwrap();
-            let listening = spawn(move || std::io::copy(&mut back, &mut std::io::sink()));
+            let heard = spawn(move || std::io::copy(&mut back, &mut std::io::sink()));
             // It may be closed before all is said.
             let _ = link.write_all(&bytes);
+            open.push((link, heard));
+        }
+        for (link, heard) in open {
             let _ = link.shutdown(Shutdown::Write);
-            let _ = listening.join();
-            again += bytes.len();
+            let _ = heard.join();
         }
         again
     }
