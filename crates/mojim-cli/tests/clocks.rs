@@ -110,7 +110,7 @@ fn sessions(b: &Process) -> usize {
 fn take_over(c: &Cluster, mut old: Process, p: Counted, new: &str) -> Counted {
     old.kill();
     let acknowledged = p.stop();
-    let (mut q, found) = c.program(new, &["--pace", "500"]);
+    let (mut q, found) = c.program(new, &["--pace", "2000"]);
     assert!(
         found >= acknowledged,
         "{acknowledged} were acknowledged, {found} are there"
@@ -141,7 +141,7 @@ fn the_time_of_day_means_nothing() {
     let clocks = Clocks::of(&c);
     let a = c.node("a");
     let (b, _w) = (c.node("b"), c.node("w"));
-    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 50);
     let here = NODES.map(|n| clocks.processes(n));
     // Twice `date`, the daemon and the program; a daemon; a daemon.
@@ -182,7 +182,7 @@ fn the_time_of_day_decides_over_new_links_with_keys_and_over_nothing_else() {
     let clocks = Clocks::of(&c);
     let a = c.node("a");
     let (mut b, _w) = (c.node("b"), c.node("w"));
-    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 50);
     let p = p.read_on_counting();
     let view = c.register("a");
@@ -287,7 +287,7 @@ fn monotonic_clocks_are_each_machines_own() {
     });
     let a = c.node("a");
     let (b, _w) = (c.node("b"), c.node("w"));
-    let (mut p, _) = c.program("a", &["--pace", "500"]);
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 300);
     let q = take_over(&c, a, p.read_on_counting(), "b");
     // That machine is started anew.

@@ -31,7 +31,7 @@ fn a_slow_disk(medium: &str) {
     };
     let mut a = c.node("a");
     let (_b, _w) = (c.node("b"), c.node("w"));
-    let (mut p, _) = c.program("a", &["--pace", "1000"]);
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 100);
     let p = p.read_on_counting();
 
@@ -98,7 +98,7 @@ fn a_disk_that_fails_once_is_not_believed_any_more() {
     };
     let mut a = c.node("a");
     let (b, _w) = (c.node("b"), c.node("w"));
-    let (mut p, _) = c.program("a", &["--pace", "1000"]);
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 100);
     let p = p.read_on_counting();
     let reopened = || b.errors().matches("reopening a copy that failed").count();

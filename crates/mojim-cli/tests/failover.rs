@@ -528,7 +528,7 @@ fn words_of_old_links_come_late_and_twice() {
         fs::write(c.file(), &plain).unwrap();
         attached
     };
-    let (mut p, _) = program(&["--pace", "500"]);
+    let (mut p, _) = program(&["--pace", "2000"]);
     p.acknowledged(0, 100);
     let p = p.read_on_counting();
     let sessions = || b.errors().matches("following node a").count();
@@ -557,7 +557,7 @@ fn words_of_old_links_come_late_and_twice() {
     a.kill();
     p.kill();
     let acknowledged = found + 50;
-    let (mut q, found) = c.program("b", &["--pace", "300"]);
+    let (mut q, found) = c.program("b", &["--pace", "2000"]);
     assert!(
         found >= acknowledged,
         "{acknowledged} were acknowledged, {found} are there"

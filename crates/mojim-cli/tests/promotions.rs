@@ -107,7 +107,7 @@ fn a_mirror_whose_force_failed_is_a_mirror_again() {
     let Some(f) = Forced::new("b") else { return };
     let mut voters = f.voters();
     let (b, _c) = (f.node("b"), f.node("c"));
-    let (mut p, _) = f.program("a", &["--pace", "1000"]);
+    let (mut p, _) = f.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 100);
     let p = p.read_on_counting();
     let whole = || {
@@ -156,7 +156,7 @@ fn a_backup_whose_force_failed_follows_again() {
     let Some(f) = Forced::new("c") else { return };
     let mut voters = f.voters();
     let (mut b, _c) = (f.node("b"), f.node("c"));
-    let (mut p, _) = f.program("a", &["--pace", "1000"]);
+    let (mut p, _) = f.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 100);
     let p = p.read_on_counting();
     let follows = || f.says("b")["backups"][0]["active"] == true;
@@ -216,7 +216,7 @@ fn a_force_whose_outcome_is_not_known_loses_nothing() {
     let Some(f) = Forced::new("b") else { return };
     let voters = f.voters();
     let (_b, _c) = (f.node("b"), f.node("c"));
-    let (mut p, _) = f.program("a", &["--pace", "1000"]);
+    let (mut p, _) = f.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 100);
     let p = p.read_on_counting();
     let all = |signal: &str| voters.iter().for_each(|v| v.signal(signal));
