@@ -6,121 +6,14 @@
 //! temporary directories, shared memory and processes.
 
 use std::fs;
-use std::ops::Deref;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
-
 mod support;
-use support::home::Home;
-use support::link::Way;
-use support::{MOJIM, Process, await_or, await_that, mojim, text};
-
-/// Two nodes with data, `a` and `b`, and a witness, `w`. Where it has a backup,
-/// that is `c`, and there is another witness, `x`.
-struct Cluster {
-    home: Home,
-}
-
-impl Cluster {
-    fn new(mode: &str, medium: &str) -> Cluster {
-        Cluster::with(mode, medium, None, false)
-    }
-
-    /// With a backup.
-    fn larger(mode: &str) -> Cluster {
-        Cluster::with(mode, "disk", None, true)
-    }
-
-    /// With keys, and data links that are encrypted or not.
-    fn keyed(mode: &str, medium: &str, encrypt: bool) -> Cluster {
-        Cluster::with(mode, medium, Some(encrypt), false)
-    }
-
-    fn with(mode: &str, medium: &str, encrypt: Option<bool>, backup: bool) -> Cluster {
-        let home = Home::new("failover", 5);
-        let mut t = encrypt.map_or(String::new(), |e| {
-            format!("{}encrypt = {e}\n", home.keys_line())
-        });
-        t += &format!(
-            "cluster = \"failover\"\nheartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
-             [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n"
-        );
-        let (data, witnesses): (&[_], &[_]) = match backup {
-            true => (&["a", "b", "c"], &["w", "x"]),
-            false => (&["a", "b"], &["w"]),
-        };
-        if backup {
-            t += "backups = [\"c\"]\n";
-        }
-        let mut ports = home.ports.iter().map(|p| p.number);
-        for (name, port) in data.iter().zip(&mut ports) {
-            let log = format!("medium = \"{medium}\", size = \"4MiB\"");
-            t += &home.data_node(name, port, log);
-        }
-        for (name, port) in witnesses.iter().zip(&mut ports) {
-            t += &home.witness(name, port);
-        }
-        home.configure(&t);
-        if encrypt.is_some() {
-            home.make_keys();
-        }
-        Cluster { home }
-    }
-
-    /// Changes the configuration of nodes that are started from now on.
-    fn rewrite(&self, from: &str, to: &str) {
-        let text = fs::read_to_string(self.file()).unwrap();
-        assert!(text.contains(from), "{text}");
-        fs::write(self.file(), text.replacen(from, to, 1)).unwrap();
-    }
-
-    /// The program, attached as soon as the node is primary; and how many
-    /// entries it found.
-    fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
-        await_or(
-            &format!("attaching on {node}"),
-            || self.status().to_string(),
-            || self.try_program(node, args).ok(),
-        )
-    }
-
-    /// What the register says, as a node reads it.
-    fn register(&self, node: &str) -> Value {
-        self.says(node)["register"].take()
-    }
-
-    fn await_view(&self, by: &str, primary: &str, mirror: Option<&str>) {
-        let what = format!("the view {primary} and {mirror:?}");
-        await_or(
-            &what,
-            || self.status().to_string(),
-            || {
-                let r = self.register(by);
-                let is = r["primary"]["node"] == primary
-                    && match mirror {
-                        Some(m) => r["mirror"]["node"] == m,
-                        None => r["mirror"].is_null() && r["primary"].is_object(),
-                    };
-                is.then_some(())
-            },
-        );
-    }
-
-    /// Up to which LSN a node has applied.
-    fn applied(&self, node: &str) -> u64 {
-        self.says(node)["applied"].as_u64().unwrap()
-    }
-}
-
-impl Deref for Cluster {
-    type Target = Home;
-    fn deref(&self) -> &Home {
-        &self.home
-    }
-}
+use support::link::{Late, Way};
+use support::voters::Cluster;
+use support::{MOJIM, Process, await_that, mojim, text};
 
 /// Every number that is still printed; the last one, if there was one.
 fn rest(p: &mut Process) -> Option<u64> {
@@ -612,6 +505,73 @@ fn an_old_primary_hears_of_a_promotion_by_hand() {
     c.await_view("b", "b", Some("a"));
     q.finish();
     c.assert_equal();
+}
+
+/// What a primary sent comes late, over links that it has replaced meanwhile,
+/// and all of it comes again, word for word, over new ones: to the mirror in the
+/// same epoch, and to the same node when it is the primary in the next.
+///
+/// Nothing of it counts: the copies are equal, and what is acknowledged stays.
+#[test]
+fn words_of_old_links_come_late_and_twice() {
+    let c = Cluster::new("sync", "disk");
+    let mut a = c.node("a");
+    let b = c.node("b");
+    let _w = c.node("w");
+    let plain = fs::read_to_string(c.file()).unwrap();
+    let (late, port) = Late::new(c.ports[1].number);
+    let near = format!("127.0.0.1:{}", c.ports[1].number);
+    // Only programs go that way.
+    let program = |args: &[&str]| {
+        c.rewrite(&near, &format!("127.0.0.1:{port}"));
+        let attached = c.program("a", args);
+        fs::write(c.file(), &plain).unwrap();
+        attached
+    };
+    let (mut p, _) = program(&["--pace", "2000"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    let sessions = || b.errors().matches("following node a").count();
+    for _ in 0..3 {
+        let before = sessions();
+        late.keep();
+        await_that("another session", || (sessions() > before).then_some(()));
+        p.await_more(100);
+        assert!(late.deliver() > 0, "nothing was late");
+        p.await_more(100);
+    }
+    // And when nothing newer follows that would cover it.
+    late.keep();
+    let acknowledged = p.stop();
+    let (mut p, found) = program(&["--entries", "50", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    p.acknowledged(found, found + 50);
+    late.deliver();
+    c.assert_equal();
+    assert!(late.repeat() > 0);
+    c.await_view("a", "a", Some("b"));
+    c.assert_equal();
+    a.kill();
+    p.kill();
+    let acknowledged = found + 50;
+    let (mut q, found) = c.program("b", &["--pace", "2000"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 50);
+    let q = q.read_on_counting();
+    late.repeat();
+    q.await_more(100);
+    let _a = c.node("a");
+    c.await_view("b", "b", Some("a"));
+    late.repeat();
+    q.await_more(100);
+    c.assert_equal();
+    q.stop();
 }
 
 /// One node of three cannot begin anything, and says why.

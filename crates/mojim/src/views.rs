@@ -111,16 +111,30 @@ impl Asked {
         }
     }
 
-    fn ask(&self, question: &Value) -> Result<Value> {
+    /// `again`: it does no harm to ask it twice.
+    fn ask(&self, question: &Value, again: bool) -> Result<Value> {
         let mut slot = self.client.lock().unwrap_or_else(|e| e.into_inner());
         let (link, first) = &mut *slot;
-        let mut client = match link.take() {
+        let kept = link.take();
+        let was_kept = kept.is_some();
+        let mut client = match kept {
             Some(c) => c,
             None => self.connect(first)?,
         };
+        let mut answer = client.ask(question);
+        // The daemon at the other end of a kept link may be long gone.
+        let heard = match &answer {
+            Ok(_) | Err(Error::Timeout(_)) => true,
+            Err(Error::Io { what, .. }) => what == "the node says",
+            Err(_) => false,
+        };
+        if again && was_kept && !heard {
+            client = self.connect(first)?;
+            answer = client.ask(question);
+        }
         // A question that was sent is not asked again elsewhere: it may have
         // been heard.
-        match client.ask(question) {
+        match answer {
             Ok(answer) => {
                 *link = Some(client);
                 Ok(answer)
@@ -152,17 +166,17 @@ pub fn from_json(v: &Value) -> Result<Register> {
 
 impl Views for Asked {
     fn read(&self, volume: &str) -> Result<Register> {
-        from_json(
-            &self
-                .ask(&json!({ "what": "view-read", "cluster": self.cluster, "volume": volume }))?,
-        )
+        from_json(&self.ask(
+            &json!({ "what": "view-read", "cluster": self.cluster, "volume": volume }),
+            true,
+        )?)
     }
 
     fn swap(&self, volume: &str, new: &Register) -> Result<bool> {
         let q = json!({
             "what": "view-swap", "cluster": self.cluster, "volume": volume, "new": new,
         });
-        self.ask(&q)?
+        self.ask(&q, false)?
             .as_bool()
             .ok_or_else(|| Error::Protocol("a swap is done or not".into()))
     }

@@ -7,7 +7,8 @@
 use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
@@ -19,7 +20,12 @@ pub struct Home {
     pub dir: PathBuf,
     pub memory: PathBuf,
     pub ports: Vec<Port>,
+    prepare: OnceLock<Prepare>,
 }
+
+/// What is done to the command of each process that is started, by the name of
+/// its node.
+type Prepare = Box<dyn Fn(&str, &mut Command) + Send + Sync>;
 
 impl Home {
     pub fn new(test: &str, nodes: usize) -> Home {
@@ -40,6 +46,7 @@ impl Home {
             dir,
             memory,
             ports: (0..nodes).map(|_| Port::new()).collect(),
+            prepare: OnceLock::new(),
         }
     }
 
@@ -89,9 +96,19 @@ impl Home {
         self.start_as(&self.file(), word, args, name)
     }
 
+    /// From now on, each node and program starts as this says.
+    pub fn prepare(&self, how: impl Fn(&str, &mut Command) + Send + Sync + 'static) {
+        assert!(self.prepare.set(Box::new(how)).is_ok());
+    }
+
     fn start_as(&self, file: &Path, word: &str, args: &[&str], name: &str) -> Process {
         let all = [&[word, "--config", file.to_str().unwrap()], args].concat();
-        Process::start(&all, &self.dir.join(format!("{name}.txt")))
+        let errors = self.dir.join(format!("{name}.txt"));
+        Process::start_with(&all, &errors, |command| {
+            if let Some(prepare) = self.prepare.get() {
+                prepare(name.strip_prefix("program-").unwrap_or(name), command);
+            }
+        })
     }
 
     /// A node, ready.

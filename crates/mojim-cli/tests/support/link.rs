@@ -122,3 +122,120 @@ impl Way {
         }
     }
 }
+
+/// A way on which what was sent can be kept, come late, and come again.
+pub struct Late {
+    to: u16,
+    links: Arc<Mutex<Vec<Arc<Kept>>>>,
+}
+
+/// One connection on it.
+struct Kept {
+    near: TcpStream,
+    far: TcpStream,
+    /// What was sent there, and how much of it was passed on; whether nothing
+    /// more is.
+    sent: Mutex<(Vec<u8>, usize, bool)>,
+}
+
+impl Kept {
+    fn pump_there(&self) {
+        let mut bytes = vec![0; 64 << 10];
+        while let Ok(n @ 1..) = (&self.near).read(&mut bytes) {
+            let mut sent = self.sent.lock().unwrap();
+            sent.0.extend_from_slice(&bytes[..n]);
+            if !sent.2 {
+                sent.1 += n;
+                let _ = (&self.far).write_all(&bytes[..n]);
+            }
+        }
+        // The other end does not hear of it while something is on its way.
+        if !self.sent.lock().unwrap().2 {
+            let _ = self.far.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn pump_back(&self) {
+        let _ = std::io::copy(&mut &self.far, &mut &self.near);
+        let _ = self.near.shutdown(Shutdown::Both);
+    }
+}
+
+impl Late {
+    /// To `to`, and the port that leads there.
+    pub fn new(to: u16) -> (Late, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let links = Arc::new(Mutex::new(Vec::new()));
+        let late = Late {
+            to,
+            links: links.clone(),
+        };
+        spawn(move || {
+            for near in listener.incoming().flatten() {
+                let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else {
+                    continue;
+                };
+                for s in [&near, &far] {
+                    s.set_nodelay(true).unwrap();
+                }
+                let kept = Arc::new(Kept {
+                    near,
+                    far,
+                    sent: Mutex::default(),
+                });
+                links.lock().unwrap().push(kept.clone());
+                let there = kept.clone();
+                spawn(move || there.pump_there());
+                spawn(move || kept.pump_back());
+            }
+        });
+        (late, port)
+    }
+
+    /// What is sent from now on, over the connections that there are, stays on
+    /// the way; so do their ends. New connections are as always.
+    pub fn keep(&self) {
+        for k in self.links.lock().unwrap().iter() {
+            k.sent.lock().unwrap().2 = true;
+        }
+    }
+
+    /// It comes now; how many bytes.
+    pub fn deliver(&self) -> usize {
+        let mut late = 0;
+        for k in self.links.lock().unwrap().iter() {
+            let mut sent = k.sent.lock().unwrap();
+            let (bytes, passed, kept) = &mut *sent;
+            if std::mem::take(kept) {
+                late += bytes.len() - *passed;
+                let _ = (&k.far).write_all(&bytes[*passed..]);
+                *passed = bytes.len();
+            }
+        }
+        late
+    }
+
+    /// Everything that was ever sent comes again, each connection's over a new
+    /// one; they end when all was said. How many bytes.
+    pub fn repeat(&self) -> usize {
+        let links: Vec<_> = self.links.lock().unwrap().clone();
+        let mut again = 0;
+        let mut open = Vec::new();
+        for k in links {
+            let bytes = k.sent.lock().unwrap().0.clone();
+            again += bytes.len();
+            let mut link = TcpStream::connect(("127.0.0.1", self.to)).unwrap();
+            let mut back = link.try_clone().unwrap();
+            let heard = spawn(move || std::io::copy(&mut back, &mut std::io::sink()));
+            // It may be closed before all is said.
+            let _ = link.write_all(&bytes);
+            open.push((link, heard));
+        }
+        for (link, heard) in open {
+            let _ = link.shutdown(Shutdown::Write);
+            let _ = heard.join();
+        }
+        again
+    }
+}

@@ -20,6 +20,7 @@ use rustix::net;
 pub mod cluster;
 pub mod home;
 pub mod link;
+pub mod voters;
 
 pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
 /// Longer than anything here takes, also on a machine with much else to do.

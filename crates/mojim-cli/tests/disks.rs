@@ -1,0 +1,140 @@
+//! Disks that are slow, or fail once, below real nodes (`support/disk.rs`).
+//!
+//! What is checked each time is the history: an entry is acknowledged when its
+//! number was printed, and whoever is primary later must find it. Owns its
+//! temporary directories, mounts, shared memory and processes.
+//!
+//! Where there can be no file system in user space, a test says so and passes.
+
+use std::time::Duration;
+
+#[path = "support/disk.rs"]
+mod disk;
+mod support;
+
+use disk::{Disk, Work};
+use support::await_that;
+use support::voters::Cluster;
+
+/// The mirror's disk becomes slow, then a thousand times slower than it was,
+/// then as it was; then slow again, and the primary dies.
+///
+/// No sync point fails: they take as long as the disk, or the mirror is given
+/// up and the primary goes on alone. When the disk is well again the mirror is a
+/// member again, by itself, with the same bytes. A mirror that takes over has
+/// everything that was acknowledged, also what its disk was slow to take.
+fn a_slow_disk(medium: &str) {
+    let c = Cluster::new("sync", medium);
+    // Under all that the mirror's daemon writes.
+    let Some(disk) = Disk::mount_or_skip(&c.dir.join("b")) else {
+        return;
+    };
+    let mut a = c.node("a");
+    let (_b, _w) = (c.node("b"), c.node("w"));
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+
+    disk.slow(Duration::from_millis(20));
+    let before = disk.slowed();
+    p.await_more(30);
+    await_that("work for the slow disk", || {
+        (disk.slowed() > before + 10).then_some(())
+    });
+
+    disk.slow(Duration::from_millis(300));
+    if medium == "disk" {
+        // It has nothing in its log in time.
+        c.await_view("a", "a", None);
+    }
+    p.await_more(1000);
+
+    disk.slow(Duration::ZERO);
+    c.await_view("a", "a", Some("b"));
+    p.await_more(100);
+    c.assert_equal();
+
+    // Not so slow that it is given up.
+    disk.slow(Duration::from_millis(5));
+    p.await_more(10);
+    a.kill();
+    let acknowledged = p.stop();
+    let (mut q, found) = c.program("b", &["--entries", "20", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 20);
+    disk.slow(Duration::ZERO);
+    let _a = c.node("a");
+    c.await_view("b", "b", Some("a"));
+    c.assert_equal();
+    q.finish();
+}
+
+#[test]
+fn a_mirror_whose_disk_is_slow_costs_time_and_nothing_else() {
+    a_slow_disk("disk");
+}
+
+/// Its log is memory; what is slow is the way from there to its data files.
+#[test]
+fn a_mirror_with_its_log_in_memory_and_a_slow_disk_costs_time_and_nothing_else() {
+    a_slow_disk("dram");
+}
+
+/// A write, then a sync, fails once with EIO on the mirror, wherever it writes
+/// (its log, its data files, its superblock), and the next one would succeed.
+///
+/// What failed is never taken for clean: the mirror serves no session before
+/// its copy was opened and read again. No sync point fails, the mirror is a
+/// member again, with the same bytes, and has everything when it takes over.
+#[test]
+fn a_disk_that_fails_once_is_not_believed_any_more() {
+    let c = Cluster::new("sync", "disk");
+    // Under all that the mirror's daemon writes.
+    let Some(disk) = Disk::mount_or_skip(&c.dir.join("b")) else {
+        return;
+    };
+    let mut a = c.node("a");
+    let (b, _w) = (c.node("b"), c.node("w"));
+    let (mut p, _) = c.program("a", &["--pace", "2000"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    let reopened = || b.errors().matches("reopening a copy that failed").count();
+    for (work, name) in [
+        (Work::Write, "/v.log.0"),
+        (Work::Sync, "/v.log.0"),
+        (Work::Write, "/v/log"),
+        (Work::Sync, "/v/log"),
+        (Work::Sync, "/superblock"),
+    ] {
+        let before = reopened();
+        disk.fail(work, name);
+        let what = format!("the EIO of {work:?} in {name}");
+        await_that(&what, || disk.has_failed().then_some(()));
+        await_that(&format!("the copy opened again after {what}"), || {
+            (reopened() > before).then_some(())
+        });
+        c.await_view("a", "a", Some("b"));
+        p.await_more(100);
+        c.assert_equal();
+        assert_eq!(reopened(), before + 1, "{what}: {}", b.errors());
+    }
+    // Once more, when the mirror closes its copy to become the primary, or just
+    // before.
+    disk.fail(Work::Sync, "/v/log");
+    a.kill();
+    let acknowledged = p.stop();
+    let (mut q, found) = c.program("b", &["--entries", "20", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    assert!(disk.has_failed());
+    q.acknowledged(found, found + 20);
+    let _a = c.node("a");
+    c.await_view("b", "b", Some("a"));
+    c.assert_equal();
+    q.finish();
+}

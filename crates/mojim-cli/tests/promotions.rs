@@ -1,0 +1,251 @@
+//! Promotions by an operator's word that fail halfway, at real nodes.
+//!
+//! A node that is to become primary stops following, promises an epoch durably,
+//! and asks the register; each of these may be as far as it gets. What must
+//! hold afterwards: nothing acknowledged is lost, the primary goes on, and the
+//! node is what it was, by itself. Its disk (`support/disk.rs`) holds the
+//! promise back while the world changes.
+//!
+//! Owns its temporary directories, mounts, shared memory and processes. Where
+//! there can be no file system in user space, a test says so and passes.
+
+use std::fs;
+use std::ops::Deref;
+use std::thread::scope;
+
+#[path = "support/disk.rs"]
+mod disk;
+mod support;
+
+use disk::{Disk, Work};
+use support::voters::Cluster;
+use support::{Counted, Process, await_that, text};
+
+/// Primary `a`, mirror `b`, backup `c`, and a node of them with a disk of its
+/// own. The voters are the daemons of `a` and of the witnesses, `w` and `x`.
+struct Forced {
+    disk: Disk,
+    node: &'static str,
+    c: Cluster,
+}
+
+impl Deref for Forced {
+    type Target = Cluster;
+    fn deref(&self) -> &Cluster {
+        &self.c
+    }
+}
+
+impl Forced {
+    fn new(node: &'static str) -> Option<Forced> {
+        let c = Cluster::larger("sync");
+        // Sync points wait for longer than the voters are away.
+        c.rewrite("[volume.v]", "[volume.v]\nresend_timeout = \"60s\"");
+        for data in ["[node.b]", "[node.c]"] {
+            c.rewrite(data, &format!("{data}\nvote = false"));
+        }
+        let disk = Disk::mount_or_skip(&c.dir.join(node))?;
+        Some(Forced { disk, node, c })
+    }
+
+    fn voters(&self) -> Vec<Process> {
+        ["a", "w", "x"].map(|n| self.node(n)).into()
+    }
+
+    /// `mojim promote --force`, which fails; what it says.
+    fn fails(&self) -> String {
+        let out = self.mojim("promote", &["--name", self.node, "--force", "--yes"]);
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+        text(&out.stderr)
+    }
+
+    /// The same, where the promise is made durable only after `meanwhile`: the
+    /// register was read, the node follows nobody any more.
+    fn fails_after(&self, follows: impl Fn() -> bool, meanwhile: impl FnOnce()) -> String {
+        assert!(follows());
+        self.disk.hold(Work::Sync, "/superblock");
+        scope(|s| {
+            let said = s.spawn(|| self.fails());
+            await_that("the promise", || self.disk.is_holding().then_some(()));
+            await_that("the end of its session", || (!follows()).then_some(()));
+            meanwhile();
+            self.disk.release();
+            said.join().unwrap()
+        })
+    }
+}
+
+/// Whether the primary has a link to its mirror.
+fn has_mirror(c: &Cluster) -> bool {
+    c.says("a")["link"]["up"] == true
+}
+
+/// The primary dies, and the mirror has everything that was acknowledged.
+fn the_mirror_takes_over(c: &Cluster, mut voters: Vec<Process>, p: Counted) {
+    voters[0].kill();
+    let acknowledged = p.stop();
+    let (mut q, found) = c.program("b", &["--entries", "20", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 20);
+    let _a = c.node("a");
+    c.await_view("b", "b", Some("a"));
+    c.assert_equal();
+    q.finish();
+}
+
+/// `mojim promote --force` on the mirror fails in every way that it can: the
+/// voters are gone when the register is to be read; when it is to be changed;
+/// it was changed meanwhile; the promise cannot be made durable.
+///
+/// Nothing acknowledged is lost, no sync point fails, the primary is who it
+/// was, and its mirror is a member again each time.
+#[test]
+fn a_mirror_whose_force_failed_is_a_mirror_again() {
+    let Some(f) = Forced::new("b") else { return };
+    let mut voters = f.voters();
+    let (b, _c) = (f.node("b"), f.node("c"));
+    let (mut p, _) = f.program("a", &["--pace", "2000"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    let whole = || {
+        f.await_view("a", "a", Some("b"));
+        await_that("the mirror's link", || has_mirror(&f).then_some(()));
+        p.await_more(100);
+        f.assert_equal();
+    };
+
+    // Nothing has begun: the session goes on, too.
+    whole();
+    let sessions = || b.errors().matches("following node a").count();
+    let before = sessions();
+    drop(voters);
+    let why = f.fails();
+    assert!(why.contains("link"), "{why}");
+    p.await_more(50);
+    assert_eq!(sessions(), before, "{}", b.errors());
+    voters = f.voters();
+
+    whole();
+    let why = f.fails_after(|| has_mirror(&f), || drop(voters));
+    assert!(why.contains("link"), "{why}");
+    voters = f.voters();
+
+    whole();
+    let alone = || f.await_view("a", "a", None);
+    let why = f.fails_after(|| has_mirror(&f), alone);
+    assert!(why.contains("changed meanwhile"), "{why}");
+
+    whole();
+    let fails = || f.disk.fail(Work::Sync, "/superblock");
+    let why = f.fails_after(|| has_mirror(&f), fails);
+    assert!(why.contains("poisoned"), "{why}");
+
+    whole();
+    the_mirror_takes_over(&f, voters, p);
+}
+
+/// The same on a backup, which no sync point waits for.
+///
+/// The primary and its mirror go on as if nothing had happened, and the backup
+/// follows again, though it has promised an epoch that nobody began.
+#[test]
+fn a_backup_whose_force_failed_follows_again() {
+    let Some(f) = Forced::new("c") else { return };
+    let mut voters = f.voters();
+    let (mut b, _c) = (f.node("b"), f.node("c"));
+    let (mut p, _) = f.program("a", &["--pace", "2000"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    let follows = || f.says("b")["backups"][0]["active"] == true;
+    let whole = || {
+        f.await_view("a", "a", Some("b"));
+        await_that("the backup follows", || follows().then_some(()));
+        let before = f.applied("c");
+        p.await_more(100);
+        await_that("the backup's progress", || {
+            (f.applied("c") >= before + 100).then_some(())
+        });
+        f.assert_equal();
+    };
+    let sessions = || fs::read_to_string(f.dir.join("c.txt")).unwrap();
+    let sessions = || sessions().matches("following node b").count();
+
+    whole();
+    let before = sessions();
+    drop(voters);
+    let why = f.fails();
+    assert!(why.contains("link"), "{why}");
+    p.await_more(50);
+    assert_eq!(sessions(), before, "{}", f.logs());
+    voters = f.voters();
+
+    whole();
+    let why = f.fails_after(follows, || drop(voters));
+    assert!(why.contains("link"), "{why}");
+    p.await_more(50);
+    voters = f.voters();
+
+    whole();
+    let fails = || f.disk.fail(Work::Sync, "/superblock");
+    let why = f.fails_after(follows, fails);
+    assert!(why.contains("poisoned"), "{why}");
+
+    whole();
+    let alone = || {
+        b.kill();
+        f.await_view("a", "a", None);
+    };
+    let why = f.fails_after(follows, alone);
+    assert!(why.contains("changed meanwhile"), "{why}");
+    let _b = f.node("b");
+
+    whole();
+    the_mirror_takes_over(&f, voters, p);
+}
+
+/// The voters stop while a forced mirror asks them to change the register, and
+/// wake when it has given up: the change is done then, or never will be.
+///
+/// In both cases there is one primary with its mirror afterwards, by itself,
+/// and it has everything that was acknowledged.
+#[test]
+fn a_force_whose_outcome_is_not_known_loses_nothing() {
+    let Some(f) = Forced::new("b") else { return };
+    let voters = f.voters();
+    let (_b, _c) = (f.node("b"), f.node("c"));
+    let (mut p, _) = f.program("a", &["--pace", "2000"]);
+    p.acknowledged(0, 100);
+    let p = p.read_on_counting();
+    let all = |signal: &str| voters.iter().for_each(|v| v.signal(signal));
+    f.fails_after(|| has_mirror(&f), || all("STOP"));
+    let before = p.count();
+    all("CONT");
+    // With its mirror, the primary is in an epoch that no older change outdoes.
+    let is_a = await_that("a primary with its mirror", || {
+        let r = f.register("a");
+        let goes_on = p.count() > before + 100 && has_mirror(&f);
+        match (r["primary"]["node"].as_str()?, r["mirror"]["node"].as_str()) {
+            ("a", Some("b")) if goes_on => Some(true),
+            ("b", _) => Some(false),
+            _ => None,
+        }
+    });
+    if is_a {
+        return the_mirror_takes_over(&f, voters, p);
+    }
+    let acknowledged = p.end();
+    let (mut q, found) = f.program("b", &["--entries", "20", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    q.acknowledged(found, found + 20);
+    await_that("a mirror of b", || {
+        f.register("b")["mirror"].is_object().then_some(())
+    });
+    f.assert_equal();
+    q.finish();
+}
