@@ -28,8 +28,9 @@ use mojim::outflow::Source;
 use mojim::primary::{Primary, PrimarySpec};
 use mojim::session::{Peer, Session};
 use mojim::store::{Store, StoreSpec, read_superblock};
+use mojim::stream::{StreamIn, StreamOut};
 use mojim::views::Views;
-use mojim_format::message::{Hello, Lane, Message, RefuseCode};
+use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
 use mojim_protocol::AckRule;
 use mojim_protocol::pairing::may_promote;
@@ -103,6 +104,9 @@ pub enum Mutation {
     ForgetFloors,
     /// Backups: what changes while a copy is read is not sent again.
     ForgetChanges,
+    /// Backups: what changes while a copy is read is sent again before its first
+    /// sending has arrived.
+    Overtake,
     /// Succession: the new mirror's session begins in the old epoch.
     KeepEpoch,
     /// Succession: an attach speaks to the configured mirror.
@@ -111,7 +115,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 22] = [
+    pub const ALL: [(Mutation, &'static str); 23] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -141,6 +145,10 @@ impl Mutation {
         (Mutation::IgnorePause, "ignore_pause"),
         (Mutation::ForgetFloors, "forget_floors"),
         (Mutation::ForgetChanges, "forget_changes"),
+        (
+            Mutation::Overtake,
+            "overtake (pages are sent again when what streams carry is staged)",
+        ),
         (Mutation::KeepEpoch, "keep_epoch"),
         (Mutation::AskConfigured, "ask_configured"),
     ];
@@ -174,6 +182,7 @@ impl Mutation {
                 | Mutation::IgnorePause
                 | Mutation::ForgetFloors
                 | Mutation::ForgetChanges
+                | Mutation::Overtake
         ) || self.is_of_succession()
     }
 
@@ -195,7 +204,7 @@ impl Mutation {
             | Mutation::NoBackPressure
             | Mutation::ForgetFloors => &["backup:"],
             Mutation::ForwardAcrossTerms => &["backup:", "4:"],
-            Mutation::IgnorePause | Mutation::ForgetChanges => &["4:"],
+            Mutation::IgnorePause | Mutation::ForgetChanges | Mutation::Overtake => &["4:"],
             // Somebody waits for a node that does not take part.
             Mutation::KeepEpoch | Mutation::AskConfigured => &["live:", "3:"],
             _ => &["2:", "3:"],
@@ -230,6 +239,10 @@ pub struct Setup {
     pub secondary: u64,
     /// No disk fails.
     pub sound: bool,
+    /// Streams of a copy.
+    pub copy_streams: usize,
+    /// Of so many turns of their receiving ends one is taken.
+    pub stream_pace: u64,
 }
 
 impl Setup {
@@ -266,6 +279,8 @@ impl Setup {
             backup: false,
             secondary: u64::MAX,
             sound: false,
+            copy_streams: 1,
+            stream_pace: 1,
         }
     }
 
@@ -339,6 +354,7 @@ struct Mir {
     fresh: Vec<Wire>,
     control: Vec<ControlIn>,
     lanes: Vec<LaneServer>,
+    streams: Vec<StreamIn>,
 }
 
 enum Role {
@@ -360,6 +376,8 @@ struct Node {
     taken: Option<u64>,
     /// To its backups.
     forwards: Vec<Forwarding>,
+    /// Of the copies that it sends.
+    streams: Vec<StreamOut>,
 }
 
 /// One backup as a node forwards to it.
@@ -466,6 +484,13 @@ impl Cluster {
             setup.mode = Mode::Sync;
             setup.views = true;
         }
+        let mut streams = Rng::new(seed ^ 0x7374_7265_616d);
+        setup.copy_streams = streams.between(1, 4) as usize;
+        setup.stream_pace = *streams.pick(&[1, 4, 30]);
+        if mutation == Some(Mutation::Overtake) {
+            setup.copy_streams = 2;
+            setup.stream_pace = 30;
+        }
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
         let mut faults = Faults::draw(&mut rng);
         if setup.sound {
@@ -490,6 +515,7 @@ impl Cluster {
             replaced: false,
             taken: None,
             forwards: Vec::new(),
+            streams: Vec::new(),
         };
         Cluster {
             world: World::new(seed, faults),
@@ -650,6 +676,7 @@ impl Cluster {
             rank: n as u64,
             holders: self.setup.nodes() as u64,
             max_open: 3,
+            copy_streams: self.setup.copy_streams,
         }
     }
 
@@ -711,6 +738,7 @@ impl Cluster {
                 Mutation::IgnorePause => &store.mutations.ignore_pause,
                 Mutation::ForgetFloors => &store.mutations.forget_floors,
                 Mutation::ForgetChanges => &store.mutations.forget_changes,
+                Mutation::Overtake => &store.mutations.overtake,
                 Mutation::KeepEpoch => &store.mutations.keep_epoch,
                 Mutation::AskConfigured => &store.mutations.ask_configured,
             };
@@ -762,6 +790,7 @@ impl Cluster {
                 fresh: Vec::new(),
                 control: Vec::new(),
                 lanes: Vec::new(),
+                streams: Vec::new(),
             }));
             return self.observe(n);
         }
@@ -851,6 +880,7 @@ impl Cluster {
         }
         let node = &mut self.nodes[n];
         node.forwards.clear();
+        node.streams.clear();
         let role = std::mem::replace(&mut node.role, Role::Down);
         node.taken = None;
         node.replaced |= match &role {
@@ -1109,6 +1139,9 @@ impl Cluster {
             97 => self.patience(),
             _ => self.restarts()?,
         }
+        for n in 0..3 {
+            self.stream_turn(n)?;
+        }
         if self.setup.backup {
             self.backup_step()?;
         }
@@ -1194,6 +1227,9 @@ impl Cluster {
         let i = self.rng.below(forwards.len() as u64) as usize;
         let was = forwards[i].forward.last_error.clone();
         let moved = forwards[i].forward.step();
+        self.nodes[n]
+            .streams
+            .extend(forwards[i].forward.take_streams());
         let f = &forwards[i];
         if let Some(e) = f
             .forward
@@ -1204,6 +1240,37 @@ impl Cluster {
             self.world
                 .note(|| format!("--- node {} to {}: {e}", NAMES[n], NAMES[f.to]));
         }
+        self.observe(n)?;
+        Ok(moved)
+    }
+
+    /// One turn of one of the threads that carry a part of a copy.
+    fn stream_turn(&mut self, n: usize) -> Checked<bool> {
+        let node = &mut self.nodes[n];
+        let out = node.streams.len();
+        let came = match &mut node.role {
+            Role::Mirror(m) => &mut m.streams,
+            _ => &mut Vec::new(),
+        };
+        if out + came.len() == 0 {
+            return Ok(false);
+        }
+        let i = self.rng.below((out + came.len()) as u64) as usize;
+        let late = self.setup.stream_pace;
+        let moved = match i.checked_sub(out) {
+            Some(_) if !self.calm && self.rng.below(late) != 0 => false,
+            None => {
+                let moved = node.streams[i].step();
+                if node.streams[i].is_over() {
+                    node.streams.remove(i);
+                }
+                moved
+            }
+            Some(i) => came[i].step().unwrap_or_else(|_| {
+                came.remove(i);
+                true
+            }),
+        };
         self.observe(n)?;
         Ok(moved)
     }
@@ -1301,6 +1368,8 @@ impl Cluster {
                     0..=2 => match self.setup.replicated() {
                         true => {
                             let moved = prim.session.step();
+                            let streams = prim.session.take_streams();
+                            self.nodes[n].streams.extend(streams);
                             self.attach_alone(n)?;
                             moved
                         }
@@ -1793,6 +1862,7 @@ impl Cluster {
             return self.fallen(n);
         }
         self.nodes[n].forwards.clear();
+        self.nodes[n].streams.clear();
         self.nodes[n].role = Role::Down;
         self.nodes[n].restart = self.world.now();
         self.world.kill(NAMES[n]);
@@ -1908,6 +1978,9 @@ impl Cluster {
             }
             let mut moved = false;
             for _ in 0..12 {
+                for n in 0..3 {
+                    moved |= self.stream_turn(n)?;
+                }
                 moved |= self.turn(self.primary)?;
                 if self.setup.replicated() {
                     moved |= self.turn(self.mirror())?;
@@ -2206,6 +2279,11 @@ fn accept(mir: &mut Mir, n: usize) -> bool {
                         w.conn.close();
                     }
                 }
+            }
+            FrameKind::CopyStream => {
+                let s = CopyStream::decode(&body).expect("the engine's own");
+                let stream = StreamIn::accept(&mir.m.store, w, f.epoch, &s);
+                mir.streams.extend(stream);
             }
             k => panic!("a link begins with {k:?}"),
         }
