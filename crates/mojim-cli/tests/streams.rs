@@ -28,14 +28,21 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// `head`: lines before the volume; `body`: of the volume.
-    fn new(mode: &str, nodes: usize, keyed: bool, burst: usize, pause: Duration) -> Cluster {
+    /// `encrypt`: where there are keys, whether links are encrypted. The last node
+    /// is reached at `burst` bytes every `pause` on each connection.
+    fn new(
+        mode: &str,
+        nodes: usize,
+        encrypt: Option<bool>,
+        burst: usize,
+        pause: Duration,
+    ) -> Cluster {
         let home = Home::new("streams", nodes);
         let names = &["a", "b", "c"][..nodes];
         let backups = &names[2..];
-        let mut t = match keyed {
-            true => home.keys_line(),
-            false => String::new(),
+        let mut t = match encrypt {
+            Some(on) => format!("{}encrypt = {on}\n", home.keys_line()),
+            None => String::new(),
         };
         t += &format!(
             "cluster = \"streams\"\n[volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n\
@@ -46,7 +53,7 @@ impl Cluster {
             t += &home.data_node(name, port.number, "size = \"4MiB\"");
         }
         home.configure(&t);
-        if keyed {
+        if encrypt.is_some() {
             home.make_keys();
         }
         let last = format!("127.0.0.1:{}", home.ports[nodes - 1].number);
@@ -96,7 +103,14 @@ impl Cluster {
 
 #[test]
 fn a_backup_is_copied_to_over_streams_while_the_program_commits() {
-    let c = Cluster::new("sync", 3, true, 1 << 20, Duration::from_millis(10));
+    for encrypt in [true, false] {
+        a_backup_is_copied_to(encrypt);
+    }
+}
+
+fn a_backup_is_copied_to(encrypt: bool) {
+    let pause = Duration::from_millis(10);
+    let c = Cluster::new("sync", 3, Some(encrypt), 1 << 20, pause);
     let _a = c.home.node("a");
     let _b = c.home.node_as(&c.tapped, "b");
     let mut p = c.program(&["--entries", MANY, "--pace", "300"]);
@@ -115,7 +129,7 @@ fn a_backup_is_copied_to_over_streams_while_the_program_commits() {
 
 #[test]
 fn a_stream_that_is_cut_off_begins_the_copy_anew() {
-    let c = Cluster::new("sync", 3, false, 1 << 20, Duration::from_millis(50));
+    let c = Cluster::new("sync", 3, None, 1 << 20, Duration::from_millis(50));
     let _a = c.home.node("a");
     let _b = c.home.node_as(&c.tapped, "b");
     let mut p = c.program(&["--entries", MANY, "--pace", "300"]);
@@ -133,7 +147,7 @@ fn a_stream_that_is_cut_off_begins_the_copy_anew() {
 
 #[test]
 fn a_mirror_gets_what_differs_over_streams() {
-    let c = Cluster::new("async", 2, false, 1 << 20, Duration::ZERO);
+    let c = Cluster::new("async", 2, None, 1 << 20, Duration::ZERO);
     let _a = c.home.node("a");
     let mut b = c.home.node("b");
     let mut program = c.program(&["--entries", "12000", "--linger"]);
