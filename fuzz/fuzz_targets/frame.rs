@@ -37,6 +37,7 @@ fn messages(b: &[u8]) {
     same::<Started>(b);
     same::<Lane>(b);
     same::<CopyBegin>(b);
+    same::<CopyStream>(b);
     same::<CopyFile>(b);
     same::<CopyData>(b);
     same::<CopyHave>(b);

@@ -49,6 +49,7 @@ fn data(c: &Config) -> Value {
                 "primary": v.primary,
                 "mirror": v.mirror,
                 "connections": v.connections,
+                "copy_streams": v.copy_streams,
                 "checkpoint_threshold": v.checkpoint_threshold,
                 "msync_rounding": v.rounding.as_str(),
                 "resend_timeout_us": us(v.resend_timeout),
@@ -160,6 +161,9 @@ fn text(c: &Config) -> String {
             time(v.spin),
             v.tracker,
         );
+        if let Some(n) = v.copy_streams {
+            t += &format!("copy_streams = {n}\n");
+        }
         if c.keys.is_some() {
             t += &format!("encrypt = {}\n", v.encrypt);
         }
@@ -220,6 +224,7 @@ mod tests {
             primary = "a"
             mirror = "b"
             spin = "1500us"
+            copy_streams = 3
             resend_timeout = "2s"
             [node.a]
             address = "127.0.0.1:1"

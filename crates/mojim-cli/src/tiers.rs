@@ -48,6 +48,9 @@ pub struct TiersBench {
     /// Rounds of the copies; 0 leaves them out.
     #[arg(long, value_name = "N", default_value_t = 3)]
     rounds: usize,
+    /// Links that carry a copy [default: as a volume's `copy_streams`].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    copy_streams: Option<u8>,
     /// Rounds of the sync points.
     #[arg(long, value_name = "N", default_value_t = 60)]
     sync_rounds: usize,
@@ -97,6 +100,9 @@ impl TiersBench {
         let mut text = String::from(
             "cluster = \"bench\"\n[volume.v]\nmode = \"async\"\nprimary = \"a\"\nmirror = \"b\"\n",
         );
+        if let Some(n) = self.copy_streams {
+            text += &format!("copy_streams = {n}\n");
+        }
         for (name, port) in ["a", "b"].iter().zip(&ports) {
             text += &format!(
                 "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\nlog = {{ medium = \"disk\", size = \"4MiB\" }}\n",

@@ -22,6 +22,14 @@ pub const MAX_BODY: usize = (1 << 20) + 4096;
 /// since a backup lacks too much.
 pub const WAITS: u16 = 1 << 8;
 
+/// Flag of a [`CopyStream`](FrameKind::CopyStream): the answer to the first, it
+/// is open.
+pub const STREAM_OPEN: u16 = 1;
+/// Nothing more comes over this link.
+pub const STREAM_END: u16 = 2;
+/// The answer: everything that came over it is staged.
+pub const STREAM_STAGED: u16 = 3;
+
 const WHAT: &str = "frame";
 
 /// What a frame's body is.
@@ -73,12 +81,16 @@ pub enum FrameKind {
     CopySums = 21,
     /// Which of these pages are to be sent. [`crate::message::CopyWant`].
     CopyWant = 22,
+    /// Flags 0: first on a link that carries a part of a copy,
+    /// [`crate::message::CopyStream`]; [`STREAM_OPEN`], [`STREAM_END`],
+    /// [`STREAM_STAGED`]: no body.
+    CopyStream = 23,
 }
 
 impl FrameKind {
     fn from_u8(v: u8) -> Option<FrameKind> {
         use FrameKind::*;
-        const ALL: [FrameKind; 22] = [
+        const ALL: [FrameKind; 23] = [
             Record,
             Ack,
             Heartbeat,
@@ -101,6 +113,7 @@ impl FrameKind {
             CopyHave,
             CopySums,
             CopyWant,
+            CopyStream,
         ];
         ALL.into_iter().find(|k| *k as u8 == v)
     }
@@ -214,7 +227,11 @@ impl Frame {
         };
         let most = match kind {
             FrameKind::Record => crate::record::MAX_RECORD,
-            FrameKind::Hello | FrameKind::Lane | FrameKind::Refuse | FrameKind::Request => 4096,
+            FrameKind::Hello
+            | FrameKind::Lane
+            | FrameKind::CopyStream
+            | FrameKind::Refuse
+            | FrameKind::Request => 4096,
             _ => MAX_BODY,
         };
         if f.body as usize > most {

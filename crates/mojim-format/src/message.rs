@@ -381,6 +381,9 @@ pub struct CopyBegin {
     pub files: u32,
     /// Bytes of all files, for progress.
     pub bytes: u64,
+    /// Chosen by the sender at random: the links that carry parts of this copy
+    /// name it.
+    pub copy: u64,
     /// First LSNs of the sender's epochs.
     pub history: Vec<EpochStart>,
 }
@@ -390,7 +393,8 @@ impl Message for CopyBegin {
         w.u64(self.volume_id)
             .u64(self.lsn)
             .u32(self.files)
-            .u64(self.bytes);
+            .u64(self.bytes)
+            .u64(self.copy);
         put_history(w, &self.history);
     }
 
@@ -400,7 +404,33 @@ impl Message for CopyBegin {
             lsn: r.u64()?,
             files: r.u32()?,
             bytes: r.u64()?,
+            copy: r.u64()?,
             history: get_history(r)?,
+        })
+    }
+}
+
+/// First on a link that carries a part of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyStream {
+    /// The cluster's name.
+    pub cluster: String,
+    /// The volume's name.
+    pub volume: String,
+    /// The copy, as its [`CopyBegin`] named it.
+    pub copy: u64,
+}
+
+impl Message for CopyStream {
+    fn put(&self, w: &mut Writer<'_>) {
+        w.text(&self.cluster).text(&self.volume).u64(self.copy);
+    }
+
+    fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(CopyStream {
+            cluster: r.text("cluster", MAX_NAME)?.into(),
+            volume: r.text("volume", MAX_NAME)?.into(),
+            copy: r.u64()?,
         })
     }
 }
@@ -654,7 +684,13 @@ mod tests {
             lsn: 8,
             files: 1,
             bytes: 10,
+            copy: 77,
             history,
+        });
+        round(CopyStream {
+            cluster: "c".into(),
+            volume: "v".into(),
+            copy: 77,
         });
         round(CopyFile {
             id: 1,

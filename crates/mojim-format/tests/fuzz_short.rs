@@ -177,6 +177,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
                 lsn: 8,
                 files: 1,
                 bytes: 10,
+                copy: 77,
                 history: history(),
             }
             .encode(),
@@ -206,6 +207,15 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
                 id: 1,
                 offset: 4096,
                 sums: vec![[7; SUM_LEN], [9; SUM_LEN]],
+            }
+            .encode(),
+        ),
+        (
+            "copystream",
+            CopyStream {
+                cluster: "example".into(),
+                volume: "orders".into(),
+                copy: 77,
             }
             .encode(),
         ),
@@ -427,6 +437,7 @@ fn mutated_messages() {
             | same::<Started>(b)
             | same::<Lane>(b)
             | same::<CopyBegin>(b)
+            | same::<CopyStream>(b)
             | same::<CopyFile>(b)
             | same::<CopyData>(b)
             | same::<CopyHave>(b)

@@ -255,7 +255,7 @@ fn the_layouts_have_no_gaps_and_the_codes_sizes() {
 fn the_kinds_are_the_codes() {
     let text = document();
     let rows = table(&text, "before the body's length is used");
-    assert_eq!(rows.len(), FrameKind::CopyWant as usize);
+    assert_eq!(rows.len(), FrameKind::CopyStream as usize);
     for row in rows {
         let number: u8 = row[0].parse().unwrap();
         let mut b = Frame {

@@ -29,9 +29,10 @@ use mojim::outflow::Source;
 use mojim::primary::{Primary, PrimarySpec};
 use mojim::session::Session;
 use mojim::store::{Store, StoreSpec, read_superblock};
+use mojim::stream::{StreamIn, StreamOut};
 use mojim::views::Views;
 use mojim::vigil::Vigil;
-use mojim_format::message::{Hello, Lane, Message, RefuseCode};
+use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
 use mojim_protocol::AckRule;
 use mojim_protocol::pairing::may_promote;
@@ -105,6 +106,9 @@ pub enum Mutation {
     ForgetFloors,
     /// Backups: what changes while a copy is read is not sent again.
     ForgetChanges,
+    /// Backups: what changes while a copy is read is sent again before its first
+    /// sending has arrived.
+    Overtake,
     /// Succession: the new mirror's session begins in the old epoch.
     KeepEpoch,
     /// Succession: an attach speaks to the configured mirror.
@@ -117,7 +121,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 24] = [
+    pub const ALL: [(Mutation, &'static str); 25] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -147,6 +151,10 @@ impl Mutation {
         (Mutation::IgnorePause, "ignore_pause"),
         (Mutation::ForgetFloors, "forget_floors"),
         (Mutation::ForgetChanges, "forget_changes"),
+        (
+            Mutation::Overtake,
+            "overtake (pages are sent again when what streams carry is staged)",
+        ),
         (Mutation::KeepEpoch, "keep_epoch"),
         (Mutation::AskConfigured, "ask_configured"),
         (Mutation::IgnoreLease, "ignore_lease"),
@@ -187,6 +195,7 @@ impl Mutation {
                 | Mutation::IgnorePause
                 | Mutation::ForgetFloors
                 | Mutation::ForgetChanges
+                | Mutation::Overtake
         ) || self.is_of_succession()
     }
 
@@ -208,7 +217,7 @@ impl Mutation {
             | Mutation::NoBackPressure
             | Mutation::ForgetFloors => &["backup:"],
             Mutation::ForwardAcrossTerms => &["backup:", "4:"],
-            Mutation::IgnorePause | Mutation::ForgetChanges => &["4:"],
+            Mutation::IgnorePause | Mutation::ForgetChanges | Mutation::Overtake => &["4:"],
             // Somebody waits for a node that does not take part.
             Mutation::KeepEpoch | Mutation::AskConfigured => &["live:", "3:"],
             Mutation::IgnoreLease | Mutation::LookSilently => &["3:"],
@@ -246,6 +255,10 @@ pub struct Setup {
     pub sound: bool,
     /// A backup goes on by itself when primary and mirror are lost.
     pub fallback: bool,
+    /// Streams of a copy.
+    pub copy_streams: usize,
+    /// Of so many turns of their receiving ends one is taken.
+    pub stream_pace: u64,
 }
 
 impl Setup {
@@ -283,6 +296,8 @@ impl Setup {
             secondary: u64::MAX,
             sound: false,
             fallback: false,
+            copy_streams: 1,
+            stream_pace: 1,
         }
     }
 
@@ -357,6 +372,7 @@ struct Mir {
     fresh: Vec<Wire>,
     control: Vec<ControlIn>,
     lanes: Vec<LaneServer>,
+    streams: Vec<StreamIn>,
 }
 
 enum Role {
@@ -383,6 +399,8 @@ struct Node {
     next_look: Duration,
     /// It asked the register to go on for primary and mirror.
     falls_back: Fallback,
+    /// Of the copies that it sends.
+    streams: Vec<StreamOut>,
 }
 
 /// How far a backup is that goes on for primary and mirror.
@@ -501,6 +519,13 @@ impl Cluster {
             setup.mode = Mode::Sync;
             setup.views = true;
         }
+        let mut streams = Rng::new(seed ^ 0x7374_7265_616d);
+        setup.copy_streams = streams.between(1, 4) as usize;
+        setup.stream_pace = *streams.pick(&[1, 4, 30]);
+        if mutation == Some(Mutation::Overtake) {
+            setup.copy_streams = 2;
+            setup.stream_pace = 30;
+        }
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
         setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         let mut faults = Faults::draw(&mut rng);
@@ -529,6 +554,7 @@ impl Cluster {
             vigil: Vigil::default(),
             next_look: Duration::ZERO,
             falls_back: Fallback::No,
+            streams: Vec::new(),
         };
         Cluster {
             world: World::new(seed, faults),
@@ -689,6 +715,7 @@ impl Cluster {
             rank: n as u64,
             holders: self.setup.nodes() as u64,
             max_open: 3,
+            copy_streams: self.setup.copy_streams,
         }
     }
 
@@ -750,6 +777,7 @@ impl Cluster {
                 Mutation::IgnorePause => &store.mutations.ignore_pause,
                 Mutation::ForgetFloors => &store.mutations.forget_floors,
                 Mutation::ForgetChanges => &store.mutations.forget_changes,
+                Mutation::Overtake => &store.mutations.overtake,
                 Mutation::KeepEpoch => &store.mutations.keep_epoch,
                 Mutation::AskConfigured => &store.mutations.ask_configured,
                 Mutation::IgnoreLease => &store.mutations.ignore_lease,
@@ -803,6 +831,7 @@ impl Cluster {
                 fresh: Vec::new(),
                 control: Vec::new(),
                 lanes: Vec::new(),
+                streams: Vec::new(),
             }));
             return self.observe(n);
         }
@@ -894,6 +923,7 @@ impl Cluster {
         }
         let node = &mut self.nodes[n];
         node.forwards.clear();
+        node.streams.clear();
         let role = std::mem::replace(&mut node.role, Role::Down);
         node.taken = None;
         node.replaced |= match &role {
@@ -1160,6 +1190,9 @@ impl Cluster {
             97 => self.patience(),
             _ => self.restarts()?,
         }
+        for n in 0..3 {
+            self.stream_turn(n)?;
+        }
         if self.setup.backup {
             self.backup_step()?;
         }
@@ -1357,6 +1390,9 @@ impl Cluster {
         let i = self.rng.below(forwards.len() as u64) as usize;
         let was = forwards[i].forward.last_error.clone();
         let moved = forwards[i].forward.step();
+        self.nodes[n]
+            .streams
+            .extend(forwards[i].forward.take_streams());
         let f = &forwards[i];
         if let Some(e) = f
             .forward
@@ -1367,6 +1403,37 @@ impl Cluster {
             self.world
                 .note(|| format!("--- node {} to {}: {e}", NAMES[n], NAMES[f.to]));
         }
+        self.observe(n)?;
+        Ok(moved)
+    }
+
+    /// One turn of one of the threads that carry a part of a copy.
+    fn stream_turn(&mut self, n: usize) -> Checked<bool> {
+        let node = &mut self.nodes[n];
+        let out = node.streams.len();
+        let came = match &mut node.role {
+            Role::Mirror(m) => &mut m.streams,
+            _ => &mut Vec::new(),
+        };
+        if out + came.len() == 0 {
+            return Ok(false);
+        }
+        let i = self.rng.below((out + came.len()) as u64) as usize;
+        let late = self.setup.stream_pace;
+        let moved = match i.checked_sub(out) {
+            Some(_) if !self.calm && self.rng.below(late) != 0 => false,
+            None => {
+                let moved = node.streams[i].step();
+                if node.streams[i].is_over() {
+                    node.streams.remove(i);
+                }
+                moved
+            }
+            Some(i) => came[i].step().unwrap_or_else(|_| {
+                came.remove(i);
+                true
+            }),
+        };
         self.observe(n)?;
         Ok(moved)
     }
@@ -1464,6 +1531,8 @@ impl Cluster {
                     0..=2 => match self.setup.replicated() {
                         true => {
                             let moved = prim.session.step();
+                            let streams = prim.session.take_streams();
+                            self.nodes[n].streams.extend(streams);
                             self.attach_alone(n)?;
                             moved
                         }
@@ -1970,6 +2039,7 @@ impl Cluster {
             return self.fallen(n);
         }
         self.nodes[n].forwards.clear();
+        self.nodes[n].streams.clear();
         self.nodes[n].role = Role::Down;
         self.nodes[n].restart = self.world.now();
         self.world.kill(NAMES[n]);
@@ -2085,6 +2155,9 @@ impl Cluster {
             }
             let mut moved = false;
             for _ in 0..12 {
+                for n in 0..3 {
+                    moved |= self.stream_turn(n)?;
+                }
                 moved |= self.turn(self.primary)?;
                 if self.setup.replicated() {
                     moved |= self.turn(self.mirror())?;
@@ -2383,6 +2456,11 @@ fn accept(mir: &mut Mir, n: usize) -> bool {
                         w.conn.close();
                     }
                 }
+            }
+            FrameKind::CopyStream => {
+                let s = CopyStream::decode(&body).expect("the engine's own");
+                let stream = StreamIn::accept(&mir.m.store, w, f.epoch, &s);
+                mir.streams.extend(stream);
             }
             k => panic!("a link begins with {k:?}"),
         }

@@ -27,13 +27,15 @@ use mojim_format::{Frame, FrameKind, OpKind, RecordView};
 use mojim_protocol::{History, Holding, Plan, Prefix, reconcile};
 
 use crate::area::{spill_id, spill_path};
-use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut};
+use crate::copy::CopyOut;
 use crate::env::{Address, Conn, File, OpenHow};
 use crate::error::{Context, Error, Result};
 use crate::link::{Carrier, Rx, Tx, Wire};
 use crate::outflow::{Progress, Source, Term};
+use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
 use crate::session::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, SILENCE};
 use crate::store::Hold;
+use crate::stream::{StreamOut, StreamThreads};
 
 /// Most LSNs that a backup may acknowledge out of order.
 const WINDOW: usize = 1 << 17;
@@ -149,6 +151,15 @@ impl Forward {
     /// The connection to wait on, when there is nothing to do.
     pub fn conn(&self) -> Option<&Arc<dyn Conn>> {
         self.wire.as_ref().map(|w| &w.conn)
+    }
+
+    /// Streams that were opened for a copy since this was asked: the caller
+    /// steps them.
+    pub fn take_streams(&mut self) -> Vec<StreamOut> {
+        match &mut self.phase {
+            Phase::Sending(out) => out.take_streams(),
+            _ => Vec::new(),
+        }
     }
 
     /// One step. True if something happened, so that another may be due at once.
@@ -280,6 +291,7 @@ impl Forward {
             moved = true;
             self.hear(f, &body)?;
         }
+        self.check_copy()?;
         moved |= self.pump_lanes(now)?;
         moved |= self.pump_spill()?;
         let patience = match self.phase {
@@ -478,7 +490,7 @@ impl Forward {
         store.hold_from(&self.hold, store.applied());
         let epoch = self.epoch();
         let wire = self.wire.as_mut().expect("connected");
-        let out = CopyOut::begin(&store, wire, epoch, Some(watch));
+        let out = CopyOut::begin(&store, wire, epoch, Some(watch), Some(&self.address));
         self.phase = Phase::Sending(Box::new(out));
         Ok(())
     }
@@ -505,6 +517,22 @@ impl Forward {
         }
         wire.flush()?;
         Ok(moved)
+    }
+
+    /// Ends with the streams of a copy, if they broke.
+    fn check_copy(&mut self) -> Result<()> {
+        let Phase::Sending(out) = &self.phase else {
+            return Ok(());
+        };
+        match out.failure().cloned() {
+            None => Ok(()),
+            Some(f) if f.refused => {
+                self.backoff = COPY_AGAIN;
+                let (peer, e) = (&self.peer, f.error);
+                Err(Error::Protocol(format!("node {peer} refused: {e}")))
+            }
+            Some(f) => Err(f.error),
+        }
     }
 
     /// Sends the terms: the backup has everything up to `resume`, and what it
@@ -775,10 +803,12 @@ pub fn run(
     let work = &source.outflow().work;
     let mut said = None;
     let mut active = false;
+    let mut streams = StreamThreads::default();
     // One for all terms: what the backup lacks is kept from one to the next.
     let mut forward = Forward::new(source.clone(), me, peer, address.clone());
     while !stop() {
         let moved = forward.step();
+        streams.start(forward.take_streams());
         if forward.is_active() != active {
             active = !active;
             let not = if active { "" } else { "not " };
@@ -805,6 +835,8 @@ pub fn run(
         }
     }
     forward.farewell();
+    drop(forward);
+    streams.join();
 }
 
 /// The number and length of the spill file that a record names, if it does.

@@ -79,6 +79,13 @@ pub fn logs(config: &Config, node: &Node, volume: &Volume) -> Vec<LogSpec> {
         .collect()
 }
 
+/// Streams of a copy where the configuration does not say: the sender leaves
+/// half of this machine's cores to the program.
+fn copy_streams() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).clamp(1, 4)
+}
+
 /// The store of a volume on a node.
 pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
     // By place, so that it changes neither with the roles nor with a replacement.
@@ -93,6 +100,7 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
         meta: meta_dir(node, &volume.name),
         logs: logs(config, node, volume),
         max_open: crate::area::MAX_OPEN,
+        copy_streams: volume.copy_streams.unwrap_or_else(copy_streams),
         rank: places
             .iter()
             .position(|p| *p == node.place())

@@ -815,6 +815,8 @@ impl ControlIn {
                     &mut self.wire,
                     self.epoch,
                     None,
+                    // Its receiver does not listen.
+                    None,
                 )))
             }
             (Stage::Giving(mut copy), FrameKind::CopyHave) => {
@@ -829,7 +831,7 @@ impl ControlIn {
                 let c = CopyBegin::decode(body).map_err(bad)?;
                 let history = History::from_entries(&c.history)
                     .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
-                store.load_begin(c.volume_id, c.bytes)?;
+                store.load_begin(c.copy, c.volume_id, c.bytes)?;
                 Stage::Loading {
                     lsn: c.lsn,
                     history,
@@ -847,14 +849,14 @@ impl ControlIn {
                 s
             }
             (s @ Stage::Loading { .. }, FrameKind::CopySums) => {
-                let want = store.load_sums(&CopySums::decode(body).map_err(bad)?)?;
+                let want = store.load_sums(None, &CopySums::decode(body).map_err(bad)?)?;
                 self.wire.say(FrameKind::CopyWant, self.epoch, &want);
                 answers_are_taken(&self.wire)?;
                 s
             }
             (s @ Stage::Loading { .. }, FrameKind::CopyData) => {
                 let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
-                store.load_data(id, offset, bytes)?;
+                store.load_data(None, id, offset, bytes)?;
                 s
             }
             (Stage::Loading { lsn, history }, FrameKind::CopyEnd) => {

@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mojim_format::certificate::Subject;
-use mojim_format::message::{Hello, Lane, Message, RefuseCode};
+use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{Frame, FrameKind, State};
 
 pub mod contents;
@@ -41,6 +41,7 @@ use crate::os::{Door, Listener, Os, guard_sigbus};
 use crate::outflow::Source;
 use crate::spinner::Spinner;
 use crate::store::{Store, read_superblock};
+use crate::stream::StreamIn;
 use crate::views::Views;
 
 /// How long a new link may take to say who it is.
@@ -430,6 +431,7 @@ impl Node {
         match f.kind {
             FrameKind::Hello => self.serve_control(wire, f, &body),
             FrameKind::Lane => self.serve_lane(wire, f, &body),
+            FrameKind::CopyStream => self.serve_stream(wire, f, &body),
             FrameKind::Request => self.serve_requests(wire, f, body),
             k => {
                 let no = No {
@@ -559,16 +561,27 @@ impl Node {
         control.end();
     }
 
+    /// The copy whose session a further link joins.
+    fn joined(
+        &self,
+        conn: &dyn Conn,
+        cluster: &str,
+        volume: &str,
+    ) -> Result<(Arc<Mirror>, Volume), No> {
+        let v = self.meant(cluster, volume)?;
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        let m = m.ok_or_else(|| No {
+            code: RefuseCode::StaleEpoch,
+            text: "there is no session".into(),
+        })?;
+        self.speaks_as(conn, &m.greeted(), &v)?;
+        Ok((m, v))
+    }
+
     fn serve_lane(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
         let found = (|| -> Result<(Arc<Mirror>, Lane, Duration), No> {
             let l = Lane::decode(body).map_err(|e| self.stranger(e.to_string()))?;
-            let v = self.meant(&l.cluster, &l.volume)?;
-            let m = lock(&self.mirrors).get(&v.name).cloned();
-            let m = m.ok_or_else(|| No {
-                code: RefuseCode::StaleEpoch,
-                text: "there is no session".into(),
-            })?;
-            self.speaks_as(&*wire.conn, &m.greeted(), &v)?;
+            let (m, v) = self.joined(&*wire.conn, &l.cluster, &l.volume)?;
             Ok((m, l, v.spin))
         })();
         let accepted = match found {
@@ -631,6 +644,43 @@ impl Node {
             self.say(&format!("lane of {}: {ended}", lane.conn().peer()));
         }
         lane.conn().close();
+    }
+
+    fn serve_stream(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
+        let found = (|| -> Result<(Arc<Mirror>, CopyStream), No> {
+            let s = CopyStream::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+            let (m, _) = self.joined(&*wire.conn, &s.cluster, &s.volume)?;
+            Ok((m, s))
+        })();
+        // It outlives the stream: others wait for its store.
+        let (mirror, first) = match found {
+            Ok(x) => x,
+            Err(no) => {
+                refuse(&mut wire, f.epoch, &no);
+                wire.conn.close();
+                return;
+            }
+        };
+        let Ok(mut stream) = StreamIn::accept(&mirror.store, wire, f.epoch, &first) else {
+            return;
+        };
+        while !self.stopping.load(Acquire) && !mirror.is_closed() {
+            match stream.step() {
+                Ok(true) => {}
+                Ok(false) => {
+                    let to_send = stream.wants_to_send();
+                    let _ = stream.conn().wait(to_send, Duration::from_millis(50));
+                }
+                Err(e) => {
+                    if !matches!(e, Error::Stale(_) | Error::Timeout(_)) {
+                        let peer = stream.conn().peer();
+                        self.say(&format!("a copy's stream from {peer}: {e}"));
+                    }
+                    break;
+                }
+            }
+        }
+        stream.conn().close();
     }
 
     /// Programs that died leave what they committed in their ring: it is made

@@ -1381,6 +1381,7 @@ mod tests {
             rank: 0,
             holders: 2,
             max_open: 16,
+            copy_streams: 1,
         };
         let store = Arc::new(Store::open(&env, spec).unwrap());
         let spec = PrimarySpec {

@@ -28,13 +28,15 @@ use mojim_protocol::view::Member;
 use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
 
 use crate::claim::{Change, Claim, Outcome};
-use crate::copy::{COPY_BACKLOG, COPY_CHUNK, CopyOut, answers_are_taken, copy_ends};
+use crate::copy::{CopyOut, answers_are_taken, copy_ends};
 use crate::env::Conn;
 use crate::error::{Error, Result};
 use crate::holders::{Holders, Peer};
 use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
 use crate::log::{CONTROL_LEN, Live};
+use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
 use crate::primary::Primary;
+use crate::stream::StreamOut;
 
 /// How often each side says that it is there.
 pub const HEARTBEAT: Duration = Duration::from_millis(100);
@@ -629,6 +631,15 @@ impl Session {
         !matches!(self.phase, Phase::Idle(_) | Phase::Greeting)
     }
 
+    /// Streams that were opened for a copy since this was asked: the caller
+    /// steps them.
+    pub fn take_streams(&mut self) -> Vec<StreamOut> {
+        match &mut self.phase {
+            Phase::Sending(out) => out.take_streams(),
+            _ => Vec::new(),
+        }
+    }
+
     /// One step. True if something happened, so that another may be due at once.
     pub fn step(&mut self) -> bool {
         match self.try_step() {
@@ -758,6 +769,7 @@ impl Session {
             moved = true;
             self.hear(f, &body)?;
         }
+        self.check_copy()?;
         // While it takes in a copy the mirror may sync for long.
         let patience = if matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. }) {
             COPY_SILENCE
@@ -910,7 +922,9 @@ impl Session {
                 // By the plan: a copy of this volume begins where this one ends.
                 let sb = self.primary.store.superblock();
                 self.continues = sb.state == State::Whole && sb.volume_id == c.volume_id;
-                self.primary.store.load_begin(c.volume_id, c.bytes)?;
+                self.primary
+                    .store
+                    .load_begin(c.copy, c.volume_id, c.bytes)?;
                 (
                     Phase::Receiving {
                         lsn: c.lsn,
@@ -944,7 +958,7 @@ impl Session {
                 let want = self
                     .primary
                     .store
-                    .load_sums(&m)
+                    .load_sums(None, &m)
                     .map_err(|e| self.copy_failed(e.to_string()))?;
                 self.answer(FrameKind::CopyWant, &want)?;
                 (p, Ok(()))
@@ -954,7 +968,7 @@ impl Session {
                 let r = self
                     .primary
                     .store
-                    .load_data(id, offset, bytes)
+                    .load_data(None, id, offset, bytes)
                     .map_err(|e| self.copy_failed(e.to_string()));
                 (p, r)
             }
@@ -1231,7 +1245,7 @@ impl Session {
         // The area must stand still; what commits meanwhile stays in the ring.
         store.freeze(true);
         let wire = self.wire.as_mut().expect("connected");
-        let out = CopyOut::begin(&store, wire, self.epoch, None);
+        let out = CopyOut::begin(&store, wire, self.epoch, None, Some(&self.peer.address));
         self.phase = Phase::Sending(Box::new(out));
         Ok(())
     }
@@ -1251,6 +1265,20 @@ impl Session {
         }
         wire.flush()?;
         Ok(moved)
+    }
+
+    /// Ends with the streams of a copy, if they broke.
+    fn check_copy(&mut self) -> Result<()> {
+        let Phase::Sending(out) = &self.phase else {
+            return Ok(());
+        };
+        match out.failure().cloned() {
+            None => Ok(()),
+            Some(f) if f.refused => {
+                Err(self.copy_failed(format!("node {}: {}", self.peer.name, f.error)))
+            }
+            Some(f) => Err(f.error),
+        }
     }
 
     /// Sends the spill file of a large sync point that waits for it.

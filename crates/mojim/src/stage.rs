@@ -14,7 +14,11 @@
 //!   looks as if all were gone.)
 //! - Older files are a source of bytes and of nothing else: a page of one is
 //!   taken because these very bytes have the sum that the sender named.
-//! - What was wanted has come, or the copy is not sealed.
+//! - What was wanted has come, and every stream that carried anything has ended,
+//!   or the copy is not sealed.
+//! - Bytes are read and written by several threads at once, each with a
+//!   [`Target`] that it got from this copy: what an older copy's threads still
+//!   write lands in files that were removed, and nothing is written once sealed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -26,9 +30,9 @@ use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopySums};
 use mojim_format::{Catalog, CatalogEntry};
 
 use crate::area::{MAX_CATALOG, REMOVAL_NOTE, RENAME_NOTE, make_dirs, noted_names, replace_file};
-use crate::copy::{WINDOW, sum};
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
+use crate::pass::{WINDOW, sum};
 
 /// The directory of staged files; no file of a volume can lie there.
 const STAGED: &str = ".mojim-copy";
@@ -39,6 +43,8 @@ pub struct Stage {
     dir: PathBuf,
     catalog: PathBuf,
     volume: u64,
+    /// Its number.
+    copy: u64,
     files: BTreeMap<u32, CatalogEntry>,
     names: BTreeSet<String>,
     open: BTreeMap<u32, Arc<dyn File>>,
@@ -52,8 +58,28 @@ pub struct Stage {
     /// Where each file begins, if all lay one behind the other.
     starts: BTreeMap<u32, u64>,
     bytes: u64,
-    buf: Vec<u8>,
+    /// For comparisons to come.
+    bufs: Vec<Vec<u8>>,
+    /// Streams that were opened, and how many of them have begun to carry and
+    /// not ended.
+    opened: usize,
+    unfinished: usize,
     sealed: bool,
+}
+
+/// A file of the copy, for whoever puts bytes into it.
+pub struct Target {
+    id: u32,
+    path: PathBuf,
+    file: Arc<dyn File>,
+}
+
+/// A comparison that is to be made.
+pub struct Question {
+    to: Target,
+    old: Option<Arc<dyn File>>,
+    end: u64,
+    buf: Vec<u8>,
 }
 
 /// What a comparison of pages found.
@@ -62,13 +88,14 @@ pub struct Compared {
     pub wanted: Vec<u8>,
     /// Bytes that need not be.
     pub kept: u64,
-    /// How far into the copy these pages reach.
-    pub at: u64,
 }
 
 /// Most pages that a sender may owe: those of all the sums that it sends
-/// before it has to see an answer, twice.
+/// before it has to see an answer, twice; for each link.
 const MOST_OWED: usize = 2 * WINDOW * COPY_PAGES;
+
+/// Most streams beside a session's own link.
+pub const MOST_STREAMS: usize = 16;
 
 /// Where the staged catalogue lies.
 fn catalog_path(meta: &Path) -> PathBuf {
@@ -80,7 +107,7 @@ fn staged(dir: &Path, id: u32) -> PathBuf {
 }
 
 impl Stage {
-    /// Begins to take in a copy of `volume`; what an earlier one left is
+    /// Begins to take in copy number `copy`, of `volume`; what an earlier one left is
     /// removed. `old`: the names of what this node has of it, by number. At most
     /// `max_open` files are kept open.
     pub fn begin(
@@ -88,6 +115,7 @@ impl Stage {
         dir: &Path,
         meta: &Path,
         volume: u64,
+        copy: u64,
         old: BTreeMap<u32, String>,
         max_open: usize,
     ) -> Result<Stage> {
@@ -98,6 +126,7 @@ impl Stage {
             dir: dir.to_owned(),
             catalog: catalog_path(meta),
             volume,
+            copy,
             files: BTreeMap::new(),
             names: BTreeSet::new(),
             open: BTreeMap::new(),
@@ -107,7 +136,9 @@ impl Stage {
             owed: BTreeSet::new(),
             starts: BTreeMap::new(),
             bytes: 0,
-            buf: Vec::new(),
+            bufs: Vec::new(),
+            opened: 0,
+            unfinished: 0,
             sealed: false,
         })
     }
@@ -191,74 +222,76 @@ impl Stage {
         Some(f)
     }
 
-    /// Takes the pages whose sums are those of the older file's. `broken`: a
-    /// mutation, one that differs is taken too.
-    pub fn compare(&mut self, m: &CopySums, broken: bool) -> Result<Compared> {
+    /// Whether it is this copy, and bytes of it may still come.
+    pub fn takes(&self, copy: u64) -> Result<()> {
+        match self.copy == copy && !self.sealed {
+            true => Ok(()),
+            false => Err(over()),
+        }
+    }
+
+    /// A stream is opened.
+    pub fn stream_opens(&mut self) -> Result<()> {
+        if self.opened == MOST_STREAMS {
+            return Err(Error::Protocol(format!(
+                "a copy has more than {MOST_STREAMS} streams"
+            )));
+        }
+        self.opened += 1;
+        Ok(())
+    }
+
+    /// It carries something from here on.
+    pub fn stream_begins(&mut self) {
+        self.unfinished += 1;
+    }
+
+    /// Everything that came over it is here.
+    pub fn stream_ends(&mut self) {
+        self.unfinished -= 1;
+    }
+
+    /// Whether all has come that streams carry: only then may anything follow
+    /// that was read later.
+    pub fn check_streams(&self) -> Result<()> {
+        match self.unfinished {
+            0 => Ok(()),
+            n => Err(Error::Protocol(format!(
+                "a copy goes on while {n} of its streams have not ended"
+            ))),
+        }
+    }
+
+    /// What is needed to compare pages: see [`Question::answer`].
+    pub fn question(&mut self, m: &CopySums) -> Result<Question> {
         let size = self.files.get(&m.id).map_or(0, |f| f.size);
         let pages = m.sums.len() as u64;
         if m.offset >= size
             || (pages - 1) * COPY_PAGE >= size - m.offset
-            || self.owed.len() + m.sums.len() > MOST_OWED
+            || self.owed.len() + m.sums.len() > MOST_OWED * self.opened.max(1)
         {
             return Err(Error::Protocol(format!(
                 "a copy has sums of file {} at {}, outside it or too many",
                 m.id, m.offset
             )));
         }
-        let end = (m.offset + pages * COPY_PAGE).min(size);
-        let mut buf = std::mem::take(&mut self.buf);
-        buf.resize((end - m.offset) as usize, 0);
-        let mut wanted = vec![0u8; m.sums.len().div_ceil(8)];
-        let mut kept = 0;
-        // A file that cannot be read is one that differs.
-        let got = self
-            .source(m.id)
-            .and_then(|old| old.read_at(&mut buf, m.offset).ok())
-            .unwrap_or(0);
-        let mut lie = broken;
-        let mut run = 0..0;
-        for (i, named) in m.sums.iter().enumerate() {
-            let from = i * COPY_PAGE as usize;
-            let to = (from + COPY_PAGE as usize).min(buf.len());
-            let here = to <= got;
-            let equal = here && sum(&buf[from..to]) == *named;
-            if equal || here && std::mem::take(&mut lie) {
-                kept += (to - from) as u64;
-                if run.end != from {
-                    self.keep_run(m, &buf, run)?;
-                    run = from..from;
-                }
-                run.end = to;
-            } else {
-                wanted[i / 8] |= 1 << (i % 8);
-                self.owed.insert((m.id, m.offset + from as u64));
-            }
-        }
-        self.keep_run(m, &buf, run)?;
-        self.buf = buf;
-        Ok(Compared {
-            wanted,
-            kept,
-            at: self.starts[&m.id].saturating_add(end),
+        Ok(Question {
+            end: (m.offset + pages * COPY_PAGE).min(size),
+            old: self.source(m.id),
+            buf: self.bufs.pop().unwrap_or_default(),
+            to: self.open(m.id)?,
         })
     }
 
-    /// Puts bytes of the older file where they belong; zeros are there.
-    fn keep_run(&mut self, m: &CopySums, buf: &[u8], run: Range<usize>) -> Result<()> {
-        let page = COPY_PAGE as usize;
-        let mut at = run.start;
-        while at < run.end {
-            let is_zero = |p: usize| buf[p..run.end.min(p + page)].iter().all(|b| *b == 0);
-            let mut end = at;
-            while end < run.end && !is_zero(end) {
-                end = run.end.min(end + page);
-            }
-            if at < end {
-                self.write(m.id, m.offset + at as u64, &buf[at..end])?;
-            }
-            at = end + page;
+    /// The pages that are wanted come, or the copy is not sealed.
+    pub fn answered(&mut self, m: &CopySums, q: Question, wanted: &[u8]) -> Result<u64> {
+        let differs = |i: &usize| wanted[i / 8] >> (i % 8) & 1 == 1;
+        for i in (0..m.sums.len()).filter(differs) {
+            self.owed.insert((m.id, m.offset + i as u64 * COPY_PAGE));
         }
-        Ok(())
+        self.keep_open(&q.to)?;
+        self.bufs.push(q.buf);
+        Ok(self.starts[&m.id].saturating_add(q.end))
     }
 
     fn create(&mut self, id: u32) -> Result<Arc<dyn File>> {
@@ -289,37 +322,49 @@ impl Stage {
         Ok(())
     }
 
-    /// Bytes of a file of the copy. Returns how far into the copy they reach.
-    pub fn data(&mut self, id: u64, offset: u64, bytes: &[u8]) -> Result<u64> {
+    /// Where bytes of a file of the copy are to be written.
+    pub fn target(&mut self, id: u64, offset: u64, len: usize) -> Result<Target> {
         let known = u32::try_from(id).ok().and_then(|id| self.files.get(&id));
-        let end = offset.checked_add(bytes.len() as u64);
-        let (Some(f), Some(end)) = (known, end.filter(|e| *e <= known.map_or(0, |f| f.size)))
-        else {
-            return Err(Error::Protocol(format!(
+        let end = offset.checked_add(len as u64);
+        match known.filter(|f| end.is_some_and(|e| e <= f.size)) {
+            Some(f) => self.open(f.id),
+            None => Err(Error::Protocol(format!(
                 "a copy has bytes of file {id} at {offset}, outside it"
-            )));
-        };
-        let (id, size) = (f.id, f.size);
-        self.write(id, offset, bytes)?;
+            ))),
+        }
+    }
+
+    /// They were written. Returns how far into the copy they reach.
+    pub fn written(&mut self, to: &Target, bytes: Range<u64>) -> Result<u64> {
+        self.keep_open(to)?;
+        let (id, size) = (to.id, self.files[&to.id].size);
         let paid: Vec<_> = self
             .owed
-            .range((id, offset)..(id, end))
-            .filter(|(_, page)| (page + COPY_PAGE).min(size) <= end)
+            .range((id, bytes.start)..(id, bytes.end))
+            .filter(|(_, page)| (page + COPY_PAGE).min(size) <= bytes.end)
             .copied()
             .collect();
         for p in paid {
             self.owed.remove(&p);
         }
-        Ok(self.starts[&id].saturating_add(end))
+        Ok(self.starts[&id].saturating_add(bytes.end))
     }
 
-    fn write(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
-        let f = match self.open.get(&id) {
+    fn open(&mut self, id: u32) -> Result<Target> {
+        let file = match self.open.get(&id) {
             Some(f) => f.clone(),
             None => self.create(id)?,
         };
-        f.write_at(bytes, offset)
-            .context(|| format!("writing {}", staged(&self.dir, id).display()))
+        let path = staged(&self.dir, id);
+        Ok(Target { id, path, file })
+    }
+
+    /// One that was closed while it was written to has to be made durable again.
+    fn keep_open(&mut self, to: &Target) -> Result<()> {
+        match self.open.contains_key(&to.id) {
+            true => Ok(()),
+            false => self.keep(to.id, to.file.clone()),
+        }
     }
 
     /// The volume that it is of.
@@ -330,6 +375,7 @@ impl Stage {
     /// All of it is here, the result of the records up to `lsn`: makes it
     /// durable.
     pub fn seal(&mut self, lsn: u64) -> Result<()> {
+        self.check_streams()?;
         if let Some((id, page)) = self.owed.first() {
             return Err(Error::Protocol(format!(
                 "a copy ends without the page of file {id} at {page}, which is wanted"
@@ -357,6 +403,76 @@ impl Stage {
     /// Whether all of it is here, durably.
     pub fn is_sealed(&self) -> bool {
         self.sealed
+    }
+}
+
+/// What a thread of a copy that is no longer taken in is told.
+pub fn over() -> Error {
+    Error::Stale("this copy is over".into())
+}
+
+impl Target {
+    /// Writes bytes of it.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file
+            .write_at(bytes, offset)
+            .context(|| format!("writing {}", self.path.display()))
+    }
+}
+
+impl Question {
+    /// Takes the pages whose sums are those of the older file's. `broken`: a
+    /// mutation, one that differs is taken too.
+    pub fn answer(&mut self, m: &CopySums, broken: bool) -> Result<Compared> {
+        let mut buf = std::mem::take(&mut self.buf);
+        buf.resize((self.end - m.offset) as usize, 0);
+        let mut wanted = vec![0u8; m.sums.len().div_ceil(8)];
+        let mut kept = 0;
+        // A file that cannot be read is one that differs.
+        let got = self
+            .old
+            .as_ref()
+            .and_then(|old| old.read_at(&mut buf, m.offset).ok())
+            .unwrap_or(0);
+        let mut lie = broken;
+        let mut run = 0..0;
+        for (i, named) in m.sums.iter().enumerate() {
+            let from = i * COPY_PAGE as usize;
+            let to = (from + COPY_PAGE as usize).min(buf.len());
+            let here = to <= got;
+            let equal = here && sum(&buf[from..to]) == *named;
+            if equal || here && std::mem::take(&mut lie) {
+                kept += (to - from) as u64;
+                if run.end != from {
+                    self.keep_run(m, &buf, run)?;
+                    run = from..from;
+                }
+                run.end = to;
+            } else {
+                wanted[i / 8] |= 1 << (i % 8);
+            }
+        }
+        self.keep_run(m, &buf, run)?;
+        self.buf = buf;
+        Ok(Compared { wanted, kept })
+    }
+
+    /// Puts bytes of the older file where they belong; zeros are there.
+    fn keep_run(&self, m: &CopySums, buf: &[u8], run: Range<usize>) -> Result<()> {
+        let page = COPY_PAGE as usize;
+        let mut at = run.start;
+        while at < run.end {
+            let is_zero = |p: usize| buf[p..run.end.min(p + page)].iter().all(|b| *b == 0);
+            let mut end = at;
+            while end < run.end && !is_zero(end) {
+                end = run.end.min(end + page);
+            }
+            if at < end {
+                self.to.write(m.offset + at as u64, &buf[at..end])?;
+            }
+            at = end + page;
+        }
+        Ok(())
     }
 }
 
@@ -476,7 +592,21 @@ mod tests {
     fn begin(dir: &Path) -> Stage {
         let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
         let old = BTreeMap::from([(7, "before".to_owned())]);
-        Stage::begin(&env, dir, &dir.join("meta"), 1, old, 8).unwrap()
+        Stage::begin(&env, dir, &dir.join("meta"), 1, 9, old, 8).unwrap()
+    }
+
+    fn compare(s: &mut Stage, m: &CopySums) -> Result<Compared> {
+        let mut q = s.question(m)?;
+        let found = q.answer(m, false)?;
+        s.answered(m, q, &found.wanted)?;
+        Ok(found)
+    }
+
+    fn data(s: &mut Stage, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        let to = s.target(id, offset, bytes.len())?;
+        to.write(offset, bytes)?;
+        s.written(&to, offset..offset + bytes.len() as u64)?;
+        Ok(())
     }
 
     fn entry(id: u32, size: u64, name: &str) -> CatalogEntry {
@@ -510,19 +640,62 @@ mod tests {
         // By its number, though it has another name now.
         let have = s.file(entry(7, new.len() as u64, "now")).unwrap();
         assert_eq!(have, new.len() as u64);
-        let found = s.compare(&sums(7, 0, &new), false).unwrap();
+        let found = compare(&mut s, &sums(7, 0, &new)).unwrap();
         assert_eq!(found.wanted, [0b10110]);
         assert_eq!(found.kept, 2 * COPY_PAGE);
         let refused = s.seal(5).unwrap_err();
         assert!(refused.to_string().contains("which is wanted"), "{refused}");
-        s.data(7, COPY_PAGE, &new[page..3 * page]).unwrap();
+        data(&mut s, 7, COPY_PAGE, &new[page..3 * page]).unwrap();
         // A part of a page does not pay for it.
-        s.data(7, 4 * COPY_PAGE, &new[4 * page..4 * page + 10])
-            .unwrap();
+        data(&mut s, 7, 4 * COPY_PAGE, &new[4 * page..4 * page + 10]).unwrap();
         assert!(s.seal(5).is_err());
-        s.data(7, 4 * COPY_PAGE, &new[4 * page..]).unwrap();
+        data(&mut s, 7, 4 * COPY_PAGE, &new[4 * page..]).unwrap();
         s.seal(5).unwrap();
         assert_eq!(std::fs::read(staged(&dir, 7)).unwrap(), new);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_copy_waits_for_its_own_streams() {
+        let dir = place("streams");
+        let mut s = begin(&dir);
+        s.file(entry(1, COPY_PAGE, "f")).unwrap();
+        for _ in 0..MOST_STREAMS {
+            s.stream_opens().unwrap();
+        }
+        assert!(s.stream_opens().is_err());
+        assert!(s.takes(8).is_err());
+        s.takes(9).unwrap();
+        // One that was opened and carries nothing is waited for by nobody.
+        s.check_streams().unwrap();
+        s.stream_begins();
+        assert!(s.check_streams().is_err());
+        let refused = s.seal(5).unwrap_err();
+        assert!(refused.to_string().contains("streams"), "{refused}");
+        s.stream_ends();
+        s.seal(5).unwrap();
+        // Whoever comes late writes into files that may be in place already.
+        assert!(s.takes(9).is_err());
+        drop(s);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A file that was closed, and synced for it, while a stream was about to
+    /// write to it, was not synced again.
+    #[test]
+    fn what_is_written_after_a_file_was_closed_is_synced_too() {
+        let dir = place("closed");
+        let mut s = begin(&dir);
+        s.file(entry(1, COPY_PAGE, "1")).unwrap();
+        let to = s.target(1, 0, 10).unwrap();
+        for id in 2..=9 {
+            s.file(entry(id, COPY_PAGE, &id.to_string())).unwrap();
+        }
+        assert!(!s.open.contains_key(&1));
+        to.write(0, &[1; 10]).unwrap();
+        s.written(&to, 0..10).unwrap();
+        assert!(s.open.contains_key(&1));
+        drop(s);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
@@ -534,23 +707,23 @@ mod tests {
         assert_eq!(s.file(entry(1, 2 * COPY_PAGE, "f")).unwrap(), 0);
         // Nothing is here of it: everything is wanted.
         let two = sums(1, 0, &[page, page].concat());
-        assert_eq!(s.compare(&two, false).unwrap().wanted, [0b11]);
+        assert_eq!(compare(&mut s, &two).unwrap().wanted, [0b11]);
         for wrong in [
             sums(1, 2 * COPY_PAGE, &page),
             sums(1, COPY_PAGE, &[page, page].concat()),
             sums(2, 0, &page),
             sums(1, u64::MAX - COPY_PAGE + 1, &page),
         ] {
-            assert!(s.compare(&wrong, false).is_err(), "{}", wrong.offset);
+            assert!(compare(&mut s, &wrong).is_err(), "{}", wrong.offset);
         }
         for (id, at) in [(1, COPY_PAGE + 1), (2, 0), (1, u64::MAX), (1 << 32 | 1, 0)] {
-            assert!(s.data(id, at, &page).is_err(), "{id} {at}");
+            assert!(data(&mut s, id, at, &page).is_err(), "{id} {at}");
         }
         // A sender that offers more and more and sends nothing.
         let size = (MOST_OWED as u64 + 2) * COPY_PAGE;
         s.file(entry(3, size, "g")).unwrap();
         let refused = (0..MOST_OWED as u64)
-            .map(|i| s.compare(&sums(3, i * COPY_PAGE, &page), false))
+            .map(|i| compare(&mut s, &sums(3, i * COPY_PAGE, &page)))
             .find_map(Result::err);
         assert!(refused.is_some());
         drop(s);

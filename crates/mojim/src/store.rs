@@ -72,6 +72,8 @@ pub struct StoreSpec {
     pub holders: u64,
     /// Most data files that are kept open.
     pub max_open: usize,
+    /// Streams over which a copy is sent; 1: the session's own link.
+    pub copy_streams: usize,
 }
 
 impl StoreSpec {

@@ -43,6 +43,7 @@ use crate::reader;
 use crate::region::{EXACT_MAX, MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
+use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 /// How often a primary that is alone asks which nodes hold its volume.
@@ -375,8 +376,11 @@ impl Volume {
         let patience = limit + VIEW_TIMEOUT * 2;
         let mut since = env.now();
         let mut copied = 0;
+        // They end with their copy, also where this is given up.
+        let mut streams = StreamThreads::default();
         while !primary.ready.load(Acquire) {
             let moved = s.step();
+            streams.start(s.take_streams());
             for lane in 0..primary.lanes.len() {
                 primary.drive(lane)?;
             }
@@ -838,8 +842,10 @@ impl Inner {
     fn link_loop(&self, s: &mut Session) {
         let p = &self.primary;
         let mut stuck_at = u64::MAX;
+        let mut streams = StreamThreads::default();
         while !self.stop.load(Acquire) {
             let moved = s.step();
+            streams.start(s.take_streams());
             let mut busy = moved;
             let acked = p.acked.get();
             let behind = acked < p.last();
@@ -886,6 +892,7 @@ impl Inner {
             );
         }
         s.farewell();
+        streams.join();
     }
 
     fn checkpoint_loop(&self) {

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
@@ -238,4 +239,83 @@ impl Late {
         }
         again
     }
+}
+
+/// A way to a node on which what each connection carried there is counted, and
+/// the busiest can be cut off.
+pub struct Tap {
+    carried: Arc<Mutex<Vec<Carried>>>,
+}
+
+struct Carried {
+    bytes: Arc<AtomicU64>,
+    near: TcpStream,
+}
+
+impl Tap {
+    /// To `to`, and the port that leads there. Each connection takes at most
+    /// `burst` bytes every `pause`.
+    pub fn new(to: String, burst: usize, pause: Duration) -> (Tap, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let carried = Arc::new(Mutex::new(Vec::new()));
+        let tap = Tap {
+            carried: carried.clone(),
+        };
+        spawn(move || {
+            for near in listener.incoming().flatten() {
+                let Ok(far) = TcpStream::connect(&to) else {
+                    continue;
+                };
+                for s in [&near, &far] {
+                    s.set_nodelay(true).unwrap();
+                }
+                let bytes = Arc::new(AtomicU64::new(0));
+                carried.lock().unwrap().push(Carried {
+                    bytes: bytes.clone(),
+                    near: near.try_clone().unwrap(),
+                });
+                let (n, f) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                spawn(move || pump_counted(n, f, burst, pause, &bytes));
+                spawn(move || pump(far, near, 64 << 10, Duration::ZERO));
+            }
+        });
+        (tap, port)
+    }
+
+    /// How many connections have carried at least so much.
+    pub fn busy(&self, least: u64) -> usize {
+        let all = self.carried.lock().unwrap();
+        let busy = |c: &&Carried| c.bytes.load(Relaxed) >= least;
+        all.iter().filter(busy).count()
+    }
+
+    /// Ends the connection that has carried most, once one has carried `least`.
+    pub fn cut_busiest(&self, least: u64) -> bool {
+        let all = self.carried.lock().unwrap();
+        let most = all.iter().max_by_key(|c| c.bytes.load(Relaxed));
+        let Some(c) = most.filter(|c| c.bytes.load(Relaxed) >= least) else {
+            return false;
+        };
+        c.near.shutdown(Shutdown::Both).is_ok()
+    }
+}
+
+/// As `pump`, and adds up what was passed on.
+fn pump_counted(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    most: usize,
+    pause: Duration,
+    total: &AtomicU64,
+) {
+    let mut bytes = vec![0; most];
+    while let Ok(n @ 1..) = from.read(&mut bytes) {
+        if to.write_all(&bytes[..n]).is_err() {
+            break;
+        }
+        total.fetch_add(n as u64, Relaxed);
+        sleep(pause.mul_f64(n as f64 / most as f64));
+    }
+    let _ = to.shutdown(Shutdown::Both);
 }

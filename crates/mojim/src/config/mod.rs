@@ -244,6 +244,9 @@ pub struct Volume {
     /// `resend_attempts`: how many times a record is sent again before the sync point fails, at
     /// least 1. Default 5.
     pub resend_attempts: u32,
+    /// `copy_streams`: links that carry a whole copy to another node, from 1 to 16; 1 is the
+    /// session's own. Default: half of the sending machine's cores, at most 4.
+    pub copy_streams: Option<usize>,
     /// `transport`: what carries records. Default `tcp`.
     pub transport: Transport,
     /// `encrypt`: whether the volume's data links are encrypted; both ends of one prove their names

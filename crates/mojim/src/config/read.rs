@@ -39,6 +39,7 @@ const VOLUME_KEYS: &[&str] = &[
     "failover",
     "fallback",
     "connections",
+    "copy_streams",
     "checkpoint_threshold",
     "msync_rounding",
     "resend_timeout",
@@ -545,6 +546,11 @@ impl Reader {
         let connections = self
             .field(of, "connections", |item| read_int(item, 1..=64))
             .or(1);
+        let streams = self
+            .field(of, "copy_streams", |item| {
+                read_int(item, 1..=16).map(|n| Some(n as usize))
+            })
+            .or(None);
         let threshold = self
             .field(of, "checkpoint_threshold", |item| {
                 read_int(item, 1..=i64::MAX)
@@ -708,6 +714,7 @@ impl Reader {
                 rounding: rounding.value?,
                 resend_timeout: timeout.value?,
                 resend_attempts: attempts.value? as u32,
+                copy_streams: streams.value?,
                 transport: transport.value?,
                 encrypt: encrypt.value?,
                 spin: spin.value?,

@@ -69,6 +69,7 @@ fn the_example_reads_exactly() {
         rounding: Rounding::Exact,
         resend_timeout: Duration::from_millis(50),
         resend_attempts: 5,
+        copy_streams: None,
         transport: Transport::Tcp,
         encrypt: false,
         spin: Duration::from_micros(30),
@@ -205,6 +206,13 @@ fn a_mistake_in_a_volume_has_its_key_and_line() {
         7,
         &key("connections"),
         "between 1 and 64",
+    );
+    wrong(
+        "connections = 2",
+        "copy_streams = 17",
+        7,
+        &key("copy_streams"),
+        "between 1 and 16",
     );
     wrong(
         "threshold = 1",
@@ -644,6 +652,10 @@ fn the_tiers_read_exactly() {
     // A backup that was made primary has the first one for its peer.
     assert_eq!(config.peer_of(volume, "c").unwrap().name, "a");
     assert_eq!(config.peer_of(volume, "w"), None);
+
+    let streams = with(TIERS, &[("fallback", "copy_streams = 3\nfallback")]);
+    let config = parse(&streams).unwrap();
+    assert_eq!(config.volume(None).unwrap().copy_streams, Some(3));
 
     let alone = "cluster = \"c\"\n[volume.v]\nprimary = \"a\"\nbackups = []\n\
                  [node.a]\naddress = \"[::1]:1\"\ndirectory = \"/a\"\nlog.size = \"80MiB\"\n";

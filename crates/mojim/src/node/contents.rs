@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 use super::{Node, lock};
 use crate::client::Client;
 use crate::config::Volume;
-use crate::copy::sum;
 use crate::env::{Address, File, OpenHow};
 use crate::error::{Context, Error, Result};
 use crate::layout;
 use crate::log::Live;
+use crate::pass::sum;
 use crate::store::{Page, Store, read_superblock};
 
 /// Most pages whose sums are in one answer.

@@ -17,10 +17,11 @@ use crate::log::{Live, Log};
 use crate::stage::{self, Stage};
 
 impl Store {
-    /// Begins to take in a copy of another node's store, `bytes` in its files.
+    /// Begins to take in copy number `copy` of another node's store, `bytes` in
+    /// its files.
     /// What this node has is kept until `load_end`, whatever it is worth: it
     /// need not be sent where it is the same. Nothing is applied to it meanwhile.
-    pub fn load_begin(&self, volume_id: u64, bytes: u64) -> Result<()> {
+    pub fn load_begin(&self, copy: u64, volume_id: u64, bytes: u64) -> Result<()> {
         self.check()?;
         let sb = self.superblock();
         if sb.state != State::Whole && !sb.awaits_copy {
@@ -48,6 +49,7 @@ impl Store {
             &spec.dir,
             &spec.meta,
             volume_id,
+            copy,
             old,
             spec.max_open,
         )?;
@@ -56,11 +58,18 @@ impl Store {
         Ok(())
     }
 
-    fn staging<T>(&self, f: impl FnOnce(&mut Stage) -> Result<T>) -> Result<T> {
-        let r = match &mut *lock(&self.stage) {
-            Some(s) => f(s),
-            None => Err(Error::Protocol("no copy was begun".into())),
+    /// `from`: the copy that a stream carries a part of.
+    fn staging<T>(&self, from: Option<u64>, f: impl FnOnce(&mut Stage) -> Result<T>) -> Result<T> {
+        let r = match (&mut *lock(&self.stage), from) {
+            (Some(s), None) => f(s),
+            (Some(s), Some(copy)) => s.takes(copy).and_then(|()| f(s)),
+            (None, None) => Err(Error::Protocol("no copy was begun".into())),
+            (None, Some(_)) => Err(stage::over()),
         };
+        self.noted(r)
+    }
+
+    fn noted<T>(&self, r: Result<T>) -> Result<T> {
         if let Err(Error::Io { errno, .. }) = &r
             && *errno == libc::ENOSPC
         {
@@ -69,20 +78,52 @@ impl Store {
         r
     }
 
+    /// A stream is opened, over a link of `epoch`, for a part of copy number
+    /// `copy`; refused if that is not the one that is being taken in.
+    pub fn stream_opens(&self, copy: u64, epoch: u64) -> Result<()> {
+        if self.superblock().promised != epoch {
+            return Err(stage::over());
+        }
+        self.staging(Some(copy), Stage::stream_opens)
+    }
+
+    /// Bytes come over it.
+    pub fn stream_begins(&self, copy: u64) -> Result<()> {
+        self.staging(Some(copy), |s| {
+            s.stream_begins();
+            Ok(())
+        })
+    }
+
+    /// All that came over it is staged.
+    pub fn stream_ends(&self, copy: u64) -> Result<()> {
+        self.staging(Some(copy), |s| {
+            s.stream_ends();
+            Ok(())
+        })
+    }
+
+    /// Whether that copy is still being taken in.
+    pub fn stream_goes_on(&self, copy: u64) -> Result<()> {
+        self.staging(Some(copy), |_| Ok(()))
+    }
+
     /// One file of the copy. Returns what can be compared with it.
     pub fn load_file(&self, e: CatalogEntry) -> Result<CopyHave> {
         let id = e.id;
-        let size = self.staging(|s| s.file(e))?;
+        let size = self.staging(None, |s| s.file(e))?;
         Ok(CopyHave { id, size })
     }
 
-    /// Sums of pages of the copy: those that are here are taken. Returns which
-    /// are not.
-    pub fn load_sums(&self, m: &CopySums) -> Result<CopyWant> {
+    /// Sums of pages of the copy, by a stream or (`None`) by the session's own
+    /// link: those that are here are taken. Returns which are not.
+    pub fn load_sums(&self, from: Option<u64>, m: &CopySums) -> Result<CopyWant> {
         let broken = self.mutations.keep_difference.load(Relaxed);
-        let found = self.staging(|s| s.compare(m, broken))?;
+        let mut q = self.staging(from, |s| s.question(m))?;
+        let found = self.noted(q.answer(m, broken))?;
+        let at = self.staging(from, |s| s.answered(m, q, &found.wanted))?;
         self.progress.kept(found.kept);
-        self.progress.at(found.at);
+        self.progress.at(at);
         Ok(CopyWant {
             id: m.id,
             offset: m.offset,
@@ -90,9 +131,18 @@ impl Store {
         })
     }
 
-    /// Bytes of the copy.
-    pub fn load_data(&self, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
-        let at = self.staging(|s| s.data(id, offset, bytes))?;
+    /// Bytes of the copy, likewise.
+    pub fn load_data(&self, from: Option<u64>, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        let overtakes = self.mutations.overtake.load(Relaxed);
+        let to = self.staging(from, |s| {
+            if from.is_none() && !overtakes {
+                s.check_streams()?;
+            }
+            s.target(id, offset, bytes.len())
+        })?;
+        self.noted(to.write(offset, bytes))?;
+        let range = offset..offset + bytes.len() as u64;
+        let at = self.staging(from, |s| s.written(&to, range))?;
         self.progress.at(at);
         Ok(())
     }
@@ -141,7 +191,7 @@ impl Store {
     }
 
     fn take_copy(&self, lsn: u64, history: &History, life: u64) -> Result<()> {
-        let volume_id = self.staging(|s| s.seal(lsn).map(|()| s.volume()))?;
+        let volume_id = self.staging(None, |s| s.seal(lsn).map(|()| s.volume()))?;
         // From here on the staged copy is the one that counts.
         self.restart_at(lsn, State::Switching, volume_id, history.entries(), life)?;
         let mut area = lock(&self.area);

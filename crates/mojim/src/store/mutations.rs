@@ -36,6 +36,8 @@ pub struct Mutations {
     pub ignore_hold: AtomicBool,
     /// Pages that were applied to while a copy was read are not sent again.
     pub forget_changes: AtomicBool,
+    /// Pages are sent again before what streams carry is staged.
+    pub overtake: AtomicBool,
     /// A backup ceases to hold anyone back as soon as its session ends.
     pub forget_floors: AtomicBool,
     /// What is forwarded goes on, though it may have changed.
