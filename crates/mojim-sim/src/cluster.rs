@@ -2218,6 +2218,17 @@ impl Cluster {
             Some((NAMES[n], store.superblock().life))
         });
         let lives: Vec<_> = lives.collect();
+        // It went on for both, was killed before it began, and its log is damaged.
+        let damaged = |m: &Member| match &self.nodes[node(&m.node)].role {
+            Role::Mirror(mir) => {
+                let missing = mir.m.store.known_missing();
+                self.setup.fallback && missing.is_some_and(|k| k > mir.m.tail())
+            }
+            _ => false,
+        };
+        if reg.primary.as_ref().is_some_and(damaged) {
+            return true;
+        }
         let lost = |m: &Member| {
             lives
                 .iter()

@@ -86,6 +86,8 @@ pub struct Mirror {
     closed: AtomicBool,
     /// This copy is known to be wrong: the next primary is told that there is none.
     distrusted: AtomicBool,
+    /// The register was asked to go on with what is here, whatever is missing.
+    gives_up: AtomicBool,
 }
 
 /// No, with its reason: what the peer is told before the link closes.
@@ -201,6 +203,7 @@ impl Mirror {
             room: Event::default(),
             closed: AtomicBool::new(false),
             distrusted: AtomicBool::new(false),
+            gives_up: AtomicBool::new(false),
             store,
         }
     }
@@ -541,6 +544,8 @@ impl Mirror {
         self.stop_session();
         let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
         self.store.promise(epoch)?;
+        // Also if the answer is lost, and the register read later.
+        self.gives_up.store(true, Release);
         let new = reg
             .force(&member(&self.store), epoch)
             .map_err(|why| Error::Protocol(format!("{why:?}")))?;
@@ -594,7 +599,9 @@ impl Mirror {
         } else {
             return Ok(None);
         };
-        if let Some(known) = self.store.known_missing().filter(|k| *k > self.tail()) {
+        let given_up = reg.is_primary(&me) && self.gives_up.load(Acquire);
+        let missing = self.store.known_missing().filter(|k| *k > self.tail());
+        if let Some(known) = missing.filter(|_| !given_up) {
             return Err(Error::Protocol(format!(
                 "this node's log is damaged: sync points up to LSN {known} were acknowledged, LSN {} is the last that can be read; it does not take over by itself (`mojim promote --force` gives the others up)",
                 self.tail()
