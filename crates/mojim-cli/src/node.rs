@@ -16,6 +16,9 @@ use crate::ask::load;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::signals;
 
+/// Between two tries to start again.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// How long the voters may take over one answer.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -98,17 +101,31 @@ impl Node {
                 self.name
             ));
             running.stop();
-            running = match self.start(&new, &asked) {
-                Ok(r) => {
-                    config = new;
-                    r
-                }
-                Err(e) => {
+            // With the new one if that is possible; without either it would be of
+            // no use to anybody, so it tries both until one is.
+            let mut said = String::new();
+            running = loop {
+                let why = match self.start(&new, &asked) {
+                    Ok(r) => {
+                        config = new;
+                        break r;
+                    }
+                    Err(e) => e.text,
+                };
+                if let Ok(r) = self.start(&config, &asked) {
                     say_on_stderr(&format!(
-                        "node {}: {}; it goes on with the configuration that it had",
-                        self.name, e.text
+                        "node {}: {why}; it goes on with the configuration that it had",
+                        self.name
                     ));
-                    self.start(&config, &asked)?
+                    break r;
+                }
+                if why != said {
+                    say_on_stderr(&format!("node {}: {why}; it tries again", self.name));
+                    said = why;
+                }
+                if signals::came_within(AGAIN)? {
+                    say_on_stderr(&format!("node {}: stopping", self.name));
+                    return Ok(1);
                 }
             };
             say_on_stderr(&running.line(false));

@@ -55,6 +55,24 @@ pub fn wait() -> io::Result<i32> {
     }
 }
 
+/// Whether one that asks to end comes within `time`.
+pub fn came_within(time: std::time::Duration) -> io::Result<bool> {
+    let set = set();
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as _,
+        tv_nsec: time.subsec_nanos() as _,
+    };
+    // SAFETY: set and time are initialised; what is told of the signal is not
+    // asked for.
+    match unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &time) } {
+        -1 => match io::Error::last_os_error() {
+            e if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(false),
+            e => Err(e),
+        },
+        s => Ok(s != RELOAD),
+    }
+}
+
 /// Has [`wait`] return `signal` in this process, from any of its threads.
 pub fn send(signal: i32) {
     // SAFETY: a system call on this process; the number is a valid signal.

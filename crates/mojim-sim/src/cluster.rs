@@ -1115,8 +1115,16 @@ impl Cluster {
             return Ok(());
         };
         let (p, persistent) = (prim.p.clone(), self.setup.persistent());
-        let rule = p.rule();
+        let mut rule = p.rule();
         let pair = [n, node(prim.session.peer())];
+        if self.setup.fallback {
+            // What counted within a lease goes on counting, also when the mirror is
+            // asked for what comes next: it is no member before it has that too.
+            let reg = lock(&self.register).now.clone();
+            if reg.mirror.is_none() && reg.primary.is_some_and(|p| p.node == NAMES[n]) {
+                rule = AckRule::LOCAL;
+            }
+        }
         let became = p.is_ready() && !prim.ready;
         if became {
             // What was adopted is shown to the application from now on.

@@ -323,7 +323,11 @@ async fn replace_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration) {
         let now = metrics.borrow_and_update().clone();
         let proposed = match next_change(&now, &links) {
             // The voters that are left out do not stay as learners.
-            Some(change) => raft.change_membership(change, false).await.is_ok(),
+            Some(change) => match raft.change_membership(change, false).await {
+                Ok(_) => true,
+                Err(RaftError::Fatal(_)) => return,
+                Err(RaftError::APIError(_)) => false,
+            },
             None => true,
         };
         if !proposed {

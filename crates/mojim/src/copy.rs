@@ -31,6 +31,8 @@ use crate::pass::{COPY_BACKLOG, COPY_CHUNK, Failure, Part, Pass, Went, send};
 use crate::store::{Pause, Store, Watch};
 use crate::stream::StreamOut;
 
+/// How long after a stream broke the receiver's reason is awaited.
+const REASON: Duration = Duration::from_millis(500);
 /// Changed pages that are few enough to stop the application for them.
 const FEW: usize = 16;
 
@@ -160,6 +162,8 @@ pub struct CopyOut {
     /// Streams that nobody steps yet.
     streams: Vec<StreamOut>,
     failure: Option<Failure>,
+    /// When a stream was found broken.
+    broke: Option<Duration>,
     ended: bool,
 }
 
@@ -200,6 +204,7 @@ impl CopyOut {
             to: to.filter(|_| several).cloned(),
             streams: Vec::new(),
             failure: None,
+            broke: None,
             ended: false,
         }
     }
@@ -237,8 +242,14 @@ impl CopyOut {
     /// Queues what there is room for. False if nothing could be queued: the
     /// link is full, answers are due, or streams carry what is next.
     pub fn pump(&mut self, store: &Arc<Store>, wire: &mut Wire, epoch: u64) -> Result<bool> {
-        self.failure = self.pass.failure();
-        if self.failure.is_some() {
+        if let Some(f) = self.pass.failure() {
+            // The reason may still come over the session's own link, where what was
+            // on its way on a stream took it along.
+            let now = store.env().now();
+            let since = *self.broke.get_or_insert(now);
+            if f.refused || now.saturating_sub(since) >= REASON {
+                self.failure = Some(f);
+            }
             return Ok(false);
         }
         let before = wire.backlog();

@@ -757,6 +757,9 @@ impl ControlIn {
             return Err(Error::Stale(format!("epoch {} is over", self.epoch)));
         }
         self.mirror.store.check()?;
+        if let Stage::Loading { .. } = self.stage {
+            self.mirror.store.check_streams()?;
+        }
         let mut moved = false;
         self.wire.flush()?;
         while let Some((f, body)) = self.wire.take_frame()? {

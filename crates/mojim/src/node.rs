@@ -48,6 +48,8 @@ use crate::views::Views;
 const FIRST_WORD: Duration = Duration::from_secs(5);
 /// Most links at once.
 const MAX_LINKS: usize = 512;
+/// Most of them that may be streams of copies: there is always room for others.
+const MAX_STREAMS: usize = MAX_LINKS / 4;
 
 /// A running node.
 pub struct Node {
@@ -61,6 +63,7 @@ pub struct Node {
     /// Where views lie, in a cluster with enough voters.
     views: Option<Arc<dyn Views>>,
     links: AtomicUsize,
+    streams: AtomicUsize,
     stopping: AtomicBool,
     /// Counts the copies that were handed over to a program.
     handed: AtomicU64,
@@ -114,6 +117,7 @@ impl Node {
             mirrors: Mutex::new(HashMap::new()),
             views,
             links: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
             handed: AtomicU64::new(0),
             posts: Event::default(),
@@ -431,7 +435,14 @@ impl Node {
         match f.kind {
             FrameKind::Hello => self.serve_control(wire, f, &body),
             FrameKind::Lane => self.serve_lane(wire, f, &body),
-            FrameKind::CopyStream => self.serve_stream(wire, f, &body),
+            FrameKind::CopyStream => {
+                // One that is not opened is left out by its sender.
+                match self.streams.fetch_add(1, AcqRel) < MAX_STREAMS {
+                    true => self.serve_stream(wire, f, &body),
+                    false => wire.conn.close(),
+                }
+                self.streams.fetch_sub(1, AcqRel);
+            }
             FrameKind::Request => self.serve_requests(wire, f, body),
             k => {
                 let no = No {

@@ -232,7 +232,11 @@ impl Pass {
 
     /// A stream broke that had begun to carry.
     pub fn breaks(&self, failure: Failure) {
-        lock(&self.links).failure.get_or_insert(failure);
+        let mut links = lock(&self.links);
+        // What the receiver says tells more than what came of it.
+        if failure.refused || links.failure.is_none() {
+            links.failure = Some(failure);
+        }
     }
 
     /// Why the pass cannot be completed.

@@ -586,7 +586,9 @@ impl Session {
         let (Some(claim), store) = (&self.claim, &self.primary.store) else {
             return;
         };
-        let settled = self.is_active() && self.member || self.alone;
+        // Links, and copies over them, would begin anew.
+        let copying = store.progress.get(now).is_some_and(|c| c.running);
+        let settled = (self.is_active() && self.member || self.alone) && !copying;
         if self.attach
             || !settled
             || self.leaving

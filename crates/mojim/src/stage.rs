@@ -65,6 +65,8 @@ pub struct Stage {
     opened: usize,
     unfinished: usize,
     sealed: bool,
+    /// What went wrong with what a stream brought: it may not be able to say so.
+    failed: Option<Error>,
 }
 
 /// A file of the copy, for whoever puts bytes into it.
@@ -140,6 +142,7 @@ impl Stage {
             opened: 0,
             unfinished: 0,
             sealed: false,
+            failed: None,
         })
     }
 
@@ -251,6 +254,16 @@ impl Stage {
         self.unfinished -= 1;
     }
 
+    /// What a stream brought could not be taken in.
+    pub fn stream_fails(&mut self, e: Error) {
+        self.failed.get_or_insert(e);
+    }
+
+    /// An error if that has happened.
+    pub fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
     /// Whether all has come that streams carry: only then may anything follow
     /// that was read later.
     pub fn check_streams(&self) -> Result<()> {
@@ -313,7 +326,8 @@ impl Stage {
     /// that a failure to write it back is seen.
     fn keep(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
         if self.open.len() >= self.max_open
-            && let Some((id, f)) = self.open.pop_first()
+            // What was announced last is wanted last.
+            && let Some((id, f)) = self.open.pop_last()
         {
             f.sync()
                 .context(|| format!("staged file {}", staged(&self.dir, id).display()))?;

@@ -23,6 +23,7 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind};
 
+use crate::copy::answers_are_taken;
 use crate::env::Conn;
 use crate::error::{Error, Result};
 use crate::link::Wire;
@@ -336,6 +337,7 @@ impl StreamIn {
             Error::Io { .. } | Error::Poisoned(_) => RefuseCode::Poisoned,
             _ => return self.wire.conn.close(),
         };
+        self.store.stream_fails(self.copy, e);
         let refuse = Refuse {
             code,
             epoch: self.epoch,
@@ -351,10 +353,9 @@ impl StreamIn {
         self.flush()?;
         // Also where nothing comes any more.
         self.store.stream_goes_on(self.copy)?;
+        answers_are_taken(&self.wire)?;
         let mut moved = false;
-        while self.wire.backlog() < COPY_BACKLOG
-            && let Some((f, body)) = self.take_frame()?
-        {
+        while let Some((f, body)) = self.take_frame()? {
             moved = true;
             self.take(f, &body)?;
             self.flush()?;

@@ -103,6 +103,22 @@ impl Store {
         })
     }
 
+    /// What came over it could not be taken in. The session's own link says so,
+    /// which is idle meanwhile: what a stream's says may be lost with what is on
+    /// its way there.
+    pub fn stream_fails(&self, copy: u64, e: &Error) {
+        // A copy that is over needs no reason.
+        let _ = self.staging(Some(copy), |s| {
+            s.stream_fails(e.clone());
+            Ok(())
+        });
+    }
+
+    /// An error if a stream of the copy failed that is being taken in.
+    pub fn check_streams(&self) -> Result<()> {
+        lock(&self.stage).as_ref().map_or(Ok(()), Stage::check)
+    }
+
     /// Whether that copy is still being taken in.
     pub fn stream_goes_on(&self, copy: u64) -> Result<()> {
         self.staging(Some(copy), |_| Ok(()))
