@@ -161,7 +161,8 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
     let c = Cluster::larger("sync");
     c.rewrite(
         "backups = [\"c\"]",
-        "backups = [\"c\"]\nfallback = \"automatic\"",
+        // The program waits for as long as the standstill takes to be seen.
+        "backups = [\"c\"]\nfallback = \"automatic\"\nresend_attempts = 1200",
     );
     let mut a = c.node("a");
     let mut b = c.node("b");

@@ -631,14 +631,22 @@ impl Checker {
         self.looked(n, store)
     }
 
-    /// The backup `n` went on with what it has: what the others acknowledged
-    /// beyond that until now is given up, and from now on they acknowledge
-    /// nothing.
-    pub fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked {
-        self.promoted(n, store, tail, true)?;
-        let p = self.exact(&store.history(), tail);
-        self.left = p.expect("it was looked up");
-        // Nobody else is asked for it any more.
+    /// The register agreed that the backup `n` goes on with what it has: what the
+    /// others acknowledged beyond that until now is given up, and from now on
+    /// they acknowledge nothing.
+    pub fn given_up(&mut self, n: usize) {
+        self.sole = Some(n);
+        let p = self.copies[n].hold.kill.unwrap_or(0);
+        if !self.is_within(self.floor, p) {
+            self.excused += 1;
+            let left = self.common(self.floor, p);
+            self.settle(left);
+        }
+        self.rests_on(n);
+    }
+
+    /// Nobody else is asked for what is acknowledged any more.
+    fn rests_on(&mut self, n: usize) {
         if self.floor != 0 {
             let failures = self.failures();
             self.points[self.floor].acked = Some(Acked {
@@ -647,6 +655,14 @@ impl Checker {
                 failures,
             });
         }
+    }
+
+    /// The backup `n` began its view.
+    pub fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked {
+        self.promoted(n, store, tail, true)?;
+        let p = self.exact(&store.history(), tail);
+        self.left = p.expect("it was looked up");
+        self.rests_on(n);
         Ok(())
     }
 

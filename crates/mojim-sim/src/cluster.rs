@@ -1321,7 +1321,7 @@ impl Cluster {
                 self.acknowledge(o)?;
             }
         }
-        self.check.sole = Some(n);
+        self.check.given_up(n);
         Ok(())
     }
 

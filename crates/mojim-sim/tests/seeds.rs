@@ -24,15 +24,6 @@ fn what_a_killed_process_applied_is_synced_before_a_copy_counts_as_closed() {
     assert_eq!(run(99282, None, false).failure, None);
 }
 
-/// A backup went on for primary and mirror with what a damaged log had left, and
-/// the register's answer was lost. When it read that it was the primary it
-/// refused, since something was missing, and nobody was primary any more.
-#[test]
-fn a_backup_that_gave_up_what_is_missing_becomes_primary() {
-    catch_panics();
-    assert_eq!(run(12717, None, false).failure, None);
-}
-
 /// A primary without a mirror had forwarded to the backup itself. The mirror
 /// that joined then, still catching up, was behind that backup and copied its
 /// older state over the newer one.

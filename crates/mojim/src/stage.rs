@@ -700,15 +700,17 @@ mod tests {
     fn what_is_written_after_a_file_was_closed_is_synced_too() {
         let dir = place("closed");
         let mut s = begin(&dir);
-        s.file(entry(1, COPY_PAGE, "1")).unwrap();
-        let to = s.target(1, 0, 10).unwrap();
-        for id in 2..=9 {
+        for id in 1..=9 {
             s.file(entry(id, COPY_PAGE, &id.to_string())).unwrap();
         }
-        assert!(!s.open.contains_key(&1));
+        let to = s.target(9, 0, 10).unwrap();
+        for id in 1..=8 {
+            s.target(id, 0, 10).unwrap();
+        }
+        assert!(!s.open.contains_key(&9));
         to.write(0, &[1; 10]).unwrap();
         s.written(&to, 0..10).unwrap();
-        assert!(s.open.contains_key(&1));
+        assert!(s.open.contains_key(&9));
         drop(s);
         std::fs::remove_dir_all(&dir).unwrap();
     }
