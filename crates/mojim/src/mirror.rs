@@ -578,13 +578,18 @@ impl Mirror {
     ) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
         self.store.check()?;
-        let sb = self.store.superblock();
+        let mut sb = self.store.superblock();
         let mut me = member(&self.store);
         let broken = &self.store.mutations;
         if broken.amnesiac_member.load(Relaxed)
             && let Some(m) = reg.mirror.as_ref().filter(|m| m.node == me.node)
         {
             me = m.clone();
+            if sb.state == State::Empty {
+                // What was lost counts as nothing that ever was.
+                self.store.make_new()?;
+                sb = self.store.superblock();
+            }
         }
         if broken.stale_member.load(Relaxed) && !reg.is_primary(&me) {
             reg.mirror = Some(me.clone());
