@@ -377,13 +377,3 @@ pub fn copy_ends(begin: u64, end: u64) -> Result<u64> {
     }
     Ok(end)
 }
-
-/// The receiver's answers are few and small, as long as they are taken.
-pub fn answers_are_taken(wire: &Wire) -> Result<()> {
-    if wire.backlog() > COPY_BACKLOG {
-        return Err(Error::Protocol(
-            "the sender of a copy does not take the answers to it".into(),
-        ));
-    }
-    Ok(())
-}

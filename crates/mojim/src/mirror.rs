@@ -31,13 +31,14 @@ use mojim_protocol::{Arrival, History, LaneIn, Prefix};
 
 use crate::area::{spill_id, spill_path};
 use crate::claim::member;
-use crate::copy::{CopyOut, answers_are_taken, copy_ends};
+use crate::copy::{CopyOut, copy_ends};
 use crate::env::{Conn, OpenHow};
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
 use crate::log::CONTROL_LEN;
 use crate::outflow::{Outflow, Source, Term};
+use crate::pass::answers_are_taken;
 use crate::session::{COPY_SILENCE, HEARTBEAT, SILENCE};
 use crate::store::{Page as FilePage, Store};
 use crate::views::Views;

@@ -77,6 +77,16 @@ struct Links {
     failure: Option<Failure>,
 }
 
+/// The receiver's answers are few and small, as long as they are taken.
+pub fn answers_are_taken(wire: &Wire) -> Result<()> {
+    if wire.backlog() > COPY_BACKLOG {
+        return Err(Error::Protocol(
+            "the sender of a copy does not take the answers to it".into(),
+        ));
+    }
+    Ok(())
+}
+
 /// Why a stream that carried something broke.
 #[derive(Debug, Clone)]
 pub struct Failure {

@@ -28,13 +28,13 @@ use mojim_protocol::view::Member;
 use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
 
 use crate::claim::{Change, Claim, Outcome};
-use crate::copy::{CopyOut, answers_are_taken, copy_ends};
+use crate::copy::{CopyOut, copy_ends};
 use crate::env::Conn;
 use crate::error::{Error, Result};
 use crate::holders::{Holders, Peer};
 use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
 use crate::log::{CONTROL_LEN, Live};
-use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
+use crate::pass::{COPY_BACKLOG, COPY_CHUNK, answers_are_taken};
 use crate::primary::Primary;
 use crate::stream::StreamOut;
 

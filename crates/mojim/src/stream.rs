@@ -23,12 +23,11 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind};
 
-use crate::copy::answers_are_taken;
 use crate::env::Conn;
 use crate::error::{Error, Result};
 use crate::link::Wire;
 use crate::os::block_signals;
-use crate::pass::{COPY_BACKLOG, Failure, Part, Pass, Went};
+use crate::pass::{COPY_BACKLOG, Failure, Part, Pass, Went, answers_are_taken};
 use crate::store::Store;
 
 /// A stream that is not open after this long is left out.
