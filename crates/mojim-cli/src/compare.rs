@@ -462,12 +462,18 @@ impl Comparison {
                 }
                 let is = |v: Verdict| move |p: &Pair<Option<u8>>| p.verdict() == v;
                 let differs = s.bytes.iter().find(|(_, p)| is(Verdict::Differ)(p));
-                if let Some((&i, _)) = differs {
+                if let Some((&i, pair)) = differs {
                     let at = s.offset + i as u64;
+                    let [x, y] = pair.0.each_ref().map(|s| match (s.value, s.lsns) {
+                        (Some(v), Some((from, to))) => format!("{v:#04x} at LSN {from} to {to}"),
+                        _ => "no byte".to_owned(),
+                    });
                     found.differences.push(Difference {
                         what: format!(
-                            "file {}: the first byte that differs is at offset {at}",
-                            s.file
+                            "file {}: the first byte that differs is at offset {at}: {} has {x}, {} has {y}",
+                            s.file,
+                            self.nodes[0].who(),
+                            self.nodes[1].who(),
                         ),
                         file: s.file,
                         page: Some((s.id, s.offset)),

@@ -451,6 +451,7 @@ impl Store {
         }
         self.tail.store(tail, Release);
         self.shown.store(tail, Release);
+        self.live(Live::Limit).store(tail, SeqCst);
         // The logs may have begun with what was kept for others, who get a copy.
         let starts: Vec<u64> = self.logs.iter().map(Log::start).collect();
         if starts != sb.starts {
@@ -558,6 +559,11 @@ impl Store {
         self.applied() >= self.shown.load(Acquire)
     }
 
+    /// No record above is in the data area, not even in part.
+    pub fn shows(&self) -> u64 {
+        self.applied().max(self.shown.load(Acquire))
+    }
+
     /// The LSN up to which the data area is durable.
     pub fn checkpointed(&self) -> u64 {
         self.checkpoint.load(Acquire)
@@ -662,8 +668,10 @@ impl Store {
             s.volume_id = id;
             s.checkpoint = 0;
         })?;
+        let mut a = lock(&self.applier);
         self.fail(lock(&self.area).reset(id))?;
-        self.restart_at(0, State::Whole, id, &[], self.env.random())?;
+        self.restart_at(&mut a, 0, (State::Whole, id), &[], self.env.random())?;
+        drop(a);
         self.loading.store(false, Release);
         Ok(())
     }

@@ -5,7 +5,8 @@
 //! answer is as of one LSN. A copy that a program has open is read from
 //! outside, while the program applies records to it: then the answer names two
 //! LSNs, one up to which everything was in the bytes and one above which
-//! nothing was. Both come from the program's ring.
+//! nothing was. Both come from the program's ring. So it is for a copy that was
+//! opened after a crash, until what its files may show is applied again.
 //!
 //! Invariants:
 //! - Reading changes nothing, and holds up no sync point.
@@ -285,8 +286,8 @@ impl Node {
 }
 
 fn see_store<T>(store: &Store, last: u64, f: impl FnOnce(&mut Seen<'_>) -> Result<T>) -> Result<T> {
-    let sb = store.superblock();
     store.standing_still(|area, lsn| {
+        let sb = store.superblock();
         let files = area.files().cloned().collect();
         f(&mut Seen {
             files,
@@ -296,7 +297,7 @@ fn see_store<T>(store: &Store, last: u64, f: impl FnOnce(&mut Seen<'_>) -> Resul
             volume_id: sb.volume_id,
             epoch: sb.view.epoch,
             open: &mut |e| area.file(e.id),
-            high: &|| lsn,
+            high: &|| store.shows(),
         })
     })
 }

@@ -208,9 +208,14 @@ impl Store {
 
     fn take_copy(&self, lsn: u64, history: &History, life: u64) -> Result<()> {
         let volume_id = self.staging(None, |s| s.seal(lsn).map(|()| s.volume()))?;
-        // From here on the staged copy is the one that counts.
-        self.restart_at(lsn, State::Switching, volume_id, history.entries(), life)?;
+        let mut a = lock(&self.applier);
+        // Before it is said how far the files are: who looks at them now, by
+        // `standing_still`, must not take the old ones for the new.
         let mut area = lock(&self.area);
+        // From here on the staged copy is the one that counts.
+        let of = (State::Switching, volume_id);
+        self.restart_at(&mut a, lsn, of, history.entries(), life)?;
+        drop(a);
         let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
             .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
         *area = self.fail(opened)?;
@@ -228,13 +233,12 @@ impl Store {
     /// result of the records up to `lsn`, and the logs begin behind it, empty.
     pub(super) fn restart_at(
         &self,
+        a: &mut Applier,
         lsn: u64,
-        state: State,
-        volume_id: u64,
+        (state, volume_id): (State, u64),
         history: &[EpochStart],
         life: u64,
     ) -> Result<()> {
-        let mut a = lock(&self.applier);
         let starts: Vec<u64> = self.logs.iter().map(Log::head).collect();
         self.update(|s| {
             s.volume_id = volume_id;
@@ -279,5 +283,91 @@ impl Store {
             log.wipe()?;
         }
         stage::put_in_place(env, &spec.dir, &spec.meta, volume, lsn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::MediumKind;
+    use crate::log::LogSpec;
+
+    /// `mojim verify` said once that a copy was wrong that was right: it had
+    /// waited for the applier's lock while a copy that came from another node
+    /// was put in place, and then read the old files as of the new LSN.
+    #[test]
+    fn files_are_never_seen_as_of_an_lsn_that_is_not_theirs() {
+        let dir = std::env::temp_dir().join(format!("mojim-load-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let env: Arc<dyn Env> = Arc::new(crate::os::Os::new().unwrap());
+        let log = LogSpec {
+            lane: 0,
+            medium: MediumKind::Dram,
+            path: dir.join("log"),
+            ring: dir.join("ring"),
+            size: 64 << 10,
+        };
+        let spec = StoreSpec {
+            cluster: "c".into(),
+            volume: "v".into(),
+            node: "b".into(),
+            dir: dir.join("data"),
+            meta: dir.join("meta"),
+            logs: vec![log],
+            rank: 1,
+            holders: 2,
+            max_open: 16,
+            copy_streams: 1,
+        };
+        let store = Store::open(&env, spec).unwrap();
+        let over = AtomicBool::new(false);
+        let history = History::default();
+        let entry = CatalogEntry {
+            id: 7,
+            size: 4096,
+            name: "f".into(),
+        };
+        let copy = |lsn: u64| {
+            store.load_begin(lsn, 1, entry.size).unwrap();
+            store.load_file(entry.clone()).unwrap();
+            let bytes = [lsn as u8; 4096];
+            store.load_data(None, 7, 0, &bytes).unwrap();
+            store.load_end(lsn, &history).unwrap();
+        };
+        copy(1);
+        let looks = std::thread::scope(|s| {
+            let look = || {
+                let mut looks = 0;
+                while !over.load(Acquire) {
+                    let seen = store.standing_still(|area, lsn| {
+                        let mut byte = [0];
+                        area.file(7)?.read_at(&mut byte, 100).unwrap();
+                        Ok((byte[0], lsn as u8))
+                    });
+                    let (byte, lsn) = seen.unwrap();
+                    if byte != lsn {
+                        return Err((byte, lsn));
+                    }
+                    looks += 1;
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+                Ok(looks)
+            };
+            let lookers: Vec<_> = (0..3).map(|_| s.spawn(look)).collect();
+            (2..200).for_each(copy);
+            over.store(true, Release);
+            lookers
+                .into_iter()
+                .map(|l| l.join().unwrap())
+                .collect::<Vec<_>>()
+        });
+        assert!(looks.iter().all(Result::is_ok), "{looks:?}");
+        assert!(looks.iter().flatten().sum::<u32>() > 0, "{looks:?}");
+        drop(store);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }
