@@ -183,7 +183,9 @@ int mojim_is_region(const void *addr);
 /* Commits the bytes [addr, addr + len) of one region: atomically, durably as
  * the mode says, and no byte beyond them (unless the volume is configured with
  * msync_rounding = "page"). Neither addr nor len need be aligned. Ranges up to
- * 16 KiB are sent as they are; of larger ones, the pages that were stored to.
+ * 16 KiB are sent as they are; of larger ones, the bytes that were changed. Where
+ * nothing was, the call returns when what other threads have begun to commit of
+ * the region is committed.
  *
  * flags, as for msync(2):
  *   MS_SYNC        commits

@@ -7,8 +7,10 @@
 pub mod area;
 pub mod claim;
 pub mod client;
+pub mod committed;
 pub mod config;
 pub mod copy;
+pub mod diff;
 pub mod env;
 pub mod error;
 pub mod event;

@@ -248,6 +248,16 @@ pub(crate) struct OutLane {
     persist: Mutex<u64>,
 }
 
+/// A sync point whose bytes are in the log.
+#[derive(Debug, Clone, Copy)]
+pub struct Begun {
+    /// Its LSN.
+    pub lsn: u64,
+    lane: usize,
+    /// About how many bytes the next one may have.
+    hint: usize,
+}
+
 /// How a primary behaves.
 #[derive(Debug, Clone)]
 pub struct PrimarySpec {
@@ -609,10 +619,7 @@ impl Primary {
     /// Nothing is appended after this returns; returns the last LSN.
     pub(crate) fn close_appends(&self) -> u64 {
         self.closed.store(true, SeqCst);
-        for lane in &self.lanes {
-            drop(lane.append.lock().unwrap_or_else(|e| e.into_inner()));
-        }
-        self.last()
+        self.settled_last()
     }
 
     fn check_open(&self) -> Result<()> {
@@ -1153,19 +1160,43 @@ impl Primary {
     /// One sync point from beginning to end. Returns its LSN.
     #[inline]
     pub fn commit(&self, pieces: &[Piece<'_>]) -> Result<u64> {
+        let begun = self.begin_commit(pieces)?;
+        self.finish_commit(&begun)?;
+        Ok(begun.lsn)
+    }
+
+    /// Its first half: it has its LSN, and its bytes are in the log. An error
+    /// means that they are not.
+    #[inline]
+    pub fn begin_commit(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         let bytes: usize = pieces.iter().map(|p| p.len() + OP_LEN).sum();
         if bytes > self.spec.max_record && self.is_too_large(bytes + bytes / 64) {
-            return self.commit_spilled(pieces);
+            return self.begin_spilled(pieces);
         }
         let (lsn, lane) = self.append(pieces)?;
-        self.wait_hinted(lsn, lane, bytes + RECORD_OVERHEAD)?;
-        Ok(lsn)
+        let hint = bytes + RECORD_OVERHEAD;
+        Ok(Begun { lsn, lane, hint })
+    }
+
+    /// Its second half: waits until it is committed.
+    #[inline]
+    pub fn finish_commit(&self, begun: &Begun) -> Result<()> {
+        self.wait_hinted(begun.lsn, begun.lane, begun.hint)
+    }
+
+    /// The last LSN, when everybody who took one before has appended: who
+    /// appends after this has seen what the caller wrote before.
+    pub fn settled_last(&self) -> u64 {
+        for lane in &self.lanes {
+            drop(lane.append.lock().unwrap_or_else(|e| e.into_inner()));
+        }
+        self.last()
     }
 
     /// A sync point larger than the log: its operations go to a spill file on
     /// both nodes, durable there, and then one small record names it.
     #[cold]
-    fn commit_spilled(&self, pieces: &[Piece<'_>]) -> Result<u64> {
+    fn begin_spilled(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         self.check()?;
         let env = self.store.env().clone();
         let id = env.random();
@@ -1204,8 +1235,7 @@ impl Primary {
             id: id.to_le_bytes(),
         };
         let (lsn, lane) = self.append(&[piece])?;
-        self.wait(lsn, lane)?;
-        Ok(lsn)
+        Ok(Begun { lsn, lane, hint: 0 })
     }
 
     /// Waits until the mirror has a spill file, where one must have it.

@@ -14,6 +14,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, RwLock};
 
+use crate::committed::Committed;
 use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
@@ -235,6 +236,8 @@ impl WorkingCopy for Private {
 pub struct Region {
     /// Its working copy.
     pub copy: Box<dyn WorkingCopy>,
+    /// What of it is committed.
+    pub committed: Committed,
     /// The file's number.
     pub file: u32,
     /// The file's name.
@@ -257,6 +260,7 @@ impl Region {
         let len = self.copy.len() as u64;
         let valid = size.saturating_sub(self.offset).min(len);
         self.valid.store(valid as usize, Release);
+        self.committed.forget(valid as usize);
     }
 
     /// After the file was made shorter: what follows its end in its last page

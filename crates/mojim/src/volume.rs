@@ -28,6 +28,7 @@ use mojim_format::{Level, State, View};
 use mojim_protocol::AckRule;
 
 use crate::claim::Claim;
+use crate::committed::{Committed, Images};
 use crate::config::{Config, Failover, Fallback, Mode, Node, Rounding, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
@@ -38,7 +39,7 @@ use crate::holders::{self, Holders, Peer};
 use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
-use crate::primary::{Piece, Primary, thread_number};
+use crate::primary::{Begun, Piece, Primary, thread_number};
 use crate::reader;
 use crate::region::{EXACT_MAX, MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy};
 use crate::session::Session;
@@ -48,6 +49,9 @@ use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
+
+/// Longest piece that grows where the next one goes on.
+const MOST_MERGED: usize = 1 << 30;
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -549,6 +553,7 @@ impl Volume {
         };
         let region = Region {
             copy: Box::new(copy),
+            committed: Committed::new(data, flags.offset, len),
             file: id,
             name: file.to_owned(),
             offset: flags.offset,
@@ -1039,14 +1044,8 @@ impl Inner {
     }
 }
 
-/// The pieces of one range, discovered or exact, appended to `out`. Ranges
-/// that were collected (and so marked clean) go to `collected`.
-fn pieces_of<'a>(
-    m: &Mapped,
-    range: Range<usize>,
-    out: &mut Vec<Piece<'a>>,
-    collected: &mut Vec<Range<usize>>,
-) -> Result<()> {
+/// A range of a sync point, relative to its region.
+fn relative(m: &Mapped, range: &Range<usize>) -> Range<usize> {
     let base = m.region.span().start;
     let mut range = range.start - base..range.end - base;
     if m.volume.volume.rounding == Rounding::Page {
@@ -1054,25 +1053,33 @@ fn pieces_of<'a>(
         range.start = range.start / page * page;
         range.end = range.end.next_multiple_of(page).min(m.region.copy.len());
     }
-    let mut push = |r: Range<usize>| {
-        out.push(Piece::Write {
-            file: m.region.file,
-            offset: m.region.offset + r.start as u64,
-            // SAFETY: inside the region's mapping.
-            ptr: unsafe { m.region.copy.base().add(r.start) },
-            len: r.len(),
-        });
-    };
-    if range.len() <= EXACT_MAX {
-        push(range);
-        return Ok(());
+    range
+}
+
+/// A part of a region, whose bytes are at `ptr`, as the next piece of a sync
+/// point; one with the last where both go on.
+fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at: *const u8) {
+    let begin = region.offset + part.start as u64;
+    if let Some(Piece::Write {
+        file,
+        offset,
+        ptr,
+        len,
+    }) = out.last_mut()
+        && *file == region.file
+        && *offset + *len as u64 == begin
+        && ptr.wrapping_add(*len) == at
+        && *len < MOST_MERGED
+    {
+        *len += part.len();
+        return;
     }
-    let from = collected.len();
-    m.region.copy.collect(range, collected)?;
-    for r in &collected[from..] {
-        push(r.clone());
-    }
-    Ok(())
+    out.push(Piece::Write {
+        file: region.file,
+        offset: begin,
+        ptr: at,
+        len: part.len(),
+    });
 }
 
 /// The region that holds all of `[addr, addr + len)`, where the rest of its
@@ -1139,9 +1146,14 @@ fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
             ptr: range.start as *const u8,
             len: range.len(),
         };
-        let lsn = m.volume.primary.commit(&[piece])?;
-        LAST_LSN.with(|l| l.set(lsn));
-        return Ok(lsn);
+        let primary = &m.volume.primary;
+        let begun = primary.begin_commit(&[piece])?;
+        let span = m.region.span().start;
+        let bytes = range.start - span..range.end - span;
+        m.region.committed.note(bytes, begun.lsn);
+        primary.finish_commit(&begun)?;
+        LAST_LSN.with(|l| l.set(begun.lsn));
+        return Ok(begun.lsn);
     }
     sync_many(&[(m.clone(), range)])
 }
@@ -1171,52 +1183,157 @@ pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
     sync_many(&found)
 }
 
+/// A region whose changes are looked for, with its first place in the list.
+type Compared<'a> = (usize, &'a Region, MutexGuard<'a, Images>);
+
+/// A sync point of ranges of one volume that is being made.
+struct SyncPoint<'a> {
+    inner: &'a Inner,
+    ranges: &'a [(Arc<Mapped>, Range<usize>)],
+    compared: Vec<Compared<'a>>,
+    pieces: Vec<Piece<'a>>,
+    /// What was collected (and so marked clean), with the range it is of.
+    marks: Vec<(usize, Range<usize>)>,
+}
+
+impl<'a> SyncPoint<'a> {
+    fn new(ranges: &'a [(Arc<Mapped>, Range<usize>)]) -> Result<SyncPoint<'a>> {
+        let inner = &ranges[0].0.volume;
+        let mut all: Vec<usize> = (0..ranges.len())
+            .filter(|i| {
+                let (m, range) = &ranges[*i];
+                m.region.write && relative(m, range).len() > EXACT_MAX
+            })
+            .collect();
+        // In one order, whoever syncs several.
+        all.sort_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
+        all.dedup_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
+        let mut compared = Vec::with_capacity(all.len());
+        for i in all {
+            let region = &ranges[i].0.region;
+            let floor = || inner.primary.settled_last();
+            compared.push((i, region, region.committed.hold(floor)?));
+        }
+        Ok(SyncPoint {
+            inner,
+            ranges,
+            compared,
+            pieces: Vec::with_capacity(ranges.len()),
+            marks: Vec::new(),
+        })
+    }
+
+    /// Finds what it consists of. `found`: for what was collected.
+    fn gather(&mut self, found: &mut Vec<Range<usize>>) -> Result<()> {
+        let applied = self.inner.primary.store.applied();
+        for (i, (m, range)) in self.ranges.iter().enumerate() {
+            let region = &m.region;
+            if !region.write || range.is_empty() {
+                continue;
+            }
+            let mut range = relative(m, range);
+            let base = region.copy.base();
+            if range.len() <= EXACT_MAX {
+                // SAFETY: inside the region.
+                let ptr = unsafe { base.add(range.start) };
+                push_piece(&mut self.pieces, region, range, ptr);
+                continue;
+            }
+            // The file may have become shorter before this thread's turn.
+            range.end = range.end.min(region.valid.load(Acquire));
+            if range.is_empty() {
+                continue;
+            }
+            let from = found.len();
+            let collected = region.copy.collect(range, found);
+            self.marks.push((i, from..found.len()));
+            collected?;
+            let mine = self.compared.iter_mut();
+            let (_, _, images) = mine
+                .into_iter()
+                .find(|(j, ..)| Arc::ptr_eq(&self.ranges[*j].0, m))
+                .expect("each was held");
+            let pieces = &mut self.pieces;
+            let push = |part, at| push_piece(pieces, region, part, at);
+            let committed = &region.committed;
+            committed.changes(images, base, &found[from..], applied, push)?;
+        }
+        Ok(())
+    }
+
+    /// Begins it; whoever compares these regions next finds it begun.
+    fn begin(&mut self) -> Result<Begun> {
+        let begun = self.inner.primary.begin_commit(&self.pieces)?;
+        for (_, region, images) in &mut self.compared {
+            region.committed.done(images, begun.lsn);
+        }
+        for (m, range) in self.ranges {
+            let range = relative(m, range);
+            if m.region.write && range.len() <= EXACT_MAX {
+                m.region.committed.note(range, begun.lsn);
+            }
+        }
+        Ok(begun)
+    }
+
+    /// It was not begun.
+    fn undo(&mut self) {
+        let last = self.inner.primary.last();
+        for (_, region, images) in &mut self.compared {
+            region.committed.failed(images, last);
+        }
+    }
+
+    /// What was collected counts as changed again.
+    fn mark(&self, found: &[Range<usize>]) {
+        for (i, span) in &self.marks {
+            for r in &found[span.clone()] {
+                self.ranges[*i].0.region.copy.mark(r.clone());
+            }
+        }
+    }
+}
+
 fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
     let Some((first, _)) = ranges.first() else {
         return Ok(0);
     };
-    let inner = &first.volume;
-    inner.check_attached()?;
+    let primary = &first.volume.primary;
+    first.volume.check_attached()?;
     let with = |buf: &RefCell<Vec<Range<usize>>>| {
         // A signal handler that syncs while this thread syncs gets its own.
         let mut own = Vec::new();
         let mut held = buf.try_borrow_mut();
-        let collected = held.as_deref_mut().unwrap_or(&mut own);
-        collected.clear();
-        let mut pieces = Vec::with_capacity(ranges.len());
-        let mut marks: Vec<(usize, Range<usize>)> = Vec::new();
-        let undo = |marks: &[(usize, Range<usize>)], collected: &[Range<usize>]| {
-            for (i, span) in marks {
-                for r in &collected[span.clone()] {
-                    ranges[*i].0.region.copy.mark(r.clone());
-                }
+        let found = held.as_deref_mut().unwrap_or(&mut own);
+        found.clear();
+        let mut point = SyncPoint::new(ranges)?;
+        let begun = match point.gather(found) {
+            Ok(()) if point.pieces.is_empty() => {
+                // What there was others have begun to commit.
+                let last = point.compared.iter().map(|c| c.2.last()).max();
+                drop(point);
+                primary.wait(last.unwrap_or(0), 0)?;
+                return Ok(0);
             }
+            Ok(()) => point.begin(),
+            Err(e) => Err(e),
         };
-        for (i, (m, range)) in ranges.iter().enumerate() {
-            if !m.region.write || range.is_empty() {
-                continue;
-            }
-            let from = collected.len();
-            let r = pieces_of(m, range.clone(), &mut pieces, collected);
-            marks.push((i, from..collected.len()));
-            if let Err(e) = r {
-                undo(&marks, collected);
-                return Err(e);
-            }
-        }
-        if pieces.is_empty() {
-            return Ok(0);
-        }
-        match inner.primary.commit(&pieces) {
-            Ok(lsn) => {
-                LAST_LSN.with(|l| l.set(lsn));
-                Ok(lsn)
+        let done = match begun {
+            Ok(begun) => {
+                // The others' turn, while this one waits.
+                point.compared.clear();
+                primary.finish_commit(&begun).map(|()| begun.lsn)
             }
             Err(e) => {
-                undo(&marks, collected);
+                point.undo();
                 Err(e)
             }
+        };
+        match &done {
+            Ok(lsn) => LAST_LSN.with(|l| l.set(*lsn)),
+            Err(_) => point.mark(found),
         }
+        done
     };
     // At the process's end the thread's buffer may be gone already.
     RANGES
