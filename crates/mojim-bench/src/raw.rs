@@ -19,7 +19,7 @@ mod shm;
 mod tcp;
 
 pub use log::RawLog;
-pub use msync::{Folios, PlainMsync};
+pub use msync::{Folios, PlainMsync, SIZE as RAW_MSYNC_BYTES};
 pub use shm::RawShm;
 pub use tcp::{RawTcp, raw_tcp_peer};
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mojim_bench::fams::FamsOptions;
 use mojim_bench::sync::SyncOptions;
 use mojim_bench::tls::TlsOptions;
 
@@ -21,6 +22,7 @@ pub struct Bench {
 #[derive(clap::Subcommand)]
 enum What {
     Sync(Sync),
+    Fams(Fams),
     Tls(Tls),
     Failover(FailoverBench),
     Tiers(TiersBench),
@@ -50,6 +52,52 @@ struct Sync {
     /// Print one JSON object a line instead of tables.
     #[arg(long)]
     json: bool,
+}
+
+/// Latency of one sync point by the number of pages that were stored to, beside plain msync.
+///
+/// 8 bytes are changed in each page. Means include the time until everything is durable in the
+/// data file; "to large" and "to small": how many times as fast as plain msync on a file whose
+/// page cache holds large pieces, or single pages.
+#[derive(clap::Args)]
+struct Fams {
+    /// A directory on the disk to measure [default: the temporary directory].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Pages in a sync point, separated by commas [default: 1 to 512].
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    pages: Vec<usize>,
+    /// Rounds of blocks.
+    #[arg(long, value_name = "N", default_value_t = FamsOptions::default().rounds)]
+    rounds: usize,
+    /// Milliseconds of a block.
+    #[arg(long, value_name = "MS", default_value_t = FamsOptions::default().block.as_millis() as u64)]
+    block: u64,
+    /// Microseconds between two sync points, separated by commas [default: 0 and 4000].
+    #[arg(long, value_name = "US", value_delimiter = ',')]
+    think: Vec<u64>,
+    /// Print one JSON object a line instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Fams {
+    fn run(self) -> Done {
+        at_least_one(self.rounds, self.block as usize)?;
+        let think = self.think.iter().map(|us| Duration::from_micros(*us));
+        mojim_bench::fams::run(&FamsOptions {
+            json: self.json,
+            dir: self.dir,
+            pages: self.pages,
+            rounds: self.rounds,
+            block: Duration::from_millis(self.block),
+            think: match self.think.is_empty() {
+                true => FamsOptions::default().think,
+                false => think.collect(),
+            },
+        })?;
+        Ok(0)
+    }
 }
 
 /// What keys add to a sync point: with encrypted links, with plain ones, and without keys.
@@ -100,6 +148,7 @@ impl Bench {
     pub fn run(self) -> Done {
         let s = match self.what {
             What::Sync(s) => s,
+            What::Fams(f) => return f.run(),
             What::Tls(t) => return t.run(),
             What::Failover(f) => return f.run(),
             What::Tiers(t) => return t.run(),

@@ -34,8 +34,22 @@ pub const MOST_BYTES: usize = 64 << 20;
 /// Images of a region before those are looked for that are applied.
 const MANY: usize = 512;
 
+/// Buffers that a region keeps for later while there are many in the process.
+const SPARE: usize = 64;
+
 /// Buffers that exist, in bytes.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// There are so many images that records should be applied.
+pub fn are_many() -> bool {
+    BYTES.load(Relaxed) > MOST_BYTES / 2
+}
+
+/// Nearly as many as there may be: what is not applied soon is sent in whole
+/// pages.
+pub fn are_too_many() -> bool {
+    BYTES.load(Relaxed) > MOST_BYTES / 8 * 7
+}
 
 /// A page's worth of memory.
 struct Buffer(Box<[u64]>);
@@ -142,6 +156,8 @@ pub struct Images {
     touched: Vec<usize>,
     /// When it is time to look for images that are applied.
     many: usize,
+    /// How much was applied when that was done last.
+    swept: u64,
     /// What was appended up to here may have written to any page, unnoted.
     since: u64,
     /// The last sync point that was found by comparing.
@@ -209,7 +225,7 @@ impl Committed {
         applied: u64,
         mut push: impl FnMut(Range<usize>, *const u8),
     ) -> Result<()> {
-        if images.pages.len() > images.many.max(MANY) {
+        if applied > images.swept && (images.pages.len() > images.many.max(MANY) || are_many()) {
             images.sweep(applied);
         }
         for range in ranges {
@@ -404,7 +420,8 @@ impl Images {
             .extract_if(|_, image| image.lsn <= applied)
             .for_each(|(_, image)| free.push(image.bytes));
         self.many = 2 * self.pages.len();
+        self.swept = applied;
         // As many as were in use at once may be again.
-        self.free.truncate(kept);
+        self.free.truncate(if are_many() { SPARE } else { kept });
     }
 }

@@ -28,7 +28,7 @@ use mojim_format::{Level, State, View};
 use mojim_protocol::AckRule;
 
 use crate::claim::Claim;
-use crate::committed::{Committed, Images};
+use crate::committed::{self, Committed, Images};
 use crate::config::{Config, Failover, Fallback, Mode, Node, Rounding, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
@@ -49,6 +49,11 @@ use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
+
+/// How many times as long as it works the checkpoint thread rests, while
+/// nothing presses, and for how long at most.
+const REST: u32 = 4;
+const LONGEST_REST: Duration = Duration::from_millis(50);
 
 /// Longest piece that grows where the next one goes on.
 const MOST_MERGED: usize = 1 << 30;
@@ -906,8 +911,19 @@ impl Inner {
         let mut quiet = 0u32;
         while !self.stop.load(Acquire) {
             let before = p.last();
+            let begun = self.env.now();
             match p.checkpoint_step(quiet == 50) {
-                Ok(true) => quiet = 0,
+                Ok(true) => {
+                    quiet = 0;
+                    // A page that is written again meanwhile is written to the
+                    // file once; and while this thread runs, every scan of page
+                    // tables interrupts its processor.
+                    let rest = (self.env.now() - begun) * REST;
+                    p.checkpoint_work.wait_unless(
+                        || self.stop.load(Acquire) || p.is_pressed(),
+                        rest.min(LONGEST_REST),
+                    );
+                }
                 Ok(false) => quiet = quiet.saturating_add(1),
                 // The store is poisoned; every sync point says so.
                 Err(_) => return,
@@ -1306,6 +1322,10 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
         let mut held = buf.try_borrow_mut();
         let found = held.as_deref_mut().unwrap_or(&mut own);
         found.clear();
+        if committed::are_too_many() {
+            // Before more is kept of what is not applied.
+            primary.store.apply(primary.apply_limit(), 1 << 20)?;
+        }
         let mut point = SyncPoint::new(ranges)?;
         let begun = match point.gather(found) {
             Ok(()) if point.pieces.is_empty() => {
@@ -1322,6 +1342,9 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
             Ok(begun) => {
                 // The others' turn, while this one waits.
                 point.compared.clear();
+                if committed::are_many() {
+                    primary.want_apply();
+                }
                 primary.finish_commit(&begun).map(|()| begun.lsn)
             }
             Err(e) => {

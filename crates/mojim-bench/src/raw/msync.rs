@@ -15,7 +15,7 @@ use super::mapping::Mapping;
 use super::{MAX_BYTES, check_length};
 
 /// The size of the mapped file in bytes.
-const SIZE: usize = 64 << 20;
+pub const SIZE: usize = 64 << 20;
 
 /// How the file came into the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +103,18 @@ impl PlainMsync {
         let offset = (self.random % pages as u64) as usize * self.page;
         self.map.put(offset, bytes);
         self.dirty = (offset, bytes.len().max(1));
+        Ok(())
+    }
+
+    /// Where the file is mapped: [`SIZE`] bytes.
+    pub fn base(&self) -> *mut u8 {
+        self.map.at(0)
+    }
+
+    /// Syncs all of the file.
+    pub fn msync_all(&mut self) -> io::Result<()> {
+        // SAFETY: the whole mapping; msync changes no memory.
+        unsafe { msync(self.map.at(0).cast(), SIZE, MsyncFlags::SYNC)? }
         Ok(())
     }
 
