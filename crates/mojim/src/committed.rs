@@ -23,6 +23,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use mojim_format::bytes::u32_at;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::diff;
@@ -37,7 +38,7 @@ const MANY: usize = 512;
 /// Buffers that a region keeps for later while there are many in the process.
 const SPARE: usize = 64;
 
-/// Buffers that exist, in bytes.
+/// Bytes of images, and of buffers for them.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// There are so many images that records should be applied.
@@ -81,8 +82,83 @@ impl Drop for Buffer {
     }
 }
 
+/// Most bytes of an image of parts: beyond that it is whole.
+const MOST_PARTS: usize = 2048;
+/// What a part takes beside its bytes.
+const PART_OVERHEAD: usize = 8;
+
+/// Parts of a page in the order in which they were written: of each its place
+/// and length, 4 bytes each, and its bytes.
+#[derive(Default)]
+struct Parts(Vec<u8>);
+
+impl Parts {
+    fn push(&mut self, at: usize, bytes: &[u8]) {
+        BYTES.fetch_add(PART_OVERHEAD + bytes.len(), Relaxed);
+        self.0.extend((at as u32).to_le_bytes());
+        self.0.extend((bytes.len() as u32).to_le_bytes());
+        self.0.extend(bytes);
+    }
+
+    fn put(&self, page: &mut [u8]) {
+        let mut rest = &self.0[..];
+        while let Some((head, more)) = rest.split_first_chunk::<PART_OVERHEAD>() {
+            let (at, len) = (u32_at(head, 0) as usize, u32_at(head, 4) as usize);
+            page[at..at + len].copy_from_slice(&more[..len]);
+            rest = &more[len..];
+        }
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        BYTES.fetch_sub(self.0.len(), Relaxed);
+    }
+}
+
+/// Bytes that stay where they are until all of them go.
+#[derive(Default)]
+struct Arena {
+    /// Never filled beyond their capacity.
+    chunks: Vec<Vec<u8>>,
+    /// The one that is being filled.
+    now: usize,
+}
+
+impl Arena {
+    const CHUNK: usize = 64 << 10;
+    /// Chunks that are kept for the next time.
+    const KEPT: usize = 4;
+
+    fn put(&mut self, bytes: &[u8]) -> *const u8 {
+        let room = |c: &Vec<u8>| c.capacity() - c.len() >= bytes.len();
+        while self.chunks.get(self.now).is_some_and(|c| !room(c)) {
+            self.now += 1;
+        }
+        if self.now == self.chunks.len() {
+            let size = bytes.len().max(Arena::CHUNK);
+            self.chunks.push(Vec::with_capacity(size));
+        }
+        let chunk = &mut self.chunks[self.now];
+        let at = chunk.len();
+        chunk.extend_from_slice(bytes);
+        chunk[at..].as_ptr()
+    }
+
+    fn clear(&mut self) {
+        self.chunks.truncate(Arena::KEPT);
+        self.chunks.iter_mut().for_each(Vec::clear);
+        self.now = 0;
+    }
+}
+
+enum Kind {
+    Whole(Buffer),
+    Parts(Parts),
+}
+
 struct Image {
-    bytes: Buffer,
+    kind: Kind,
     /// The last LSN noted for its page when it was made.
     noted: u64,
     /// The record with the last of it; `u64::MAX` while that is made.
@@ -150,8 +226,14 @@ pub struct Committed {
 pub struct Images {
     pages: HashMap<usize, Image>,
     free: Vec<Buffer>,
-    /// Where `Committed::changes` compares what no image is kept of.
+    /// A page as it is committed, while it is compared.
     scratch: Vec<u64>,
+    /// What was found to differ in it: begin and end.
+    runs: Vec<(usize, usize)>,
+    /// Whole images that have ended, and parts: the sync point that is being
+    /// made points to them.
+    ended: Vec<Buffer>,
+    parts: Arena,
     /// Pages of the sync point that is being made.
     touched: Vec<usize>,
     /// When it is time to look for images that are applied.
@@ -255,95 +337,142 @@ impl Committed {
         // SAFETY: inside the region.
         let now = unsafe { base.add(part.start) };
         let within = part.start - begin;
-        let compare = |copy: *mut u8, f: &mut dyn FnMut(usize, usize)| {
-            // SAFETY: `copy` is a page's, and both have the part, as far from
-            // its begin.
-            unsafe { diff::update(now, copy.add(within), part.len(), f) };
-        };
         let mut known = images.since.max(noted);
-        if let Some(image) = images.pages.get_mut(&page) {
-            if image.noted == noted {
-                let copy = image.bytes.ptr();
+        let mut image = images.pages.remove(&page);
+        if let Some(old) = image.take_if(|i| i.noted != noted) {
+            known = known.max(old.lsn);
+            images.end(old);
+        }
+        match &mut image {
+            Some(Image {
+                kind: Kind::Whole(bytes),
+                lsn,
+                ..
+            }) => {
+                let copy = bytes.ptr();
                 let mut any = false;
-                compare(copy, &mut |b, e| {
-                    any = true;
-                    // SAFETY: inside the image.
-                    push(part.start + b..part.start + e, unsafe {
-                        copy.add(within + b)
+                // SAFETY: `copy` is a page's, and both have the part, as far
+                // from its begin. What is named is inside it.
+                unsafe {
+                    diff::update(now, copy.add(within), part.len(), |b, e| {
+                        any = true;
+                        push(part.start + b..part.start + e, copy.add(within + b));
                     });
-                });
+                }
                 if any {
-                    image.lsn = u64::MAX;
+                    *lsn = u64::MAX;
                     images.touched.push(page);
+                }
+                images.pages.extend(image.map(|i| (page, i)));
+                return Ok(());
+            }
+            None if known > applied => {
+                // What is committed is in the logs: all of the part counts.
+                images.touched.push(page);
+                let whole = part.len() == self.page;
+                let room = if whole {
+                    images.buffer(self.page)
+                } else {
+                    None
+                };
+                match room {
+                    Some(mut bytes) => {
+                        // SAFETY: a page from each; a raw copy, since others may store.
+                        unsafe { std::ptr::copy_nonoverlapping(now, bytes.ptr(), self.page) };
+                        push(part, bytes.ptr());
+                        images.keep(page, Kind::Whole(bytes), noted);
+                    }
+                    None => push(part, now),
                 }
                 return Ok(());
             }
-            known = known.max(image.lsn);
-            let image = images.pages.remove(&page).expect("just seen");
-            images.free.push(image.bytes);
+            _ => {}
         }
-        let whole = part.len() == self.page;
-        if known > applied {
-            // What is committed is in the logs: all of the part counts.
-            images.touched.push(page);
-            let room = if whole {
-                images.buffer(self.page)
-            } else {
-                None
-            };
-            match room {
-                Some(mut bytes) => {
-                    // SAFETY: a page from each; a raw copy, since others may store.
-                    unsafe { std::ptr::copy_nonoverlapping(now, bytes.ptr(), self.page) };
-                    push(part, bytes.ptr());
-                    images.keep(page, bytes, noted);
-                }
-                None => push(part, now),
+        // The file, with what is outstanding over it.
+        let mut scratch = std::mem::take(&mut images.scratch);
+        scratch.resize(self.page / 8, 0);
+        let copy = scratch.as_mut_ptr().cast::<u8>();
+        // SAFETY: all of the scratch, as bytes.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(copy, self.page) };
+        let done = self.read(page, bytes).map(|()| {
+            if let Some(Image {
+                kind: Kind::Parts(parts),
+                ..
+            }) = &image
+            {
+                parts.put(bytes);
             }
-            return Ok(());
-        }
-        match images.buffer(self.page) {
-            Some(mut bytes) => {
-                self.read(page, bytes.bytes())?;
-                let copy = bytes.ptr();
-                let mut any = false;
-                compare(copy, &mut |b, e| {
-                    any = true;
-                    // SAFETY: inside the buffer, which does not move.
-                    push(part.start + b..part.start + e, unsafe {
-                        copy.add(within + b)
-                    });
+            let runs = &mut images.runs;
+            runs.clear();
+            // SAFETY: both have the part, as far from a page's begin.
+            unsafe {
+                diff::update(now, copy.add(within), part.len(), |b, e| {
+                    runs.push((b, e));
                 });
-                if any {
-                    images.touched.push(page);
-                    images.keep(page, bytes, noted);
-                } else {
-                    images.free.push(bytes);
-                }
             }
-            None => {
-                let mut scratch = std::mem::take(&mut images.scratch);
-                scratch.resize(self.page / 8, 0);
-                let copy = scratch.as_mut_ptr().cast::<u8>();
-                // SAFETY: all of the scratch, as bytes.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(copy, self.page) };
-                let done = self.read(page, bytes);
-                let mut any = false;
-                if done.is_ok() {
-                    compare(copy, &mut |b, e| {
-                        any = true;
-                        // SAFETY: inside the region.
-                        push(part.start + b..part.start + e, unsafe { now.add(b) });
-                    });
-                }
-                if any {
-                    images.touched.push(page);
-                }
-                images.scratch = scratch;
-                done?;
+        });
+        // SAFETY: as above; nobody has written to it since but the comparison.
+        let bytes = unsafe { std::slice::from_raw_parts(copy, self.page) };
+        let image = match done.is_ok() && !images.runs.is_empty() {
+            true => self.changed(images, image, (page, noted), (part, now), bytes, push),
+            false => image,
+        };
+        images.pages.extend(image.map(|i| (page, i)));
+        images.scratch = scratch;
+        done
+    }
+
+    /// A page of which `images.runs` were found to differ, that is as `bytes`
+    /// from here on. Returns its image, if one is kept.
+    fn changed(
+        &self,
+        images: &mut Images,
+        image: Option<Image>,
+        (page, noted): (usize, u64),
+        (part, now): (Range<usize>, *const u8),
+        bytes: &[u8],
+        push: &mut impl FnMut(Range<usize>, *const u8),
+    ) -> Option<Image> {
+        let within = part.start - page * self.page;
+        let place = |b: usize, e: usize| part.start + b..part.start + e;
+        images.touched.push(page);
+        let new = images.runs.iter().map(|(b, e)| e - b + PART_OVERHEAD);
+        let new: usize = new.sum();
+        let parts = match image {
+            Some(Image {
+                kind: Kind::Parts(parts),
+                ..
+            }) => Some(parts),
+            _ => None,
+        };
+        let lsn = u64::MAX;
+        if new + parts.as_ref().map_or(0, |p| p.0.len()) > MOST_PARTS
+            && let Some(mut whole) = images.buffer(self.page)
+        {
+            whole.bytes().copy_from_slice(bytes);
+            let copy = whole.ptr();
+            for (b, e) in &images.runs {
+                // SAFETY: inside the page.
+                push(place(*b, *e), unsafe { copy.add(within + b) });
             }
+            let kind = Kind::Whole(whole);
+            return Some(Image { kind, noted, lsn });
         }
-        Ok(())
+        if parts.is_none() && (new > MOST_PARTS || BYTES.load(Relaxed) + new > MOST_BYTES) {
+            for (b, e) in &images.runs {
+                // SAFETY: inside the region.
+                push(place(*b, *e), unsafe { now.add(*b) });
+            }
+            return None;
+        }
+        let mut parts = parts.unwrap_or_default();
+        for (b, e) in &images.runs {
+            let bytes = &bytes[within + b..within + e];
+            push(place(*b, *e), images.parts.put(bytes));
+            parts.push(within + b, bytes);
+        }
+        let kind = Kind::Parts(parts);
+        Some(Image { kind, noted, lsn })
     }
 
     /// The page as the data file has it; zeros beyond its end.
@@ -365,6 +494,7 @@ impl Committed {
                 None => self.note_page(page, lsn),
             }
         }
+        images.release();
         images.last = lsn;
     }
 
@@ -372,11 +502,10 @@ impl Committed {
     pub fn failed(&self, images: &mut Images, last: u64) {
         while let Some(page) = images.touched.pop() {
             // It has what is not committed.
-            if let Some(image) = images.pages.remove(&page) {
-                images.free.push(image.bytes);
-            }
+            images.pages.remove(&page);
             self.note_page(page, last);
         }
+        images.release();
     }
 
     fn note_page(&self, page: usize, lsn: u64) {
@@ -403,13 +532,28 @@ impl Images {
         self.free.pop().or_else(|| Buffer::new(page))
     }
 
-    fn keep(&mut self, page: usize, bytes: Buffer, noted: u64) {
+    fn keep(&mut self, page: usize, kind: Kind, noted: u64) {
         let image = Image {
-            bytes,
+            kind,
             noted,
             lsn: u64::MAX,
         };
         self.pages.insert(page, image);
+    }
+
+    /// An image that is wrong from now on.
+    fn end(&mut self, image: Image) {
+        match image.kind {
+            Kind::Whole(bytes) if image.lsn == u64::MAX => self.ended.push(bytes),
+            Kind::Whole(bytes) => self.free.push(bytes),
+            Kind::Parts(_) => {}
+        }
+    }
+
+    /// Nothing points here any more.
+    fn release(&mut self) {
+        self.free.append(&mut self.ended);
+        self.parts.clear();
     }
 
     /// Gives up the images of which the file has all.
@@ -418,10 +562,79 @@ impl Images {
         let free = &mut self.free;
         self.pages
             .extract_if(|_, image| image.lsn <= applied)
-            .for_each(|(_, image)| free.push(image.bytes));
+            .for_each(|(_, image)| {
+                if let Kind::Whole(bytes) = image.kind {
+                    free.push(bytes);
+                }
+            });
         self.many = 2 * self.pages.len();
         self.swept = applied;
         // As many as were in use at once may be again.
         self.free.truncate(if are_many() { SPARE } else { kept });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::{Env, OpenHow};
+
+    /// What `changes` names of `memory`, as parts of it.
+    fn found(c: &Committed, memory: &[u8], applied: u64, lsn: u64) -> Vec<Range<usize>> {
+        let mut images = c.hold(|| 0).unwrap();
+        let mut all = Vec::new();
+        let range = 0..memory.len();
+        let ranges = std::slice::from_ref(&range);
+        let base = memory.as_ptr();
+        c.changes(&mut images, base, ranges, applied, |part, at| {
+            // SAFETY: `at` has the part's bytes until `done`.
+            let bytes = unsafe { std::slice::from_raw_parts(at, part.len()) };
+            assert!(*bytes == memory[part.clone()]);
+            all.push(part);
+        })
+        .unwrap();
+        c.done(&mut images, lsn);
+        all
+    }
+
+    /// A change of `len` bytes, back again while it is not applied, and once
+    /// more when it is; with room for images, and without any.
+    #[test]
+    fn what_is_outstanding_is_known_or_counts_as_changed() {
+        let dir = std::env::temp_dir().join(format!("mojim-committed-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let page = rustix::param::page_size();
+        let size = 3 * page + 100;
+        std::fs::write(dir.join("f"), vec![0; size]).unwrap();
+        let env = crate::os::Os::new().unwrap();
+        for full in [false, true] {
+            let taken = if full { MOST_BYTES } else { 0 };
+            BYTES.fetch_add(taken, Relaxed);
+            for len in [8, 50, 3000, page] {
+                let file = env.open(&dir.join("f"), OpenHow::default()).unwrap();
+                let c = Committed::new(file, 0, size);
+                let mut memory = vec![0u64; size.div_ceil(8)];
+                // SAFETY: all of it, as bytes.
+                let memory = unsafe {
+                    std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast::<u8>(), size)
+                };
+                memory[page..page + len].fill(1);
+                let first = page..page + len.next_multiple_of(8);
+                assert_eq!(found(&c, memory, 0, 5), std::slice::from_ref(&first));
+                memory[page..page + len].fill(0);
+                let all = if full { page } else { len.next_multiple_of(8) };
+                let back = page..page + all;
+                assert_eq!(found(&c, memory, 4, 6), [back], "{full} {len}");
+                assert_eq!(found(&c, memory, 6, 7), []);
+                // A part of the page is committed by itself.
+                c.note(page + 4..page + 8, 8);
+                let whole = page..2 * page;
+                assert_eq!(found(&c, memory, 7, 9), [whole]);
+                assert_eq!(found(&c, memory, 9, 10), []);
+            }
+            BYTES.fetch_sub(taken, Relaxed);
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -909,8 +909,13 @@ impl Inner {
         crate::os::yield_to_others();
         let p = &self.primary;
         let mut quiet = 0u32;
+        let mut seen = 0;
         while !self.stop.load(Acquire) {
             let before = p.last();
+            if before != seen {
+                // Nothing is done while few records wait; that is no quiet.
+                (quiet, seen) = (0, before);
+            }
             let begun = self.env.now();
             match p.checkpoint_step(quiet == 50) {
                 Ok(true) => {
