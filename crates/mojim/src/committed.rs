@@ -41,15 +41,9 @@ const SPARE: usize = 64;
 /// Bytes of images, and of buffers for them.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// There are so many images that records should be applied.
+/// There are so many images that those are to be looked for that are applied.
 pub fn are_many() -> bool {
     BYTES.load(Relaxed) > MOST_BYTES / 2
-}
-
-/// Nearly as many as there may be: what is not applied soon is sent in whole
-/// pages.
-pub fn are_too_many() -> bool {
-    BYTES.load(Relaxed) > MOST_BYTES / 8 * 7
 }
 
 /// A page's worth of memory.
@@ -149,6 +143,19 @@ impl Arena {
         self.chunks.truncate(Arena::KEPT);
         self.chunks.iter_mut().for_each(Vec::clear);
         self.now = 0;
+    }
+}
+
+/// Most differences of a page that are told apart: each costs memory while the
+/// sync point is made.
+const MOST_RUNS: usize = 32;
+
+/// Makes too many differences one.
+fn unite(runs: &mut Vec<(usize, usize)>) {
+    if runs.len() > MOST_RUNS {
+        let all = (runs[0].0, runs[runs.len() - 1].1);
+        runs.clear();
+        runs.push(all);
     }
 }
 
@@ -307,7 +314,7 @@ impl Committed {
         applied: u64,
         mut push: impl FnMut(Range<usize>, *const u8),
     ) -> Result<()> {
-        if applied > images.swept && (images.pages.len() > images.many.max(MANY) || are_many()) {
+        if applied > images.swept && images.pages.len() > images.many.max(MANY) {
             images.sweep(applied);
         }
         for range in ranges {
@@ -350,16 +357,18 @@ impl Committed {
                 ..
             }) => {
                 let copy = bytes.ptr();
-                let mut any = false;
+                let runs = &mut images.runs;
+                runs.clear();
                 // SAFETY: `copy` is a page's, and both have the part, as far
-                // from its begin. What is named is inside it.
+                // from its begin. What is found is inside it.
                 unsafe {
-                    diff::update(now, copy.add(within), part.len(), |b, e| {
-                        any = true;
+                    diff::update(now, copy.add(within), part.len(), |b, e| runs.push((b, e)));
+                    unite(runs);
+                    for (b, e) in runs.iter() {
                         push(part.start + b..part.start + e, copy.add(within + b));
-                    });
+                    }
                 }
-                if any {
+                if !runs.is_empty() {
                     *lsn = u64::MAX;
                     images.touched.push(page);
                 }
@@ -410,6 +419,7 @@ impl Committed {
                     runs.push((b, e));
                 });
             }
+            unite(runs);
         });
         // SAFETY: as above; nobody has written to it since but the comparison.
         let bytes = unsafe { std::slice::from_raw_parts(copy, self.page) };
@@ -446,9 +456,8 @@ impl Committed {
             _ => None,
         };
         let lsn = u64::MAX;
-        if new + parts.as_ref().map_or(0, |p| p.0.len()) > MOST_PARTS
-            && let Some(mut whole) = images.buffer(self.page)
-        {
+        let many = new + parts.as_ref().map_or(0, |p| p.0.len()) > MOST_PARTS;
+        if many && let Some(mut whole) = images.buffer(self.page) {
             whole.bytes().copy_from_slice(bytes);
             let copy = whole.ptr();
             for (b, e) in &images.runs {
@@ -458,7 +467,8 @@ impl Committed {
             let kind = Kind::Whole(whole);
             return Some(Image { kind, noted, lsn });
         }
-        if parts.is_none() && (new > MOST_PARTS || BYTES.load(Relaxed) + new > MOST_BYTES) {
+        if many || BYTES.load(Relaxed) + new > MOST_BYTES {
+            // What was kept of it is given up: the page is noted.
             for (b, e) in &images.runs {
                 // SAFETY: inside the region.
                 push(place(*b, *e), unsafe { now.add(*b) });
@@ -484,6 +494,15 @@ impl Committed {
             .context(|| "reading what is committed".into())?;
         bytes[got..].fill(0);
         Ok(())
+    }
+
+    /// Gives up images of which the file has all, if nobody compares just now.
+    pub fn sweep(&self, applied: u64) {
+        if let Ok(mut images) = self.images.try_lock()
+            && (applied > images.swept || images.free.len() > SPARE)
+        {
+            images.sweep(applied);
+        }
     }
 
     /// What `changes` named was appended as `lsn`.
@@ -634,6 +653,27 @@ mod tests {
                 assert_eq!(found(&c, memory, 9, 10), []);
             }
             BYTES.fetch_sub(taken, Relaxed);
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// Many differences in a page are sent as what lies between the first and the last.
+    #[test]
+    fn many_differences_in_a_page_are_one() {
+        let dir = std::env::temp_dir().join(format!("mojim-many-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("f"), [0; 4096]).unwrap();
+        let env = crate::os::Os::new().unwrap();
+        let file = env.open(&dir.join("f"), OpenHow::default()).unwrap();
+        let c = Committed::new(file, 0, 4096);
+        let mut memory = vec![0u8; 4096];
+        for byte in 1..4 {
+            (8..4000).step_by(80).for_each(|i| memory[i] = byte);
+            let all = found(&c, &memory, 0, byte.into());
+            let covered = |i: usize| all.iter().any(|r| r.contains(&i));
+            assert!(all.len() <= MOST_RUNS, "{all:?}");
+            assert!((8..4000).step_by(80).all(covered), "{all:?}");
         }
         std::fs::remove_dir_all(&dir).unwrap();
     }

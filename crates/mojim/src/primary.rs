@@ -310,8 +310,6 @@ pub struct Primary {
     pub(crate) link_work: Event,
     /// The checkpoint thread.
     pub(crate) checkpoint_work: Event,
-    /// Records are to be applied though there are few.
-    apply_wanted: AtomicBool,
     pub(crate) link_up: AtomicBool,
     /// Someone saw the link fail or stall.
     pub(crate) suspect: AtomicBool,
@@ -447,7 +445,6 @@ impl Primary {
             done: Event::default(),
             link_work: Event::default(),
             checkpoint_work: Event::default(),
-            apply_wanted: AtomicBool::new(false),
             link_up: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -1316,9 +1313,7 @@ impl Primary {
         let before = self.store.applied();
         let limit = self.apply_limit();
         let full = self.store.pressure() > 0.5;
-        let wanted = self.apply_wanted.swap(false, AcqRel);
-        let waiting = limit - before.min(limit);
-        let due = waiting >= self.spec.checkpoint_threshold || idle || full || wanted;
+        let due = limit - before.min(limit) >= self.spec.checkpoint_threshold || idle || full;
         if due {
             self.store.apply(limit, 1 << 20)?;
         }
@@ -1342,20 +1337,6 @@ impl Primary {
             self.done.notify();
         }
         Ok(applied > before || released)
-    }
-
-    /// Whoever keeps what is not applied has much of it.
-    pub(crate) fn want_apply(&self) {
-        // Looked at first: the line is every sync point's.
-        if !self.apply_wanted.load(Relaxed) {
-            self.apply_wanted.store(true, Release);
-            self.checkpoint_work.notify();
-        }
-    }
-
-    /// Whether the background's work on the own copy cannot wait.
-    pub(crate) fn is_pressed(&self) -> bool {
-        self.apply_wanted.load(Relaxed) || self.store.pressure() > 0.5
     }
 
     /// What the mirror lacks must stay in the ring while it follows, also where

@@ -50,11 +50,6 @@ use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
 
-/// How many times as long as it works the checkpoint thread rests, while
-/// nothing presses, and for how long at most.
-const REST: u32 = 4;
-const LONGEST_REST: Duration = Duration::from_millis(50);
-
 /// Longest piece that grows where the next one goes on.
 const MOST_MERGED: usize = 1 << 30;
 
@@ -909,29 +904,16 @@ impl Inner {
         crate::os::yield_to_others();
         let p = &self.primary;
         let mut quiet = 0u32;
-        let mut seen = 0;
         while !self.stop.load(Acquire) {
             let before = p.last();
-            if before != seen {
-                // Nothing is done while few records wait; that is no quiet.
-                (quiet, seen) = (0, before);
-            }
-            let begun = self.env.now();
             match p.checkpoint_step(quiet == 50) {
-                Ok(true) => {
-                    quiet = 0;
-                    // A page that is written again meanwhile is written to the
-                    // file once; and while this thread runs, every scan of page
-                    // tables interrupts its processor.
-                    let rest = (self.env.now() - begun) * REST;
-                    p.checkpoint_work.wait_unless(
-                        || self.stop.load(Acquire) || p.is_pressed(),
-                        rest.min(LONGEST_REST),
-                    );
-                }
+                Ok(true) => quiet = 0,
                 Ok(false) => quiet = quiet.saturating_add(1),
                 // The store is poisoned; every sync point says so.
                 Err(_) => return,
+            }
+            if committed::are_many() {
+                self.sweep();
             }
             if quiet <= 50 {
                 std::thread::sleep(Duration::from_millis(1));
@@ -943,6 +925,17 @@ impl Inner {
             );
             if p.last() != before {
                 quiet = 0;
+            }
+        }
+    }
+
+    /// Gives up what is kept of pages of which the files have all by now: also of
+    /// regions that nobody syncs any more.
+    fn sweep(&self) {
+        let applied = self.primary.store.applied();
+        for m in TABLE.regions() {
+            if std::ptr::eq(&*m.volume, self) {
+                m.region.committed.sweep(applied);
             }
         }
     }
@@ -1322,22 +1315,23 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
     let primary = &first.volume.primary;
     first.volume.check_attached()?;
     let with = |buf: &RefCell<Vec<Range<usize>>>| {
-        // A signal handler that syncs while this thread syncs gets its own.
         let mut own = Vec::new();
         let mut held = buf.try_borrow_mut();
         let found = held.as_deref_mut().unwrap_or(&mut own);
         found.clear();
-        if committed::are_too_many() {
-            // Before more is kept of what is not applied.
-            primary.store.apply(primary.apply_limit(), 1 << 20)?;
-        }
         let mut point = SyncPoint::new(ranges)?;
         let begun = match point.gather(found) {
             Ok(()) if point.pieces.is_empty() => {
                 // What there was others have begun to commit.
                 let last = point.compared.iter().map(|c| c.2.last()).max();
+                let last = last.unwrap_or(0);
                 drop(point);
-                primary.wait(last.unwrap_or(0), 0)?;
+                // What is applied was committed, also where the link that it went
+                // over is gone and the next one is behind.
+                if last > primary.store.applied() {
+                    primary.wait(last, 0)?;
+                }
+                LAST_LSN.with(|l| l.set(l.get().max(last)));
                 return Ok(0);
             }
             Ok(()) => point.begin(),
@@ -1347,9 +1341,6 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
             Ok(begun) => {
                 // The others' turn, while this one waits.
                 point.compared.clear();
-                if committed::are_many() {
-                    primary.want_apply();
-                }
                 primary.finish_commit(&begun).map(|()| begun.lsn)
             }
             Err(e) => {

@@ -287,6 +287,8 @@ impl Node {
 
 fn see_store<T>(store: &Store, last: u64, f: impl FnOnce(&mut Seen<'_>) -> Result<T>) -> Result<T> {
     store.standing_still(|area, lsn| {
+        // What failed while it was written may be anything.
+        store.check()?;
         let sb = store.superblock();
         let files = area.files().cloned().collect();
         f(&mut Seen {
