@@ -2,10 +2,11 @@
 //! (failure-atomic msync, Figure 2).
 //!
 //! A file of 64 MiB is mapped; each operation stores 8 bytes to each of some random pages and
-//! commits them: by plain `msync` of the whole mapping (which is neither atomic nor ordered), by
-//! Mojim's `msync` of the whole region, which has to find them, and by `gmsync` of the exact
-//! ranges. Unreplicated, with the log on the same disk. The subjects take turns in blocks of
-//! some time, in an order that rotates.
+//! commits them: by plain `msync` of the whole mapping (which is neither atomic nor ordered), also
+//! on a file system that journals data, by Mojim's `msync` of the whole region, which has to find
+//! them, with each policy of write-back, and by `gmsync` of the exact ranges. Unreplicated, with
+//! the log on the same disk. The subjects take turns in blocks of some time, in an order that
+//! rotates.
 //!
 //! What is timed: the sync points of a block, and at its end the time until everything is in the
 //! data file and durable there, which plain `msync` has done by then. The stores are timed apart:
@@ -20,12 +21,12 @@ use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mojim::config::Config;
+use mojim::config::{Config, WriteBack};
 use mojim::{MapFlags, Volume, gmsync, msync};
 use serde::Serialize;
 
 use crate::measure::histogram;
-use crate::raw::{Folios, PlainMsync, RAW_MSYNC_BYTES};
+use crate::raw::{Folios, Journaling, PlainMsync, RAW_MSYNC_BYTES};
 use crate::scratch::Scratch;
 
 /// Numbers of pages in a sync point (Figure 2).
@@ -72,6 +73,9 @@ struct Row {
     case: &'static str,
     /// How the file's pages lie in memory, or how the sync point names what changed.
     mode: &'static str,
+    /// `write_back` of Mojim's volume.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    write_back: &'static str,
     pages: usize,
     think_us: u64,
     /// Of all rounds: a sync point's share of all the time, the end of the blocks included.
@@ -121,7 +125,11 @@ impl Places {
 }
 
 trait Subject {
-    fn case(&self) -> (&'static str, &'static str);
+    fn case(&self) -> &'static str;
+    fn mode(&self) -> &'static str;
+    fn write_back(&self) -> &'static str {
+        ""
+    }
     /// Where it is mapped.
     fn base(&self) -> *mut u8;
     fn sync(&mut self, at: &[usize]) -> io::Result<()>;
@@ -129,11 +137,14 @@ trait Subject {
     fn settle(&mut self) -> io::Result<()>;
 }
 
-struct Plain(PlainMsync, Folios);
+struct Plain(PlainMsync, &'static str);
 
 impl Subject for Plain {
-    fn case(&self) -> (&'static str, &'static str) {
-        ("msync", self.1.name())
+    fn case(&self) -> &'static str {
+        "msync"
+    }
+    fn mode(&self) -> &'static str {
+        self.1
     }
     fn base(&self) -> *mut u8 {
         self.0.base()
@@ -150,14 +161,15 @@ struct Mojim {
     volume: Volume,
     base: *mut u8,
     data: File,
+    write_back: WriteBack,
     exact: Option<Vec<(*const u8, usize)>>,
 }
 
 impl Mojim {
-    fn attach(config: &Config, exact: bool) -> io::Result<Mojim> {
-        let name = if exact { "exact" } else { "whole" };
+    fn attach(config: &Config, write_back: WriteBack, exact: bool) -> io::Result<Mojim> {
+        let name = name(write_back, exact);
         let volume =
-            Volume::attach_with(config, "a", Some(name), |_, _| {}).map_err(io::Error::other)?;
+            Volume::attach_with(config, "a", Some(&name), |_, _| {}).map_err(io::Error::other)?;
         let flags = MapFlags {
             create: true,
             ..MapFlags::default()
@@ -174,17 +186,24 @@ impl Mojim {
             volume,
             base: m.ptr,
             data,
+            write_back,
             exact: exact.then(Vec::new),
         })
     }
 }
 
 impl Subject for Mojim {
-    fn case(&self) -> (&'static str, &'static str) {
+    fn case(&self) -> &'static str {
+        "mojim"
+    }
+    fn mode(&self) -> &'static str {
         match self.exact {
-            Some(_) => ("mojim", "exact-ranges"),
-            None => ("mojim", "whole-region"),
+            Some(_) => "exact-ranges",
+            None => "whole-region",
         }
+    }
+    fn write_back(&self) -> &'static str {
+        self.write_back.as_str()
     }
     fn base(&self) -> *mut u8 {
         self.base
@@ -211,15 +230,32 @@ impl Subject for Mojim {
     }
 }
 
+/// Of Mojim's volumes: how what waits is written back, and whether sync points name their bytes.
+const VOLUMES: [(WriteBack, bool); 4] = [
+    (WriteBack::Auto, false),
+    (WriteBack::Eager, false),
+    (WriteBack::Async, false),
+    (WriteBack::Auto, true),
+];
+
+fn name(write_back: WriteBack, exact: bool) -> String {
+    let what = if exact { "exact" } else { "whole" };
+    format!("{what}-{write_back}")
+}
+
 fn config(dir: &Path, ring: &Path) -> io::Result<Config> {
     let path = dir.join("bench.toml");
-    let volume = |name| format!("[volume.{name}]\nmode = \"unreplicated\"\nprimary = \"a\"\n");
+    let volume = |(write_back, exact): (WriteBack, bool)| {
+        format!(
+            "[volume.{}]\nmode = \"unreplicated\"\nprimary = \"a\"\nwrite_back = \"{write_back}\"\n",
+            name(write_back, exact)
+        )
+    };
     fs::write(
         &path,
         format!(
-            "cluster = \"bench\"\n{}{}[node.a]\naddress = \"127.0.0.1:1\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = \"64MiB\" }}\n",
-            volume("whole"),
-            volume("exact"),
+            "cluster = \"bench\"\n{}[node.a]\naddress = \"127.0.0.1:1\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = \"64MiB\" }}\n",
+            VOLUMES.map(volume).concat(),
             dir.join("a").display(),
             ring.display(),
         ),
@@ -336,12 +372,12 @@ fn one(
         .zip(&all)
         .enumerate()
         .map(|(i, (s, t))| {
-            let (case, mode) = s.case();
-            let ours = case == "mojim";
+            let ours = s.case() == "mojim";
             Row {
                 bench: "fams",
-                case,
-                mode,
+                case: s.case(),
+                mode: s.mode(),
+                write_back: s.write_back(),
                 pages,
                 think_us: think.as_micros() as u64,
                 mean_us: rounded(t.total.as_secs_f64() * 1e6 / t.ops as f64),
@@ -359,9 +395,10 @@ fn one(
 fn table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
-        "\n{:<6} {:<13} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9}",
+        "\n{:<6} {:<13} {:<6} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9}",
         "case",
         "mode",
+        "write",
         "pages",
         "think us",
         "mean us",
@@ -377,9 +414,10 @@ fn table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
         let disk = r.disk_bytes.map_or(String::new(), |b| b.to_string());
         writeln!(
             out,
-            "{:<6} {:<13} {:>5} {:>8} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>10} {:>9} {:>9}",
+            "{:<6} {:<13} {:<6} {:>5} {:>8} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>10} {:>9} {:>9}",
             r.case,
             r.mode,
+            r.write_back,
             r.pages,
             r.think_us,
             r.mean_us,
@@ -400,18 +438,24 @@ pub fn run(o: &FamsOptions) -> io::Result<()> {
     let scratch = Scratch::new_in(&parent)?;
     let memory = Scratch::new_in(Path::new("/dev/shm"))?;
     let config = config(scratch.path(), memory.path())?;
-    let plain = |f| PlainMsync::create(scratch.path(), f).map(|p| Plain(p, f));
-    let (whole, exact) = (
-        Mojim::attach(&config, false)?,
-        Mojim::attach(&config, true)?,
-    );
-    let volumes = [whole.volume.clone(), exact.volume.clone()];
-    let mut subjects: Vec<Box<dyn Subject>> = vec![
-        Box::new(plain(Folios::Large)?),
-        Box::new(plain(Folios::Small)?),
-        Box::new(whole),
-        Box::new(exact),
-    ];
+    let plain = |dir: &Path, f: Folios, name| {
+        PlainMsync::create(dir, f).map(|p| Box::new(Plain(p, name)) as Box<dyn Subject>)
+    };
+    let mut subjects = Vec::new();
+    for f in [Folios::Large, Folios::Small] {
+        subjects.push(plain(scratch.path(), f, f.name())?);
+    }
+    let journaling = Journaling::mount(scratch.path());
+    match &journaling {
+        Ok(j) => subjects.push(plain(j.path(), Folios::Small, "data=journal")?),
+        Err(e) => eprintln!("ext4 with data=journal is left out: {e}"),
+    }
+    let mut volumes = Vec::new();
+    for (write_back, exact) in VOLUMES {
+        let m = Mojim::attach(&config, write_back, exact)?;
+        volumes.push(m.volume.clone());
+        subjects.push(Box::new(m));
+    }
     let pages = match o.pages.is_empty() {
         true => PAGES.to_vec(),
         false => o.pages.clone(),

@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use crate::peers;
 
+mod journal;
 mod log;
 mod mapping;
 mod msync;
 mod shm;
 mod tcp;
 
+pub use journal::Journaling;
 pub use log::RawLog;
 pub use msync::{Folios, PlainMsync, SIZE as RAW_MSYNC_BYTES};
 pub use shm::RawShm;

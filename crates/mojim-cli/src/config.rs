@@ -51,6 +51,8 @@ fn data(c: &Config) -> Value {
                 "connections": v.connections,
                 "copy_streams": v.copy_streams,
                 "checkpoint_threshold": v.checkpoint_threshold,
+                "write_back": v.write_back.as_str(),
+                "write_back_pages": v.write_back_pages,
                 "msync_rounding": v.rounding.as_str(),
                 "resend_timeout_us": us(v.resend_timeout),
                 "resend_attempts": v.resend_attempts,
@@ -151,9 +153,11 @@ fn text(c: &Config) -> String {
             t += &format!("mirror = {}\n", quote(m));
         }
         t += &format!(
-            "connections = {}\ncheckpoint_threshold = {}\nmsync_rounding = \"{}\"\nresend_timeout = {}\nresend_attempts = {}\ntransport = \"{}\"\nspin = {}\ntracker = \"{}\"\n",
+            "connections = {}\ncheckpoint_threshold = {}\nwrite_back = \"{}\"\nwrite_back_pages = {}\nmsync_rounding = \"{}\"\nresend_timeout = {}\nresend_attempts = {}\ntransport = \"{}\"\nspin = {}\ntracker = \"{}\"\n",
             v.connections,
             v.checkpoint_threshold,
+            v.write_back,
+            v.write_back_pages,
             v.rounding,
             time(v.resend_timeout),
             v.resend_attempts,

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use mojim::Error;
 use mojim::claim::Claim;
-use mojim::config::MediumKind;
+use mojim::config::{MediumKind, WriteBack};
 use mojim::env::{Address, Env};
 use mojim::forward::Forward;
 use mojim::holders::{Holders, Peer};
@@ -26,7 +26,7 @@ use mojim::link::Wire;
 use mojim::log::{Log, LogSpec};
 use mojim::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
 use mojim::outflow::Source;
-use mojim::primary::{Primary, PrimarySpec};
+use mojim::primary::{Pace, Primary, PrimarySpec};
 use mojim::session::Session;
 use mojim::store::{Store, StoreSpec, read_superblock};
 use mojim::stream::{StreamIn, StreamOut};
@@ -226,6 +226,16 @@ impl Mutation {
     }
 }
 
+/// What a primary's background sees, of 6 that are equally likely.
+fn pace(n: u64) -> Pace {
+    match n {
+        0 => Pace::Idle,
+        1 => Pace::Pressed,
+        2 | 3 => Pace::Quiet,
+        _ => Pace::Busy,
+    }
+}
+
 /// What a seed decides before it starts.
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -239,6 +249,10 @@ pub struct Setup {
     pub medium: [MediumKind; 3],
     /// Committed records that make a checkpoint due.
     pub threshold: u64,
+    /// When they are applied.
+    pub write_back: WriteBack,
+    /// Pages that may wait with [`WriteBack::Async`].
+    pub write_back_pages: u64,
     /// Steps of the phase with faults.
     pub steps: u64,
     /// Chance of a crash or the like, in 100,000 per step.
@@ -279,7 +293,7 @@ impl Setup {
             Mode::Sync => *rng.pick(&[Disk, Dram, Pmem]),
             _ => *rng.pick(&[Disk, Disk, Pmem]),
         };
-        Setup {
+        let mut setup = Setup {
             mode,
             lanes: rng.between(1, 3) as usize,
             log: [0, 1, 2].map(|n| match n {
@@ -288,6 +302,8 @@ impl Setup {
             }),
             medium: [first, *rng.pick(&[Disk, Dram, Pmem]), Disk],
             threshold: *rng.pick(&[1, 1, 10, 1000]),
+            write_back: WriteBack::Eager,
+            write_back_pages: 0,
             steps: rng.between(300, 2500),
             trouble: *rng.pick(&[0, 100, 400, 1000]),
             views: matches!(mode, Mode::Sync | Mode::SyncFlush) && rng.coin(),
@@ -298,7 +314,12 @@ impl Setup {
             fallback: false,
             copy_streams: 1,
             stream_pace: 1,
-        }
+        };
+        // Of numbers of its own, as what it is about a backup.
+        let mut own = rng.clone();
+        setup.write_back = *own.pick(&[WriteBack::Eager, WriteBack::Async, WriteBack::Auto]);
+        setup.write_back_pages = *own.pick(&[1, 16, 128]);
+        setup
     }
 
     /// Draws what it is about a backup, from numbers of its own: seeds without
@@ -735,6 +756,8 @@ impl Cluster {
             smallest_log: smallest,
             secondary_threshold: s.secondary,
             checkpoint_threshold: s.threshold,
+            write_back: s.write_back,
+            write_back_pages: s.write_back_pages,
         }
     }
 
@@ -1557,7 +1580,7 @@ impl Cluster {
                     _ => {
                         accept_busy(prim, n);
                         if prim.epoch != 0 && self.rng.below(4) == 0 {
-                            let _ = p.checkpoint_step(self.rng.below(6) == 0);
+                            let _ = p.checkpoint_step(pace(self.rng.below(6)));
                         }
                         false
                     }
@@ -1678,7 +1701,8 @@ impl Cluster {
         match &self.nodes[n].role {
             Role::Down => return Ok(()),
             Role::Primary(p) if p.epoch != 0 => {
-                let _ = p.p.checkpoint_step(idle);
+                let pace = if idle { Pace::Idle } else { Pace::Quiet };
+                let _ = p.p.checkpoint_step(pace);
             }
             Role::Primary(_) => {}
             Role::Mirror(m) => {
@@ -1742,7 +1766,7 @@ impl Cluster {
                 for l in 0..self.setup.lanes {
                     let _ = p.drive(l);
                 }
-                let _ = p.checkpoint_step(false);
+                let _ = p.checkpoint_step(Pace::Busy);
             }
             Err(Error::Invalid(_)) => {}
             Err(e) => self.note(|| format!("append failed: {e}")),

@@ -3,7 +3,8 @@
 //!
 //! Owns the open data files, the catalogue, and the image: whole pages in
 //! anonymous memory into which a batch of records is merged before each page
-//! is written once. Never stores through a mapping of a data file.
+//! is written once; of a page to which one small extent was written, that
+//! extent. Never stores through a mapping of a data file.
 //!
 //! Invariants:
 //! - Records are applied in LSN order, whole sync points at a time, by one
@@ -24,7 +25,13 @@ use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
 
 /// Bytes of one page of the image. A unit of merging, not of any hardware.
-const IMAGE_PAGE: usize = 4096;
+pub const IMAGE_PAGE: usize = 4096;
+
+/// Bytes of the image beyond which it is written out.
+pub const MOST_IMAGE: usize = 32 << 20;
+
+/// What a part takes beside its bytes, about.
+const PART_BYTES: usize = 64;
 
 /// Extents of at least this many bytes go to their file without the image.
 const DIRECT: usize = 1024;
@@ -41,6 +48,14 @@ pub const REMOVAL_NOTE: &str = "removed";
 /// Most bytes of a catalogue.
 pub const MAX_CATALOG: u64 = 1 << 30;
 
+/// What was written to a page of a file.
+enum Image {
+    /// One extent, and where in the page.
+    Part(usize, Box<[u8]>),
+    /// The page with all that was written to it.
+    Page(Box<[u8; IMAGE_PAGE]>),
+}
+
 /// The files of one node's copy.
 pub struct Area {
     env: Arc<dyn Env>,
@@ -50,7 +65,9 @@ pub struct Area {
     catalog_lsn: u64,
     files: BTreeMap<u32, CatalogEntry>,
     open: BTreeMap<u32, Arc<dyn File>>,
-    image: BTreeMap<(u32, u64), Box<[u8; IMAGE_PAGE]>>,
+    image: BTreeMap<(u32, u64), Image>,
+    /// Memory that it takes, about.
+    image_bytes: usize,
     dirty: BTreeMap<u32, ()>,
     /// Names or sizes changed in the sync point being applied.
     names_dirty: bool,
@@ -92,6 +109,7 @@ impl Area {
             files: BTreeMap::new(),
             open: BTreeMap::new(),
             image: BTreeMap::new(),
+            image_bytes: 0,
             dirty: BTreeMap::new(),
             names_dirty: false,
             removed: Vec::new(),
@@ -543,26 +561,55 @@ impl Area {
             let page = offset / IMAGE_PAGE as u64;
             let within = (offset % IMAGE_PAGE as u64) as usize;
             let n = bytes.len().min(IMAGE_PAGE - within);
-            if let std::collections::btree_map::Entry::Vacant(_) = self.image.entry((id, page)) {
-                let mut fresh = Box::new([0u8; IMAGE_PAGE]);
-                if n < IMAGE_PAGE {
-                    let f = self.file(id)?;
-                    f.read_at(&mut fresh[..], page * IMAGE_PAGE as u64)
-                        .map_err(|e| Error::Poisoned(format!("reading file {id}: {e}")))?;
-                }
-                self.image.insert((id, page), fresh);
-            }
-            let p = self.image.get_mut(&(id, page)).expect("just put there");
-            p[within..within + n].copy_from_slice(&bytes[..n]);
+            self.write_in_page(id, page, within, &bytes[..n])?;
             offset += n as u64;
             bytes = &bytes[n..];
         }
         Ok(())
     }
 
-    /// Bytes that the image holds.
+    /// Bytes within one page.
+    fn write_in_page(&mut self, id: u32, page: u64, within: usize, bytes: &[u8]) -> Result<()> {
+        let put = |p: &mut [u8; IMAGE_PAGE], at: usize, bytes: &[u8]| {
+            p[at..at + bytes.len()].copy_from_slice(bytes);
+        };
+        let old = match self.image.get_mut(&(id, page)) {
+            Some(Image::Page(p)) => {
+                put(p, within, bytes);
+                return Ok(());
+            }
+            Some(Image::Part(at, old)) if *at == within && old.len() == bytes.len() => {
+                old.copy_from_slice(bytes);
+                return Ok(());
+            }
+            None if bytes.len() < IMAGE_PAGE => {
+                self.image_bytes += PART_BYTES + bytes.len();
+                let part = Image::Part(within, bytes.into());
+                self.image.insert((id, page), part);
+                return Ok(());
+            }
+            Some(Image::Part(at, old)) => Some((*at, std::mem::take(old))),
+            None => None,
+        };
+        // A second extent: the page is read once, and written once.
+        let mut p = Box::new([0u8; IMAGE_PAGE]);
+        if bytes.len() < IMAGE_PAGE {
+            let f = self.file(id)?;
+            f.read_at(&mut p[..], page * IMAGE_PAGE as u64)
+                .map_err(|e| Error::Poisoned(format!("reading file {id}: {e}")))?;
+        }
+        if let Some((at, old)) = old {
+            put(&mut p, at, &old);
+        }
+        put(&mut p, within, bytes);
+        self.image_bytes += IMAGE_PAGE;
+        self.image.insert((id, page), Image::Page(p));
+        Ok(())
+    }
+
+    /// Bytes that the image holds, about.
     pub fn image_bytes(&self) -> usize {
-        self.image.len() * IMAGE_PAGE
+        self.image_bytes
     }
 
     /// Writes the image's pages to their files, each run of neighbours at once.
@@ -573,8 +620,16 @@ impl Area {
         let mut run: Vec<u8> = Vec::new();
         let mut run_at: Option<(u32, u64)> = None;
         let image = std::mem::take(&mut self.image);
-        for ((id, page), bytes) in image {
+        self.image_bytes = 0;
+        for ((id, page), image) in image {
             let at = page * IMAGE_PAGE as u64;
+            let bytes = match image {
+                Image::Page(bytes) => bytes,
+                Image::Part(within, bytes) => {
+                    self.write_run(id, at + within as u64, &bytes)?;
+                    continue;
+                }
+            };
             match run_at {
                 Some((rid, rat))
                     if rid == id && rat + run.len() as u64 == at && run.len() < 1 << 20 => {}
@@ -733,6 +788,7 @@ impl Area {
     /// Makes it the empty area of `volume`: everything here goes.
     pub fn reset(&mut self, volume: u64) -> Result<()> {
         self.image.clear();
+        self.image_bytes = 0;
         self.open.clear();
         self.dirty.clear();
         let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();

@@ -177,6 +177,8 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         max_record: Log::max_record(smallest),
         smallest_log: smallest,
         checkpoint_threshold: volume.checkpoint_threshold,
+        write_back: volume.write_back,
+        write_back_pages: volume.write_back_pages,
         secondary_threshold: volume.secondary_threshold,
     }
 }

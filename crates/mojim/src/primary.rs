@@ -27,6 +27,7 @@ use mojim_format::record::MAX_OPS;
 use mojim_format::{Level, OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter};
 use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 
+use crate::config::WriteBack;
 use crate::env::File;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -276,12 +277,32 @@ pub struct PrimarySpec {
     pub max_record: usize,
     /// Committed records that make a checkpoint due.
     pub checkpoint_threshold: u64,
+    /// When they are applied.
+    pub write_back: WriteBack,
+    /// Pages that may wait with [`WriteBack::Async`].
+    pub write_back_pages: u64,
     /// Bytes of the smallest log of the volume: what is larger than half of it
     /// goes through a spill file.
     pub smallest_log: u64,
     /// Bytes that may wait for a backup that this node itself forwards to.
     pub secondary_threshold: u64,
 }
+
+/// What the background sees of the program and its sync points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// They come one after the other.
+    Busy,
+    /// There was none since the background's last turn.
+    Quiet,
+    /// What waits takes too much memory.
+    Pressed,
+    /// There was none for long, or somebody waits for room in the log.
+    Idle,
+}
+
+/// Bytes of records that are applied at a time, and for which it pays.
+const APPLIED_AT_ONCE: u64 = 1 << 20;
 
 /// The primary of one volume, in the application's process.
 pub struct Primary {
@@ -813,7 +834,7 @@ impl Primary {
         }
         // The checkpoint's own thread gives way to everybody; this one waits
         // anyway, so it helps.
-        if self.checkpoint_step(true)? {
+        if self.checkpoint_step(Pace::Idle)? {
             return Ok(());
         }
         let start = self.store.env().now();
@@ -1300,10 +1321,10 @@ impl Primary {
     }
 
     /// One turn of the background's work on the own copy: persists what the
-    /// mode does not on the path, applies what may be applied, checkpoints
-    /// when the log is half full or, with `idle`, when there is anything.
-    /// True if it did something.
-    pub fn checkpoint_step(&self, idle: bool) -> Result<bool> {
+    /// mode does not on the path, applies what is due by the policy and by what
+    /// the program does, checkpoints when the log is half full or the program
+    /// idle. True if it did something.
+    pub fn checkpoint_step(&self, pace: Pace) -> Result<bool> {
         self.store.check()?;
         if !self.store.mutations.apply_before_log.load(Relaxed) {
             for lane in 0..self.lanes.len() {
@@ -1313,9 +1334,27 @@ impl Primary {
         let before = self.store.applied();
         let limit = self.apply_limit();
         let full = self.store.pressure() > 0.5;
-        let due = limit - before.min(limit) >= self.spec.checkpoint_threshold || idle || full;
+        let idle = pace == Pace::Idle;
+        let due = full || idle || pace == Pace::Pressed || {
+            let enough = limit - before.min(limit) >= self.spec.checkpoint_threshold;
+            match self.spec.write_back {
+                WriteBack::Eager => enough,
+                WriteBack::Async => self.store.has_waiting(self.spec.write_back_pages),
+                WriteBack::Auto => {
+                    enough && pace == Pace::Quiet || self.store.waiting_bytes() >= APPLIED_AT_ONCE
+                }
+            }
+        };
         if due {
-            self.store.apply(limit, 1 << 20)?;
+            // One checkpoint for so much that its syncs do not count, but not
+            // for so much that who waits for room waits long.
+            let piece = self.spec.smallest_log / 8;
+            let piece = if full {
+                piece.max(APPLIED_AT_ONCE)
+            } else {
+                APPLIED_AT_ONCE
+            };
+            self.store.apply(limit, piece as usize)?;
         }
         let live = &self.store.logs()[0];
         live.live(Live::Last).store(self.last(), Relaxed);
@@ -1385,12 +1424,9 @@ mod tests {
     use crate::os::Os;
     use crate::store::StoreSpec;
 
-    /// The lease was looked at by the session's thread only: a thread that slept
-    /// with it, or ran while it waited for a disk, acknowledged what a backup had
-    /// given up.
-    #[test]
-    fn what_comes_after_a_lease_is_not_committed_whoever_looks() {
-        let dir = std::env::temp_dir().join(format!("mojim-lease-{}", std::process::id()));
+    /// A primary without a mirror, of a volume in a directory of its own.
+    fn alone(name: &str, write_back: WriteBack) -> (Primary, std::path::PathBuf) {
+        let dir = std::env::temp_dir().join(format!("mojim-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
         let env: Arc<dyn crate::env::Env> = Arc::new(Os::new().unwrap());
@@ -1399,7 +1435,7 @@ mod tests {
             medium: MediumKind::Dram,
             path: dir.join("log"),
             ring: dir.join("ring"),
-            size: 64 << 10,
+            size: LOG,
         };
         let spec = StoreSpec {
             cluster: "c".into(),
@@ -1421,11 +1457,99 @@ mod tests {
             resend_timeout: Duration::from_secs(1),
             resend_attempts: 1,
             max_record: 4096,
-            checkpoint_threshold: 100,
-            smallest_log: 64 << 10,
+            checkpoint_threshold: 2,
+            write_back,
+            write_back_pages: 5,
+            smallest_log: LOG,
             secondary_threshold: 0,
         };
-        let p = Primary::new(store, spec);
+        (Primary::new(store, spec), dir)
+    }
+
+    const LOG: u64 = 4 << 20;
+
+    /// What each policy applies, by what waits and what the program does.
+    #[test]
+    fn what_waits_is_written_back_by_the_policy() {
+        use WriteBack::{Async, Auto, Eager};
+        let store_of = |write_back: WriteBack| {
+            let (p, dir) = alone(&format!("write-back-{write_back}"), write_back);
+            p.store.make_new().unwrap();
+            p.begin(1, mojim_format::View::default()).unwrap();
+            (p, dir)
+        };
+        let bytes = vec![1u8; 2000];
+        let append = |p: &Primary, offset: u64, len: usize| {
+            let ptr = bytes.as_ptr();
+            let file = 1;
+            p.append(&[Piece::Write {
+                file,
+                offset,
+                ptr,
+                len,
+            }])
+            .unwrap();
+        };
+        let step = |p: &Primary, pace| {
+            p.checkpoint_step(pace).unwrap();
+            p.last() - p.store.applied()
+        };
+        for policy in [Eager, Async, Auto] {
+            let (p, dir) = store_of(policy);
+            // One record of one page.
+            append(&p, 0, 8);
+            assert_eq!(step(&p, Pace::Busy), 1, "{policy}");
+            assert_eq!(step(&p, Pace::Quiet), 1, "{policy}: below the threshold");
+            // Two of three pages.
+            append(&p, 4090, 8);
+            let left = step(&p, Pace::Busy);
+            assert_eq!(left, if policy == Eager { 0 } else { 2 }, "{policy}");
+            let left = step(&p, Pace::Quiet);
+            assert_eq!(left, if policy == Async { 2 } else { 0 }, "{policy}");
+            // Three of five.
+            append(&p, 4090, 8);
+            let left = step(&p, Pace::Busy);
+            assert_eq!(left, if policy == Async { 0 } else { 1 }, "{policy}");
+            assert_eq!(step(&p, Pace::Pressed), 0, "{policy}");
+            assert_eq!(p.store.checkpointed(), 0, "{policy}");
+            // Applied ones do not count again.
+            append(&p, 0, 8);
+            assert_eq!(step(&p, Pace::Busy), 1, "{policy}");
+            assert_eq!(step(&p, Pace::Idle), 0, "{policy}");
+            assert_eq!(p.store.checkpointed(), p.last(), "{policy}");
+            // Half of the log.
+            if policy == Async {
+                while p.store.pressure() <= 0.5 {
+                    append(&p, 0, 0);
+                }
+                step(&p, Pace::Busy);
+                assert_eq!(p.store.checkpointed(), p.store.applied());
+                assert!(p.store.pressure() < 0.5);
+            }
+            // Much, of few pages.
+            if policy == Auto {
+                let before = p.store.applied();
+                while p.store.waiting_bytes() < APPLIED_AT_ONCE {
+                    assert_eq!(p.store.applied(), before);
+                    append(&p, 0, bytes.len());
+                    if p.store.waiting_bytes() < APPLIED_AT_ONCE {
+                        step(&p, Pace::Busy);
+                    }
+                }
+                assert_eq!(step(&p, Pace::Busy), 0);
+            }
+            drop(p);
+            std::fs::remove_dir_all(&dir).unwrap();
+        }
+    }
+
+    /// The lease was looked at by the session's thread only: a thread that slept
+    /// with it, or ran while it waited for a disk, acknowledged what a backup had
+    /// given up.
+    #[test]
+    fn what_comes_after_a_lease_is_not_committed_whoever_looks() {
+        let (p, dir) = alone("lease", WriteBack::Eager);
+        let env = p.store.env().clone();
         let hour = Duration::from_secs(3600);
         p.lease_until(env.now() + hour);
         p.persisted.reset(5);

@@ -771,7 +771,8 @@ impl Store {
     /// to it that their epoch is over (`begin_epoch` or `follow` with a later
     /// epoch that begins at or before the first of them).
     pub fn truncate(&self, keep: u64) -> Result<()> {
-        let a = lock(&self.applier);
+        let mut a = lock(&self.applier);
+        a.recount();
         if keep < a.applied {
             return Err(Error::Protocol(format!(
                 "records above {keep} are to be dropped, but {} are applied",

@@ -39,7 +39,7 @@ use crate::holders::{self, Holders, Peer};
 use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
-use crate::primary::{Begun, Piece, Primary, thread_number};
+use crate::primary::{Begun, Pace, Piece, Primary, thread_number};
 use crate::reader;
 use crate::region::{EXACT_MAX, MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy};
 use crate::session::Session;
@@ -903,15 +903,22 @@ impl Inner {
     fn checkpoint_loop(&self) {
         crate::os::yield_to_others();
         let p = &self.primary;
-        let mut quiet = 0u32;
+        let (mut quiet, mut seen) = (0u32, 0);
         while !self.stop.load(Acquire) {
             let before = p.last();
-            match p.checkpoint_step(quiet == 50) {
-                Ok(true) => quiet = 0,
-                Ok(false) => quiet = quiet.saturating_add(1),
+            let pace = match quiet {
+                50 => Pace::Idle,
+                _ if committed::are_many() => Pace::Pressed,
+                _ if before == seen => Pace::Quiet,
+                _ => Pace::Busy,
+            };
+            match p.checkpoint_step(pace) {
+                Ok(false) if before == seen => quiet = quiet.saturating_add(1),
+                Ok(_) => quiet = 0,
                 // The store is poisoned; every sync point says so.
                 Err(_) => return,
             }
+            seen = before;
             if committed::are_many() {
                 self.sweep();
             }

@@ -142,10 +142,13 @@ fn the_file_has_what_was_committed_and_nothing_else() {
         let dir = Dir::new(&format!("model-{seed}"));
         let tracker = ["uffd", "mprotect"][seed as usize % 2];
         let threshold = [1, 3, 20, 1_000_000][seed as usize / 2 % 4];
+        let write_back = ["auto", "eager", "async"][seed as usize % 3];
         let config = config(
             &dir.0,
             tracker,
-            &format!("checkpoint_threshold = {threshold}"),
+            &format!(
+                "checkpoint_threshold = {threshold}\nwrite_back = \"{write_back}\"\nwrite_back_pages = 4"
+            ),
         );
         let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
         let mut next = random(seed + 1);

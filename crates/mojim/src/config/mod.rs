@@ -166,6 +166,18 @@ words! {
         /// `disk`: a file on a block device.
         Disk = "disk",
     }
+    /// When committed bytes that are safe in the log go to the data files (failure-atomic msync,
+    /// 3.2). The default is `auto`.
+    WriteBack {
+        /// `auto`: as `eager` while the program pauses for a millisecond or two between its sync
+        /// points, else a MiB of records at a time, so that a page that is changed often is
+        /// written once for many sync points.
+        Auto = "auto",
+        /// `eager`: as soon as `checkpoint_threshold` records wait.
+        Eager = "eager",
+        /// `async`: when `write_back_pages` pages wait.
+        Async = "async",
+    }
     /// How stores into a mapped region are noticed. The default is `auto`.
     TrackerKind {
         /// `auto`: `uffd` where the kernel has it, otherwise `mprotect`.
@@ -234,8 +246,15 @@ pub struct Volume {
     /// `connections`: links, and shares of each log, from 1 to 64. Default 1.
     pub connections: usize,
     /// `checkpoint_threshold`: how many records may wait in a log before a checkpoint begins, at
-    /// least 1. Default 1.
+    /// least 1. Default 1. With `write_back` `async`, `write_back_pages` says it instead.
     pub checkpoint_threshold: u64,
+    /// `write_back`: when the primary's committed bytes go from its log to its data files. Default
+    /// `auto`. Whatever it says, they do when the log is half full, when what is kept in memory of
+    /// pages that wait is many (32 MiB in the process), and when nothing was committed for 50 ms.
+    pub write_back: WriteBack,
+    /// `write_back_pages`: how many pages of 4 KiB may wait with `write_back` `async`, from 1 to
+    /// 1048576; a page counts once for each sync point. Default 128.
+    pub write_back_pages: u64,
     /// `msync_rounding`: which bytes msync commits. Default `exact`.
     pub rounding: Rounding,
     /// `resend_timeout`: how long to wait for an acknowledgement before a record is sent again,

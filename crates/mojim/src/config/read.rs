@@ -41,6 +41,8 @@ const VOLUME_KEYS: &[&str] = &[
     "connections",
     "copy_streams",
     "checkpoint_threshold",
+    "write_back",
+    "write_back_pages",
     "msync_rounding",
     "resend_timeout",
     "resend_attempts",
@@ -556,6 +558,10 @@ impl Reader {
                 read_int(item, 1..=i64::MAX)
             })
             .or(1);
+        let write_back = self.field(of, "write_back", read_word).or(WriteBack::Auto);
+        let write_back_pages = self
+            .field(of, "write_back_pages", |item| read_int(item, 1..=1 << 20))
+            .or(128);
         let rounding = self
             .field(of, "msync_rounding", read_word)
             .or(Rounding::Exact);
@@ -711,6 +717,8 @@ impl Reader {
                 fallback: fallback.value?,
                 connections: shares,
                 checkpoint_threshold: threshold.value?,
+                write_back: write_back.value?,
+                write_back_pages: write_back_pages.value?,
                 rounding: rounding.value?,
                 resend_timeout: timeout.value?,
                 resend_attempts: attempts.value? as u32,

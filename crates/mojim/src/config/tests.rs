@@ -66,6 +66,8 @@ fn the_example_reads_exactly() {
         fallback: Fallback::Manual,
         connections: 2,
         checkpoint_threshold: 1,
+        write_back: WriteBack::Auto,
+        write_back_pages: 128,
         rounding: Rounding::Exact,
         resend_timeout: Duration::from_millis(50),
         resend_attempts: 5,

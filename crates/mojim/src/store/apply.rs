@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::sync::Weak;
 use std::sync::atomic::Ordering::*;
 
-use mojim_format::OpKind;
+use mojim_format::{Op, OpKind};
 
 use super::hold::MOST_CHANGED;
 use super::{Store, lock};
-use crate::area::Area;
+use crate::area::{Area, IMAGE_PAGE, MOST_IMAGE};
 use crate::error::{Error, Result};
 use crate::log::{Live, Log};
 
@@ -31,6 +31,14 @@ pub(super) struct Applier {
     /// Where the cursors were after some LSNs, ascending: who reads the logs
     /// from there need not look for it.
     pub(super) marks: VecDeque<(u64, Vec<u64>)>,
+    waiting: Waiting,
+}
+
+/// Pages of records behind the cursors, counted as far as `at`.
+#[derive(Default)]
+struct Waiting {
+    at: Vec<u64>,
+    pages: u64,
 }
 
 /// Most of an applier's marks.
@@ -43,8 +51,43 @@ impl Applier {
             cursors,
             applied,
             marks: VecDeque::new(),
+            waiting: Waiting::default(),
         }
     }
+
+    /// Positions in the logs changed: what waits is counted anew.
+    pub(super) fn recount(&mut self) {
+        self.waiting = Waiting::default();
+    }
+
+    /// Counts what was appended since the last time, until there are `most` pages.
+    fn count(&mut self, logs: &[Log], most: u64) -> u64 {
+        let w = &mut self.waiting;
+        if w.at.is_empty() {
+            w.at = self.cursors.clone();
+        }
+        for (log, at) in logs.iter().zip(&mut w.at) {
+            while w.pages < most
+                && let Some((r, _, next)) = log.record(*at)
+            {
+                w.pages += r
+                    .ops()
+                    .map(|(op, payload)| pages(&op, payload))
+                    .sum::<u64>();
+                *at = next;
+            }
+        }
+        w.pages
+    }
+}
+
+/// Pages that an operation touches.
+fn pages(op: &Op, payload: &[u8]) -> u64 {
+    if op.kind != OpKind::Write || payload.is_empty() {
+        return 1;
+    }
+    let last = op.offset + payload.len() as u64 - 1;
+    last / IMAGE_PAGE as u64 - op.offset / IMAGE_PAGE as u64 + 1
 }
 
 /// Bytes of a data file that were read while records were applied to it.
@@ -94,7 +137,7 @@ impl Store {
         let meta = &self.spec.meta;
         let watches = self.watches();
         let mut changes = Vec::new();
-        while a.applied < limit && left > 0 {
+        while a.applied < limit && left > 0 && area.image_bytes() < MOST_IMAGE {
             let Some((lane, at)) = self.find_next(&a) else {
                 break;
             };
@@ -136,6 +179,7 @@ impl Store {
             self.fail(ended)?;
             a.cursors[lane] = p;
             a.applied = end;
+            a.recount();
         }
         let flushed = area.flush();
         self.fail(flushed)?;
@@ -388,6 +432,18 @@ impl Store {
         let kept = a.durable[lane].saturating_sub(log.start());
         let copied = self.paused.load(Acquire) || !self.watches().is_empty();
         copied || kept > log.size() / RELEASE && firm()
+    }
+
+    /// Whether the records that are not applied touch that many pages.
+    pub fn has_waiting(&self, pages: u64) -> bool {
+        lock(&self.applier).count(&self.logs, pages) >= pages
+    }
+
+    /// Bytes of the records that are not applied.
+    pub fn waiting_bytes(&self) -> u64 {
+        let a = lock(&self.applier);
+        let all = self.logs.iter().zip(&a.cursors);
+        all.map(|(log, at)| log.head().saturating_sub(*at)).sum()
     }
 
     /// The largest part of any log that a checkpoint would let go, from 0 to 1.

@@ -1,0 +1,63 @@
+//! A file system that journals data: ext4 with `data=journal` on a loop device.
+//!
+//! It is mounted in a mount namespace of the calling thread and of those that it starts, so that
+//! it is gone with the process, however that ends; its image is a file of the caller's directory.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Bytes of the image: room for a file of 64 MiB and a journal that is not the limit.
+const SIZE: u64 = 512 << 20;
+
+/// A mounted one. What is open in it must be closed before it is dropped.
+pub struct Journaling {
+    at: PathBuf,
+}
+
+impl Journaling {
+    /// Makes one below `dir`. Needs root, `mkfs.ext4` and loop devices.
+    pub fn mount(dir: &Path) -> io::Result<Journaling> {
+        let (image, at) = (dir.join("journal.img"), dir.join("journal"));
+        File::create(&image)?.set_len(SIZE)?;
+        fs::create_dir(&at)?;
+        // SAFETY: no memory is involved.
+        if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        run(Command::new("mount").args(["--make-rprivate", "/"]))?;
+        // All of the image is there, so that the loop device's writes allocate nothing.
+        run(Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-J", "size=128", "-E", "lazy_itable_init=0"])
+            .arg(&image))?;
+        run(Command::new("mount")
+            .args(["-t", "ext4", "-o", "loop,data=journal"])
+            .args([&image, &at]))?;
+        Ok(Journaling { at })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl Drop for Journaling {
+    fn drop(&mut self) {
+        // The namespace ends with the process anyway.
+        let _ = run(Command::new("umount").arg(&self.at));
+    }
+}
+
+fn run(command: &mut Command) -> io::Result<()> {
+    let out = command.stdin(Stdio::null()).output()?;
+    match out.status.success() {
+        true => Ok(()),
+        false => Err(io::Error::other(format!(
+            "{}: {}",
+            command.get_program().to_string_lossy(),
+            String::from_utf8_lossy(&out.stderr).trim()
+        ))),
+    }
+}
