@@ -45,5 +45,5 @@ pub use error::{Error, Result};
 pub use mojim_format::Level;
 pub use reader::{Reader, ReaderOptions};
 pub use region::{MapFlags, Mapping};
-pub use sync_point::{gmsync, msync};
-pub use volume::{CopyReport, Volume, last_lsn, unmap};
+pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
+pub use volume::{CopyReport, Volume, finish_all, last_lsn, unmap};

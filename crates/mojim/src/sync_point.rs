@@ -1,14 +1,20 @@
-//! Sync points: ranges of regions become records.
+//! Sync points: ranges of regions become records, or go back to what is
+//! committed.
 //!
-//! Owns the way of a call of `msync` or `gmsync`: which regions it concerns,
-//! what of them was changed, its record, and what becomes of what was collected
-//! if it fails.
+//! Owns the way of a call of `msync` or `gmsync`, with any of their flags (FAMS
+//! 3.1): which regions it concerns, what of them was changed, its record, and
+//! what becomes of what was collected if it fails.
 //!
 //! Thread rule: the ranges must not be stored to meanwhile, or the bytes of
-//! those stores may be committed in part (Mojim 3.1 leaves synchronisation to
-//! the program).
+//! those stores may be committed, or rolled back, in part (Mojim 3.1 leaves
+//! synchronisation to the program).
 //!
 //! Invariants:
+//! - Who waits for a sync point waits for all that were begun before it in the
+//!   volume: acknowledgements are cumulative. So what a call that did not wait
+//!   left undone is an error of the next that does, and of every one until it is
+//!   done.
+//! - A rollback changes nothing before everything that was begun is committed.
 //! - What a failed sync point had collected counts as changed again.
 //! - In a forked child nothing can be committed.
 
@@ -75,11 +81,39 @@ fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at:
     });
 }
 
+/// How far a sync point is when its call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// It is committed.
+    Committed,
+    /// It has its number and its bytes: nothing that is stored later is in it.
+    Begun,
+}
+
 /// One atomic sync point over any byte range of one region (Mojim 3.1).
 /// Returns its LSN; 0 if nothing had changed. `Error::NotFound` if the address
 /// is in no region.
 #[inline]
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
+    sync_address(addr, len, Until::Committed)
+}
+
+/// The same, but does not wait until it is committed (`MS_ASYNC`, FAMS 3.1). Its
+/// bytes are copied: later stores are not in it. It is committed before every
+/// later sync point of the volume, or none of these is; by itself, soon. If it
+/// cannot be, the next call that waits says so, of any thread: [`msync`],
+/// [`gmsync`], [`Volume::fsync`], [`Volume::wait`], [`Volume::detach`]. The log
+/// bounds how much is on its way: where it is full, this waits for room.
+///
+/// [`Volume::fsync`]: crate::Volume::fsync
+/// [`Volume::wait`]: crate::Volume::wait
+/// [`Volume::detach`]: crate::Volume::detach
+pub fn msync_async(addr: *const u8, len: usize) -> Result<u64> {
+    sync_address(addr, len, Until::Begun)
+}
+
+#[inline]
+fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
     check_fork()?;
     let generation = TABLE.generation.load(SeqCst);
     let start = addr as usize;
@@ -95,7 +129,7 @@ pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
         }
         _ => locate(start, len)?,
     };
-    let done = sync_range(&m, clip(&m, start, len));
+    let done = sync_range(&m, clip(&m, start, len), until);
     // At the end of a thread there is nothing to remember.
     let _ = REMEMBERED.try_with(|r| r.set(Some((generation, m))));
     done
@@ -106,7 +140,20 @@ fn clip(m: &Mapped, addr: usize, len: usize) -> Range<usize> {
     m.region.clip(addr..addr + len)
 }
 
-pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
+/// What is left of a sync point that was begun.
+#[inline]
+fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
+    match until {
+        Until::Committed => inner.primary.finish_commit(begun),
+        Until::Begun => {
+            inner.unawaited.fetch_max(begun.lsn, AcqRel);
+            inner.primary.set_going(begun);
+            Ok(())
+        }
+    }
+}
+
+pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>, until: Until) -> Result<u64> {
     m.volume.check_attached()?;
     if !m.region.write || range.is_empty() {
         return Ok(0);
@@ -124,16 +171,26 @@ pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
         let span = m.region.span().start;
         let bytes = range.start - span..range.end - span;
         m.region.committed.note(bytes, begun.lsn);
-        primary.finish_commit(&begun)?;
+        end(&m.volume, &begun, until)?;
         LAST_LSN.with(|l| l.set(begun.lsn));
         return Ok(begun.lsn);
     }
-    sync_many(&[(m.clone(), range)])
+    sync_many(&[(m.clone(), range)], until)
 }
 
 /// One atomic sync point over several byte ranges, in one or several regions
 /// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
 pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
+    sync_addresses(ranges, Until::Committed)
+}
+
+/// The same, but does not wait until it is committed; all that [`msync_async`]
+/// says holds.
+pub fn gmsync_async(ranges: &[(*const u8, usize)]) -> Result<u64> {
+    sync_addresses(ranges, Until::Begun)
+}
+
+fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
     check_fork()?;
     let mut found: Vec<(Arc<Mapped>, Range<usize>)> = Vec::with_capacity(ranges.len());
     for &(p, len) in ranges {
@@ -153,7 +210,52 @@ pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
             "the ranges of one gmsync lie in different volumes; atomicity spans one volume".into(),
         ));
     }
-    sync_many(&found)
+    sync_many(&found, until)
+}
+
+/// Rolls the bytes `[addr, addr + len)` of a region that was mapped with
+/// `atomic` back to what was committed last (`MS_INVALIDATE` alone, FAMS 3.1):
+/// exactly these bytes, or the pages that have them where `msync_rounding` is
+/// "page". Waits first for everything that was begun, also by
+/// [`msync_async`]: what is committed then is what they go back to.
+///
+/// False, and nothing is done, for a region without `atomic`.
+///
+/// # Errors
+/// Where something that was begun cannot be committed now, it is in doubt what
+/// is committed: the memory stays as it is, and the call can be repeated. After
+/// an error in reading or writing files some of the bytes may be rolled back.
+pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
+    check_fork()?;
+    let m = locate(addr as usize, len)?;
+    m.volume.check_attached()?;
+    let region = &m.region;
+    if !region.atomic {
+        return Ok(false);
+    }
+    let mut range = relative(&m, &clip(&m, addr as usize, len));
+    if !region.write || range.is_empty() {
+        return Ok(true);
+    }
+    let primary = &m.volume.primary;
+    let mut images = region.committed.hold(|| primary.settled_last())?;
+    // What other threads begin from here on they begin while this goes on.
+    let last = primary.settled_last();
+    m.volume.wait_for(last)?;
+    // The file may have become shorter before this thread's turn; from here on
+    // it waits.
+    range.end = range.end.min(region.valid.load(Acquire));
+    if range.is_empty() {
+        return Ok(true);
+    }
+    let mut written = Vec::new();
+    region.copy.written(range, &mut written)?;
+    let applied = primary.store.applied();
+    let base = region.copy.base();
+    let committed = &region.committed;
+    let settle = || m.volume.settle(last);
+    committed.restore(&mut images, base, &written, applied, settle)?;
+    Ok(true)
 }
 
 /// A region whose changes are looked for, with its first place in the list.
@@ -267,12 +369,12 @@ impl<'a> SyncPoint<'a> {
     }
 }
 
-fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
+pub(crate) fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)], until: Until) -> Result<u64> {
     let Some((first, _)) = ranges.first() else {
         return Ok(0);
     };
-    let primary = &first.volume.primary;
-    first.volume.check_attached()?;
+    let inner = &first.volume;
+    inner.check_attached()?;
     let with = |buf: &RefCell<Vec<Range<usize>>>| {
         let mut own = Vec::new();
         let mut held = buf.try_borrow_mut();
@@ -285,10 +387,8 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
                 let last = point.compared.iter().map(|c| c.2.last()).max();
                 let last = last.unwrap_or(0);
                 drop(point);
-                // What is applied was committed, also where the link that it went
-                // over is gone and the next one is behind.
-                if last > primary.store.applied() {
-                    primary.wait(last, 0)?;
+                if until == Until::Committed {
+                    inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
                 }
                 LAST_LSN.with(|l| l.set(l.get().max(last)));
                 return Ok(0);
@@ -300,7 +400,7 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
             Ok(begun) => {
                 // The others' turn, while this one waits.
                 point.compared.clear();
-                primary.finish_commit(&begun).map(|()| begun.lsn)
+                end(inner, &begun, until).map(|()| begun.lsn)
             }
             Err(e) => {
                 point.undo();

@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy}
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
 use crate::stream::StreamThreads;
-use crate::sync_point::sync_range;
+use crate::sync_point::{Until, sync_many, sync_range};
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 /// How often a primary that is alone asks which nodes hold its volume.
@@ -66,6 +66,8 @@ pub(crate) struct Inner {
     stop: AtomicBool,
     stopped: Event,
     detached: AtomicBool,
+    /// The last sync point whose call did not wait for it.
+    pub(crate) unawaited: AtomicU64,
     /// One name-space change at a time.
     names: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -164,7 +166,20 @@ thread_local! {
     pub(crate) static LAST_LSN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// LSN of the calling thread's last successful sync point; 0 before the first.
+/// The volumes of this process, for its end.
+static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// [`Volume::finish`] for every volume that is attached, for the end of the
+/// process: without this, or a detach, exit commits nothing. All are tried; the
+/// first error is returned. Nothing is done in a forked child.
+pub fn finish_all() -> Result<()> {
+    let all: Vec<_> = lock(&ATTACHED).iter().filter_map(Weak::upgrade).collect();
+    let all = all.into_iter().filter(|_| !is_forked());
+    all.map(|v| Volume(v).finish()).fold(Ok(()), Result::and)
+}
+
+/// LSN of the calling thread's last successful sync point, or of the last that
+/// it has begun; 0 before the first.
 pub fn last_lsn() -> u64 {
     LAST_LSN.with(Cell::get)
 }
@@ -267,10 +282,15 @@ impl Volume {
             stop: AtomicBool::new(false),
             stopped: Event::default(),
             detached: AtomicBool::new(false),
+            unawaited: AtomicU64::new(0),
             names: Mutex::new(()),
             threads: Mutex::new(Vec::new()),
         });
         inner.start_threads(session)?;
+        let mut attached = lock(&ATTACHED);
+        attached.retain(|v| v.strong_count() > 0);
+        attached.push(Arc::downgrade(&inner));
+        drop(attached);
         Ok(Volume(inner))
     }
 
@@ -619,6 +639,29 @@ impl Volume {
         self.0.change_names(&[Piece::Rename { file: id, name: to }])
     }
 
+    /// A sync point of all regions of a file, atomic as a whole (`fsync`,
+    /// `fdatasync`). Returns its LSN; 0 if nothing had changed. Waits, as every
+    /// sync point does, for those of the volume whose calls did not.
+    pub fn fsync(&self, file: &str) -> Result<u64> {
+        check_fork()?;
+        let inner = &self.0;
+        inner.check_attached()?;
+        let (id, _) = {
+            let _names = lock(&inner.names);
+            inner.find_or_create(file, false)?
+        };
+        let mine: Vec<_> = TABLE
+            .regions()
+            .into_iter()
+            .filter(|m| Arc::ptr_eq(&m.volume, inner) && m.region.file == id)
+            .map(|m| (m.clone(), m.region.clip(m.region.span())))
+            .collect();
+        if mine.is_empty() {
+            inner.wait_for(inner.unawaited.load(Acquire))?;
+        }
+        sync_many(&mine, Until::Committed)
+    }
+
     /// Waits until everything up to `lsn` is committed by the mode's rule.
     pub fn wait(&self, lsn: u64) -> Result<()> {
         check_fork()?;
@@ -670,9 +713,12 @@ impl Volume {
 
     /// As [`Volume::detach`], but leaves the memory mapped: for the end of the
     /// process, while other threads may still run. What they store from now on
-    /// is not kept.
+    /// is not kept. Nothing is done if it has ended already.
     pub fn finish(&self) -> Result<()> {
-        self.end(false)
+        match self.0.detached.load(Acquire) {
+            true => Ok(()),
+            false => self.end(false),
+        }
     }
 
     fn end(&self, unmap: bool) -> Result<()> {
@@ -686,7 +732,7 @@ impl Volume {
             .collect();
         for m in &mine {
             if !m.region.atomic {
-                sync_range(m, m.region.clip(m.region.span()))?;
+                sync_range(m, m.region.clip(m.region.span()), Until::Committed)?;
             }
         }
         if unmap {
@@ -1017,9 +1063,19 @@ impl Inner {
         self.settle(lsn)
     }
 
+    /// Waits until every record up to `lsn` is committed.
+    pub(crate) fn wait_for(&self, lsn: u64) -> Result<()> {
+        // What is applied was committed, also where the link that it went over
+        // is gone and the next one is behind.
+        if lsn > self.primary.store.applied() {
+            self.primary.wait(lsn, 0)?;
+        }
+        Ok(())
+    }
+
     /// Waits until the data files show every record up to `lsn`, which is
     /// committed.
-    fn settle(&self, lsn: u64) -> Result<()> {
+    pub(crate) fn settle(&self, lsn: u64) -> Result<()> {
         let p = &self.primary;
         let start = self.env.now();
         while p.store.applied() < lsn {
@@ -1089,7 +1145,7 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
         )));
     }
     if !is_forked() && !m.region.atomic && !m.volume.detached.load(Acquire) {
-        sync_range(&m, m.region.clip(span))?;
+        sync_range(&m, m.region.clip(span), Until::Committed)?;
     }
     unmap_region(&m)
 }
