@@ -76,7 +76,8 @@ pub(crate) struct Inner {
 /// A volume to which this process is attached as primary.
 ///
 /// Cheap to clone; the volume stays attached until [`Volume::detach`] or the
-/// end of the process. Dropping it neither commits nor detaches.
+/// end of the process. Dropping it neither commits nor detaches, and nor does
+/// the end: see [`finish_all`].
 #[derive(Clone)]
 pub struct Volume(pub(crate) Arc<Inner>);
 

@@ -451,6 +451,34 @@ fn a_rollback_leaves_what_others_store_and_sync_beside_it() {
     }
 }
 
+/// One sync point, of all regions of the file and of no other.
+#[test]
+fn fsync_is_one_sync_point_of_a_files_regions() {
+    let dir = Dir::new("fsync");
+    let config = config(&dir.0, "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let map = |file: &str, offset| {
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            offset,
+            ..MapFlags::default()
+        };
+        v.map(file, 8192, flags).unwrap()
+    };
+    let all = [map("f", 0), map("f", 65536), map("g", 0)];
+    for m in all {
+        // SAFETY: inside the mapping, which only this thread uses.
+        unsafe { m.ptr.write(5) };
+    }
+    let before = mojim::last_lsn();
+    assert_eq!(v.fsync("f").unwrap(), before + 1);
+    assert!(matches!(v.fsync("none"), Err(mojim::Error::NotFound(_))));
+    v.detach().unwrap();
+    let first = |file: &str, at| std::fs::read(v.directory().join(file)).unwrap()[at];
+    assert_eq!([first("f", 0), first("f", 65536), first("g", 0)], [5, 5, 0]);
+}
+
 /// Without `atomic` nothing is rolled back, as on Linux.
 #[test]
 fn only_an_atomic_region_is_rolled_back() {

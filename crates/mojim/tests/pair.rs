@@ -184,6 +184,8 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     let load = |at: usize| unsafe { m.ptr.add(at).read_volatile() };
     store(0, 1);
     msync(m.ptr, m.len).unwrap();
+    let other = v.map("g", 1 << 20, atomic).unwrap();
+    msync(other.ptr, other.len).unwrap();
     b.stop();
     store(1, 2);
     let lsn = msync_async(m.ptr, m.len).unwrap();
@@ -194,6 +196,8 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     std::thread::scope(|s| {
         let at = m.ptr as usize;
         // Nothing was changed since: these wait for what was begun.
+        let of_another = other.ptr as usize;
+        s.spawn(move || timeout(msync(of_another as *const u8, 1 << 20)));
         s.spawn(move || timeout(msync(at as *const u8, 1 << 20)));
         s.spawn(|| timeout(v.fsync("f")));
         s.spawn(|| timeout(v.wait(short).map(|()| 0)));
