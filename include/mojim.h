@@ -22,8 +22,10 @@
  * 6. mprotect, mremap, madvise(MADV_DONTNEED) and MAP_FIXED over a region, and
  *    munmap in place of mojim_unmap, break the noting of changes. So does
  *    closing descriptors that the program did not open.
- * 7. Process death without mojim_detach (a signal, _exit, exec) loses what was
- *    stored since the last sync point, never anything that was committed.
+ * 7. A program that returns from main or calls exit ends as if it had called
+ *    mojim_finish; where that fails, a line on standard error says why. Sudden
+ *    death (a signal, _exit, exec) loses what was stored since the last sync
+ *    point, never anything that was committed.
  *
  * CONVENTIONS
  *
@@ -172,7 +174,8 @@ void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
 /* Ends a region, given by its address and length (which may be rounded up to
  * whole pages). A sync point, unless it was mapped with MAP_ATOMIC; if that
  * fails the region stays. EINVAL if no region begins there, EOPNOTSUPP for a
- * part of a region. */
+ * part of a region (for which there is mojim_msync, with MS_SYNC or
+ * MS_INVALIDATE). */
 int mojim_unmap(void *addr, size_t len);
 
 /* 1 if the address lies in a region of this process, else 0. */
@@ -188,10 +191,25 @@ int mojim_is_region(const void *addr);
  * the region is committed.
  *
  * flags, as for msync(2):
- *   MS_SYNC        commits
- *   MS_ASYNC       commits too: this version does not return before
- *   MS_INVALIDATE  with one of these: ignored. Alone: EOPNOTSUPP
- *   MS_MOJIM       as MS_SYNC
+ *   MS_SYNC        commits.
+ *   MS_ASYNC       begins to commit, and does not wait: the bytes are copied, so
+ *                  what is stored later is not in it; it is atomic, and in order
+ *                  with all other sync points. mojim_last_lsn has its number, to
+ *                  give to mojim_wait. It goes on by itself (within milliseconds,
+ *                  unless the machine or the link is busy). Until then it is in
+ *                  doubt: it outlives the program, but not the node's power. If
+ *                  it cannot be committed, the next call that waits fails with
+ *                  the reason, and every one until it is: an MS_SYNC, gmsync or
+ *                  mojim_fsync in the volume, mojim_wait, mojim_detach. A full
+ *                  log, or a range larger than half of it, makes it wait.
+ *   MS_INVALIDATE  alone, in a region with MAP_ATOMIC: rolls the bytes back to
+ *                  what was committed last, these bytes and no others (but see
+ *                  msync_rounding). What was begun, by MS_ASYNC or by other
+ *                  threads, is awaited first, and is committed then. Where it
+ *                  cannot be (ETIMEDOUT, ESTALE, EIO), the memory stays as it
+ *                  is. In a region without MAP_ATOMIC: does nothing, as on Linux.
+ *                  With one of the others: ignored.
+ *   MS_MOJIM       as MS_SYNC, unless MS_ASYNC is given
  * EINVAL for none of these, both MS_SYNC and MS_ASYNC, or a range that reaches
  * beyond its region (which may be rounded up to whole pages); ENOMEM if addr is
  * in no region. */
@@ -201,9 +219,9 @@ int mojim_msync(void *addr, size_t len, int flags);
 #define MS_MOJIM 0x100
 
 /* Commits n ranges, of one or several regions of one volume, atomically
- * together (Mojim, Section 3.1). flags: MS_MOJIM, MS_SYNC, or both. EINVAL if a
- * range is negative, in no region, beyond its region, or of another volume;
- * nothing is committed then.
+ * together (Mojim, Section 3.1). flags: MS_MOJIM, MS_SYNC, or both; or MS_ASYNC,
+ * as for mojim_msync. EINVAL if a range is negative, in no region, beyond its
+ * region, or of another volume; nothing is committed then.
  *
  * The struct is the paper's. A program that declares it itself, as the paper's
  * Figure 1 does, defines MOJIM_NO_STRUCT before it includes this header. */
@@ -217,10 +235,15 @@ int gmsync(struct msync_input *input, int n, int flags);
 int gmsync(void *input, int n, int flags);
 #endif
 
+/* Commits what was changed of a file in all its regions, atomically together,
+ * and waits for every MS_ASYNC of the volume: fsync(2) and fdatasync(2). */
+int mojim_fsync(mojim_t *m, const char *file);
+
 /* ---- numbers --------------------------------------------------------------- */
 
 /* The number (LSN) of the calling thread's last successful sync point or change
- * of names or sizes; 0 before the first. Numbers grow within a volume. */
+ * of names or sizes, also of one that MS_ASYNC began; 0 before the first. Numbers
+ * grow within a volume. */
 uint64_t mojim_last_lsn(void);
 
 /* Waits until everything up to `lsn` is acknowledged by the mode's rule; for a

@@ -235,3 +235,33 @@ fn wrong_arguments_are_errors() {
     let out = succeed(Command::new(&bin).arg(v.config()));
     assert_eq!(out, "all refused\n");
 }
+
+/// exit is a sync point of what was mapped without MAP_ATOMIC, and finishes what
+/// was begun, also where the program does not detach; stores of its own atexit
+/// handlers count. _exit keeps what was begun, and nothing else.
+#[test]
+fn the_end_of_a_program_that_does_not_detach() {
+    let v = TestVolume::new("");
+    let bin = v.root.join("ends");
+    compile("tests/abi/ends.c", &bin, &[], true);
+    let run = |how: &str| {
+        let out = output(Command::new(&bin).arg(v.config()).arg(how));
+        assert!(out.status.success(), "{how}: {}", text(&out));
+        // Also nothing on standard error.
+        text(&out)
+    };
+    assert_eq!(run("exit"), "");
+    assert_eq!(run("show"), "1 1 0 1\n");
+    assert_eq!(run("_exit"), "");
+    assert_eq!(run("show"), "1 1 0 2\n");
+    assert_eq!(run("exit"), "");
+    assert_eq!(run("show"), "2 2 0 3\n");
+    // With the preload library beside it, which ends the program's attachment only.
+    let out = output(v.preloaded(&bin).arg(v.config()).arg("exit"));
+    assert!(
+        out.status.success() && text(&out).is_empty(),
+        "{}",
+        text(&out)
+    );
+    assert_eq!(run("show"), "3 3 0 4\n");
+}

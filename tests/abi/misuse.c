@@ -77,10 +77,19 @@ int main(int argc, char **argv)
     FAILS(mojim_msync(p, 1, 0), EINVAL);
     FAILS(mojim_msync(p, 1, 0x1000), EINVAL);
     FAILS(mojim_msync(p, 1, MS_SYNC | MS_ASYNC), EINVAL);
-    FAILS(mojim_msync(p, 1, MS_INVALIDATE), EOPNOTSUPP);
+    p[7] = 7;
+    CHECK(mojim_msync(p, 10000, MS_INVALIDATE) == 0 && p[7] == 7); /* not MAP_ATOMIC */
+    FAILS(mojim_msync(NULL, 1, MS_INVALIDATE), ENOMEM);
+    FAILS(mojim_msync(p + 9999, 8192, MS_INVALIDATE), EINVAL);
+    FAILS(mojim_msync(NULL, 1, MS_ASYNC), ENOMEM);
+    FAILS(mojim_fsync(m, "none"), ENOENT);
+    FAILS(mojim_fsync(m, NULL), EINVAL);
+    FAILS(mojim_fsync(NULL, "f"), EINVAL);
     FAILS(gmsync(NULL, 1, MS_MOJIM), EINVAL);
     FAILS(gmsync(in, -1, MS_MOJIM), EINVAL);
     FAILS(gmsync(in, 1, 0), EINVAL);
+    FAILS(gmsync(in, 1, MS_MOJIM | MS_INVALIDATE), EINVAL);
+    FAILS(gmsync(in, 1, MS_SYNC | MS_ASYNC), EINVAL);
     CHECK(gmsync(NULL, 0, MS_MOJIM) == 0);
     for (int i = 0; i < 40; i++) {
         in[i].address = p + 100 * i;
@@ -126,6 +135,9 @@ int main(int argc, char **argv)
     if (child == 0) {
         FAILS(mojim_msync(p, 1, MS_SYNC), EOPNOTSUPP);
         FAILS(gmsync(in, 1, MS_MOJIM), EOPNOTSUPP);
+        FAILS(mojim_msync(p, 1, MS_ASYNC), EOPNOTSUPP);
+        FAILS(mojim_msync(p, 1, MS_INVALIDATE), EOPNOTSUPP);
+        FAILS(mojim_fsync(m, "f"), EOPNOTSUPP);
         FAILS(mojim_map(m, "g", 1, MOJIM_CREATE), EOPNOTSUPP);
         FAILS(mojim_detach(m), EOPNOTSUPP);
         _exit(0);
@@ -136,10 +148,25 @@ int main(int argc, char **argv)
     char *q = mojim_map(m, "atomic", 4096, MOJIM_CREATE | MAP_ATOMIC);
     CHECK(q != MAP_FAILED);
     q[0] = 1;
+    q[1] = 2;
+    CHECK(mojim_msync(q, 1, MS_INVALIDATE) == 0 && q[0] == 0 && q[1] == 2);
+    in[0].address = q;
+    in[0].length = 2;
+    lsn = mojim_last_lsn();
+    CHECK(gmsync(in, 1, MS_MOJIM | MS_ASYNC) == 0 && mojim_last_lsn() > lsn);
+    CHECK(mojim_wait(m, mojim_last_lsn()) == 0);
+    q[1] = 3;
+    CHECK(mojim_msync(q, 4096, MS_INVALIDATE) == 0 && q[0] == 0 && q[1] == 2);
+    q[1] = 0;
+    CHECK(mojim_fsync(m, "atomic") == 0);
+    q[0] = 1;
+    CHECK(mojim_msync(q, 4096, MS_INVALIDATE) == 0 && q[0] == 0 && q[1] == 0);
+    q[0] = 1;
     CHECK(mojim_unmap(q, 4096) == 0);
     q = mojim_map(m, "atomic", 0, MOJIM_RDONLY);
     CHECK(q != MAP_FAILED && q[0] == 0);
     CHECK(mojim_msync(q, 4096, MS_SYNC) == 0);
+    CHECK(mojim_msync(q, 4096, MS_INVALIDATE) == 0);
     FAILS(mojim_map(m, "atomic2", 4096, MOJIM_RDONLY | MOJIM_CREATE), EINVAL);
     p[5] = 77;
     CHECK(mojim_detach(m) == 0);

@@ -92,6 +92,40 @@ fn the_end_of_the_program_commits_what_is_not_atomic() {
 }
 
 #[test]
+fn every_flag_of_msync_and_both_fsyncs() {
+    holds(&TestVolume::new(""), "flags");
+    holds(&TestVolume::new("tracker = \"mprotect\""), "flags");
+    // Nothing is applied but where it must be.
+    holds(&TestVolume::new("checkpoint_threshold = 1000000"), "flags");
+    holds(&TestVolume::new("msync_rounding = \"page\""), "rounded");
+    holds(&TestVolume::new(""), "two_mappings");
+}
+
+/// What MS_ASYNC returned from outlives the program, as it was then.
+#[test]
+fn what_was_begun_survives_a_kill_as_it_was_then() {
+    use std::io::BufRead;
+    let v = TestVolume::new("");
+    for round in 1..=3 {
+        let mut child = v
+            .preloaded(probe())
+            .args(["async_until_killed".as_ref(), v.dir().as_os_str()])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(line, "begun\n");
+        let out = output(v.preloaded(probe()).arg("async_show").arg(v.dir()));
+        assert_eq!(text(&out), format!("{round} {round} {round}\n"));
+    }
+}
+
+#[test]
 fn a_forked_child_can_commit_nothing() {
     let said = holds(&TestVolume::new(""), "forking");
     assert!(said.contains("forked"), "{said}");

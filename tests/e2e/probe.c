@@ -131,7 +131,8 @@ static void syncing(void)
     p[5000] = 1;
     CHECK(msync(p, 12288, MS_ASYNC) == 0 && mojim_last_lsn() > lsn);
     CHECK(msync(p, 12288, MS_SYNC | MS_INVALIDATE) == 0);
-    FAILS(msync(p, 12288, MS_INVALIDATE), EOPNOTSUPP);
+    p[5001] = 2; /* stays: nothing is rolled back without MAP_ATOMIC */
+    CHECK(msync(p, 12288, MS_INVALIDATE) == 0 && p[5001] == 2);
     FAILS(msync(p, 12288, MS_SYNC | MS_ASYNC), EINVAL);
     FAILS(msync(p + 8192, 8192, MS_SYNC), EINVAL);  /* half outside */
     FAILS(msync(p - 4096, 8192, MS_SYNC), EINVAL);  /* the other half */
@@ -339,6 +340,103 @@ static void atomic_show(void)
     CHECK(pread(other, c, 4, 0) == 4 && c[3] == 0);
 }
 
+/* Whether all of [from, to) is `byte`. */
+static int are(const char *p, int from, int to, char byte)
+{
+    while (from < to && p[from] == byte)
+        from++;
+    return from == to;
+}
+
+static char *map_atomic(int fd, size_t len)
+{
+    char *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ATOMIC, fd, 0);
+    CHECK(p != MAP_FAILED && mojim_is_region(p));
+    return p;
+}
+
+static void flags(void)
+{
+    enum { LEN = 100000 };
+    char buf[4];
+    int fd = open_new("atomic");
+    char *p = map_atomic(fd, LEN);
+    memset(p, 'a', LEN);
+    CHECK(msync(p, LEN, MS_SYNC) == 0);
+    memset(p, 'b', LEN);
+    CHECK(msync(p + 1000, 3001, MS_INVALIDATE) == 0); /* these bytes, and no others */
+    CHECK(are(p, 0, 1000, 'b') && are(p, 1000, 4001, 'a') && are(p, 4001, LEN, 'b'));
+    CHECK(msync(p + 8190, 4100, MS_SYNC | MS_INVALIDATE) == 0); /* commits */
+    CHECK(msync(p, LEN, MS_INVALIDATE) == 0);
+    CHECK(are(p, 0, 8190, 'a') && are(p, 8190, 12290, 'b') && are(p, 12290, LEN, 'a'));
+    uint64_t lsn = mojim_last_lsn();
+    memset(p + 50000, 'c', 100);
+    CHECK(msync(p, LEN, MS_ASYNC) == 0 && mojim_last_lsn() > lsn);
+    memset(p + 50000, 'd', 200); /* not in it */
+    CHECK(msync(p, LEN, MS_INVALIDATE) == 0);
+    CHECK(are(p, 50000, 50100, 'c') && are(p, 50100, LEN, 'a'));
+    lsn = mojim_last_lsn();
+    p[0] = 'e';
+    CHECK(msync(p, 10, MS_ASYNC | MS_INVALIDATE) == 0 && mojim_last_lsn() == lsn + 1);
+    CHECK(msync(p, 10, 0) == 0 && mojim_last_lsn() == lsn + 2); /* as Linux takes 0 */
+    FAILS(msync(p, 10, MS_SYNC | MS_ASYNC | MS_INVALIDATE), EINVAL);
+    p[1] = 'f';
+    CHECK(fsync(fd) == 0);
+    p[2] = 'g';
+    CHECK(fdatasync(fd) == 0);
+    p[3] = 'h';
+    CHECK(msync(p, LEN, MS_INVALIDATE) == 0 && memcmp(p, "efga", 4) == 0);
+    p[3] = 'h';
+    CHECK(munmap(p, LEN) == 0);
+    CHECK(fsync(fd) == 0 && fdatasync(fd) == 0); /* of no mapping */
+    CHECK(pread(fd, buf, 4, 0) == 4 && memcmp(buf, "efga", 4) == 0);
+}
+
+static void rounded(void)
+{
+    char *p = map_atomic(open_new("atomic"), 12288);
+    memset(p, 'b', 12288);
+    CHECK(msync(p + 5000, 8, MS_INVALIDATE) == 0);
+    CHECK(are(p, 0, 4096, 'b') && are(p, 4096, 8192, 0) && are(p, 8192, 12288, 'b'));
+}
+
+/* Two mappings of one file are one sync point. */
+static void two_mappings(void)
+{
+    int fd = open_new("two");
+    CHECK(ftruncate(fd, 65536) == 0);
+    char *p = map_atomic(fd, 32768);
+    char *q = mmap(NULL, 32768, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ATOMIC, fd, 32768);
+    CHECK(q != MAP_FAILED);
+    p[0] = q[0] = 1;
+    uint64_t lsn = mojim_last_lsn();
+    CHECK(fsync(fd) == 0 && mojim_last_lsn() == lsn + 1);
+    p[0] = q[0] = 2;
+    CHECK(msync(p, 32768, MS_INVALIDATE) == 0 && p[0] == 1 && q[0] == 2);
+    CHECK(msync(q, 32768, MS_INVALIDATE) == 0 && q[0] == 1);
+}
+
+static void async_until_killed(void)
+{
+    long *p = (void *)map_atomic(open_new("async"), 65536);
+    p[0] += 1;
+    CHECK(msync(p, sizeof *p, MS_ASYNC) == 0);
+    p[0] += 100; /* not in it */
+    p[1] += 1;
+    p[5000] += 1;
+    CHECK(msync(p + 1, 65528, MS_ASYNC) == 0);
+    p[5000] += 100;
+    puts("begun");
+    fflush(stdout);
+    pause();
+}
+
+static void async_show(void)
+{
+    long *p = (void *)map(open_new("async"), 65536);
+    printf("%ld %ld %ld\n", p[0], p[1], p[5000]);
+}
+
 static void forking(void)
 {
     int status, fd = open_new("file");
@@ -438,7 +536,9 @@ int main(int argc, char **argv)
         {"names", names},               {"atomic_map", atomic_map},
         {"atomic_show", atomic_show},   {"forking", forking},
         {"threads", threads},           {"shrinking", shrinking},
-        {"fork_first", fork_first},
+        {"fork_first", fork_first},     {"flags", flags},
+        {"rounded", rounded},           {"two_mappings", two_mappings},
+        {"async_show", async_show},     {"async_until_killed", async_until_killed},
     };
     if (argc != 3)
         return 2;

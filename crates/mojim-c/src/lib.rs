@@ -11,6 +11,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -351,7 +352,7 @@ pub extern "C" fn mojim_is_region(addr: *const c_void) -> c_int {
 /// `mojim_msync`.
 ///
 /// # Safety
-/// Nobody stores into the range meanwhile.
+/// Nobody stores into the range meanwhile; nor, with MS_INVALIDATE alone, reads it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mojim_msync(addr: *mut c_void, len: usize, flags: c_int) -> c_int {
     const COMMIT: c_int = libc::MS_SYNC | libc::MS_ASYNC | MS_MOJIM;
@@ -362,17 +363,19 @@ pub unsafe extern "C" fn mojim_msync(addr: *mut c_void, len: usize, flags: c_int
         if flags & libc::MS_SYNC != 0 && flags & libc::MS_ASYNC != 0 {
             return invalid("msync: MS_SYNC and MS_ASYNC exclude each other");
         }
-        if flags & COMMIT == 0 {
-            if flags & libc::MS_INVALIDATE != 0 {
-                return Err(Failure(
-                    libc::EOPNOTSUPP,
-                    "msync: MS_INVALIDATE alone (going back to what was committed) is not supported yet; unmap a MAP_ATOMIC region and map it again".into(),
-                ));
-            }
+        if flags == 0 {
             return invalid("msync: flags are 0; use MS_SYNC");
         }
-        match engine::msync(addr.cast(), len) {
-            Ok(_) => Ok(0),
+        let addr = addr.cast_const().cast();
+        let done = if flags & COMMIT == 0 {
+            engine::rollback(addr, len).map(drop)
+        } else if flags & libc::MS_ASYNC != 0 {
+            engine::msync_async(addr, len).map(drop)
+        } else {
+            engine::msync(addr, len).map(drop)
+        };
+        match done {
+            Ok(()) => Ok(0),
             Err(Error::NotFound(t)) => Err(Failure(libc::ENOMEM, t)),
             Err(e) => Err(e.into()),
         }
@@ -388,9 +391,16 @@ pub unsafe extern "C" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int
     /// Up to so many ranges need no allocation here.
     const FEW: usize = 16;
     guard(-1, || {
-        if flags & !(MS_MOJIM | libc::MS_SYNC) != 0 || flags == 0 {
+        if flags & !(MS_MOJIM | libc::MS_SYNC | libc::MS_ASYNC) != 0 || flags == 0 {
             return invalid(format!("gmsync: flags {flags:#x}; use MS_MOJIM"));
         }
+        if flags & libc::MS_SYNC != 0 && flags & libc::MS_ASYNC != 0 {
+            return invalid("gmsync: MS_SYNC and MS_ASYNC exclude each other");
+        }
+        let sync = match flags & libc::MS_ASYNC {
+            0 => engine::gmsync,
+            _ => engine::gmsync_async,
+        };
         let Ok(n) = usize::try_from(n) else {
             return invalid(format!("gmsync: {n} ranges"));
         };
@@ -411,13 +421,40 @@ pub unsafe extern "C" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int
             for (to, from) in few.iter_mut().zip(input) {
                 *to = range(from);
             }
-            engine::gmsync(&few[..n])?;
+            sync(&few[..n])?;
         } else {
-            engine::gmsync(&input.iter().map(range).collect::<Vec<_>>())?;
+            sync(&input.iter().map(range).collect::<Vec<_>>())?;
         }
         Ok(0)
     })
 }
+
+/// `mojim_fsync`.
+///
+/// # Safety
+/// `m` is null or a handle, `file` null or a C string; nobody stores into the
+/// file's regions meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_fsync(m: *mut Mojim, file: *const c_char) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        unsafe { volume(m)?.fsync(text(file, "file")?)? };
+        Ok(0)
+    })
+}
+
+/// The end of the program is a sync point of what it left attached.
+extern "C" fn at_exit() {
+    let done = catch_unwind(engine::finish_all);
+    if let Ok(Err(e)) = done {
+        // Who has closed it does not want to know.
+        let _ = writeln!(std::io::stderr(), "mojim: at the program's end: {e}");
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
 
 /// `mojim_last_lsn`.
 #[unsafe(no_mangle)]

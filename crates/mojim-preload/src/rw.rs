@@ -384,11 +384,22 @@ fn sync_file(fd: c_int, e: Entry) -> Result<c_int, c_int> {
             });
         }
     }
+    let api = api()?;
     if parts.is_empty() {
-        return Ok(0);
+        // What was synced without waiting, also by mappings that are gone; of a
+        // file that was removed nothing is left.
+        let name = process::names().get(e.id()).cloned().flatten();
+        let (Some(h), Some(name), false) = (attached(), name, process::reads()) else {
+            return Ok(0);
+        };
+        let name = c_name(&name)?;
+        // SAFETY: the handle and a C string.
+        return match unsafe { (api.mojim_fsync)(h, name.as_ptr()) } {
+            0 => Ok(0),
+            _ => Err(failed(api)),
+        };
     }
     check_owner()?;
-    let api = api()?;
     // SAFETY: ranges of regions; the program is told not to store meanwhile.
     match unsafe { (api.gmsync)(parts.as_mut_ptr(), parts.len() as c_int, MS_MOJIM) } {
         0 => Ok(0),

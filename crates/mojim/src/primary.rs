@@ -1205,6 +1205,18 @@ impl Primary {
         self.wait_hinted(begun.lsn, begun.lane, begun.hint)
     }
 
+    /// In its place, for who does not wait: sends it, if nobody else is sending.
+    /// The checkpoint's thread writes it to the own log, the link's thread sends
+    /// what is left over and takes the acknowledgement.
+    pub fn set_going(&self, begun: &Begun) {
+        if self.spec.background_send {
+            self.link_work.notify();
+        } else {
+            self.send(begun.lane);
+        }
+        self.checkpoint_work.notify();
+    }
+
     /// The last LSN, when everybody who took one before has appended: who
     /// appends after this has seen what the caller wrote before.
     pub fn settled_last(&self) -> u64 {

@@ -67,6 +67,9 @@ pub trait WorkingCopy: Send + Sync {
     /// Appends the parts of `range` that may differ from what is committed,
     /// and marks what lies wholly inside as clean.
     fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()>;
+    /// Appends the parts of `range` that may differ from what is committed, and
+    /// leaves them marked as changed.
+    fn written(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()>;
     /// Marks a range as changed again: its sync point failed.
     fn mark(&self, range: Range<usize>);
     /// Gives the mapping back to the system.
@@ -160,6 +163,22 @@ impl Private {
     }
 }
 
+/// Cuts what was appended since `from` to what is in `range`.
+fn clip(out: &mut Vec<Range<usize>>, from: usize, range: &Range<usize>) {
+    for r in &mut out[from..] {
+        r.start = r.start.max(range.start);
+        r.end = r.end.min(range.end);
+    }
+    let mut keep = from;
+    for i in from..out.len() {
+        if out[i].start < out[i].end {
+            out.swap(keep, i);
+            keep += 1;
+        }
+    }
+    out.truncate(keep);
+}
+
 impl WorkingCopy for Private {
     fn base(&self) -> *mut u8 {
         self.base
@@ -194,18 +213,20 @@ impl WorkingCopy for Private {
         if whole_end < last && whole_end >= whole_start {
             t.collect(whole_end, last, false, out).map_err(err)?;
         }
-        for r in &mut out[from..] {
-            r.start = r.start.max(range.start);
-            r.end = r.end.min(range.end);
+        clip(out, from, &range);
+        Ok(())
+    }
+
+    fn written(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
+        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        if let Some(t) = &*held {
+            let page = rustix::param::page_size();
+            let pages = range.start / page * page..range.end.next_multiple_of(page);
+            let from = out.len();
+            t.collect(pages.start, pages.end, false, out)
+                .map_err(|e| Error::io("finding changed pages", &e))?;
+            clip(out, from, &range);
         }
-        let mut keep = from;
-        for i in from..out.len() {
-            if out[i].start < out[i].end {
-                out.swap(keep, i);
-                keep += 1;
-            }
-        }
-        out.truncate(keep);
         Ok(())
     }
 

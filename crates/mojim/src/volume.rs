@@ -2,23 +2,17 @@
 //!
 //! Owns the attachment of one process to one volume as its primary, the table
 //! of mapped regions, and the two background threads (link, checkpoint). Turns
-//! addresses into extents and name-space changes into records.
-//!
-//! Thread rules: every call may be made from any thread. The ranges of a sync
-//! point must not be stored to while it runs, or the bytes of those stores may
-//! be committed in part (Mojim 3.1 leaves synchronisation to the program).
+//! name-space changes into records. Every call may be made from any thread.
 //!
 //! Invariants:
 //! - A name-space change is committed and applied before its call returns.
-//! - What a failed sync point had collected counts as changed again.
 //! - In a forked child nothing can be committed.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -28,8 +22,8 @@ use mojim_format::{Level, State, View};
 use mojim_protocol::AckRule;
 
 use crate::claim::Claim;
-use crate::committed::{self, Committed, Images};
-use crate::config::{Config, Failover, Fallback, Mode, Node, Rounding, Volume as VolumeConfig};
+use crate::committed::{self, Committed};
+use crate::config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
@@ -39,19 +33,17 @@ use crate::holders::{self, Holders, Peer};
 use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
-use crate::primary::{Begun, Pace, Piece, Primary, thread_number};
+use crate::primary::{Pace, Piece, Primary, thread_number};
 use crate::reader;
-use crate::region::{EXACT_MAX, MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy};
+use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
 use crate::stream::StreamThreads;
+use crate::sync_point::{Until, sync_many, sync_range};
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
-
-/// Longest piece that grows where the next one goes on.
-const MOST_MERGED: usize = 1 << 30;
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +66,8 @@ pub(crate) struct Inner {
     stop: AtomicBool,
     stopped: Event,
     detached: AtomicBool,
+    /// The last sync point whose call did not wait for it.
+    pub(crate) unawaited: AtomicU64,
     /// One name-space change at a time.
     names: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -82,7 +76,8 @@ pub(crate) struct Inner {
 /// A volume to which this process is attached as primary.
 ///
 /// Cheap to clone; the volume stays attached until [`Volume::detach`] or the
-/// end of the process. Dropping it neither commits nor detaches.
+/// end of the process. Dropping it neither commits nor detaches, and nor does
+/// the end: see [`finish_all`].
 #[derive(Clone)]
 pub struct Volume(pub(crate) Arc<Inner>);
 
@@ -94,11 +89,11 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 /// they announce themselves in a stripe of their own, for as long as it takes
 /// to find a region; a table is freed when every stripe was seen empty after
 /// it was replaced.
-struct Table {
+pub(crate) struct Table {
     now: AtomicPtr<Vec<Arc<Mapped>>>,
     /// Grows with each change, after it; what threads remember holds as long
     /// as it does not.
-    generation: AtomicU64,
+    pub(crate) generation: AtomicU64,
     readers: [Stripe; 16],
     change: Mutex<()>,
 }
@@ -106,12 +101,12 @@ struct Table {
 #[repr(align(64))]
 struct Stripe(AtomicUsize);
 
-struct Mapped {
-    region: Region,
-    volume: Arc<Inner>,
+pub(crate) struct Mapped {
+    pub(crate) region: Region,
+    pub(crate) volume: Arc<Inner>,
 }
 
-static TABLE: Table = Table {
+pub(crate) static TABLE: Table = Table {
     now: AtomicPtr::new(std::ptr::null_mut()),
     generation: AtomicU64::new(1),
     readers: [const { Stripe(AtomicUsize::new(0)) }; 16],
@@ -168,17 +163,24 @@ impl Table {
     }
 }
 
-/// The region that this thread synced last, and the table's generation then:
-/// the common case costs no atomic write.
-type Remembered = Option<(u64, Arc<Mapped>)>;
-
 thread_local! {
-    static REMEMBERED: Cell<Remembered> = const { Cell::new(None) };
-    static LAST_LSN: Cell<u64> = const { Cell::new(0) };
-    static RANGES: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
+    pub(crate) static LAST_LSN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// LSN of the calling thread's last successful sync point; 0 before the first.
+/// The volumes of this process, for its end.
+static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// [`Volume::finish`] for every volume that is attached, for the end of the
+/// process: without this, or a detach, exit commits nothing. All are tried; the
+/// first error is returned. Nothing is done in a forked child.
+pub fn finish_all() -> Result<()> {
+    let all: Vec<_> = lock(&ATTACHED).iter().filter_map(Weak::upgrade).collect();
+    let all = all.into_iter().filter(|_| !is_forked());
+    all.map(|v| Volume(v).finish()).fold(Ok(()), Result::and)
+}
+
+/// LSN of the calling thread's last successful sync point, or of the last that
+/// it has begun; 0 before the first.
 pub fn last_lsn() -> u64 {
     LAST_LSN.with(Cell::get)
 }
@@ -281,10 +283,15 @@ impl Volume {
             stop: AtomicBool::new(false),
             stopped: Event::default(),
             detached: AtomicBool::new(false),
+            unawaited: AtomicU64::new(0),
             names: Mutex::new(()),
             threads: Mutex::new(Vec::new()),
         });
         inner.start_threads(session)?;
+        let mut attached = lock(&ATTACHED);
+        attached.retain(|v| v.strong_count() > 0);
+        attached.push(Arc::downgrade(&inner));
+        drop(attached);
         Ok(Volume(inner))
     }
 
@@ -633,6 +640,29 @@ impl Volume {
         self.0.change_names(&[Piece::Rename { file: id, name: to }])
     }
 
+    /// A sync point of all regions of a file, atomic as a whole (`fsync`,
+    /// `fdatasync`). Returns its LSN; 0 if nothing had changed. Waits, as every
+    /// sync point does, for those of the volume whose calls did not.
+    pub fn fsync(&self, file: &str) -> Result<u64> {
+        check_fork()?;
+        let inner = &self.0;
+        inner.check_attached()?;
+        let (id, _) = {
+            let _names = lock(&inner.names);
+            inner.find_or_create(file, false)?
+        };
+        let mine: Vec<_> = TABLE
+            .regions()
+            .into_iter()
+            .filter(|m| Arc::ptr_eq(&m.volume, inner) && m.region.file == id)
+            .map(|m| (m.clone(), m.region.clip(m.region.span())))
+            .collect();
+        if mine.is_empty() {
+            inner.wait_for(inner.unawaited.load(Acquire))?;
+        }
+        sync_many(&mine, Until::Committed)
+    }
+
     /// Waits until everything up to `lsn` is committed by the mode's rule.
     pub fn wait(&self, lsn: u64) -> Result<()> {
         check_fork()?;
@@ -684,9 +714,12 @@ impl Volume {
 
     /// As [`Volume::detach`], but leaves the memory mapped: for the end of the
     /// process, while other threads may still run. What they store from now on
-    /// is not kept.
+    /// is not kept. Nothing is done if it has ended already.
     pub fn finish(&self) -> Result<()> {
-        self.end(false)
+        match self.0.detached.load(Acquire) {
+            true => Ok(()),
+            false => self.end(false),
+        }
     }
 
     fn end(&self, unmap: bool) -> Result<()> {
@@ -700,7 +733,7 @@ impl Volume {
             .collect();
         for m in &mine {
             if !m.region.atomic {
-                sync_range(m, m.region.clip(m.region.span()))?;
+                sync_range(m, m.region.clip(m.region.span()), Until::Committed)?;
             }
         }
         if unmap {
@@ -713,7 +746,7 @@ impl Volume {
 }
 
 impl Inner {
-    fn check_attached(&self) -> Result<()> {
+    pub(crate) fn check_attached(&self) -> Result<()> {
         if self.detached.load(Acquire) {
             return Err(Error::Invalid(
                 "this volume is not attached any more".into(),
@@ -1038,9 +1071,19 @@ impl Inner {
         self.settle(lsn)
     }
 
+    /// Waits until every record up to `lsn` is committed.
+    pub(crate) fn wait_for(&self, lsn: u64) -> Result<()> {
+        // What is applied was committed, also where the link that it went over
+        // is gone and the next one is behind.
+        if lsn > self.primary.store.applied() {
+            self.primary.wait(lsn, 0)?;
+        }
+        Ok(())
+    }
+
     /// Waits until the data files show every record up to `lsn`, which is
     /// committed.
-    fn settle(&self, lsn: u64) -> Result<()> {
+    pub(crate) fn settle(&self, lsn: u64) -> Result<()> {
         let p = &self.primary;
         let start = self.env.now();
         while p.store.applied() < lsn {
@@ -1065,47 +1108,9 @@ impl Inner {
     }
 }
 
-/// A range of a sync point, relative to its region.
-fn relative(m: &Mapped, range: &Range<usize>) -> Range<usize> {
-    let base = m.region.span().start;
-    let mut range = range.start - base..range.end - base;
-    if m.volume.volume.rounding == Rounding::Page {
-        let page = rustix::param::page_size();
-        range.start = range.start / page * page;
-        range.end = range.end.next_multiple_of(page).min(m.region.copy.len());
-    }
-    range
-}
-
-/// A part of a region, whose bytes are at `ptr`, as the next piece of a sync
-/// point; one with the last where both go on.
-fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at: *const u8) {
-    let begin = region.offset + part.start as u64;
-    if let Some(Piece::Write {
-        file,
-        offset,
-        ptr,
-        len,
-    }) = out.last_mut()
-        && *file == region.file
-        && *offset + *len as u64 == begin
-        && ptr.wrapping_add(*len) == at
-        && *len < MOST_MERGED
-    {
-        *len += part.len();
-        return;
-    }
-    out.push(Piece::Write {
-        file: region.file,
-        offset: begin,
-        ptr: at,
-        len: part.len(),
-    });
-}
-
 /// The region that holds all of `[addr, addr + len)`, where the rest of its
 /// last page counts as its own: programs round up to whole pages.
-fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
+pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
     let Some(m) = TABLE.find(addr) else {
         reader::refuse(addr)?;
         return Err(Error::NotFound(format!("{addr:#x} is not in a region")));
@@ -1121,250 +1126,6 @@ fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
         )));
     }
     Ok(m)
-}
-
-/// One atomic sync point over any byte range of one region (Mojim 3.1).
-/// Returns its LSN; 0 if nothing had changed. `Error::NotFound` if the address
-/// is in no region.
-#[inline]
-pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
-    check_fork()?;
-    let generation = TABLE.generation.load(SeqCst);
-    let start = addr as usize;
-    let m = match REMEMBERED.try_with(Cell::take).ok().flatten() {
-        Some((g, m))
-            if g == generation
-                && m.region.span().start <= start
-                && start
-                    .checked_add(len)
-                    .is_some_and(|e| e <= m.region.span().end) =>
-        {
-            m
-        }
-        _ => locate(start, len)?,
-    };
-    let done = sync_range(&m, clip(&m, start, len));
-    // At the end of a thread there is nothing to remember.
-    let _ = REMEMBERED.try_with(|r| r.set(Some((generation, m))));
-    done
-}
-
-/// What of `[addr, addr + len)` is the file's.
-fn clip(m: &Mapped, addr: usize, len: usize) -> Range<usize> {
-    m.region.clip(addr..addr + len)
-}
-
-fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
-    m.volume.check_attached()?;
-    if !m.region.write || range.is_empty() {
-        return Ok(0);
-    }
-    if range.len() <= EXACT_MAX && m.volume.volume.rounding == Rounding::Exact {
-        // The short way: one piece, nothing allocated.
-        let piece = Piece::Write {
-            file: m.region.file,
-            offset: m.region.offset + (range.start - m.region.span().start) as u64,
-            ptr: range.start as *const u8,
-            len: range.len(),
-        };
-        let primary = &m.volume.primary;
-        let begun = primary.begin_commit(&[piece])?;
-        let span = m.region.span().start;
-        let bytes = range.start - span..range.end - span;
-        m.region.committed.note(bytes, begun.lsn);
-        primary.finish_commit(&begun)?;
-        LAST_LSN.with(|l| l.set(begun.lsn));
-        return Ok(begun.lsn);
-    }
-    sync_many(&[(m.clone(), range)])
-}
-
-/// One atomic sync point over several byte ranges, in one or several regions
-/// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
-pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
-    check_fork()?;
-    let mut found: Vec<(Arc<Mapped>, Range<usize>)> = Vec::with_capacity(ranges.len());
-    for &(p, len) in ranges {
-        let m = locate(p as usize, len).map_err(|e| match e {
-            // Nothing to pass on to: half a commit must not be shown.
-            Error::NotFound(t) => Error::Invalid(t),
-            e => e,
-        })?;
-        let range = clip(&m, p as usize, len);
-        found.push((m, range));
-    }
-    if found
-        .iter()
-        .any(|(m, _)| !Arc::ptr_eq(&m.volume, &found[0].0.volume))
-    {
-        return Err(Error::Invalid(
-            "the ranges of one gmsync lie in different volumes; atomicity spans one volume".into(),
-        ));
-    }
-    sync_many(&found)
-}
-
-/// A region whose changes are looked for, with its first place in the list.
-type Compared<'a> = (usize, &'a Region, MutexGuard<'a, Images>);
-
-/// A sync point of ranges of one volume that is being made.
-struct SyncPoint<'a> {
-    inner: &'a Inner,
-    ranges: &'a [(Arc<Mapped>, Range<usize>)],
-    compared: Vec<Compared<'a>>,
-    pieces: Vec<Piece<'a>>,
-    /// What was collected (and so marked clean), with the range it is of.
-    marks: Vec<(usize, Range<usize>)>,
-}
-
-impl<'a> SyncPoint<'a> {
-    fn new(ranges: &'a [(Arc<Mapped>, Range<usize>)]) -> Result<SyncPoint<'a>> {
-        let inner = &ranges[0].0.volume;
-        let mut all: Vec<usize> = (0..ranges.len())
-            .filter(|i| {
-                let (m, range) = &ranges[*i];
-                m.region.write && relative(m, range).len() > EXACT_MAX
-            })
-            .collect();
-        // In one order, whoever syncs several.
-        all.sort_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
-        all.dedup_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
-        let mut compared = Vec::with_capacity(all.len());
-        for i in all {
-            let region = &ranges[i].0.region;
-            let floor = || inner.primary.settled_last();
-            compared.push((i, region, region.committed.hold(floor)?));
-        }
-        Ok(SyncPoint {
-            inner,
-            ranges,
-            compared,
-            pieces: Vec::with_capacity(ranges.len()),
-            marks: Vec::new(),
-        })
-    }
-
-    /// Finds what it consists of. `found`: for what was collected.
-    fn gather(&mut self, found: &mut Vec<Range<usize>>) -> Result<()> {
-        let applied = self.inner.primary.store.applied();
-        for (i, (m, range)) in self.ranges.iter().enumerate() {
-            let region = &m.region;
-            if !region.write || range.is_empty() {
-                continue;
-            }
-            let mut range = relative(m, range);
-            let base = region.copy.base();
-            if range.len() <= EXACT_MAX {
-                // SAFETY: inside the region.
-                let ptr = unsafe { base.add(range.start) };
-                push_piece(&mut self.pieces, region, range, ptr);
-                continue;
-            }
-            // The file may have become shorter before this thread's turn.
-            range.end = range.end.min(region.valid.load(Acquire));
-            if range.is_empty() {
-                continue;
-            }
-            let from = found.len();
-            let collected = region.copy.collect(range, found);
-            self.marks.push((i, from..found.len()));
-            collected?;
-            let mine = self.compared.iter_mut();
-            let (_, _, images) = mine
-                .into_iter()
-                .find(|(j, ..)| Arc::ptr_eq(&self.ranges[*j].0, m))
-                .expect("each was held");
-            let pieces = &mut self.pieces;
-            let push = |part, at| push_piece(pieces, region, part, at);
-            let committed = &region.committed;
-            committed.changes(images, base, &found[from..], applied, push)?;
-        }
-        Ok(())
-    }
-
-    /// Begins it; whoever compares these regions next finds it begun.
-    fn begin(&mut self) -> Result<Begun> {
-        let begun = self.inner.primary.begin_commit(&self.pieces)?;
-        for (_, region, images) in &mut self.compared {
-            region.committed.done(images, begun.lsn);
-        }
-        for (m, range) in self.ranges {
-            let range = relative(m, range);
-            if m.region.write && range.len() <= EXACT_MAX {
-                m.region.committed.note(range, begun.lsn);
-            }
-        }
-        Ok(begun)
-    }
-
-    /// It was not begun.
-    fn undo(&mut self) {
-        let last = self.inner.primary.last();
-        for (_, region, images) in &mut self.compared {
-            region.committed.failed(images, last);
-        }
-    }
-
-    /// What was collected counts as changed again.
-    fn mark(&self, found: &[Range<usize>]) {
-        for (i, span) in &self.marks {
-            for r in &found[span.clone()] {
-                self.ranges[*i].0.region.copy.mark(r.clone());
-            }
-        }
-    }
-}
-
-fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
-    let Some((first, _)) = ranges.first() else {
-        return Ok(0);
-    };
-    let primary = &first.volume.primary;
-    first.volume.check_attached()?;
-    let with = |buf: &RefCell<Vec<Range<usize>>>| {
-        let mut own = Vec::new();
-        let mut held = buf.try_borrow_mut();
-        let found = held.as_deref_mut().unwrap_or(&mut own);
-        found.clear();
-        let mut point = SyncPoint::new(ranges)?;
-        let begun = match point.gather(found) {
-            Ok(()) if point.pieces.is_empty() => {
-                // What there was others have begun to commit.
-                let last = point.compared.iter().map(|c| c.2.last()).max();
-                let last = last.unwrap_or(0);
-                drop(point);
-                // What is applied was committed, also where the link that it went
-                // over is gone and the next one is behind.
-                if last > primary.store.applied() {
-                    primary.wait(last, 0)?;
-                }
-                LAST_LSN.with(|l| l.set(l.get().max(last)));
-                return Ok(0);
-            }
-            Ok(()) => point.begin(),
-            Err(e) => Err(e),
-        };
-        let done = match begun {
-            Ok(begun) => {
-                // The others' turn, while this one waits.
-                point.compared.clear();
-                primary.finish_commit(&begun).map(|()| begun.lsn)
-            }
-            Err(e) => {
-                point.undo();
-                Err(e)
-            }
-        };
-        match &done {
-            Ok(lsn) => LAST_LSN.with(|l| l.set(*lsn)),
-            Err(_) => point.mark(found),
-        }
-        done
-    };
-    // At the process's end the thread's buffer may be gone already.
-    RANGES
-        .try_with(with)
-        .unwrap_or_else(|_| with(&RefCell::default()))
 }
 
 fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
@@ -1392,7 +1153,7 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
         )));
     }
     if !is_forked() && !m.region.atomic && !m.volume.detached.load(Acquire) {
-        sync_range(&m, m.region.clip(span))?;
+        sync_range(&m, m.region.clip(span), Until::Committed)?;
     }
     unmap_region(&m)
 }

@@ -1,13 +1,14 @@
 //! A sync point of much memory sends what was changed, and only that; whatever
 //! is applied, synced by exact ranges, made shorter or synced by other threads
-//! in between, the file has what was committed and nothing else.
+//! in between, the file has what was committed and nothing else. A rollback
+//! gives memory the same.
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use mojim::config::Config;
-use mojim::{MapFlags, Mapping, Volume, gmsync, msync};
+use mojim::{Level, MapFlags, Mapping, Volume, gmsync, gmsync_async, msync, msync_async, rollback};
 use mojim_format::RecordView;
 
 struct Dir(PathBuf);
@@ -127,14 +128,19 @@ fn what_was_changed_is_what_is_sent() {
             }
             assert_eq!(msync(m.ptr, len).unwrap(), 0, "{tracker}");
             assert_eq!(sent(), before + bytes);
+            // Nor does one that was rolled back.
+            store(round * 50_000, 99);
+            assert!(rollback(m.ptr, len).unwrap());
+            assert_eq!(msync(m.ptr, len).unwrap(), 0, "{tracker}");
+            assert_eq!(sent(), before + bytes);
         }
         assert_eq!(file(&v), model);
         v.detach().unwrap();
     }
 }
 
-/// Stores, sync points of all kinds, and changes of the file's size, against
-/// the bytes that must be in the file.
+/// Stores, sync points of all kinds, rollbacks, and changes of the file's size,
+/// against the bytes that must be in the file and in memory.
 #[test]
 fn the_file_has_what_was_committed_and_nothing_else() {
     let rounds = 40;
@@ -161,6 +167,7 @@ fn the_file_has_what_was_committed_and_nothing_else() {
         let mut committed = vec![0u8; len];
         // SAFETY: every place is inside the mapping, which only this thread uses.
         let ptr = |at: usize| unsafe { m.ptr.add(at) };
+        let mut last = 0;
         for step in 0..400 {
             let what = next(100);
             let at = if next(4) > 0 {
@@ -170,37 +177,57 @@ fn the_file_has_what_was_committed_and_nothing_else() {
             };
             let at = at.min(len - 1);
             let n = (1 + next(3 * 4096)).min(len - at);
-            if what < 55 {
+            let from = next(len - EXACT);
+            let large = from..from + EXACT + next(len - from - EXACT + 1);
+            // SAFETY: all of the mapping.
+            let bytes = || unsafe { std::slice::from_raw_parts(m.ptr.cast_const(), full) };
+            if what < 50 {
                 let n = n.min(1 + next(24));
                 let byte = next(2) as u8;
                 memory[at..at + n].fill(byte);
                 // SAFETY: inside the mapping.
                 unsafe { ptr(at).write_bytes(byte, n) };
-            } else if what < 65 {
+            } else if what < 58 {
                 // Back to what is committed, as a program does that undoes.
                 let n = n.min(1 + next(64));
                 let old = &committed[at..at + n];
                 memory[at..at + n].copy_from_slice(old);
                 // SAFETY: inside the mapping.
                 unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), ptr(at), n) };
-            } else if what < 75 {
+            } else if what < 64 {
                 msync(ptr(at), n).unwrap();
                 committed[at..at + n].copy_from_slice(&memory[at..at + n]);
-            } else if what < 85 {
+            } else if what < 70 {
                 msync(m.ptr, len).unwrap();
                 committed.copy_from_slice(&memory);
-            } else if what < 92 {
+            } else if what < 78 {
                 // A large part and a small one, which may overlap.
-                let from = next(len - EXACT);
-                let large = EXACT + next(len - from - EXACT + 1);
-                let (x, y) = (ptr(from), ptr(at));
-                gmsync(&[(x.cast_const(), large), (y.cast_const(), n)]).unwrap();
-                for r in [from..from + large, at..at + n] {
+                let (x, y) = (ptr(large.start), ptr(at));
+                let both = [(x.cast_const(), large.len()), (y.cast_const(), n)];
+                match next(2) {
+                    0 => drop(gmsync(&both).unwrap()),
+                    _ => last = gmsync_async(&both).unwrap().max(last),
+                }
+                for r in [large, at..at + n] {
                     committed[r.clone()].copy_from_slice(&memory[r]);
                 }
+            } else if what < 84 {
+                let part = [0..len, at..at + n, large][next(3)].clone();
+                last = msync_async(ptr(part.start), part.len()).unwrap().max(last);
+                committed[part.clone()].copy_from_slice(&memory[part]);
+            } else if what < 92 {
+                let part = [0..len, at..at + n, large][next(3)].clone();
+                assert!(rollback(ptr(part.start), part.len()).unwrap());
+                memory[part.clone()].copy_from_slice(&committed[part.clone()]);
+                let wrong = (0..len).find(|i| bytes()[*i] != memory[*i]);
+                assert_eq!(wrong, None, "seed {seed}, step {step}: {part:?}");
             } else if what < 94 {
                 let size = full - next(full / 4);
                 v.truncate("f", size as u64).unwrap();
+                if next(2) == 0 {
+                    assert!(rollback(m.ptr, full).unwrap());
+                    memory[..size].copy_from_slice(&committed[..size]);
+                }
                 // What is beyond the end is gone, and so is the rest of its page
                 // in memory.
                 let end = size.next_multiple_of(4096).min(full);
@@ -211,12 +238,11 @@ fn the_file_has_what_was_committed_and_nothing_else() {
                 if size < full {
                     // Pages that were stored to keep their bytes in memory: they
                     // are not committed any more. Untouched ones show the file.
-                    // SAFETY: all of the mapping.
-                    let bytes = unsafe { std::slice::from_raw_parts(m.ptr, full) };
-                    memory[end..].copy_from_slice(&bytes[end..]);
-                    assert!(bytes[..end] == memory[..end], "seed {seed}, step {step}");
+                    memory[end..].copy_from_slice(&bytes()[end..]);
+                    assert!(bytes()[..end] == memory[..end], "seed {seed}, step {step}");
                 }
             } else {
+                v.wait(last).unwrap();
                 let bytes = file(&v);
                 let wrong = (0..len).find(|i| bytes[*i] != committed[*i]);
                 assert_eq!(wrong, None, "seed {seed}, step {step}");
@@ -260,6 +286,220 @@ fn what_is_not_applied_counts_however_it_was_committed() {
         expect(bytes[1]);
     }
     v.detach().unwrap();
+}
+
+/// A sync point whose call did not wait has the bytes of that moment, is
+/// committed with no other call, and before what waits.
+#[test]
+fn what_was_begun_is_committed_by_itself_and_in_order() {
+    let dir = Dir::new("begun");
+    let config = config(&dir.0, "auto", "checkpoint_threshold = 1000000");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let m = map(&v, 64 << 10);
+    // SAFETY: inside the mapping, which only this thread uses.
+    let store = |at: usize, byte: u8| unsafe { m.ptr.add(at).write(byte) };
+    // SAFETY: as above.
+    let load = |at: usize| unsafe { m.ptr.add(at).read() };
+    for (len, byte) in [(m.len, 1), (100, 3)] {
+        store(7, byte);
+        let lsn = msync_async(m.ptr, len).unwrap();
+        assert_eq!(mojim::last_lsn(), lsn);
+        store(7, byte + 1);
+        let start = std::time::Instant::now();
+        while v.copies(lsn)[0].level != Some(Level::Disk) {
+            assert!(start.elapsed().as_secs() < 60, "it does not go on");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(file(&v)[7], byte);
+        // Memory that was stored to since goes back to it.
+        assert!(rollback(m.ptr, m.len).unwrap());
+        assert_eq!(load(7), byte);
+    }
+    // Who finds nothing waits for what others began.
+    for round in 0..50u8 {
+        store(9, round | 1);
+        store(40_000, round | 1);
+        let lsn = msync_async(m.ptr, 100).unwrap();
+        let last = msync_async(m.ptr, m.len).unwrap();
+        assert!(last > lsn);
+        match round % 3 {
+            0 => assert_eq!(msync(m.ptr, m.len).unwrap(), 0),
+            1 => assert_eq!(v.fsync("f").unwrap(), 0),
+            _ => v.wait(last).unwrap(),
+        }
+        assert_eq!(v.copies(last)[0].level, Some(Level::Disk));
+    }
+    // Also where nothing of the file is mapped any more.
+    v.create("g").unwrap();
+    store(9, 77);
+    let last = msync_async(m.ptr, 100).unwrap();
+    assert_eq!(v.fsync("g").unwrap(), 0);
+    assert_eq!(v.copies(last)[0].level, Some(Level::Disk));
+    store(9, 78);
+    msync_async(m.ptr, 100).unwrap();
+    store(9, 79);
+    v.detach().unwrap();
+    assert_eq!(std::fs::read(v.directory().join("f")).unwrap()[9], 78);
+}
+
+/// More than the log has room for: the calls wait for room, and nothing else.
+#[test]
+fn what_is_begun_is_bounded_by_the_log() {
+    let dir = Dir::new("bounded");
+    let config = config_with(&dir.0, "auto", "", "1MiB");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let m = map(&v, 64 << 10);
+    for i in 0..6000usize {
+        let at = i % 60 * 1024;
+        // SAFETY: inside the mapping, which only this thread uses.
+        unsafe { m.ptr.add(at).write_bytes((i / 60) as u8, 1024) };
+        // SAFETY: inside the mapping.
+        msync_async(unsafe { m.ptr.add(at) }, 1024).unwrap();
+    }
+    v.fsync("f").unwrap();
+    assert!(file(&v)[..60 * 1024].iter().all(|b| *b == 99));
+    v.detach().unwrap();
+}
+
+/// Threads whose words share pages sync and roll back each its own, while one
+/// does so with much memory that begins in the middle of such a page.
+#[test]
+fn a_rollback_leaves_what_others_store_and_sync_beside_it() {
+    for (tracker, threshold) in [("uffd", 1), ("mprotect", 1), ("uffd", 1_000_000)] {
+        let dir = Dir::new(&format!("beside-{tracker}-{threshold}"));
+        let more = format!("checkpoint_threshold = {threshold}");
+        let config = config(&dir.0, tracker, &more);
+        let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+        let m = map(&v, 64 << 10);
+        const WORDS: usize = 3;
+        let word = |page: usize, t: usize| m.ptr.wrapping_add(page * 4096 + t * 8).cast::<u64>();
+        let start = Barrier::new(WORDS + 1);
+        std::thread::scope(|s| {
+            for t in 0..WORDS {
+                let start = &start;
+                let word = &word;
+                let mine = [
+                    word(0, t) as usize,
+                    word(1, t) as usize,
+                    word(2, t) as usize,
+                ];
+                s.spawn(move || {
+                    let mut next = random(t as u64 + 1);
+                    let mut committed = [0u64; 3];
+                    start.wait();
+                    for i in 1..=400u64 {
+                        let which = next(3);
+                        let at = mine[which] as *mut u64;
+                        // SAFETY: inside the mapping; the word is this thread's.
+                        unsafe { at.write_volatile(i) };
+                        match next(3) {
+                            0 => {
+                                msync(at.cast(), 8).unwrap();
+                                committed[which] = i;
+                            }
+                            1 => {
+                                msync_async(at.cast(), 8).unwrap();
+                                committed[which] = i;
+                            }
+                            _ => {
+                                assert!(rollback(at.cast(), 8).unwrap());
+                                // SAFETY: as above.
+                                let now = unsafe { at.read_volatile() };
+                                assert_eq!(now, committed[which], "thread {t}, turn {i}");
+                            }
+                        }
+                    }
+                    for (at, committed) in mine.into_iter().zip(committed) {
+                        assert!(rollback(at as *const u8, 8).unwrap());
+                        // SAFETY: as above.
+                        assert_eq!(unsafe { (at as *const u64).read() }, committed);
+                    }
+                });
+            }
+            // The rest, from the middle of page 2 on.
+            let from = 2 * 4096 + 2048;
+            let rest = m.ptr.wrapping_add(from);
+            let len = m.len - from;
+            let mut next = random(99);
+            let mut memory = vec![0u8; len];
+            let mut committed = memory.clone();
+            start.wait();
+            for turn in 0..300 {
+                for _ in 0..5 {
+                    let at = next(len);
+                    memory[at] = turn as u8;
+                    // SAFETY: inside the mapping; this part is this thread's.
+                    unsafe { rest.add(at).write(turn as u8) };
+                }
+                match next(3) {
+                    0 => drop(msync(rest, len).unwrap()),
+                    1 => drop(msync_async(rest, len).unwrap()),
+                    _ => {
+                        assert!(rollback(rest, len).unwrap());
+                        memory.copy_from_slice(&committed);
+                        // SAFETY: as above.
+                        let now = unsafe { std::slice::from_raw_parts(rest, len) };
+                        assert!(now == memory, "turn {turn}");
+                    }
+                }
+                committed.copy_from_slice(&memory);
+            }
+        });
+        // Everybody has rolled back what it had not committed, or committed it.
+        // SAFETY: all of the mapping; the threads have ended.
+        let now = unsafe { std::slice::from_raw_parts(m.ptr, m.len) }.to_vec();
+        v.fsync("f").unwrap();
+        assert!(file(&v) == now);
+        v.detach().unwrap();
+    }
+}
+
+/// One sync point, of all regions of the file and of no other.
+#[test]
+fn fsync_is_one_sync_point_of_a_files_regions() {
+    let dir = Dir::new("fsync");
+    let config = config(&dir.0, "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let map = |file: &str, offset| {
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            offset,
+            ..MapFlags::default()
+        };
+        v.map(file, 8192, flags).unwrap()
+    };
+    let all = [map("f", 0), map("f", 65536), map("g", 0)];
+    for m in all {
+        // SAFETY: inside the mapping, which only this thread uses.
+        unsafe { m.ptr.write(5) };
+    }
+    let before = mojim::last_lsn();
+    assert_eq!(v.fsync("f").unwrap(), before + 1);
+    assert!(matches!(v.fsync("none"), Err(mojim::Error::NotFound(_))));
+    v.detach().unwrap();
+    let first = |file: &str, at| std::fs::read(v.directory().join(file)).unwrap()[at];
+    assert_eq!([first("f", 0), first("f", 65536), first("g", 0)], [5, 5, 0]);
+}
+
+/// Without `atomic` nothing is rolled back, as on Linux.
+#[test]
+fn only_an_atomic_region_is_rolled_back() {
+    let dir = Dir::new("plain");
+    let config = config(&dir.0, "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let m = v.map("f", 8192, flags).unwrap();
+    // SAFETY: inside the mapping, which only this thread uses.
+    unsafe { m.ptr.write(5) };
+    assert!(!rollback(m.ptr, m.len).unwrap());
+    // SAFETY: as above.
+    assert_eq!(unsafe { m.ptr.read() }, 5);
+    v.detach().unwrap();
+    assert_eq!(std::fs::read(v.directory().join("f")).unwrap()[0], 5);
 }
 
 /// More than this is compared (`mojim::region::EXACT_MAX`).

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mojim::config::Config;
 use mojim::node::Node;
-use mojim::{MapFlags, Volume, gmsync, msync, unmap};
+use mojim::{Error, MapFlags, Volume, gmsync, msync, msync_async, rollback, unmap};
 
 /// A directory of its own on the disk, and memory beside it; both go at the end.
 struct Place {
@@ -161,4 +161,61 @@ fn sync_over_shared_memory() {
 #[test]
 fn sync_flush() {
     both("sync-flush", "tcp", 1);
+}
+
+/// Without its mirror nothing is committed: a sync point whose call did not wait
+/// is the error of each that does, and nothing is rolled back, since nobody knows
+/// to what. When the mirror is back all of it is there.
+#[test]
+fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
+    let place = Place::new("begun");
+    let c = place.config("sync", "tcp", 2);
+    let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let b = start();
+    let v = attach(&c, "a");
+    let atomic = MapFlags {
+        atomic: true,
+        ..CREATE
+    };
+    let m = v.map("f", 1 << 20, atomic).unwrap();
+    // SAFETY: inside the mapping, which only this thread uses.
+    let store = |at: usize, byte: u8| unsafe { m.ptr.add(at).write_volatile(byte) };
+    // SAFETY: as above.
+    let load = |at: usize| unsafe { m.ptr.add(at).read_volatile() };
+    store(0, 1);
+    msync(m.ptr, m.len).unwrap();
+    let other = v.map("g", 1 << 20, atomic).unwrap();
+    msync(other.ptr, other.len).unwrap();
+    b.stop();
+    store(1, 2);
+    let lsn = msync_async(m.ptr, m.len).unwrap();
+    store(2, 3);
+    let short = msync_async(m.ptr.wrapping_add(2), 1).unwrap();
+    assert!(short > lsn);
+    let timeout = |r: mojim::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+    std::thread::scope(|s| {
+        let at = m.ptr as usize;
+        // Nothing was changed since: these wait for what was begun.
+        let of_another = other.ptr as usize;
+        s.spawn(move || timeout(msync(of_another as *const u8, 1 << 20)));
+        s.spawn(move || timeout(msync(at as *const u8, 1 << 20)));
+        s.spawn(|| timeout(v.fsync("f")));
+        s.spawn(|| timeout(v.wait(short).map(|()| 0)));
+    });
+    store(500_000, 4);
+    timeout(rollback(m.ptr, m.len).map(u64::from));
+    assert_eq!([0, 1, 2, 500_000].map(load), [1, 2, 3, 4]);
+    let b = start();
+    let mut tries = 0;
+    while let Err(e) = rollback(m.ptr, m.len) {
+        assert!(matches!(e, Error::Timeout(_)) && tries < 20, "{e}");
+        tries += 1;
+    }
+    assert_eq!([0, 1, 2, 500_000].map(load), [1, 2, 3, 0]);
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+    for node in ["a", "b"] {
+        let bytes = place.bytes(node, "f");
+        assert_eq!([0, 1, 2, 500_000].map(|i| bytes[i]), [1, 2, 3, 0], "{node}");
+    }
 }

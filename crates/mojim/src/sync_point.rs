@@ -1,0 +1,420 @@
+//! Sync points: ranges of regions become records, or go back to what is
+//! committed.
+//!
+//! Owns the way of a call of `msync` or `gmsync`, with any of their flags (FAMS
+//! 3.1): which regions it concerns, what of them was changed, its record, and
+//! what becomes of what was collected if it fails.
+//!
+//! Thread rule: the ranges must not be stored to meanwhile, or the bytes of
+//! those stores may be committed, or rolled back, in part (Mojim 3.1 leaves
+//! synchronisation to the program).
+//!
+//! Invariants:
+//! - Who waits for a sync point waits for all that were begun before it in the
+//!   volume: acknowledgements are cumulative. So what a call that did not wait
+//!   left undone is an error of the next that does, and of every one until it is
+//!   done.
+//! - A rollback changes nothing before everything that was begun is committed.
+//! - What a failed sync point had collected counts as changed again.
+//! - In a forked child nothing can be committed.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, MutexGuard};
+
+use crate::committed::Images;
+use crate::config::Rounding;
+use crate::error::{Error, Result};
+use crate::fork::check_fork;
+use crate::primary::{Begun, Piece};
+use crate::region::{EXACT_MAX, Region};
+use crate::volume::{Inner, LAST_LSN, Mapped, TABLE, locate};
+
+/// Longest piece that grows where the next one goes on.
+const MOST_MERGED: usize = 1 << 30;
+
+/// The region that this thread synced last, and the table's generation then:
+/// the common case costs no atomic write.
+type Remembered = Option<(u64, Arc<Mapped>)>;
+
+thread_local! {
+    static REMEMBERED: Cell<Remembered> = const { Cell::new(None) };
+    static RANGES: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A range of a sync point, relative to its region.
+fn relative(m: &Mapped, range: &Range<usize>) -> Range<usize> {
+    let base = m.region.span().start;
+    let mut range = range.start - base..range.end - base;
+    if m.volume.volume.rounding == Rounding::Page {
+        let page = rustix::param::page_size();
+        range.start = range.start / page * page;
+        range.end = range.end.next_multiple_of(page).min(m.region.copy.len());
+    }
+    range
+}
+
+/// A part of a region, whose bytes are at `ptr`, as the next piece of a sync
+/// point; one with the last where both go on.
+fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at: *const u8) {
+    let begin = region.offset + part.start as u64;
+    if let Some(Piece::Write {
+        file,
+        offset,
+        ptr,
+        len,
+    }) = out.last_mut()
+        && *file == region.file
+        && *offset + *len as u64 == begin
+        && ptr.wrapping_add(*len) == at
+        && *len < MOST_MERGED
+    {
+        *len += part.len();
+        return;
+    }
+    out.push(Piece::Write {
+        file: region.file,
+        offset: begin,
+        ptr: at,
+        len: part.len(),
+    });
+}
+
+/// How far a sync point is when its call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// It is committed.
+    Committed,
+    /// It has its number and its bytes: nothing that is stored later is in it.
+    Begun,
+}
+
+/// One atomic sync point over any byte range of one region (Mojim 3.1).
+/// Returns its LSN; 0 if nothing had changed. `Error::NotFound` if the address
+/// is in no region.
+#[inline]
+pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
+    sync_address(addr, len, Until::Committed)
+}
+
+/// The same, but does not wait until it is committed (`MS_ASYNC`, FAMS 3.1). Its
+/// bytes are copied: later stores are not in it. It is committed before every
+/// later sync point of the volume, or none of these is; by itself, soon. If it
+/// cannot be, the next call that waits says so, of any thread: [`msync`],
+/// [`gmsync`], [`Volume::fsync`], [`Volume::wait`], [`Volume::detach`]. The log
+/// bounds how much is on its way: where it is full, this waits for room.
+///
+/// [`Volume::fsync`]: crate::Volume::fsync
+/// [`Volume::wait`]: crate::Volume::wait
+/// [`Volume::detach`]: crate::Volume::detach
+pub fn msync_async(addr: *const u8, len: usize) -> Result<u64> {
+    sync_address(addr, len, Until::Begun)
+}
+
+#[inline]
+fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
+    check_fork()?;
+    let generation = TABLE.generation.load(SeqCst);
+    let start = addr as usize;
+    let m = match REMEMBERED.try_with(Cell::take).ok().flatten() {
+        Some((g, m))
+            if g == generation
+                && m.region.span().start <= start
+                && start
+                    .checked_add(len)
+                    .is_some_and(|e| e <= m.region.span().end) =>
+        {
+            m
+        }
+        _ => locate(start, len)?,
+    };
+    let done = sync_range(&m, clip(&m, start, len), until);
+    // At the end of a thread there is nothing to remember.
+    let _ = REMEMBERED.try_with(|r| r.set(Some((generation, m))));
+    done
+}
+
+/// What of `[addr, addr + len)` is the file's.
+fn clip(m: &Mapped, addr: usize, len: usize) -> Range<usize> {
+    m.region.clip(addr..addr + len)
+}
+
+/// What is left of a sync point that was begun.
+#[inline]
+fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
+    match until {
+        Until::Committed => inner.primary.finish_commit(begun),
+        Until::Begun => {
+            inner.unawaited.fetch_max(begun.lsn, AcqRel);
+            inner.primary.set_going(begun);
+            Ok(())
+        }
+    }
+}
+
+pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>, until: Until) -> Result<u64> {
+    m.volume.check_attached()?;
+    if !m.region.write || range.is_empty() {
+        return Ok(0);
+    }
+    if range.len() <= EXACT_MAX && m.volume.volume.rounding == Rounding::Exact {
+        // The short way: one piece, nothing allocated.
+        let piece = Piece::Write {
+            file: m.region.file,
+            offset: m.region.offset + (range.start - m.region.span().start) as u64,
+            ptr: range.start as *const u8,
+            len: range.len(),
+        };
+        let primary = &m.volume.primary;
+        let begun = primary.begin_commit(&[piece])?;
+        let span = m.region.span().start;
+        let bytes = range.start - span..range.end - span;
+        m.region.committed.note(bytes, begun.lsn);
+        end(&m.volume, &begun, until)?;
+        LAST_LSN.with(|l| l.set(begun.lsn));
+        return Ok(begun.lsn);
+    }
+    sync_many(&[(m.clone(), range)], until)
+}
+
+/// One atomic sync point over several byte ranges, in one or several regions
+/// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
+pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
+    sync_addresses(ranges, Until::Committed)
+}
+
+/// The same, but does not wait until it is committed; all that [`msync_async`]
+/// says holds.
+pub fn gmsync_async(ranges: &[(*const u8, usize)]) -> Result<u64> {
+    sync_addresses(ranges, Until::Begun)
+}
+
+fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
+    check_fork()?;
+    let mut found: Vec<(Arc<Mapped>, Range<usize>)> = Vec::with_capacity(ranges.len());
+    for &(p, len) in ranges {
+        let m = locate(p as usize, len).map_err(|e| match e {
+            // Nothing to pass on to: half a commit must not be shown.
+            Error::NotFound(t) => Error::Invalid(t),
+            e => e,
+        })?;
+        let range = clip(&m, p as usize, len);
+        found.push((m, range));
+    }
+    if found
+        .iter()
+        .any(|(m, _)| !Arc::ptr_eq(&m.volume, &found[0].0.volume))
+    {
+        return Err(Error::Invalid(
+            "the ranges of one gmsync lie in different volumes; atomicity spans one volume".into(),
+        ));
+    }
+    sync_many(&found, until)
+}
+
+/// Rolls the bytes `[addr, addr + len)` of a region that was mapped with
+/// `atomic` back to what was committed last (`MS_INVALIDATE` alone, FAMS 3.1):
+/// exactly these bytes, or the pages that have them where `msync_rounding` is
+/// "page". Waits first for everything that was begun, also by
+/// [`msync_async`]: what is committed then is what they go back to.
+///
+/// False, and nothing is done, for a region without `atomic`.
+///
+/// # Errors
+/// Where something that was begun cannot be committed now, it is in doubt what
+/// is committed: the memory stays as it is, and the call can be repeated. After
+/// an error in reading or writing files some of the bytes may be rolled back.
+pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
+    check_fork()?;
+    let m = locate(addr as usize, len)?;
+    m.volume.check_attached()?;
+    let region = &m.region;
+    if !region.atomic {
+        return Ok(false);
+    }
+    let mut range = relative(&m, &clip(&m, addr as usize, len));
+    if !region.write || range.is_empty() {
+        return Ok(true);
+    }
+    let primary = &m.volume.primary;
+    let mut images = region.committed.hold(|| primary.settled_last())?;
+    // What other threads begin from here on they begin while this goes on.
+    let last = primary.settled_last();
+    m.volume.wait_for(last)?;
+    // The file may have become shorter before this thread's turn; from here on
+    // it waits.
+    range.end = range.end.min(region.valid.load(Acquire));
+    if range.is_empty() {
+        return Ok(true);
+    }
+    let mut written = Vec::new();
+    region.copy.written(range, &mut written)?;
+    let applied = primary.store.applied();
+    let base = region.copy.base();
+    let committed = &region.committed;
+    let settle = || m.volume.settle(last);
+    committed.restore(&mut images, base, &written, applied, settle)?;
+    Ok(true)
+}
+
+/// A region whose changes are looked for, with its first place in the list.
+type Compared<'a> = (usize, &'a Region, MutexGuard<'a, Images>);
+
+/// A sync point of ranges of one volume that is being made.
+struct SyncPoint<'a> {
+    inner: &'a Inner,
+    ranges: &'a [(Arc<Mapped>, Range<usize>)],
+    compared: Vec<Compared<'a>>,
+    pieces: Vec<Piece<'a>>,
+    /// What was collected (and so marked clean), with the range it is of.
+    marks: Vec<(usize, Range<usize>)>,
+}
+
+impl<'a> SyncPoint<'a> {
+    fn new(ranges: &'a [(Arc<Mapped>, Range<usize>)]) -> Result<SyncPoint<'a>> {
+        let inner = &ranges[0].0.volume;
+        let mut all: Vec<usize> = (0..ranges.len())
+            .filter(|i| {
+                let (m, range) = &ranges[*i];
+                m.region.write && relative(m, range).len() > EXACT_MAX
+            })
+            .collect();
+        // In one order, whoever syncs several.
+        all.sort_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
+        all.dedup_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
+        let mut compared = Vec::with_capacity(all.len());
+        for i in all {
+            let region = &ranges[i].0.region;
+            let floor = || inner.primary.settled_last();
+            compared.push((i, region, region.committed.hold(floor)?));
+        }
+        Ok(SyncPoint {
+            inner,
+            ranges,
+            compared,
+            pieces: Vec::with_capacity(ranges.len()),
+            marks: Vec::new(),
+        })
+    }
+
+    /// Finds what it consists of. `found`: for what was collected.
+    fn gather(&mut self, found: &mut Vec<Range<usize>>) -> Result<()> {
+        let applied = self.inner.primary.store.applied();
+        for (i, (m, range)) in self.ranges.iter().enumerate() {
+            let region = &m.region;
+            if !region.write || range.is_empty() {
+                continue;
+            }
+            let mut range = relative(m, range);
+            let base = region.copy.base();
+            if range.len() <= EXACT_MAX {
+                // SAFETY: inside the region.
+                let ptr = unsafe { base.add(range.start) };
+                push_piece(&mut self.pieces, region, range, ptr);
+                continue;
+            }
+            // The file may have become shorter before this thread's turn.
+            range.end = range.end.min(region.valid.load(Acquire));
+            if range.is_empty() {
+                continue;
+            }
+            let from = found.len();
+            let collected = region.copy.collect(range, found);
+            self.marks.push((i, from..found.len()));
+            collected?;
+            let mine = self.compared.iter_mut();
+            let (_, _, images) = mine
+                .into_iter()
+                .find(|(j, ..)| Arc::ptr_eq(&self.ranges[*j].0, m))
+                .expect("each was held");
+            let pieces = &mut self.pieces;
+            let push = |part, at| push_piece(pieces, region, part, at);
+            let committed = &region.committed;
+            committed.changes(images, base, &found[from..], applied, push)?;
+        }
+        Ok(())
+    }
+
+    /// Begins it; whoever compares these regions next finds it begun.
+    fn begin(&mut self) -> Result<Begun> {
+        let begun = self.inner.primary.begin_commit(&self.pieces)?;
+        for (_, region, images) in &mut self.compared {
+            region.committed.done(images, begun.lsn);
+        }
+        for (m, range) in self.ranges {
+            let range = relative(m, range);
+            if m.region.write && range.len() <= EXACT_MAX {
+                m.region.committed.note(range, begun.lsn);
+            }
+        }
+        Ok(begun)
+    }
+
+    /// It was not begun.
+    fn undo(&mut self) {
+        let last = self.inner.primary.last();
+        for (_, region, images) in &mut self.compared {
+            region.committed.failed(images, last);
+        }
+    }
+
+    /// What was collected counts as changed again.
+    fn mark(&self, found: &[Range<usize>]) {
+        for (i, span) in &self.marks {
+            for r in &found[span.clone()] {
+                self.ranges[*i].0.region.copy.mark(r.clone());
+            }
+        }
+    }
+}
+
+pub(crate) fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)], until: Until) -> Result<u64> {
+    let Some((first, _)) = ranges.first() else {
+        return Ok(0);
+    };
+    let inner = &first.volume;
+    inner.check_attached()?;
+    let with = |buf: &RefCell<Vec<Range<usize>>>| {
+        let mut own = Vec::new();
+        let mut held = buf.try_borrow_mut();
+        let found = held.as_deref_mut().unwrap_or(&mut own);
+        found.clear();
+        let mut point = SyncPoint::new(ranges)?;
+        let begun = match point.gather(found) {
+            Ok(()) if point.pieces.is_empty() => {
+                // What there was others have begun to commit.
+                let last = point.compared.iter().map(|c| c.2.last()).max();
+                let last = last.unwrap_or(0);
+                drop(point);
+                if until == Until::Committed {
+                    inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
+                }
+                LAST_LSN.with(|l| l.set(l.get().max(last)));
+                return Ok(0);
+            }
+            Ok(()) => point.begin(),
+            Err(e) => Err(e),
+        };
+        let done = match begun {
+            Ok(begun) => {
+                // The others' turn, while this one waits.
+                point.compared.clear();
+                end(inner, &begun, until).map(|()| begun.lsn)
+            }
+            Err(e) => {
+                point.undo();
+                Err(e)
+            }
+        };
+        match &done {
+            Ok(lsn) => LAST_LSN.with(|l| l.set(*lsn)),
+            Err(_) => point.mark(found),
+        }
+        done
+    };
+    // At the process's end the thread's buffer may be gone already.
+    RANGES
+        .try_with(with)
+        .unwrap_or_else(|_| with(&RefCell::default()))
+}
