@@ -8,12 +8,13 @@
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
 //! - [`threads`] the same subjects in many threads at once;
 //! - [`report`] rows, as JSON lines or as a table;
-//! - [`sync`], [`tls`], [`fams`] the benchmarks;
+//! - [`sync`], [`tls`], [`fams`], [`large`] the benchmarks;
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! A program that measures calls [`peers::maybe_run_peer`] first thing in `main`.
 
 pub mod fams;
+pub mod large;
 pub mod measure;
 pub mod peers;
 pub mod raw;

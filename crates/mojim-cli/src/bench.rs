@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mojim_bench::fams::FamsOptions;
+use mojim_bench::large::LargeOptions;
 use mojim_bench::sync::SyncOptions;
 use mojim_bench::tls::TlsOptions;
 
@@ -23,6 +24,7 @@ pub struct Bench {
 enum What {
     Sync(Sync),
     Fams(Fams),
+    Large(Large),
     Tls(Tls),
     Failover(FailoverBench),
     Tiers(TiersBench),
@@ -100,6 +102,49 @@ impl Fams {
     }
 }
 
+/// Latency of a sync point of a whole region with one page changed, by the region's size: 16 MiB
+/// and 4 GiB, all resident, and 64 GiB of which 1 GiB is.
+///
+/// "times": how many times as long as in 16 MiB, without the store and with it. Needs 10 GiB of
+/// memory; the files are sparse.
+#[derive(clap::Args)]
+struct Large {
+    /// A directory on the disk to measure [default: the temporary directory].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Kinds of tracking, separated by commas [default: uffd and two-level].
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    trackers: Vec<String>,
+    /// Rounds of paired blocks.
+    #[arg(long, value_name = "N", default_value_t = LargeOptions::default().rounds)]
+    rounds: usize,
+    /// Operations in a block.
+    #[arg(long, value_name = "N", default_value_t = LargeOptions::default().ops)]
+    ops: usize,
+    /// Print one JSON object a line instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Large {
+    fn run(self) -> Done {
+        at_least_one(self.rounds, self.ops)?;
+        let default = LargeOptions::default();
+        mojim_bench::large::run(&LargeOptions {
+            json: self.json,
+            dir: self.dir,
+            trackers: match self.trackers.is_empty() {
+                true => default.trackers,
+                false => self.trackers,
+            },
+            rounds: self.rounds,
+            ops: self.ops,
+            ..LargeOptions::default()
+        })?;
+        Ok(0)
+    }
+}
+
 /// What keys add to a sync point: with encrypted links, with plain ones, and without keys.
 #[derive(clap::Args)]
 struct Tls {
@@ -149,6 +194,7 @@ impl Bench {
         let s = match self.what {
             What::Sync(s) => s,
             What::Fams(f) => return f.run(),
+            What::Large(l) => return l.run(),
             What::Tls(t) => return t.run(),
             What::Failover(f) => return f.run(),
             What::Tiers(t) => return t.run(),

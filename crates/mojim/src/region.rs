@@ -138,6 +138,7 @@ impl Private {
             TrackerKind::Auto => track::Kind::Auto,
             TrackerKind::Uffd => track::Kind::Uffd,
             TrackerKind::Mprotect => track::Kind::Mprotect,
+            TrackerKind::TwoLevel => track::Kind::TwoLevel,
         };
         let tracker = if o.write {
             // SAFETY: the mapping was just made and stays until `unmap`,

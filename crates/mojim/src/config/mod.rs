@@ -186,6 +186,10 @@ words! {
         Uffd = "uffd",
         /// `mprotect`: mprotect and SIGSEGV.
         Mprotect = "mprotect",
+        /// `two-level`: both, so that a sync point of a whole region does not cost more the larger
+        /// the region is. Then `read(2)` and other calls that have the kernel write into a region
+        /// of 64 MiB or more fail with EFAULT where it was not stored to lately.
+        TwoLevel = "two-level",
     }
 }
 

@@ -2,10 +2,11 @@
 //!
 //! Source: DESIGN "What we build" and "Known traps": userfaultfd write-protect in async mode +
 //! the `PAGEMAP_SCAN` ioctl (`uffd.rs`, Linux 6.7+), `mprotect` + SIGSEGV where that is missing
-//! (`mprotect.rs`). This file owns the interface, the choice between the two, and the identity of
-//! the process (so that a forked child is refused).
+//! (`mprotect.rs`), and where it is asked for both, one above the other (`two_level.rs`). This file
+//! owns the interface, the choice between them, and the identity of the process (so that a forked
+//! child is refused).
 //!
-//! Invariants, for both kinds:
+//! Invariants, for all kinds:
 //! 1. A page whose contents changed since a re-arming [`Tracker::collect`] last reported it (or
 //!    since [`attach`]) is reported by the next collect that covers it. More may be reported;
 //!    nothing is ever left out.
@@ -17,6 +18,7 @@
 //!    `open` in the same process does not see them.
 
 mod mprotect;
+mod two_level;
 mod uffd;
 
 use std::io;
@@ -40,10 +42,11 @@ pub use uffd::uffd_available;
 /// * **alias mappings**: stores through another mapping of the same file, and `write(2)` to the
 ///   file, are not seen.
 /// * `read(2)` and friends **into** the region succeed and are reported with uffd; with mprotect
-///   they fail with EFAULT on pages that are not yet written.
+///   they fail with EFAULT on pages that are not yet written, with two levels on those of closed
+///   chunks.
 /// * With uffd, a page given back by MADV_DONTNEED is reported once more. Closing all descriptors
 ///   of the process (`close_range`) ends the tracking; collect then fails.
-/// * With mprotect, a program that installs a SIGSEGV handler after the first attach must chain to
+/// * With mprotect and two levels, a program that installs a SIGSEGV handler after the first attach must chain to
 ///   the previous one, and a thread that blocks SIGSEGV is killed by its first store.
 pub trait Tracker: Send + Sync {
     /// Appends to `out` the page-aligned ranges, relative to the start of the mapping, of the
@@ -68,7 +71,7 @@ pub trait Tracker: Send + Sync {
     /// had collected them failed. What lies beyond the mapping is ignored.
     fn mark(&self, start: usize, end: usize);
 
-    /// `"uffd"` or `"mprotect"`.
+    /// `"uffd"`, `"mprotect"` or `"two-level"`.
     fn kind(&self) -> &'static str;
 }
 
@@ -82,6 +85,9 @@ pub enum Kind {
     Uffd,
     /// mprotect and a SIGSEGV handler. May report pages that were not written.
     Mprotect,
+    /// Both, in large regions, where the kernel can: exact, and a collect does not cost more in a
+    /// larger region. Small regions, and kernels that cannot, get [`Kind::Auto`].
+    TwoLevel,
 }
 
 /// Starts tracking stores to `base..base + len`. Nothing counts as written at first.
@@ -106,11 +112,14 @@ pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dy
         match kind {
             Kind::Uffd => uffd::attach(addr, len),
             Kind::Mprotect => mprotect::attach(addr, len),
+            // Another userfaultfd may hold this range, or descriptors may be short.
             Kind::Auto if uffd_available() => {
-                // Another userfaultfd may hold this range, or descriptors may be short.
                 uffd::attach(addr, len).or_else(|_| mprotect::attach(addr, len))
             }
-            Kind::Auto => mprotect::attach(addr, len),
+            Kind::TwoLevel if uffd_available() => {
+                two_level::attach(addr, len).or_else(|_| mprotect::attach(addr, len))
+            }
+            Kind::Auto | Kind::TwoLevel => mprotect::attach(addr, len),
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Tracking by `mprotect` and a SIGSEGV handler, where the kernel lacks what `uffd.rs` needs.
+//! Tracking by `mprotect` and a SIGSEGV handler, where the kernel lacks what `uffd.rs` needs; and
+//! of chunks of pages, as the upper level of `two_level.rs`.
 //!
 //! Source: DESIGN "What we build" (row 1): 2.7 to 4.6 µs per first-touched page.
 //!
 //! This file owns the process's SIGSEGV handler (installed at the first attach, never removed), the
-//! table of ranges that it looks faults up in, and each tracker's bitmap: one bit a page, set when
-//! the page counts as written.
+//! table of ranges that it looks faults up in, and each tracker's bitmap: one bit a page (below,
+//! "page" stands for a chunk where the tracker has chunks), set when the page counts as written.
 //!
 //! # Invariants
 //! 1. **A writable page has its bit set**, but for the time between the two steps of a re-arming
@@ -44,6 +45,9 @@
 //! * fewer than 3/16: 16 pages, fewer than max/4: 64 pages, aligned, within the region;
 //! * from there on, or when the kernel says ENOMEM: the whole region.
 //!
+//! Chunks are opened as pages are, but for one that follows open ones: then as many, up to
+//! [`AHEAD`], as a program that fills a region would fault for each.
+//!
 //! All pages of what is opened count as written. A re-arming collect that would split a run when
 //! the limit is reached leaves it open and reports it again next time. It closes all its runs with
 //! one `mprotect`. For mappings to merge again they must share an anon_vma, which is why attaching
@@ -70,6 +74,8 @@ const SLOTS: usize = 1024;
 /// How many faults in a dropped tracker's range are retried: more than threads can be on their way
 /// into the handler at one moment, and few enough to pass a true crash on within milliseconds.
 const LATE_FAULTS: u32 = 1024;
+/// Chunks opened by one fault, at most, behind as many open ones.
+const AHEAD: usize = 8;
 
 const READ_WRITE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
 
@@ -190,7 +196,10 @@ impl Slot {
 struct Region {
     base: usize,
     len: usize,
-    page: usize,
+    /// What one bit stands for, in bytes: a page or a chunk of pages. The last one may be shorter.
+    unit: usize,
+    /// [`AHEAD`] where units are chunks, else 1.
+    ahead: usize,
     /// One bit a page. Bits beyond the last page are never reported.
     written: Box<[AtomicU64]>,
     /// This region's part of [`RUNS`].
@@ -199,7 +208,17 @@ struct Region {
 
 impl Region {
     fn pages(&self) -> usize {
-        self.len / self.page
+        self.len.div_ceil(self.unit)
+    }
+
+    /// The bytes of `pages`, from the start of the region.
+    fn bytes(&self, pages: &Range<usize>) -> Range<usize> {
+        pages.start * self.unit..(pages.end * self.unit).min(self.len)
+    }
+
+    /// The pages that `bytes` overlaps.
+    fn touched(&self, bytes: &Range<usize>) -> Range<usize> {
+        bytes.start / self.unit..bytes.end.div_ceil(self.unit)
     }
 
     fn count_runs(&self, delta: i64) {
@@ -229,6 +248,13 @@ impl Region {
         }
     }
 
+    /// C1, of pages that are not to be reported.
+    fn clear_bits(&self, pages: Range<usize>) {
+        for word in pages.start / 64..pages.end.div_ceil(64) {
+            self.written[word].fetch_and(!Self::mask(word, &pages), Ordering::SeqCst);
+        }
+    }
+
     fn is_set(&self, page: usize) -> bool {
         self.written[page / 64].load(Ordering::SeqCst) & (1 << (page % 64)) != 0
     }
@@ -240,26 +266,39 @@ impl Region {
         i64::from(before) + i64::from(after)
     }
 
+    /// How many pages just before this one are written, up to `ahead`; 0 where nothing is opened
+    /// ahead.
+    fn open_before(&self, page: usize) -> usize {
+        let most = if self.ahead > 1 { self.ahead } else { 0 };
+        (1..=most.min(page))
+            .take_while(|back| self.is_set(page - back))
+            .count()
+    }
+
     /// H2 and C2.
     fn protect(&self, pages: &Range<usize>, flags: MprotectFlags) -> rustix::io::Result<()> {
-        let start = (self.base + pages.start * self.page) as *mut std::ffi::c_void;
+        let bytes = self.bytes(pages);
+        let start = (self.base + bytes.start) as *mut std::ffi::c_void;
         // SAFETY: a part of the range that the caller of `attach` handed over, still mapped; the
         // contents do not change, and our handler answers the faults of those who store.
-        unsafe { rustix::mm::mprotect(start, pages.len() * self.page, flags) }
+        unsafe { rustix::mm::mprotect(start, bytes.len(), flags) }
     }
 
     /// Answers a fault. Called by the handler, between H0 and H3. False: cannot be answered.
     fn open(&self, addr: usize) -> bool {
-        let page = (addr - self.base) / self.page;
+        let page = (addr - self.base) / self.unit;
         let limits = Limits::get();
         let total = RUNS.load(Ordering::Relaxed);
         let chunk = match total {
-            t if t < limits.single => 1,
+            t if t < limits.single => self.open_before(page).max(1),
             t if t < limits.small => 16,
             t if t < limits.whole => 64,
             _ => self.pages(),
         };
-        let start = page - page % chunk;
+        let start = match total < limits.single {
+            true => page,
+            false => page - page % chunk,
+        };
         let opened = start..(start + chunk).min(self.pages());
         if opened != (0..self.pages()) {
             let neighbours = self.open_neighbours(&opened);
@@ -295,7 +334,7 @@ impl Region {
                 let low = set.trailing_zeros() as usize;
                 let ones = (set >> low).trailing_ones() as usize;
                 let first = word * 64 + low;
-                push(out, from, first * self.page..(first + ones) * self.page);
+                push(out, from, self.bytes(&(first..first + ones)));
                 set &= !Self::mask(word, &(first..first + ones));
             }
         }
@@ -354,7 +393,7 @@ impl Limits {
     }
 }
 
-struct Mprotect {
+pub(super) struct Mprotect {
     process: Process,
     slot: &'static Slot,
     /// Pointed to by the slot; made from a Box, freed by drop.
@@ -372,11 +411,21 @@ unsafe impl Sync for Mprotect {}
 /// # Safety
 /// As [`super::attach`].
 pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Tracker>> {
+    // SAFETY: the caller's promise.
+    Ok(Box::new(unsafe { of_units(base, len, 1)? }))
+}
+
+/// A tracker of units of some pages.
+///
+/// # Safety
+/// As [`super::attach`].
+pub(super) unsafe fn of_units(base: usize, len: usize, pages: usize) -> io::Result<Mprotect> {
     let process = Process::current()?;
     install()?;
     let page = rustix::param::page_size();
+    let unit = pages * page;
     // Zeroed by the kernel as it is touched; a Vec of atomics would be written through.
-    let words = vec![0u64; (len / page).div_ceil(64)].into_boxed_slice();
+    let words = vec![0u64; len.div_ceil(unit).div_ceil(64)].into_boxed_slice();
     // SAFETY: AtomicU64 has the size and validity of u64, and its alignment on the 64-bit targets
     // that have a 64-bit address space to map (checked below); the box is consumed.
     let written = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) };
@@ -384,7 +433,8 @@ pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Track
     let region = Region {
         base,
         len,
-        page,
+        unit,
+        ahead: if pages > 1 { AHEAD } else { 1 },
         written,
         runs: AtomicI64::new(0),
     };
@@ -414,13 +464,50 @@ pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Track
         rearming: Mutex::new(()),
     };
     shared.protect(&(0..shared.pages()), MprotectFlags::READ)?;
-    Ok(Box::new(tracker))
+    Ok(tracker)
 }
 
 impl Mprotect {
     fn region(&self) -> &Region {
         // SAFETY: valid until drop, and never mutated but through atomics.
         unsafe { &*self.region }
+    }
+
+    /// C2 of a run of pages. False: they are open, in whole or in part, as they were.
+    fn protect(&self, run: &Range<usize>) -> bool {
+        let region = self.region();
+        let neighbours = region.open_neighbours(run);
+        let full = RUNS.load(Ordering::Relaxed) >= Limits::get().whole;
+        !(neighbours == 2 && full) && region.protect(run, MprotectFlags::READ).is_ok()
+    }
+
+    /// Appends the open units that overlap `bytes`, as runs of unit numbers.
+    pub(super) fn open(&self, bytes: &Range<usize>, out: &mut Vec<Range<usize>>) {
+        let region = self.region();
+        let from = out.len();
+        // As in `collect`: a store by this thread may have been let through by another's fault.
+        fence(Ordering::SeqCst);
+        region.report(&region.touched(bytes), false, out);
+        for run in &mut out[from..] {
+            *run = region.touched(run);
+        }
+    }
+
+    /// Protects runs of units, given by their numbers, of which none is stored to without a fault
+    /// when it returns. One that cannot be protected stays open.
+    pub(super) fn close(&self, runs: &[Range<usize>]) {
+        let region = self.region();
+        let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
+        for run in runs {
+            region.clear_bits(run.clone()); // C1
+        }
+        self.slot.wait_for_handlers(); // CQ
+        for run in runs {
+            if !self.protect(run) {
+                region.set_bits(run.clone());
+            }
+        }
+        region.set_runs(region.true_runs());
     }
 }
 
@@ -438,7 +525,7 @@ impl Tracker for Mprotect {
         if start == end {
             return Ok(());
         }
-        let pages = start / region.page..end / region.page;
+        let pages = start / region.unit..end / region.unit;
         let from = out.len();
         // A store by this thread that succeeded because another thread's fault opened its page:
         // the load of the bit must not be moved before it.
@@ -453,18 +540,17 @@ impl Tracker for Mprotect {
         let (Some(first), Some(last)) = (out.get(from), out.last()) else {
             return Ok(());
         };
-        let hull = first.start / region.page..last.end / region.page;
+        let hull = first.start / region.unit..last.end / region.unit;
         let closed = (out.len() - from) as i64;
         self.slot.wait_for_handlers(); // CQ
 
         // Everything in the hull that is not in the report is protected, or was opened after C1
         // and has its bit set, so that protecting all of it is right, and one call.
         let neighbours = region.open_neighbours(&hull);
-        let full = RUNS.load(Ordering::Relaxed) >= Limits::get().whole;
-        if (neighbours == 2 && full) || region.protect(&hull, MprotectFlags::READ).is_err() {
+        if !self.protect(&hull) {
             // C2 did not happen, or in part: the pages count as written, which is always allowed.
             for range in &out[from..] {
-                region.set_bits(range.start / region.page..range.end / region.page);
+                region.set_bits(region.touched(range));
             }
             return Ok(());
         }
@@ -481,11 +567,10 @@ impl Tracker for Mprotect {
 
     fn mark(&self, start: usize, end: usize) {
         let region = self.region();
-        let end = end.min(region.len).div_ceil(region.page);
-        let start = start / region.page;
-        if start < end {
+        let pages = region.touched(&(start..end.min(region.len)));
+        if !pages.is_empty() {
             // Set bits on protected pages are allowed (invariant 1).
-            region.set_bits(start..end);
+            region.set_bits(pages);
         }
     }
 
@@ -685,7 +770,8 @@ mod tests {
         let region = Region {
             base: 0,
             len: 200 * 10,
-            page: 10,
+            unit: 10,
+            ahead: 1,
             written: (0..4).map(|_| AtomicU64::new(0)).collect(),
             runs: AtomicI64::new(0),
         };

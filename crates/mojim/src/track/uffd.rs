@@ -163,7 +163,7 @@ impl Marks {
 }
 
 /// Sorts `ranges[from..]` and merges what overlaps or touches.
-fn unite(ranges: &mut Vec<Range<usize>>, from: usize) {
+pub(super) fn unite(ranges: &mut Vec<Range<usize>>, from: usize) {
     ranges[from..].sort_unstable_by_key(|r| r.start);
     let mut kept = from;
     for i in from + 1..ranges.len() {
@@ -179,7 +179,7 @@ fn unite(ranges: &mut Vec<Range<usize>>, from: usize) {
     ranges.truncate(kept + 1);
 }
 
-struct Uffd {
+pub(super) struct Uffd {
     base: usize,
     len: usize,
     process: Process,
@@ -191,6 +191,13 @@ struct Uffd {
 /// # Safety
 /// As [`super::attach`].
 pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Tracker>> {
+    // SAFETY: the caller's promise.
+    Ok(Box::new(unsafe { of_pages(base, len)? }))
+}
+
+/// # Safety
+/// As [`super::attach`].
+pub(super) unsafe fn of_pages(base: usize, len: usize) -> io::Result<Uffd> {
     let process = Process::current()?;
     let pagemap = pagemap(process)?;
     let fd = uffd::open(
@@ -219,7 +226,7 @@ pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Track
     loop {
         // SAFETY: the argument of UFFDIO_WRITEPROTECT is a UffdioWriteprotect.
         match unsafe { call(tracker.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arm) } {
-            Ok(_) => return Ok(Box::new(tracker)),
+            Ok(_) => return Ok(tracker),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -227,6 +234,32 @@ pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Track
 }
 
 impl Uffd {
+    /// What [`Tracker::collect`] gives, of `wanted`, where only `parts` of it can have been stored
+    /// to since they were last re-armed; they are ascending, and do not touch.
+    pub(super) fn collect_parts(
+        &self,
+        parts: impl Iterator<Item = Range<usize>>,
+        wanted: Range<usize>,
+        rearm: bool,
+        out: &mut Vec<Range<usize>>,
+    ) -> io::Result<()> {
+        check_range(wanted.start, wanted.end, self.len)?;
+        self.process.check()?;
+        let from = out.len();
+        for part in parts {
+            if let Err(e) = self.scan(part.start, part.end, rearm, out) {
+                out.truncate(from);
+                if rearm {
+                    // Some pages may be protected again without having been reported.
+                    self.marks.add(wanted);
+                }
+                return Err(e);
+            }
+        }
+        self.marks.report(wanted, rearm, out, from);
+        Ok(())
+    }
+
     fn scan(
         &self,
         start: usize,
@@ -306,22 +339,8 @@ impl Tracker for Uffd {
         rearm: bool,
         out: &mut Vec<Range<usize>>,
     ) -> io::Result<()> {
-        check_range(start, end, self.len)?;
-        self.process.check()?;
-        if start == end {
-            return Ok(());
-        }
-        let from = out.len();
-        if let Err(e) = self.scan(start, end, rearm, out) {
-            out.truncate(from);
-            if rearm {
-                // Some pages may be protected again without having been reported.
-                self.marks.add(start..end);
-            }
-            return Err(e);
-        }
-        self.marks.report(start..end, rearm, out, from);
-        Ok(())
+        let whole = (start < end).then_some(start..end);
+        self.collect_parts(whole.into_iter(), start..end, rearm, out)
     }
 
     fn mark(&self, start: usize, end: usize) {
