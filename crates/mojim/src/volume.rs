@@ -4,9 +4,9 @@
 //! of mapped regions, and the two background threads (link, checkpoint). Turns
 //! addresses into extents and name-space changes into records.
 //!
-//! Thread rules: every call may be made from any thread. The ranges of a sync
-//! point must not be stored to while it runs, or the bytes of those stores may
-//! be committed in part (Mojim 3.1 leaves synchronisation to the program).
+//! Thread rules: every call may be made from any thread. Stores into the ranges
+//! of a sync point while it runs are the program's to keep away (Mojim 3.1, FAMS
+//! 3.3): [`msync`] says what becomes of them.
 //!
 //! Invariants:
 //! - A name-space change is committed and applied before its call returns.
@@ -1119,6 +1119,17 @@ fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 /// One atomic sync point over any byte range of one region (Mojim 3.1).
 /// Returns its LSN; 0 if nothing had changed. `Error::NotFound` if the address
 /// is in no region.
+///
+/// Each byte is taken once, at some moment of the call, and all copies get the
+/// same. What was stored before the call is in it. Of what other threads store
+/// into the range during the call, each byte may be in it or not; what is not
+/// counts as changed, and the next sync point of the range commits it. (But not
+/// always where a store takes bytes back to what they were before, during one
+/// thread's sync point of at most [`EXACT_MAX`](crate::region::EXACT_MAX) bytes
+/// and a larger one of another thread's: they are committed when their page is
+/// stored to again.) Threads that must not have half a change committed hold a
+/// reader-writer lock shared while they change data, and exclusively here (FAMS
+/// 3.3; `examples/transfers.c`).
 #[inline]
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     check_fork()?;
@@ -1174,6 +1185,7 @@ fn sync_range(m: &Arc<Mapped>, range: Range<usize>) -> Result<u64> {
 
 /// One atomic sync point over several byte ranges, in one or several regions
 /// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
+/// Of stores during the call: [`msync`].
 pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
     check_fork()?;
     let mut found: Vec<(Arc<Mapped>, Range<usize>)> = Vec::with_capacity(ranges.len());
