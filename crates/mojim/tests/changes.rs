@@ -316,6 +316,15 @@ fn lost(v: &Volume, words: &[AtomicU64]) -> Vec<usize> {
     all.filter(|i| at(*i) != words[*i].load(SeqCst)).collect()
 }
 
+/// Ends threads that look at it, also where what they are for has failed.
+struct Over<'a>(&'a AtomicU64);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(1, SeqCst);
+    }
+}
+
 /// What is stored while a sync point runs is in it or is not, and if not it is
 /// found by the next one, whatever kinds of sync points there were before. What
 /// was stored before the call is in it.
@@ -353,6 +362,7 @@ fn stores_during_a_sync_point_are_committed_by_the_next() {
                         }
                     });
                 }
+                let _over = Over(&over);
                 let mut next = random(threshold);
                 for round in 0..60 {
                     let least = counts.each_ref().map(|c| c.load(SeqCst));
@@ -376,7 +386,6 @@ fn stores_during_a_sync_point_are_committed_by_the_next() {
                         }
                     }
                 }
-                over.store(1, SeqCst);
             });
             msync(m.ptr, m.len).unwrap();
             assert_eq!(lost(&v, words), Vec::<usize>::new(), "{tracker}");
