@@ -89,7 +89,8 @@ def run(options, store, mode, seed):
 
 
 def figures(all_runs):
-    """A row for each label and phase; `slower` is by the rounds' means, their median."""
+    """A row for each label and phase. `slower` than BASE: in each round, by means and by
+    medians, and of these the median over the rounds."""
     rows = []
     for label, store, _, promise in ROWS:
         if label not in all_runs:
@@ -98,6 +99,7 @@ def figures(all_runs):
             rounds = [r[phase] for r in all_runs[label]]
             every = sorted(ns for r in rounds for ns in r)
             means = [statistics.mean(r) for r in rounds]
+            medians = [statistics.median(r) for r in rounds]
             row = {
                 "bench": "map",
                 "store": label,
@@ -108,26 +110,29 @@ def figures(all_runs):
                 "p99_us": round(every[len(every) * 99 // 100] / 1e3, 1),
             }
             if BASE in all_runs:
-                base = [statistics.mean(r[phase]) for r in all_runs[BASE]]
-                row["slower"] = round(statistics.median(m / b for m, b in zip(means, base)), 2)
+                base = [r[phase] for r in all_runs[BASE]]
+                of_means = [m / statistics.mean(b) for m, b in zip(means, base)]
+                of_medians = [m / statistics.median(b) for m, b in zip(medians, base)]
+                row["slower"] = round(statistics.median(of_means), 2)
+                row["slower_by_medians"] = round(statistics.median(of_medians), 2)
             rows.append(row)
     return rows
 
 
 def table(rows):
     """The rows as text: a line for each store."""
-    print(f"{'us an operation':<19}", end="")
+    print(f"{'':<18}", end="")
     for phase in PHASES:
-        print(f" | {phase:>8} median {'p99':>8} {'times':>6}", end="")
-    print(" | when it returns")
+        print(f" | {phase:<8}{'mean':>7}{'times':>6}{'median':>8}{'times':>6}{'p99':>10}", end="")
+    print()
     for first in rows[:: len(PHASES)]:
-        print(f"{first['store']:<19}", end="")
-        for r in rows:
-            if r["store"] == first["store"]:
-                times = r.get("slower", "")
-                print(f" | {r['mean_us']:>8} {r['median_us']:>6} {r['p99_us']:>8} {times:>6}", end="")
-        print(f" | {first['promise']}")
-    print("means by phase, then medians; times: the mean by that of", BASE)
+        print(f"{first['store']:<18}", end="")
+        for r in (r for r in rows if r["store"] == first["store"]):
+            mean, median = r.get("slower", ""), r.get("slower_by_medians", "")
+            print(f" | {r['mean_us']:>15}{mean:>6}{r['median_us']:>8}{median:>6}", end="")
+            print(f"{r['p99_us']:>10}", end="")
+        print(" |", first["promise"])
+    print(f"Microseconds an operation; times: that of {BASE}, by rounds.")
 
 
 def main():
