@@ -6,8 +6,8 @@
  * CAVEATS FIRST
  *
  * 1. Do not store into a range while a sync point (mojim_msync, gmsync) of that
- *    range runs. The bytes of such a store may be committed in part. Stores
- *    into other ranges, by any thread, are fine.
+ *    range runs: what of such stores is committed is left to chance (see "Stores
+ *    during a sync point"). Stores into other ranges, by any thread, are fine.
  * 2. The memory is a private working copy of the file. It reaches the file by
  *    sync points only, so the same bytes of a file can be mapped once at a
  *    time: a second mapping fails with EBUSY. For the same reason, never change
@@ -54,6 +54,24 @@
  *
  * The bytes of one sync point are there all, or none, after any such failure.
  * A medium "dram" is never persistent; mojim_copies tells how things stand.
+ *
+ * STORES DURING A SYNC POINT
+ *
+ * A sync point takes each byte of its ranges once, at some moment of the call; all
+ * copies get the same bytes. So, of the bytes in its ranges:
+ *   - What was stored before the call is in it (by the calling thread, or by one
+ *     that the program has ordered before it, as with a lock).
+ *   - What is stored during the call may be in it or not, byte by byte: of two
+ *     stores the later one alone, or half of one store.
+ *   - What is not in it is in memory as it was stored, counts as changed, and is
+ *     committed by the next sync point of its range. Nothing else is needed. (One
+ *     exception: a store during one thread's sync point of at most 16 KiB, which
+ *     takes the bytes back to what they were before, while another thread's larger
+ *     sync point of them runs: these bytes may stay as the first one committed them
+ *     until their page is stored to once more.)
+ * Where a half-done change must not be committed, threads hold a reader-writer lock
+ * shared while they change data, and exclusively while they call mojim_msync:
+ * examples/transfers.c.
  *
  * errno values, for all functions:
  *   EINVAL      an argument, or the configuration, is wrong

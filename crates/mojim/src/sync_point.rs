@@ -5,9 +5,9 @@
 //! 3.1): which regions it concerns, what of them was changed, its record, and
 //! what becomes of what was collected if it fails.
 //!
-//! Thread rule: the ranges must not be stored to meanwhile, or the bytes of
-//! those stores may be committed, or rolled back, in part (Mojim 3.1 leaves
-//! synchronisation to the program).
+//! Thread rule: stores into the ranges meanwhile are the program's to keep away
+//! (Mojim 3.1, FAMS 3.3); [`msync`] says what becomes of them. A rollback undoes
+//! them in part.
 //!
 //! Invariants:
 //! - Who waits for a sync point waits for all that were begun before it in the
@@ -93,6 +93,17 @@ pub(crate) enum Until {
 /// One atomic sync point over any byte range of one region (Mojim 3.1).
 /// Returns its LSN; 0 if nothing had changed. `Error::NotFound` if the address
 /// is in no region.
+///
+/// Each byte is taken once, at some moment of the call, and all copies get the
+/// same. What was stored before the call is in it. Of what other threads store
+/// into the range during the call, each byte may be in it or not; what is not
+/// counts as changed, and the next sync point of the range commits it. (But not
+/// always where a store takes bytes back to what they were before, during one
+/// thread's sync point of at most [`EXACT_MAX`](crate::region::EXACT_MAX) bytes
+/// and a larger one of another thread's: they are committed when their page is
+/// stored to again.) Threads that must not have half a change committed hold a
+/// reader-writer lock shared while they change data, and exclusively here (FAMS
+/// 3.3; `examples/transfers.c`).
 #[inline]
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     sync_address(addr, len, Until::Committed)
@@ -180,6 +191,7 @@ pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>, until: Until) -> 
 
 /// One atomic sync point over several byte ranges, in one or several regions
 /// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
+/// Of stores during the call: [`msync`].
 pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
     sync_addresses(ranges, Until::Committed)
 }

@@ -550,3 +550,92 @@ fn who_finds_nothing_waits_for_whoever_found_it() {
     assert_eq!(turns.load(Relaxed), 300 * THREADS as u64);
     v.detach().unwrap();
 }
+
+/// Words that the file has otherwise than memory has them.
+fn lost(v: &Volume, words: &[AtomicU64]) -> Vec<usize> {
+    let bytes = file(v);
+    let at = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().unwrap());
+    let all = 0..words.len();
+    all.filter(|i| at(*i) != words[*i].load(SeqCst)).collect()
+}
+
+/// Ends threads that look at it, also where what they are for has failed.
+struct Over<'a>(&'a AtomicU64);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(1, SeqCst);
+    }
+}
+
+/// What is stored while a sync point runs is in it or is not, and if not it is
+/// found by the next one, whatever kinds of sync points there were before. What
+/// was stored before the call is in it.
+#[test]
+fn stores_during_a_sync_point_are_committed_by_the_next() {
+    const THREADS: usize = 3;
+    const PAGES: usize = 24;
+    for tracker in ["uffd", "mprotect"] {
+        for threshold in [1, 1_000_000] {
+            let dir = Dir::new(&format!("during-{tracker}-{threshold}"));
+            let more = format!("checkpoint_threshold = {threshold}");
+            let config = config_with(&dir.0, tracker, &more, "8MiB");
+            let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+            let m = map(&v, PAGES * 4096);
+            // SAFETY: all of the mapping, which stays; it is used by atomics alone.
+            let words = unsafe { std::slice::from_raw_parts(m.ptr.cast(), m.len / 8) };
+            let words: &[AtomicU64] = words;
+            // Word `n` of a thread: another page each time.
+            let place = |t: usize, n: usize| n % PAGES * 512 + n / PAGES * 64 + t;
+            let counts: [AtomicU64; THREADS] = Default::default();
+            let over = AtomicU64::new(0);
+            std::thread::scope(|s| {
+                for t in 0..THREADS {
+                    let (count, over) = (&counts[t], &over);
+                    s.spawn(move || {
+                        for i in 1.. {
+                            // All its words have `i` or `i - 1`.
+                            for n in 0..PAGES * 8 {
+                                words[place(t, n)].store(i, SeqCst);
+                            }
+                            count.store(i, SeqCst);
+                            if over.load(SeqCst) != 0 {
+                                return;
+                            }
+                        }
+                    });
+                }
+                let _over = Over(&over);
+                let mut next = random(threshold);
+                for round in 0..60 {
+                    let least = counts.each_ref().map(|c| c.load(SeqCst));
+                    // Parts first: what they leave is for the whole.
+                    for _ in 0..next(3) {
+                        let (x, y) = (next(m.len - 20_000), next(m.len - 20_000));
+                        // SAFETY: inside the mapping.
+                        let part = |at| unsafe { m.ptr.add(at) }.cast_const();
+                        gmsync(&[(part(x), 1 + next(20_000)), (part(y), 1 + next(300))]).unwrap();
+                        msync(part(y), 1 + next(9000)).unwrap();
+                    }
+                    msync(m.ptr, m.len).unwrap();
+                    let bytes = file(&v);
+                    for (t, least) in least.into_iter().enumerate() {
+                        let most = counts[t].load(SeqCst) + 1;
+                        for n in 0..PAGES * 8 {
+                            let at = place(t, n) * 8;
+                            let is = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+                            let right = (least..=most).contains(&is);
+                            assert!(right, "{tracker} {round}: {is}, {least} to {most}");
+                        }
+                    }
+                }
+            });
+            msync(m.ptr, m.len).unwrap();
+            assert_eq!(lost(&v, words), Vec::<usize>::new(), "{tracker}");
+            // One store that no sync point follows is seen to be missing.
+            words[place(1, 5)].store(0, SeqCst);
+            assert_eq!(lost(&v, words), [place(1, 5)]);
+            v.detach().unwrap();
+        }
+    }
+}
