@@ -137,6 +137,11 @@ fn a_child_that_was_forked_before_is_a_process_like_any_other() {
 }
 
 #[test]
+fn a_child_forked_amid_sync_points_of_other_threads_waits_for_none_of_their_locks() {
+    holds(&TestVolume::new(""), "forking_amid");
+}
+
+#[test]
 fn a_file_made_shorter_under_its_mapping() {
     holds(&TestVolume::new(""), "shrinking");
 }

@@ -523,6 +523,49 @@ static void threads(void)
         CHECK(pthread_join(t[i], NULL) == 0);
 }
 
+static volatile int over;
+
+static void *stores_and_syncs(void *arg)
+{
+    char *p = arg;
+    while (!over) {
+        for (int i = 0; i < 65536; i += 4096)
+            p[i] += 1;
+        CHECK(msync(p, 65536, MS_SYNC) == 0);
+        p[7] += 1;
+        CHECK(msync(p + 7, 1, MS_SYNC) == 0);
+    }
+    return NULL;
+}
+
+static void forking_amid(void)
+{
+    /* Whatever other threads hold at the fork, the child waits for nothing. */
+    pthread_t t[THREADS];
+    char *p = map(open_new("file"), THREADS * 65536L);
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&t[i], NULL, stores_and_syncs, p + i * 65536L) == 0);
+    for (int i = 0; i < 100; i++) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(100); /* ends a child that hangs */
+            FAILS(msync(p, THREADS * 65536L, MS_SYNC), EOPNOTSUPP);
+            CHECK(munmap(p, 4096) == -1);
+            CHECK(mojim_is_region(p));
+            if (i % 2)
+                exit(0);
+            execl("/bin/true", "true", (char *)NULL);
+            _exit(1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    over = 1;
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_join(t[i], NULL) == 0);
+    CHECK(munmap(p, THREADS * 65536L) == 0);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -539,6 +582,7 @@ int main(int argc, char **argv)
         {"fork_first", fork_first},     {"flags", flags},
         {"rounded", rounded},           {"two_mappings", two_mappings},
         {"async_show", async_show},     {"async_until_killed", async_until_killed},
+        {"forking_amid", forking_amid},
     };
     if (argc != 3)
         return 2;

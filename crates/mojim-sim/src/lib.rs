@@ -9,6 +9,8 @@
 //! - A dead process changes nothing that a later one sees: each call of its
 //!   [`SimEnv`] fails, and stores that it still makes into named or persistent
 //!   memory go into a copy that nobody else maps.
+//!
+//! Apart from that world, [`shadow`] enumerates what persistent memory may have.
 
 // Node numbers index several arrays at once.
 #![allow(clippy::needless_range_loop)]
@@ -20,6 +22,7 @@ mod memory;
 mod net;
 pub mod rng;
 pub mod run;
+pub mod shadow;
 pub mod views;
 pub mod world;
 

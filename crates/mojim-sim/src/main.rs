@@ -7,15 +7,20 @@ use std::time::{Duration, Instant};
 
 use mojim_sim::cluster::Mutation;
 use mojim_sim::run::{Total, catch_mutation, catch_panics, run};
+use mojim_sim::shadow::{Broken, Shown, catch, run as run_shadow, run_states};
 
 const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--jobs N] [--json]
        mojim-sim --seed N [--trace]
-       mojim-sim --mutations [--only NAME] [--seeds N] [--first N]";
+       mojim-sim --mutations [--only NAME] [--seeds N] [--first N]
+       mojim-sim --shadow [--states N] [--first N] [--jobs N] [--json]
+       mojim-sim --shadow --seed N
+       mojim-sim --shadow --mutations [--only NAME] [--seeds N] [--first N]";
 
 fn main() -> ExitCode {
     let (mut seeds, mut first, mut seed, mut minutes) = (1000u64, 1u64, None, None);
     let mut jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let (mut trace, mut json, mut mutations) = (false, false, false);
+    let (mut trace, mut json, mut mutations, mut shadow) = (false, false, false, false);
+    let mut states = 1_000_000u64;
     let mut only = String::new();
     let mut args = std::env::args().skip(1);
     while let Some(a) = args.next() {
@@ -28,6 +33,7 @@ fn main() -> ExitCode {
             "--seeds" => number().map(|n| seeds = n),
             "--first" => number().map(|n| first = n),
             "--seed" => number().map(|n| seed = Some(n)),
+            "--states" => number().map(|n| states = n),
             "--jobs" => number().map(|n| jobs = n.max(1)),
             "--minutes" => number().map(|n| minutes = Some(n)),
             "--trace" => {
@@ -42,6 +48,10 @@ fn main() -> ExitCode {
                 let _: () = mutations = true;
                 Some(())
             }
+            "--shadow" => {
+                let _: () = shadow = true;
+                Some(())
+            }
             _ => None,
         };
         if ok.is_none() {
@@ -50,6 +60,32 @@ fn main() -> ExitCode {
         }
     }
     catch_panics();
+    if shadow {
+        return match (mutations, seed) {
+            (true, _) => shadow_mutations(&only, first, seeds),
+            (false, Some(s)) => shadow_report(&run_shadow(s, None), 0.0, json),
+            (false, None) => {
+                // A count says nothing where what is broken would pass.
+                let caught = shadow_mutations(&only, 1, seeds);
+                let begun = Instant::now();
+                let told = Mutex::new(begun);
+                let shown = run_states(states, first, jobs, |so_far| {
+                    let mut told = told.lock().expect("no thread panics");
+                    if told.elapsed() > Duration::from_secs(10) {
+                        *told = Instant::now();
+                        eprintln!("{} states", so_far.looked.states());
+                    }
+                });
+                let rate = shown.looked.states() as f64 / begun.elapsed().as_secs_f64();
+                let passed = shadow_report(&shown, rate, json);
+                if caught == ExitCode::SUCCESS {
+                    passed
+                } else {
+                    caught
+                }
+            }
+        };
+    }
     if mutations {
         let mut missed = false;
         let named = |name: &str| name.starts_with(&only);
@@ -111,6 +147,61 @@ fn main() -> ExitCode {
     let rate = total.seeds as f64 * 60.0 / begun.elapsed().as_secs_f64();
     report(&total, rate, json);
     ExitCode::from(u8::from(!total.failures.is_empty()))
+}
+
+/// Each control program and each mutation, on stderr.
+fn shadow_mutations(only: &str, first: u64, seeds: u64) -> ExitCode {
+    let mut wrong = false;
+    let named = |name: &str| name.starts_with(only);
+    for (broken, name, must) in Broken::ALL.into_iter().filter(|(_, n, _)| named(n)) {
+        // The one that is right runs as many seeds as pass quickly.
+        let most = if must { seeds } else { seeds.min(100) };
+        let (looked, caught) = catch(broken, first, most);
+        let n = looked.states();
+        wrong |= caught.is_some() != must;
+        match (caught, must) {
+            (Some((s, why)), true) => eprintln!("{name}: caught at seed {s}, state {n}: {why}"),
+            (None, false) => eprintln!("{name}: passed {n} states"),
+            (None, true) => eprintln!("{name}: NOT caught in {most} seeds, {n} states"),
+            (Some((s, why)), false) => eprintln!("{name}: FAILED at seed {s}: {why}"),
+        }
+    }
+    ExitCode::from(u8::from(wrong))
+}
+
+fn shadow_report(t: &Shown, rate: f64, json: bool) -> ExitCode {
+    let l = &t.looked;
+    for (s, why) in &t.failures {
+        eprintln!("seed {s} FAILED: {why}");
+        eprintln!("  replay: mojim-sim --shadow --seed {s}");
+    }
+    let failed: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
+    if json {
+        println!(
+            "{{\"seeds\":{},\"fences\":{},\"fences_exhaustive\":{},\"states\":{},\"states_exhaustive\":{},\"states_sampled\":{},\"recoveries\":{},\"states_per_second\":{rate:.0},\"failed_seeds\":[{}]}}",
+            t.seeds,
+            l.fences,
+            l.all,
+            l.states(),
+            l.exhaustive,
+            l.sampled,
+            l.recoveries,
+            failed.join(",")
+        );
+    } else {
+        println!(
+            "seeds {}, fences {}, of these with every state {}",
+            t.seeds, l.fences, l.all
+        );
+        println!(
+            "states {}: {} of fences with every state, {} sampled; {rate:.0} a second",
+            l.states(),
+            l.exhaustive,
+            l.sampled
+        );
+        println!("recoveries {}, failures {}", l.recoveries, failed.len());
+    }
+    ExitCode::from(u8::from(!failed.is_empty()))
 }
 
 fn report(t: &Total, rate: f64, json: bool) {

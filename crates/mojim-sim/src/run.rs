@@ -57,6 +57,14 @@ pub fn catch_panics() {
     }));
 }
 
+/// What a panic said that was caught on this thread.
+pub(crate) fn panic_text(p: &(dyn std::any::Any + Send)) -> String {
+    let text = PANIC.with(|p| p.borrow_mut().take());
+    let text = text.or_else(|| p.downcast_ref::<String>().cloned());
+    let text = text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string()));
+    text.unwrap_or_default()
+}
+
 /// Runs one seed.
 pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
     let mut cluster = Cluster::new(seed, mutation);
@@ -67,12 +75,7 @@ pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
     let failure = match result {
         Ok(Ok(())) => None,
         Ok(Err(e)) => Some(e),
-        Err(p) => {
-            let text = PANIC.with(|p| p.borrow_mut().take());
-            let text = text.or_else(|| p.downcast_ref::<String>().cloned());
-            let text = text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string()));
-            Some(format!("panic: {}", text.unwrap_or_default()))
-        }
+        Err(p) => Some(format!("panic: {}", panic_text(&*p))),
     };
     let outcome = Outcome {
         seed,

@@ -28,7 +28,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::diff;
 use crate::env::File;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 /// Most bytes of images in the process, those that wait to be used included.
 pub const MOST_BYTES: usize = 64 << 20;
@@ -317,6 +317,7 @@ impl Committed {
         if applied > images.swept && images.pages.len() > images.many.max(MANY) {
             images.sweep(applied);
         }
+        self.check_length(ranges)?;
         for range in ranges {
             let mut at = range.start;
             while at < range.end {
@@ -325,6 +326,27 @@ impl Committed {
                 self.page_changes(images, base, page, at..end, applied, &mut push)?;
                 at = end;
             }
+        }
+        Ok(())
+    }
+
+    /// Who touches memory whose file was cut behind our back dies of SIGBUS: not
+    /// whoever only asks for what has changed.
+    fn check_length(&self, ranges: &[Range<usize>]) -> Result<()> {
+        let Some(last) = ranges.last() else {
+            return Ok(());
+        };
+        let what = || "reading what is committed".to_owned();
+        let (has, end) = (
+            self.file.len().context(what)?,
+            self.offset + last.end as u64,
+        );
+        if has.next_multiple_of(self.page as u64) < end {
+            let what = format!(
+                "a data file was cut: it is {has} bytes long, and memory up to {end} has changed"
+            );
+            let eio = std::io::Error::from_raw_os_error(libc::EIO);
+            return Err(Error::io(what, &eio));
         }
         Ok(())
     }

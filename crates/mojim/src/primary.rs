@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 use mojim_format::record::MAX_OPS;
-use mojim_format::{Level, OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter};
+use mojim_format::{Level, OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter, State, View};
 use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 
 use crate::config::WriteBack;
@@ -484,7 +484,7 @@ impl Primary {
 
     /// Takes what the store now holds as this primary's past and begins
     /// `epoch`: everything whole and contiguous stays, the rest is dropped.
-    pub(crate) fn begin(&self, epoch: u64, view: mojim_format::View) -> Result<u64> {
+    pub(crate) fn begin(&self, epoch: u64, view: View) -> Result<u64> {
         let tail = self.store.tail();
         self.store.truncate(tail)?;
         self.store.begin_epoch(epoch, tail + 1, view)?;
@@ -504,6 +504,27 @@ impl Primary {
         live.live(Live::Pid)
             .store(std::process::id() as u64, Release);
         Ok(tail)
+    }
+
+    /// Begins to serve a volume without a mirror, by what its own copy says.
+    pub fn begin_unreplicated(&self, me: &str) -> Result<()> {
+        let store = &self.store;
+        store.check_complete()?;
+        if store.superblock().state == State::Empty {
+            store.make_new()?;
+        }
+        let sb = store.superblock();
+        let epoch = store.next_epoch(sb.promised.max(sb.view.epoch));
+        let view = View {
+            epoch,
+            primary: me.to_owned(),
+            mirror: String::new(),
+        };
+        let tail = self.begin(epoch, view)?;
+        self.set_rule(AckRule::LOCAL);
+        store.apply_all(tail)?;
+        self.ready.store(true, Release);
+        Ok(())
     }
 
     /// Begins a greater epoch while sync points go on: the next LSN is its

@@ -19,7 +19,6 @@ use std::time::Duration;
 use mojim_format::catalog::valid_file_name;
 use mojim_format::certificate::Subject;
 use mojim_format::{Level, State, View};
-use mojim_protocol::AckRule;
 
 use crate::claim::Claim;
 use crate::committed::{self, Committed};
@@ -250,7 +249,7 @@ impl Volume {
         let holders = Holders::new(layout::others(config, &node, &volume));
         let session = match layout::peer(config, &node, &volume) {
             None => {
-                Self::begin_unreplicated(&primary, &node.name)?;
+                primary.begin_unreplicated(&node.name)?;
                 None
             }
             Some(peer) => {
@@ -333,28 +332,6 @@ impl Volume {
                 r => return r,
             }
         }
-    }
-
-    fn begin_unreplicated(primary: &Primary, me: &str) -> Result<()> {
-        let store = &primary.store;
-        store.check_complete()?;
-        if store.superblock().state == State::Empty {
-            store.make_new()?;
-        }
-        let sb = store.superblock();
-        let epoch = store.next_epoch(sb.promised.max(sb.view.epoch));
-        let tail = primary.begin(
-            epoch,
-            View {
-                epoch,
-                primary: me.to_owned(),
-                mirror: String::new(),
-            },
-        )?;
-        primary.set_rule(AckRule::LOCAL);
-        store.apply_all(tail)?;
-        primary.ready.store(true, Release);
-        Ok(())
     }
 
     fn wait_attached(

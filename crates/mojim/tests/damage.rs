@@ -292,6 +292,100 @@ fn bit_flipped_in_the_middle_of_the_log() {
     p.expect(3);
 }
 
+/// Somebody cuts a data file, or puts another in its place, while a program has
+/// it mapped. Memory beyond the cut is a SIGBUS for whoever touches it, as of
+/// any mapped file; a sync point that is to find what changed there touches none
+/// of it and fails (it died once, in the comparison with what is committed), and
+/// other sync points are taken. The next attach names the file.
+#[test]
+fn data_file_cut_or_replaced_under_its_mapping() {
+    for tracker in ["uffd", "mprotect"] {
+        for act in ["cut", "replace"] {
+            let p = Place::filled(&format!("{act}-{tracker}"));
+            let path = p.dir.join("c.toml");
+            let text = std::fs::read_to_string(&path).unwrap();
+            let text = text.replace("mode =", &format!("tracker = \"{tracker}\"\nmode ="));
+            std::fs::write(&path, text).unwrap();
+            let out = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "child_whose_file_changes", "--nocapture"])
+                .env("MOJIM_CHANGED_CHILD", &p.dir)
+                .env("MOJIM_CHANGED_ACT", act)
+                .output()
+                .unwrap();
+            let said = format!(
+                "{}{}",
+                String::from_utf8_lossy(&out.stdout),
+                String::from_utf8_lossy(&out.stderr)
+            );
+            assert!(
+                said.contains("all sync points were taken"),
+                "{act}, {tracker}: {said}"
+            );
+            let e = p.attach().err().expect("noticed").to_string();
+            assert!(e.contains("a/v/f") && e.contains("100000"), "{act}: {e}");
+            let file = std::fs::File::options()
+                .write(true)
+                .open(p.dir.join("a/v/f"));
+            file.unwrap().set_len(100_000).unwrap();
+            let v = p.attach().unwrap_or_else(|e| panic!("{e}"));
+            for (name, byte) in [("f", 9), ("g", 6)] {
+                let m = v.map(name, 0, MapFlags::default()).unwrap();
+                // SAFETY: mapped, and only this thread uses it.
+                assert_eq!(unsafe { m.ptr.read() }, byte, "{act}: {name}");
+            }
+            v.detach().unwrap();
+        }
+    }
+}
+
+#[test]
+fn child_whose_file_changes() {
+    let Ok(dir) = std::env::var("MOJIM_CHANGED_CHILD") else {
+        return;
+    };
+    let dir = Path::new(&dir);
+    let v = Volume::attach(&dir.join("c.toml"), "a", None).unwrap();
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let f = v.map("f", 0, MapFlags::default()).unwrap();
+    let g = v.map("g", 8192, flags).unwrap();
+    // SAFETY: inside the region, one thread; not beyond the cut once it is made.
+    let store = |at: usize, byte: u8| unsafe { f.ptr.add(at).write(byte) };
+    store(80_000, 7);
+    let file = dir.join("a/v/f");
+    let act = std::env::var("MOJIM_CHANGED_ACT").unwrap();
+    match act.as_str() {
+        "cut" => std::fs::File::options()
+            .write(true)
+            .open(&file)
+            .and_then(|f| f.set_len(5000))
+            .unwrap(),
+        _ => {
+            std::fs::write(dir.join("other"), "ten bytes.").unwrap();
+            std::fs::rename(dir.join("other"), &file).unwrap();
+        }
+    }
+    store(0, 9);
+    // SAFETY: as above.
+    unsafe { g.ptr.write(6) };
+    msync(g.ptr, g.len).unwrap();
+    msync(f.ptr, 4096).unwrap();
+    let all = msync(f.ptr, f.len);
+    match act.as_str() {
+        "cut" => {
+            let e = all.unwrap_err().to_string();
+            assert!(e.contains("cut") && e.contains("5000"), "{e}");
+        }
+        _ => assert!(all.unwrap() > 0),
+    }
+    v.settle().unwrap();
+    println!("all sync points were taken");
+    // SAFETY: ends this process without any clean-up.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
 #[test]
 fn two_processes_and_two_handles() {
     let p = Place::filled("two");

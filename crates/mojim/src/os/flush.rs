@@ -89,33 +89,51 @@ mod arch {
         }
     }
 
+    /// What is done and in which order: each line that the range touches is
+    /// written back, then comes the fence.
+    #[inline(always)]
+    pub(super) fn in_order(
+        (start, len, line): (usize, usize, usize),
+        mut write_back: impl FnMut(usize),
+        fence: impl FnOnce(),
+    ) {
+        for at in (start & !(line - 1)..start + len).step_by(line) {
+            write_back(at);
+        }
+        fence();
+    }
+
     /// # Safety
     /// The range is mapped and not empty.
     pub(super) unsafe fn flush(start: usize, len: usize) {
         let found = found();
-        let lines = (start & !(found.line - 1)..start + len).step_by(found.line);
+        let range = (start, len, found.line);
         // SAFETY: the lines lie in mapped pages, since a line does not cross a
         // page; the instructions exist, by `found`, and change no byte that a
         // program can see. No `nomem`: the compiler must have made its stores.
-        unsafe {
-            match found.kind {
-                Kind::Clwb => {
-                    for line in lines {
-                        asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
-                    }
-                }
-                Kind::Clflushopt => {
-                    for line in lines {
-                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
-                    }
-                }
-                Kind::Clflush => {
-                    for line in lines {
-                        asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags));
-                    }
-                }
+        let fence = || unsafe { asm!("sfence", options(nostack, preserves_flags)) };
+        match found.kind {
+            Kind::Clwb => {
+                // SAFETY: as above.
+                let line = |at: usize| unsafe {
+                    asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
+                };
+                in_order(range, line, fence);
             }
-            asm!("sfence", options(nostack, preserves_flags));
+            Kind::Clflushopt => {
+                // SAFETY: as above.
+                let line = |at: usize| unsafe {
+                    asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
+                };
+                in_order(range, line, fence);
+            }
+            Kind::Clflush => {
+                // SAFETY: as above.
+                let line = |at: usize| unsafe {
+                    asm!("clflush [{}]", in(reg) at, options(nostack, preserves_flags));
+                };
+                in_order(range, line, fence);
+            }
         }
     }
 }
@@ -162,5 +180,33 @@ mod tests {
         }
         assert!(bytes.iter().enumerate().all(|(i, b)| *b == i as u8));
         assert!(["clwb", "clflushopt", "clflush", "msync"].contains(&flush_kind()));
+    }
+
+    /// What the simulator takes for granted of a flush.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn every_line_of_a_range_is_written_back_before_the_fence() {
+        for line in [32, 64, 128] {
+            for start in 4096..4096 + 2 * line {
+                for len in 1..3 * line {
+                    let mut lines = Vec::new();
+                    let mut fenced = None;
+                    let done = std::cell::Cell::new(0);
+                    arch::in_order(
+                        (start, len, line),
+                        |at| {
+                            lines.push(at);
+                            done.set(done.get() + 1);
+                        },
+                        || fenced = Some(done.get()),
+                    );
+                    let want: Vec<_> = (start / line..=(start + len - 1) / line)
+                        .map(|n| n * line)
+                        .collect();
+                    assert_eq!(lines, want, "{start}+{len} by {line}");
+                    assert_eq!(fenced, Some(want.len()));
+                }
+            }
+        }
     }
 }

@@ -1,0 +1,266 @@
+//! Single faults of a disk under the shipped engine, unreplicated, each at a
+//! place of the test's choice: what random seeds reach seldom or never.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim::Error;
+use mojim::config::MediumKind;
+use mojim::env::Env;
+use mojim::log::LogSpec;
+use mojim::primary::{Piece, Primary, PrimarySpec};
+use mojim::store::{Store, StoreSpec};
+use mojim_protocol::AckRule;
+use mojim_sim::{Faults, World};
+
+const LOG: u64 = 64 << 10;
+const FILE: u64 = 32 << 10;
+
+fn log_path() -> PathBuf {
+    PathBuf::from("/a/logs/log")
+}
+
+/// Starts node `a`'s program.
+fn start(world: &World) -> mojim::Result<Primary> {
+    let env: Arc<dyn Env> = world.env("a");
+    let spec = StoreSpec {
+        cluster: "c".into(),
+        volume: "v".into(),
+        node: "a".into(),
+        dir: "/a/data".into(),
+        meta: "/a/meta".into(),
+        logs: vec![LogSpec {
+            lane: 0,
+            medium: MediumKind::Disk,
+            path: log_path(),
+            ring: "/shm/ring".into(),
+            size: LOG,
+        }],
+        rank: 0,
+        holders: 2,
+        max_open: 3,
+        copy_streams: 1,
+    };
+    let how = PrimarySpec {
+        rule: AckRule::LOCAL,
+        background_send: false,
+        spin: Duration::ZERO,
+        resend_timeout: Duration::from_millis(1),
+        resend_attempts: 1,
+        max_record: 4096,
+        checkpoint_threshold: 1,
+        smallest_log: LOG,
+        secondary_threshold: 0,
+    };
+    let primary = Primary::new(Arc::new(Store::open(&env, spec)?), how);
+    primary.begin_unreplicated("a")?;
+    Ok(primary)
+}
+
+fn started(world: &World) -> Primary {
+    let p = start(world).unwrap();
+    if p.store.tail() == 0 {
+        let made = [
+            Piece::Create { file: 1, name: "f" },
+            Piece::Resize {
+                file: 1,
+                size: FILE,
+            },
+        ];
+        p.commit(&made).unwrap();
+    }
+    p
+}
+
+/// One sync point: number `n` in the first word and in one of its own.
+fn commit(p: &Primary, n: u64) -> mojim::Result<u64> {
+    let word = n.to_le_bytes();
+    let at = |offset| Piece::Write {
+        file: 1,
+        offset,
+        ptr: word.as_ptr(),
+        len: 8,
+    };
+    p.commit(&[at(0), at(n * 8)])
+}
+
+fn commit_well(p: &Primary, n: u64) {
+    commit(p, n).unwrap();
+}
+
+/// The last sync point, all before it whole.
+fn last(p: &Primary) -> u64 {
+    let mut bytes = vec![0; FILE as usize];
+    p.store.area().read(1, 0, &mut bytes).unwrap();
+    let words: Vec<_> = bytes
+        .chunks(8)
+        .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
+        .collect();
+    for n in 1..words.len() as u64 {
+        let want = if n <= words[0] { n } else { 0 };
+        assert_eq!(words[n as usize], want, "sync point {n} of {}", words[0]);
+    }
+    words[0]
+}
+
+/// Ends the program without a word, and the machine with `power`.
+fn end(world: &World, p: Primary, power: bool) {
+    match power {
+        true => world.power_loss("a"),
+        false => world.kill("a"),
+    }
+    drop(p);
+}
+
+/// A log's write goes to another place of it and says that all is well: onto a
+/// record that counts, into free space, or nowhere within reach. Whatever of the
+/// acknowledged sync points cannot be read then is missed, by name.
+#[test]
+fn a_misdirected_write_of_the_log_is_noticed() {
+    let mut noticed = 0;
+    for seed in 0..60u64 {
+        let world = World::new(seed, Faults::none());
+        let p = started(&world);
+        let before = 3 + seed % 5;
+        (1..=before).for_each(|n| commit_well(&p, n));
+        // Its own place now and then: nothing is wrong.
+        let own = seed % 6 == 0;
+        let slot = if own {
+            before + 1
+        } else {
+            seed % 4 + seed % 13
+        };
+        let to = slot * 512;
+        assert!(world.misdirect_next_write("a", &log_path(), to));
+        (before + 1..=before + 6).for_each(|n| commit_well(&p, n));
+        end(&world, p, true);
+        match start(&world) {
+            Ok(p) => {
+                assert!(own || slot == before + 1, "seed {seed}: unnoticed");
+                assert_eq!(last(&p), before + 6, "seed {seed}");
+            }
+            Err(Error::Damaged { path, .. }) => {
+                assert_eq!(path, log_path());
+                noticed += 1;
+            }
+            Err(e) => panic!("seed {seed}: {e}"),
+        }
+    }
+    assert!((40..=50).contains(&noticed), "{noticed}");
+}
+
+/// The disk fails once and would succeed the next time: in the middle of a sync
+/// point, of applying, of a checkpoint. What failed counts as failed, and so does
+/// what comes after, until the copy was opened and read again.
+#[test]
+fn an_error_that_comes_once_is_not_taken_for_clean() {
+    let broken = |f: &dyn Fn(&mut Faults)| {
+        let mut faults = Faults::none();
+        f(&mut faults);
+        faults
+    };
+    let writes = broken(&|f| f.write_error = 1000);
+    let syncs = broken(&|f| f.sync_error = 1000);
+    for (name, faults, checkpoints) in [
+        ("write of the log", &writes, false),
+        ("write of a data file", &writes, true),
+        ("sync of a data file", &syncs, true),
+    ] {
+        for power in [false, true] {
+            let world = World::new(7, Faults::none());
+            let p = started(&world);
+            (1..=5).for_each(|n| commit_well(&p, n));
+            world.set_faults(faults.clone());
+            let failed = match checkpoints {
+                true => p.checkpoint_step(true).map(drop),
+                false => commit(&p, 6).map(drop),
+            };
+            assert!(
+                matches!(failed, Err(Error::Poisoned(_))),
+                "{name}: {failed:?}"
+            );
+            world.set_faults(Faults::none());
+            for n in [6, 7] {
+                let e = commit(&p, n).unwrap_err();
+                assert!(matches!(e, Error::Poisoned(_)), "{name}: {e}");
+            }
+            assert!(p.checkpoint_step(true).is_err(), "{name}");
+            assert!(p.store.checkpoint().is_err(), "{name}");
+            end(&world, p, power);
+            let p = started(&world);
+            let found = last(&p);
+            // The one that failed is there whole or not at all.
+            assert!((5..=6).contains(&found), "{name}: {found}");
+            commit(&p, found + 1).unwrap();
+            p.checkpoint_step(true).unwrap();
+            end(&world, p, true);
+            assert_eq!(last(&started(&world)), found + 1, "{name}");
+        }
+    }
+}
+
+/// No room when the log is made: the text says so, nothing half made is taken
+/// for a log later, and with room all is well.
+#[test]
+fn no_space_for_a_log() {
+    let mut refused = 0;
+    for pages in 0..24 {
+        let world = World::new(pages, Faults::none());
+        world.set_quota("a", Some(pages * 4096));
+        match start(&world) {
+            Ok(p) => drop(p),
+            Err(e) => {
+                refused += 1;
+                let text = e.to_string().to_lowercase();
+                assert!(text.contains("space"), "{pages} pages: {text}");
+            }
+        }
+        world.kill("a");
+        world.set_quota("a", None);
+        let p = started(&world);
+        assert_eq!(
+            world.contents("a", &log_path()).map(|b| b.len() as u64),
+            Some(LOG)
+        );
+        (1..=5).for_each(|n| commit_well(&p, n));
+        end(&world, p, true);
+        assert_eq!(last(&started(&world)), 5);
+    }
+    assert!(refused > 10, "{refused}");
+}
+
+/// No room when data files grow: what was acknowledged stays in the log, and is
+/// applied once there is room.
+#[test]
+fn no_space_for_a_file_that_grows() {
+    let world = World::new(1, Faults::none());
+    let p = started(&world);
+    let name = Path::new("/a/data/f");
+    assert!(
+        world
+            .contents("a", name)
+            .is_none_or(|b| b.len() as u64 <= FILE)
+    );
+    // The log has its room; nothing else does.
+    world.set_quota("a", Some(0));
+    let mut acked = 0;
+    let failed = (1..FILE / 8).find_map(|n| {
+        let done = commit(&p, n).and_then(|_| p.checkpoint_step(true));
+        match done {
+            Ok(_) => {
+                acked = n;
+                None
+            }
+            Err(e) => Some(e),
+        }
+    });
+    let e = failed.expect("it does not fit");
+    assert!(e.to_string().to_lowercase().contains("space"), "{e}");
+    assert!(commit(&p, acked + 2).is_err(), "poisoned");
+    end(&world, p, false);
+    world.set_quota("a", None);
+    let p = started(&world);
+    let found = last(&p);
+    assert!(found >= acked && found <= acked + 1, "{found} of {acked}");
+}
