@@ -141,11 +141,7 @@ impl Bench {
         let mounted = self.mount(&self.recorded)?;
         let place = self.place()?;
         let acks = Acks::open(&format!("{}@{FILE_SYSTEM}", self.device.path().display()))?;
-        // On a thread of its own: one that has synced keeps what it synced in mind.
-        std::thread::scope(|s| {
-            let worked = s.spawn(|| work(kind, &place, seed, steps, &acks)).join();
-            worked.unwrap_or_else(|e| std::panic::resume_unwind(e))
-        })?;
+        work(kind, &place, seed, steps, &acks)?;
         let history = self.device.take_history();
         mounted.unmount()?;
         Ok(history)

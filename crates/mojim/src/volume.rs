@@ -1375,6 +1375,8 @@ fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)]) -> Result<u64> {
 
 fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
+    // What this thread remembers would keep the volume and its files open.
+    let _ = REMEMBERED.try_with(Cell::take);
     m.region.copy.unmap()
 }
 
