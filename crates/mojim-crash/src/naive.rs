@@ -60,7 +60,8 @@ impl Subject for Naive {
             };
         }
         // SAFETY: the mapping, whole.
-        Ok(unsafe { msync(self.ptr.cast(), self.len, MsyncFlags::SYNC)? })
+        unsafe { msync(self.ptr.cast(), self.len, MsyncFlags::SYNC)? };
+        Ok(())
     }
 
     fn close(self: Box<Self>) -> Result<()> {
