@@ -60,7 +60,7 @@ pub(crate) struct Inner {
     pub(crate) primary: Arc<Primary>,
     env: Arc<dyn Env>,
     holders: Arc<Holders>,
-    /// The same as `env`.
+    /// What `env` is, or is made of.
     os: Os,
     stop: AtomicBool,
     stopped: Event,
@@ -211,6 +211,19 @@ impl Volume {
         config: &Config,
         node: &str,
         volume: Option<&str>,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Volume> {
+        Volume::attach_over(config, node, volume, |os| Arc::new(os), progress)
+    }
+
+    /// The same over an environment that is made of this machine's: for tests
+    /// of what a machine may do.
+    #[doc(hidden)]
+    pub fn attach_over(
+        config: &Config,
+        node: &str,
+        volume: Option<&str>,
+        over: impl FnOnce(Os) -> Arc<dyn Env>,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Volume> {
         check_fork()?;
@@ -229,7 +242,7 @@ impl Volume {
         }
         let os = Os::of(config, &Subject::Node(node.name.clone()))?;
         let os = os.encrypting(volume.encrypt);
-        let env: Arc<dyn Env> = Arc::new(os.clone());
+        let env = over(os.clone());
         // Asked before the lock, which a node that follows holds itself.
         let view = read_superblock(&*env, &layout::meta_dir(&node, &volume.name))?
             .map(|sb| sb.view)
@@ -1107,6 +1120,8 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 
 fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
+    // What this thread remembers would keep the volume and its files open.
+    let _ = REMEMBERED.try_with(Cell::take);
     m.region.copy.unmap()
 }
 

@@ -110,6 +110,31 @@ impl Drop for Place {
     }
 }
 
+/// The thread that had synced a region remembered it after the volume was
+/// detached, and with it all its open files: the file system on which they lay
+/// could not be unmounted.
+#[test]
+fn a_detached_volume_has_no_file_open() {
+    let p = Place::new("detached");
+    let v = p.attach().unwrap();
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let m = v.map("f", 100_000, flags).unwrap();
+    msync(m.ptr, 100).unwrap();
+    let open = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap();
+        let all = all.filter_map(|e| std::fs::read_link(e.unwrap().path()).ok());
+        let mine = all.filter(|f| f.starts_with(&p.dir) || f.starts_with(&p.shm));
+        mine.collect::<Vec<_>>()
+    };
+    assert!(open().iter().any(|f| f.ends_with("v/f")), "{:?}", open());
+    v.detach().unwrap();
+    drop(v);
+    assert_eq!(open(), Vec::<PathBuf>::new());
+}
+
 /// A daemon that looks for what dead programs left saw the copy while `mojim
 /// verify` had it open, opened it when it was closed again, and left it as a
 /// dead program does: with a log in memory, a clean copy would have been

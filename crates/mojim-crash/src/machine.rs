@@ -1,0 +1,225 @@
+//! The machine that the engine is told it runs on: this one, after a boot or
+//! before it, with a disk that is as it should be or cheats in one way.
+//!
+//! Owns the mutations of these rungs. Each lies below the engine, which is the
+//! shipped one: what reaches the disk is what an engine without that flush, or
+//! with that order, would have written.
+
+use std::any::Any;
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim::os::Os;
+use mojim_format::{OpKind, RecordView};
+
+/// What is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Log writes are not flushed; of persistent memory, no store is.
+    NoLogFlush,
+    /// Data files are not synced before the log is released.
+    NoDataFlush,
+    /// The superblock is not synced.
+    NoSuperblockFlush,
+    /// What a record writes is in the data file, synced, before it is in the log.
+    DataFirst,
+    /// A record's write is called done, and made when the next one comes.
+    AckEarly,
+}
+
+/// A machine. `data` is the file of the one region.
+pub struct Machine {
+    /// What it is made of.
+    pub os: Os,
+    /// Another boot than this one: after a loss of power.
+    pub rebooted: bool,
+    /// What is broken in it.
+    pub fault: Option<Fault>,
+    /// The data file, for [`Fault::DataFirst`].
+    pub data: PathBuf,
+}
+
+impl Env for Machine {
+    fn now(&self) -> Duration {
+        self.os.now()
+    }
+    fn boot_id(&self) -> [u8; 16] {
+        let flip = if self.rebooted { 0xff } else { 0 };
+        self.os.boot_id().map(|b| b ^ flip)
+    }
+    fn random(&self) -> u64 {
+        self.os.random()
+    }
+    fn sector(&self, path: &Path) -> io::Result<usize> {
+        self.os.sector(path)
+    }
+    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
+        let is_data = path.parent() == self.data.parent();
+        let is_superblock = path.file_name().is_some_and(|n| n == "superblock");
+        let hit = match self.fault {
+            Some(Fault::NoLogFlush | Fault::DataFirst | Fault::AckEarly) => how.durable,
+            Some(Fault::NoDataFlush) => is_data,
+            Some(Fault::NoSuperblockFlush) => is_superblock,
+            None => false,
+        };
+        let Some(fault) = self.fault.filter(|_| hit) else {
+            return self.os.open(path, how);
+        };
+        let plain = OpenHow {
+            durable: false,
+            ..how
+        };
+        Ok(Arc::new(Broken {
+            inner: self.os.open(path, plain)?,
+            fault,
+            os: self.os.clone(),
+            data: self.data.clone(),
+            late: Mutex::new(None),
+        }))
+    }
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.os.create_dir_all(path)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.os.remove(path)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.os.rename(from, to)
+    }
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.os.sync_dir(path)
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.os.list(path)
+    }
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.os.lock(path)
+    }
+    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
+        self.os.memory(path, len)
+    }
+    fn populate(&self, memory: &Memory) {
+        self.os.populate(memory);
+    }
+    fn remove_memory(&self, path: &Path) -> io::Result<()> {
+        self.os.remove_memory(path)
+    }
+    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
+        self.os.anonymous_memory(len)
+    }
+    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
+        self.os.persistent_memory(path, len)
+    }
+    fn flush(&self, memory: &Memory, offset: usize, len: usize) {
+        if self.fault != Some(Fault::NoLogFlush) {
+            self.os.flush(memory, offset, len);
+        }
+    }
+    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
+        self.os.connect(to)
+    }
+}
+
+/// A file on which the fault shows. It is not opened for durable writes;
+/// [`Broken::write_durably`] makes one where one is made.
+struct Broken {
+    inner: Arc<dyn File>,
+    fault: Fault,
+    os: Os,
+    data: PathBuf,
+    /// The write that has not been made.
+    late: Mutex<Option<(Vec<u8>, u64)>>,
+}
+
+impl Broken {
+    fn write_durably(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.inner.write_at(buf, offset)?;
+        self.inner.sync()
+    }
+
+    /// What the records in `buf` write goes to the data file, and stays there.
+    fn write_data(&self, buf: &[u8]) -> io::Result<()> {
+        let how = OpenHow {
+            write: true,
+            ..OpenHow::default()
+        };
+        let mut at = 0;
+        while at < buf.len() {
+            let Ok(r) = RecordView::decode(&buf[at..]) else {
+                at += 512;
+                continue;
+            };
+            for (op, payload) in r.ops().filter(|(op, _)| op.kind == OpKind::Write) {
+                let data = self.os.open(&self.data, how)?;
+                data.write_at(payload, op.offset)?;
+                data.sync()?;
+            }
+            at += r.bytes().len().next_multiple_of(512);
+        }
+        Ok(())
+    }
+
+    fn make_late(&self) -> io::Result<()> {
+        let late = self.late.lock().expect("no thread panics").take();
+        match late {
+            Some((bytes, at)) => self.write_durably(&bytes, at),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Broken {
+    fn drop(&mut self) {
+        // The engine was told long ago that it is there.
+        let _ = self.make_late();
+    }
+}
+
+impl File for Broken {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.make_late()?;
+        self.inner.read_at(buf, offset)
+    }
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        match self.fault {
+            Fault::NoLogFlush | Fault::NoDataFlush | Fault::NoSuperblockFlush => {
+                self.inner.write_at(buf, offset)
+            }
+            Fault::DataFirst => {
+                self.write_data(buf)?;
+                self.write_durably(buf, offset)
+            }
+            Fault::AckEarly => {
+                self.make_late()?;
+                *self.late.lock().expect("no thread panics") = Some((buf.to_vec(), offset));
+                Ok(())
+            }
+        }
+    }
+    fn sync(&self) -> io::Result<()> {
+        match self.fault {
+            Fault::NoDataFlush | Fault::NoSuperblockFlush => Ok(()),
+            _ => self.inner.sync(),
+        }
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.inner.set_len(len)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.inner.allocate(len)
+    }
+    fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        self.inner.next_data(offset)
+    }
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+}

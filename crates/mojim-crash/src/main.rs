@@ -1,0 +1,212 @@
+//! The command `mojim-crash`: the workload and the check for whoever crashes a
+//! machine, and two rungs that do it here.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use mojim_crash::acks::Acks;
+use mojim_crash::report::{Extent, Report};
+use mojim_crash::subject::{Kind, Place};
+use mojim_crash::workload::Model;
+use mojim_crash::{Result, blocks, cache_loss, check, work};
+
+/// Crashes, and compares what is recovered.
+#[derive(Parser)]
+#[command(name = "mojim-crash")]
+struct Cli {
+    #[command(subcommand)]
+    word: Word,
+}
+
+#[derive(Subcommand)]
+enum Word {
+    Work(Work),
+    Check(Check),
+    CacheLoss(CacheLoss),
+    Blocks(Blocks),
+}
+
+#[derive(Args)]
+struct Where {
+    /// mojim, log, naive, nosync, or a broken mojim.
+    #[arg(long, value_parser = kind)]
+    subject: Kind,
+    /// Where its files are.
+    #[arg(long)]
+    dir: PathBuf,
+    /// What all follows from.
+    #[arg(long)]
+    seed: u64,
+    /// A directory in memory; for `check` one that no `work` has used.
+    #[arg(long, default_value = "/dev/shm")]
+    ring: PathBuf,
+    /// What mojim's log is kept in: disk or pmem.
+    #[arg(long, default_value = "disk")]
+    medium: String,
+}
+
+impl Where {
+    fn place(&self) -> Place {
+        Place {
+            dir: self.dir.clone(),
+            ring: self.ring.clone(),
+            medium: self.medium.clone(),
+        }
+    }
+}
+
+/// Makes steps and acknowledges each: `ack N`, 0 when all is set up.
+#[derive(Args)]
+struct Work {
+    #[command(flatten)]
+    at: Where,
+    /// How many.
+    #[arg(long, default_value_t = u64::MAX)]
+    steps: u64,
+    /// stdout, or PATH@OFFSET for a sector of a device or file.
+    #[arg(long, default_value = "stdout")]
+    acks: String,
+}
+
+/// Recovers and compares: prints the step that was found; fails if it is none
+/// of those that may be.
+#[derive(Args)]
+struct Check {
+    #[command(flatten)]
+    at: Where,
+    /// The last step that was acknowledged.
+    #[arg(long)]
+    acknowledged: u64,
+    /// The last step that may have begun: by default the one after.
+    #[arg(long)]
+    started: Option<u64>,
+}
+
+/// Shuts the file system under the workload down, again and again.
+#[derive(Args)]
+struct CacheLoss {
+    #[command(flatten)]
+    rung: Rung,
+    /// Crashes of each subject that must stand.
+    #[arg(long, default_value_t = 50)]
+    rounds: u64,
+    /// ext4 or xfs.
+    #[arg(long, default_value = "ext4")]
+    file_system: String,
+}
+
+/// Replays what the workload's device was asked, as a disk may after a loss of
+/// power.
+#[derive(Args)]
+struct Blocks {
+    #[command(flatten)]
+    rung: Rung,
+    /// States of each subject that must stand.
+    #[arg(long, default_value_t = 500)]
+    states: u64,
+    /// States of each history.
+    #[arg(long, default_value_t = 200)]
+    of_each: u64,
+    /// Steps in each history.
+    #[arg(long, default_value_t = 60)]
+    steps: u64,
+    /// Histories that are looked at at one time.
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+    /// Where images of states are kept that should have stood.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct Rung {
+    /// Which subject; all of them without.
+    #[arg(long, value_parser = kind)]
+    subject: Option<Kind>,
+    /// Most crashes or states of one that must be found out.
+    #[arg(long, default_value_t = 2000)]
+    tries: u64,
+    /// How often one must be found out.
+    #[arg(long, default_value_t = 3)]
+    enough: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Prints data.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Rung {
+    fn extent(&self, states: u64) -> Extent {
+        Extent {
+            kinds: match self.subject {
+                Some(kind) => vec![kind],
+                None => Kind::ALL.iter().map(|(kind, _)| *kind).collect(),
+            },
+            states,
+            tries: self.tries,
+            enough: self.enough,
+            seed: self.seed,
+        }
+    }
+
+    fn tell(&self, report: &Report) -> Result<()> {
+        if self.json {
+            println!("{}", report.json());
+        } else {
+            print!("{report}");
+        }
+        match report.is_right() {
+            true => Ok(()),
+            false => Err("not every subject is as it must be".into()),
+        }
+    }
+}
+
+fn kind(name: &str) -> std::result::Result<Kind, String> {
+    Kind::of(name).ok_or_else(|| {
+        let all: Vec<_> = Kind::ALL.iter().map(|(_, n)| *n).collect();
+        format!("one of {}", all.join(", "))
+    })
+}
+
+fn run(word: &Word) -> Result<()> {
+    match word {
+        Word::Work(w) => {
+            let acks = Acks::open(&w.acks)?;
+            work(w.at.subject, &w.at.place(), w.at.seed, w.steps, &acks)
+        }
+        Word::Check(c) => {
+            let mut model = Model::new(c.at.seed);
+            let started = c.started.unwrap_or(c.acknowledged + 1);
+            let place = c.at.place();
+            let step = check(c.at.subject, &place, &mut model, c.acknowledged, started)?;
+            println!("step {step}");
+            Ok(())
+        }
+        Word::CacheLoss(c) => c.rung.tell(&cache_loss::run(&cache_loss::Options {
+            exe: &std::env::current_exe()?,
+            extent: c.rung.extent(c.rounds),
+            file_system: c.file_system.clone(),
+        })?),
+        Word::Blocks(b) => b.rung.tell(&blocks::run(&blocks::Options {
+            extent: b.rung.extent(b.states),
+            of_each: b.of_each,
+            steps: b.steps,
+            jobs: b.jobs,
+            keep: b.keep.clone(),
+        })?),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().word) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("mojim-crash: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

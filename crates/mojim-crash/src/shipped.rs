@@ -1,0 +1,118 @@
+//! The shipped engine as a subject: an unreplicated volume with a small log.
+//!
+//! Owns the volume's configuration, which follows from the seed: logs of a few
+//! records, so that they wrap and are released all the time, or larger ones.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use mojim::{Config, MapFlags, Mapping, Volume, gmsync, msync};
+use mojim_sim::Rng;
+
+use crate::Result;
+use crate::machine::{Fault, Machine};
+use crate::subject::{Place, Subject};
+use crate::workload::{Change, region_len};
+
+const FILE: &str = "f";
+
+/// An attached volume with its one region.
+pub struct Shipped {
+    volume: Volume,
+    region: Mapping,
+    /// Ways of committing take turns.
+    turn: u64,
+}
+
+fn config(place: &Place, seed: u64) -> Result<Config> {
+    let mut rng = Rng::new(!seed);
+    let text = format!(
+        "cluster = \"crash\"\n\
+         [volume.v]\n\
+         mode = \"unreplicated\"\n\
+         primary = \"a\"\n\
+         connections = {}\n\
+         checkpoint_threshold = {}\n\
+         [node.a]\n\
+         address = \"127.0.0.1:7401\"\n\
+         directory = \"{}\"\n\
+         ring = \"{}\"\n\
+         log = {{ medium = \"{}\", size = \"{}KiB\" }}\n",
+        rng.between(1, 2),
+        rng.pick(&[1, 1, 4, 64]),
+        place.dir.display(),
+        place.ring.display(),
+        place.medium,
+        rng.pick(&[128, 128, 256, 1024]),
+    );
+    Ok(Config::parse(&text, Path::new("crash.toml"))?)
+}
+
+impl Shipped {
+    /// Attaches to the volume and maps the region; `rebooted` after a crash.
+    pub fn open(place: &Place, seed: u64, fault: Option<Fault>, rebooted: bool) -> Result<Shipped> {
+        let over = |os| -> Arc<dyn mojim::env::Env> {
+            Arc::new(Machine {
+                os,
+                rebooted,
+                fault,
+                data: place.dir.join("v").join(FILE),
+            })
+        };
+        let volume = Volume::attach_over(&config(place, seed)?, "a", None, over, |_, _| {})?;
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            ..MapFlags::default()
+        };
+        let region = match volume.map(FILE, region_len(seed), flags) {
+            Ok(m) => m,
+            Err(e) => {
+                volume.detach()?;
+                return Err(e.into());
+            }
+        };
+        Ok(Shipped {
+            volume,
+            region,
+            turn: 0,
+        })
+    }
+
+    /// The region's bytes, and the end of the attachment.
+    pub fn read(self) -> Result<Vec<u8>> {
+        // SAFETY: mapped until the detach below; nobody stores.
+        let bytes = unsafe { std::slice::from_raw_parts(self.region.ptr, self.region.len) };
+        let bytes = bytes.to_vec();
+        self.volume.detach()?;
+        Ok(bytes)
+    }
+}
+
+impl Subject for Shipped {
+    fn commit(&mut self, changes: &[Change]) -> Result<()> {
+        let mut ranges: Vec<(*const u8, usize)> = Vec::new();
+        for c in changes {
+            // Programs do not store at one stroke.
+            std::thread::yield_now();
+            assert!(c.at + c.bytes.len() <= self.region.len);
+            // SAFETY: inside the region, as was just checked, which only this
+            // thread uses.
+            let ptr = unsafe { self.region.ptr.add(c.at) };
+            // SAFETY: as above.
+            unsafe { ptr.copy_from(c.bytes.as_ptr(), c.bytes.len()) };
+            ranges.push((ptr, c.bytes.len()));
+        }
+        self.turn += 1;
+        if self.turn % 2 == 1 {
+            gmsync(&ranges)?;
+        } else {
+            msync(self.region.ptr, self.region.len)?;
+        }
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(self.volume.detach()?)
+    }
+}
