@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim::Error;
-use mojim::config::MediumKind;
+use mojim::config::{MediumKind, WriteBack};
 use mojim::env::Env;
 use mojim::log::LogSpec;
-use mojim::primary::{Piece, Primary, PrimarySpec};
+use mojim::primary::{Pace, Piece, Primary, PrimarySpec};
 use mojim::store::{Store, StoreSpec};
 use mojim_protocol::AckRule;
 use mojim_sim::{Faults, World};
@@ -50,6 +50,8 @@ fn start(world: &World) -> mojim::Result<Primary> {
         resend_attempts: 1,
         max_record: 4096,
         checkpoint_threshold: 1,
+        write_back: WriteBack::Eager,
+        write_back_pages: 1,
         smallest_log: LOG,
         secondary_threshold: 0,
     };
@@ -173,7 +175,7 @@ fn an_error_that_comes_once_is_not_taken_for_clean() {
             (1..=5).for_each(|n| commit_well(&p, n));
             world.set_faults(faults.clone());
             let failed = match checkpoints {
-                true => p.checkpoint_step(true).map(drop),
+                true => p.checkpoint_step(Pace::Idle).map(drop),
                 false => commit(&p, 6).map(drop),
             };
             assert!(
@@ -185,7 +187,7 @@ fn an_error_that_comes_once_is_not_taken_for_clean() {
                 let e = commit(&p, n).unwrap_err();
                 assert!(matches!(e, Error::Poisoned(_)), "{name}: {e}");
             }
-            assert!(p.checkpoint_step(true).is_err(), "{name}");
+            assert!(p.checkpoint_step(Pace::Idle).is_err(), "{name}");
             assert!(p.store.checkpoint().is_err(), "{name}");
             end(&world, p, power);
             let p = started(&world);
@@ -193,7 +195,7 @@ fn an_error_that_comes_once_is_not_taken_for_clean() {
             // The one that failed is there whole or not at all.
             assert!((5..=6).contains(&found), "{name}: {found}");
             commit(&p, found + 1).unwrap();
-            p.checkpoint_step(true).unwrap();
+            p.checkpoint_step(Pace::Idle).unwrap();
             end(&world, p, true);
             assert_eq!(last(&started(&world)), found + 1, "{name}");
         }
@@ -246,7 +248,7 @@ fn no_space_for_a_file_that_grows() {
     world.set_quota("a", Some(0));
     let mut acked = 0;
     let failed = (1..FILE / 8).find_map(|n| {
-        let done = commit(&p, n).and_then(|_| p.checkpoint_step(true));
+        let done = commit(&p, n).and_then(|_| p.checkpoint_step(Pace::Idle));
         match done {
             Ok(_) => {
                 acked = n;

@@ -43,6 +43,12 @@ thread_local! {
     static RANGES: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
+/// What the calling thread remembers of its last region is forgotten: it would
+/// keep the volume and its files open.
+pub(crate) fn forget() {
+    let _ = REMEMBERED.try_with(Cell::take);
+}
+
 /// A range of a sync point, relative to its region.
 fn relative(m: &Mapped, range: &Range<usize>) -> Range<usize> {
     let base = m.region.span().start;

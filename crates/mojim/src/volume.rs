@@ -38,7 +38,7 @@ use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy}
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
 use crate::stream::StreamThreads;
-use crate::sync_point::{Until, sync_many, sync_range};
+use crate::sync_point::{self, Until, sync_many, sync_range};
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 /// How often a primary that is alone asks which nodes hold its volume.
@@ -1121,7 +1121,7 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
     // What this thread remembers would keep the volume and its files open.
-    let _ = REMEMBERED.try_with(Cell::take);
+    sync_point::forget();
     m.region.copy.unmap()
 }
 

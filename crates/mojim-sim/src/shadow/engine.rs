@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use mojim::config::MediumKind;
+use mojim::config::{MediumKind, WriteBack};
 use mojim::env::Env;
 use mojim::log::LogSpec;
-use mojim::primary::{Piece, Primary, PrimarySpec};
+use mojim::primary::{Pace, Piece, Primary, PrimarySpec};
 use mojim::store::{Store, StoreSpec};
 use mojim_format::State;
 use mojim_protocol::AckRule;
@@ -67,6 +67,8 @@ fn primary_spec() -> PrimarySpec {
         resend_attempts: 1,
         max_record: MAX_RECORD,
         checkpoint_threshold: 4,
+        write_back: WriteBack::Eager,
+        write_back_pages: 1,
         smallest_log: LOG,
         secondary_threshold: 0,
     }
@@ -212,7 +214,9 @@ impl System for Engine {
             }
             14 | 15 => {
                 let idle = rng.coin();
-                self.primary.checkpoint_step(idle).map_err(text)?;
+                self.primary
+                    .checkpoint_step(if idle { Pace::Idle } else { Pace::Busy })
+                    .map_err(text)?;
                 Ok(())
             }
             16 | 17 => {
@@ -228,7 +232,7 @@ impl System for Engine {
         self.wait_all(model)?;
         let p = &self.primary;
         while p.store.applied() < p.last() {
-            p.checkpoint_step(true).map_err(text)?;
+            p.checkpoint_step(Pace::Idle).map_err(text)?;
         }
         p.store.close_clean(p.last()).map_err(text)
     }
@@ -309,7 +313,7 @@ impl Engine {
                 break;
             }
             self.wait_all(model)?;
-            self.primary.checkpoint_step(true).map_err(text)?;
+            self.primary.checkpoint_step(Pace::Idle).map_err(text)?;
         }
         let (lsn, lane) = appended.ok_or("stuck: no room after a checkpoint")?;
         self.note(lsn, changes, model);
@@ -340,7 +344,7 @@ impl Engine {
             return Ok(());
         }
         self.wait_all(model)?;
-        self.primary.checkpoint_step(true).map_err(text)?;
+        self.primary.checkpoint_step(Pace::Idle).map_err(text)?;
         // It is on its way before its LSN is known here.
         self.note(self.primary.last() + 1, &changes, model);
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
