@@ -42,7 +42,8 @@ def volume(directory, memory, mode):
         s.close()
     text = f'cluster = "bench"\n[volume.map]\nmode = "{mode}"\nprimary = "a"\n'
     if mode != "unreplicated":
-        text += 'mirror = "b"\n'
+        # As `mojim bench` has it: a machine under load is no lost mirror.
+        text += 'mirror = "b"\nresend_timeout = "2s"\n'
     text += (
         f'[node.a]\naddress = "{a}"\ndirectory = "{directory}/a"\nring = "{memory}"\n'
         'log = { medium = "disk", size = "64MiB" }\n'
