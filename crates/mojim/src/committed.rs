@@ -459,7 +459,7 @@ impl Committed {
     /// `applied`: the LSN up to which the data file is current. `settle` makes it
     /// so for all that was appended; it is called at most once, where what is
     /// committed of a page is in the logs.
-    pub fn restore(
+    pub(crate) fn restore(
         &self,
         images: &mut Images,
         base: *mut u8,
