@@ -499,6 +499,102 @@ fn no_store_is_lost_under_concurrent_collects() {
     }
 }
 
+/// Threads store at the borders of chunks, few at a time, so that chunks are closed and opened all
+/// the time; after every burst nothing may be missing.
+#[test]
+fn no_store_is_lost_while_chunks_open_and_close() {
+    const CHUNK: usize = 3;
+    const CHUNKS: usize = 400;
+    const BURSTS: usize = 400;
+    if !uffd_available() {
+        return;
+    }
+    for map in maps((CHUNKS * CHUNK - 1) * page()) {
+        let t = map.attach(Kind::TwoLevel);
+        let words = map.words();
+        let chunk = CHUNK * page() / 8;
+        let border = |random: &mut Random| {
+            let first = random.next() as usize % CHUNKS * chunk;
+            match random.next() % 2 {
+                0 => first,
+                _ => (first + chunk).min(words.len()) - 1,
+            }
+        };
+        let shadow = std::cell::RefCell::new(vec![0u64; words.len()]);
+        let gather = |range: Range<usize>| {
+            for r in collect(&*t, range, true) {
+                for i in r.start / 8..r.end / 8 {
+                    shadow.borrow_mut()[i] = words[i].load(Ordering::Relaxed);
+                }
+            }
+        };
+        let missing = || {
+            let shadow = shadow.borrow();
+            (0..words.len()).find(|&i| words[i].load(Ordering::Relaxed) != shadow[i])
+        };
+        let turn = std::sync::Barrier::new(4);
+        let storing = AtomicUsize::new(0);
+        let mut lost = None;
+        std::thread::scope(|s| {
+            for thread in 0..3u64 {
+                let (turn, storing, border) = (&turn, &storing, &border);
+                s.spawn(move || {
+                    let mut random = Random(0x2545_F491_4F6C_DD1D ^ thread << 20);
+                    for _ in 0..BURSTS {
+                        turn.wait();
+                        for _ in 0..20 {
+                            words[border(&mut random)].store(random.next(), Ordering::Relaxed);
+                        }
+                        storing.fetch_sub(1, Ordering::Relaxed);
+                        turn.wait();
+                    }
+                });
+            }
+            let mut random = Random(9);
+            for burst in 0..BURSTS {
+                storing.store(3, Ordering::Relaxed);
+                turn.wait();
+                while storing.load(Ordering::Relaxed) > 0 {
+                    // Now and then a part, whose ends lie within chunks.
+                    let pages = map.len / page();
+                    match random.next() % 4 {
+                        0 => {
+                            let from = random.next() as usize % pages;
+                            let to = from + 1 + random.next() as usize % (pages - from);
+                            gather(from * page()..to * page());
+                        }
+                        _ => gather(0..map.len),
+                    }
+                }
+                turn.wait();
+                gather(0..map.len);
+                lost = lost.or(missing().map(|i| (burst, i * 8 / page())));
+            }
+        });
+        assert_eq!(lost, None, "a burst and a page that was lost");
+        // They are closed when nobody stores, all of them in so many collects: the kernel may not
+        // write there.
+        for _ in 0..CHUNKS {
+            gather(0..map.len);
+        }
+        assert!(is_closed(&map, 0..map.len));
+        // A chunk that counts as changed again is reported, open or not.
+        t.mark(7 * page(), 8 * page());
+        assert_eq!(collect(&*t, 0..map.len, true), [pages(7..8)]);
+        assert!(is_closed(&map, 0..map.len));
+    }
+}
+
+/// Whether the kernel may write into none of these pages.
+fn is_closed(map: &Map, range: Range<usize>) -> bool {
+    let zero = std::fs::File::open("/dev/zero").unwrap();
+    range.step_by(page()).all(|at| {
+        // SAFETY: within the mapping; what it holds stays as it is, or the answer is no.
+        let word = unsafe { std::slice::from_raw_parts_mut(map.base.add(at + 64), 8) };
+        rustix::io::read(&zero, word) == Err(rustix::io::Errno::FAULT)
+    })
+}
+
 /// A store that a thread has made is in the report of the collect that the same thread then makes,
 /// whoever opened the page.
 #[test]
