@@ -139,6 +139,52 @@ fn what_was_changed_is_what_is_sent() {
     }
 }
 
+/// A region large enough for two levels: what is stored to here and there, at
+/// the borders of chunks too, is found, and the kernel's own writes are
+/// refused rather than lost.
+#[test]
+fn a_large_region_in_two_levels() {
+    let dir = Dir::new("two-level");
+    let config = config(&dir.0, "two-level", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let len = (80 << 20) + 100;
+    let m = map(&v, len);
+    let mut model = vec![0u8; len];
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut refused = 0;
+    for round in 0..300u64 {
+        for _ in 0..round % 4 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let border = (random >> 8) as usize % (len >> 18) * (256 << 10);
+            let at = (border + (random & 15) as usize).saturating_sub(8);
+            // SAFETY: inside the mapping, which only this thread uses.
+            unsafe { m.ptr.add(at).write(round as u8) };
+            model[at] = round as u8;
+        }
+        // SAFETY: as above.
+        let word = unsafe { std::slice::from_raw_parts_mut(m.ptr.add(40 << 20), 8) };
+        let bytes = round.to_le_bytes();
+        match pipe_into(&bytes, word) {
+            Ok(()) => model[40 << 20..][..8].copy_from_slice(&bytes),
+            Err(_) => refused += 1,
+        }
+        msync(m.ptr, len).unwrap();
+    }
+    assert!(refused > 0, "nothing was closed");
+    assert!(file(&v) == model);
+    v.detach().unwrap();
+}
+
+/// Bytes that the kernel writes to memory.
+fn pipe_into(bytes: &[u8], to: &mut [u8]) -> std::io::Result<()> {
+    use std::io::{Read, Write};
+    let (mut from, mut into) = std::io::pipe()?;
+    into.write_all(bytes)?;
+    from.read_exact(to)
+}
+
 /// Stores, sync points of all kinds, rollbacks, and changes of the file's size,
 /// against the bytes that must be in the file and in memory.
 #[test]

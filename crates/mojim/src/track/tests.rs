@@ -585,6 +585,24 @@ fn no_store_is_lost_while_chunks_open_and_close() {
     }
 }
 
+/// A chunk that lies in a collect's range in part is not closed by it: what of it lies outside was
+/// not looked through.
+#[test]
+fn a_chunk_in_part_stays_open() {
+    if !uffd_available() {
+        return;
+    }
+    let map = Map::anonymous(9 * page());
+    let t = map.attach(Kind::TwoLevel);
+    map.store(2 * page(), 1);
+    assert_eq!(collect(&*t, 0..map.len, true), [pages(2..3)]);
+    map.store(2 * page(), 2);
+    for _ in 0..5 {
+        assert_eq!(collect(&*t, pages(0..2), true), []);
+    }
+    assert_eq!(collect(&*t, 0..map.len, true), [pages(2..3)]);
+}
+
 /// Whether the kernel may write into none of these pages.
 fn is_closed(map: &Map, range: Range<usize>) -> bool {
     let zero = std::fs::File::open("/dev/zero").unwrap();
