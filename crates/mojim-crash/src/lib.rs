@@ -10,6 +10,7 @@
 pub mod acks;
 pub mod machine;
 mod naive;
+pub mod plug;
 mod redo;
 mod shipped;
 pub mod subject;

@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use mojim_crash::acks::Acks;
 use mojim_crash::subject::{Kind, Place};
 use mojim_crash::workload::Model;
-use mojim_crash::{Result, check, work};
+use mojim_crash::{Result, check, plug, work};
 
 /// Crashes, and compares what is recovered.
 #[derive(Parser)]
@@ -22,6 +22,7 @@ struct Cli {
 enum Word {
     Work(Work),
     Check(Check),
+    Plug(plug::Plug),
 }
 
 #[derive(Args)]
@@ -90,6 +91,8 @@ fn kind(name: &str) -> std::result::Result<Kind, String> {
 
 fn run(word: &Word) -> Result<()> {
     match word {
+        Word::Plug(p) if plug::run(p)? => Ok(()),
+        Word::Plug(_) => Err("not as it must be".into()),
         Word::Work(w) => {
             let acks = Acks::open(&w.acks)?;
             work(w.at.subject, &w.at.place()?, w.at.seed, w.steps, &acks)
@@ -106,6 +109,7 @@ fn run(word: &Word) -> Result<()> {
 }
 
 fn main() -> ExitCode {
+    plug::be_guest();
     match run(&Cli::parse().word) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
