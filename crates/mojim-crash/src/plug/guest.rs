@@ -108,10 +108,10 @@ fn live() -> Result<()> {
         load(&module).map_err(|e| format!("{}: {e}", module.display()))?;
     }
     make_fsdax()?;
-    let mut line = raw(LINE)?;
+    let mut line = raw(LINE).map_err(|e| format!("{LINE}: {e}"))?;
     // The file systems come later, maybe as others than were there when the
     // kernel looked at the disks.
-    std::fs::write("/proc/sys/vm/drop_caches", "3")?;
+    std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|e| format!("drop_caches: {e}"))?;
     say(&mut line, "ready")?;
     let order = read_line(&mut line)?;
     let order = Order::parse(&order).ok_or("not an order")?;
@@ -139,6 +139,7 @@ fn obey(order: &Order, line: &mut File) -> Result<()> {
     std::fs::create_dir_all("/mnt")?;
     mount(device, Path::new("/mnt"), "ext4", 0, options)?;
     say(line, "mounted")?;
+    std::fs::create_dir_all("/mnt/d")?;
     let place = |ring: &str| Place {
         dir: "/mnt/d".into(),
         ring: Path::new("/dev/shm").join(ring),
@@ -261,13 +262,23 @@ fn load(module: &Path) -> io::Result<()> {
 /// `/dev/pmem0`. Does what `ndctl create-namespace -m fsdax -M mem` does.
 fn make_fsdax() -> Result<()> {
     let at = Path::new("/sys/bus/nd");
-    // Answers when everything that is there has been found.
-    std::fs::read(at.join("devices/ndbus0/wait_probe"))?;
-    if std::fs::read_to_string("/sys/block/pmem0/queue/dax")?.trim() == "1" {
+    // Drivers find their devices in threads of their own.
+    let dax = loop {
+        if let Ok(text) = std::fs::read_to_string("/sys/block/pmem0/queue/dax") {
+            break text;
+        }
+        std::thread::yield_now();
+    };
+    if dax.trim() == "1" {
         return Ok(());
     }
     let region = at.join("devices/region0");
-    let seed = std::fs::read_to_string(region.join("pfn_seed"))?;
+    let seed = loop {
+        match std::fs::read_to_string(region.join("pfn_seed")) {
+            Ok(seed) if !seed.trim().is_empty() => break seed,
+            _ => std::thread::yield_now(),
+        }
+    };
     let seed = seed.trim();
     let set = |what: &Path, value: &str| {
         std::fs::write(what, value).map_err(|e| format!("{}: {e}", what.display()))

@@ -122,7 +122,7 @@ impl Machine {
             .args(["-mon", "chardev=monitor,mode=control"])
             .arg("-drive")
             .arg(format!(
-                "file={},format=raw,if=virtio,cache=writeback",
+                "file={},format=raw,if=virtio,cache=writeback,throttling.iops-total=400",
                 images.disk.display()
             ))
             .arg("-object")
