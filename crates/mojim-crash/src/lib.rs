@@ -2,29 +2,60 @@
 //! away from programs that acknowledge what they made durable, and compares
 //! every byte of what they recover.
 //!
-//! Owns the workload, those who run it, and two rungs of `docs/testing.md`:
-//! page-cache loss and block history. Invariant: a rung counts only if it finds
+//! Owns the workload, those who run it, and three rungs of `docs/testing.md`:
+//! page-cache loss, block history and the pulled plug. Invariant: a rung counts only if it finds
 //! the broken controls and every broken Mojim, and finds nothing in `mojim` and
 //! `log`.
 
 pub mod acks;
+pub mod blocks;
+mod cache;
+pub mod cache_loss;
+mod device;
 pub mod machine;
 mod naive;
 pub mod plug;
 mod redo;
+pub mod report;
 mod shipped;
 pub mod subject;
+pub mod sys;
 pub mod workload;
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use acks::Acks;
 use subject::{Kind, Place};
 use workload::Model;
 
+/// How long the page cache rests between two writes of it.
+const WRITE_BACK_EVERY: Duration = Duration::from_micros(300);
+
 /// Whatever went wrong.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Makes steps 1 to `steps`, acknowledging each, and 0 when all is set up.
+/// Meanwhile what is in the page cache is written now and then.
 pub fn work(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let kernel = s.spawn(|| {
+            while !over.load(Relaxed) {
+                write_back(place)?;
+                std::thread::sleep(WRITE_BACK_EVERY);
+            }
+            Ok(())
+        });
+        let made = make_steps(kind, place, seed, steps, acks);
+        over.store(true, Relaxed);
+        let wrote: std::io::Result<()> = kernel.join().expect("it does not panic");
+        made?;
+        Ok(wrote?)
+    })
+}
+
+fn make_steps(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
     let mut subject = subject::open(kind, place, seed)?;
     acks.put(0)?;
     for step in 1..=steps {
@@ -36,6 +67,42 @@ pub fn work(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Re
         acks.put(step)?;
     }
     subject.close()
+}
+
+/// What the kernel does when it likes to: begins to write what is in the page
+/// cache, and flushes nothing.
+fn write_back(place: &Place) -> std::io::Result<()> {
+    let mut dirs = vec![place.dir.clone()];
+    while let Some(dir) = dirs.pop() {
+        let Some(entries) = there(std::fs::read_dir(dir))? else {
+            continue;
+        };
+        for entry in entries {
+            let entry = entry?;
+            let Some(kind) = there(entry.file_type())? else {
+                continue;
+            };
+            if kind.is_dir() {
+                dirs.push(entry.path());
+            // Locks end when any descriptor of their file is closed.
+            } else if kind.is_file()
+                && entry.file_name() != "lock"
+                && let Some(file) = there(std::fs::File::open(entry.path()))?
+            {
+                sys::begin_writeback(&file)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Nothing, if it is gone or not there yet.
+fn there<T>(r: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match r {
+        Ok(t) => Ok(Some(t)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// Recovers, and says after which step all is as it was; it must be one from

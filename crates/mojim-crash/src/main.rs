@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use mojim_crash::acks::Acks;
+use mojim_crash::report::{Extent, Report};
 use mojim_crash::subject::{Kind, Place};
 use mojim_crash::workload::Model;
-use mojim_crash::{Result, check, plug, work};
+use mojim_crash::{Result, blocks, cache_loss, check, plug, work};
 
 /// Crashes, and compares what is recovered.
 #[derive(Parser)]
@@ -22,7 +23,9 @@ struct Cli {
 enum Word {
     Work(Work),
     Check(Check),
-    Plug(plug::Plug),
+    CacheLoss(CacheLoss),
+    Blocks(Blocks),
+    Plug(Plug),
 }
 
 #[derive(Args)]
@@ -45,13 +48,12 @@ struct Where {
 }
 
 impl Where {
-    fn place(&self) -> Result<Place> {
-        std::fs::create_dir_all(&self.dir)?;
-        Ok(Place {
+    fn place(&self) -> Place {
+        Place {
             dir: self.dir.clone(),
             ring: self.ring.clone(),
             medium: self.medium.clone(),
-        })
+        }
     }
 }
 
@@ -82,6 +84,107 @@ struct Check {
     started: Option<u64>,
 }
 
+/// Shuts the file system under the workload down, again and again.
+#[derive(Args)]
+struct CacheLoss {
+    #[command(flatten)]
+    rung: Rung,
+    /// Crashes of each subject that must stand.
+    #[arg(long, default_value_t = 50)]
+    rounds: u64,
+    /// ext4 or xfs.
+    #[arg(long, default_value = "ext4")]
+    file_system: String,
+}
+
+/// Replays what the workload's device was asked, as a disk may after a loss of
+/// power.
+#[derive(Args)]
+struct Blocks {
+    #[command(flatten)]
+    rung: Rung,
+    /// States of each subject that must stand.
+    #[arg(long, default_value_t = 500)]
+    states: u64,
+    /// States of each history.
+    #[arg(long, default_value_t = 200)]
+    of_each: u64,
+    /// Steps in each history.
+    #[arg(long, default_value_t = 60)]
+    steps: u64,
+    /// Histories that are looked at at one time.
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+    /// Where images of states are kept that should have stood.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+/// Pulls the plug of a machine in QEMU, again and again.
+#[derive(Args)]
+struct Plug {
+    #[command(flatten)]
+    rung: Rung,
+    /// States of each subject that must stand, on each medium.
+    #[arg(long, default_value_t = 100)]
+    rounds: u64,
+    /// disk, or nvdimm (with DAX); both without.
+    #[arg(long, value_parser = plug::Medium::of)]
+    medium: Option<plug::Medium>,
+    /// Machines at one time.
+    #[arg(long, default_value_t = 2)]
+    jobs: u64,
+    /// An unpacked package of a kernel with its modules; scripts/plug fetches one.
+    #[arg(long, default_value = plug::KERNEL)]
+    kernel: PathBuf,
+}
+
+#[derive(Args)]
+struct Rung {
+    /// Which subject; all of them without.
+    #[arg(long, value_parser = kind)]
+    subject: Option<Kind>,
+    /// Most crashes or states of one that must be found out.
+    #[arg(long, default_value_t = 2000)]
+    tries: u64,
+    /// How often one must be found out.
+    #[arg(long, default_value_t = 3)]
+    enough: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Prints data.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Rung {
+    fn extent(&self, states: u64) -> Extent {
+        Extent {
+            kinds: match self.subject {
+                Some(kind) => vec![kind],
+                None => Kind::ALL.iter().map(|(kind, _)| *kind).collect(),
+            },
+            states,
+            tries: self.tries,
+            enough: self.enough,
+            seed: self.seed,
+        }
+    }
+
+    fn tell(&self, report: &Report) -> Result<()> {
+        if self.json {
+            println!("{}", report.json());
+        } else {
+            print!("{report}");
+        }
+        match report.is_right() {
+            true => Ok(()),
+            false => Err("not every subject is as it must be".into()),
+        }
+    }
+}
+
 fn kind(name: &str) -> std::result::Result<Kind, String> {
     Kind::of(name).ok_or_else(|| {
         let all: Vec<_> = Kind::ALL.iter().map(|(_, n)| *n).collect();
@@ -91,20 +194,45 @@ fn kind(name: &str) -> std::result::Result<Kind, String> {
 
 fn run(word: &Word) -> Result<()> {
     match word {
-        Word::Plug(p) if plug::run(p)? => Ok(()),
-        Word::Plug(_) => Err("not as it must be".into()),
+        Word::Plug(p) => {
+            let media = match &p.medium {
+                Some(m) => std::slice::from_ref(m),
+                None => &plug::Medium::ALL,
+            };
+            let reports = plug::run(&plug::Options {
+                exe: &std::env::current_exe()?,
+                extent: p.rung.extent(p.rounds),
+                media,
+                jobs: p.jobs,
+                kernel: &p.kernel,
+            })?;
+            let told: Vec<_> = reports.iter().map(|r| p.rung.tell(r)).collect();
+            told.into_iter().collect()
+        }
         Word::Work(w) => {
             let acks = Acks::open(&w.acks)?;
-            work(w.at.subject, &w.at.place()?, w.at.seed, w.steps, &acks)
+            work(w.at.subject, &w.at.place(), w.at.seed, w.steps, &acks)
         }
         Word::Check(c) => {
             let mut model = Model::new(c.at.seed);
             let started = c.started.unwrap_or(c.acknowledged + 1);
-            let place = c.at.place()?;
+            let place = c.at.place();
             let step = check(c.at.subject, &place, &mut model, c.acknowledged, started)?;
             println!("step {step}");
             Ok(())
         }
+        Word::CacheLoss(c) => c.rung.tell(&cache_loss::run(&cache_loss::Options {
+            exe: &std::env::current_exe()?,
+            extent: c.rung.extent(c.rounds),
+            file_system: c.file_system.clone(),
+        })?),
+        Word::Blocks(b) => b.rung.tell(&blocks::run(&blocks::Options {
+            extent: b.rung.extent(b.states),
+            of_each: b.of_each,
+            steps: b.steps,
+            jobs: b.jobs,
+            keep: b.keep.clone(),
+        })?),
     }
 }
 

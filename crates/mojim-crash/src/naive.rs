@@ -2,6 +2,7 @@
 //! without Mojim. A control that must be found torn.
 
 use std::fs::File;
+use std::io::Read;
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
@@ -31,8 +32,10 @@ impl Naive {
     }
 
     /// What is in the file.
-    pub fn read(place: &Place) -> Result<Vec<u8>> {
-        Ok(std::fs::read(place.dir.join("data"))?)
+    pub fn read(place: &Place, seed: u64) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        data_file(place, seed)?.read_to_end(&mut all)?;
+        Ok(all)
     }
 }
 
@@ -46,6 +49,8 @@ impl Drop for Naive {
 impl Subject for Naive {
     fn commit(&mut self, changes: &[Change]) -> Result<()> {
         for c in changes {
+            // Programs do not store at one stroke.
+            std::thread::yield_now();
             assert!(c.at + c.bytes.len() <= self.len);
             // SAFETY: inside the mapping, as was just checked.
             unsafe {

@@ -93,6 +93,8 @@ impl Subject for Shipped {
     fn commit(&mut self, changes: &[Change]) -> Result<()> {
         let mut ranges: Vec<(*const u8, usize)> = Vec::new();
         for c in changes {
+            // Programs do not store at one stroke.
+            std::thread::yield_now();
             assert!(c.at + c.bytes.len() <= self.region.len);
             // SAFETY: inside the region, as was just checked, which only this
             // thread uses.

@@ -61,7 +61,7 @@ impl Order {
         let mut next = || words.next();
         Some(Order {
             kind: Kind::of(next()?)?,
-            medium: Medium::of(next()?)?,
+            medium: Medium::of(next()?).ok()?,
             boot: u64::from_str_radix(next()?, 16).ok()?,
             seed: next()?.parse().ok()?,
             acknowledged: match next()? {

@@ -70,9 +70,8 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// The archive. `scratch`: a directory for what is only needed on the way.
-pub(super) fn build(kernel: &Kernel, scratch: &Path) -> Result<Vec<u8>> {
-    let program = std::env::current_exe()?;
+/// The archive, with `program` as what runs. `scratch`: a directory for what is only needed on the way.
+pub(super) fn build(kernel: &Kernel, program: &Path, scratch: &Path) -> Result<Vec<u8>> {
     let stripped = scratch.join("init");
     let strip = Command::new("strip")
         .args(["-o".as_ref(), stripped.as_os_str(), program.as_os_str()])
@@ -80,11 +79,11 @@ pub(super) fn build(kernel: &Kernel, scratch: &Path) -> Result<Vec<u8>> {
     // Only smaller, so without it too.
     let init = match strip {
         Ok(s) if s.success() => stripped,
-        _ => program.clone(),
+        _ => program.to_path_buf(),
     };
     let mut archive = Archive::default();
     archive.file("init", &std::fs::read(init)?, 0o755);
-    for library in libraries(&program)? {
+    for library in libraries(program)? {
         let name = library.strip_prefix("/")?.to_string_lossy().into_owned();
         archive.file(&name, &std::fs::read(&library)?, 0o755);
     }

@@ -16,14 +16,15 @@ mod initramfs;
 mod machine;
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
-use clap::Args;
 use mojim_sim::Rng;
-use serde_json::json;
 
 use crate::Result;
 use crate::machine::Fault;
+use crate::report::{Extent, Report, Row};
 use crate::subject::Kind;
 use guest::Order;
 use initramfs::Kernel;
@@ -39,7 +40,8 @@ pub enum Medium {
 }
 
 impl Medium {
-    const ALL: [Medium; 2] = [Medium::Disk, Medium::Nvdimm];
+    /// Both.
+    pub const ALL: [Medium; 2] = [Medium::Disk, Medium::Nvdimm];
 
     fn name(self) -> &'static str {
         match self {
@@ -48,8 +50,10 @@ impl Medium {
         }
     }
 
-    fn of(name: &str) -> Option<Medium> {
-        Medium::ALL.into_iter().find(|m| m.name() == name)
+    /// By its name.
+    pub fn of(name: &str) -> std::result::Result<Medium, String> {
+        let found = Medium::ALL.into_iter().find(|m| m.name() == name);
+        found.ok_or("disk or nvdimm".into())
     }
 
     /// What Mojim's log is kept in.
@@ -71,46 +75,21 @@ impl Medium {
     }
 }
 
-/// Pulls the plug of a machine in QEMU, again and again; every byte of what is
-/// recovered must be that of a step that may be the last.
-#[derive(Args)]
-pub struct Plug {
-    /// How often, for each subject that must stand, on each medium. A broken
-    /// one is run until it is found out, at most twice as often.
-    #[arg(long, default_value_t = 100)]
-    rounds: u64,
-    /// disk, nvdimm, or all.
-    #[arg(long, default_value = "all", value_parser = medium)]
-    medium: &'static [Medium],
-    /// One of them, or all.
-    #[arg(long, default_value = "all")]
-    subject: String,
-    /// Machines at one time.
-    #[arg(long, default_value_t = 2)]
-    jobs: u64,
-    /// What all choices follow from, but for what the clock does.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// An unpacked package of a kernel with its modules; scripts/plug fetches one.
-    #[arg(long, default_value = "target/guest-kernel")]
-    kernel: PathBuf,
-    /// Where images are made: best in memory.
-    #[arg(long, default_value = "/dev/shm")]
-    scratch: PathBuf,
-    /// Prints data.
-    #[arg(long)]
-    json: bool,
-}
+/// Where a kernel is looked for: `scripts/guest-kernel` puts it there.
+pub const KERNEL: &str = "target/guest-kernel";
 
-fn medium(name: &str) -> std::result::Result<&'static [Medium], String> {
-    match name {
-        "all" => Ok(&Medium::ALL),
-        _ => Medium::ALL
-            .iter()
-            .position(|m| m.name() == name)
-            .map(|i| &Medium::ALL[i..=i])
-            .ok_or("disk, nvdimm or all".into()),
-    }
+/// What is done.
+pub struct Options<'a> {
+    /// The command `mojim-crash`, which runs in the machine.
+    pub exe: &'a Path,
+    /// On each medium.
+    pub extent: Extent,
+    /// On which.
+    pub media: &'a [Medium],
+    /// Machines at one time.
+    pub jobs: u64,
+    /// An unpacked package of a kernel with its modules.
+    pub kernel: &'a Path,
 }
 
 /// Where this is the first process of a machine, lives its life.
@@ -134,11 +113,12 @@ pub fn missing(kernel: &Path) -> Option<String> {
 struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(at: &Path, name: &str) -> Result<Scratch> {
-        let at = if at.is_dir() {
-            at.to_path_buf()
-        } else {
-            std::env::temp_dir()
+    /// In memory, where it can be.
+    fn new(name: &str) -> Result<Scratch> {
+        let shm = Path::new("/dev/shm");
+        let at = match shm.is_dir() {
+            true => shm.to_path_buf(),
+            false => std::env::temp_dir(),
         };
         let dir = at.join(format!("mojim-plug-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
@@ -154,17 +134,18 @@ impl Drop for Scratch {
 
 /// A machine that has booted and waits for its order, saved, and its images.
 struct Bench {
-    dir: Scratch,
+    /// Where the others are.
+    _dir: Scratch,
     images: Images,
     state: PathBuf,
 }
 
 impl Bench {
-    fn new(plug: &Plug) -> Result<Bench> {
-        let dir = Scratch::new(&plug.scratch, "saved")?;
-        let kernel = Kernel::find(&plug.kernel)?;
+    fn new(o: &Options) -> Result<Bench> {
+        let dir = Scratch::new("saved")?;
+        let kernel = Kernel::find(o.kernel)?;
         let initramfs = dir.0.join("initramfs");
-        std::fs::write(&initramfs, initramfs::build(&kernel, &dir.0)?)?;
+        std::fs::write(&initramfs, initramfs::build(&kernel, o.exe, &dir.0)?)?;
         let images = Images::in_dir(&dir.0);
         images.make()?;
         let image = &kernel.image;
@@ -176,7 +157,11 @@ impl Bench {
         machine.expect("ready")?;
         let state = dir.0.join("state");
         machine.save(&state)?;
-        Ok(Bench { dir, images, state })
+        Ok(Bench {
+            _dir: dir,
+            images,
+            state,
+        })
     }
 }
 
@@ -217,185 +202,146 @@ const LIVES: u64 = 8;
 /// Steps that no life goes beyond.
 const STEPS: u64 = 100_000;
 
-/// What was seen of one subject on one medium.
-#[derive(Default)]
-struct Tally {
-    /// Plugs pulled, those among them before the first step, and what they
-    /// left that was checked.
-    plugs: AtomicU64,
-    early: AtomicU64,
-    checked: AtomicU64,
-    steps: AtomicU64,
-    found: std::sync::Mutex<Vec<String>>,
-}
-
-impl Tally {
-    fn found(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
-        self.found.lock().expect("no thread panics")
-    }
-}
-
-/// The lives of one image. False when it ended with a finding.
-fn lives(
-    bench: &Bench,
-    dir: &Path,
+/// One image's lives.
+struct Chain<'a> {
+    bench: &'a Bench,
+    dir: &'a Path,
     kind: Kind,
     medium: Medium,
     seed: u64,
     count: u64,
-    tally: &Tally,
-) -> Result<bool> {
-    let images = Images::in_dir(dir);
-    images.copy_from(&bench.images)?;
-    let mut rng = Rng::new(seed);
-    let mut acknowledged = None;
-    for life in 0..=count {
-        let last = life == count;
-        let moment = (!last).then(|| Moment::draw(&mut rng));
-        let mut machine = Machine::start(dir, &images, &Start::Saved(&bench.state))?;
-        let order = Order {
-            kind,
-            medium,
-            boot: rng.next_u64(),
-            seed,
-            acknowledged,
-            steps: if last { 0 } else { STEPS },
-        };
-        machine.say(&order.line())?;
-        let mut said = Vec::new();
-        while moment
-            .as_ref()
-            .is_none_or(|m| (said.len() as u64) < m.lines)
-        {
-            let Some(line) = machine.line()? else {
-                return Err(
-                    format!("the machine ended by itself; {}", machine.last_words()).into(),
-                );
-            };
-            let ends = line.starts_with("bad ") || line == "done";
-            said.push(line);
-            if ends {
-                break;
-            }
-        }
-        if let Some(moment) = &moment {
-            moment.wait();
-            tally.plugs.fetch_add(1, Relaxed);
-        }
-        said.extend(machine.pull()?);
-        let before = acknowledged.unwrap_or(0);
-        let mut now = acknowledged;
-        for line in &said {
-            if let Some(n) = line.strip_prefix("ack ") {
-                now = Some(n.parse()?);
-            } else if line.starts_with("found ") {
-                tally.checked.fetch_add(1, Relaxed);
-            } else if let Some(what) = line.strip_prefix("bad ") {
-                tally.checked.fetch_add(1, Relaxed);
-                tally
-                    .found()
-                    .push(format!("seed {seed}, life {life}: {what}"));
-                return Ok(false);
-            }
-        }
-        let made = now.unwrap_or(0).saturating_sub(before);
-        tally.steps.fetch_add(made, Relaxed);
-        if made == 0 && !last {
-            tally.early.fetch_add(1, Relaxed);
-        }
-        acknowledged = now;
-    }
-    Ok(true)
 }
 
-/// All rounds of one subject on one medium.
-fn rounds(plug: &Plug, bench: &Bench, kind: Kind, medium: Medium) -> Result<Tally> {
-    let tally = Tally::default();
-    let most = plug.rounds * if kind.must_stand() { 1 } else { 2 };
-    let chains = most.div_ceil(LIVES);
-    let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    let work = |job: u64| -> Result<()> {
-        let dir = Scratch::new(&plug.scratch, &job.to_string())?;
-        loop {
-            let chain = next.fetch_add(1, Relaxed);
-            if chain >= chains || stop.load(Relaxed) {
-                return Ok(());
+impl Chain<'_> {
+    /// Lives them, until something is found that should not be. Returns how
+    /// often the plug was pulled.
+    fn run(&self, row: &mut Row) -> Result<u64> {
+        let images = Images::in_dir(self.dir);
+        images.copy_from(&self.bench.images)?;
+        let mut rng = Rng::new(self.seed);
+        let mut acknowledged = None;
+        let mut plugs = 0;
+        // Whether the life before had not come to its own check.
+        let mut unchecked = false;
+        for life in 0..=self.count {
+            let moment = (life < self.count).then(|| Moment::draw(&mut rng));
+            let start = Start::Saved(&self.bench.state);
+            let mut machine = Machine::start(self.dir, &images, &start)?;
+            let order = Order {
+                kind: self.kind,
+                medium: self.medium,
+                boot: rng.next_u64(),
+                seed: self.seed,
+                acknowledged,
+                steps: if moment.is_some() { STEPS } else { 0 },
+            };
+            machine.say(&order.line())?;
+            let mut said = Vec::new();
+            while moment
+                .as_ref()
+                .is_none_or(|m| (said.len() as u64) < m.lines)
+            {
+                let Some(line) = machine.line()? else {
+                    let words = machine.last_words();
+                    let at = format!("seed {}, life {life}", self.seed);
+                    return Err(format!("{at}: the machine ended by itself; {words}").into());
+                };
+                let ends = line.starts_with("bad ") || line == "done";
+                said.push(line);
+                if ends {
+                    break;
+                }
             }
-            let mut rng = Rng::new(plug.seed ^ (chain + 1).rotate_left(32));
-            let count = LIVES.min(most - chain * LIVES);
-            let stands = lives(bench, &dir.0, kind, medium, rng.next_u64(), count, &tally);
-            // One that is broken has been found out; one that is not, is lost.
-            if !matches!(stands, Ok(true)) && (!kind.must_stand() || stands.is_err()) {
-                stop.store(true, Relaxed);
+            if let Some(moment) = &moment {
+                moment.wait();
+                plugs += 1;
             }
-            stands?;
+            said.extend(machine.pull()?);
+            let mut checked = false;
+            for line in &said {
+                let verdict = match line.split_once(' ') {
+                    Some(("ack", n)) => {
+                        acknowledged = Some(n.parse()?);
+                        continue;
+                    }
+                    Some(("found", n)) => Ok(n.parse()?),
+                    Some(("bad", what)) => Err(what.to_string()),
+                    _ => continue,
+                };
+                checked = true;
+                row.twice += u64::from(unchecked);
+                let bad = verdict.is_err();
+                row.add(verdict, || {
+                    format!("seed {}, life {life} of {}", self.seed, self.count)
+                });
+                if bad {
+                    return Ok(plugs);
+                }
+            }
+            unchecked = acknowledged.is_some() && !checked;
         }
+        Ok(plugs)
+    }
+}
+
+/// All of one subject on one medium.
+fn subject(o: &Options, bench: &Bench, kind: Kind, medium: Medium) -> Result<(Row, u64)> {
+    let seen = Mutex::new((Row::new(kind), 0));
+    let next = AtomicU64::new(1);
+    let broken = AtomicBool::new(false);
+    let goes_on = || {
+        let (row, _) = &*seen.lock().expect("no thread panics");
+        o.extent.goes_on(row) && row.states < o.extent.of(kind) && !broken.load(Relaxed)
+    };
+    let work = |job: u64| -> Result<()> {
+        let dir = Scratch::new(&job.to_string())?;
+        while goes_on() {
+            let chain = next.fetch_add(1, Relaxed);
+            let chain = Chain {
+                bench,
+                dir: &dir.0,
+                kind,
+                medium,
+                seed: Rng::new(o.extent.seed ^ chain.rotate_left(32)).next_u64(),
+                count: LIVES,
+            };
+            let mut row = Row::new(kind);
+            let plugs = chain.run(&mut row);
+            broken.fetch_or(plugs.is_err(), Relaxed);
+            let (all, pulled) = &mut *seen.lock().expect("no thread panics");
+            all.join(row);
+            *pulled += plugs?;
+        }
+        Ok(())
     };
     let work = &work;
     std::thread::scope(|s| {
-        let jobs: Vec<_> = (0..plug.jobs.max(1))
+        let jobs: Vec<_> = (0..o.jobs.max(1))
             .map(|j| s.spawn(move || work(j)))
             .collect();
         jobs.into_iter()
             .try_for_each(|j| j.join().expect("no thread panics"))
     })?;
-    Ok(tally)
+    Ok(seen.into_inner().expect("no thread panics"))
 }
 
-/// Runs what was asked for; whether all behaved as they must.
-pub fn run(plug: &Plug) -> Result<bool> {
-    let kinds: Vec<Kind> = match &*plug.subject {
-        "all" => Kind::ALL.iter().map(|(kind, _)| *kind).collect(),
-        name => vec![Kind::of(name).ok_or("no such subject")?],
-    };
-    let bench = Bench::new(plug)?;
-    let mut right = true;
-    let mut out = Vec::new();
-    for medium in plug.medium {
-        for kind in kinds.iter().filter(|k| medium.shows(**k)) {
-            let begin = std::time::Instant::now();
-            let tally = rounds(plug, &bench, *kind, *medium)?;
-            let seconds = begin.elapsed().as_secs();
-            let found = tally.found();
-            let as_it_must = found.is_empty() == kind.must_stand();
-            right &= as_it_must;
-            let get = |n: &AtomicU64| n.load(Relaxed);
-            if plug.json {
-                out.push(json!({
-                    "medium": medium.name(),
-                    "subject": kind.name(),
-                    "plugs": get(&tally.plugs),
-                    "before_a_step": get(&tally.early),
-                    "checked": get(&tally.checked),
-                    "steps": get(&tally.steps),
-                    "found": *found,
-                    "must_stand": kind.must_stand(),
-                    "as_it_must": as_it_must,
-                    "seconds": seconds,
-                }));
-                continue;
-            }
-            println!(
-                "{:6} {:26} {:5} plugs pulled ({} before a step), {:5} states checked, {:6} steps, {seconds} s: {}",
-                medium.name(),
-                kind.name(),
-                get(&tally.plugs),
-                get(&tally.early),
-                get(&tally.checked),
-                get(&tally.steps),
-                match (found.len(), as_it_must) {
-                    (0, true) => "nothing lost, nothing torn".to_string(),
-                    (0, false) => "NOT FOUND OUT".to_string(),
-                    (_, true) => format!("found out, {}", found[0]),
-                    (n, false) => format!("{n} FINDINGS\n  {}", found.join("\n  ")),
-                }
-            );
+/// A report for each medium.
+pub fn run(o: &Options) -> Result<Vec<Report>> {
+    let bench = Bench::new(o)?;
+    let mut reports = Vec::new();
+    for medium in o.media {
+        let begin = Instant::now();
+        let (mut rows, mut pulled) = (Vec::new(), 0);
+        for kind in o.extent.kinds.iter().filter(|k| medium.shows(**k)) {
+            let (row, plugs) = subject(o, &bench, *kind, *medium)?;
+            rows.push(row);
+            pulled += plugs;
         }
+        reports.push(Report {
+            rung: format!("pulled plug, {}: pulled {pulled} times", medium.name()),
+            rows,
+            seconds: begin.elapsed().as_secs_f64(),
+        });
     }
-    if plug.json {
-        println!("{}", json!({ "runs": out, "as_they_must": right }));
-    }
-    drop(bench.dir);
-    Ok(right)
+    Ok(reports)
 }

@@ -1,0 +1,426 @@
+//! Block history: everything that a device is asked while a workload runs is
+//! recorded; then the device is made as it may be after a loss of power at any
+//! moment of that, and what is recovered from it is compared.
+//!
+//! Owns the choice of states. After a loss of power a device has what was
+//! written before the last flush, and of each later write all, nothing, some
+//! blocks of 4 KiB, or some sectors of 512 bytes. The workload acknowledges
+//! into the same device, beyond the file system, so that the history has the
+//! acknowledgements in their places. One recovery in eight is recorded in the
+//! same way, and crashed in turn.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use mojim_sim::Rng;
+
+use crate::acks::{self, Acks, SECTOR};
+use crate::device::{Device, Event};
+use crate::report::{Extent, Report, Row};
+use crate::subject::{Kind, Place};
+use crate::sys::{Lab, Loop, Mounted, make_file_system};
+use crate::workload::Model;
+use crate::{Result, check, work};
+
+/// Bytes of the file system; acknowledgements lie behind it.
+const FILE_SYSTEM: u64 = 16 << 20;
+const DEVICE: usize = (FILE_SYSTEM as usize) + (64 << 10);
+/// What of a write reaches the medium, where not all of it does.
+const PIECES: [usize; 2] = [4096, SECTOR];
+
+/// How the rung runs.
+pub struct Options {
+    /// How much.
+    pub extent: Extent,
+    /// States of one history.
+    pub of_each: u64,
+    /// Steps of the workload in one history.
+    pub steps: u64,
+    /// How many histories are looked at at one time.
+    pub jobs: usize,
+    /// Where images of states are kept that should have stood and did not.
+    pub keep: Option<PathBuf>,
+}
+
+/// Runs the rung.
+pub fn run(o: &Options) -> Result<Report> {
+    let begun = Instant::now();
+    let mut rows = Vec::new();
+    for &kind in &o.extent.kinds {
+        let total = Mutex::new(Row::new(kind));
+        let next = AtomicU64::new(0);
+        let histories = o.extent.of(kind).div_ceil(o.of_each);
+        let job = || -> Result<()> {
+            let mut bench = Bench::new()?;
+            loop {
+                let n = next.fetch_add(1, Relaxed);
+                let goes_on = o.extent.goes_on(&total.lock().expect("no thread panics"));
+                if n >= histories || !goes_on {
+                    return Ok(());
+                }
+                let row = bench.look_at(o, kind, o.extent.seed + n)?;
+                total.lock().expect("no thread panics").join(row);
+            }
+        };
+        std::thread::scope(|s| {
+            let jobs: Vec<_> = (0..o.jobs).map(|_| s.spawn(job)).collect();
+            jobs.into_iter().try_for_each(|j| match j.join() {
+                Ok(done) => done,
+                Err(e) => std::panic::resume_unwind(e),
+            })
+        })?;
+        rows.push(total.into_inner().expect("no thread panics"));
+    }
+    Ok(Report {
+        rung: "block history on ext4".into(),
+        rows,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+/// Bytes for a place, among those that reach the medium.
+type Piece = (u64, Vec<u8>);
+
+/// A device that records, one that is quick, and where they are mounted.
+struct Bench {
+    // In the order in which they must go.
+    recorded: Loop,
+    device: Device,
+    quick: Loop,
+    image: File,
+    lab: Lab,
+    pristine: Vec<u8>,
+    lives: u64,
+}
+
+impl Bench {
+    fn new() -> Result<Bench> {
+        let lab = Lab::new()?;
+        let path = lab.path("image");
+        make_file_system("ext4", &path, FILE_SYSTEM)?;
+        let mut pristine = std::fs::read(&path)?;
+        pristine.resize(DEVICE, 0);
+        let image = OpenOptions::new().write(true).open(&path)?;
+        image.set_len(DEVICE as u64)?;
+        let device = Device::new(&lab.path("device"), pristine.clone())?;
+        Ok(Bench {
+            recorded: Loop::new(device.path())?,
+            device,
+            quick: Loop::new(&path)?,
+            image,
+            lab,
+            pristine,
+            lives: 0,
+        })
+    }
+
+    fn mount(&self, disk: &Loop) -> std::io::Result<Mounted> {
+        // What lies behind it was changed.
+        disk.forget()?;
+        Mounted::new("ext4", disk.path(), &self.lab.path("mnt"))
+    }
+
+    fn place(&mut self) -> Result<Place> {
+        let _ = std::fs::remove_dir_all(self.lab.path(&format!("ring.{}", self.lives)));
+        self.lives += 1;
+        let ring = self.lab.path(&format!("ring.{}", self.lives));
+        std::fs::create_dir_all(&ring)?;
+        let dir = self.lab.path("mnt").join("d");
+        let medium = "disk".into();
+        Ok(Place { dir, ring, medium })
+    }
+
+    /// Runs the workload and returns all that the device was asked.
+    fn history(&mut self, kind: Kind, seed: u64, steps: u64) -> Result<Vec<Event>> {
+        self.device.load(self.pristine.clone());
+        self.device.record();
+        let mounted = self.mount(&self.recorded)?;
+        let place = self.place()?;
+        let acks = Acks::open(&format!("{}@{FILE_SYSTEM}", self.device.path().display()))?;
+        // On a thread of its own: one that has synced keeps what it synced in mind.
+        std::thread::scope(|s| {
+            let worked = s.spawn(|| work(kind, &place, seed, steps, &acks)).join();
+            worked.unwrap_or_else(|e| std::panic::resume_unwind(e))
+        })?;
+        let history = self.device.take_history();
+        mounted.unmount()?;
+        Ok(history)
+    }
+
+    /// Looks at states of one history.
+    fn look_at(&mut self, o: &Options, kind: Kind, seed: u64) -> Result<Row> {
+        let mut row = Row::new(kind);
+        let history = self.history(kind, seed, o.steps)?;
+        // What is on the medium whatever happens.
+        let mut medium = self.pristine.clone();
+        let mut rng = Rng::new(seed ^ 0xb10c);
+        let mut moments = moments(&history, &mut rng, o.of_each);
+        moments.sort_unstable();
+        let mut model = Model::new(seed);
+        // The requests that it has.
+        let (mut durable, mut acknowledged) = (0, None);
+        let mut seen = 0;
+        for moment in moments {
+            let flush = last_flush(&history[..moment]).unwrap_or(0).max(durable);
+            for e in &history[durable..flush] {
+                if let Event::Write(at, bytes) = e {
+                    put(&mut medium, *at, bytes);
+                }
+            }
+            durable = flush;
+            for e in &history[seen..moment] {
+                acknowledged = ack(e).or(acknowledged);
+            }
+            seen = moment;
+            let range = Range {
+                acknowledged: acknowledged.unwrap_or(0),
+                started: acknowledged.map_or(0, |a| (a + 1).min(o.steps)),
+            };
+            let mut what = format!("seed {seed}, after {moment} of {} requests", history.len());
+            let mut pieces = survivors(&history[durable..moment], &mut rng);
+            if rng.below(8) == 0 {
+                let (found, after) =
+                    self.try_recorded(kind, &medium, &pieces, &mut model, range)?;
+                self.count(&mut row, o, found, &what, &medium, &pieces)?;
+                // The same again, and the recovery is crashed too.
+                let moment = rng.below(after.len() as u64 + 1) as usize;
+                let flush = last_flush(&after[..moment]).unwrap_or(0);
+                pieces.extend(all(&after[..flush]));
+                pieces.extend(survivors(&after[flush..moment], &mut rng));
+                what = format!("{what}, and {moment} of its recovery");
+                row.twice += 1;
+            }
+            let found = self.try_state(kind, &medium, &pieces, &mut model, range)?;
+            self.count(&mut row, o, found, &what, &medium, &pieces)?;
+            if !o.extent.goes_on(&row) {
+                break;
+            }
+        }
+        Ok(row)
+    }
+
+    /// Recovers from what is on `medium` with `pieces` over it, and compares;
+    /// `None` where the file system does not mount.
+    fn try_state(
+        &mut self,
+        kind: Kind,
+        medium: &[u8],
+        pieces: &[Piece],
+        model: &mut Model,
+        range: Range,
+    ) -> Result<Option<Found>> {
+        self.image.write_all_at(medium, 0)?;
+        for (at, bytes) in pieces {
+            self.image.write_all_at(bytes, *at)?;
+        }
+        let mounted = self.mount(&self.quick).ok();
+        self.check_mounted(kind, mounted, model, range)
+    }
+
+    /// The same, and all that the device was asked for it.
+    fn try_recorded(
+        &mut self,
+        kind: Kind,
+        medium: &[u8],
+        pieces: &[Piece],
+        model: &mut Model,
+        range: Range,
+    ) -> Result<(Option<Found>, Vec<Event>)> {
+        self.device.load(with(medium, pieces));
+        self.device.record();
+        let mounted = self.mount(&self.recorded).ok();
+        let found = self.check_mounted(kind, mounted, model, range)?;
+        Ok((found, self.device.take_history()))
+    }
+
+    fn check_mounted(
+        &mut self,
+        kind: Kind,
+        mounted: Option<Mounted>,
+        model: &mut Model,
+        range: Range,
+    ) -> Result<Option<Found>> {
+        let Some(mounted) = mounted else {
+            return Ok(None);
+        };
+        let place = self.place()?;
+        let found = check(kind, &place, model, range.acknowledged, range.started);
+        mounted.unmount()?;
+        Ok(Some(found))
+    }
+
+    /// Counts a state, and keeps its image if it should have stood.
+    fn count(
+        &self,
+        row: &mut Row,
+        o: &Options,
+        found: Option<Found>,
+        what: &str,
+        medium: &[u8],
+        pieces: &[Piece],
+    ) -> Result<()> {
+        let Some(found) = found else {
+            row.unmountable += 1;
+            return Ok(());
+        };
+        if let (Err(why), Some(dir), true) = (&found, &o.keep, row.kind.must_stand()) {
+            std::fs::create_dir_all(dir)?;
+            let name = what.replace([',', ' '], "-");
+            std::fs::write(dir.join(format!("{name}.img")), with(medium, pieces))?;
+            std::fs::write(dir.join(format!("{name}.txt")), why)?;
+        }
+        row.add(found, || what.to_owned());
+        Ok(())
+    }
+}
+
+/// The steps of which one must be found.
+#[derive(Clone, Copy)]
+struct Range {
+    acknowledged: u64,
+    started: u64,
+}
+
+/// Which one was, or what is wrong.
+type Found = std::result::Result<u64, String>;
+
+fn put(medium: &mut [u8], at: u64, bytes: &[u8]) {
+    medium[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+}
+
+fn with(medium: &[u8], pieces: &[Piece]) -> Vec<u8> {
+    let mut all = medium.to_vec();
+    pieces
+        .iter()
+        .for_each(|(at, bytes)| put(&mut all, *at, bytes));
+    all
+}
+
+/// All that was written.
+fn all(history: &[Event]) -> impl Iterator<Item = Piece> {
+    history.iter().filter_map(|e| match e {
+        Event::Write(at, bytes) => Some((*at, bytes.clone())),
+        Event::Flush => None,
+    })
+}
+
+/// What a request acknowledges.
+fn ack(e: &Event) -> Option<u64> {
+    match e {
+        Event::Write(at, bytes) if *at == FILE_SYSTEM => acks::of_sector(bytes),
+        _ => None,
+    }
+}
+
+/// Behind the last flush.
+fn last_flush(history: &[Event]) -> Option<usize> {
+    let at = history.iter().rposition(|e| *e == Event::Flush)?;
+    Some(at + 1)
+}
+
+/// When the power goes, as the number of requests that came before: often when
+/// a flush comes, and seldom while all is still being set up.
+fn moments(history: &[Event], rng: &mut Rng, n: u64) -> Vec<usize> {
+    let first = history.iter().position(|e| ack(e).is_some()).unwrap_or(0);
+    let flushes: Vec<usize> = (first..history.len())
+        .filter(|i| history[*i] == Event::Flush)
+        .collect();
+    (0..n)
+        .map(|i| match i % 8 {
+            0 => rng.below(first as u64 + 1) as usize,
+            1..=3 if !flushes.is_empty() => *rng.pick(&flushes),
+            _ => rng.between(first as u64, history.len() as u64) as usize,
+        })
+        .collect()
+}
+
+/// What of writes that were not flushed reaches the medium.
+fn survivors(writes: &[Event], rng: &mut Rng) -> Vec<Piece> {
+    let writes: Vec<Piece> = all(writes).collect();
+    let one = rng.below(writes.len() as u64) as usize;
+    let (mode, rate) = (rng.below(8), *rng.pick(&[100, 500, 900]));
+    let mut out = Vec::new();
+    for (i, (at, bytes)) in writes.into_iter().enumerate() {
+        let whole = match mode {
+            0 | 1 => Some(true),
+            2 => Some(i != one),
+            3 => Some(i == one),
+            4 | 5 => Some(rng.per_mille(rate)),
+            _ => match rng.below(3) {
+                0 => None,
+                n => Some(n == 1),
+            },
+        };
+        match whole {
+            Some(true) => out.push((at, bytes)),
+            Some(false) => {}
+            None => {
+                let size = *rng.pick(&PIECES);
+                for (n, piece) in bytes.chunks(size).enumerate() {
+                    if rng.coin() {
+                        out.push((at + (n * size) as u64, piece.to_vec()));
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each write may be missing, alone or with others, be alone, and be torn
+    /// at sectors; what is there is what was written, where it was.
+    #[test]
+    fn survivors_are_of_every_kind() {
+        let bytes = |n: u8| {
+            (0..8192u32)
+                .map(|i| (i / 512) as u8 ^ n)
+                .collect::<Vec<u8>>()
+        };
+        let history: Vec<Event> = (0..3)
+            .map(|n| Event::Write(n as u64 * 65536, bytes(n)))
+            .collect();
+        let mut rng = Rng::new(1);
+        let mut kinds = std::collections::BTreeSet::new();
+        for _ in 0..2000 {
+            let mut medium = vec![0xff; 3 * 65536];
+            for (at, piece) in survivors(&history, &mut rng) {
+                medium[at as usize..at as usize + piece.len()].copy_from_slice(&piece);
+            }
+            let kind = |n: u8| {
+                let at = n as usize * 65536;
+                let (got, want) = (&medium[at..at + 8192], bytes(n));
+                assert!(medium[at + 8192..at + 65536].iter().all(|b| *b == 0xff));
+                let there: Vec<bool> = got
+                    .chunks(512)
+                    .zip(want.chunks(512))
+                    .map(|(g, w)| {
+                        assert!(g == w || g.iter().all(|b| *b == 0xff));
+                        g == w
+                    })
+                    .collect();
+                let halves = there.chunks(8).all(|c| c.iter().all(|x| *x == c[0]));
+                match there.iter().filter(|t| **t).count() {
+                    0 => 'n',
+                    16 => 'a',
+                    _ if halves => 'h',
+                    _ => 's',
+                }
+            };
+            kinds.insert([kind(0), kind(1), kind(2)]);
+        }
+        for want in [
+            "aaa", "nnn", "ana", "nan", "naa", "aan", "sns", "hna", "ssh",
+        ] {
+            let want: Vec<char> = want.chars().collect();
+            assert!(kinds.iter().any(|k| k[..] == want[..]), "{want:?}");
+        }
+    }
+}

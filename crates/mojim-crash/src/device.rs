@@ -1,0 +1,190 @@
+//! A block device of the test's own: one file in a file system in user space,
+//! over which a loop device lies.
+//!
+//! Owns the device's bytes and the history of what it was asked. Requests are
+//! answered one after the other, in the order of the history. A write that was
+//! answered is in the device's cache; what was answered before a flush came is
+//! on its medium when the flush is answered.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, UNIX_EPOCH};
+
+use fuser::{
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
+};
+
+use crate::Result;
+
+const DISK: INodeNo = INodeNo(2);
+const NAME: &str = "disk";
+const TTL: Duration = Duration::from_secs(3600);
+
+/// What the device was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes for a place, both in whole sectors.
+    Write(u64, Vec<u8>),
+    /// What was written before is to be durable.
+    Flush,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: Vec<u8>,
+    history: Option<Vec<Event>>,
+}
+
+/// The device, while it lives.
+pub struct Device {
+    state: Arc<Mutex<State>>,
+    path: PathBuf,
+    _session: BackgroundSession,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no thread panics")
+}
+
+impl Device {
+    /// A device with these bytes, as a file below `at`, which is made.
+    pub fn new(at: &Path, bytes: Vec<u8>) -> Result<Device> {
+        std::fs::create_dir_all(at)?;
+        let state = Arc::new(Mutex::new(State {
+            bytes,
+            ..State::default()
+        }));
+        let disk = Disk(state.clone());
+        let session = Session::new(disk, at, &Config::default()).and_then(Session::spawn);
+        Ok(Device {
+            state,
+            path: at.join(NAME),
+            _session: session.map_err(|e| format!("/dev/fuse: {e}"))?,
+        })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// From now on what it is asked is history.
+    pub fn record(&self) {
+        lock(&self.state).history = Some(Vec::new());
+    }
+
+    /// What it was asked since, and no more is noted.
+    pub fn take_history(&self) -> Vec<Event> {
+        lock(&self.state).history.take().unwrap_or_default()
+    }
+
+    /// Makes it another device, that nobody has asked anything.
+    pub fn load(&self, bytes: Vec<u8>) {
+        lock(&self.state).bytes = bytes;
+    }
+}
+
+/// The file system.
+struct Disk(Arc<Mutex<State>>);
+
+impl Disk {
+    fn attributes(&self, number: INodeNo) -> FileAttr {
+        let size = lock(&self.0).bytes.len() as u64;
+        let is_disk = number == DISK;
+        FileAttr {
+            ino: number,
+            size: if is_disk { size } else { 0 },
+            blocks: size / 512,
+            atime: UNIX_EPOCH,
+            mtime: UNIX_EPOCH,
+            ctime: UNIX_EPOCH,
+            crtime: UNIX_EPOCH,
+            kind: if is_disk {
+                FileType::RegularFile
+            } else {
+                FileType::Directory
+            },
+            perm: 0o700,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+}
+
+impl Filesystem for Disk {
+    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if name == NAME {
+            reply.entry(&TTL, &self.attributes(DISK), Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
+        }
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&TTL, &self.attributes(number));
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        // The kernel keeps nothing of it and holds nothing back.
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let state = lock(&self.0);
+        let from = (offset as usize).min(state.bytes.len());
+        let to = (from + size as usize).min(state.bytes.len());
+        reply.data(&state.bytes[from..to]);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let mut state = lock(&self.0);
+        let at = offset as usize;
+        match state.bytes.get_mut(at..at + data.len()) {
+            Some(there) => there.copy_from_slice(data),
+            None => return reply.error(Errno::ENOSPC),
+        }
+        if let Some(history) = &mut state.history {
+            history.push(Event::Write(offset, data.to_vec()));
+        }
+        reply.written(data.len() as u32);
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        if let Some(history) = &mut lock(&self.0).history {
+            history.push(Event::Flush);
+        }
+        reply.ok();
+    }
+}

@@ -1,0 +1,246 @@
+//! Mounts, loop devices and the shutting down of file systems.
+//!
+//! Owns every call into the kernel that is not about ordinary files. Invariant:
+//! nothing outlives the process, however it ends. Mounts are in a namespace of
+//! its own, loop devices are cleared when nobody has them open.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use crate::Result;
+
+const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
+const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+const BLKFLSBUF: libc::c_ulong = 0x1261;
+const FS_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
+const FSOP_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn text(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// Gives this thread, and those that it starts from now on, mounts of their own.
+fn own_mounts() -> io::Result<()> {
+    let none = std::ptr::null();
+    let flags = libc::MS_REC | libc::MS_PRIVATE;
+    // SAFETY: changes this thread's view of the file systems only, by names
+    // that outlive the calls.
+    unsafe {
+        done(libc::unshare(libc::CLONE_NEWNS))?;
+        done(libc::mount(
+            c"none".as_ptr(),
+            c"/".as_ptr(),
+            none,
+            flags,
+            none.cast(),
+        ))
+    }
+}
+
+/// What is mounted at a place, until it is dropped.
+pub struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Mounts `device` at `at`, which is made.
+    pub fn new(kind: &str, device: &Path, at: &Path) -> io::Result<Mounted> {
+        std::fs::create_dir_all(at)?;
+        let (device, kind, place) = (text(device)?, CString::new(kind)?, text(at)?);
+        // SAFETY: names that outlive the call.
+        done(unsafe {
+            libc::mount(
+                device.as_ptr(),
+                place.as_ptr(),
+                kind.as_ptr(),
+                libc::MS_NOATIME,
+                std::ptr::null(),
+            )
+        })?;
+        Ok(Mounted(at.to_owned()))
+    }
+
+    /// Where.
+    pub fn at(&self) -> &Path {
+        &self.0
+    }
+
+    /// Loses the page cache and what the journal has not written, and takes
+    /// nothing any more.
+    pub fn shut_down(&self) -> io::Result<()> {
+        let dir = File::open(&self.0)?;
+        let how = FSOP_GOING_FLAGS_NOLOGFLUSH;
+        // SAFETY: the call reads the four bytes of `how`.
+        done(unsafe { libc::ioctl(dir.as_raw_fd(), FS_IOC_SHUTDOWN, &raw const how) })
+    }
+
+    /// Ends it; an error if somebody still uses it.
+    pub fn unmount(self) -> io::Result<()> {
+        let at = text(&self.0)?;
+        // SAFETY: a name that outlives the call.
+        let gone = done(unsafe { libc::umount2(at.as_ptr(), 0) });
+        if gone.is_ok() {
+            std::mem::forget(self);
+        }
+        gone
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Ok(at) = text(&self.0) {
+            // SAFETY: a name that outlives the call.
+            unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
+        }
+    }
+}
+
+/// A directory in memory in which a rung works, with mounts of its own.
+pub struct Lab {
+    mounted: Option<Mounted>,
+    top: PathBuf,
+}
+
+impl Lab {
+    /// A new one; fails where this process may not mount.
+    pub fn new() -> Result<Lab> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let n = NUMBER.fetch_add(1, Relaxed);
+        let name = format!("mojim-crash-{}-{n}", std::process::id());
+        let top = std::env::temp_dir().join(name);
+        own_mounts().map_err(|e| format!("a mount namespace: {e}"))?;
+        let mut lab = Lab {
+            mounted: None,
+            top: top.clone(),
+        };
+        let mounted = Mounted::new("tmpfs", Path::new("none"), &top);
+        lab.mounted = Some(mounted.map_err(|e| format!("a tmpfs: {e}"))?);
+        Ok(lab)
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.top.join(name)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.mounted = None;
+        let _ = std::fs::remove_dir(&self.top);
+    }
+}
+
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    // struct loop_info64, up to its flags and behind them.
+    _before: [u8; 52],
+    flags: u32,
+    _behind: [u8; 176],
+    _reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<LoopConfig>() == 304);
+
+/// A loop device; it is gone when this and whatever is mounted from it are.
+pub struct Loop {
+    open: File,
+    path: PathBuf,
+}
+
+impl Loop {
+    /// A new one over `backing`.
+    pub fn new(backing: &Path) -> Result<Loop> {
+        let backing = OpenOptions::new().read(true).write(true).open(backing)?;
+        let control = File::open("/dev/loop-control")?;
+        let config = LoopConfig {
+            fd: backing.as_raw_fd() as u32,
+            block_size: 512,
+            _before: [0; 52],
+            flags: LO_FLAGS_AUTOCLEAR,
+            _behind: [0; 176],
+            _reserved: [0; 8],
+        };
+        loop {
+            // SAFETY: takes no argument.
+            let n = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
+            if n < 0 {
+                return Err(format!("a loop device: {}", io::Error::last_os_error()).into());
+            }
+            let path = PathBuf::from(format!("/dev/loop{n}"));
+            let open = OpenOptions::new().read(true).write(true).open(&path)?;
+            // SAFETY: the call reads `config`.
+            let set =
+                done(unsafe { libc::ioctl(open.as_raw_fd(), LOOP_CONFIGURE, &raw const config) });
+            match set {
+                Ok(()) => return Ok(Loop { open, path }),
+                // Somebody else was faster.
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(e) => return Err(format!("{}: {e}", path.display()).into()),
+            }
+        }
+    }
+
+    /// Its name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The kernel keeps nothing of what is on it: what lies behind was changed.
+    pub fn forget(&self) -> io::Result<()> {
+        // SAFETY: takes no argument.
+        done(unsafe { libc::ioctl(self.open.as_raw_fd(), BLKFLSBUF) })
+    }
+}
+
+/// Makes a file system of `bytes` bytes in a file.
+pub fn make_file_system(kind: &str, image: &Path, bytes: u64) -> Result<()> {
+    let options: &[&str] = match kind {
+        "ext4" => &[
+            "-q",
+            "-F",
+            "-b4096",
+            "-Jsize=4",
+            "-Elazy_itable_init=0,lazy_journal_init=0,nodiscard",
+        ],
+        _ => &["-q", "-f", "-K"],
+    };
+    let file = File::create(image)?;
+    file.set_len(bytes)?;
+    let name = format!("mkfs.{kind}");
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let mut command = Command::new(&name);
+    command.args(options).arg(image).env("PATH", path);
+    let ended = command.stdout(Stdio::null()).status();
+    match ended.map_err(|e| format!("{name}: {e}"))? {
+        s if s.success() => Ok(()),
+        s => Err(format!("{name}: {s}").into()),
+    }
+}
+
+/// Whether there is the command that makes such a file system.
+pub fn has_file_system(kind: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    path.split(':')
+        .any(|dir| Path::new(dir).join(format!("mkfs.{kind}")).exists())
+}
+
+/// Begins to write what is in the page cache of a file, and flushes nothing.
+pub fn begin_writeback(file: &File) -> io::Result<()> {
+    // SAFETY: of a descriptor that is open.
+    done(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) })
+}

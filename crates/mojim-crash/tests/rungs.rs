@@ -1,0 +1,86 @@
+//! The rungs in their short forms: each finds out whoever is broken, and
+//! nothing in whoever is not. They need root (mounts, loop devices), FUSE and
+//! `mkfs.ext4`; where one is missing the tests say so and pass.
+
+use std::io::Write;
+use std::path::Path;
+
+use mojim_crash::report::{Extent, Report};
+use mojim_crash::subject::Kind;
+use mojim_crash::sys::{Lab, Loop, has_file_system};
+use mojim_crash::{blocks, cache_loss};
+
+/// Whether the machine has what is needed.
+fn can(file_system: &str, fuse: bool) -> bool {
+    let missing = if !has_file_system(file_system) {
+        format!("mkfs.{file_system} is not installed")
+    } else if fuse && !Path::new("/dev/fuse").exists() {
+        "there is no /dev/fuse".to_owned()
+    } else {
+        let tried = Lab::new().and_then(|lab| {
+            let image = lab.path("image");
+            std::fs::write(&image, vec![0; 1 << 20])?;
+            Loop::new(&image).map(drop)
+        });
+        match tried {
+            Ok(()) => return true,
+            Err(e) => e.to_string(),
+        }
+    };
+    // Said also by a test that passes.
+    let _ = writeln!(std::io::stderr(), "SKIPPED: no crashes here: {missing}");
+    false
+}
+
+fn extent(states: u64) -> Extent {
+    Extent {
+        kinds: Kind::ALL.iter().map(|(kind, _)| *kind).collect(),
+        states,
+        tries: 2000,
+        enough: 1,
+        seed: 1,
+    }
+}
+
+fn judge(report: &Report) {
+    println!("{report}");
+    assert!(report.is_right(), "{report}");
+}
+
+#[test]
+fn page_cache_loss() {
+    if can("ext4", false) {
+        let report = cache_loss::run(&cache_loss::Options {
+            exe: Path::new(env!("CARGO_BIN_EXE_mojim-crash")),
+            extent: extent(10),
+            file_system: "ext4".into(),
+        });
+        judge(&report.unwrap());
+    }
+}
+
+#[test]
+fn page_cache_loss_on_xfs() {
+    if can("xfs", false) {
+        let report = cache_loss::run(&cache_loss::Options {
+            exe: Path::new(env!("CARGO_BIN_EXE_mojim-crash")),
+            extent: extent(5),
+            file_system: "xfs".into(),
+        });
+        judge(&report.unwrap());
+    }
+}
+
+#[test]
+fn block_history() {
+    if can("ext4", true) {
+        let report = blocks::run(&blocks::Options {
+            extent: extent(40),
+            of_each: 40,
+            steps: 40,
+            jobs: 2,
+            keep: None,
+        });
+        judge(&report.unwrap());
+    }
+}
