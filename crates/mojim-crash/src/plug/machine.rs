@@ -137,7 +137,10 @@ impl Machine {
                 .arg(image)
                 .arg("-initrd")
                 .arg(initramfs)
-                .args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]),
+                .args([
+                    "-append",
+                    "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check",
+                ]),
             Start::Saved(_) => command.args(["-incoming", "defer"]),
         };
         // SAFETY: between fork and exec it only makes two system calls, on a
