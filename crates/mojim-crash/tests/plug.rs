@@ -18,7 +18,7 @@ fn the_plug_is_pulled() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: no plug to pull: {what}");
         return;
     }
-    let kinds = ["mojim", "log", "naive", "nosync", "mojim-data-first"];
+    let kinds = ["mojim", "log", "naive", "nosync"];
     let reports = run(&Options {
         exe: Path::new(env!("CARGO_BIN_EXE_mojim-crash")),
         extent: Extent {

@@ -303,7 +303,7 @@ fn subject(o: &Options, bench: &Bench, kind: Kind, medium: Medium) -> Result<(Ro
                 kind,
                 medium,
                 seed: Rng::new(o.extent.seed ^ chain.rotate_left(32)).next_u64(),
-                count: LIVES,
+                count: LIVES.min(o.extent.of(kind).div_ceil(o.jobs.max(1))),
             };
             let mut row = Row::new(kind);
             let plugs = chain.run(&mut row);
