@@ -2,17 +2,19 @@
 //! away from programs that acknowledge what they made durable, and compares
 //! every byte of what they recover.
 //!
-//! Owns the workload, those who run it, and two rungs of `docs/testing.md`:
-//! page-cache loss and block history. Invariant: a rung counts only if it finds
+//! Owns the workload, those who run it, and three rungs of `docs/testing.md`:
+//! page-cache loss, block history and the pulled plug. Invariant: a rung counts only if it finds
 //! the broken controls and every broken Mojim, and finds nothing in `mojim` and
 //! `log`.
 
 pub mod acks;
 pub mod blocks;
+mod cache;
 pub mod cache_loss;
 mod device;
 pub mod machine;
 mod naive;
+pub mod plug;
 mod redo;
 pub mod report;
 mod shipped;

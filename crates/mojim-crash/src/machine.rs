@@ -17,6 +17,8 @@ use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
 use mojim::os::Os;
 use mojim_format::{OpKind, RecordView};
 
+use crate::cache::Cache;
+
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -113,16 +115,56 @@ impl Env for Machine {
         self.os.anonymous_memory(len)
     }
     fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
-        self.os.persistent_memory(path, len)
+        let real = self.os.persistent_memory(path, len)?;
+        match self.fault {
+            Some(Fault::NoLogFlush | Fault::DataFirst | Fault::AckEarly) => {
+                Cache::before(&self.os, real)
+            }
+            _ => Ok(real),
+        }
     }
     fn flush(&self, memory: &Memory, offset: usize, len: usize) {
-        if self.fault != Some(Fault::NoLogFlush) {
-            self.os.flush(memory, offset, len);
+        let Some(cache) = Cache::of(memory) else {
+            return self.os.flush(memory, offset, len);
+        };
+        let range = offset..offset + len;
+        match self.fault {
+            Some(Fault::AckEarly) => cache.write_late(range),
+            Some(Fault::DataFirst) => {
+                // As an engine whose data file fails goes on: with its log.
+                let _ = write_data(&self.os, &self.data, cache.bytes(range.clone()));
+                cache.write(range);
+            }
+            _ => {}
         }
     }
     fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
         self.os.connect(to)
     }
+}
+
+/// What the records in `buf` write goes to the data file, and stays there.
+fn write_data(os: &Os, path: &Path, buf: &[u8]) -> io::Result<()> {
+    /// Records begin at multiples of it, in memory; on a disk at ones of 512.
+    const ALIGN: usize = 64;
+    let how = OpenHow {
+        write: true,
+        ..OpenHow::default()
+    };
+    let mut at = 0;
+    while at < buf.len() {
+        let Ok(r) = RecordView::decode(&buf[at..]) else {
+            at += ALIGN;
+            continue;
+        };
+        for (op, payload) in r.ops().filter(|(op, _)| op.kind == OpKind::Write) {
+            let data = os.open(path, how)?;
+            data.write_at(payload, op.offset)?;
+            data.sync()?;
+        }
+        at += r.bytes().len().next_multiple_of(ALIGN);
+    }
+    Ok(())
 }
 
 /// A file on which the fault shows. It is not opened for durable writes;
@@ -140,28 +182,6 @@ impl Broken {
     fn write_durably(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         self.inner.write_at(buf, offset)?;
         self.inner.sync()
-    }
-
-    /// What the records in `buf` write goes to the data file, and stays there.
-    fn write_data(&self, buf: &[u8]) -> io::Result<()> {
-        let how = OpenHow {
-            write: true,
-            ..OpenHow::default()
-        };
-        let mut at = 0;
-        while at < buf.len() {
-            let Ok(r) = RecordView::decode(&buf[at..]) else {
-                at += 512;
-                continue;
-            };
-            for (op, payload) in r.ops().filter(|(op, _)| op.kind == OpKind::Write) {
-                let data = self.os.open(&self.data, how)?;
-                data.write_at(payload, op.offset)?;
-                data.sync()?;
-            }
-            at += r.bytes().len().next_multiple_of(512);
-        }
-        Ok(())
     }
 
     fn make_late(&self) -> io::Result<()> {
@@ -191,7 +211,7 @@ impl File for Broken {
                 self.inner.write_at(buf, offset)
             }
             Fault::DataFirst => {
-                self.write_data(buf)?;
+                write_data(&self.os, &self.data, buf)?;
                 self.write_durably(buf, offset)
             }
             Fault::AckEarly => {

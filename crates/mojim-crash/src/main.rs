@@ -9,7 +9,7 @@ use mojim_crash::acks::Acks;
 use mojim_crash::report::{Extent, Report};
 use mojim_crash::subject::{Kind, Place};
 use mojim_crash::workload::Model;
-use mojim_crash::{Result, blocks, cache_loss, check, work};
+use mojim_crash::{Result, blocks, cache_loss, check, plug, work};
 
 /// Crashes, and compares what is recovered.
 #[derive(Parser)]
@@ -25,6 +25,7 @@ enum Word {
     Check(Check),
     CacheLoss(CacheLoss),
     Blocks(Blocks),
+    Plug(Plug),
 }
 
 #[derive(Args)]
@@ -119,6 +120,25 @@ struct Blocks {
     keep: Option<PathBuf>,
 }
 
+/// Pulls the plug of a machine in QEMU, again and again.
+#[derive(Args)]
+struct Plug {
+    #[command(flatten)]
+    rung: Rung,
+    /// States of each subject that must stand, on each medium.
+    #[arg(long, default_value_t = 100)]
+    rounds: u64,
+    /// disk, or nvdimm (with DAX); both without.
+    #[arg(long, value_parser = plug::Medium::of)]
+    medium: Option<plug::Medium>,
+    /// Machines at one time.
+    #[arg(long, default_value_t = 2)]
+    jobs: u64,
+    /// An unpacked package of a kernel with its modules; scripts/plug fetches one.
+    #[arg(long, default_value = plug::KERNEL)]
+    kernel: PathBuf,
+}
+
 #[derive(Args)]
 struct Rung {
     /// Which subject; all of them without.
@@ -174,6 +194,21 @@ fn kind(name: &str) -> std::result::Result<Kind, String> {
 
 fn run(word: &Word) -> Result<()> {
     match word {
+        Word::Plug(p) => {
+            let media = match &p.medium {
+                Some(m) => std::slice::from_ref(m),
+                None => &plug::Medium::ALL,
+            };
+            let reports = plug::run(&plug::Options {
+                exe: &std::env::current_exe()?,
+                extent: p.rung.extent(p.rounds),
+                media,
+                jobs: p.jobs,
+                kernel: &p.kernel,
+            })?;
+            let told: Vec<_> = reports.iter().map(|r| p.rung.tell(r)).collect();
+            told.into_iter().collect()
+        }
         Word::Work(w) => {
             let acks = Acks::open(&w.acks)?;
             work(w.at.subject, &w.at.place(), w.at.seed, w.steps, &acks)
@@ -202,6 +237,7 @@ fn run(word: &Word) -> Result<()> {
 }
 
 fn main() -> ExitCode {
+    plug::be_guest();
     match run(&Cli::parse().word) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

@@ -1,0 +1,274 @@
+//! A machine in QEMU's software emulation, and how its plug is pulled.
+//!
+//! Owns the process: it is killed when this is dropped, and when the thread
+//! that started it ends. Invariant: what the machine said before the plug was
+//! pulled is read, to its end.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::Result;
+
+/// The emulator.
+pub(super) const QEMU: &str = "qemu-system-x86_64";
+/// Bytes of each of the two file systems.
+pub(super) const FS_LEN: u64 = 32 << 20;
+/// What lies before the file system on the NVDIMM: see `guest::make_fsdax`.
+pub(super) const NVDIMM_FS_AT: u64 = 2 << 20;
+const NVDIMM_LEN: u64 = NVDIMM_FS_AT + FS_LEN;
+
+/// The two images that a machine has.
+pub(super) struct Images {
+    pub(super) disk: PathBuf,
+    pub(super) nvdimm: PathBuf,
+}
+
+impl Images {
+    /// Their names in a directory.
+    pub(super) fn in_dir(dir: &Path) -> Images {
+        Images {
+            disk: dir.join("disk"),
+            nvdimm: dir.join("nvdimm"),
+        }
+    }
+
+    /// Makes both, with empty file systems.
+    pub(super) fn make(&self) -> Result<()> {
+        for (path, at) in [(&self.disk, 0), (&self.nvdimm, NVDIMM_FS_AT)] {
+            File::create(path)?.set_len(at + FS_LEN)?;
+            let out = Command::new("mkfs.ext4")
+                // DAX needs blocks of a page; no table is left for later.
+                .args(["-q", "-F", "-b", "4096", "-E"])
+                .arg(format!(
+                    "offset={at},lazy_itable_init=0,lazy_journal_init=0"
+                ))
+                .arg(path)
+                .arg(format!("{}k", FS_LEN >> 10))
+                .env("PATH", path_with_sbin())
+                .output()
+                .map_err(|e| format!("mkfs.ext4: {e}"))?;
+            if !out.status.success() {
+                return Err(format!("mkfs.ext4: {}", String::from_utf8_lossy(&out.stderr)).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes both as copies of others.
+    pub(super) fn copy_from(&self, others: &Images) -> Result<()> {
+        std::fs::copy(&others.disk, &self.disk)?;
+        std::fs::copy(&others.nvdimm, &self.nvdimm)?;
+        Ok(())
+    }
+}
+
+fn path_with_sbin() -> String {
+    format!(
+        "{}:/usr/sbin:/sbin",
+        std::env::var("PATH").unwrap_or_default()
+    )
+}
+
+fn uri(command: &str, program: &str, state: &Path) -> String {
+    format!(
+        "{{\"execute\":\"{command}\",\"arguments\":{{\"uri\":\"exec:{program}{}\"}}}}",
+        state.display()
+    )
+}
+
+/// How a machine comes to life.
+pub(super) enum Start<'a> {
+    /// By booting.
+    Boot {
+        image: &'a Path,
+        initramfs: &'a Path,
+    },
+    /// From a saved state.
+    Saved(&'a Path),
+}
+
+/// A running machine.
+pub(super) struct Machine {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    monitor: BufReader<UnixStream>,
+    dir: PathBuf,
+}
+
+impl Machine {
+    /// Starts one; `dir` is where its console goes.
+    pub(super) fn start(dir: &Path, images: &Images, start: &Start) -> Result<Machine> {
+        let (monitor, theirs) = UnixStream::pair()?;
+        let theirs_fd = theirs.as_raw_fd();
+        let mut command = Command::new(QEMU);
+        command
+            .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults"])
+            .args(["-M", "q35,nvdimm=on", "-m", "192,slots=2,maxmem=1G"])
+            .args(["-display", "none", "-no-reboot"])
+            .arg("-chardev")
+            .arg(format!(
+                "file,id=console,path={}",
+                dir.join("console").display()
+            ))
+            .args(["-serial", "chardev:console", "-serial", "stdio"])
+            .arg("-chardev")
+            .arg(format!("socket,id=monitor,fd={theirs_fd}"))
+            .args(["-mon", "chardev=monitor,mode=control"])
+            .arg("-drive")
+            .arg(format!(
+                "file={},format=raw,if=virtio,cache=writeback,throttling.iops-total=400",
+                images.disk.display()
+            ))
+            .arg("-object")
+            .arg(format!(
+                "memory-backend-file,id=nv,share=on,mem-path={},size={NVDIMM_LEN}",
+                images.nvdimm.display()
+            ))
+            .args(["-device", "nvdimm,memdev=nv,id=nv0"]);
+        match start {
+            Start::Boot { image, initramfs } => command
+                .arg("-kernel")
+                .arg(image)
+                .arg("-initrd")
+                .arg(initramfs)
+                .args([
+                    "-append",
+                    "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check",
+                ]),
+            Start::Saved(_) => command.args(["-incoming", "defer"]),
+        };
+        // SAFETY: between fork and exec it only makes two system calls, on a
+        // descriptor that is open until `spawn` has returned.
+        unsafe {
+            command.pre_exec(move || {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::fcntl(theirs_fd, libc::F_SETFD, 0);
+                Ok(())
+            });
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(dir.join("errors"))?)
+            .spawn()
+            .map_err(|e| format!("{QEMU}: {e}"))?;
+        drop(theirs);
+        let to = child.stdin.take().expect("piped");
+        let from = BufReader::new(child.stdout.take().expect("piped"));
+        let mut machine = Machine {
+            child,
+            to,
+            from,
+            monitor: BufReader::new(monitor),
+            dir: dir.to_path_buf(),
+        };
+        machine.tell("{\"execute\":\"qmp_capabilities\"}")?;
+        // The NVDIMM's bytes are in its file, not in the state.
+        machine.tell(
+            "{\"execute\":\"migrate-set-capabilities\",\"arguments\":{\"capabilities\":[\
+             {\"capability\":\"x-ignore-shared\",\"state\":true},\
+             {\"capability\":\"events\",\"state\":true}]}}",
+        )?;
+        if let Start::Saved(state) = start {
+            machine.tell(&uri("migrate-incoming", "cat ", state))?;
+            // What is said to it before is overwritten.
+            machine.await_event(&["\"RESUME\""])?;
+        }
+        Ok(machine)
+    }
+
+    /// A command to the monitor.
+    fn tell(&mut self, command: &str) -> Result<()> {
+        Ok(writeln!(self.monitor.get_mut(), "{command}")?)
+    }
+
+    /// Reads what the monitor says until a line has one of `words`.
+    fn await_event(&mut self, words: &[&str]) -> Result<String> {
+        let mut all = String::new();
+        loop {
+            let before = all.len();
+            if self.monitor.read_line(&mut all)? == 0 {
+                return Err(format!("{}: {all}{}", words[0], self.last_words()).into());
+            }
+            if words.iter().any(|w| all[before..].contains(w)) {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// The next line that it says; none when it has ended.
+    pub(super) fn line(&mut self) -> Result<Option<String>> {
+        let mut line = Vec::new();
+        self.from.read_until(b'\n', &mut line)?;
+        // Half a line was not said.
+        Ok((line.pop() == Some(b'\n'))
+            .then(|| String::from_utf8_lossy(&line).trim_end().to_string()))
+    }
+
+    /// The next line, which must be `expected`.
+    pub(super) fn expect(&mut self, expected: &str) -> Result<()> {
+        let got = self.line()?;
+        if got.as_deref() == Some(expected) {
+            return Ok(());
+        }
+        Err(format!(
+            "the machine said {got:?} instead of {expected}; {}",
+            self.last_words()
+        )
+        .into())
+    }
+
+    /// Says a line to it.
+    pub(super) fn say(&mut self, line: &str) -> Result<()> {
+        Ok(self.to.write_all(line.as_bytes())?)
+    }
+
+    /// Its console's last lines, and QEMU's.
+    pub(super) fn last_words(&self) -> String {
+        let mut all = String::new();
+        for name in ["console", "errors"] {
+            let text = std::fs::read(self.dir.join(name)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let lines: Vec<&str> = text.lines().collect();
+            all += &format!(
+                "{name}: {}\n",
+                lines[lines.len().saturating_sub(12)..].join("\n")
+            );
+        }
+        all
+    }
+
+    /// Saves its state and ends it.
+    pub(super) fn save(mut self, state: &Path) -> Result<()> {
+        self.tell(&uri("migrate", "cat >", state))?;
+        let said = self.await_event(&["\"completed\"", "\"failed\""])?;
+        if said.contains("\"failed\"") {
+            return Err(format!("no state was saved: {said}{}", self.last_words()).into());
+        }
+        Ok(())
+    }
+
+    /// Pulls the plug, and returns what it had said by then.
+    pub(super) fn pull(mut self) -> Result<Vec<String>> {
+        self.child.kill()?;
+        self.child.wait()?;
+        let mut said = Vec::new();
+        while let Some(line) = self.line()? {
+            said.push(line);
+        }
+        Ok(said)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

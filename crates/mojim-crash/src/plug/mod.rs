@@ -1,0 +1,347 @@
+//! The pulled plug: the workload runs in a machine in QEMU, on a disk or on an
+//! emulated NVDIMM with DAX, and QEMU is killed at a random moment.
+//!
+//! Owns the rounds and the verdicts. An image lives through several lives: each
+//! checks what the one before left, goes on from there, acknowledges steps over
+//! a serial line, and ends when the plug is pulled, while it mounts, while it
+//! recovers, or after some steps; the last one only checks. All lives begin at
+//! one saved state, just before the mount, so a life costs half a second.
+//!
+//! What goes with the plug is the guest's memory, its page cache in it. What the
+//! guest's disk had accepted stays, flushed or not, and an emulated processor has
+//! no caches: block history and the shadow image look at these.
+
+mod guest;
+mod initramfs;
+mod machine;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use mojim_sim::Rng;
+
+use crate::Result;
+use crate::machine::Fault;
+use crate::report::{Extent, Report, Row};
+use crate::subject::Kind;
+use guest::Order;
+use initramfs::Kernel;
+use machine::{Images, Machine, Start};
+
+/// What the file system lies on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Medium {
+    /// virtio, with a cache that must be told to write.
+    Disk,
+    /// Mapped by DAX; Mojim's log on it has the medium `pmem`.
+    Nvdimm,
+}
+
+impl Medium {
+    /// Both.
+    pub const ALL: [Medium; 2] = [Medium::Disk, Medium::Nvdimm];
+
+    fn name(self) -> &'static str {
+        match self {
+            Medium::Disk => "disk",
+            Medium::Nvdimm => "nvdimm",
+        }
+    }
+
+    /// By its name.
+    pub fn of(name: &str) -> std::result::Result<Medium, String> {
+        let found = Medium::ALL.into_iter().find(|m| m.name() == name);
+        found.ok_or("disk or nvdimm".into())
+    }
+
+    /// What Mojim's log is kept in.
+    fn log(self) -> &'static str {
+        match self {
+            Medium::Disk => "disk",
+            Medium::Nvdimm => "pmem",
+        }
+    }
+
+    /// Whether a plug that is pulled shows what is broken in `kind`: on an
+    /// NVDIMM each write to a file is there at once, synced or not.
+    fn shows(self, kind: Kind) -> bool {
+        let sync = matches!(
+            kind,
+            Kind::Mojim(Some(Fault::NoDataFlush | Fault::NoSuperblockFlush))
+        );
+        self == Medium::Disk || !sync
+    }
+}
+
+/// Where a kernel is looked for: `scripts/guest-kernel` puts it there.
+pub const KERNEL: &str = "target/guest-kernel";
+
+/// What is done.
+pub struct Options<'a> {
+    /// The command `mojim-crash`, which runs in the machine.
+    pub exe: &'a Path,
+    /// On each medium.
+    pub extent: Extent,
+    /// On which.
+    pub media: &'a [Medium],
+    /// Machines at one time.
+    pub jobs: u64,
+    /// An unpacked package of a kernel with its modules.
+    pub kernel: &'a Path,
+}
+
+/// Where this is the first process of a machine, lives its life.
+pub fn be_guest() {
+    // In a container it may be the first process, too.
+    if std::process::id() == 1 && Path::new(guest::MODULES).is_dir() {
+        guest::main();
+    }
+}
+
+/// What is needed and not there, if anything is.
+pub fn missing(kernel: &Path) -> Option<String> {
+    let runs = |what: &str| std::process::Command::new(what).arg("--version").output();
+    if let Err(e) = runs(machine::QEMU) {
+        return Some(format!("{}: {e}", machine::QEMU));
+    }
+    Kernel::find(kernel).err().map(|e| e.to_string())
+}
+
+/// A directory that is removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    /// In memory, where it can be.
+    fn new(name: &str) -> Result<Scratch> {
+        let shm = Path::new("/dev/shm");
+        let at = match shm.is_dir() {
+            true => shm.to_path_buf(),
+            false => std::env::temp_dir(),
+        };
+        let dir = at.join(format!("mojim-plug-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir)?;
+        Ok(Scratch(dir))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A machine that has booted and waits for its order, saved, and its images.
+struct Bench {
+    /// Where the others are.
+    _dir: Scratch,
+    images: Images,
+    state: PathBuf,
+}
+
+impl Bench {
+    fn new(o: &Options) -> Result<Bench> {
+        let dir = Scratch::new("saved")?;
+        let kernel = Kernel::find(o.kernel)?;
+        let initramfs = dir.0.join("initramfs");
+        std::fs::write(&initramfs, initramfs::build(&kernel, o.exe, &dir.0)?)?;
+        let images = Images::in_dir(&dir.0);
+        images.make()?;
+        let image = &kernel.image;
+        let start = Start::Boot {
+            image,
+            initramfs: &initramfs,
+        };
+        let mut machine = Machine::start(&dir.0, &images, &start)?;
+        machine.expect("ready")?;
+        let state = dir.0.join("state");
+        machine.save(&state)?;
+        Ok(Bench {
+            _dir: dir,
+            images,
+            state,
+        })
+    }
+}
+
+/// Why and when the plug is pulled: after so many lines, and then so many turns
+/// of an empty loop.
+struct Moment {
+    lines: u64,
+    turns: u64,
+}
+
+impl Moment {
+    fn draw(rng: &mut Rng) -> Moment {
+        Moment {
+            lines: match rng.below(8) {
+                // While it starts, mounts, recovers, attaches.
+                0 | 1 => rng.below(4),
+                // Before the log has been all around.
+                2..=4 => rng.between(3, 20),
+                _ => rng.between(20, 200),
+            },
+            // Up to some milliseconds, all lengths alike.
+            turns: {
+                let bits = rng.below(23);
+                rng.below(1 << bits)
+            },
+        }
+    }
+
+    fn wait(&self) {
+        for _ in 0..self.turns {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// How many lives an image has, but for the last, that only checks.
+const LIVES: u64 = 8;
+/// Steps that no life goes beyond.
+const STEPS: u64 = 100_000;
+
+/// One image's lives.
+struct Chain<'a> {
+    bench: &'a Bench,
+    dir: &'a Path,
+    kind: Kind,
+    medium: Medium,
+    seed: u64,
+    count: u64,
+}
+
+impl Chain<'_> {
+    /// Lives them, until something is found that should not be. Returns how
+    /// often the plug was pulled.
+    fn run(&self, row: &mut Row) -> Result<u64> {
+        let images = Images::in_dir(self.dir);
+        images.copy_from(&self.bench.images)?;
+        let mut rng = Rng::new(self.seed);
+        let mut acknowledged = None;
+        let mut plugs = 0;
+        // Whether the life before had not come to its own check.
+        let mut unchecked = false;
+        for life in 0..=self.count {
+            let moment = (life < self.count).then(|| Moment::draw(&mut rng));
+            let start = Start::Saved(&self.bench.state);
+            let mut machine = Machine::start(self.dir, &images, &start)?;
+            let order = Order {
+                kind: self.kind,
+                medium: self.medium,
+                boot: rng.next_u64(),
+                seed: self.seed,
+                acknowledged,
+                steps: if moment.is_some() { STEPS } else { 0 },
+            };
+            machine.say(&order.line())?;
+            let mut said = Vec::new();
+            while moment
+                .as_ref()
+                .is_none_or(|m| (said.len() as u64) < m.lines)
+            {
+                let Some(line) = machine.line()? else {
+                    let words = machine.last_words();
+                    let at = format!("seed {}, life {life}", self.seed);
+                    return Err(format!("{at}: the machine ended by itself; {words}").into());
+                };
+                let ends = line.starts_with("bad ") || line == "done";
+                said.push(line);
+                if ends {
+                    break;
+                }
+            }
+            if let Some(moment) = &moment {
+                moment.wait();
+                plugs += 1;
+            }
+            said.extend(machine.pull()?);
+            let mut checked = false;
+            for line in &said {
+                let verdict = match line.split_once(' ') {
+                    Some(("ack", n)) => {
+                        acknowledged = Some(n.parse()?);
+                        continue;
+                    }
+                    Some(("found", n)) => Ok(n.parse()?),
+                    Some(("bad", what)) => Err(what.to_string()),
+                    _ => continue,
+                };
+                checked = true;
+                row.twice += u64::from(unchecked);
+                let bad = verdict.is_err();
+                row.add(verdict, || {
+                    format!("seed {}, life {life} of {}", self.seed, self.count)
+                });
+                if bad {
+                    return Ok(plugs);
+                }
+            }
+            unchecked = acknowledged.is_some() && !checked;
+        }
+        Ok(plugs)
+    }
+}
+
+/// All of one subject on one medium.
+fn subject(o: &Options, bench: &Bench, kind: Kind, medium: Medium) -> Result<(Row, u64)> {
+    let seen = Mutex::new((Row::new(kind), 0));
+    let next = AtomicU64::new(1);
+    let broken = AtomicBool::new(false);
+    let goes_on = || {
+        let (row, _) = &*seen.lock().expect("no thread panics");
+        o.extent.goes_on(row) && row.states < o.extent.of(kind) && !broken.load(Relaxed)
+    };
+    let work = |job: u64| -> Result<()> {
+        let dir = Scratch::new(&job.to_string())?;
+        while goes_on() {
+            let chain = next.fetch_add(1, Relaxed);
+            let chain = Chain {
+                bench,
+                dir: &dir.0,
+                kind,
+                medium,
+                seed: Rng::new(o.extent.seed ^ chain.rotate_left(32)).next_u64(),
+                count: LIVES.min(o.extent.of(kind).div_ceil(o.jobs.max(1))),
+            };
+            let mut row = Row::new(kind);
+            let plugs = chain.run(&mut row);
+            broken.fetch_or(plugs.is_err(), Relaxed);
+            let (all, pulled) = &mut *seen.lock().expect("no thread panics");
+            all.join(row);
+            *pulled += plugs?;
+        }
+        Ok(())
+    };
+    let work = &work;
+    std::thread::scope(|s| {
+        let jobs: Vec<_> = (0..o.jobs.max(1))
+            .map(|j| s.spawn(move || work(j)))
+            .collect();
+        jobs.into_iter()
+            .try_for_each(|j| j.join().expect("no thread panics"))
+    })?;
+    Ok(seen.into_inner().expect("no thread panics"))
+}
+
+/// A report for each medium.
+pub fn run(o: &Options) -> Result<Vec<Report>> {
+    let bench = Bench::new(o)?;
+    let mut reports = Vec::new();
+    for medium in o.media {
+        let begin = Instant::now();
+        let (mut rows, mut pulled) = (Vec::new(), 0);
+        for kind in o.extent.kinds.iter().filter(|k| medium.shows(**k)) {
+            let (row, plugs) = subject(o, &bench, *kind, *medium)?;
+            rows.push(row);
+            pulled += plugs;
+        }
+        reports.push(Report {
+            rung: format!("pulled plug, {}: pulled {pulled} times", medium.name()),
+            rows,
+            seconds: begin.elapsed().as_secs_f64(),
+        });
+    }
+    Ok(reports)
+}
