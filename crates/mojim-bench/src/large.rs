@@ -106,7 +106,7 @@ impl Region {
             // SAFETY: inside the mapping.
             unsafe { r.page(i).write_volatile(0) };
             // Little at a time: all of it is compared with what is committed.
-            if (i + 1) * page % (256 << 20) == 0 {
+            if ((i + 1) * page).is_multiple_of(256 << 20) {
                 r.sync()?;
             }
         }

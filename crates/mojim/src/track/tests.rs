@@ -523,8 +523,10 @@ fn no_store_is_lost_while_chunks_open_and_close() {
         let shadow = std::cell::RefCell::new(vec![0u64; words.len()]);
         let gather = |range: Range<usize>| {
             for r in collect(&*t, range, true) {
-                for i in r.start / 8..r.end / 8 {
-                    shadow.borrow_mut()[i] = words[i].load(Ordering::Relaxed);
+                let r = r.start / 8..r.end / 8;
+                let mut shadow = shadow.borrow_mut();
+                for (mine, word) in shadow[r.clone()].iter_mut().zip(&words[r]) {
+                    *mine = word.load(Ordering::Relaxed);
                 }
             }
         };
