@@ -34,7 +34,8 @@
  *    A function that succeeds leaves errno alone or not, like any of POSIX.
  * 2. Threads: every function may be called from any thread at any time, but for
  *    mojim_detach and mojim_finish, after which the handle is gone; no other
- *    call may be using it then. None is safe in a signal handler.
+ *    call may be using it then. None is safe in a signal handler, and nor is
+ *    exit(), which commits what is mapped; _exit() is.
  * 3. Ownership: strings that are passed in are copied. Strings that come out
  *    belong to the library. A handle belongs to the caller until mojim_detach.
  * 4. Files are named by their path within the volume, without a leading '/':

@@ -455,31 +455,26 @@ impl Committed {
     }
 
     /// Makes the parts `ranges` of the memory at `base` what is committed, where
-    /// they differ from it; everything that was appended before the call is.
-    /// `applied`: the LSN up to which the data file is current. `settle` makes it
-    /// so for all that was appended; it is called at most once, where what is
-    /// committed of a page is in the logs.
+    /// they differ from it: everything that was appended before the call is, and
+    /// is applied to the data file.
     pub(crate) fn restore(
         &self,
         images: &mut Images,
         base: *mut u8,
         ranges: &[Range<usize>],
-        applied: u64,
-        settle: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let mut settle = Some(settle);
+        self.check_length(ranges)?;
         let mut scratch = std::mem::take(&mut images.scratch);
         scratch.resize(self.page / 8, 0);
+        // SAFETY: all of the scratch, as bytes.
+        let bytes =
+            unsafe { std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), self.page) };
         let done = ranges.iter().try_for_each(|range| {
             let mut at = range.start;
             while at < range.end {
                 let page = at / self.page;
                 let end = range.end.min((page + 1) * self.page);
-                // SAFETY: all of the scratch, as bytes.
-                let bytes = unsafe {
-                    std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), self.page)
-                };
-                self.committed_page(images, page, applied, &mut settle, bytes)?;
+                self.read(page, bytes)?;
                 let old = &bytes[at - page * self.page..][..end - at];
                 // SAFETY: both have the part, as far from a page's begin.
                 unsafe { diff::update(old.as_ptr(), base.add(at), old.len(), |_, _| {}) };
@@ -489,42 +484,6 @@ impl Committed {
         });
         images.scratch = scratch;
         done
-    }
-
-    /// The page as it is committed.
-    fn committed_page(
-        &self,
-        images: &mut Images,
-        page: usize,
-        applied: u64,
-        settle: &mut Option<impl FnOnce() -> Result<()>>,
-        bytes: &mut [u8],
-    ) -> Result<()> {
-        let noted = self.notes.get().expect("it is held").at(page);
-        let noted = noted.load(Acquire);
-        let since = images.since;
-        let (image, lsn) = match images.pages.get_mut(&page) {
-            Some(image) if image.noted == noted => (Some(image), 0),
-            // Something was written to the page beside it.
-            Some(image) => (None, image.lsn),
-            None => (None, 0),
-        };
-        match image.map(|i| &mut i.kind) {
-            Some(Kind::Whole(whole)) => bytes.copy_from_slice(whole.bytes()),
-            Some(Kind::Parts(parts)) => {
-                self.read(page, bytes)?;
-                parts.put(bytes);
-            }
-            None => {
-                if since.max(noted).max(lsn) > applied
-                    && let Some(settle) = settle.take()
-                {
-                    settle()?;
-                }
-                self.read(page, bytes)?;
-            }
-        }
-        Ok(())
     }
 
     /// A page of which `images.runs` were found to differ, that is as `bytes`
@@ -714,8 +673,7 @@ mod tests {
     /// Images of one test at a time are counted.
     static ALONE: Mutex<()> = Mutex::new(());
 
-    /// What is committed and not applied comes back from its image; without one,
-    /// or where it was written to beside it, from the file once that has it.
+    /// What other threads store beside the range stays, and so do images.
     #[test]
     fn exactly_the_range_goes_back_to_what_is_committed() {
         let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -725,42 +683,29 @@ mod tests {
         let page = rustix::param::page_size();
         let size = 3 * page + 100;
         let env = crate::os::Os::new().unwrap();
-        for full in [false, true] {
-            let taken = if full { MOST_BYTES } else { 0 };
-            BYTES.fetch_add(taken, Relaxed);
-            for len in [8, 50, 3000, page] {
-                let path = dir.join("f");
-                std::fs::write(&path, vec![3; size]).unwrap();
-                let file = env.open(&path, OpenHow::default()).unwrap();
-                let c = Committed::new(file, 0, size);
-                let mut memory = vec![3u8; size];
-                memory[page..page + len].fill(1);
-                found(&c, &memory, 0, 5);
-                let committed = memory.clone();
-                let back = |applied: u64, memory: &mut [u8]| {
-                    let mut want = committed.clone();
-                    memory.fill(9);
-                    let range = page / 2 + 1..2 * page + 3;
-                    want[..range.start].fill(9);
-                    want[range.end..].fill(9);
-                    let mut settled = 0;
-                    let mut images = c.hold(|| 0).unwrap();
-                    let ranges = std::slice::from_ref(&range);
-                    c.restore(&mut images, memory.as_mut_ptr(), ranges, applied, || {
-                        settled += 1;
-                        std::fs::write(&path, &committed).unwrap();
-                        Ok(())
-                    })
-                    .unwrap();
-                    assert!(*memory == want, "{full} {len}");
-                    settled
-                };
-                assert_eq!(back(4, &mut memory), usize::from(full), "{len}");
-                c.note(page + 4..page + 8, 6);
-                assert_eq!(back(5, &mut memory), 1, "{full} {len}");
-                assert_eq!(back(6, &mut memory), 0, "{full} {len}");
-            }
-            BYTES.fetch_sub(taken, Relaxed);
+        for len in [8, 50, 3000, page] {
+            let path = dir.join("f");
+            std::fs::write(&path, vec![3; size]).unwrap();
+            let file = env.open(&path, OpenHow::default()).unwrap();
+            let c = Committed::new(file, 0, size);
+            let mut memory = vec![3u8; size];
+            memory[page..page + len].fill(1);
+            found(&c, &memory, 0, 5);
+            let mut want = memory.clone();
+            // It is applied.
+            std::fs::write(&path, &want).unwrap();
+            memory.fill(9);
+            let range = page / 2 + 1..2 * page + 3;
+            want[..range.start].fill(9);
+            want[range.end..].fill(9);
+            let mut images = c.hold(|| 0).unwrap();
+            let ranges = std::slice::from_ref(&range);
+            c.restore(&mut images, memory.as_mut_ptr(), ranges).unwrap();
+            assert!(memory == want, "{len}");
+            // Cut by somebody: an error instead of SIGBUS.
+            std::fs::write(&path, vec![3; page]).unwrap();
+            c.restore(&mut images, memory.as_mut_ptr(), ranges)
+                .unwrap_err();
         }
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -4,7 +4,7 @@
 //! Owns the mark by which a child knows that it is one.
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use crate::error::{Error, Result};
 
@@ -15,10 +15,14 @@ extern "C" fn after_fork_in_child() {
     FORKED.store(true, Relaxed);
 }
 
+/// The process that watches.
+static PID: AtomicU32 = AtomicU32::new(0);
+
 /// From here on children are marked.
 pub(crate) fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        PID.store(std::process::id(), Relaxed);
         // SAFETY: registers a handler that only stores to an atomic.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     });
@@ -27,6 +31,12 @@ pub(crate) fn watch_forks() {
 /// Whether this process was forked from one that watches.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Relaxed)
+}
+
+/// Whether this is a process in which nothing was attached: also one that was
+/// made by other means than `fork`, of which nobody is told.
+pub(crate) fn is_other_process() -> bool {
+    is_forked() || PID.load(Relaxed) != std::process::id()
 }
 
 pub(crate) fn check_fork() -> Result<()> {

@@ -1244,6 +1244,8 @@ impl Session {
                 ));
             }
         }
+        // What is committed by now need not wait in the log meanwhile.
+        store.apply(self.primary.apply_limit(), usize::MAX)?;
         // The area must stand still; what commits meanwhile stays in the ring.
         store.freeze(true);
         let wire = self.wire.as_mut().expect("connected");
@@ -1624,7 +1626,12 @@ impl Session {
         if waits && !p.store.mutations.ready_early.load(Relaxed) {
             return Ok(());
         }
-        p.store.apply(self.keep, usize::MAX)?;
+        // As much at a time as the area's memory takes.
+        let mut before = None;
+        while p.store.applied() < self.keep && before != Some(p.store.applied()) {
+            before = Some(p.store.applied());
+            p.store.apply(self.keep, usize::MAX)?;
+        }
         if p.store.applied() >= self.keep {
             if self.leased
                 && let Some(claim) = &self.claim

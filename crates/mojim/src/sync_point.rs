@@ -241,8 +241,10 @@ fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
 ///
 /// # Errors
 /// Where something that was begun cannot be committed now, it is in doubt what
-/// is committed: the memory stays as it is, and the call can be repeated. After
-/// an error in reading or writing files some of the bytes may be rolled back.
+/// is committed: the memory stays as it is, and the call can be repeated. So it
+/// is where what is committed cannot reach the data file now (while a whole copy
+/// of the volume is made). After an error in reading the file some of the bytes
+/// may be rolled back.
 pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
     check_fork()?;
     let m = locate(addr as usize, len)?;
@@ -260,6 +262,8 @@ pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
     // What other threads begin from here on they begin while this goes on.
     let last = primary.settled_last();
     m.volume.wait_for(last)?;
+    // Then the file alone tells what is committed, whoever noted what.
+    m.volume.settle(last)?;
     // The file may have become shorter before this thread's turn; from here on
     // it waits.
     range.end = range.end.min(region.valid.load(Acquire));
@@ -268,11 +272,9 @@ pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
     }
     let mut written = Vec::new();
     region.copy.written(range, &mut written)?;
-    let applied = primary.store.applied();
-    let base = region.copy.base();
-    let committed = &region.committed;
-    let settle = || m.volume.settle(last);
-    committed.restore(&mut images, base, &written, applied, settle)?;
+    region
+        .committed
+        .restore(&mut images, region.copy.base(), &written)?;
     Ok(true)
 }
 

@@ -26,7 +26,7 @@ use crate::config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConf
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
-use crate::fork::{check_fork, is_forked, watch_forks};
+use crate::fork::{check_fork, is_forked, is_other_process, watch_forks};
 use crate::forward;
 use crate::holders::{self, Holders, Peer};
 use crate::layout;
@@ -67,7 +67,8 @@ pub(crate) struct Inner {
     detached: AtomicBool,
     /// The last sync point whose call did not wait for it.
     pub(crate) unawaited: AtomicU64,
-    /// One name-space change at a time.
+    /// One name-space change at a time, and one that maps or unmaps regions or
+    /// goes through them.
     names: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -173,8 +174,11 @@ static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// process: without this, or a detach, exit commits nothing. All are tried; the
 /// first error is returned. Nothing is done in a forked child.
 pub fn finish_all() -> Result<()> {
+    if is_other_process() {
+        return Ok(());
+    }
     let all: Vec<_> = lock(&ATTACHED).iter().filter_map(Weak::upgrade).collect();
-    let all = all.into_iter().filter(|_| !is_forked());
+    let all = all.into_iter();
     all.map(|v| Volume(v).finish()).fold(Ok(()), Result::and)
 }
 
@@ -530,8 +534,10 @@ impl Volume {
             inner.resized(id, end);
         }
         // The new mapping shows the data file: what an earlier mapping
-        // committed must be there.
-        inner.settle(inner.primary.committed())?;
+        // committed must be there, or has only begun to commit.
+        let last = inner.primary.settled_last();
+        inner.wait_for(last)?;
+        inner.settle(last)?;
         let data = inner.primary.store.area().file(id)?;
         let copy = Private::map(
             &data,
@@ -637,10 +643,9 @@ impl Volume {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
-        let (id, _) = {
-            let _names = lock(&inner.names);
-            inner.find_or_create(file, false)?
-        };
+        // No region goes meanwhile.
+        let _names = lock(&inner.names);
+        let (id, _) = inner.find_or_create(file, false)?;
         let mine: Vec<_> = TABLE
             .regions()
             .into_iter()
@@ -716,22 +721,31 @@ impl Volume {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
+        // No region goes meanwhile, or comes.
+        let names = lock(&inner.names);
         let mine: Vec<Arc<Mapped>> = TABLE
             .regions()
             .into_iter()
             .filter(|m| Arc::ptr_eq(&m.volume, inner))
             .collect();
-        for m in &mine {
-            if !m.region.atomic {
-                sync_range(m, m.region.clip(m.region.span()), Until::Committed)?;
+        let mut done = Ok(());
+        for m in mine.iter().filter(|m| !m.region.atomic) {
+            let synced = sync_range(m, m.region.clip(m.region.span()), Until::Committed);
+            match synced.map(drop) {
+                // It stays attached.
+                Err(e) if unmap => return Err(e),
+                // At the end of the process one must not take the others along.
+                synced => done = done.and(synced),
             }
         }
         if unmap {
+            inner.wait_for(inner.unawaited.load(Acquire))?;
             for m in &mine {
-                unmap_region(m)?;
+                remove_region(m)?;
             }
         }
-        inner.close()
+        drop(names);
+        done.and(inner.close())
     }
 }
 
@@ -926,18 +940,33 @@ impl Inner {
     fn checkpoint_loop(&self) {
         crate::os::yield_to_others();
         let p = &self.primary;
-        let (mut quiet, mut seen) = (0u32, 0);
+        // Turns without a sync point, and turns in which nothing was done.
+        let (mut quiet, mut late, mut seen) = (0u32, 0u32, 0);
         while !self.stop.load(Acquire) {
             let before = p.last();
+            let left = || {
+                let s = &p.store;
+                s.applied() < p.apply_limit() || s.checkpointed() < s.applied()
+            };
             let pace = match quiet {
                 50 => Pace::Idle,
+                // It could not be done then.
+                51.. if left() => Pace::Idle,
                 _ if committed::are_many() => Pace::Pressed,
-                _ if before == seen => Pace::Quiet,
+                // Nor do few records wait for long.
+                _ if before == seen || late >= 50 => Pace::Quiet,
                 _ => Pace::Busy,
             };
             match p.checkpoint_step(pace) {
-                Ok(false) if before == seen => quiet = quiet.saturating_add(1),
-                Ok(_) => quiet = 0,
+                Ok(false) => {
+                    late = late.saturating_add(1);
+                    quiet = if before == seen {
+                        quiet.saturating_add(1)
+                    } else {
+                        0
+                    };
+                }
+                Ok(true) => (quiet, late) = (0, 0),
                 // The store is poisoned; every sync point says so.
                 Err(_) => return,
             }
@@ -1118,7 +1147,9 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
     Ok(m)
 }
 
-fn unmap_region(m: &Arc<Mapped>) -> Result<()> {
+/// Ends a region, whose volume's `names` are held: who goes through the regions
+/// of a volume by itself finds them there as long as it holds these.
+fn remove_region(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
     // What this thread remembers would keep the volume and its files open.
     sync_point::forget();
@@ -1147,7 +1178,8 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
     if !is_forked() && !m.region.atomic && !m.volume.detached.load(Acquire) {
         sync_range(&m, m.region.clip(span), Until::Committed)?;
     }
-    unmap_region(&m)
+    let _names = lock(&m.volume.names);
+    remove_region(&m)
 }
 
 /// The file name, offset and volume directory of a region's address, for
