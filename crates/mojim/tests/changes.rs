@@ -8,7 +8,9 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use mojim::config::Config;
-use mojim::{Level, MapFlags, Mapping, Volume, gmsync, gmsync_async, msync, msync_async, rollback};
+use mojim::{
+    Level, MapFlags, Mapping, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap,
+};
 use mojim_format::RecordView;
 
 struct Dir(PathBuf);
@@ -684,4 +686,30 @@ fn stores_during_a_sync_point_are_committed_by_the_next() {
             v.detach().unwrap();
         }
     }
+}
+
+/// A region was unmapped with a sync point on its way, and mapped again before that was
+/// committed: the new mapping had the bytes of before, and its next sync point brought them
+/// back.
+#[test]
+fn a_new_mapping_has_what_an_earlier_one_has_begun_to_commit() {
+    let dir = Dir::new("again");
+    let config = config(&dir.0, "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let flags = MapFlags {
+        create: true,
+        atomic: true,
+        ..MapFlags::default()
+    };
+    let len = 64 << 10;
+    for round in 1..=200u8 {
+        let m = v.map("again", len, flags).unwrap();
+        // SAFETY: inside the mapping, which only this thread uses.
+        assert_eq!(unsafe { m.ptr.read() }, round - 1);
+        // SAFETY: as above.
+        unsafe { m.ptr.write(round) };
+        msync_async(m.ptr, len).unwrap();
+        unmap(m.ptr, len).unwrap();
+    }
+    v.detach().unwrap();
 }
