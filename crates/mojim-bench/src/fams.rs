@@ -78,12 +78,15 @@ struct Row {
     write_back: &'static str,
     pages: usize,
     think_us: u64,
-    /// Of all rounds: a sync point's share of all the time, the end of the blocks included.
+    /// Of all rounds: a sync point's share of all the time; without think time the end of the
+    /// blocks is in it.
     mean_us: f64,
     median_us: f64,
     p99_us: f64,
     /// The stores of one sync point, which are not in the others.
     store_us: f64,
+    /// Its share of the ends of the blocks: until all is in the data file, and durable there.
+    settle_us: f64,
     /// Bytes written to the disk for each sync point.
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_bytes: Option<u64>,
@@ -280,6 +283,7 @@ struct Taken {
     ops: u64,
     total: Duration,
     stores: Duration,
+    settled: Duration,
     bytes: Option<u64>,
 }
 
@@ -316,9 +320,11 @@ fn block(
     }
     let at = Instant::now();
     s.settle()?;
-    // With time between them, the rest is done in that time.
+    let settled = at.elapsed();
+    taken.settled += settled;
+    // With time between them, nearly all is done in that time.
     if think.is_zero() {
-        total += at.elapsed();
+        total += settled;
     }
     taken.means.push(total.as_secs_f64() * 1e6 / ops as f64);
     taken.ops += ops;
@@ -351,6 +357,7 @@ fn one(
             ops: 0,
             total: Duration::ZERO,
             stores: Duration::ZERO,
+            settled: Duration::ZERO,
             bytes: Some(0),
         })
         .collect();
@@ -384,6 +391,7 @@ fn one(
                 median_us: rounded(t.times.value_at_quantile(0.5) as f64 / 1e3),
                 p99_us: rounded(t.times.value_at_quantile(0.99) as f64 / 1e3),
                 store_us: rounded(t.stores.as_secs_f64() * 1e6 / t.ops as f64),
+                settle_us: rounded(t.settled.as_secs_f64() * 1e6 / t.ops as f64),
                 disk_bytes: t.bytes.map(|b| b / t.ops),
                 faster_than_large: if ours { than(0, i) } else { None },
                 faster_than_small: if ours { than(1, i) } else { None },
@@ -395,7 +403,7 @@ fn one(
 fn table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     writeln!(
         out,
-        "\n{:<6} {:<13} {:<6} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9}",
+        "\n{:<6} {:<13} {:<6} {:>5} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9}",
         "case",
         "mode",
         "write",
@@ -405,6 +413,7 @@ fn table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
         "median us",
         "p99 us",
         "store us",
+        "settle us",
         "disk bytes",
         "to large",
         "to small"
@@ -414,7 +423,7 @@ fn table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
         let disk = r.disk_bytes.map_or(String::new(), |b| b.to_string());
         writeln!(
             out,
-            "{:<6} {:<13} {:<6} {:>5} {:>8} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>10} {:>9} {:>9}",
+            "{:<6} {:<13} {:<6} {:>5} {:>8} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>10} {:>9} {:>9}",
             r.case,
             r.mode,
             r.write_back,
@@ -424,6 +433,7 @@ fn table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
             r.median_us,
             r.p99_us,
             r.store_us,
+            r.settle_us,
             disk,
             times(r.faster_than_large),
             times(r.faster_than_small)
@@ -441,11 +451,12 @@ pub fn run(o: &FamsOptions) -> io::Result<()> {
     let plain = |dir: &Path, f: Folios, name| {
         PlainMsync::create(dir, f).map(|p| Box::new(Plain(p, name)) as Box<dyn Subject>)
     };
+    // Goes after those who use it.
+    let journaling = Journaling::mount(scratch.path());
     let mut subjects = Vec::new();
     for f in [Folios::Large, Folios::Small] {
         subjects.push(plain(scratch.path(), f, f.name())?);
     }
-    let journaling = Journaling::mount(scratch.path());
     match &journaling {
         Ok(j) => subjects.push(plain(j.path(), Folios::Small, "data=journal")?),
         Err(e) => eprintln!("ext4 with data=journal is left out: {e}"),

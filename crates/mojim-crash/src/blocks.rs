@@ -176,11 +176,16 @@ impl Bench {
                 acknowledged: acknowledged.unwrap_or(0),
                 started: acknowledged.map_or(0, |a| (a + 1).min(o.steps)),
             };
+            let mut range = range;
             let mut what = format!("seed {seed}, after {moment} of {} requests", history.len());
             let mut pieces = survivors(&history[durable..moment], &mut rng);
             if rng.below(8) == 0 {
                 let (found, after) =
                     self.try_recorded(kind, &medium, &pieces, &mut model, range)?;
+                if let Some(Ok(n)) = found {
+                    // Whoever recovers it again finds the same.
+                    (range.acknowledged, range.started) = (n, n);
+                }
                 self.count(&mut row, o, found, &what, &medium, &pieces)?;
                 // The same again, and the recovery is crashed too.
                 let moment = rng.below(after.len() as u64 + 1) as usize;
@@ -188,7 +193,7 @@ impl Bench {
                 pieces.extend(all(&after[..flush]));
                 pieces.extend(survivors(&after[flush..moment], &mut rng));
                 what = format!("{what}, and {moment} of its recovery");
-                row.twice += 1;
+                row.twice += u64::from(moment > 0 && moment < after.len());
             }
             let found = self.try_state(kind, &medium, &pieces, &mut model, range)?;
             self.count(&mut row, o, found, &what, &medium, &pieces)?;

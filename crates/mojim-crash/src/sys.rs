@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use crate::Result;
 
@@ -21,6 +22,8 @@ const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const BLKFLSBUF: libc::c_ulong = 0x1261;
 const FS_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
 const FSOP_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
+/// How long somebody may still use a file system that is unmounted.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 fn done(result: libc::c_int) -> io::Result<()> {
     match result {
@@ -89,8 +92,18 @@ impl Mounted {
     /// Ends it; an error if somebody still uses it.
     pub fn unmount(self) -> io::Result<()> {
         let at = text(&self.0)?;
-        // SAFETY: a name that outlives the call.
-        let gone = done(unsafe { libc::umount2(at.as_ptr(), 0) });
+        let begin = Instant::now();
+        let gone = loop {
+            // SAFETY: a name that outlives the call.
+            let gone = done(unsafe { libc::umount2(at.as_ptr(), 0) });
+            // A process that another thread is starting has all descriptors until it is
+            // another program, which no event tells of.
+            let busy = matches!(&gone, Err(e) if e.raw_os_error() == Some(libc::EBUSY));
+            if !busy || begin.elapsed() > PATIENCE {
+                break gone;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
         if gone.is_ok() {
             std::mem::forget(self);
         }

@@ -4,7 +4,7 @@
 //! it is gone with the process, however that ends; its image is a file of the caller's directory.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -20,21 +20,32 @@ impl Journaling {
     /// Makes one below `dir`. Needs root, `mkfs.ext4` and loop devices.
     pub fn mount(dir: &Path) -> io::Result<Journaling> {
         let (image, at) = (dir.join("journal.img"), dir.join("journal"));
-        File::create(&image)?.set_len(SIZE)?;
+        // Written over, so that the loop device's writes allocate nothing.
+        let mut file = File::create(&image)?;
+        let zeros = vec![0; 1 << 20];
+        for _ in 0..SIZE >> 20 {
+            file.write_all(&zeros)?;
+        }
+        file.sync_all()?;
         fs::create_dir(&at)?;
         // SAFETY: no memory is involved.
         if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
             return Err(io::Error::last_os_error());
         }
         run(Command::new("mount").args(["--make-rprivate", "/"]))?;
-        // All of the image is there, so that the loop device's writes allocate nothing.
         run(Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-J", "size=128", "-E", "lazy_itable_init=0"])
+            .args(["-q", "-F", "-J", "size=128"])
+            .args(["-E", "nodiscard,lazy_itable_init=0"])
             .arg(&image))?;
-        run(Command::new("mount")
-            .args(["-t", "ext4", "-o", "loop,data=journal"])
-            .args([&image, &at]))?;
-        Ok(Journaling { at })
+        let device = run(Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(&image))?;
+        let mounted = run(Command::new("mount")
+            .args(["-t", "ext4", "-o", "data=journal", device.trim()])
+            .arg(&at));
+        // From here on it goes when nobody uses it any more.
+        run(Command::new("losetup").args(["-d", device.trim()]))?;
+        mounted.map(|_| Journaling { at })
     }
 
     /// Its directory.
@@ -50,10 +61,11 @@ impl Drop for Journaling {
     }
 }
 
-fn run(command: &mut Command) -> io::Result<()> {
+/// What it prints.
+fn run(command: &mut Command) -> io::Result<String> {
     let out = command.stdin(Stdio::null()).output()?;
     match out.status.success() {
-        true => Ok(()),
+        true => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
         false => Err(io::Error::other(format!(
             "{}: {}",
             command.get_program().to_string_lossy(),

@@ -264,7 +264,12 @@ impl Chain<'_> {
                         acknowledged = Some(n.parse()?);
                         continue;
                     }
-                    Some(("found", n)) => Ok(n.parse()?),
+                    Some(("found", n)) => {
+                        // It was recovered, whole, and must not be lost again.
+                        let n = n.parse()?;
+                        acknowledged = Some(n);
+                        Ok(n)
+                    }
                     Some(("bad", what)) => Err(what.to_string()),
                     _ => continue,
                 };

@@ -367,7 +367,7 @@ impl State {
         let (units, live) = self.pending();
         let n = units.len() as u32;
         let names = self.pending_names.len() as u64 + 1;
-        let all = (n < 60).then(|| (1u64 << n) * names);
+        let all = (n < 40).then(|| (1u64 << n).saturating_mul(names));
         let all = all.filter(|a| *a <= rec.most);
         let count = all.unwrap_or(rec.sample);
         self.looked.fences += 1;
@@ -713,6 +713,15 @@ impl File for ShadowFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        {
+            let mut s = lock(&self.state);
+            let inode = &s.inodes[self.ino];
+            let pending = !Arc::ptr_eq(&inode.cache, &inode.durable);
+            if s.recorder.is_some() && pending {
+                // What is pending here may go with it.
+                s.look();
+            }
+        }
         self.change(|bytes| bytes.resize(len as usize, 0));
         Ok(())
     }

@@ -330,12 +330,13 @@ pub fn run_states(states: u64, first: u64, jobs: u64, told: impl Fn(&Shown) + Sy
         let seed = next.fetch_add(1, Relaxed);
         let one = run(seed, None);
         let mut total = total.lock().expect("no thread panics");
+        // What one found counts, also where the others have looked at enough.
+        total.failures.extend(one.failures);
         if total.looked.states() >= states {
             return;
         }
         total.seeds += 1;
         total.looked.add(&one.looked);
-        total.failures.extend(one.failures);
         told(&total);
     };
     std::thread::scope(|s| {

@@ -917,21 +917,24 @@ fn lost_tracking_is_an_error() {
         return;
     }
     // Moved away by mremap: the new place is not tracked, and says so.
-    let map = Map::anonymous(4 * page());
-    let t = map.attach(Kind::Uffd);
-    // SAFETY: unmaps the mapping and puts an untracked one in its place, which `map` unmaps.
-    unsafe {
-        rustix::mm::mmap_anonymous(
-            map.base.cast(),
-            map.len,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::FIXED,
-        )
-        .unwrap();
+    for kind in [Kind::Uffd, Kind::TwoLevel] {
+        let map = Map::anonymous(4 * page());
+        let t = map.attach(kind);
+        // SAFETY: unmaps the mapping and puts an untracked one in its place, which `map` unmaps.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                map.base.cast(),
+                map.len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED,
+            )
+            .unwrap();
+        }
+        let mut out = vec![1..2];
+        let e = t.collect(0, map.len, true, &mut out).unwrap_err();
+        let found = (e.raw_os_error(), out);
+        assert_eq!(found, (Some(libc::EPERM), vec![1..2]), "{kind:?}");
     }
-    let mut out = vec![1..2];
-    let e = t.collect(0, map.len, true, &mut out).unwrap_err();
-    assert_eq!((e.raw_os_error(), out), (Some(libc::EPERM), vec![1..2]));
 }
 
 /// Prints what things cost; run with `--release -- --ignored --nocapture costs`.

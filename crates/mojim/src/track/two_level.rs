@@ -123,6 +123,14 @@ impl TwoLevel {
         rearm: bool,
         out: &mut Vec<Range<usize>>,
     ) -> io::Result<()> {
+        if chunks.is_empty() {
+            // Is it tracked still?
+            let page = rustix::param::page_size();
+            let first = wanted.start..(wanted.start + page).min(wanted.end);
+            return self
+                .pages
+                .collect_parts([first].into_iter(), wanted.clone(), rearm, out);
+        }
         let gap = GAP / self.chunk;
         let near = chunks.chunk_by(|a, b| b.start - a.end < gap.max(1));
         let parts = near.map(|runs| {
