@@ -60,7 +60,7 @@ fn every_mutation_is_noticed() {
         if matches!(mutation, Mutation::AmnesiacMember) {
             continue;
         }
-        let caught = catch_mutation(mutation, 1, 1000, 2);
+        let caught = catch_mutation(mutation, 1, 2000, 2);
         assert!(caught.is_some(), "{name} went unnoticed");
     }
 }

@@ -170,8 +170,8 @@ words! {
     /// 3.2). The default is `auto`.
     WriteBack {
         /// `auto`: as `eager` while the program pauses for a millisecond or two between its sync
-        /// points, else a MiB of records at a time, so that a page that is changed often is
-        /// written once for many sync points.
+        /// points, else a MiB of records at a time, or what comes in 50 ms, so that a page that is
+        /// changed often is written once for many sync points.
         Auto = "auto",
         /// `eager`: as soon as `checkpoint_threshold` records wait.
         Eager = "eager",
