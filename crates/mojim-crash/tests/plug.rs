@@ -23,7 +23,7 @@ fn the_plug_is_pulled() {
         exe: Path::new(env!("CARGO_BIN_EXE_mojim-crash")),
         extent: Extent {
             kinds: kinds.map(|name| Kind::of(name).unwrap()).to_vec(),
-            states: 8,
+            states: 4,
             tries: 200,
             enough: 1,
             seed: 1,
