@@ -33,7 +33,6 @@ pub mod spinner;
 pub mod stage;
 pub mod store;
 pub mod stream;
-pub mod sync_point;
 pub mod track;
 pub mod uffd;
 pub mod views;
@@ -45,5 +44,7 @@ pub use error::{Error, Result};
 pub use mojim_format::Level;
 pub use reader::{Reader, ReaderOptions};
 pub use region::{MapFlags, Mapping};
-pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
-pub use volume::{CopyReport, Volume, finish_all, last_lsn, unmap};
+pub use volume::{
+    CopyReport, Volume, finish_all, gmsync, gmsync_async, last_lsn, msync, msync_async, rollback,
+    unmap,
+};

@@ -38,8 +38,12 @@ use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy}
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
 use crate::stream::StreamThreads;
-use crate::sync_point::{self, Until, sync_many, sync_range};
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
+
+mod sync_point;
+
+use sync_point::{Until, sync_many, sync_range};
+pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);

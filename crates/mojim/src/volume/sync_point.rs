@@ -29,7 +29,8 @@ use crate::error::{Error, Result};
 use crate::fork::check_fork;
 use crate::primary::{Begun, Piece};
 use crate::region::{EXACT_MAX, Region};
-use crate::volume::{Inner, LAST_LSN, Mapped, TABLE, locate};
+
+use super::{Inner, LAST_LSN, Mapped, TABLE, locate};
 
 /// Longest piece that grows where the next one goes on.
 const MOST_MERGED: usize = 1 << 30;
