@@ -27,6 +27,7 @@ use serde::Serialize;
 
 use crate::measure::histogram;
 use crate::raw::{Folios, Journaling, PlainMsync, RAW_MSYNC_BYTES};
+use crate::report;
 use crate::scratch::Scratch;
 
 /// Numbers of pages in a sync point (Figure 2).
@@ -474,16 +475,7 @@ pub fn run(o: &FamsOptions) -> io::Result<()> {
     for &think in &o.think {
         for &pages in &pages {
             let rows = one(o, &mut subjects, pages, think, scratch.path())?;
-            let mut out = io::stdout().lock();
-            if o.json {
-                for r in &rows {
-                    serde_json::to_writer(&mut out, r)?;
-                    out.write_all(b"\n")?;
-                }
-            } else {
-                table(&rows, &mut out)?;
-            }
-            out.flush()?;
+            report::print(o.json, &rows, table)?;
         }
     }
     drop(subjects);

@@ -21,6 +21,7 @@ use mojim::{MapFlags, Volume, msync, unmap};
 use serde::Serialize;
 
 use crate::fams::median;
+use crate::report;
 use crate::scratch::Scratch;
 
 /// What is resident lies in pieces of this size.
@@ -240,16 +241,7 @@ fn table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
 pub fn run(o: &LargeOptions) -> io::Result<()> {
     for tracker in &o.trackers {
         let rows = measure(o, tracker)?;
-        let mut out = io::stdout().lock();
-        if o.json {
-            for r in &rows {
-                serde_json::to_writer(&mut out, r)?;
-                out.write_all(b"\n")?;
-            }
-        } else {
-            table(&rows, &mut out)?;
-        }
-        out.flush()?;
+        report::print(o.json, &rows, table)?;
     }
     Ok(())
 }

@@ -2,11 +2,29 @@
 //!
 //! The field names are what programs read: they stay.
 
-use std::io::{self, Write};
+use std::io::{self, StdoutLock, Write};
 
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{Ratio, Summary};
+
+/// Prints rows: one JSON object a line, or as `table` does it.
+pub fn print<R: Serialize>(
+    json: bool,
+    rows: &[R],
+    table: impl FnOnce(&[R], &mut StdoutLock<'static>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        for r in rows {
+            serde_json::to_writer(&mut out, r)?;
+            out.write_all(b"\n")?;
+        }
+    } else {
+        table(rows, &mut out)?;
+    }
+    out.flush()
+}
 
 /// One figure. In JSON the optional fields are left out when they are empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
