@@ -8,11 +8,15 @@
  * 1. Do not store into a range while a sync point (mojim_msync, gmsync) of that
  *    range runs: what of such stores is committed is left to chance (see "Stores
  *    during a sync point"). Stores into other ranges, by any thread, are fine.
- * 2. The memory is a private working copy of the file. It reaches the file by
- *    sync points only, so the same bytes of a file can be mapped once at a
- *    time: a second mapping fails with EBUSY. For the same reason, never change
- *    a file of a volume by other means than this interface, while a program is
- *    attached or while none is.
+ * 2. The memory is a working copy of the file, which it reaches by sync points
+ *    only. A private one (the default) belongs to one mapping: the same bytes
+ *    of a file can be mapped once at a time, a second mapping fails with EBUSY,
+ *    and memory is needed for what is stored to. A shared one (MOJIM_SHARED)
+ *    belongs to the file: any number of mappings show the same bytes, a sync
+ *    point through any of them commits what was stored through all, and the
+ *    whole file is in memory while it is mapped (ENOMEM if it does not fit). For
+ *    the same reason, never change a file of a volume by other means than this
+ *    interface, while a program is attached or while none is.
  * 3. A child made by fork has a copy of the memory. It can read and store, but
  *    nothing of it can be committed: every call fails with EOPNOTSUPP there.
  *    Attach after the fork.
@@ -77,7 +81,8 @@
  * errno values, for all functions:
  *   EINVAL      an argument, or the configuration, is wrong
  *   ENOENT      no such file, node or volume
- *   EBUSY       another process is attached, or the bytes are mapped already
+ *   EBUSY       another process is attached, or the bytes are mapped already,
+ *               privately, or the file is mapped with the other kind of copy
  *   EOPNOTSUPP  Mojim cannot do this; the text says what else
  *   ETIMEDOUT   no acknowledgement in time (caveat 5)
  *   ESTALE      another node is primary now; this one cannot commit any more.
@@ -174,6 +179,9 @@ int mojim_finish(mojim_t *m);
 /* Flags of mojim_map. */
 #define MOJIM_CREATE 0x00800000 /* make the file if it is not there */
 #define MOJIM_RDONLY 0x00400000 /* no stores */
+/* A shared working copy (caveat 2), unless the configuration says otherwise
+ * (`working`). What `mojim run` gives to MAP_SHARED. */
+#define MOJIM_SHARED 0x00200000
 /* What was not committed is thrown away at unmap and detach; without it, both
  * are sync points. May be given to plain mmap under `mojim run`, with
  * MAP_SHARED. (Bit 25: the highest that Linux leaves free, as 26 to 31 hold the
@@ -182,7 +190,8 @@ int mojim_finish(mojim_t *m);
 
 /* Maps `len` bytes from the start of a file; 0: all of it. A mapping that
  * reaches beyond the end of the file makes it larger (not with MOJIM_RDONLY:
- * EINVAL). MAP_FAILED on error; EBUSY if bytes of it are mapped (caveat 2). */
+ * EINVAL). MAP_FAILED on error; EBUSY if bytes of it are mapped (caveat 2),
+ * ENOMEM if a shared working copy has no room. */
 void *mojim_map(mojim_t *m, const char *file, size_t len, int flags);
 
 /* The same from `offset`, a multiple of the page size, and, if `fixed` is not
@@ -192,7 +201,9 @@ void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
 
 /* Ends a region, given by its address and length (which may be rounded up to
  * whole pages). A sync point, unless it was mapped with MAP_ATOMIC; if that
- * fails the region stays. EINVAL if no region begins there, EOPNOTSUPP for a
+ * fails the region stays. (Of a shared working copy, what was stored through a
+ * mapping with MAP_ATOMIC and not committed stays in memory, for the others, and
+ * is thrown away with the last.) EINVAL if no region begins there, EOPNOTSUPP for a
  * part of a region (for which there is mojim_msync, with MS_SYNC or
  * MS_INVALIDATE). */
 int mojim_unmap(void *addr, size_t len);

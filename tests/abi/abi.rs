@@ -133,7 +133,7 @@ fn numbers_are_the_same_on_both_sides() {
 #include <stdio.h>
 #define P(x) printf("%s %ld\n", #x, (long)(x))
 int main(void) {
-    P(MOJIM_CREATE); P(MOJIM_RDONLY); P(MAP_ATOMIC); P(MS_MOJIM);
+    P(MOJIM_CREATE); P(MOJIM_RDONLY); P(MOJIM_SHARED); P(MAP_ATOMIC); P(MS_MOJIM);
     P(MOJIM_NONE); P(MOJIM_RECEIVED); P(MOJIM_PMEM); P(MOJIM_DISK);
     P(sizeof(struct msync_input)); P(offsetof(struct msync_input, length));
     P(sizeof(struct mojim_copy)); P(offsetof(struct mojim_copy, level));
@@ -178,7 +178,13 @@ int main(void) {
     ] {
         let rust = std::fs::read_to_string(source().join(rust)).unwrap();
         let mut seen = 0;
-        for name in ["MOJIM_CREATE", "MOJIM_RDONLY", "MAP_ATOMIC", "MS_MOJIM"] {
+        for name in [
+            "MOJIM_CREATE",
+            "MOJIM_RDONLY",
+            "MOJIM_SHARED",
+            "MAP_ATOMIC",
+            "MS_MOJIM",
+        ] {
             let Some((_, rest)) = rust.split_once(&format!("const {name}: c_int = 0x")) else {
                 continue;
             };

@@ -45,6 +45,7 @@ pub struct MojimCopy {
 
 const MOJIM_CREATE: c_int = 0x0080_0000;
 const MOJIM_RDONLY: c_int = 0x0040_0000;
+const MOJIM_SHARED: c_int = 0x0020_0000;
 const MAP_ATOMIC: c_int = 0x0200_0000;
 const MS_MOJIM: c_int = 0x100;
 
@@ -294,10 +295,10 @@ pub unsafe extern "C" fn mojim_map_at(
     guard(libc::MAP_FAILED, || {
         // SAFETY: the caller's promise.
         let (handle, file) = unsafe { (handle(m)?, text(file, "file")?) };
-        let unknown = flags & !(MOJIM_CREATE | MOJIM_RDONLY | MAP_ATOMIC);
+        let unknown = flags & !(MOJIM_CREATE | MOJIM_RDONLY | MOJIM_SHARED | MAP_ATOMIC);
         if unknown != 0 {
             return invalid(format!(
-                "mapping {file}: flags {unknown:#x} are not among MOJIM_CREATE, MOJIM_RDONLY and MAP_ATOMIC"
+                "mapping {file}: flags {unknown:#x} are not among MOJIM_CREATE, MOJIM_RDONLY, MOJIM_SHARED and MAP_ATOMIC"
             ));
         }
         let Ok(offset) = u64::try_from(offset) else {
@@ -312,6 +313,7 @@ pub unsafe extern "C" fn mojim_map_at(
             create: flags & MOJIM_CREATE != 0,
             atomic: flags & MAP_ATOMIC != 0,
             read_only: flags & MOJIM_RDONLY != 0,
+            shared: flags & MOJIM_SHARED != 0,
             offset,
             fixed_at: fixed as usize,
         };

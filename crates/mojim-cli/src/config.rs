@@ -60,6 +60,7 @@ fn data(c: &Config) -> Value {
                 "encrypt": v.encrypt,
                 "spin_us": us(v.spin),
                 "tracker": v.tracker.as_str(),
+                "working": v.working.as_str(),
                 "backups": v.backups,
                 "secondary_threshold": v.secondary_threshold,
                 "failover": v.failover.as_str(),
@@ -153,7 +154,7 @@ fn text(c: &Config) -> String {
             t += &format!("mirror = {}\n", quote(m));
         }
         t += &format!(
-            "connections = {}\ncheckpoint_threshold = {}\nwrite_back = \"{}\"\nwrite_back_pages = {}\nmsync_rounding = \"{}\"\nresend_timeout = {}\nresend_attempts = {}\ntransport = \"{}\"\nspin = {}\ntracker = \"{}\"\n",
+            "connections = {}\ncheckpoint_threshold = {}\nwrite_back = \"{}\"\nwrite_back_pages = {}\nmsync_rounding = \"{}\"\nresend_timeout = {}\nresend_attempts = {}\ntransport = \"{}\"\nspin = {}\ntracker = \"{}\"\nworking = \"{}\"\n",
             v.connections,
             v.checkpoint_threshold,
             v.write_back,
@@ -164,6 +165,7 @@ fn text(c: &Config) -> String {
             v.transport,
             time(v.spin),
             v.tracker,
+            v.working,
         );
         if let Some(n) = v.copy_streams {
             t += &format!("copy_streams = {n}\n");

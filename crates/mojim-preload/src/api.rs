@@ -17,6 +17,7 @@ pub struct MsyncInput {
 }
 
 pub const MOJIM_RDONLY: c_int = 0x0040_0000;
+pub const MOJIM_SHARED: c_int = 0x0020_0000;
 pub const MAP_ATOMIC: c_int = 0x0200_0000;
 pub const MS_MOJIM: c_int = 0x100;
 

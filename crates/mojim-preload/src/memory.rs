@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 
 use libc::{off_t, size_t};
 
-use crate::api::{MAP_ATOMIC, MOJIM_RDONLY, api, failed};
+use crate::api::{MAP_ATOMIC, MOJIM_RDONLY, MOJIM_SHARED, api, failed, last_error};
 use crate::files::{c_name, exports, name_of, size_of};
 use crate::process::{attach, check_owner, enter, is_inside, is_owner, on, reads};
 use crate::real::{self, round_up, say};
@@ -84,18 +84,29 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
         flags |= MOJIM_RDONLY;
     }
     let file = c_name(&name)?;
-    // SAFETY: the handle, a C string, and a place that the program gave or
-    // that was reserved for this.
-    let p = unsafe {
-        (api.mojim_map_at)(
-            h,
-            file.as_ptr(),
-            len,
-            flags,
-            q.offset,
-            at.address() as *mut c_void,
-        )
+    let map = |flags| {
+        // SAFETY: the handle, a C string, and a place that the program gave or
+        // that was reserved for this.
+        unsafe {
+            (api.mojim_map_at)(
+                h,
+                file.as_ptr(),
+                len,
+                flags,
+                q.offset,
+                at.address() as *mut c_void,
+            )
+        }
     };
+    let mut p = map(flags | if reads() { 0 } else { MOJIM_SHARED });
+    if p == libc::MAP_FAILED && !reads() && real::errno() == libc::ENOMEM {
+        // Large files have always been mapped once, which needs less.
+        say(&format!(
+            "{}; trying a private working copy, which no second mapping can have",
+            last_error(api)
+        ));
+        p = map(flags);
+    }
     if p == libc::MAP_FAILED {
         let errno = failed(api);
         give_back(at, q);

@@ -88,7 +88,7 @@ unsafe fn write_at(fd: c_int, e: Entry, buf: *const u8, n: usize, at: i64) -> Re
         if r.offset > covered {
             break;
         }
-        covered = r.file_end();
+        covered = covered.max(r.file_end());
     }
     // Memory beyond the end of a file that was made shorter cannot be touched.
     if covered < end || end > size_of(fd)? {

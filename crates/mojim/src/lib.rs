@@ -29,6 +29,7 @@ pub mod primary;
 pub mod reader;
 pub mod region;
 pub mod session;
+pub mod shared;
 pub mod spinner;
 pub mod stage;
 pub mod store;

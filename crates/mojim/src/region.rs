@@ -1,13 +1,15 @@
 //! The region: one mapped file, or a part of one, and its working copy.
 //!
-//! Owns the mapping into which the program stores, and its dirty tracking.
-//! The working copy is private: a `MAP_PRIVATE` mapping of the data file, so
-//! that nothing reaches the file but by records (FAMS 3.2; DESIGN.md, "The
-//! working copy"). `WorkingCopy` is the trait that a shared one will join.
+//! Owns what a working copy is, and the private one: a `MAP_PRIVATE` mapping of
+//! the data file, so that nothing reaches the file but by records (FAMS 3.2;
+//! DESIGN.md, "The working copy"), and its dirty tracking. The shared one is
+//! `shared.rs`. Either is a trait object of a [`Region`], which a program sees
+//! through windows: of a private working copy one, of a shared one any number.
 //!
 //! Invariants:
 //! - Bytes outside the range that the caller gave are never read for a record.
 //! - A page is marked clean only when all of it was in the caller's range.
+//! - Ranges are relative to the region, whatever window they were given by.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -34,6 +36,9 @@ pub struct MapFlags {
     pub atomic: bool,
     /// No stores.
     pub read_only: bool,
+    /// What is stored is seen by everyone who maps the file so on this node, as
+    /// with MAP_SHARED, unless the configuration says otherwise (`working`).
+    pub shared: bool,
     /// Byte offset in the file, a multiple of the page size.
     pub offset: u64,
     /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0.
@@ -72,8 +77,11 @@ pub trait WorkingCopy: Send + Sync {
     fn written(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()>;
     /// Marks a range as changed again: its sync point failed.
     fn mark(&self, range: Range<usize>);
-    /// Gives the mapping back to the system.
-    fn unmap(&self) -> Result<()>;
+    /// The file has so many bytes of it from here on. What lies behind reads as
+    /// zeros, in the page where the file ends and wherever it has memory.
+    fn resized(&self, valid: usize) -> Result<()>;
+    /// Gives a window's mapping back to the system.
+    fn close(&self, window: u64) -> Result<()>;
 }
 
 /// A `MAP_PRIVATE` mapping of the data file.
@@ -134,25 +142,11 @@ impl Private {
             .map_err(std::io::Error::from)
             .context(|| format!("mapping {len} bytes"))?
             .cast::<u8>();
-        let kind = match kind {
-            TrackerKind::Auto => track::Kind::Auto,
-            TrackerKind::Uffd => track::Kind::Uffd,
-            TrackerKind::Mprotect => track::Kind::Mprotect,
-            TrackerKind::TwoLevel => track::Kind::TwoLevel,
-        };
-        let tracker = if o.write {
-            // SAFETY: the mapping was just made and stays until `unmap`,
+        let tracker = match o.write {
+            // SAFETY: the mapping was just made and stays until `close`,
             // which drops the tracker's use of it first.
-            match unsafe { track::attach(base, mapped, kind) } {
-                Ok(t) => Some(t),
-                Err(e) => {
-                    // SAFETY: our own mapping, not given to anyone yet.
-                    let _ = unsafe { rustix::mm::munmap(base.cast(), mapped) };
-                    return Err(Error::io("tracking changed pages", &e));
-                }
-            }
-        } else {
-            None
+            true => Some(unsafe { attach_tracker(base, mapped, kind)? }),
+            false => None,
         };
         Ok(Private {
             base,
@@ -164,8 +158,31 @@ impl Private {
     }
 }
 
+/// Notes stores to a mapping that was just made; unmaps it where that fails.
+///
+/// # Safety
+/// As [`track::attach`]; nobody else has the mapping yet.
+pub(crate) unsafe fn attach_tracker(
+    base: *mut u8,
+    len: usize,
+    kind: TrackerKind,
+) -> Result<Box<dyn Tracker>> {
+    let kind = match kind {
+        TrackerKind::Auto => track::Kind::Auto,
+        TrackerKind::Uffd => track::Kind::Uffd,
+        TrackerKind::Mprotect => track::Kind::Mprotect,
+        TrackerKind::TwoLevel => track::Kind::TwoLevel,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { track::attach(base, len, kind) }.map_err(|e| {
+        // SAFETY: nobody else has it.
+        let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
+        Error::io("tracking changed pages", &e)
+    })
+}
+
 /// Cuts what was appended since `from` to what is in `range`.
-fn clip(out: &mut Vec<Range<usize>>, from: usize, range: &Range<usize>) {
+pub(crate) fn clip(out: &mut Vec<Range<usize>>, from: usize, range: &Range<usize>) {
     for r in &mut out[from..] {
         r.start = r.start.max(range.start);
         r.end = r.end.min(range.end);
@@ -242,7 +259,21 @@ impl WorkingCopy for Private {
         }
     }
 
-    fn unmap(&self) -> Result<()> {
+    fn resized(&self, valid: usize) -> Result<()> {
+        let end = valid.next_multiple_of(rustix::param::page_size());
+        let write = self
+            .tracker
+            .read()
+            .unwrap_or_else(|e| e.into_inner())
+            .is_some();
+        if write && valid < self.len && valid < end {
+            // SAFETY: the page where the file ends, which the mapping has.
+            unsafe { self.base.add(valid).write_bytes(0, end - valid) };
+        }
+        Ok(())
+    }
+
+    fn close(&self, _: u64) -> Result<()> {
         if self.gone.swap(true, AcqRel) {
             return Ok(());
         }
@@ -254,10 +285,10 @@ impl WorkingCopy for Private {
     }
 }
 
-/// A mapped file of a volume.
+/// A mapped file of a volume, or a part of one: what a working copy has.
 pub struct Region {
     /// Its working copy.
-    pub copy: Box<dyn WorkingCopy>,
+    pub copy: Arc<dyn WorkingCopy>,
     /// What of it is committed.
     pub committed: Committed,
     /// The file's number.
@@ -266,18 +297,15 @@ pub struct Region {
     pub name: String,
     /// Where in the file it begins.
     pub offset: u64,
-    /// Discard, rather than commit, what is not committed at unmap and exit
-    /// (`MAP_ATOMIC`).
-    pub atomic: bool,
     /// Whether stores are allowed.
     pub write: bool,
-    /// Bytes of it that the file has: fewer than the mapping's after the file
+    /// Bytes of it that the file has: fewer than the copy's after the file
     /// was made shorter. Memory beyond must not be touched.
     pub valid: AtomicUsize,
 }
 
 impl Region {
-    /// The file has this size now.
+    /// The file has this size now, or will have.
     pub fn resized(&self, size: u64) {
         let len = self.copy.len() as u64;
         let valid = size.saturating_sub(self.offset).min(len);
@@ -285,26 +313,24 @@ impl Region {
         self.committed.forget(valid as usize);
     }
 
-    /// After the file was made shorter: what follows its end in its last page
-    /// is zero, as the system makes it in a shared mapping.
-    pub fn clear_tail(&self) {
-        let valid = self.valid.load(Acquire);
-        let end = valid.next_multiple_of(rustix::param::page_size());
-        if self.write && valid < self.copy.len() && valid < end {
-            // SAFETY: the page where the file ends, which the mapping has.
-            unsafe { self.copy.base().add(valid).write_bytes(0, end - valid) };
-        }
+    /// After the file's size has changed, in its record and its data file.
+    pub fn settle_size(&self) -> Result<()> {
+        self.copy.resized(self.valid.load(Acquire))
     }
+}
 
-    /// The part of an address range that is the file's.
-    pub fn clip(&self, range: Range<usize>) -> Range<usize> {
-        let end = self.copy.base() as usize + self.valid.load(Acquire);
-        range.start..range.end.min(end)
-    }
-
-    /// Its address range.
-    pub fn span(&self) -> Range<usize> {
-        let b = self.copy.base() as usize;
-        b..b + self.copy.len()
-    }
+/// Addresses at which a program sees a part of a region.
+#[derive(Debug, Clone)]
+pub struct Window {
+    /// The working copy's number of it.
+    pub id: u64,
+    /// The addresses.
+    pub span: Range<usize>,
+    /// Where in the region it begins.
+    pub at: usize,
+    /// Whether stores are allowed.
+    pub write: bool,
+    /// Discard, rather than commit, what is not committed at unmap and exit
+    /// (`MAP_ATOMIC`).
+    pub atomic: bool,
 }

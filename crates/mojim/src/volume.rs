@@ -1,7 +1,7 @@
 //! The attached volume: what a program uses.
 //!
-//! Owns the attachment of one process to one volume as its primary, the table
-//! of mapped regions, and the two background threads (link, checkpoint). Turns
+//! Owns the attachment of one process to one volume as its primary, and the two
+//! background threads (link, checkpoint). Turns
 //! name-space changes into records. Every call may be made from any thread.
 //!
 //! Invariants:
@@ -11,7 +11,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -21,29 +21,30 @@ use mojim_format::certificate::Subject;
 use mojim_format::{Level, State, View};
 
 use crate::claim::Claim;
-use crate::committed::{self, Committed};
+use crate::committed;
 use crate::config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
-use crate::fork::{check_fork, is_forked, is_other_process, watch_forks};
+use crate::fork::{check_fork, is_other_process, watch_forks};
 use crate::forward;
 use crate::holders::{self, Holders, Peer};
 use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
-use crate::primary::{Pace, Piece, Primary, thread_number};
-use crate::reader;
-use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, WorkingCopy};
+use crate::primary::{Pace, Piece, Primary};
 use crate::session::Session;
 use crate::store::{Store, read_superblock};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 mod sync_point;
+mod windows;
 
-use sync_point::{Until, sync_many, sync_range};
+use sync_point::{Part, Until, sync_many};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
+use windows::SharedCopies;
+pub use windows::{describe, is_region, unmap};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
@@ -73,7 +74,8 @@ pub(crate) struct Inner {
     pub(crate) unawaited: AtomicU64,
     /// One name-space change at a time, and one that maps or unmaps regions or
     /// goes through them.
-    names: Mutex<()>,
+    pub(crate) names: Mutex<()>,
+    pub(crate) shared: SharedCopies,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -87,84 +89,6 @@ pub struct Volume(pub(crate) Arc<Inner>);
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-/// The process's table of regions, ascending by address. Readers take no lock:
-/// they announce themselves in a stripe of their own, for as long as it takes
-/// to find a region; a table is freed when every stripe was seen empty after
-/// it was replaced.
-pub(crate) struct Table {
-    now: AtomicPtr<Vec<Arc<Mapped>>>,
-    /// Grows with each change, after it; what threads remember holds as long
-    /// as it does not.
-    pub(crate) generation: AtomicU64,
-    readers: [Stripe; 16],
-    change: Mutex<()>,
-}
-
-#[repr(align(64))]
-struct Stripe(AtomicUsize);
-
-pub(crate) struct Mapped {
-    pub(crate) region: Region,
-    pub(crate) volume: Arc<Inner>,
-}
-
-pub(crate) static TABLE: Table = Table {
-    now: AtomicPtr::new(std::ptr::null_mut()),
-    generation: AtomicU64::new(1),
-    readers: [const { Stripe(AtomicUsize::new(0)) }; 16],
-    change: Mutex::new(()),
-};
-
-impl Table {
-    #[inline]
-    fn read<T>(&self, f: impl FnOnce(&[Arc<Mapped>]) -> T) -> T {
-        let stripe = &self.readers[thread_number() % self.readers.len()].0;
-        stripe.fetch_add(1, SeqCst);
-        let p = self.now.load(SeqCst);
-        let r = if p.is_null() {
-            f(&[])
-        } else {
-            // SAFETY: a table is freed only after this stripe was seen empty
-            // once it was replaced; it was announced before the load.
-            f(unsafe { &*p })
-        };
-        stripe.fetch_sub(1, SeqCst);
-        r
-    }
-
-    fn regions(&self) -> Vec<Arc<Mapped>> {
-        self.read(<[_]>::to_vec)
-    }
-
-    fn update(&self, change: impl FnOnce(&mut Vec<Arc<Mapped>>)) {
-        let _held = lock(&self.change);
-        let mut new = self.regions();
-        change(&mut new);
-        new.sort_by_key(|m| m.region.span().start);
-        let old = self.now.swap(Box::into_raw(Box::new(new)), SeqCst);
-        self.generation.fetch_add(1, SeqCst);
-        for s in &self.readers {
-            while s.0.load(SeqCst) != 0 {
-                std::thread::yield_now();
-            }
-        }
-        if !old.is_null() {
-            // SAFETY: made by Box::into_raw above; no reader is left that
-            // could have loaded it.
-            drop(unsafe { Box::from_raw(old) });
-        }
-    }
-
-    #[inline]
-    fn find(&self, addr: usize) -> Option<Arc<Mapped>> {
-        self.read(|all| {
-            let i = all.partition_point(|m| m.region.span().start <= addr);
-            let m = all.get(i.checked_sub(1)?)?;
-            (addr < m.region.span().end).then(|| m.clone())
-        })
-    }
 }
 
 thread_local! {
@@ -190,11 +114,6 @@ pub fn finish_all() -> Result<()> {
 /// it has begun; 0 before the first.
 pub fn last_lsn() -> u64 {
     LAST_LSN.with(Cell::get)
-}
-
-/// Whether `addr` lies in a region.
-pub fn is_region(addr: usize) -> bool {
-    TABLE.find(addr).is_some() || reader::is_region(addr)
 }
 
 impl Volume {
@@ -305,6 +224,7 @@ impl Volume {
             detached: AtomicBool::new(false),
             unawaited: AtomicU64::new(0),
             names: Mutex::new(()),
+            shared: Mutex::default(),
             threads: Mutex::new(Vec::new()),
         });
         inner.start_threads(session)?;
@@ -481,101 +401,6 @@ impl Volume {
         self.0.primary.store.area().find(file).map(|f| f.size)
     }
 
-    /// Maps a file, or a part of it. `len` 0 means up to its end. A mapping
-    /// beyond the end of the file grows it (the new size is a record).
-    pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
-        check_fork()?;
-        let inner = &self.0;
-        inner.check_attached()?;
-        let page = rustix::param::page_size() as u64;
-        if !flags.offset.is_multiple_of(page) {
-            return Err(Error::Invalid(format!(
-                "mapping {file}: offset {} is not a multiple of the page size {page}",
-                flags.offset
-            )));
-        }
-        let _names = lock(&inner.names);
-        let (id, size) = inner.find_or_create(file, flags.create)?;
-        let len = if len == 0 {
-            usize::try_from(size.saturating_sub(flags.offset)).unwrap_or(usize::MAX)
-        } else {
-            len
-        };
-        if len == 0 {
-            return Err(Error::Invalid(format!(
-                "mapping {file}: it is empty there; give a length"
-            )));
-        }
-        let end = flags
-            .offset
-            .checked_add(len as u64)
-            .filter(|e| *e <= i64::MAX as u64)
-            .ok_or_else(|| Error::Invalid(format!("mapping {file}: {len} bytes are too many")))?;
-        let span = flags.offset..end.next_multiple_of(page);
-        for m in TABLE.regions() {
-            let r = &m.region;
-            if Arc::ptr_eq(&m.volume, inner)
-                && r.file == id
-                && r.offset < span.end
-                && span.start < (r.offset + r.copy.len() as u64).next_multiple_of(page)
-            {
-                return Err(Error::Busy(format!(
-                    "{file} is mapped already at {:#x}: with a private working copy two mappings of the same bytes would not see each other's stores",
-                    r.span().start
-                )));
-            }
-        }
-        if end > size {
-            if flags.read_only {
-                return Err(Error::Invalid(format!(
-                    "mapping {file}: {end} bytes, but it has {size}; a read-only mapping does not grow it"
-                )));
-            }
-            inner.change_names(&[Piece::Resize {
-                file: id,
-                size: end,
-            }])?;
-            inner.resized(id, end);
-        }
-        // The new mapping shows the data file: what an earlier mapping
-        // committed must be there, or has only begun to commit.
-        let last = inner.primary.settled_last();
-        inner.wait_for(last)?;
-        inner.settle(last)?;
-        let data = inner.primary.store.area().file(id)?;
-        let copy = Private::map(
-            &data,
-            len,
-            MapOptions {
-                at: (flags.fixed_at != 0).then_some(flags.fixed_at),
-                fixed: flags.fixed_at != 0,
-                write: !flags.read_only,
-                offset: flags.offset,
-            },
-            inner.volume.tracker,
-        )?;
-        let mapping = Mapping {
-            ptr: copy.base(),
-            len,
-        };
-        let region = Region {
-            copy: Box::new(copy),
-            committed: Committed::new(data, flags.offset, len),
-            file: id,
-            name: file.to_owned(),
-            offset: flags.offset,
-            atomic: flags.atomic,
-            write: !flags.read_only,
-            valid: AtomicUsize::new(len),
-        };
-        let mapped = Arc::new(Mapped {
-            region,
-            volume: inner.clone(),
-        });
-        TABLE.update(|t| t.push(mapped));
-        Ok(mapping)
-    }
-
     /// Sets a file's size. Pages of a mapping beyond the new end must not be
     /// touched any more, as with any file.
     pub fn truncate(&self, file: &str, size: u64) -> Result<()> {
@@ -593,14 +418,7 @@ impl Volume {
         self.0.resized(id, size.min(old));
         let done = self.0.change_names(&[Piece::Resize { file: id, size }]);
         self.0.resized(id, if done.is_ok() { size } else { old });
-        if done.is_ok() && size < old {
-            for m in TABLE.regions() {
-                if Arc::ptr_eq(&m.volume, &self.0) && m.region.file == id {
-                    m.region.clear_tail();
-                }
-            }
-        }
-        done
+        done.and_then(|()| self.0.settle_size(id))
     }
 
     /// Makes an empty file. True if it was not there.
@@ -650,16 +468,14 @@ impl Volume {
         // No region goes meanwhile.
         let _names = lock(&inner.names);
         let (id, _) = inner.find_or_create(file, false)?;
-        let mine: Vec<_> = TABLE
-            .regions()
-            .into_iter()
-            .filter(|m| Arc::ptr_eq(&m.volume, inner) && m.region.file == id)
-            .map(|m| (m.clone(), m.region.clip(m.region.span())))
-            .collect();
-        if mine.is_empty() {
+        let mut mine = inner.regions();
+        mine.retain(|r| r.file == id);
+        let parts = mine.iter().map(|r| Part::of(r, 0..r.valid.load(Acquire)));
+        let parts: Vec<_> = parts.collect();
+        if parts.is_empty() {
             inner.wait_for(inner.unawaited.load(Acquire))?;
         }
-        sync_many(&mine, Until::Committed)
+        sync_many(inner, &parts, Until::Committed)
     }
 
     /// Waits until everything up to `lsn` is committed by the mode's rule.
@@ -727,14 +543,10 @@ impl Volume {
         inner.check_attached()?;
         // No region goes meanwhile, or comes.
         let names = lock(&inner.names);
-        let mine: Vec<Arc<Mapped>> = TABLE
-            .regions()
-            .into_iter()
-            .filter(|m| Arc::ptr_eq(&m.volume, inner))
-            .collect();
+        let mine = inner.windows();
         let mut done = Ok(());
-        for m in mine.iter().filter(|m| !m.region.atomic) {
-            let synced = sync_range(m, m.region.clip(m.region.span()), Until::Committed);
+        for m in mine.iter().filter(|m| !m.window.atomic) {
+            let synced = m.sync();
             match synced.map(drop) {
                 // It stays attached.
                 Err(e) if unmap => return Err(e),
@@ -745,7 +557,7 @@ impl Volume {
         if unmap {
             inner.wait_for(inner.unawaited.load(Acquire))?;
             for m in &mine {
-                remove_region(m)?;
+                windows::close(m)?;
             }
         }
         drop(names);
@@ -996,28 +808,27 @@ impl Inner {
     /// regions that nobody syncs any more.
     fn sweep(&self) {
         let applied = self.primary.store.applied();
-        for m in TABLE.regions() {
-            if std::ptr::eq(&*m.volume, self) {
-                m.region.committed.sweep(applied);
-            }
+        for region in self.regions() {
+            region.committed.sweep(applied);
         }
     }
 
     /// Tells a file's regions its size.
     fn resized(&self, id: u32, size: u64) {
-        for m in TABLE.regions() {
-            if std::ptr::eq(&*m.volume, self) && m.region.file == id {
-                m.region.resized(size);
-            }
+        for region in self.regions().iter().filter(|r| r.file == id) {
+            region.resized(size);
         }
     }
 
+    /// And that it has it now.
+    fn settle_size(&self, id: u32) -> Result<()> {
+        let mut all = self.regions();
+        all.retain(|r| r.file == id);
+        all.iter().try_for_each(|r| r.settle_size())
+    }
+
     fn refuse_mapped(&self, id: u32, file: &str) -> Result<()> {
-        let mapped = TABLE
-            .regions()
-            .iter()
-            .any(|m| std::ptr::eq(&*m.volume, self) && m.region.file == id);
-        if mapped {
+        if self.regions().iter().any(|r| r.file == id) {
             return Err(Error::Busy(format!("{file} is mapped; unmap it first")));
         }
         Ok(())
@@ -1129,70 +940,4 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// The region that holds all of `[addr, addr + len)`, where the rest of its
-/// last page counts as its own: programs round up to whole pages.
-pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
-    let Some(m) = TABLE.find(addr) else {
-        reader::refuse(addr)?;
-        return Err(Error::NotFound(format!("{addr:#x} is not in a region")));
-    };
-    let end = addr.checked_add(len);
-    let page = rustix::param::page_size();
-    if end.is_none_or(|e| e > m.region.span().end.next_multiple_of(page)) {
-        return Err(Error::Invalid(format!(
-            "{len} bytes at {addr:#x} reach beyond the region of {} ({} bytes at {:#x})",
-            m.region.name,
-            m.region.copy.len(),
-            m.region.span().start
-        )));
-    }
-    Ok(m)
-}
-
-/// Ends a region, whose volume's `names` are held: who goes through the regions
-/// of a volume by itself finds them there as long as it holds these.
-fn remove_region(m: &Arc<Mapped>) -> Result<()> {
-    TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
-    // What this thread remembers would keep the volume and its files open.
-    sync_point::forget();
-    m.region.copy.unmap()
-}
-
-/// Ends a region: a sync point of all of it, unless it was mapped with
-/// `atomic`, then the mapping goes. Only whole regions can be unmapped.
-pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
-    if reader::unmap(addr, len)? {
-        return Ok(());
-    }
-    let m = locate(addr as usize, 1)?;
-    let span = m.region.span();
-    let page = rustix::param::page_size();
-    if span.start != addr as usize
-        || len.next_multiple_of(page) != span.len().next_multiple_of(page)
-    {
-        return Err(Error::Unsupported(format!(
-            "unmapping {len} bytes at {addr:p} of the region of {} ({} bytes at {:#x}): only a whole region can be unmapped",
-            m.region.name,
-            span.len(),
-            span.start
-        )));
-    }
-    if !is_forked() && !m.region.atomic && !m.volume.detached.load(Acquire) {
-        sync_range(&m, m.region.clip(span), Until::Committed)?;
-    }
-    let _names = lock(&m.volume.names);
-    remove_region(&m)
-}
-
-/// The file name, offset and volume directory of a region's address, for
-/// interposers.
-pub fn describe(addr: usize) -> Option<(String, u64, usize)> {
-    let m = TABLE.find(addr)?;
-    Some((
-        m.region.name.clone(),
-        m.region.offset + (addr - m.region.span().start) as u64,
-        m.region.span().end - addr,
-    ))
 }

@@ -3,6 +3,7 @@
 //! in between, the file has what was committed and nothing else. A rollback
 //! gives memory the same.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -197,11 +198,12 @@ fn the_file_has_what_was_committed_and_nothing_else() {
         let tracker = ["uffd", "mprotect"][seed as usize % 2];
         let threshold = [1, 3, 20, 1_000_000][seed as usize / 2 % 4];
         let write_back = ["auto", "eager", "async"][seed as usize % 3];
+        let working = ["private", "shared"][seed as usize / 8 % 2];
         let config = config(
             &dir.0,
             tracker,
             &format!(
-                "checkpoint_threshold = {threshold}\nwrite_back = \"{write_back}\"\nwrite_back_pages = 4"
+                "checkpoint_threshold = {threshold}\nwrite_back = \"{write_back}\"\nwrite_back_pages = 4\nworking = \"{working}\""
             ),
         );
         let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
@@ -211,10 +213,19 @@ fn the_file_has_what_was_committed_and_nothing_else() {
         let mut len = 6 * 4096 + next(4096);
         let full = len;
         let m = map(&v, len);
+        // Shared, a file is seen in two places.
+        let aliases = match working {
+            "shared" => vec![m, map(&v, len)],
+            _ => vec![m],
+        };
+        let turn = Cell::new(0);
         let mut memory = vec![0u8; len];
         let mut committed = vec![0u8; len];
-        // SAFETY: every place is inside the mapping, which only this thread uses.
-        let ptr = |at: usize| unsafe { m.ptr.add(at) };
+        let ptr = |at: usize| {
+            turn.set(turn.get() + 1);
+            // SAFETY: every place is inside the mapping, which only this thread uses.
+            unsafe { aliases[turn.get() % aliases.len()].ptr.add(at) }
+        };
         let mut last = 0;
         for step in 0..400 {
             let what = next(100);
@@ -711,5 +722,135 @@ fn a_new_mapping_has_what_an_earlier_one_has_begun_to_commit() {
         msync_async(m.ptr, len).unwrap();
         unmap(m.ptr, len).unwrap();
     }
+    v.detach().unwrap();
+}
+
+/// Two mappings of a file and two of a part of it, stored to in turn: every load sees
+/// what was stored last, a sync point through any of them commits all, and the last that
+/// goes takes along what was not committed.
+#[test]
+fn all_mappings_of_a_shared_working_copy_show_the_same() {
+    for tracker in ["uffd", "mprotect", "two-level"] {
+        let dir = Dir::new(&format!("aliases-{tracker}"));
+        let config = config(&dir.0, tracker, "");
+        let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            shared: true,
+            ..MapFlags::default()
+        };
+        let (len, half) = (64 << 10, 32 << 10);
+        let late = MapFlags {
+            offset: half as u64,
+            ..flags
+        };
+        let all: Vec<_> = [(flags, len), (late, half), (flags, len), (late, half)]
+            .into_iter()
+            .map(|(flags, len)| (v.map("f", len, flags).unwrap(), flags.offset as usize))
+            .collect();
+        let private = v.map("f", len, MapFlags::default()).unwrap_err();
+        assert!(matches!(private, mojim::Error::Busy(_)), "{private}");
+        v.remove("f").unwrap_err();
+        let mut byte = 0;
+        for (by, _) in &all {
+            for (to, begin) in &all {
+                byte += 1;
+                let at = half + 4096 * (byte as usize % 8);
+                // SAFETY: inside the mappings, which only this thread uses.
+                unsafe {
+                    to.ptr.add(at - begin).write(byte);
+                    for (from, begin) in &all {
+                        assert_eq!(from.ptr.add(at - begin).read(), byte);
+                    }
+                }
+                assert!(msync(by.ptr, by.len).unwrap() > 0, "{tracker} {byte}");
+                assert_eq!(file(&v)[at], byte);
+                assert_eq!(msync(by.ptr, by.len).unwrap(), 0);
+            }
+        }
+        // What was stored through one that goes is the others' to commit.
+        let (last, others) = all.split_last().unwrap();
+        // SAFETY: as above.
+        unsafe { last.0.ptr.write(200) };
+        unmap(last.0.ptr, last.0.len).unwrap();
+        assert_ne!(file(&v)[half], 200);
+        assert!(msync(all[0].0.ptr, len).unwrap() > 0);
+        assert_eq!(file(&v)[half], 200);
+        // The file grows and shrinks under them.
+        v.truncate("f", half as u64 + 10).unwrap();
+        v.truncate("f", 2 * len as u64).unwrap();
+        let more = v.map("f", 2 * len, flags).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(others[1].0.ptr.read(), 200);
+            assert_eq!(others[1].0.ptr.add(10).read(), 0);
+            more.ptr.add(2 * len - 1).write(7);
+            all[0].0.ptr.write(9);
+        }
+        assert!(v.fsync("f").unwrap() > 0);
+        assert_eq!((file(&v)[0], file(&v)[2 * len - 1]), (9, 7));
+        // SAFETY: as above.
+        unsafe { more.ptr.write(5) };
+        for (m, _) in others.iter().chain([&(more, 0)]) {
+            unmap(m.ptr, m.len).unwrap();
+        }
+        let again = v.map("f", len, MapFlags::default()).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { again.ptr.read() }, 9);
+        v.detach().unwrap();
+    }
+}
+
+/// Threads store through mappings of their own to bytes of their own, while one more commits
+/// through its own: what each stored before it said so is in the file.
+#[test]
+fn threads_with_mappings_of_their_own_miss_no_store() {
+    let dir = Dir::new("mappings");
+    let config = config(&dir.0, "auto", "working = \"shared\"");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let len = 1 << 20;
+    let m = map(&v, len);
+    const THREADS: usize = 4;
+    let (start, end) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
+    let committed = AtomicU64::new(0);
+    std::thread::scope(|s| {
+        for t in 0..THREADS {
+            let (v, start, end) = (&v, &start, &end);
+            s.spawn(move || {
+                let mut next = random(t as u64 + 7);
+                for round in 1..=60u64 {
+                    // A mapping that comes and goes with what it stored.
+                    let mine = map(v, len);
+                    start.wait();
+                    for _ in 0..40 {
+                        let word = next(len / 8 / THREADS) * THREADS + t;
+                        // SAFETY: inside the mapping; this thread's word.
+                        unsafe { mine.ptr.cast::<u64>().add(word).write(round) };
+                    }
+                    if next(2) == 0 {
+                        unmap(mine.ptr, len).unwrap();
+                        end.wait();
+                    } else {
+                        end.wait();
+                        unmap(mine.ptr, len).unwrap();
+                    }
+                }
+            });
+        }
+        for _ in 1..=60 {
+            start.wait();
+            // Beside the stores, and after them.
+            msync(m.ptr, len).unwrap();
+            end.wait();
+            committed.fetch_max(msync(m.ptr, len).unwrap(), Relaxed);
+            // SAFETY: all of the mapping; the threads wait for the next round.
+            let memory = unsafe { std::slice::from_raw_parts(m.ptr.cast_const(), len) };
+            let file = file(&v);
+            let wrong = (0..len).find(|i| file[*i] != memory[*i]);
+            assert_eq!(wrong, None);
+        }
+    });
+    assert!(committed.into_inner() > 0);
     v.detach().unwrap();
 }

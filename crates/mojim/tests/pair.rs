@@ -85,6 +85,7 @@ const CREATE: MapFlags = MapFlags {
     read_only: false,
     offset: 0,
     fixed_at: 0,
+    shared: false,
 };
 
 /// Stores, then one sync point of two ranges, then a discovered one over all.

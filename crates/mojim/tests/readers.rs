@@ -29,6 +29,7 @@ const CREATE: MapFlags = MapFlags {
     read_only: false,
     offset: 0,
     fixed_at: 0,
+    shared: false,
 };
 const READ: MapFlags = MapFlags {
     create: false,

@@ -178,6 +178,16 @@ words! {
         /// `async`: when `write_back_pages` pages wait.
         Async = "async",
     }
+    /// Whose stores a mapping shows (DESIGN.md, "The working copy"). The default is `auto`.
+    Working {
+        /// `auto`: what the program asks for; private by the interfaces, shared under `mojim run`.
+        Auto = "auto",
+        /// `private`: of each mapping its own. The same bytes of a file can be mapped once; memory is
+        /// needed for what is stored to.
+        Private = "private",
+        /// `shared`: one for all mappings of a file on the node. Memory is needed for the whole file.
+        Shared = "shared",
+    }
     /// How stores into a mapped region are noticed. The default is `auto`.
     TrackerKind {
         /// `auto`: `uffd` where the kernel has it, otherwise `mprotect`.
@@ -281,6 +291,8 @@ pub struct Volume {
     pub spin: Duration,
     /// `tracker`: how stores are noticed. Default `auto`.
     pub tracker: TrackerKind,
+    /// `working`: whose stores a mapping of a file shows. Default `auto`.
+    pub working: Working,
 }
 
 impl Volume {

@@ -50,6 +50,7 @@ const VOLUME_KEYS: &[&str] = &[
     "encrypt",
     "spin",
     "tracker",
+    "working",
 ];
 const NODE_KEYS: &[&str] = &[
     "address",
@@ -580,6 +581,7 @@ impl Reader {
             .field(of, "spin", |item| read_duration(item, ANY_WAIT))
             .or(Duration::from_micros(30));
         let tracker = self.field(of, "tracker", read_word).or(TrackerKind::Auto);
+        let working = self.field(of, "working", read_word).or(Working::Auto);
 
         let mut backups = Vec::new();
         for (at, backup) in listed.value.iter().flatten() {
@@ -727,6 +729,7 @@ impl Reader {
                 encrypt: encrypt.value?,
                 spin: spin.value?,
                 tracker: tracker.value?,
+                working: working.value?,
             })
         })();
         (volume, shares, members)

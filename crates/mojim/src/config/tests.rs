@@ -76,6 +76,7 @@ fn the_example_reads_exactly() {
         encrypt: false,
         spin: Duration::from_micros(30),
         tracker: TrackerKind::Auto,
+        working: Working::Auto,
     };
     let node = |name: &str, port, medium, path: Option<&str>, medium_line| Node {
         name: name.into(),

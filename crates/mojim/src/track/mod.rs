@@ -1,4 +1,4 @@
-//! Finds the pages of a private working copy that were stored to.
+//! Finds the pages of a mapping of a working copy that were stored to.
 //!
 //! Source: DESIGN "What we build" and "Known traps": userfaultfd write-protect in async mode +
 //! the `PAGEMAP_SCAN` ioctl (`uffd.rs`, Linux 6.7+), `mprotect` + SIGSEGV where that is missing
@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub use uffd::uffd_available;
+pub(crate) use uffd::{Marks, unite};
 
 /// Watches one mapping for stores. Dropping it makes the pages ordinary read-write memory again.
 ///
@@ -98,8 +99,8 @@ pub enum Kind {
 /// the range. ENOSPC: more than 1024 mprotect trackers at once.
 ///
 /// # Safety
-/// `[base, base + len)` is a live private mapping with `PROT_READ | PROT_WRITE`, page aligned,
-/// that stays mapped, with its protection left alone, until the tracker is dropped. No other
+/// `[base, base + len)` is a live mapping with `PROT_READ | PROT_WRITE`, private or of shared
+/// memory, page aligned, that stays mapped, with its protection left alone, until the tracker is dropped. No other
 /// tracker is attached to any part of it.
 pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dyn Tracker>> {
     let page = rustix::param::page_size();

@@ -119,14 +119,14 @@ fn pagemap(process: Process) -> io::Result<RawFd> {
 ///
 /// Empty but for the time after a failed sync point, so that a collect pays one load for it.
 #[derive(Default)]
-struct Marks {
+pub(crate) struct Marks {
     any: AtomicBool,
     /// Disjoint, ascending, never touching one another.
     ranges: Mutex<Vec<Range<usize>>>,
 }
 
 impl Marks {
-    fn add(&self, range: Range<usize>) {
+    pub(crate) fn add(&self, range: Range<usize>) {
         let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
         ranges.push(range);
         unite(&mut ranges, 0);
@@ -134,7 +134,13 @@ impl Marks {
     }
 
     /// Unites what is marked in `wanted` into `out[from..]`, and forgets it if `take`.
-    fn report(&self, wanted: Range<usize>, take: bool, out: &mut Vec<Range<usize>>, from: usize) {
+    pub(crate) fn report(
+        &self,
+        wanted: Range<usize>,
+        take: bool,
+        out: &mut Vec<Range<usize>>,
+        from: usize,
+    ) {
         if !self.any.load(Ordering::Acquire) {
             return;
         }
@@ -163,7 +169,7 @@ impl Marks {
 }
 
 /// Sorts `ranges[from..]` and merges what overlaps or touches.
-pub(super) fn unite(ranges: &mut Vec<Range<usize>>, from: usize) {
+pub(crate) fn unite(ranges: &mut Vec<Range<usize>>, from: usize) {
     ranges[from..].sort_unstable_by_key(|r| r.start);
     let mut kept = from;
     for i in from + 1..ranges.len() {

@@ -30,7 +30,8 @@ use crate::fork::check_fork;
 use crate::primary::{Begun, Piece};
 use crate::region::{EXACT_MAX, Region};
 
-use super::{Inner, LAST_LSN, Mapped, TABLE, locate};
+use super::windows::{Mapped, TABLE, locate};
+use super::{Inner, LAST_LSN};
 
 /// Longest piece that grows where the next one goes on.
 const MOST_MERGED: usize = 1 << 30;
@@ -50,16 +51,28 @@ pub(crate) fn forget() {
     let _ = REMEMBERED.try_with(Cell::take);
 }
 
-/// A range of a sync point, relative to its region.
-fn relative(m: &Mapped, range: &Range<usize>) -> Range<usize> {
-    let base = m.region.span().start;
-    let mut range = range.start - base..range.end - base;
-    if m.volume.volume.rounding == Rounding::Page {
-        let page = rustix::param::page_size();
-        range.start = range.start / page * page;
-        range.end = range.end.next_multiple_of(page).min(m.region.copy.len());
+/// Bytes of a region, as a part of a sync point.
+pub(crate) struct Part {
+    pub(crate) region: Arc<Region>,
+    /// Relative to the region.
+    pub(crate) range: Range<usize>,
+}
+
+impl Part {
+    pub(crate) fn of(region: &Arc<Region>, range: Range<usize>) -> Part {
+        let region = region.clone();
+        Part { region, range }
     }
-    range
+}
+
+/// What a sync point of `range` is of, by the volume's rule.
+fn rounded(volume: &Inner, region: &Region, range: &Range<usize>) -> Range<usize> {
+    if volume.volume.rounding == Rounding::Exact {
+        return range.clone();
+    }
+    let page = rustix::param::page_size();
+    let end = range.end.next_multiple_of(page);
+    range.start / page * page..end.min(region.valid.load(Acquire))
 }
 
 /// A part of a region, whose bytes are at `ptr`, as the next piece of a sync
@@ -138,24 +151,19 @@ fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
     let m = match REMEMBERED.try_with(Cell::take).ok().flatten() {
         Some((g, m))
             if g == generation
-                && m.region.span().start <= start
+                && m.window.span.start <= start
                 && start
                     .checked_add(len)
-                    .is_some_and(|e| e <= m.region.span().end) =>
+                    .is_some_and(|e| e <= m.window.span.end) =>
         {
             m
         }
         _ => locate(start, len)?,
     };
-    let done = sync_range(&m, clip(&m, start, len), until);
+    let done = sync_range(&m, m.part(start, len), until);
     // At the end of a thread there is nothing to remember.
     let _ = REMEMBERED.try_with(|r| r.set(Some((generation, m))));
     done
-}
-
-/// What of `[addr, addr + len)` is the file's.
-fn clip(m: &Mapped, addr: usize, len: usize) -> Range<usize> {
-    m.region.clip(addr..addr + len)
 }
 
 /// What is left of a sync point that was begun.
@@ -171,29 +179,28 @@ fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
     }
 }
 
-pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>, until: Until) -> Result<u64> {
+/// A sync point of one part of what a window shows.
+fn sync_range(m: &Mapped, range: Range<usize>, until: Until) -> Result<u64> {
     m.volume.check_attached()?;
-    if !m.region.write || range.is_empty() {
+    let region = &m.region;
+    if !region.write || range.is_empty() {
         return Ok(0);
     }
     if range.len() <= EXACT_MAX && m.volume.volume.rounding == Rounding::Exact {
         // The short way: one piece, nothing allocated.
         let piece = Piece::Write {
-            file: m.region.file,
-            offset: m.region.offset + (range.start - m.region.span().start) as u64,
-            ptr: range.start as *const u8,
+            file: region.file,
+            offset: region.offset + range.start as u64,
+            ptr: region.copy.base().wrapping_add(range.start),
             len: range.len(),
         };
-        let primary = &m.volume.primary;
-        let begun = primary.begin_commit(&[piece])?;
-        let span = m.region.span().start;
-        let bytes = range.start - span..range.end - span;
-        m.region.committed.note(bytes, begun.lsn);
+        let begun = m.volume.primary.begin_commit(&[piece])?;
+        region.committed.note(range, begun.lsn);
         end(&m.volume, &begun, until)?;
         LAST_LSN.with(|l| l.set(begun.lsn));
         return Ok(begun.lsn);
     }
-    sync_many(&[(m.clone(), range)], until)
+    sync_many(&m.volume, &[Part::of(region, range)], until)
 }
 
 /// One atomic sync point over several byte ranges, in one or several regions
@@ -211,25 +218,27 @@ pub fn gmsync_async(ranges: &[(*const u8, usize)]) -> Result<u64> {
 
 fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
     check_fork()?;
-    let mut found: Vec<(Arc<Mapped>, Range<usize>)> = Vec::with_capacity(ranges.len());
+    let mut volume = None;
+    let mut found = Vec::with_capacity(ranges.len());
     for &(p, len) in ranges {
         let m = locate(p as usize, len).map_err(|e| match e {
             // Nothing to pass on to: half a commit must not be shown.
             Error::NotFound(t) => Error::Invalid(t),
             e => e,
         })?;
-        let range = clip(&m, p as usize, len);
-        found.push((m, range));
+        let first = volume.get_or_insert_with(|| m.volume.clone());
+        if !Arc::ptr_eq(first, &m.volume) {
+            return Err(Error::Invalid(
+                "the ranges of one gmsync lie in different volumes; atomicity spans one volume"
+                    .into(),
+            ));
+        }
+        found.push(Part::of(&m.region, m.part(p as usize, len)));
     }
-    if found
-        .iter()
-        .any(|(m, _)| !Arc::ptr_eq(&m.volume, &found[0].0.volume))
-    {
-        return Err(Error::Invalid(
-            "the ranges of one gmsync lie in different volumes; atomicity spans one volume".into(),
-        ));
+    match volume {
+        Some(volume) => sync_many(&volume, &found, until),
+        None => Ok(0),
     }
-    sync_many(&found, until)
 }
 
 /// Rolls the bytes `[addr, addr + len)` of a region that was mapped with
@@ -250,33 +259,37 @@ pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
     check_fork()?;
     let m = locate(addr as usize, len)?;
     m.volume.check_attached()?;
-    let region = &m.region;
-    if !region.atomic {
+    if !m.window.atomic {
         return Ok(false);
     }
-    let mut range = relative(&m, &clip(&m, addr as usize, len));
+    rollback_part(&m.volume, &m.region, m.part(addr as usize, len))?;
+    Ok(true)
+}
+
+/// [`rollback`] of a part of a region.
+pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>) -> Result<()> {
+    let mut range = rounded(volume, region, &range);
     if !region.write || range.is_empty() {
-        return Ok(true);
+        return Ok(());
     }
-    let primary = &m.volume.primary;
+    let primary = &volume.primary;
     let mut images = region.committed.hold(|| primary.settled_last())?;
     // What other threads begin from here on they begin while this goes on.
     let last = primary.settled_last();
-    m.volume.wait_for(last)?;
+    volume.wait_for(last)?;
     // Then the file alone tells what is committed, whoever noted what.
-    m.volume.settle(last)?;
+    volume.settle(last)?;
     // The file may have become shorter before this thread's turn; from here on
     // it waits.
     range.end = range.end.min(region.valid.load(Acquire));
     if range.is_empty() {
-        return Ok(true);
+        return Ok(());
     }
     let mut written = Vec::new();
     region.copy.written(range, &mut written)?;
     region
         .committed
-        .restore(&mut images, region.copy.base(), &written)?;
-    Ok(true)
+        .restore(&mut images, region.copy.base(), &written)
 }
 
 /// A region whose changes are looked for, with its first place in the list.
@@ -285,7 +298,7 @@ type Compared<'a> = (usize, &'a Region, MutexGuard<'a, Images>);
 /// A sync point of ranges of one volume that is being made.
 struct SyncPoint<'a> {
     inner: &'a Inner,
-    ranges: &'a [(Arc<Mapped>, Range<usize>)],
+    parts: &'a [Part],
     compared: Vec<Compared<'a>>,
     pieces: Vec<Piece<'a>>,
     /// What was collected (and so marked clean), with the range it is of.
@@ -293,28 +306,27 @@ struct SyncPoint<'a> {
 }
 
 impl<'a> SyncPoint<'a> {
-    fn new(ranges: &'a [(Arc<Mapped>, Range<usize>)]) -> Result<SyncPoint<'a>> {
-        let inner = &ranges[0].0.volume;
-        let mut all: Vec<usize> = (0..ranges.len())
+    fn new(inner: &'a Inner, parts: &'a [Part]) -> Result<SyncPoint<'a>> {
+        let mut all: Vec<usize> = (0..parts.len())
             .filter(|i| {
-                let (m, range) = &ranges[*i];
-                m.region.write && relative(m, range).len() > EXACT_MAX
+                let Part { region, range } = &parts[*i];
+                region.write && rounded(inner, region, range).len() > EXACT_MAX
             })
             .collect();
         // In one order, whoever syncs several.
-        all.sort_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
-        all.dedup_by_key(|i| Arc::as_ptr(&ranges[*i].0) as usize);
+        all.sort_by_key(|i| Arc::as_ptr(&parts[*i].region) as usize);
+        all.dedup_by_key(|i| Arc::as_ptr(&parts[*i].region) as usize);
         let mut compared = Vec::with_capacity(all.len());
         for i in all {
-            let region = &ranges[i].0.region;
+            let region = &*parts[i].region;
             let floor = || inner.primary.settled_last();
             compared.push((i, region, region.committed.hold(floor)?));
         }
         Ok(SyncPoint {
             inner,
-            ranges,
+            parts,
             compared,
-            pieces: Vec::with_capacity(ranges.len()),
+            pieces: Vec::with_capacity(parts.len()),
             marks: Vec::new(),
         })
     }
@@ -322,12 +334,11 @@ impl<'a> SyncPoint<'a> {
     /// Finds what it consists of. `found`: for what was collected.
     fn gather(&mut self, found: &mut Vec<Range<usize>>) -> Result<()> {
         let applied = self.inner.primary.store.applied();
-        for (i, (m, range)) in self.ranges.iter().enumerate() {
-            let region = &m.region;
+        for (i, Part { region, range }) in self.parts.iter().enumerate() {
             if !region.write || range.is_empty() {
                 continue;
             }
-            let mut range = relative(m, range);
+            let mut range = rounded(self.inner, region, range);
             let base = region.copy.base();
             if range.len() <= EXACT_MAX {
                 // SAFETY: inside the region.
@@ -347,7 +358,7 @@ impl<'a> SyncPoint<'a> {
             let mine = self.compared.iter_mut();
             let (_, _, images) = mine
                 .into_iter()
-                .find(|(j, ..)| Arc::ptr_eq(&self.ranges[*j].0, m))
+                .find(|(j, ..)| Arc::ptr_eq(&self.parts[*j].region, region))
                 .expect("each was held");
             let pieces = &mut self.pieces;
             let push = |part, at| push_piece(pieces, region, part, at);
@@ -363,10 +374,10 @@ impl<'a> SyncPoint<'a> {
         for (_, region, images) in &mut self.compared {
             region.committed.done(images, begun.lsn);
         }
-        for (m, range) in self.ranges {
-            let range = relative(m, range);
-            if m.region.write && range.len() <= EXACT_MAX {
-                m.region.committed.note(range, begun.lsn);
+        for Part { region, range } in self.parts {
+            let range = rounded(self.inner, region, range);
+            if region.write && range.len() <= EXACT_MAX {
+                region.committed.note(range, begun.lsn);
             }
         }
         Ok(begun)
@@ -384,24 +395,24 @@ impl<'a> SyncPoint<'a> {
     fn mark(&self, found: &[Range<usize>]) {
         for (i, span) in &self.marks {
             for r in &found[span.clone()] {
-                self.ranges[*i].0.region.copy.mark(r.clone());
+                self.parts[*i].region.copy.mark(r.clone());
             }
         }
     }
 }
 
-pub(crate) fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)], until: Until) -> Result<u64> {
-    let Some((first, _)) = ranges.first() else {
+/// One atomic sync point of parts of a volume's regions.
+pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u64> {
+    if parts.is_empty() {
         return Ok(0);
-    };
-    let inner = &first.volume;
+    }
     inner.check_attached()?;
     let with = |buf: &RefCell<Vec<Range<usize>>>| {
         let mut own = Vec::new();
         let mut held = buf.try_borrow_mut();
         let found = held.as_deref_mut().unwrap_or(&mut own);
         found.clear();
-        let mut point = SyncPoint::new(ranges)?;
+        let mut point = SyncPoint::new(inner, parts)?;
         let begun = match point.gather(found) {
             Ok(()) if point.pieces.is_empty() => {
                 // What there was others have begun to commit.

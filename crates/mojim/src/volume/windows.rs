@@ -1,0 +1,433 @@
+//! Windows: which addresses of this process show which part of which region.
+//!
+//! Owns the process's table of windows, and how one comes and goes: over a
+//! private working copy, which is made with it, or over the shared one that all
+//! windows of a file have.
+//!
+//! Invariants:
+//! - Of the bytes of a file there is one private working copy, or one shared.
+//! - A shared working copy lasts as long as it has a window.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex};
+
+use crate::committed::Committed;
+use crate::config::Working;
+use crate::error::{Error, Result};
+use crate::fork::{check_fork, is_forked};
+use crate::primary::{Piece, thread_number};
+use crate::reader;
+use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
+use crate::shared::Shared;
+
+use super::sync_point::{self, Part, Until, sync_many};
+use super::{Inner, Volume, lock};
+
+/// The process's table of regions, ascending by address. Readers take no lock:
+/// they announce themselves in a stripe of their own, for as long as it takes
+/// to find a region; a table is freed when every stripe was seen empty after
+/// it was replaced.
+pub(crate) struct Table {
+    now: AtomicPtr<Vec<Arc<Mapped>>>,
+    /// Grows with each change, after it; what threads remember holds as long
+    /// as it does not.
+    pub(crate) generation: AtomicU64,
+    readers: [Stripe; 16],
+    change: Mutex<()>,
+}
+
+#[repr(align(64))]
+struct Stripe(AtomicUsize);
+
+/// A window, and what it shows.
+pub(crate) struct Mapped {
+    pub(crate) window: Window,
+    pub(crate) region: Arc<Region>,
+    pub(crate) volume: Arc<Inner>,
+}
+
+impl Mapped {
+    /// What of `[addr, addr + len)` the window and the file have, relative to
+    /// the region.
+    #[inline]
+    pub(crate) fn part(&self, addr: usize, len: usize) -> Range<usize> {
+        let w = &self.window;
+        let from = addr - w.span.start + w.at;
+        let end = (from + len).min(w.at + w.span.len());
+        from..end.min(self.region.valid.load(Acquire))
+    }
+
+    fn all(&self) -> Range<usize> {
+        self.part(self.window.span.start, self.window.span.len())
+    }
+
+    /// A sync point of all that it shows.
+    pub(crate) fn sync(&self) -> Result<u64> {
+        if !self.window.write {
+            return Ok(0);
+        }
+        let part = Part::of(&self.region, self.all());
+        sync_many(&self.volume, &[part], Until::Committed)
+    }
+}
+
+/// The shared working copies of a volume, by file.
+pub(crate) type SharedCopies = Mutex<Vec<(Arc<Shared>, Arc<Region>)>>;
+
+pub(crate) static TABLE: Table = Table {
+    now: AtomicPtr::new(std::ptr::null_mut()),
+    generation: AtomicU64::new(1),
+    readers: [const { Stripe(AtomicUsize::new(0)) }; 16],
+    change: Mutex::new(()),
+};
+
+impl Table {
+    #[inline]
+    fn read<T>(&self, f: impl FnOnce(&[Arc<Mapped>]) -> T) -> T {
+        let stripe = &self.readers[thread_number() % self.readers.len()].0;
+        stripe.fetch_add(1, SeqCst);
+        let p = self.now.load(SeqCst);
+        let r = if p.is_null() {
+            f(&[])
+        } else {
+            // SAFETY: a table is freed only after this stripe was seen empty
+            // once it was replaced; it was announced before the load.
+            f(unsafe { &*p })
+        };
+        stripe.fetch_sub(1, SeqCst);
+        r
+    }
+
+    pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
+        self.read(<[_]>::to_vec)
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Vec<Arc<Mapped>>)) {
+        let _held = lock(&self.change);
+        let mut new = self.windows();
+        change(&mut new);
+        new.sort_by_key(|m| m.window.span.start);
+        let old = self.now.swap(Box::into_raw(Box::new(new)), SeqCst);
+        self.generation.fetch_add(1, SeqCst);
+        for s in &self.readers {
+            while s.0.load(SeqCst) != 0 {
+                std::thread::yield_now();
+            }
+        }
+        if !old.is_null() {
+            // SAFETY: made by Box::into_raw above; no reader is left that
+            // could have loaded it.
+            drop(unsafe { Box::from_raw(old) });
+        }
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, addr: usize) -> Option<Arc<Mapped>> {
+        self.read(|all| {
+            let i = all.partition_point(|m| m.window.span.start <= addr);
+            let m = all.get(i.checked_sub(1)?)?;
+            (addr < m.window.span.end).then(|| m.clone())
+        })
+    }
+}
+
+/// The region that holds all of `[addr, addr + len)`, where the rest of its
+/// last page counts as its own: programs round up to whole pages.
+pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
+    let Some(m) = TABLE.find(addr) else {
+        reader::refuse(addr)?;
+        return Err(Error::NotFound(format!("{addr:#x} is not in a region")));
+    };
+    let end = addr.checked_add(len);
+    let page = rustix::param::page_size();
+    if end.is_none_or(|e| e > m.window.span.end.next_multiple_of(page)) {
+        return Err(Error::Invalid(format!(
+            "{len} bytes at {addr:#x} reach beyond the region of {} ({} bytes at {:#x})",
+            m.region.name,
+            m.region.copy.len(),
+            m.window.span.start
+        )));
+    }
+    Ok(m)
+}
+
+/// Ends a window, whose volume's `names` are held: who goes through the windows
+/// of a volume by itself finds them there as long as it holds these.
+pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
+    TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
+    // What this thread remembers would keep the volume and its files open.
+    sync_point::forget();
+    let closed = m.region.copy.close(m.window.id);
+    m.volume.drop_unused();
+    closed
+}
+
+/// Ends a window: a sync point of all that it shows, unless it was mapped with
+/// `atomic`, then the mapping goes. Only whole windows can be unmapped. What
+/// was stored through an `atomic` one that is not the last of a shared working
+/// copy stays there, not committed.
+pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
+    if reader::unmap(addr, len)? {
+        return Ok(());
+    }
+    let m = locate(addr as usize, 1)?;
+    let span = &m.window.span;
+    let page = rustix::param::page_size();
+    if span.start != addr as usize
+        || len.next_multiple_of(page) != span.len().next_multiple_of(page)
+    {
+        return Err(Error::Unsupported(format!(
+            "unmapping {len} bytes at {addr:p} of the region of {} ({} bytes at {:#x}): only a whole region can be unmapped",
+            m.region.name,
+            span.len(),
+            span.start
+        )));
+    }
+    if !is_forked() && !m.window.atomic && !m.volume.detached.load(Acquire) {
+        m.sync()?;
+    }
+    let _names = lock(&m.volume.names);
+    close(&m)
+}
+
+/// The file name, offset and volume directory of a region's address, for
+/// interposers.
+pub fn describe(addr: usize) -> Option<(String, u64, usize)> {
+    let m = TABLE.find(addr)?;
+    let at = m.window.at + (addr - m.window.span.start);
+    Some((
+        m.region.name.clone(),
+        m.region.offset + at as u64,
+        m.window.span.end - addr,
+    ))
+}
+
+/// Whether `addr` lies in a region.
+pub fn is_region(addr: usize) -> bool {
+    TABLE.find(addr).is_some() || reader::is_region(addr)
+}
+
+impl Inner {
+    /// Its windows.
+    pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
+        let mut all = TABLE.windows();
+        all.retain(|m| std::ptr::eq(&*m.volume, self));
+        all
+    }
+
+    /// Its regions, each once.
+    pub(crate) fn regions(&self) -> Vec<Arc<Region>> {
+        let windows = self.windows();
+        let mut all: Vec<_> = windows.iter().map(|m| m.region.clone()).collect();
+        all.extend(lock(&self.shared).iter().map(|(_, r)| r.clone()));
+        all.sort_by_key(|r| Arc::as_ptr(r) as usize);
+        all.dedup_by_key(|r| Arc::as_ptr(r) as usize);
+        all
+    }
+}
+
+impl Volume {
+    /// Maps a file, or a part of it. `len` 0 means up to its end. A mapping
+    /// beyond the end of the file grows it (the new size is a record).
+    ///
+    /// With a private working copy (the default; `working` in the
+    /// configuration) the same bytes can be mapped once at a time, and what is
+    /// stored costs memory. With a shared one (`shared`) they can be mapped any
+    /// number of times, all mappings show the same, and a sync point of any of
+    /// them commits what was stored through all; it holds the whole file in memory.
+    ///
+    /// # Errors
+    /// `Busy` where bytes of a private working copy are asked for again, or a
+    /// file of one kind as the other; `Invalid`, `NotFound`, `Io` (ENOMEM: no
+    /// room for a shared working copy), and those of a sync point.
+    pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        check_fork()?;
+        let inner = &self.0;
+        inner.check_attached()?;
+        let page = rustix::param::page_size() as u64;
+        if !flags.offset.is_multiple_of(page) {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: offset {} is not a multiple of the page size {page}",
+                flags.offset
+            )));
+        }
+        let _names = lock(&inner.names);
+        let (id, size) = inner.find_or_create(file, flags.create)?;
+        let len = if len == 0 {
+            usize::try_from(size.saturating_sub(flags.offset)).unwrap_or(usize::MAX)
+        } else {
+            len
+        };
+        if len == 0 {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: it is empty there; give a length"
+            )));
+        }
+        let end = flags
+            .offset
+            .checked_add(len as u64)
+            .filter(|e| *e <= i64::MAX as u64)
+            .ok_or_else(|| Error::Invalid(format!("mapping {file}: {len} bytes are too many")))?;
+        let shared = match inner.volume.working {
+            Working::Auto => flags.shared,
+            kind => kind == Working::Shared,
+        };
+        inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
+        if end > size && flags.read_only {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: {end} bytes, but it has {size}; a read-only mapping does not grow it"
+            )));
+        }
+        let done = inner.map_known(file, (id, size), len, flags, shared);
+        if done.is_err() {
+            inner.drop_unused();
+        }
+        done
+    }
+}
+
+impl Inner {
+    /// Lets go of shared working copies that have no window.
+    fn drop_unused(&self) {
+        lock(&self.shared).retain(|(copy, _)| !copy.is_unused());
+    }
+
+    /// [`Volume::map`] of a file that is there and bytes that are free.
+    fn map_known(
+        self: &Arc<Inner>,
+        file: &str,
+        (id, size): (u32, u64),
+        len: usize,
+        flags: MapFlags,
+        shared: bool,
+    ) -> Result<Mapping> {
+        let end = flags.offset + len as u64;
+        let known = match shared {
+            true => Some(self.shared_copy(file, id, size, end)?),
+            false => None,
+        };
+        if end > size {
+            self.change_names(&[Piece::Resize {
+                file: id,
+                size: end,
+            }])?;
+            self.resized(id, end);
+            self.settle_size(id)?;
+        }
+        let options = MapOptions {
+            at: (flags.fixed_at != 0).then_some(flags.fixed_at),
+            fixed: flags.fixed_at != 0,
+            write: !flags.read_only,
+            offset: flags.offset,
+        };
+        let tracker = self.volume.tracker;
+        let (region, number, base, at) = match known {
+            Some((copy, region)) => {
+                let (number, base) = copy.open(len, options, tracker)?;
+                (region, number, base, flags.offset as usize)
+            }
+            None => {
+                self.settle_all()?;
+                let data = self.primary.store.area().file(id)?;
+                let copy = Private::map(&data, len, options, tracker)?;
+                let base = copy.base();
+                let region = Region {
+                    copy: Arc::new(copy),
+                    committed: Committed::new(data, flags.offset, len),
+                    file: id,
+                    name: file.to_owned(),
+                    offset: flags.offset,
+                    write: !flags.read_only,
+                    valid: AtomicUsize::new(len),
+                };
+                (Arc::new(region), 0, base, 0)
+            }
+        };
+        let start = base as usize;
+        let mapped = Arc::new(Mapped {
+            window: Window {
+                id: number,
+                span: start..start + len,
+                at,
+                write: !flags.read_only,
+                atomic: flags.atomic,
+            },
+            region,
+            volume: self.clone(),
+        });
+        TABLE.update(|t| t.push(mapped));
+        Ok(Mapping { ptr: base, len })
+    }
+    /// Whether these bytes of a file can be mapped so, beside what is mapped.
+    fn check_free(&self, file: &str, id: u32, span: Range<u64>, shared: bool) -> Result<()> {
+        if !shared && lock(&self.shared).iter().any(|(_, r)| r.file == id) {
+            return Err(Error::Busy(format!(
+                "{file} is mapped with a shared working copy: a private one would not see its stores. Map it so too, or unmap it first"
+            )));
+        }
+        let page = rustix::param::page_size() as u64;
+        for m in self.windows() {
+            let r = &m.region;
+            let end = (r.offset + r.copy.len() as u64).next_multiple_of(page);
+            let over = r.offset < span.end && span.start < end;
+            if r.file == id && m.window.id == 0 && (over || shared) {
+                return Err(Error::Busy(format!(
+                    "{file} is mapped already at {:#x}: with a private working copy two mappings of the same bytes would not see each other's stores (working = \"shared\" has them do)",
+                    m.window.span.start
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// What an earlier mapping committed, or has only begun to, is in the data
+    /// files.
+    fn settle_all(&self) -> Result<()> {
+        let last = self.primary.settled_last();
+        self.wait_for(last)?;
+        self.settle(last)
+    }
+
+    /// The shared working copy of a file: the one that it has, or a new one.
+    /// `end`: how far it will be mapped. The caller holds `names`.
+    fn shared_copy(
+        &self,
+        file: &str,
+        id: u32,
+        size: u64,
+        end: u64,
+    ) -> Result<(Arc<Shared>, Arc<Region>)> {
+        let there = lock(&self.shared)
+            .iter()
+            .find(|(_, r)| r.file == id)
+            .cloned();
+        let both = match there {
+            Some(both) => both,
+            None => {
+                self.settle_all()?;
+                let data = self.primary.store.area().file(id)?;
+                let copy = Arc::new(Shared::fill(&data, size)?);
+                let region = Region {
+                    copy: copy.clone(),
+                    committed: Committed::new(data, 0, copy.capacity()),
+                    file: id,
+                    name: file.to_owned(),
+                    offset: 0,
+                    write: true,
+                    valid: AtomicUsize::new(size as usize),
+                };
+                let both = (copy, Arc::new(region));
+                lock(&self.shared).push(both.clone());
+                both
+            }
+        };
+        if end > both.0.capacity() as u64 {
+            return Err(Error::Unsupported(format!(
+                "mapping {file}: its shared working copy can grow to {} bytes while it is mapped; {end} are asked for. Unmap all of it first",
+                both.0.capacity()
+            )));
+        }
+        Ok(both)
+    }
+}
