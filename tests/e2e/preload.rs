@@ -54,6 +54,19 @@ fn mappings_of_parts_and_rounded_lengths() {
 }
 
 #[test]
+fn mappings_of_one_file_show_the_same() {
+    holds(&TestVolume::new(""), "aliases");
+}
+
+#[test]
+fn a_private_working_copy_is_of_one_mapping() {
+    let said = holds(&TestVolume::new("working = \"private\""), "private_copy");
+    for what in ["is mapped already", "forked"] {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+}
+
+#[test]
 fn what_is_refused_says_so_once() {
     let said = holds(&TestVolume::new(""), "refusals");
     let write = "mojim: write(2) to file of volume v is not supported unless it is mapped there\n";
@@ -62,7 +75,6 @@ fn what_is_refused_says_so_once() {
         "mremap",
         "munmap of 4096 bytes",
         "mprotect",
-        "is mapped already",
         "no links",
     ] {
         assert!(said.contains(what), "{what}: {said}");

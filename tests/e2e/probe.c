@@ -219,7 +219,6 @@ static void refusals(void)
     FAILS(write(fd, "hello", 5), EOPNOTSUPP);
     FAILS(write(fd, "again", 5), EOPNOTSUPP); /* said once */
     char *p = map(fd, 16384);
-    FAILS(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 4096), EBUSY);
     FAILS(mremap(p, 16384, 32768, MREMAP_MAYMOVE), EOPNOTSUPP);
     FAILS(munmap(p, 4096), EINVAL);
     FAILS(munmap(p + 4096, 12288), EINVAL);
@@ -236,6 +235,39 @@ static void refusals(void)
     FAILS(copy_file_range(other, NULL, fd, NULL, 10, 0), EOPNOTSUPP);
     FAILS(rename(in("file"), "/tmp/elsewhere"), EXDEV);
     CHECK(p[0] == 5 && msync(p, 1, MS_SYNC) == 0); /* all that did no harm */
+}
+
+/* A second descriptor, a mapping of all and one of a part: POSIX's MAP_SHARED. */
+static void aliases(void)
+{
+    int fd = open_new("file"), again = open(in("file"), O_RDWR);
+    char *p = map(fd, 16384), *q = map(again, 16384);
+    char *r = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 4096);
+    CHECK(q != MAP_FAILED && r != MAP_FAILED);
+    strcpy(p + 4096, "one");
+    CHECK(strcmp(q + 4096, "one") == 0 && strcmp(r, "one") == 0);
+    CHECK(pwrite(again, "two", 4, 4096) == 4 && strcmp(p + 4096, "two") == 0);
+    CHECK(msync(q, 16384, MS_SYNC) == 0);
+    CHECK(munmap(p, 16384) == 0 && munmap(q, 16384) == 0);
+    CHECK(strcmp(r, "two") == 0 && munmap(r, 4096) == 0);
+    p = map(fd, 16384);
+    CHECK(strcmp(p + 4096, "two") == 0);
+}
+
+/* As before there were shared working copies. */
+static void private_copy(void)
+{
+    int fd = open_new("file");
+    char *p = map(fd, 16384);
+    FAILS(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 4096), EBUSY);
+    p[0] = 1;
+    if (fork() == 0) {
+        p[0] = 2;
+        FAILS(msync(p, 1, MS_SYNC), EOPNOTSUPP);
+        _exit(0);
+    }
+    int status;
+    CHECK(wait(&status) > 0 && status == 0 && p[0] == 1);
 }
 
 static void coherence(void)
@@ -450,7 +482,7 @@ static void forking(void)
         exit(0); /* and its end commits nothing */
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    CHECK(p[0] == 1 && msync(p, 1, MS_SYNC) == 0);
+    CHECK(p[0] == 2 && msync(p, 1, MS_SYNC) == 0);
     CHECK(system("true") == 0);
     child = vfork();
     if (child == 0) {
@@ -458,7 +490,7 @@ static void forking(void)
         _exit(0);
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    CHECK(pread(fd, p + 100, 1, 0) == 1 && p[100] == 1);
+    CHECK(pread(fd, p + 100, 1, 0) == 1 && p[100] == 2);
 }
 
 static void fork_first(void)
@@ -575,7 +607,8 @@ int main(int argc, char **argv)
         {"until_killed", until_killed}, {"show", show},
         {"opening", opening},           {"syncing", syncing},
         {"partial_pages", partial_pages}, {"refusals", refusals},
-        {"coherence", coherence},       {"descriptors", descriptors},
+        {"coherence", coherence},       {"aliases", aliases},
+        {"private_copy", private_copy},       {"descriptors", descriptors},
         {"names", names},               {"atomic_map", atomic_map},
         {"atomic_show", atomic_show},   {"forking", forking},
         {"threads", threads},           {"shrinking", shrinking},

@@ -63,6 +63,8 @@ impl Shipped {
         let flags = MapFlags {
             create: true,
             atomic: true,
+            // Of both kinds of working copy half of the runs.
+            shared: seed % 2 == 1,
             ..MapFlags::default()
         };
         let region = match volume.map(FILE, region_len(seed), flags) {
