@@ -71,12 +71,7 @@ fn what_is_refused_says_so_once() {
     let said = holds(&TestVolume::new(""), "refusals");
     let write = "mojim: write(2) to file of volume v is not supported unless it is mapped there\n";
     assert_eq!(said.matches(write).count(), 1, "{said}");
-    for what in [
-        "mremap",
-        "munmap of 4096 bytes",
-        "mprotect",
-        "no links",
-    ] {
+    for what in ["mremap", "munmap of 4096 bytes", "mprotect", "no links"] {
         assert!(said.contains(what), "{what}: {said}");
     }
 }

@@ -24,6 +24,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
+use crate::os::available;
 use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip};
 use crate::track::{Marks, Tracker, unite};
 
@@ -158,7 +159,7 @@ impl Shared {
             None => std::iter::once(0..size).collect(),
         };
         let bytes: u64 = parts.iter().map(|p| p.len() as u64).sum();
-        if let Some(free) = free_memory().filter(|free| bytes > *free) {
+        if let Some(free) = available::memory().filter(|free| bytes > *free) {
             let enomem = std::io::Error::from_raw_os_error(libc::ENOMEM);
             return Err(Error::io(
                 format!(
@@ -333,16 +334,6 @@ fn parts_of(fd: BorrowedFd<'_>, size: usize) -> Vec<Range<usize>> {
     }
     parts.retain(|p| !p.is_empty());
     parts
-}
-
-/// Bytes of memory and swap that can be had, if the system tells.
-fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let field = |name: &str| {
-        let line = text.lines().find_map(|l| l.strip_prefix(name))?;
-        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-    };
-    Some((field("MemAvailable:")? + field("SwapFree:")?) << 10)
 }
 
 impl WorkingCopy for Shared {

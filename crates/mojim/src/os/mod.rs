@@ -11,6 +11,7 @@
 //! - Every descriptor is close-on-exec.
 //! - No call here waits without a bound, except for the disk.
 
+pub mod available;
 mod disk;
 mod door;
 mod flush;
