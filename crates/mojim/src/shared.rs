@@ -205,9 +205,17 @@ impl Shared {
         self.capacity
     }
 
-    /// Whether there is no window.
-    pub fn is_unused(&self) -> bool {
-        self.windows().all.is_empty()
+    /// Gives the memory back if there is no window; whether it did. A thread that
+    /// remembers the region keeps no more than addresses.
+    pub fn let_go(&self) -> bool {
+        if !self.windows().all.is_empty() {
+            return false;
+        }
+        let size = self.size.load(Acquire) as u64;
+        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // What this cannot give back goes with the last who remembers.
+        let _ = rustix::fs::fallocate(&self.memory, how, 0, size.max(1));
+        true
     }
 
     /// A new window in this process: its number, and where it is.

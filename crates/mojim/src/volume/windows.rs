@@ -290,7 +290,7 @@ impl Volume {
 impl Inner {
     /// Lets go of shared working copies that have no window.
     fn drop_unused(&self) {
-        lock(&self.shared).retain(|(copy, _)| !copy.is_unused());
+        lock(&self.shared).retain(|(copy, _)| !copy.let_go());
     }
 
     /// [`Volume::map`] of a file that is there and bytes that are free.
