@@ -14,9 +14,10 @@
  *    and memory is needed for what is stored to. A shared one (MOJIM_SHARED)
  *    belongs to the file: any number of mappings show the same bytes, a sync
  *    point through any of them commits what was stored through all, and the
- *    whole file is in memory while it is mapped (ENOMEM if it does not fit). For
- *    the same reason, never change a file of a volume by other means than this
- *    interface, while a program is attached or while none is.
+ *    whole file is in memory while it is mapped (ENOMEM if it would take more
+ *    than half of what is free). For the same reason, never change a file of a
+ *    volume by other means than this interface, while a program is attached or
+ *    while none is.
  * 3. A child made by fork has a copy of the memory. It can read and store, but
  *    nothing of it can be committed: every call fails with EOPNOTSUPP there.
  *    Attach after the fork.

@@ -102,7 +102,7 @@ impl Shared {
     /// that wrote to it.
     ///
     /// # Errors
-    /// ENOMEM where they do not fit into what memory is free.
+    /// ENOMEM where they do not fit into half of the memory that is free.
     pub fn fill(file: &Arc<dyn File>, size: u64) -> Result<Shared> {
         let page = rustix::param::page_size();
         let what = || "memory for a shared working copy".to_owned();
@@ -159,11 +159,13 @@ impl Shared {
             None => std::iter::once(0..size).collect(),
         };
         let bytes: u64 = parts.iter().map(|p| p.len() as u64).sum();
-        if let Some(free) = available::memory().filter(|free| bytes > *free) {
+        // The program needs some too.
+        let room = available::memory().map(|free| free / 2);
+        if let Some(room) = room.filter(|room| bytes > *room) {
             let enomem = std::io::Error::from_raw_os_error(libc::ENOMEM);
             return Err(Error::io(
                 format!(
-                    "a shared working copy has the file's {bytes} bytes in memory, of which {free} are free; with working = \"private\" it needs only what is stored to"
+                    "a shared working copy has all {bytes} bytes of the file in memory, and may take {room} of what is free now, the half; with working = \"private\" it needs only what is stored to"
                 ),
                 &enomem,
             ));
