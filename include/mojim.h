@@ -202,9 +202,10 @@ void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
 
 /* Ends a region, given by its address and length (which may be rounded up to
  * whole pages). A sync point, unless it was mapped with MAP_ATOMIC; if that
- * fails the region stays. (Of a shared working copy, what was stored through a
- * mapping with MAP_ATOMIC and not committed stays in memory, for the others, and
- * is thrown away with the last.) EINVAL if no region begins there, EOPNOTSUPP for a
+ * fails the region stays. (A shared working copy has one state, whoever stored
+ * it: what is not committed stays there for the other mappings, a sync point of any
+ * of them commits it, a rollback through any undoes it, and only the last mapping
+ * to go throws it away.) EINVAL if no region begins there, EOPNOTSUPP for a
  * part of a region (for which there is mojim_msync, with MS_SYNC or
  * MS_INVALIDATE). */
 int mojim_unmap(void *addr, size_t len);

@@ -145,7 +145,7 @@ impl Private {
         let tracker = match o.write {
             // SAFETY: the mapping was just made and stays until `close`,
             // which drops the tracker's use of it first.
-            true => Some(unsafe { attach_tracker(base, mapped, kind)? }),
+            true => Some(unsafe { attach_tracker(base, mapped, kind, o.fixed)? }),
             false => None,
         };
         Ok(Private {
@@ -158,7 +158,9 @@ impl Private {
     }
 }
 
-/// Notes stores to a mapping that was just made; unmaps it where that fails.
+/// Notes stores to a mapping that was just made. Where that fails nothing is
+/// mapped there; at a `fixed` address, of which the caller disposes, still
+/// nobody else can map.
 ///
 /// # Safety
 /// As [`track::attach`]; nobody else has the mapping yet.
@@ -166,7 +168,9 @@ pub(crate) unsafe fn attach_tracker(
     base: *mut u8,
     len: usize,
     kind: TrackerKind,
+    fixed: bool,
 ) -> Result<Box<dyn Tracker>> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
     let kind = match kind {
         TrackerKind::Auto => track::Kind::Auto,
         TrackerKind::Uffd => track::Kind::Uffd,
@@ -175,8 +179,14 @@ pub(crate) unsafe fn attach_tracker(
     };
     // SAFETY: the caller's promise.
     unsafe { track::attach(base, len, kind) }.map_err(|e| {
-        // SAFETY: nobody else has it.
-        let _ = unsafe { rustix::mm::munmap(base.cast(), len) };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: nobody else has it. What fails leaves the mapping there.
+        unsafe {
+            match fixed {
+                true => drop(mmap_anonymous(base.cast(), len, ProtFlags::empty(), flags)),
+                false => drop(munmap(base.cast(), len)),
+            }
+        }
         Error::io("tracking changed pages", &e)
     })
 }

@@ -20,6 +20,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::Resource;
 
 use crate::config::TrackerKind;
 use crate::env::File;
@@ -28,8 +29,12 @@ use crate::os::available;
 use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip};
 use crate::track::{Marks, Tracker, unite};
 
-/// Addresses that a shared file gets at least, so that it can grow in place.
-const LEAST_CAPACITY: usize = 64 << 30;
+/// Addresses that a shared file gets, where they are not short, so that it can
+/// grow in place: so many, and as often its size.
+const LEAST_CAPACITY: usize = 16 << 30;
+const GROWTH: usize = 4;
+/// And where they are.
+const LEAST_GROWTH: usize = 2;
 /// Bytes read from the data file at once.
 const PIECE: usize = 1 << 20;
 
@@ -99,14 +104,23 @@ impl Window {
 
 impl Shared {
     /// With the bytes of a data file that has `size` of them and every record
-    /// that wrote to it.
+    /// that wrote to it, and addresses for `end` bytes and more.
     ///
     /// # Errors
     /// ENOMEM where they do not fit into half of the memory that is free.
-    pub fn fill(file: &Arc<dyn File>, size: u64) -> Result<Shared> {
-        let page = rustix::param::page_size();
+    pub fn fill(file: &Arc<dyn File>, size: u64, end: u64) -> Result<Shared> {
         let what = || "memory for a shared working copy".to_owned();
-        let size = usize::try_from(size).map_err(|_| Error::Invalid(what()))?;
+        let too_large = || Error::Invalid(format!("{}: {} bytes", what(), size.max(end)));
+        let most = usize::try_from(size.max(end)).ok();
+        let most = most
+            .filter(|m| m.checked_mul(GROWTH * 2).is_some())
+            .ok_or_else(too_large)?;
+        let size = size as usize;
+        // More than this no file may have here: it would be a signal.
+        let limit = rustix::process::getrlimit(Resource::Fsize).current;
+        if limit.is_some_and(|limit| most as u64 > limit) {
+            return Err(Error::io(what(), &rustix::io::Errno::FBIG.into()));
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = rustix::fs::memfd_create("mojim-working-copy", flags)
             .map_err(std::io::Error::from)
@@ -115,11 +129,16 @@ impl Shared {
             .and_then(|()| rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK))
             .map_err(std::io::Error::from)
             .context(what)?;
-        let wanted = size.saturating_mul(4).max(LEAST_CAPACITY);
-        let mut capacity = wanted.next_multiple_of(page);
-        let base = loop {
+        let page = rustix::param::page_size();
+        let short = rustix::process::getrlimit(Resource::As).current.is_some();
+        let wanted = [
+            (most * GROWTH).max(LEAST_CAPACITY),
+            (most * LEAST_GROWTH).max(page),
+        ]
+        .map(|n| n.next_multiple_of(page));
+        let map = |capacity| {
             // SAFETY: a new mapping, at an address that the kernel chooses.
-            let mapped = unsafe {
+            unsafe {
                 rustix::mm::mmap(
                     std::ptr::null_mut(),
                     capacity,
@@ -128,16 +147,15 @@ impl Shared {
                     &memory,
                     0,
                 )
-            };
-            match mapped {
-                Ok(base) => break base,
-                // Addresses may be short (ulimit -v): then it grows less.
-                Err(_) if capacity / 2 >= size.max(page) => {
-                    capacity = (capacity / 2).next_multiple_of(page);
-                }
-                Err(e) => return Err(Error::io(what(), &e.into())),
             }
         };
+        let mapped = wanted
+            .into_iter()
+            .skip(usize::from(short))
+            .map(|capacity| map(capacity).map(|base| (base, capacity)))
+            .reduce(|first, second| first.or(second))
+            .expect("there are two");
+        let (base, capacity) = mapped.map_err(std::io::Error::from).context(what)?;
         let shared = Shared {
             memory,
             base: base.cast(),
@@ -207,17 +225,9 @@ impl Shared {
         self.capacity
     }
 
-    /// Gives the memory back if there is no window; whether it did. A thread that
-    /// remembers the region keeps no more than addresses.
-    pub fn let_go(&self) -> bool {
-        if !self.windows().all.is_empty() {
-            return false;
-        }
-        let size = self.size.load(Acquire) as u64;
-        let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // What this cannot give back goes with the last who remembers.
-        let _ = rustix::fs::fallocate(&self.memory, how, 0, size.max(1));
-        true
+    /// Whether there is no window.
+    pub fn is_unused(&self) -> bool {
+        self.windows().all.is_empty()
     }
 
     /// A new window in this process: its number, and where it is.
@@ -241,7 +251,7 @@ impl Shared {
         let tracker = match o.write {
             // SAFETY: the mapping was just made, and stays until `close`, which
             // drops the tracker first.
-            true => Some(unsafe { attach_tracker(base, mapped, kind)? }),
+            true => Some(unsafe { attach_tracker(base, mapped, kind, o.fixed)? }),
             false => None,
         };
         let id = self.add(Window {
@@ -302,12 +312,17 @@ impl Shared {
     }
 
     /// What was stored to of whole pages `range`: of every window, and marked.
-    fn find(&self, range: Range<usize>, rearm: bool, out: &mut Vec<Range<usize>>) -> Result<()> {
+    fn find(
+        &self,
+        windows: &Windows,
+        range: Range<usize>,
+        rearm: bool,
+        out: &mut Vec<Range<usize>>,
+    ) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
         let from = out.len();
-        let windows = self.windows();
         for window in &windows.all {
             if let Err(e) = window.collect(&range, rearm, out) {
                 out.truncate(from);
@@ -358,6 +373,8 @@ impl WorkingCopy for Shared {
     fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
         let page = rustix::param::page_size();
         let (first, last) = (range.start / page * page, range.end.next_multiple_of(page));
+        // Held to the end: the file must not grow between this and the looks.
+        let windows = self.windows();
         // The file's last page counts as whole: nothing of the file follows.
         let whole_end = match range.end == self.size.load(Acquire) {
             true => last,
@@ -366,11 +383,11 @@ impl WorkingCopy for Shared {
         let whole_start = range.start.next_multiple_of(page).min(whole_end);
         let from = out.len();
         if first < whole_start {
-            self.find(first..whole_start, false, out)?;
+            self.find(&windows, first..whole_start, false, out)?;
         }
-        self.find(whole_start..whole_end, true, out)?;
+        self.find(&windows, whole_start..whole_end, true, out)?;
         if whole_start <= whole_end && whole_end < last {
-            self.find(whole_end..last, false, out)?;
+            self.find(&windows, whole_end..last, false, out)?;
         }
         clip(out, from, &range);
         Ok(())
@@ -380,7 +397,7 @@ impl WorkingCopy for Shared {
         let page = rustix::param::page_size();
         let pages = range.start / page * page..range.end.next_multiple_of(page);
         let from = out.len();
-        self.find(pages, false, out)?;
+        self.find(&self.windows(), pages, false, out)?;
         clip(out, from, &range);
         Ok(())
     }
@@ -392,20 +409,24 @@ impl WorkingCopy for Shared {
     }
 
     fn resized(&self, size: usize) -> Result<()> {
-        let old = self.size.swap(size, AcqRel);
+        let page = rustix::param::page_size();
         let what = || "memory for a shared working copy".to_owned();
-        // What lies behind the end reads as zeros, now and when it grows again.
-        let behind = old.min(size);
+        // Nobody collects meanwhile.
+        let _windows = self.change();
+        let old = self.size.load(Acquire);
         let has = rustix::fs::fstat(&self.memory)
             .map_err(std::io::Error::from)
             .context(what)?
             .st_size as usize;
-        if behind < has {
+        // What lies behind the end reads as zeros, now and when it grows again:
+        // also what was stored to the rest of the last page.
+        let behind = old.min(size)..has.next_multiple_of(page);
+        if !behind.is_empty() {
             rustix::fs::fallocate(
                 &self.memory,
                 FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                behind as u64,
-                (has - behind) as u64,
+                behind.start as u64,
+                behind.len() as u64,
             )
             .map_err(std::io::Error::from)
             .context(what)?;
@@ -415,6 +436,7 @@ impl WorkingCopy for Shared {
                 .map_err(std::io::Error::from)
                 .context(what)?;
         }
+        self.size.store(size, Release);
         Ok(())
     }
 

@@ -38,6 +38,7 @@ use crate::store::{Store, read_superblock};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
+mod remembered;
 mod sync_point;
 mod windows;
 
@@ -412,7 +413,9 @@ impl Volume {
         let _names = lock(&self.0.names);
         let (id, old) = self.0.find_or_create(file, false)?;
         if old == size {
-            return Ok(());
+            // An earlier call may have failed, and come true since.
+            self.0.resized(id, size);
+            return self.0.settle_size(id);
         }
         // Before the memory beyond the new end goes, and after it came.
         self.0.resized(id, size.min(old));

@@ -854,3 +854,67 @@ fn threads_with_mappings_of_their_own_miss_no_store() {
     assert!(committed.into_inner() > 0);
     v.detach().unwrap();
 }
+
+/// What was stored behind the end of a file, in its last page, appeared when the file
+/// grew, and was committed. A file too large for the addresses that a small one gets
+/// could not be mapped at all.
+#[test]
+fn a_shared_working_copy_grows_by_zeros_and_starts_at_any_size() {
+    let dir = Dir::new("grows");
+    let config = config(&dir.0, "auto", "working = \"shared\"");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let m = map(&v, 5000);
+    // SAFETY: inside the last page of the mapping, which only this thread uses.
+    unsafe { m.ptr.add(6000).write(9) };
+    let more = map(&v, 40_000);
+    // SAFETY: inside the mapping.
+    assert_eq!(unsafe { more.ptr.add(6000).read() }, 0);
+    msync(more.ptr, more.len).unwrap();
+    assert!(file(&v).iter().all(|b| *b == 0));
+    // The page where a short window ends is the file's, as in any shared mapping.
+    // SAFETY: as above.
+    unsafe { m.ptr.add(7000).write(5) };
+    msync(m.ptr, 8192).unwrap();
+    assert_eq!(file(&v)[7000], 5);
+    v.create("large").unwrap();
+    v.truncate("large", 100 << 30).unwrap();
+    let flags = MapFlags {
+        read_only: true,
+        ..MapFlags::default()
+    };
+    let large = v.map("large", 100 << 30, flags).unwrap();
+    // SAFETY: inside the mapping.
+    assert_eq!(unsafe { large.ptr.add((100 << 30) - 1).read() }, 0);
+    v.detach().unwrap();
+}
+
+/// A thread that had made a sync point and made no more kept the region's memory, and its
+/// volume with all its files open, after it was unmapped and detached by another.
+#[test]
+fn what_one_thread_unmaps_no_other_keeps() {
+    for working in ["private", "shared"] {
+        let dir = Dir::new(&format!("kept-{working}"));
+        let config = config(&dir.0, "auto", &format!("working = \"{working}\""));
+        let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+        let m = map(&v, 64 << 10);
+        let (synced, gone) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|s| {
+            let (m, synced, gone) = (&m, &synced, &gone);
+            s.spawn(move || {
+                msync(m.ptr, 100).unwrap();
+                synced.wait();
+                gone.wait();
+            });
+            synced.wait();
+            v.detach().unwrap();
+            drop(v);
+            let open = std::fs::read_dir("/proc/self/fd").unwrap();
+            let of_volume: Vec<_> = open
+                .filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok())
+                .filter(|path| path.starts_with(&dir.0))
+                .collect();
+            gone.wait();
+            assert!(of_volume.is_empty(), "{working}: {of_volume:?}");
+        });
+    }
+}

@@ -18,7 +18,7 @@
 //! - What a failed sync point had collected counts as changed again.
 //! - In a forked child nothing can be committed.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, MutexGuard};
@@ -31,24 +31,13 @@ use crate::primary::{Begun, Piece};
 use crate::region::{EXACT_MAX, Region};
 
 use super::windows::{Mapped, TABLE, locate};
-use super::{Inner, LAST_LSN};
+use super::{Inner, LAST_LSN, remembered};
 
 /// Longest piece that grows where the next one goes on.
 const MOST_MERGED: usize = 1 << 30;
 
-/// The region that this thread synced last, and the table's generation then:
-/// the common case costs no atomic write.
-type Remembered = Option<(u64, Arc<Mapped>)>;
-
 thread_local! {
-    static REMEMBERED: Cell<Remembered> = const { Cell::new(None) };
     static RANGES: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// What the calling thread remembers of its last region is forgotten: it would
-/// keep the volume and its files open.
-pub(crate) fn forget() {
-    let _ = REMEMBERED.try_with(Cell::take);
 }
 
 /// Bytes of a region, as a part of a sync point.
@@ -67,7 +56,7 @@ impl Part {
 
 /// What a sync point of `range` is of, by the volume's rule.
 fn rounded(volume: &Inner, region: &Region, range: &Range<usize>) -> Range<usize> {
-    if volume.volume.rounding == Rounding::Exact {
+    if volume.volume.rounding == Rounding::Exact || range.is_empty() {
         return range.clone();
     }
     let page = rustix::param::page_size();
@@ -148,7 +137,7 @@ fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
     check_fork()?;
     let generation = TABLE.generation.load(SeqCst);
     let start = addr as usize;
-    let m = match REMEMBERED.try_with(Cell::take).ok().flatten() {
+    let m = match remembered::take() {
         Some((g, m))
             if g == generation
                 && m.window.span.start <= start
@@ -161,8 +150,7 @@ fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
         _ => locate(start, len)?,
     };
     let done = sync_range(&m, m.part(start, len), until);
-    // At the end of a thread there is nothing to remember.
-    let _ = REMEMBERED.try_with(|r| r.set(Some((generation, m))));
+    remembered::put(generation, m);
     done
 }
 
@@ -299,6 +287,9 @@ type Compared<'a> = (usize, &'a Region, MutexGuard<'a, Images>);
 struct SyncPoint<'a> {
     inner: &'a Inner,
     parts: &'a [Part],
+    /// Of each part, by the volume's rule. They stay as they are, also where a
+    /// file becomes shorter meanwhile.
+    ranges: Vec<Range<usize>>,
     compared: Vec<Compared<'a>>,
     pieces: Vec<Piece<'a>>,
     /// What was collected (and so marked clean), with the range it is of.
@@ -307,11 +298,10 @@ struct SyncPoint<'a> {
 
 impl<'a> SyncPoint<'a> {
     fn new(inner: &'a Inner, parts: &'a [Part]) -> Result<SyncPoint<'a>> {
+        let ranges = parts.iter().map(|p| rounded(inner, &p.region, &p.range));
+        let ranges: Vec<_> = ranges.collect();
         let mut all: Vec<usize> = (0..parts.len())
-            .filter(|i| {
-                let Part { region, range } = &parts[*i];
-                region.write && rounded(inner, region, range).len() > EXACT_MAX
-            })
+            .filter(|i| parts[*i].region.write && ranges[*i].len() > EXACT_MAX)
             .collect();
         // In one order, whoever syncs several.
         all.sort_by_key(|i| Arc::as_ptr(&parts[*i].region) as usize);
@@ -325,6 +315,7 @@ impl<'a> SyncPoint<'a> {
         Ok(SyncPoint {
             inner,
             parts,
+            ranges,
             compared,
             pieces: Vec::with_capacity(parts.len()),
             marks: Vec::new(),
@@ -334,11 +325,11 @@ impl<'a> SyncPoint<'a> {
     /// Finds what it consists of. `found`: for what was collected.
     fn gather(&mut self, found: &mut Vec<Range<usize>>) -> Result<()> {
         let applied = self.inner.primary.store.applied();
-        for (i, Part { region, range }) in self.parts.iter().enumerate() {
+        for (i, Part { region, .. }) in self.parts.iter().enumerate() {
+            let mut range = self.ranges[i].clone();
             if !region.write || range.is_empty() {
                 continue;
             }
-            let mut range = rounded(self.inner, region, range);
             let base = region.copy.base();
             if range.len() <= EXACT_MAX {
                 // SAFETY: inside the region.
@@ -374,10 +365,9 @@ impl<'a> SyncPoint<'a> {
         for (_, region, images) in &mut self.compared {
             region.committed.done(images, begun.lsn);
         }
-        for Part { region, range } in self.parts {
-            let range = rounded(self.inner, region, range);
+        for (Part { region, .. }, range) in self.parts.iter().zip(&self.ranges) {
             if region.write && range.len() <= EXACT_MAX {
-                region.committed.note(range, begun.lsn);
+                region.committed.note(range.clone(), begun.lsn);
             }
         }
         Ok(begun)

@@ -21,8 +21,8 @@ use crate::reader;
 use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use crate::shared::Shared;
 
-use super::sync_point::{self, Part, Until, sync_many};
-use super::{Inner, Volume, lock};
+use super::sync_point::{Part, Until, sync_many};
+use super::{Inner, Volume, lock, remembered};
 
 /// The process's table of regions, ascending by address. Readers take no lock:
 /// they announce themselves in a stripe of their own, for as long as it takes
@@ -54,7 +54,13 @@ impl Mapped {
     pub(crate) fn part(&self, addr: usize, len: usize) -> Range<usize> {
         let w = &self.window;
         let from = addr - w.span.start + w.at;
-        let end = (from + len).min(w.at + w.span.len());
+        // A private copy ends with its window, a shared one goes on behind it: to
+        // the end of the page, as programs round up.
+        let shown = match w.id {
+            0 => w.span.len(),
+            _ => w.span.len().next_multiple_of(rustix::param::page_size()),
+        };
+        let end = (from + len).min(w.at + shown);
         from..end.min(self.region.valid.load(Acquire))
     }
 
@@ -156,8 +162,7 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 /// of a volume by itself finds them there as long as it holds these.
 pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
-    // What this thread remembers would keep the volume and its files open.
-    sync_point::forget();
+    remembered::forget(m);
     let closed = m.region.copy.close(m.window.id);
     m.volume.drop_unused();
     closed
@@ -235,7 +240,9 @@ impl Volume {
     /// configuration) the same bytes can be mapped once at a time, and what is
     /// stored costs memory. With a shared one (`shared`) they can be mapped any
     /// number of times, all mappings show the same, and a sync point of any of
-    /// them commits what was stored through all; it holds the whole file in memory.
+    /// them commits what was stored through all; it holds the whole file in memory,
+    /// which is read at the first mapping (other mappings and changes of names wait
+    /// meanwhile).
     ///
     /// # Errors
     /// `Busy` where bytes of a private working copy are asked for again, or a
@@ -253,7 +260,16 @@ impl Volume {
             )));
         }
         let _names = lock(&inner.names);
-        let (id, size) = inner.find_or_create(file, flags.create)?;
+        let (id, _) = inner.find_or_create(file, flags.create)?;
+        let shared = match inner.volume.working {
+            Working::Auto => flags.shared,
+            kind => kind == Working::Shared,
+        };
+        if !shared || inner.shared_of(id).is_none() {
+            // What is mapped now shows the data file.
+            inner.settle_all()?;
+        }
+        let size = inner.primary.store.area().find(file).map_or(0, |f| f.size);
         let len = if len == 0 {
             usize::try_from(size.saturating_sub(flags.offset)).unwrap_or(usize::MAX)
         } else {
@@ -269,10 +285,6 @@ impl Volume {
             .checked_add(len as u64)
             .filter(|e| *e <= i64::MAX as u64)
             .ok_or_else(|| Error::Invalid(format!("mapping {file}: {len} bytes are too many")))?;
-        let shared = match inner.volume.working {
-            Working::Auto => flags.shared,
-            kind => kind == Working::Shared,
-        };
         inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
         if end > size && flags.read_only {
             return Err(Error::Invalid(format!(
@@ -290,7 +302,7 @@ impl Volume {
 impl Inner {
     /// Lets go of shared working copies that have no window.
     fn drop_unused(&self) {
-        lock(&self.shared).retain(|(copy, _)| !copy.let_go());
+        lock(&self.shared).retain(|(copy, _)| !copy.is_unused());
     }
 
     /// [`Volume::map`] of a file that is there and bytes that are free.
@@ -312,9 +324,10 @@ impl Inner {
                 file: id,
                 size: end,
             }])?;
-            self.resized(id, end);
-            self.settle_size(id)?;
         }
+        // Also where an earlier change that failed came true since.
+        self.resized(id, end.max(size));
+        self.settle_size(id)?;
         let options = MapOptions {
             at: (flags.fixed_at != 0).then_some(flags.fixed_at),
             fixed: flags.fixed_at != 0,
@@ -328,7 +341,6 @@ impl Inner {
                 (region, number, base, flags.offset as usize)
             }
             None => {
-                self.settle_all()?;
                 let data = self.primary.store.area().file(id)?;
                 let copy = Private::map(&data, len, options, tracker)?;
                 let base = copy.base();
@@ -389,6 +401,12 @@ impl Inner {
         self.settle(last)
     }
 
+    /// The shared working copy that a file has.
+    fn shared_of(&self, id: u32) -> Option<(Arc<Shared>, Arc<Region>)> {
+        let all = lock(&self.shared);
+        all.iter().find(|(_, r)| r.file == id).cloned()
+    }
+
     /// The shared working copy of a file: the one that it has, or a new one.
     /// `end`: how far it will be mapped. The caller holds `names`.
     fn shared_copy(
@@ -405,9 +423,8 @@ impl Inner {
         let both = match there {
             Some(both) => both,
             None => {
-                self.settle_all()?;
                 let data = self.primary.store.area().file(id)?;
-                let copy = Arc::new(Shared::fill(&data, size)?);
+                let copy = Arc::new(Shared::fill(&data, size, end)?);
                 let region = Region {
                     copy: copy.clone(),
                     committed: Committed::new(data, 0, copy.capacity()),
