@@ -12,7 +12,9 @@
 //! - An image has every byte that was committed or is on its way to be, up to
 //!   the last LSN noted for its page when it was made. A later note ends it.
 //! - The file stands for a page only if every record that wrote to it is
-//!   applied: what was noted, and what was appended before noting began.
+//!   applied: what was noted, and what was appended before noting began. What
+//!   nobody looks for is announced before it reads the page (`notes`), so that
+//!   no comparison misses it between its reading and its note.
 //! - One thread at a time compares and appends (`Images`, a lock for each
 //!   region): who finds nothing changed waits for what others have collected.
 //! - Images have a bound, for the process; beyond it pages are compared and
@@ -21,14 +23,13 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicUsize, Ordering::*, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-
-use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::diff;
 use crate::env::File;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
+use crate::notes::{Note, Notes};
 use crate::parts::{PART_OVERHEAD, Parts};
 use crate::peek::{MOST_PAGES, Peek};
 
@@ -180,52 +181,6 @@ struct Image {
     lsn: u64,
 }
 
-/// For every page, the last LSN of a sync point that wrote to it and left no
-/// image. Memory that is there only for pages that were noted.
-struct Notes {
-    base: *mut AtomicU64,
-    pages: usize,
-}
-
-// SAFETY: an array of atomics that lives as long as this.
-unsafe impl Send for Notes {}
-// SAFETY: as above.
-unsafe impl Sync for Notes {}
-
-impl Notes {
-    fn new(pages: usize) -> Result<Notes> {
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                pages * 8,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
-        let base = base
-            .map_err(std::io::Error::from)
-            .context(|| "memory for the pages of a region".into())?;
-        Ok(Notes {
-            base: base.cast(),
-            pages,
-        })
-    }
-
-    fn at(&self, page: usize) -> &AtomicU64 {
-        assert!(page < self.pages);
-        // SAFETY: inside the mapping, which is zeros at first.
-        unsafe { &*self.base.add(page) }
-    }
-}
-
-impl Drop for Notes {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody uses any more.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.pages * 8) };
-    }
-}
-
 /// What is committed of one region.
 pub struct Committed {
     data: Peek,
@@ -240,7 +195,7 @@ pub struct Committed {
 struct Step {
     page: usize,
     part: Range<usize>,
-    noted: u64,
+    noted: Note,
     /// What was appended to it up to here is in no image.
     known: u64,
     image: Option<Image>,
@@ -318,17 +273,38 @@ impl Committed {
         Ok(images)
     }
 
-    /// A sync point wrote to these bytes, or may have: it has `lsn`, or is
-    /// before it. Called after it was appended, before its caller goes on.
+    /// A sync point of these bytes, which nobody looks for, is about to read
+    /// them: until it was noted, they are not what the file has, nor an image.
+    /// Whether somebody may see it.
     #[inline]
-    pub fn note(&self, bytes: Range<usize>, lsn: u64) {
-        // Nobody compares: all that is before the first comparison counts.
-        if let Some(notes) = self.notes.get()
-            && !bytes.is_empty()
-        {
-            for page in bytes.start / self.page..=(bytes.end - 1) / self.page {
-                notes.at(page).fetch_max(lsn, AcqRel);
-            }
+    pub fn announce(&self, bytes: &Range<usize>) -> bool {
+        let Some(notes) = self.notes.get() else {
+            // Nobody compares: all that is before the first comparison counts.
+            return false;
+        };
+        self.pages_of(bytes).for_each(|page| notes.begin(page));
+        true
+    }
+
+    /// It was appended as `lsn`, or is not made (0). Called before its caller
+    /// goes on. False if the first comparison came in between and did not see it:
+    /// then the bytes have to be compared once more.
+    #[inline]
+    pub fn note(&self, bytes: &Range<usize>, lsn: u64, announced: bool) -> bool {
+        let Some(notes) = self.notes.get() else {
+            return true;
+        };
+        self.pages_of(bytes).for_each(|page| match announced {
+            true => notes.end(page, lsn),
+            false => notes.put(page, lsn),
+        });
+        announced
+    }
+
+    fn pages_of(&self, bytes: &Range<usize>) -> Range<usize> {
+        match bytes.is_empty() {
+            true => 0..0,
+            false => bytes.start / self.page..(bytes.end - 1) / self.page + 1,
         }
     }
 
@@ -388,10 +364,13 @@ impl Committed {
     /// taken away.
     fn step(&self, images: &mut Images, page: usize, part: Range<usize>, applied: u64) -> Step {
         let notes = self.notes.get().expect("it is held");
-        let noted = notes.at(page).load(Acquire);
-        let mut known = images.since.max(noted);
+        let noted = notes.get(page);
+        let mut known = images.since.max(noted.lsn());
+        if noted.is_under_way() {
+            known = u64::MAX;
+        }
         let mut image = images.pages.remove(&page);
-        if let Some(old) = image.take_if(|i| i.noted != noted) {
+        if let Some(old) = image.take_if(|i| i.noted != noted.lsn() || known == u64::MAX) {
             known = known.max(old.lsn);
             images.end(old);
         }
@@ -443,6 +422,15 @@ impl Committed {
         read
     }
 
+    /// Whether a sync point was announced or noted since `noted` was read, the
+    /// page being compared by now: what it read there may be what the comparison
+    /// did not see any more. (One that is announced later reads what was compared,
+    /// or what is stored later and counts as changed.)
+    fn was_noted(&self, page: usize, noted: Note) -> bool {
+        fence(Acquire);
+        self.notes.get().expect("it is held").get(page) != noted
+    }
+
     /// A page of which an image is whole, or nothing is known.
     fn compare_known(
         &self,
@@ -476,7 +464,7 @@ impl Committed {
                     // SAFETY: a page from each; a raw copy, since others may store.
                     unsafe { std::ptr::copy_nonoverlapping(now, bytes.ptr(), self.page) };
                     push(part, bytes.ptr());
-                    images.keep(page, Kind::Whole(bytes), noted, u64::MAX);
+                    images.keep(page, Kind::Whole(bytes), noted.lsn(), u64::MAX);
                 }
                 None => push(part, now),
             }
@@ -489,6 +477,10 @@ impl Committed {
         // begin. What is found is inside it.
         unsafe {
             diff::update(now, copy.add(within), part.len(), |b, e| runs.push((b, e)));
+            if self.was_noted(page, noted) {
+                runs.clear();
+                runs.push((0, part.len()));
+            }
             unite(runs);
             for (b, e) in runs.iter() {
                 push(part.start + b..part.start + e, copy.add(within + b));
@@ -529,8 +521,16 @@ impl Committed {
         // SAFETY: both have the part.
         unsafe { diff::update(now, old.as_mut_ptr(), old.len(), |b, e| runs.push((b, e))) };
         unite(runs);
+        if self.was_noted(page, noted) {
+            images.touched.push(page);
+            push(part, now);
+            return;
+        }
         let image = match images.runs.is_empty() {
-            false => self.changed(images, step.image, (page, noted), (part, now), bytes, push),
+            false => {
+                let noted = (page, noted.lsn());
+                self.changed(images, step.image, noted, (part, now), bytes, push)
+            }
             true => step.image,
         };
         images.pages.extend(image.map(|i| (page, i)));
@@ -653,8 +653,7 @@ impl Committed {
     }
 
     fn note_page(&self, page: usize, lsn: u64) {
-        let notes = self.notes.get().expect("it is held");
-        notes.at(page).fetch_max(lsn, AcqRel);
+        self.notes.get().expect("it is held").put(page, lsn);
     }
 
     /// The file has another size: what is known from byte `from` on is not any
@@ -808,7 +807,9 @@ mod tests {
                 assert_eq!(found(&c, memory, 4, 6), [back], "{full} {len}");
                 assert_eq!(found(&c, memory, 6, 7), []);
                 // A part of the page is committed by itself.
-                c.note(page + 4..page + 8, 8);
+                let part = page + 4..page + 8;
+                let announced = c.announce(&part);
+                assert!(c.note(&part, 8, announced));
                 let whole = page..2 * page;
                 assert_eq!(found(&c, memory, 7, 9), [whole]);
                 assert_eq!(found(&c, memory, 9, 10), []);
@@ -837,5 +838,58 @@ mod tests {
             assert!((8..4000).step_by(80).all(covered), "{all:?}");
         }
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A thread synced 8 bytes; another stored what they had been before, and a
+    /// third looked for what had changed, before the first had noted its sync
+    /// point: nothing had, by the file. Then the first one's bytes reached the
+    /// file, and memory had others until its page was stored to again.
+    #[test]
+    fn what_is_being_appended_is_not_taken_for_unchanged() {
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let path = std::env::temp_dir().join(format!("mojim-announced-{}", std::process::id()));
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let env = crate::os::Os::new().unwrap();
+        let file = env.open(&path, OpenHow::default()).unwrap();
+        let page = rustix::param::page_size();
+        let memory = vec![0u8; page];
+        // With nothing known of the page, with parts, with a whole image.
+        for len in [0, 8, 3000] {
+            let c = Committed::new(file.clone(), 0, page);
+            let part = 64..72;
+            // Nobody compares yet; who began before is told to look again.
+            assert!(!c.announce(&part));
+            drop(c.hold(|| 0).unwrap());
+            assert!(!c.note(&part, 1, false));
+            let known = |c: &Committed, lsn| {
+                let mut changed = memory.clone();
+                changed[..len].fill(1);
+                found(c, &changed, lsn - 1, lsn);
+                found(c, &memory, lsn - 1, lsn);
+            };
+            known(&c, 2);
+            assert_eq!(found(&c, &memory, 1, 3), []);
+            // Announced before the comparison.
+            assert!(c.announce(&part));
+            assert_eq!(found(&c, &memory, 3, 5), std::slice::from_ref(&(0..page)));
+            assert!(c.note(&part, 4, true));
+            known(&c, 6);
+            // During it; appended or not.
+            for lsn in [0, 7] {
+                let mut images = c.hold(|| 0).unwrap();
+                let step = c.step(&mut images, 0, 0..page, 5);
+                images.batch.push(step);
+                assert!(c.announce(&part));
+                let mut all = Vec::new();
+                let mut push = |part: Range<usize>, _| all.push(part);
+                c.compare(&mut images, memory.as_ptr(), 5, &mut push)
+                    .unwrap();
+                assert_eq!(all, std::slice::from_ref(&(0..page)), "{len} {lsn}");
+                c.done(&mut images, 8);
+                assert!(c.note(&part, lsn, true));
+            }
+            assert_eq!(found(&c, &memory, 8, 9), []);
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -22,6 +22,7 @@ pub mod link;
 pub mod log;
 pub mod mirror;
 pub mod node;
+mod notes;
 pub mod os;
 pub mod outflow;
 mod parts;

@@ -104,13 +104,9 @@ pub(crate) enum Until {
 /// Each byte is taken once, at some moment of the call, and all copies get the
 /// same. What was stored before the call is in it. Of what other threads store
 /// into the range during the call, each byte may be in it or not; what is not
-/// counts as changed, and the next sync point of the range commits it. (But not
-/// always where a store takes bytes back to what they were before, during one
-/// thread's sync point of at most [`EXACT_MAX`](crate::region::EXACT_MAX) bytes
-/// and a larger one of another thread's: they are committed when their page is
-/// stored to again.) Threads that must not have half a change committed hold a
-/// reader-writer lock shared while they change data, and exclusively here (FAMS
-/// 3.3; `examples/transfers.c`).
+/// counts as changed, and the next sync point of the range commits it. Threads
+/// that must not have half a change committed hold a reader-writer lock shared
+/// while they change data, and exclusively here (FAMS 3.3; `examples/transfers.c`).
 #[inline]
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     sync_address(addr, len, Until::Committed)
@@ -158,6 +154,15 @@ fn clip(m: &Mapped, addr: usize, len: usize) -> Range<usize> {
     m.region.clip(addr..addr + len)
 }
 
+/// A sync point of these bytes, exactly, was begun, or not.
+#[inline]
+fn note(region: &Region, bytes: Range<usize>, begun: &Result<Begun>, announced: bool) {
+    let lsn = begun.as_ref().map_or(0, |b| b.lsn);
+    if !region.committed.note(&bytes, lsn, announced) {
+        region.copy.mark(bytes);
+    }
+}
+
 /// What is left of a sync point that was begun.
 #[inline]
 fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
@@ -185,10 +190,12 @@ pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>, until: Until) -> 
             len: range.len(),
         };
         let primary = &m.volume.primary;
-        let begun = primary.begin_commit(&[piece])?;
         let span = m.region.span().start;
         let bytes = range.start - span..range.end - span;
-        m.region.committed.note(bytes, begun.lsn);
+        let announced = m.region.committed.announce(&bytes);
+        let begun = primary.begin_commit(&[piece]);
+        note(&m.region, bytes, &begun, announced);
+        let begun = begun?;
         end(&m.volume, &begun, until)?;
         LAST_LSN.with(|l| l.set(begun.lsn));
         return Ok(begun.lsn);
@@ -359,15 +366,20 @@ impl<'a> SyncPoint<'a> {
 
     /// Begins it; whoever compares these regions next finds it begun.
     fn begin(&mut self) -> Result<Begun> {
-        let begun = self.inner.primary.begin_commit(&self.pieces)?;
+        let exact = || {
+            let ranges = self.ranges.iter().map(|(m, r)| (&m.region, relative(m, r)));
+            ranges.filter(|(region, r)| region.write && r.len() <= EXACT_MAX)
+        };
+        let announced: Vec<bool> = exact()
+            .map(|(region, range)| region.committed.announce(&range))
+            .collect();
+        let begun = self.inner.primary.begin_commit(&self.pieces);
+        for ((region, range), announced) in exact().zip(announced) {
+            note(region, range, &begun, announced);
+        }
+        let begun = begun?;
         for (_, region, images) in &mut self.compared {
             region.committed.done(images, begun.lsn);
-        }
-        for (m, range) in self.ranges {
-            let range = relative(m, range);
-            if m.region.write && range.len() <= EXACT_MAX {
-                m.region.committed.note(range, begun.lsn);
-            }
         }
         Ok(begun)
     }
