@@ -70,11 +70,7 @@
  *   - What is stored during the call may be in it or not, byte by byte: of two
  *     stores the later one alone, or half of one store.
  *   - What is not in it is in memory as it was stored, counts as changed, and is
- *     committed by the next sync point of its range. Nothing else is needed. (One
- *     exception: a store during one thread's sync point of at most 16 KiB, which
- *     takes the bytes back to what they were before, while another thread's larger
- *     sync point of them runs: these bytes may stay as the first one committed them
- *     until their page is stored to once more.)
+ *     committed by the next sync point of its range. Nothing else is needed.
  * Where a half-done change must not be committed, threads hold a reader-writer lock
  * shared while they change data, and exclusively while they call mojim_msync:
  * examples/transfers.c.

@@ -3,8 +3,8 @@
 //!
 //! Owns the open data files, the catalogue, and the image: whole pages in
 //! anonymous memory into which a batch of records is merged before each page
-//! is written once; of a page to which one small extent was written, that
-//! extent. Never stores through a mapping of a data file.
+//! is written once; of a page to which little was written, that. Never stores
+//! through a mapping of a data file.
 //!
 //! Invariants:
 //! - Records are applied in LSN order, whole sync points at a time, by one
@@ -23,6 +23,7 @@ use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, crc32c};
 
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
+use crate::parts::{PART_OVERHEAD, Parts};
 
 /// Bytes of one page of the image. A unit of merging, not of any hardware.
 pub const IMAGE_PAGE: usize = 4096;
@@ -30,8 +31,14 @@ pub const IMAGE_PAGE: usize = 4096;
 /// Bytes of the image beyond which it is written out.
 pub const MOST_IMAGE: usize = 32 << 20;
 
-/// What a part takes beside its bytes, about.
-const PART_BYTES: usize = 64;
+/// What a page of the image takes beside its bytes, about.
+const PAGE_OVERHEAD: usize = 64;
+
+/// Most bytes of a page's parts: beyond that it is read.
+const MOST_PARTS: usize = 2048;
+
+/// Most pages that are written at once.
+const MOST_RUN: usize = 256;
 
 /// Extents of at least this many bytes go to their file without the image.
 const DIRECT: usize = 1024;
@@ -50,8 +57,8 @@ pub const MAX_CATALOG: u64 = 1 << 30;
 
 /// What was written to a page of a file.
 enum Image {
-    /// One extent, and where in the page.
-    Part(usize, Box<[u8]>),
+    /// Little.
+    Parts(Parts),
     /// The page with all that was written to it.
     Page(Box<[u8; IMAGE_PAGE]>),
 }
@@ -570,39 +577,40 @@ impl Area {
 
     /// Bytes within one page.
     fn write_in_page(&mut self, id: u32, page: u64, within: usize, bytes: &[u8]) -> Result<()> {
-        let put = |p: &mut [u8; IMAGE_PAGE], at: usize, bytes: &[u8]| {
-            p[at..at + bytes.len()].copy_from_slice(bytes);
-        };
-        let old = match self.image.get_mut(&(id, page)) {
+        let parts = match self.image.get_mut(&(id, page)) {
             Some(Image::Page(p)) => {
-                put(p, within, bytes);
+                p[within..within + bytes.len()].copy_from_slice(bytes);
                 return Ok(());
             }
-            Some(Image::Part(at, old)) if *at == within && old.len() == bytes.len() => {
-                old.copy_from_slice(bytes);
-                return Ok(());
+            Some(Image::Parts(parts)) => {
+                if parts.overwrite(within, bytes) {
+                    return Ok(());
+                }
+                parts
             }
-            None if bytes.len() < IMAGE_PAGE => {
-                self.image_bytes += PART_BYTES + bytes.len();
-                let part = Image::Part(within, bytes.into());
-                self.image.insert((id, page), part);
-                return Ok(());
+            None => {
+                self.image_bytes += PAGE_OVERHEAD;
+                let image = Image::Parts(Parts::default());
+                let Image::Parts(parts) = self.image.entry((id, page)).or_insert(image) else {
+                    unreachable!("it was not there");
+                };
+                parts
             }
-            Some(Image::Part(at, old)) => Some((*at, std::mem::take(old))),
-            None => None,
         };
-        // A second extent: the page is read once, and written once.
+        let taken = PART_OVERHEAD + bytes.len();
+        if parts.len() + taken <= MOST_PARTS {
+            parts.push(within, bytes);
+            self.image_bytes += taken;
+            return Ok(());
+        }
+        let parts = std::mem::take(parts);
+        self.image_bytes += IMAGE_PAGE - parts.len();
         let mut p = Box::new([0u8; IMAGE_PAGE]);
         if bytes.len() < IMAGE_PAGE {
-            let f = self.file(id)?;
-            f.read_at(&mut p[..], page * IMAGE_PAGE as u64)
-                .map_err(|e| Error::Poisoned(format!("reading file {id}: {e}")))?;
+            self.read_run(id, page * IMAGE_PAGE as u64, &mut p[..])?;
         }
-        if let Some((at, old)) = old {
-            put(&mut p, at, &old);
-        }
-        put(&mut p, within, bytes);
-        self.image_bytes += IMAGE_PAGE;
+        parts.put(&mut p[..]);
+        p[within..within + bytes.len()].copy_from_slice(bytes);
         self.image.insert((id, page), Image::Page(p));
         Ok(())
     }
@@ -617,34 +625,47 @@ impl Area {
         if let Some(e) = &self.failed {
             return Err(e.clone());
         }
-        let mut run: Vec<u8> = Vec::new();
-        let mut run_at: Option<(u32, u64)> = None;
-        let image = std::mem::take(&mut self.image);
+        let mut image = std::mem::take(&mut self.image).into_iter().peekable();
         self.image_bytes = 0;
-        for ((id, page), image) in image {
+        let (mut run, mut pages) = (Vec::new(), Vec::new());
+        while let Some(((id, page), first)) = image.next() {
             let at = page * IMAGE_PAGE as u64;
-            let bytes = match image {
-                Image::Page(bytes) => bytes,
-                Image::Part(within, bytes) => {
-                    self.write_run(id, at + within as u64, &bytes)?;
-                    continue;
-                }
-            };
-            match run_at {
-                Some((rid, rat))
-                    if rid == id && rat + run.len() as u64 == at && run.len() < 1 << 20 => {}
-                Some((rid, rat)) => {
-                    self.write_run(rid, rat, &run)?;
-                    run.clear();
-                    run_at = Some((id, at));
-                }
-                None => run_at = Some((id, at)),
+            pages.push(first);
+            while pages.len() < MOST_RUN
+                && let next = (id, page + pages.len() as u64)
+                && let Some((_, more)) = image.next_if(|(key, _)| *key == next)
+            {
+                pages.push(more);
             }
-            run.extend_from_slice(&bytes[..]);
-        }
-        if let Some((id, at)) = run_at {
+            if let [Image::Parts(parts)] = &pages[..]
+                && let Some((within, bytes)) = parts.only()
+            {
+                self.write_run(id, at + within as u64, bytes)?;
+                pages.clear();
+                continue;
+            }
+            run.resize(pages.len() * IMAGE_PAGE, 0);
+            if pages.iter().any(|p| matches!(p, Image::Parts(_))) {
+                self.read_run(id, at, &mut run)?;
+            }
+            for (image, page) in pages.drain(..).zip(run.chunks_mut(IMAGE_PAGE)) {
+                match image {
+                    Image::Parts(parts) => parts.put(page),
+                    Image::Page(bytes) => page.copy_from_slice(&bytes[..]),
+                }
+            }
             self.write_run(id, at, &run)?;
         }
+        Ok(())
+    }
+
+    /// What the file has, and zeros beyond its end.
+    fn read_run(&mut self, id: u32, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let got = self
+            .file(id)?
+            .read_at(bytes, at)
+            .map_err(|e| Error::Poisoned(format!("reading file {id}: {e}")))?;
+        bytes[got..].fill(0);
         Ok(())
     }
 
@@ -1042,6 +1063,53 @@ mod tests {
         let files: Vec<_> = again.files().map(|f| (f.id, f.size)).collect();
         assert_eq!(files, [(12, 200)]);
         again.check_sizes().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// Small extents, alone, many in a page, in pages side by side and at the
+    /// file's end: the file has what writing each of them would have given.
+    #[test]
+    fn what_was_merged_is_what_was_written() {
+        let dir = std::env::temp_dir().join(format!("mojim-merged-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let (data, meta) = (dir.join("data"), dir.join("meta"));
+        std::fs::create_dir_all(&meta).unwrap();
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let mut area = Area::open(&env, &data, &meta, 9).unwrap();
+        let size = 40 * IMAGE_PAGE + 100;
+        let op = |kind, offset: usize, len: usize| Op {
+            file: 7,
+            kind,
+            offset: offset as u64,
+            len: len as u32,
+        };
+        area.apply_op(1, &op(OpKind::Create, 0, 1), b"x").unwrap();
+        area.apply_op(1, &op(OpKind::Resize, size, 0), b"").unwrap();
+        area.end_sync_point(1).unwrap();
+        let mut want = vec![0u8; size];
+        let mut random = 1u64;
+        let mut below = |n: usize| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+            (random >> 33) as usize % n
+        };
+        for round in 1..200u8 {
+            for _ in 0..below(400) {
+                // Pages far apart, then neighbours, then one again and again.
+                let page = match round % 3 {
+                    0 => below(41),
+                    1 => 3 * below(13),
+                    _ => 40 - below(3),
+                };
+                let at = (page * IMAGE_PAGE + below(IMAGE_PAGE)).min(size - 1);
+                let most = if below(50) == 0 { 6000 } else { 40 };
+                let end = (at + 1 + below(most)).min(size);
+                want[at..end].fill(round);
+                area.write(7, at as u64, &vec![round; end - at]).unwrap();
+            }
+            area.flush().unwrap();
+            assert_eq!(area.image_bytes(), 0);
+            assert!(std::fs::read(data.join("x")).unwrap() == want, "{round}");
+        }
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -12,23 +12,26 @@
 //! - An image has every byte that was committed or is on its way to be, up to
 //!   the last LSN noted for its page when it was made. A later note ends it.
 //! - The file stands for a page only if every record that wrote to it is
-//!   applied: what was noted, and what was appended before noting began.
+//!   applied: what was noted, and what was appended before noting began. What
+//!   nobody looks for is announced before it reads the page (`notes`), so that
+//!   no comparison misses it between its reading and its note.
 //! - One thread at a time compares and appends (`Images`, a lock for each
 //!   region): who finds nothing changed waits for what others have collected.
 //! - Images have a bound, for the process; beyond it pages are compared and
 //!   not kept.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicUsize, Ordering::*, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-
-use mojim_format::bytes::u32_at;
-use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::diff;
 use crate::env::File;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
+use crate::notes::{Note, Notes};
+use crate::parts::{PART_OVERHEAD, Parts};
+use crate::peek::{MOST_PAGES, Peek};
 
 /// Most bytes of images in the process, those that wait to be used included.
 pub const MOST_BYTES: usize = 64 << 20;
@@ -78,33 +81,19 @@ impl Drop for Buffer {
 
 /// Most bytes of an image of parts: beyond that it is whole.
 const MOST_PARTS: usize = 2048;
-/// What a part takes beside its bytes.
-const PART_OVERHEAD: usize = 8;
 
-/// Parts of a page in the order in which they were written: of each its place
-/// and length, 4 bytes each, and its bytes.
+/// Parts of a page, as they count for the bound.
 #[derive(Default)]
-struct Parts(Vec<u8>);
+struct Counted(Parts);
 
-impl Parts {
+impl Counted {
     fn push(&mut self, at: usize, bytes: &[u8]) {
         BYTES.fetch_add(PART_OVERHEAD + bytes.len(), Relaxed);
-        self.0.extend((at as u32).to_le_bytes());
-        self.0.extend((bytes.len() as u32).to_le_bytes());
-        self.0.extend(bytes);
-    }
-
-    fn put(&self, page: &mut [u8]) {
-        let mut rest = &self.0[..];
-        while let Some((head, more)) = rest.split_first_chunk::<PART_OVERHEAD>() {
-            let (at, len) = (u32_at(head, 0) as usize, u32_at(head, 4) as usize);
-            page[at..at + len].copy_from_slice(&more[..len]);
-            rest = &more[len..];
-        }
+        self.0.push(at, bytes);
     }
 }
 
-impl Drop for Parts {
+impl Drop for Counted {
     fn drop(&mut self) {
         BYTES.fetch_sub(self.0.len(), Relaxed);
     }
@@ -159,9 +148,29 @@ fn unite(runs: &mut Vec<(usize, usize)>) {
     }
 }
 
+/// Spreads the numbers of pages, which nobody chooses to do harm to others.
+#[derive(Default)]
+struct PageHasher(u64);
+
+impl Hasher for PageHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("the number of a page is hashed")
+    }
+
+    fn write_usize(&mut self, page: usize) {
+        // The map takes its place from the low bits, and 7 of the high ones.
+        let spread = (page as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = spread ^ spread >> 32;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 enum Kind {
     Whole(Buffer),
-    Parts(Parts),
+    Parts(Counted),
 }
 
 struct Image {
@@ -172,55 +181,9 @@ struct Image {
     lsn: u64,
 }
 
-/// For every page, the last LSN of a sync point that wrote to it and left no
-/// image. Memory that is there only for pages that were noted.
-struct Notes {
-    base: *mut AtomicU64,
-    pages: usize,
-}
-
-// SAFETY: an array of atomics that lives as long as this.
-unsafe impl Send for Notes {}
-// SAFETY: as above.
-unsafe impl Sync for Notes {}
-
-impl Notes {
-    fn new(pages: usize) -> Result<Notes> {
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                pages * 8,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        };
-        let base = base
-            .map_err(std::io::Error::from)
-            .context(|| "memory for the pages of a region".into())?;
-        Ok(Notes {
-            base: base.cast(),
-            pages,
-        })
-    }
-
-    fn at(&self, page: usize) -> &AtomicU64 {
-        assert!(page < self.pages);
-        // SAFETY: inside the mapping, which is zeros at first.
-        unsafe { &*self.base.add(page) }
-    }
-}
-
-impl Drop for Notes {
-    fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody uses any more.
-        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.pages * 8) };
-    }
-}
-
 /// What is committed of one region.
 pub struct Committed {
-    file: Arc<dyn File>,
+    data: Peek,
     offset: u64,
     pages: usize,
     page: usize,
@@ -228,12 +191,34 @@ pub struct Committed {
     images: Mutex<Images>,
 }
 
+/// A part of a page that is to be compared.
+struct Step {
+    page: usize,
+    part: Range<usize>,
+    noted: Note,
+    /// What was appended to it up to here is in no image.
+    known: u64,
+    image: Option<Image>,
+}
+
+impl Step {
+    /// Whether it takes the page as the data file has it, where that is as of
+    /// `applied`.
+    fn takes_file(&self, applied: u64) -> bool {
+        match &self.image {
+            Some(image) => matches!(image.kind, Kind::Parts(_)),
+            None => self.known <= applied,
+        }
+    }
+}
+
 /// The images of a region, and who may append what was found by them.
 #[derive(Default)]
 pub struct Images {
-    pages: HashMap<usize, Image>,
+    pages: HashMap<usize, Image, BuildHasherDefault<PageHasher>>,
     free: Vec<Buffer>,
-    /// A page as it is committed, while it is compared.
+    /// Pages that are compared together, and those of the file that it takes.
+    batch: Vec<Step>,
     scratch: Vec<u64>,
     /// What was found to differ in it: begin and end.
     runs: Vec<(usize, usize)>,
@@ -264,10 +249,11 @@ impl Committed {
     /// Of `len` bytes of a file, from `offset` on, mapped just now.
     pub fn new(file: Arc<dyn File>, offset: u64, len: usize) -> Committed {
         let page = rustix::param::page_size();
+        let pages = len.div_ceil(page);
         Committed {
-            file,
+            data: Peek::new(file, offset, pages),
             offset,
-            pages: len.div_ceil(page),
+            pages,
             page,
             notes: OnceLock::new(),
             images: Mutex::default(),
@@ -287,17 +273,38 @@ impl Committed {
         Ok(images)
     }
 
-    /// A sync point wrote to these bytes, or may have: it has `lsn`, or is
-    /// before it. Called after it was appended, before its caller goes on.
+    /// A sync point of these bytes, which nobody looks for, is about to read
+    /// them: until it was noted, they are not what the file has, nor an image.
+    /// Whether somebody may see it.
     #[inline]
-    pub fn note(&self, bytes: Range<usize>, lsn: u64) {
-        // Nobody compares: all that is before the first comparison counts.
-        if let Some(notes) = self.notes.get()
-            && !bytes.is_empty()
-        {
-            for page in bytes.start / self.page..=(bytes.end - 1) / self.page {
-                notes.at(page).fetch_max(lsn, AcqRel);
-            }
+    pub fn announce(&self, bytes: &Range<usize>) -> bool {
+        let Some(notes) = self.notes.get() else {
+            // Nobody compares: all that is before the first comparison counts.
+            return false;
+        };
+        self.pages_of(bytes).for_each(|page| notes.begin(page));
+        true
+    }
+
+    /// It was appended as `lsn`, or is not made (0). Called before its caller
+    /// goes on. False if the first comparison came in between and did not see it:
+    /// then the bytes have to be compared once more.
+    #[inline]
+    pub fn note(&self, bytes: &Range<usize>, lsn: u64, announced: bool) -> bool {
+        let Some(notes) = self.notes.get() else {
+            return true;
+        };
+        self.pages_of(bytes).for_each(|page| match announced {
+            true => notes.end(page, lsn),
+            false => notes.put(page, lsn),
+        });
+        announced
+    }
+
+    fn pages_of(&self, bytes: &Range<usize>) -> Range<usize> {
+        match bytes.is_empty() {
+            true => 0..0,
+            false => bytes.start / self.page..(bytes.end - 1) / self.page + 1,
         }
     }
 
@@ -318,16 +325,21 @@ impl Committed {
             images.sweep(applied);
         }
         self.check_length(ranges)?;
+        let mut last = None;
         for range in ranges {
             let mut at = range.start;
             while at < range.end {
                 let page = at / self.page;
                 let end = range.end.min((page + 1) * self.page);
-                self.page_changes(images, base, page, at..end, applied, &mut push)?;
-                at = end;
+                if images.batch.len() == MOST_PAGES || last == Some(page) {
+                    self.compare(images, base, applied, &mut push)?;
+                }
+                let step = self.step(images, page, at..end, applied);
+                images.batch.push(step);
+                (at, last) = (end, Some(page));
             }
         }
-        Ok(())
+        self.compare(images, base, applied, &mut push)
     }
 
     /// Who touches memory whose file was cut behind our back dies of SIGBUS: not
@@ -336,11 +348,8 @@ impl Committed {
         let Some(last) = ranges.last() else {
             return Ok(());
         };
-        let what = || "reading what is committed".to_owned();
-        let (has, end) = (
-            self.file.len().context(what)?,
-            self.offset + last.end as u64,
-        );
+        let has = self.data.file_len()?;
+        let end = self.offset + last.end as u64;
         if has.next_multiple_of(self.page as u64) < end {
             let what = format!(
                 "a data file was cut: it is {has} bytes long, and memory up to {end} has changed"
@@ -351,107 +360,180 @@ impl Committed {
         Ok(())
     }
 
-    fn page_changes(
-        &self,
-        images: &mut Images,
-        base: *const u8,
-        page: usize,
-        part: Range<usize>,
-        applied: u64,
-        push: &mut impl FnMut(Range<usize>, *const u8),
-    ) -> Result<()> {
-        let begin = page * self.page;
+    /// What is known of a page, a part of which is to be compared. Its image is
+    /// taken away.
+    fn step(&self, images: &mut Images, page: usize, part: Range<usize>, applied: u64) -> Step {
         let notes = self.notes.get().expect("it is held");
-        let noted = notes.at(page).load(Acquire);
-        // SAFETY: inside the region.
-        let now = unsafe { base.add(part.start) };
-        let within = part.start - begin;
-        let mut known = images.since.max(noted);
+        let noted = notes.get(page);
+        let mut known = images.since.max(noted.lsn());
+        if noted.is_under_way() {
+            known = u64::MAX;
+        }
         let mut image = images.pages.remove(&page);
-        if let Some(old) = image.take_if(|i| i.noted != noted) {
+        if let Some(old) = image.take_if(|i| i.noted != noted.lsn() || known == u64::MAX) {
             known = known.max(old.lsn);
             images.end(old);
         }
-        match &mut image {
-            Some(Image {
-                kind: Kind::Whole(bytes),
-                lsn,
-                ..
-            }) => {
-                let copy = bytes.ptr();
-                let runs = &mut images.runs;
-                runs.clear();
-                // SAFETY: `copy` is a page's, and both have the part, as far
-                // from its begin. What is found is inside it.
-                unsafe {
-                    diff::update(now, copy.add(within), part.len(), |b, e| runs.push((b, e)));
-                    unite(runs);
-                    for (b, e) in runs.iter() {
-                        push(part.start + b..part.start + e, copy.add(within + b));
-                    }
-                }
-                if !runs.is_empty() {
-                    *lsn = u64::MAX;
-                    images.touched.push(page);
-                }
-                images.pages.extend(image.map(|i| (page, i)));
-                return Ok(());
-            }
-            None if known > applied => {
-                // What is committed is in the logs: all of the part counts.
-                images.touched.push(page);
-                let whole = part.len() == self.page;
-                let room = if whole {
-                    images.buffer(self.page)
-                } else {
-                    None
-                };
-                match room {
-                    Some(mut bytes) => {
-                        // SAFETY: a page from each; a raw copy, since others may store.
-                        unsafe { std::ptr::copy_nonoverlapping(now, bytes.ptr(), self.page) };
-                        push(part, bytes.ptr());
-                        images.keep(page, Kind::Whole(bytes), noted);
-                    }
-                    None => push(part, now),
-                }
-                return Ok(());
-            }
-            _ => {}
+        // The file has them by now.
+        image.take_if(|i| i.lsn <= applied && matches!(i.kind, Kind::Parts(_)));
+        Step {
+            page,
+            part,
+            noted,
+            known,
+            image,
         }
-        // The file, with what is outstanding over it.
+    }
+
+    /// Compares the batch, and takes it back.
+    fn compare(
+        &self,
+        images: &mut Images,
+        base: *const u8,
+        applied: u64,
+        push: &mut impl FnMut(Range<usize>, *const u8),
+    ) -> Result<()> {
+        let mut batch = std::mem::take(&mut images.batch);
         let mut scratch = std::mem::take(&mut images.scratch);
-        scratch.resize(self.page / 8, 0);
-        let copy = scratch.as_mut_ptr().cast::<u8>();
+        let (mut pages, mut n) = ([0; MOST_PAGES], 0);
+        for step in batch.iter().filter(|s| s.takes_file(applied)) {
+            pages[n] = step.page;
+            n += 1;
+        }
+        let room = (n * self.page / 8).max(scratch.len());
+        scratch.resize(room, 0);
         // SAFETY: all of the scratch, as bytes.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(copy, self.page) };
-        let done = self.read(page, bytes).map(|()| {
-            if let Some(Image {
-                kind: Kind::Parts(parts),
-                ..
-            }) = &image
-            {
-                parts.put(bytes);
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast::<u8>(), n * self.page)
+        };
+        let read = self.data.read(&pages[..n], bytes);
+        let mut bytes = bytes.chunks_mut(self.page);
+        for step in batch.drain(..) {
+            if read.is_err() {
+                images.pages.extend(step.image.map(|i| (step.page, i)));
+            } else if step.takes_file(applied) {
+                let bytes = bytes.next().expect("it was read");
+                self.compare_with(images, step, bytes, base, push);
+            } else {
+                self.compare_known(images, step, base, push);
             }
-            let runs = &mut images.runs;
-            runs.clear();
-            // SAFETY: both have the part, as far from a page's begin.
-            unsafe {
-                diff::update(now, copy.add(within), part.len(), |b, e| {
-                    runs.push((b, e));
-                });
+        }
+        (images.batch, images.scratch) = (batch, scratch);
+        read
+    }
+
+    /// Whether a sync point was announced or noted since `noted` was read, the
+    /// page being compared by now: what it read there may be what the comparison
+    /// did not see any more. (One that is announced later reads what was compared,
+    /// or what is stored later and counts as changed.)
+    fn was_noted(&self, page: usize, noted: Note) -> bool {
+        fence(Acquire);
+        self.notes.get().expect("it is held").get(page) != noted
+    }
+
+    /// A page of which an image is whole, or nothing is known.
+    fn compare_known(
+        &self,
+        images: &mut Images,
+        step: Step,
+        base: *const u8,
+        push: &mut impl FnMut(Range<usize>, *const u8),
+    ) {
+        let Step {
+            page, part, noted, ..
+        } = step;
+        // SAFETY: inside the region.
+        let now = unsafe { base.add(part.start) };
+        let within = part.start - page * self.page;
+        let Some(Image {
+            kind: Kind::Whole(mut bytes),
+            mut lsn,
+            noted: was,
+        }) = step.image
+        else {
+            // What is committed is in the logs: all of the part counts.
+            images.touched.push(page);
+            let whole = part.len() == self.page;
+            let room = if whole {
+                images.buffer(self.page)
+            } else {
+                None
+            };
+            match room {
+                Some(mut bytes) => {
+                    // SAFETY: a page from each; a raw copy, since others may store.
+                    unsafe { std::ptr::copy_nonoverlapping(now, bytes.ptr(), self.page) };
+                    push(part, bytes.ptr());
+                    images.keep(page, Kind::Whole(bytes), noted.lsn(), u64::MAX);
+                }
+                None => push(part, now),
+            }
+            return;
+        };
+        let copy = bytes.ptr();
+        let runs = &mut images.runs;
+        runs.clear();
+        // SAFETY: `copy` is a page's, and both have the part, as far from its
+        // begin. What is found is inside it.
+        unsafe {
+            diff::update(now, copy.add(within), part.len(), |b, e| runs.push((b, e)));
+            if self.was_noted(page, noted) {
+                runs.clear();
+                runs.push((0, part.len()));
             }
             unite(runs);
-        });
-        // SAFETY: as above; nobody has written to it since but the comparison.
-        let bytes = unsafe { std::slice::from_raw_parts(copy, self.page) };
-        let image = match done.is_ok() && !images.runs.is_empty() {
-            true => self.changed(images, image, (page, noted), (part, now), bytes, push),
-            false => image,
+            for (b, e) in runs.iter() {
+                push(part.start + b..part.start + e, copy.add(within + b));
+            }
+        }
+        if !runs.is_empty() {
+            lsn = u64::MAX;
+            images.touched.push(page);
+        }
+        images.keep(page, Kind::Whole(bytes), was, lsn);
+    }
+
+    /// A page that the file has, as in `bytes`, with what is outstanding over it.
+    fn compare_with(
+        &self,
+        images: &mut Images,
+        step: Step,
+        bytes: &mut [u8],
+        base: *const u8,
+        push: &mut impl FnMut(Range<usize>, *const u8),
+    ) {
+        let Step {
+            page, part, noted, ..
+        } = step;
+        // SAFETY: inside the region.
+        let now = unsafe { base.add(part.start) };
+        let within = part.start - page * self.page;
+        if let Some(Image {
+            kind: Kind::Parts(parts),
+            ..
+        }) = &step.image
+        {
+            parts.0.put(bytes);
+        }
+        let runs = &mut images.runs;
+        runs.clear();
+        let old = &mut bytes[within..within + part.len()];
+        // SAFETY: both have the part.
+        unsafe { diff::update(now, old.as_mut_ptr(), old.len(), |b, e| runs.push((b, e))) };
+        unite(runs);
+        if self.was_noted(page, noted) {
+            images.touched.push(page);
+            push(part, now);
+            return;
+        }
+        let image = match images.runs.is_empty() {
+            false => {
+                let noted = (page, noted.lsn());
+                self.changed(images, step.image, noted, (part, now), bytes, push)
+            }
+            true => step.image,
         };
         images.pages.extend(image.map(|i| (page, i)));
-        images.scratch = scratch;
-        done
     }
 
     /// Makes the parts `ranges` of the memory at `base` what is committed, where
@@ -465,8 +547,8 @@ impl Committed {
     ) -> Result<()> {
         self.check_length(ranges)?;
         let mut scratch = std::mem::take(&mut images.scratch);
-        scratch.resize(self.page / 8, 0);
-        // SAFETY: all of the scratch, as bytes.
+        scratch.resize((self.page / 8).max(scratch.len()), 0);
+        // SAFETY: a page of the scratch, as bytes.
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), self.page) };
         let done = ranges.iter().try_for_each(|range| {
@@ -474,7 +556,7 @@ impl Committed {
             while at < range.end {
                 let page = at / self.page;
                 let end = range.end.min((page + 1) * self.page);
-                self.read(page, bytes)?;
+                self.data.read(&[page], bytes)?;
                 let old = &bytes[at - page * self.page..][..end - at];
                 // SAFETY: both have the part, as far from a page's begin.
                 unsafe { diff::update(old.as_ptr(), base.add(at), old.len(), |_, _| {}) };
@@ -539,17 +621,6 @@ impl Committed {
         Some(Image { kind, noted, lsn })
     }
 
-    /// The page as the data file has it; zeros beyond its end.
-    fn read(&self, page: usize, bytes: &mut [u8]) -> Result<()> {
-        let at = self.offset + (page * self.page) as u64;
-        let got = self
-            .file
-            .read_at(bytes, at)
-            .context(|| "reading what is committed".into())?;
-        bytes[got..].fill(0);
-        Ok(())
-    }
-
     /// Gives up images of which the file has all, if nobody compares just now.
     pub fn sweep(&self, applied: u64) {
         if let Ok(mut images) = self.images.try_lock()
@@ -582,8 +653,7 @@ impl Committed {
     }
 
     fn note_page(&self, page: usize, lsn: u64) {
-        let notes = self.notes.get().expect("it is held");
-        notes.at(page).fetch_max(lsn, AcqRel);
+        self.notes.get().expect("it is held").put(page, lsn);
     }
 
     /// The file has another size: what is known from byte `from` on is not any
@@ -605,13 +675,8 @@ impl Images {
         self.free.pop().or_else(|| Buffer::new(page))
     }
 
-    fn keep(&mut self, page: usize, kind: Kind, noted: u64) {
-        let image = Image {
-            kind,
-            noted,
-            lsn: u64::MAX,
-        };
-        self.pages.insert(page, image);
+    fn keep(&mut self, page: usize, kind: Kind, noted: u64, lsn: u64) {
+        self.pages.insert(page, Image { kind, noted, lsn });
     }
 
     /// An image that is wrong from now on.
@@ -742,7 +807,9 @@ mod tests {
                 assert_eq!(found(&c, memory, 4, 6), [back], "{full} {len}");
                 assert_eq!(found(&c, memory, 6, 7), []);
                 // A part of the page is committed by itself.
-                c.note(page + 4..page + 8, 8);
+                let part = page + 4..page + 8;
+                let announced = c.announce(&part);
+                assert!(c.note(&part, 8, announced));
                 let whole = page..2 * page;
                 assert_eq!(found(&c, memory, 7, 9), [whole]);
                 assert_eq!(found(&c, memory, 9, 10), []);
@@ -771,5 +838,58 @@ mod tests {
             assert!((8..4000).step_by(80).all(covered), "{all:?}");
         }
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A thread synced 8 bytes; another stored what they had been before, and a
+    /// third looked for what had changed, before the first had noted its sync
+    /// point: nothing had, by the file. Then the first one's bytes reached the
+    /// file, and memory had others until its page was stored to again.
+    #[test]
+    fn what_is_being_appended_is_not_taken_for_unchanged() {
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let path = std::env::temp_dir().join(format!("mojim-announced-{}", std::process::id()));
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let env = crate::os::Os::new().unwrap();
+        let file = env.open(&path, OpenHow::default()).unwrap();
+        let page = rustix::param::page_size();
+        let memory = vec![0u8; page];
+        // With nothing known of the page, with parts, with a whole image.
+        for len in [0, 8, 3000] {
+            let c = Committed::new(file.clone(), 0, page);
+            let part = 64..72;
+            // Nobody compares yet; who began before is told to look again.
+            assert!(!c.announce(&part));
+            drop(c.hold(|| 0).unwrap());
+            assert!(!c.note(&part, 1, false));
+            let known = |c: &Committed, lsn| {
+                let mut changed = memory.clone();
+                changed[..len].fill(1);
+                found(c, &changed, lsn - 1, lsn);
+                found(c, &memory, lsn - 1, lsn);
+            };
+            known(&c, 2);
+            assert_eq!(found(&c, &memory, 1, 3), []);
+            // Announced before the comparison.
+            assert!(c.announce(&part));
+            assert_eq!(found(&c, &memory, 3, 5), std::slice::from_ref(&(0..page)));
+            assert!(c.note(&part, 4, true));
+            known(&c, 6);
+            // During it; appended or not.
+            for lsn in [0, 7] {
+                let mut images = c.hold(|| 0).unwrap();
+                let step = c.step(&mut images, 0, 0..page, 5);
+                images.batch.push(step);
+                assert!(c.announce(&part));
+                let mut all = Vec::new();
+                let mut push = |part: Range<usize>, _| all.push(part);
+                c.compare(&mut images, memory.as_ptr(), 5, &mut push)
+                    .unwrap();
+                assert_eq!(all, std::slice::from_ref(&(0..page)), "{len} {lsn}");
+                c.done(&mut images, 8);
+                assert!(c.note(&part, lsn, true));
+            }
+            assert_eq!(found(&c, &memory, 8, 9), []);
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 }

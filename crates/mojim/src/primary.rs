@@ -293,7 +293,7 @@ pub struct PrimarySpec {
 pub enum Pace {
     /// They come one after the other.
     Busy,
-    /// There was none since the background's last turn.
+    /// There was none in some turns of the background.
     Quiet,
     /// What waits takes too much memory.
     Pressed,
@@ -301,8 +301,8 @@ pub enum Pace {
     Idle,
 }
 
-/// Bytes of records that are applied at a time, and for which it pays.
-const APPLIED_AT_ONCE: u64 = 1 << 20;
+/// Bytes of records that are applied at a time, at least: an eighth of a log.
+const LEAST_PIECE: u64 = 1 << 20;
 
 /// The primary of one volume, in the application's process.
 pub struct Primary {
@@ -1368,25 +1368,20 @@ impl Primary {
         let limit = self.apply_limit();
         let full = self.store.pressure() > 0.5;
         let idle = pace == Pace::Idle;
+        // One checkpoint for so much that its syncs do not count, but not for so
+        // much that who waits for room waits long.
+        let piece = (self.spec.smallest_log / 8).max(LEAST_PIECE);
         let due = full || idle || pace == Pace::Pressed || {
             let enough = limit - before.min(limit) >= self.spec.checkpoint_threshold;
             match self.spec.write_back {
                 WriteBack::Eager => enough,
                 WriteBack::Async => self.store.has_waiting(self.spec.write_back_pages),
                 WriteBack::Auto => {
-                    enough && pace == Pace::Quiet || self.store.waiting_bytes() >= APPLIED_AT_ONCE
+                    enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece
                 }
             }
         };
         if due {
-            // One checkpoint for so much that its syncs do not count, but not
-            // for so much that who waits for room waits long.
-            let piece = self.spec.smallest_log / 8;
-            let piece = if full {
-                piece.max(APPLIED_AT_ONCE)
-            } else {
-                APPLIED_AT_ONCE
-            };
             self.store.apply(limit, piece as usize)?;
         }
         let live = &self.store.logs()[0];
@@ -1499,7 +1494,7 @@ mod tests {
         (Primary::new(store, spec), dir)
     }
 
-    const LOG: u64 = 4 << 20;
+    const LOG: u64 = 16 << 20;
 
     /// What each policy applies, by what waits and what the program does.
     #[test]
@@ -1562,10 +1557,10 @@ mod tests {
             // Much, of few pages.
             if policy == Auto {
                 let before = p.store.applied();
-                while p.store.waiting_bytes() < APPLIED_AT_ONCE {
+                while p.store.waiting_bytes() < LOG / 8 {
                     assert_eq!(p.store.applied(), before);
                     append(&p, 0, bytes.len());
-                    if p.store.waiting_bytes() < APPLIED_AT_ONCE {
+                    if p.store.waiting_bytes() < LOG / 8 {
                         step(&p, Pace::Busy);
                     }
                 }

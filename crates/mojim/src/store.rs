@@ -42,7 +42,7 @@ mod hold;
 mod load;
 mod mutations;
 
-pub use apply::Page;
+pub use apply::{AT_ONCE, Page};
 pub use hold::{Hold, MOST_CHANGED, Pause, Watch};
 pub use mutations::Mutations;
 

@@ -34,7 +34,7 @@ use crate::os::Os;
 use crate::outflow::Source;
 use crate::primary::{Pace, Piece, Primary};
 use crate::session::Session;
-use crate::store::{Store, read_superblock};
+use crate::store::{AT_ONCE, Store, read_superblock};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
@@ -49,6 +49,10 @@ pub use windows::{describe, is_region, unmap};
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
+
+/// Turns of a millisecond or more after which also few records are written back
+/// while sync points follow each other.
+const LATE: u32 = 1000;
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -772,8 +776,10 @@ impl Inner {
                 // It could not be done then.
                 51.. if left() => Pace::Idle,
                 _ if committed::are_many() => Pace::Pressed,
-                // Nor do few records wait for long.
-                _ if before == seen || late >= 50 => Pace::Quiet,
+                // A sync point may take longer than one turn. Nor do few records
+                // wait for long.
+                1.. if before == seen => Pace::Quiet,
+                _ if late >= LATE => Pace::Quiet,
                 _ => Pace::Busy,
             };
             match p.checkpoint_step(pace) {
@@ -928,7 +934,7 @@ impl Inner {
                 p.persist_wait(lane)?;
             }
             let before = p.store.applied();
-            p.store.apply(p.apply_limit(), 1 << 20)?;
+            p.store.apply(p.apply_limit(), AT_ONCE)?;
             if p.store.applied() == before {
                 if self.env.now() - start > Duration::from_secs(30) {
                     return Err(Error::Timeout(format!(

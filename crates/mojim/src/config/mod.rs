@@ -169,9 +169,10 @@ words! {
     /// When committed bytes that are safe in the log go to the data files (failure-atomic msync,
     /// 3.2). The default is `auto`.
     WriteBack {
-        /// `auto`: as `eager` while the program pauses for a millisecond or two between its sync
-        /// points, else a MiB of records at a time, or what comes in 50 ms, so that a page that is
-        /// changed often is written once for many sync points.
+        /// `auto`: as `eager` while the program pauses for two or three milliseconds between its
+        /// sync points, else when an eighth of a log's share of records waits (but at least a
+        /// MiB), or what came in a second: a page that is changed often is written once for many
+        /// sync points, and the thread that writes sleeps meanwhile.
         Auto = "auto",
         /// `eager`: as soon as `checkpoint_threshold` records wait.
         Eager = "eager",

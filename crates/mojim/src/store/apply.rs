@@ -19,6 +19,9 @@ use crate::area::{Area, IMAGE_PAGE, MOST_IMAGE};
 use crate::error::{Error, Result};
 use crate::log::{Live, Log};
 
+/// Bytes of records that are applied at a time by who waits for all of them.
+pub const AT_ONCE: usize = 8 << 20;
+
 /// What was kept in a log behind the checkpoint is released once it is this
 /// part of it.
 const RELEASE: u64 = 8;
@@ -209,7 +212,7 @@ impl Store {
     pub fn apply_all(&self, tail: u64) -> Result<()> {
         loop {
             let before = self.applied();
-            let now = self.apply(tail, 1 << 20)?;
+            let now = self.apply(tail, AT_ONCE)?;
             if now >= tail {
                 return Ok(());
             }

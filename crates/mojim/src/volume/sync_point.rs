@@ -106,13 +106,9 @@ pub(crate) enum Until {
 /// Each byte is taken once, at some moment of the call, and all copies get the
 /// same. What was stored before the call is in it. Of what other threads store
 /// into the range during the call, each byte may be in it or not; what is not
-/// counts as changed, and the next sync point of the range commits it. (But not
-/// always where a store takes bytes back to what they were before, during one
-/// thread's sync point of at most [`EXACT_MAX`](crate::region::EXACT_MAX) bytes
-/// and a larger one of another thread's: they are committed when their page is
-/// stored to again.) Threads that must not have half a change committed hold a
-/// reader-writer lock shared while they change data, and exclusively here (FAMS
-/// 3.3; `examples/transfers.c`).
+/// counts as changed, and the next sync point of the range commits it. Threads
+/// that must not have half a change committed hold a reader-writer lock shared
+/// while they change data, and exclusively here (FAMS 3.3; `examples/transfers.c`).
 #[inline]
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     sync_address(addr, len, Until::Committed)
@@ -154,6 +150,15 @@ fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
     done
 }
 
+/// A sync point of these bytes, exactly, was begun, or not.
+#[inline]
+fn note(region: &Region, bytes: Range<usize>, begun: &Result<Begun>, announced: bool) {
+    let lsn = begun.as_ref().map_or(0, |b| b.lsn);
+    if !region.committed.note(&bytes, lsn, announced) {
+        region.copy.mark(bytes);
+    }
+}
+
 /// What is left of a sync point that was begun.
 #[inline]
 fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
@@ -182,8 +187,10 @@ fn sync_range(m: &Mapped, range: Range<usize>, until: Until) -> Result<u64> {
             ptr: region.copy.base().wrapping_add(range.start),
             len: range.len(),
         };
-        let begun = m.volume.primary.begin_commit(&[piece])?;
-        region.committed.note(range, begun.lsn);
+        let announced = region.committed.announce(&range);
+        let begun = m.volume.primary.begin_commit(&[piece]);
+        note(region, range, &begun, announced);
+        let begun = begun?;
         end(&m.volume, &begun, until)?;
         LAST_LSN.with(|l| l.set(begun.lsn));
         return Ok(begun.lsn);
@@ -361,14 +368,20 @@ impl<'a> SyncPoint<'a> {
 
     /// Begins it; whoever compares these regions next finds it begun.
     fn begin(&mut self) -> Result<Begun> {
-        let begun = self.inner.primary.begin_commit(&self.pieces)?;
+        let exact = || {
+            let parts = self.parts.iter().map(|p| &*p.region).zip(&self.ranges);
+            parts.filter(|(region, r)| region.write && r.len() <= EXACT_MAX)
+        };
+        let announced: Vec<bool> = exact()
+            .map(|(region, range)| region.committed.announce(range))
+            .collect();
+        let begun = self.inner.primary.begin_commit(&self.pieces);
+        for ((region, range), announced) in exact().zip(announced) {
+            note(region, range.clone(), &begun, announced);
+        }
+        let begun = begun?;
         for (_, region, images) in &mut self.compared {
             region.committed.done(images, begun.lsn);
-        }
-        for (Part { region, .. }, range) in self.parts.iter().zip(&self.ranges) {
-            if region.write && range.len() <= EXACT_MAX {
-                region.committed.note(range.clone(), begun.lsn);
-            }
         }
         Ok(begun)
     }

@@ -1,0 +1,104 @@
+//! What was noted of each page of a region: the last LSN of a sync point that
+//! wrote to it and left no image, and whether one is being made.
+//!
+//! Owns memory that is there only for pages that were noted.
+
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::error::{Context, Result};
+
+/// One sync point that is being made; below it is the LSN.
+const ONE: u64 = 1 << 52;
+
+/// What was noted of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Note(u64);
+
+impl Note {
+    /// The last LSN that was noted.
+    pub fn lsn(self) -> u64 {
+        self.0 % ONE
+    }
+
+    /// Whether a sync point that will be noted may have its bytes already.
+    pub fn is_under_way(self) -> bool {
+        self.0 >= ONE
+    }
+}
+
+/// The notes of a region.
+pub struct Notes {
+    base: *mut AtomicU64,
+    pages: usize,
+}
+
+// SAFETY: an array of atomics that lives as long as this.
+unsafe impl Send for Notes {}
+// SAFETY: as above.
+unsafe impl Sync for Notes {}
+
+impl Notes {
+    /// None of any page.
+    pub fn new(pages: usize) -> Result<Notes> {
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                pages * 8,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        let base = base
+            .map_err(std::io::Error::from)
+            .context(|| "memory for the pages of a region".into())?;
+        Ok(Notes {
+            base: base.cast(),
+            pages,
+        })
+    }
+
+    fn at(&self, page: usize) -> &AtomicU64 {
+        assert!(page < self.pages);
+        // SAFETY: inside the mapping, which is zeros at first.
+        unsafe { &*self.base.add(page) }
+    }
+
+    /// What is noted of a page.
+    pub fn get(&self, page: usize) -> Note {
+        Note(self.at(page).load(Acquire))
+    }
+
+    /// Notes a sync point.
+    pub fn put(&self, page: usize, lsn: u64) {
+        self.change(page, lsn, 0);
+    }
+
+    /// A sync point is being made; it has not read the page yet.
+    pub fn begin(&self, page: usize) {
+        self.at(page).fetch_add(ONE, SeqCst);
+    }
+
+    /// It has this LSN, or 0 if it was not made.
+    pub fn end(&self, page: usize, lsn: u64) {
+        self.change(page, lsn, ONE);
+    }
+
+    fn change(&self, page: usize, lsn: u64, less: u64) {
+        let new = |old: u64| {
+            let lsn = lsn.min(ONE - 1).max(old % ONE);
+            Some((old - old % ONE).wrapping_sub(less) + lsn)
+        };
+        // It never gives up.
+        let _ = self.at(page).fetch_update(AcqRel, Relaxed, new);
+    }
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nobody uses any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.pages * 8) };
+    }
+}
