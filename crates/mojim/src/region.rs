@@ -18,7 +18,7 @@ use crate::committed::Committed;
 use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
-use crate::track::{self, Tracker};
+use crate::track::{self, Meter, Tracker, TwoLevel};
 
 /// Ranges up to this many bytes are sent as they are, without a look at the
 /// page tables: copying 16 KiB costs about what one scan does.
@@ -72,6 +72,9 @@ pub trait WorkingCopy: Send + Sync {
     fn written(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()>;
     /// Marks a range as changed again: its sync point failed.
     fn mark(&self, range: Range<usize>);
+    /// Calls `f` with what gives its pages back, if they are counted. It stays
+    /// mapped meanwhile.
+    fn metered(&self, f: &mut dyn FnMut(&TwoLevel));
     /// Gives the mapping back to the system.
     fn unmap(&self) -> Result<()>;
 }
@@ -106,12 +109,14 @@ pub struct MapOptions {
 }
 
 impl Private {
-    /// Maps `len` bytes of the data file.
+    /// Maps `len` bytes of the data file. With a meter its pages are counted, and
+    /// can be given back.
     pub fn map(
         file: &Arc<dyn File>,
         len: usize,
         o: MapOptions,
         kind: TrackerKind,
+        meter: Option<&Arc<Meter>>,
     ) -> Result<Private> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let fd = file.fd().ok_or_else(|| {
@@ -143,7 +148,13 @@ impl Private {
         let tracker = if o.write {
             // SAFETY: the mapping was just made and stays until `unmap`,
             // which drops the tracker's use of it first.
-            match unsafe { track::attach(base, mapped, kind) } {
+            let tracker = unsafe {
+                match meter {
+                    Some(meter) => track::attach_metered(base, mapped, meter),
+                    None => track::attach(base, mapped, kind),
+                }
+            };
+            match tracker {
                 Ok(t) => Some(t),
                 Err(e) => {
                     // SAFETY: our own mapping, not given to anyone yet.
@@ -239,6 +250,13 @@ impl WorkingCopy for Private {
                 range.start / page * page,
                 range.end.next_multiple_of(page).min(self.mapped),
             );
+        }
+    }
+
+    fn metered(&self, f: &mut dyn FnMut(&TwoLevel)) {
+        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        if let Some(t) = held.as_ref().and_then(|t| t.metered()) {
+            f(t);
         }
     }
 

@@ -40,8 +40,10 @@ use crate::store::{Store, read_superblock};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
+mod memory;
 mod sync_point;
 
+use memory::Memory;
 use sync_point::{Until, sync_many, sync_range};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
 
@@ -71,6 +73,8 @@ pub(crate) struct Inner {
     detached: AtomicBool,
     /// The last sync point whose call did not wait for it.
     pub(crate) unawaited: AtomicU64,
+    /// Where memory is bounded: what gives it back.
+    memory: Option<Memory>,
     /// One name-space change at a time, and one that maps or unmaps regions or
     /// goes through them.
     names: Mutex<()>,
@@ -292,6 +296,7 @@ impl Volume {
             }
         };
         store.area().check_sizes()?;
+        let memory = Memory::of(&volume, &primary);
         let inner = Arc::new(Inner {
             config: config.clone(),
             volume,
@@ -304,6 +309,7 @@ impl Volume {
             stopped: Event::default(),
             detached: AtomicBool::new(false),
             unawaited: AtomicU64::new(0),
+            memory,
             names: Mutex::new(()),
             threads: Mutex::new(Vec::new()),
         });
@@ -553,6 +559,7 @@ impl Volume {
                 offset: flags.offset,
             },
             inner.volume.tracker,
+            inner.memory.as_ref().map(Memory::meter),
         )?;
         let mapping = Mapping {
             ptr: copy.base(),
@@ -943,6 +950,13 @@ impl Inner {
 
     fn checkpoint_loop(&self) {
         crate::os::yield_to_others();
+        self.checkpoint_turns();
+        if let Some(memory) = &self.memory {
+            memory.end();
+        }
+    }
+
+    fn checkpoint_turns(&self) {
         let p = &self.primary;
         // Turns without a sync point, and turns in which nothing was done.
         let (mut quiet, mut late, mut seen) = (0u32, 0u32, 0);
@@ -978,17 +992,29 @@ impl Inner {
             if committed::are_many() {
                 self.sweep();
             }
+            if self.memory.as_ref().is_some_and(|m| m.turn(self)) {
+                continue;
+            }
+            let asked = || self.memory.as_ref().is_some_and(|m| m.meter().is_asked());
             if quiet <= 50 {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
             p.checkpoint_work.wait_unless(
-                || self.stop.load(Acquire) || p.last() != before,
+                || self.stop.load(Acquire) || p.last() != before || asked(),
                 Duration::from_millis(20),
             );
             if p.last() != before {
                 quiet = 0;
             }
+        }
+    }
+
+    /// Some of what was stored to may be committed now, or undone; or `much`.
+    #[inline]
+    pub(crate) fn made_room(&self, much: bool) {
+        if let Some(memory) = &self.memory {
+            memory.after(self, much);
         }
     }
 

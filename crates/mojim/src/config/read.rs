@@ -50,6 +50,8 @@ const VOLUME_KEYS: &[&str] = &[
     "encrypt",
     "spin",
     "tracker",
+    "memory",
+    "max_uncommitted",
 ];
 const NODE_KEYS: &[&str] = &[
     "address",
@@ -579,7 +581,23 @@ impl Reader {
         let spin = self
             .field(of, "spin", |item| read_duration(item, ANY_WAIT))
             .or(Duration::from_micros(30));
-        let tracker = self.field(of, "tracker", read_word).or(TrackerKind::Auto);
+        let memory = self.field(of, "memory", read_memory);
+        let uncommitted = self.field(of, "max_uncommitted", read_memory);
+        let default = match memory.given || uncommitted.given {
+            true => TrackerKind::TwoLevel,
+            false => TrackerKind::Auto,
+        };
+        let tracker = self.field(of, "tracker", read_word).or(default);
+        let bounds = [("memory", &memory), ("max_uncommitted", &uncommitted)];
+        if let Some((what, _)) = bounds.into_iter().find(|(_, f)| f.given)
+            && let Some(word @ (TrackerKind::Uffd | TrackerKind::Mprotect)) = tracker.value
+        {
+            let message = format!(
+                "{word} cannot keep stores out of a page that is given back, which {what} needs; \
+                 choose \"two-level\" or remove the key"
+            );
+            self.note(tracker.line, key("tracker"), message);
+        }
 
         let mut backups = Vec::new();
         for (at, backup) in listed.value.iter().flatten() {
@@ -726,7 +744,12 @@ impl Reader {
                 transport: transport.value?,
                 encrypt: encrypt.value?,
                 spin: spin.value?,
-                tracker: tracker.value?,
+                tracker: match tracker.value? {
+                    TrackerKind::Auto => default,
+                    word => word,
+                },
+                memory: memory.value,
+                max_uncommitted: uncommitted.value,
             })
         })();
         (volume, shares, members)
@@ -1135,6 +1158,14 @@ fn read_size(item: &Item) -> Result<u64, String> {
     };
     if bytes > MAX_LOG {
         return Err(format!("{bytes} bytes is too large; the most is 1TiB"));
+    }
+    Ok(bytes)
+}
+
+fn read_memory(item: &Item) -> Result<u64, String> {
+    let bytes = read_size(item)?;
+    if bytes < MIN_MEMORY {
+        return Err(format!("{bytes} bytes are too few; the least is 1MiB"));
     }
     Ok(bytes)
 }

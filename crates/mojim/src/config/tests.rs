@@ -76,6 +76,8 @@ fn the_example_reads_exactly() {
         encrypt: false,
         spin: Duration::from_micros(30),
         tracker: TrackerKind::Auto,
+        memory: None,
+        max_uncommitted: None,
     };
     let node = |name: &str, port, medium, path: Option<&str>, medium_line| Node {
         name: name.into(),

@@ -189,7 +189,9 @@ pub(crate) fn sync_range(m: &Arc<Mapped>, range: Range<usize>, until: Until) -> 
         let span = m.region.span().start;
         let bytes = range.start - span..range.end - span;
         m.region.committed.note(bytes, begun.lsn);
-        end(&m.volume, &begun, until)?;
+        let done = end(&m.volume, &begun, until);
+        m.volume.made_room(false);
+        done?;
         LAST_LSN.with(|l| l.set(begun.lsn));
         return Ok(begun.lsn);
     }
@@ -273,9 +275,15 @@ pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
     }
     let mut written = Vec::new();
     region.copy.written(range, &mut written)?;
+    // These stores must find room: who makes it waits for these images.
+    region.copy.metered(&mut |t| {
+        written.iter().for_each(|range| t.let_in(range));
+    });
     region
         .committed
         .restore(&mut images, region.copy.base(), &written)?;
+    drop(images);
+    m.volume.made_room(true);
     Ok(true)
 }
 
@@ -408,6 +416,7 @@ pub(crate) fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)], until: Until) ->
                 let last = point.compared.iter().map(|c| c.2.last()).max();
                 let last = last.unwrap_or(0);
                 drop(point);
+                inner.made_room(true);
                 if until == Until::Committed {
                     inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
                 }
@@ -421,7 +430,9 @@ pub(crate) fn sync_many(ranges: &[(Arc<Mapped>, Range<usize>)], until: Until) ->
             Ok(begun) => {
                 // The others' turn, while this one waits.
                 point.compared.clear();
-                end(inner, &begun, until).map(|()| begun.lsn)
+                let done = end(inner, &begun, until).map(|()| begun.lsn);
+                inner.made_room(true);
+                done
             }
             Err(e) => {
                 point.undo();
