@@ -29,9 +29,10 @@ use super::{Inner, Mapped, TABLE};
 const AT_ONCE: usize = 128;
 /// How long nothing is tried after all was in vain.
 const REST: Duration = Duration::from_millis(100);
-/// How long a store waits for room while what is to make it cannot be done:
-/// records that cannot be applied, a sync point of the region under way.
-const LONGEST: Duration = Duration::from_secs(10);
+/// How long a store waits for room while it cannot be known whether there is any:
+/// records are not committed yet, or a sync point of the region is under way.
+/// Longer than one waits for room in the log.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Of the images of pages, so much of what memory may have.
 const IMAGES: u64 = 4;
 
@@ -121,7 +122,10 @@ impl Memory {
 
     /// A turn of the checkpoint's thread. True if there is more to do at once.
     pub fn turn(&self, inner: &Inner) -> bool {
-        let mut work = self.work();
+        // Somebody helps.
+        let Ok(mut work) = self.work.try_lock() else {
+            return false;
+        };
         if work.taken.is_empty() && !self.meter.is_asked() && !self.is_over(inner) {
             return false;
         }
@@ -160,7 +164,16 @@ impl Memory {
         }
         // An error says itself elsewhere; here it only means: not yet.
         let is_applied = apply(inner, work.upto).unwrap_or(false);
-        if !is_applied && inner.env.now() - work.since < LONGEST {
+        // What is committed counts as such, however long it waits to be applied
+        // (while a whole copy is made).
+        let may_come = || {
+            let is_committed = inner.primary.committed() >= work.upto;
+            is_committed || inner.env.now() - work.since < LONGEST
+        };
+        // Others have committed since: a count may be enough now.
+        let stale = work.room.is_some_and(|turn| turn != self.meter.turn());
+        let stale = stale && inner.env.now() - work.since > REST;
+        if !is_applied && may_come() && !stale {
             return Step::Waits;
         }
         let mut given = 0;
@@ -189,6 +202,7 @@ impl Memory {
         if let Some(turn) = work.room.take() {
             match self.has_room(0) {
                 true => self.grant(work),
+                false if !is_applied && stale => {}
                 false => self.refuse(work, turn),
             }
         }
