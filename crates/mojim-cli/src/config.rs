@@ -60,6 +60,8 @@ fn data(c: &Config) -> Value {
                 "encrypt": v.encrypt,
                 "spin_us": us(v.spin),
                 "tracker": v.tracker.as_str(),
+                "memory": v.memory,
+                "max_uncommitted": v.max_uncommitted,
                 "backups": v.backups,
                 "secondary_threshold": v.secondary_threshold,
                 "failover": v.failover.as_str(),
@@ -165,6 +167,11 @@ fn text(c: &Config) -> String {
             time(v.spin),
             v.tracker,
         );
+        for (key, bytes) in [("memory", v.memory), ("max_uncommitted", v.max_uncommitted)] {
+            if let Some(bytes) = bytes {
+                t += &format!("{key} = {}\n", size(bytes));
+            }
+        }
         if let Some(n) = v.copy_streams {
             t += &format!("copy_streams = {n}\n");
         }

@@ -89,6 +89,15 @@ fn copied(m: &Mapping) -> usize {
     sum
 }
 
+/// Ends another thread of a test, also when this one panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 const MIB: usize = 1 << 20;
 /// Enough to be compared rather than taken as it is.
 const LARGE: usize = mojim::region::EXACT_MAX + 1;
@@ -102,8 +111,10 @@ fn memory_and_file_are_as_without_a_bound() {
     }
     for seed in 0..6 {
         let dir = Dir::new(&format!("model-{seed}"));
+        // The last as late as can be.
         let policy = ["auto", "eager", "async"][seed as usize % 3];
-        let more = format!("memory = \"1MiB\"\nwrite_back = \"{policy}\"");
+        let more =
+            format!("memory = \"1MiB\"\nwrite_back = \"{policy}\"\nwrite_back_pages = 1000000");
         let config = config(&dir.0, &more);
         let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
         let mut next = random(seed + 1);
@@ -207,19 +218,24 @@ fn exact_ranges_of_many_threads_are_given_back() {
         for thread in 0..3usize {
             let (stop, m) = (&stop, whole);
             s.spawn(move || {
+                let _stop = Stop(stop);
                 let mut next = random(thread as u64 + 5);
                 let mut model = vec![0u8; len / 4096];
                 for n in 0..8000 {
-                    let page = next(model.len());
+                    let page = [next(model.len()), next(64) * 64][n % 2];
                     // SAFETY: this thread's byte of the page.
                     let at = unsafe { m.ptr.add(page * 4096 + thread * 100) };
-                    // SAFETY: as above.
-                    assert_eq!(unsafe { at.read_volatile() }, model[page]);
-                    model[page] = n as u8;
-                    // SAFETY: as above.
-                    unsafe { at.write_volatile(n as u8) };
-                    if n % 8 != 7 {
-                        msync(at, 1).unwrap();
+                    // Few values, and often back: what is on its way is not what
+                    // memory and file have.
+                    for _ in 0..1 + next(2) {
+                        // SAFETY: as above.
+                        assert_eq!(unsafe { at.read_volatile() }, model[page]);
+                        model[page] = 1 - model[page];
+                        // SAFETY: as above.
+                        unsafe { at.write_volatile(model[page]) };
+                        if n % 8 != 7 {
+                            msync_async(at, 1).unwrap();
+                        }
                     }
                 }
                 for (page, byte) in model.iter().enumerate() {
@@ -228,7 +244,6 @@ fn exact_ranges_of_many_threads_are_given_back() {
                     // SAFETY: as above.
                     assert_eq!(unsafe { at.read_volatile() }, *byte);
                 }
-                stop.store(true, Relaxed);
             });
         }
         s.spawn(|| {
@@ -288,4 +303,32 @@ fn who_commits_is_not_stopped() {
         assert!(file == unsafe { std::slice::from_raw_parts(m.ptr, len) });
         v.detach().unwrap();
     }
+}
+
+/// A rollback stores to memory that was shut while there is no room for another
+/// store, and is not kept waiting for room, which only it makes.
+#[test]
+fn a_rollback_needs_no_room() {
+    if !possible() {
+        return;
+    }
+    let dir = Dir::new("rollback");
+    let config = config(&dir.0, "max_uncommitted = \"1MiB\"");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let len = 4 * MIB;
+    let m = map(&v, len);
+    let chunk = 256 << 10;
+    // SAFETY: inside the mapping, which only this thread uses.
+    let fill = |at: usize, n: usize| unsafe { m.ptr.add(at).write_bytes(5, n) };
+    // Half of each of four chunks, which count as whole as long as they are open;
+    // then there is room when it is looked for, for two more.
+    (0..4).for_each(|c| fill(c * chunk, chunk / 2));
+    (4..6).for_each(|c| fill(c * chunk, chunk));
+    assert!(rollback(m.ptr, len).unwrap());
+    // SAFETY: as above.
+    let bytes = unsafe { std::slice::from_raw_parts(m.ptr.cast_const(), len) };
+    assert!(bytes.iter().all(|b| *b == 0));
+    fill(8 * chunk, 3 * chunk);
+    assert!(msync(m.ptr, len).unwrap() > 0);
+    v.detach().unwrap();
 }
