@@ -209,6 +209,16 @@ int mojim_unmap(void *addr, size_t len);
 /* 1 if the address lies in a region of this process, else 0. */
 int mojim_is_region(const void *addr);
 
+/* Memory. A page that was stored to stays in memory until its region is
+ * unmapped; with `memory` in the volume's section, only until it is committed and
+ * others need the room. With `max_uncommitted`, a store that would make more pages
+ * uncommitted gets SIGBUS (si_code BUS_ADRERR, si_addr its address) on its thread,
+ * after a message on standard error; where SIGBUS is blocked or ignored the process
+ * ends. A handler that commits or rolls back, and returns, lets the store run
+ * again. mojim_msync is not async-signal-safe: rather leave the handler by
+ * siglongjmp, and commit then. With either key, system calls that write into a
+ * region (read(2)) fail with EFAULT where the program did not store lately. */
+
 /* ---- sync points --------------------------------------------------------- */
 
 /* Commits the bytes [addr, addr + len) of one region: atomically, durably as

@@ -61,6 +61,8 @@ fn data(c: &Config) -> Value {
                 "spin_us": us(v.spin),
                 "tracker": v.tracker.as_str(),
                 "working": v.working.as_str(),
+                "memory": v.memory,
+                "max_uncommitted": v.max_uncommitted,
                 "backups": v.backups,
                 "secondary_threshold": v.secondary_threshold,
                 "failover": v.failover.as_str(),
@@ -167,6 +169,11 @@ fn text(c: &Config) -> String {
             v.tracker,
             v.working,
         );
+        for (key, bytes) in [("memory", v.memory), ("max_uncommitted", v.max_uncommitted)] {
+            if let Some(bytes) = bytes {
+                t += &format!("{key} = {}\n", size(bytes));
+            }
+        }
         if let Some(n) = v.copy_streams {
             t += &format!("copy_streams = {n}\n");
         }

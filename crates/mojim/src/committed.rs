@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::*, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 use crate::diff;
 use crate::env::File;
@@ -34,7 +34,7 @@ use crate::parts::{PART_OVERHEAD, Parts};
 use crate::peek::{MOST_PAGES, Peek};
 
 /// Most bytes of images in the process, those that wait to be used included.
-pub const MOST_BYTES: usize = 64 << 20;
+const MOST_BYTES: usize = 64 << 20;
 /// Images of a region before those are looked for that are applied.
 const MANY: usize = 512;
 
@@ -44,9 +44,17 @@ const SPARE: usize = 64;
 /// Bytes of images, and of buffers for them.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
+/// [`MOST_BYTES`], or less where memory is bounded.
+static MOST: AtomicUsize = AtomicUsize::new(MOST_BYTES);
+
+/// From now on images of all volumes take no more than these bytes.
+pub fn bound_images(bytes: usize) {
+    MOST.fetch_min(bytes, Relaxed);
+}
+
 /// There are so many images that those are to be looked for that are applied.
 pub fn are_many() -> bool {
-    BYTES.load(Relaxed) > MOST_BYTES / 2
+    BYTES.load(Relaxed) > MOST.load(Relaxed) / 2
 }
 
 /// A page's worth of memory.
@@ -55,7 +63,7 @@ struct Buffer(Box<[u64]>);
 impl Buffer {
     /// None if there are as many as there may be.
     fn new(page: usize) -> Option<Buffer> {
-        if BYTES.fetch_add(page, Relaxed) + page > MOST_BYTES {
+        if BYTES.fetch_add(page, Relaxed) + page > MOST.load(Relaxed) {
             BYTES.fetch_sub(page, Relaxed);
             return None;
         }
@@ -271,6 +279,16 @@ impl Committed {
             images.since = floor();
         }
         Ok(images)
+    }
+
+    /// The same if nobody compares just now, to keep others from it and the file's
+    /// length as it is: nothing is compared under it.
+    pub fn try_hold(&self) -> Option<MutexGuard<'_, Images>> {
+        match self.images.try_lock() {
+            Ok(images) => Some(images),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// A sync point of these bytes, which nobody looks for, is about to read
@@ -568,6 +586,44 @@ impl Committed {
         done
     }
 
+    /// Appends the pages of `ranges`, which are whole pages of the region and not
+    /// beyond its file, whose memory at `base` is what the data file has now.
+    /// `_held`: the file's length stays. Others may store: then a page may be
+    /// named that is not the same any more.
+    pub(crate) fn same(
+        &self,
+        _held: &Images,
+        base: *const u8,
+        ranges: &[Range<usize>],
+        scratch: &mut Vec<u64>,
+        out: &mut Vec<Range<usize>>,
+    ) -> Result<()> {
+        self.check_length(ranges)?;
+        let from = out.len();
+        for range in ranges {
+            scratch.resize(scratch.len().max(range.len() / 8), 0);
+            let copy = scratch.as_mut_ptr().cast::<u8>();
+            // SAFETY: the first bytes of the scratch.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(copy, range.len()) };
+            self.data.read_on(range.start / self.page, bytes)?;
+            for at in (0..range.len()).step_by(self.page) {
+                let mut same = true;
+                // SAFETY: a page of the region, and of the scratch.
+                unsafe {
+                    let (now, copy) = (base.add(range.start + at), copy.add(at));
+                    diff::update(now, copy, self.page, |_, _| same = false);
+                }
+                let page = range.start + at..range.start + at + self.page;
+                match out[from..].last_mut() {
+                    Some(last) if same && last.end == page.start => last.end = page.end,
+                    _ if same => out.push(page),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A page of which `images.runs` were found to differ, that is as `bytes`
     /// from here on. Returns its image, if one is kept.
     fn changed(
@@ -603,7 +659,7 @@ impl Committed {
             let kind = Kind::Whole(whole);
             return Some(Image { kind, noted, lsn });
         }
-        if many || BYTES.load(Relaxed) + new > MOST_BYTES {
+        if many || BYTES.load(Relaxed) + new > MOST.load(Relaxed) {
             // What was kept of it is given up: the page is noted.
             for (b, e) in &images.runs {
                 // SAFETY: inside the region.

@@ -87,12 +87,15 @@ impl Peek {
         } else {
             0
         };
-        let rest = bytes.chunks_mut(self.page).zip(pages).skip(done);
-        for (bytes, page) in rest {
-            let at = self.offset + (page * self.page) as u64;
-            let got = self.file.read_at(bytes, at).context(what)?;
-            bytes[got..].fill(0);
-        }
+        let mut rest = bytes.chunks_mut(self.page).zip(pages).skip(done);
+        rest.try_for_each(|(bytes, page)| self.read_on(*page, bytes))
+    }
+
+    /// Reads what begins with a page; zeros beyond the file's end.
+    pub fn read_on(&self, page: usize, bytes: &mut [u8]) -> Result<()> {
+        let at = self.offset + (page * self.page) as u64;
+        let got = self.file.read_at(bytes, at).context(what)?;
+        bytes[got..].fill(0);
         Ok(())
     }
 

@@ -19,7 +19,7 @@
 //! taken, except by the session, which takes tx and rx of one lane at a time,
 //! and by `raise`, which takes every lane's append in their order.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
@@ -330,7 +330,7 @@ pub struct Primary {
     /// The link thread.
     pub(crate) link_work: Event,
     /// The checkpoint thread.
-    pub(crate) checkpoint_work: Event,
+    pub(crate) checkpoint_work: Arc<Event>,
     pub(crate) link_up: AtomicBool,
     /// Someone saw the link fail or stall.
     pub(crate) suspect: AtomicBool,
@@ -348,6 +348,8 @@ pub struct Primary {
     pub(crate) ready: AtomicBool,
     /// The spill file that the mirror is to get, and whether it has it.
     spill: Mutex<Option<(SpillFile, bool)>>,
+    /// Sync points whose bytes go to spill files, before they have an LSN.
+    spilling: AtomicUsize,
     /// The backups, while there is no mirror that forwards to them.
     pub outflow: Outflow,
 }
@@ -465,7 +467,7 @@ impl Primary {
             lanes,
             done: Event::default(),
             link_work: Event::default(),
-            checkpoint_work: Event::default(),
+            checkpoint_work: Arc::default(),
             link_up: AtomicBool::new(false),
             suspect: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -476,6 +478,7 @@ impl Primary {
             round_trip: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             spill: Mutex::new(None),
+            spilling: AtomicUsize::new(0),
             outflow: Outflow::new(store.logs().len(), spec.secondary_threshold),
             store,
             spec,
@@ -1213,7 +1216,10 @@ impl Primary {
     pub fn begin_commit(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         let bytes: usize = pieces.iter().map(|p| p.len() + OP_LEN).sum();
         if bytes > self.spec.max_record && self.is_too_large(bytes + bytes / 64) {
-            return self.begin_spilled(pieces);
+            self.spilling.fetch_add(1, SeqCst);
+            let begun = self.begin_spilled(pieces);
+            self.spilling.fetch_sub(1, SeqCst);
+            return begun;
         }
         let (lsn, lane) = self.append(pieces)?;
         let hint = bytes + RECORD_OVERHEAD;
@@ -1245,6 +1251,13 @@ impl Primary {
             drop(lane.append.lock().unwrap_or_else(|e| e.into_inner()));
         }
         self.last()
+    }
+
+    /// The same, if no sync point has read its bytes already and gets its LSN
+    /// later: who appends after this reads after it.
+    pub fn settled_unspilled(&self) -> Option<u64> {
+        let spills = self.spilling.load(SeqCst) > 0;
+        (!spills).then(|| self.settled_last())
     }
 
     /// A sync point larger than the log: its operations go to a spill file on

@@ -20,7 +20,7 @@ use crate::committed::Committed;
 use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
-use crate::track::{self, Tracker};
+use crate::track::{self, Meter, Tracker, TwoLevel};
 
 /// Ranges up to this many bytes are sent as they are, without a look at the
 /// page tables: copying 16 KiB costs about what one scan does.
@@ -80,6 +80,11 @@ pub trait WorkingCopy: Send + Sync {
     /// The file has so many bytes of it from here on. What lies behind reads as
     /// zeros, in the page where the file ends and wherever it has memory.
     fn resized(&self, valid: usize) -> Result<()>;
+    /// Calls `f` with what gives its pages back, if they are counted. It stays
+    /// mapped meanwhile.
+    fn metered(&self, f: &mut dyn FnMut(&TwoLevel)) {
+        let _ = f;
+    }
     /// Gives a window's mapping back to the system.
     fn close(&self, window: u64) -> Result<()>;
 }
@@ -114,12 +119,14 @@ pub struct MapOptions {
 }
 
 impl Private {
-    /// Maps `len` bytes of the data file.
+    /// Maps `len` bytes of the data file. With a meter its pages are counted, and
+    /// can be given back.
     pub fn map(
         file: &Arc<dyn File>,
         len: usize,
         o: MapOptions,
         kind: TrackerKind,
+        meter: Option<&Arc<Meter>>,
     ) -> Result<Private> {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let fd = file.fd().ok_or_else(|| {
@@ -145,7 +152,7 @@ impl Private {
         let tracker = match o.write {
             // SAFETY: the mapping was just made and stays until `close`,
             // which drops the tracker's use of it first.
-            true => Some(unsafe { attach_tracker(base, mapped, kind, o.fixed)? }),
+            true => Some(unsafe { attach_tracker(base, mapped, kind, meter, o.fixed)? }),
             false => None,
         };
         Ok(Private {
@@ -158,7 +165,8 @@ impl Private {
     }
 }
 
-/// Notes stores to a mapping that was just made. Where that fails nothing is
+/// Notes stores to a mapping that was just made, and with a meter counts its
+/// pages. Where that fails nothing is
 /// mapped there; at a `fixed` address, of which the caller disposes, still
 /// nobody else can map.
 ///
@@ -168,6 +176,7 @@ pub(crate) unsafe fn attach_tracker(
     base: *mut u8,
     len: usize,
     kind: TrackerKind,
+    meter: Option<&Arc<Meter>>,
     fixed: bool,
 ) -> Result<Box<dyn Tracker>> {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -178,7 +187,13 @@ pub(crate) unsafe fn attach_tracker(
         TrackerKind::TwoLevel => track::Kind::TwoLevel,
     };
     // SAFETY: the caller's promise.
-    unsafe { track::attach(base, len, kind) }.map_err(|e| {
+    let tracker = unsafe {
+        match meter {
+            Some(meter) => track::attach_metered(base, len, meter),
+            None => track::attach(base, len, kind),
+        }
+    };
+    tracker.map_err(|e| {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: nobody else has it. What fails leaves the mapping there.
         unsafe {
@@ -281,6 +296,13 @@ impl WorkingCopy for Private {
             unsafe { self.base.add(valid).write_bytes(0, end - valid) };
         }
         Ok(())
+    }
+
+    fn metered(&self, f: &mut dyn FnMut(&TwoLevel)) {
+        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        if let Some(t) = held.as_ref().and_then(|t| t.metered()) {
+            f(t);
+        }
     }
 
     fn close(&self, _: u64) -> Result<()> {

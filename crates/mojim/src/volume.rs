@@ -38,10 +38,12 @@ use crate::store::{AT_ONCE, Store, read_superblock};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
+mod memory;
 mod remembered;
 mod sync_point;
 mod windows;
 
+use memory::Memory;
 use sync_point::{Part, Until, sync_many};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
 use windows::SharedCopies;
@@ -77,6 +79,8 @@ pub(crate) struct Inner {
     detached: AtomicBool,
     /// The last sync point whose call did not wait for it.
     pub(crate) unawaited: AtomicU64,
+    /// Where memory is bounded: what gives it back.
+    memory: Option<Memory>,
     /// One name-space change at a time, and one that maps or unmaps regions or
     /// goes through them.
     pub(crate) names: Mutex<()>,
@@ -216,6 +220,7 @@ impl Volume {
             }
         };
         store.area().check_sizes()?;
+        let memory = Memory::of(&volume, &primary);
         let inner = Arc::new(Inner {
             config: config.clone(),
             volume,
@@ -228,6 +233,7 @@ impl Volume {
             stopped: Event::default(),
             detached: AtomicBool::new(false),
             unawaited: AtomicU64::new(0),
+            memory,
             names: Mutex::new(()),
             shared: Mutex::default(),
             threads: Mutex::new(Vec::new()),
@@ -762,6 +768,13 @@ impl Inner {
 
     fn checkpoint_loop(&self) {
         crate::os::yield_to_others();
+        self.checkpoint_turns();
+        if let Some(memory) = &self.memory {
+            memory.end();
+        }
+    }
+
+    fn checkpoint_turns(&self) {
         let p = &self.primary;
         // Turns without a sync point, and turns in which nothing was done.
         let (mut quiet, mut late, mut seen) = (0u32, 0u32, 0);
@@ -799,17 +812,29 @@ impl Inner {
             if committed::are_many() {
                 self.sweep();
             }
+            if self.memory.as_ref().is_some_and(|m| m.turn(self)) {
+                continue;
+            }
+            let asked = || self.memory.as_ref().is_some_and(|m| m.meter().is_asked());
             if quiet <= 50 {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
             p.checkpoint_work.wait_unless(
-                || self.stop.load(Acquire) || p.last() != before,
+                || self.stop.load(Acquire) || p.last() != before || asked(),
                 Duration::from_millis(20),
             );
             if p.last() != before {
                 quiet = 0;
             }
+        }
+    }
+
+    /// Some of what was stored to may be committed now, or undone; or `much`.
+    #[inline]
+    pub(crate) fn made_room(&self, much: bool) {
+        if let Some(memory) = &self.memory {
+            memory.after(self, much);
         }
     }
 

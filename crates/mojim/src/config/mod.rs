@@ -44,6 +44,8 @@ pub const MAX_REPLACED: usize = 64;
 /// The fewest voters with which a view can change without an operator: a majority of three outlives
 /// one of them, a majority of two none.
 pub const AUTOMATIC_VOTERS: usize = 3;
+/// The least memory that a volume can be bounded to, in bytes: 1 MiB.
+pub const MIN_MEMORY: u64 = 1 << 20;
 /// How many heartbeats, at least, a node must miss before it counts as failed.
 pub const MIN_MISSED: u32 = 4;
 
@@ -290,10 +292,17 @@ pub struct Volume {
     /// `spin`: how long a waiting thread polls before it blocks, up to an hour. Default 30 µs. A
     /// mirror's threads poll up to 300 µs while records come that regularly.
     pub spin: Duration,
-    /// `tracker`: how stores are noticed. Default `auto`.
+    /// `tracker`: how stores are noticed. Default `auto`; `two-level` where memory is bounded.
     pub tracker: TrackerKind,
     /// `working`: whose stores a mapping of a file shows. Default `auto`.
     pub working: Working,
+    /// `memory`: bytes of changed pages that the volume's regions may keep in memory. Beyond that,
+    /// those that are committed and applied are given back to the system; what is not committed
+    /// stays, whatever it is. From 1 MiB on. Default: all stay until their region is unmapped.
+    pub memory: Option<u64>,
+    /// `max_uncommitted`: bytes of pages that may be changed and not committed, in all regions of
+    /// the volume. A store beyond that gets SIGBUS. From 1 MiB on. Default: no bound.
+    pub max_uncommitted: Option<u64>,
 }
 
 impl Volume {

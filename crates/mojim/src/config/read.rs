@@ -51,6 +51,8 @@ const VOLUME_KEYS: &[&str] = &[
     "spin",
     "tracker",
     "working",
+    "memory",
+    "max_uncommitted",
 ];
 const NODE_KEYS: &[&str] = &[
     "address",
@@ -580,8 +582,33 @@ impl Reader {
         let spin = self
             .field(of, "spin", |item| read_duration(item, ANY_WAIT))
             .or(Duration::from_micros(30));
-        let tracker = self.field(of, "tracker", read_word).or(TrackerKind::Auto);
+        let memory = self.field(of, "memory", read_memory);
+        let uncommitted = self.field(of, "max_uncommitted", read_memory);
+        let default = match memory.given || uncommitted.given {
+            true => TrackerKind::TwoLevel,
+            false => TrackerKind::Auto,
+        };
+        let tracker = self.field(of, "tracker", read_word).or(default);
+        let bounds = [("memory", &memory), ("max_uncommitted", &uncommitted)];
+        if let Some((what, _)) = bounds.into_iter().find(|(_, f)| f.given)
+            && let Some(word @ (TrackerKind::Uffd | TrackerKind::Mprotect)) = tracker.value
+        {
+            let message = format!(
+                "{word} cannot keep stores out of a page that is given back, which {what} needs; \
+                 choose \"two-level\" or remove the key"
+            );
+            self.note(tracker.line, key("tracker"), message);
+        }
         let working = self.field(of, "working", read_word).or(Working::Auto);
+        if let Some((what, _)) = bounds.into_iter().find(|(_, f)| f.given)
+            && working.value == Some(Working::Shared)
+        {
+            let message = format!(
+                "a shared working copy stays in memory as a whole, which {what} bounds; \
+                 choose \"private\" or remove the key"
+            );
+            self.note(working.line, key("working"), message);
+        }
 
         let mut backups = Vec::new();
         for (at, backup) in listed.value.iter().flatten() {
@@ -728,7 +755,12 @@ impl Reader {
                 transport: transport.value?,
                 encrypt: encrypt.value?,
                 spin: spin.value?,
-                tracker: tracker.value?,
+                tracker: match tracker.value? {
+                    TrackerKind::Auto => default,
+                    word => word,
+                },
+                memory: memory.value,
+                max_uncommitted: uncommitted.value,
                 working: working.value?,
             })
         })();
@@ -1138,6 +1170,14 @@ fn read_size(item: &Item) -> Result<u64, String> {
     };
     if bytes > MAX_LOG {
         return Err(format!("{bytes} bytes is too large; the most is 1TiB"));
+    }
+    Ok(bytes)
+}
+
+fn read_memory(item: &Item) -> Result<u64, String> {
+    let bytes = read_size(item)?;
+    if bytes < MIN_MEMORY {
+        return Err(format!("{bytes} bytes are too few; the least is 1MiB"));
     }
     Ok(bytes)
 }

@@ -77,6 +77,8 @@ fn the_example_reads_exactly() {
         spin: Duration::from_micros(30),
         tracker: TrackerKind::Auto,
         working: Working::Auto,
+        memory: None,
+        max_uncommitted: None,
     };
     let node = |name: &str, port, medium, path: Option<&str>, medium_line| Node {
         name: name.into(),
@@ -318,12 +320,36 @@ fn a_mistake_in_a_volume_has_its_key_and_line() {
             [(4, key("mode"))]
         );
     }
+    wrong(
+        "connections",
+        "memory = \"1KiB\"\nconnections",
+        7,
+        &key("memory"),
+        "the least is 1MiB",
+    );
+    wrong(
+        "connections",
+        "tracker = \"uffd\"\nmax_uncommitted = \"1GiB\"\nconnections",
+        7,
+        &key("tracker"),
+        "which max_uncommitted needs",
+    );
     let text = EXAMPLE.replace("mode =", "transport = \"shm\"\nmode =");
     let text = text.replace("cluster", "insecure_network = true\ncluster");
     assert_eq!(
         mistakes(&text.replace("127.0.0.1:7402", "10.0.0.1:7402")),
         [(5, key("transport"))]
     );
+}
+
+#[test]
+fn bounded_memory_is_tracked_in_two_levels() {
+    let keys = "memory = \"1MiB\"\nmax_uncommitted = \"2GiB\"\nconnections";
+    let config = parse(&EXAMPLE.replacen("connections", keys, 1)).unwrap();
+    let volume = config.volume(None).unwrap();
+    assert_eq!(volume.tracker, TrackerKind::TwoLevel);
+    let bounds = (volume.memory, volume.max_uncommitted);
+    assert_eq!(bounds, (Some(1 << 20), Some(2 << 30)));
 }
 
 #[test]

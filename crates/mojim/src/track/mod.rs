@@ -17,16 +17,20 @@
 //! 4. All system calls on memory and descriptors are raw: an interposer of `mmap`, `mprotect` and
 //!    `open` in the same process does not see them.
 
+mod meter;
 mod mprotect;
 mod two_level;
 mod uffd;
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+pub use meter::Meter;
+pub use two_level::{CHUNK, TwoLevel};
 pub use uffd::uffd_available;
 pub(crate) use uffd::{Marks, unite};
 
@@ -74,6 +78,11 @@ pub trait Tracker: Send + Sync {
 
     /// `"uffd"`, `"mprotect"` or `"two-level"`.
     fn kind(&self) -> &'static str;
+
+    /// Where pages are counted ([`attach_metered`]): what gives them back.
+    fn metered(&self) -> Option<&TwoLevel> {
+        None
+    }
 }
 
 /// How to track.
@@ -123,6 +132,28 @@ pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dy
             Kind::Auto | Kind::TwoLevel => mprotect::attach(addr, len),
         }
     }
+}
+
+/// The same in two levels, however large the range is, with what it holds counted by `meter`.
+///
+/// # Errors
+/// As [`attach`]; and where the kernel has no write tracking by userfaultfd.
+///
+/// # Safety
+/// As [`attach`].
+pub unsafe fn attach_metered(
+    base: *mut u8,
+    len: usize,
+    meter: &Arc<Meter>,
+) -> io::Result<Box<dyn Tracker>> {
+    if !uffd_available() {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this kernel has no write tracking by userfaultfd (Linux 6.7), without which memory cannot be bounded; remove `memory` and `max_uncommitted` from the volume's section",
+        ));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { two_level::attach_metered(base as usize, len, meter) }
 }
 
 /// Refuses a range that is not page aligned or not within `len`.

@@ -60,14 +60,19 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MprotectFlags};
 
+use super::meter::{Counts, MOST_TEXT, Meter};
 use super::{Process, Tracker, check_range, push};
+use crate::os::SignalsWait;
 
 /// How many trackers of this kind a process can have.
 const SLOTS: usize = 1024;
@@ -76,6 +81,9 @@ const SLOTS: usize = 1024;
 const LATE_FAULTS: u32 = 1024;
 /// Chunks opened by one fault, at most, behind as many open ones.
 const AHEAD: usize = 8;
+
+/// How long a handler waits before a store that cannot be let in is tried again.
+const SHORTLY: Duration = Duration::from_micros(50);
 
 const READ_WRITE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
 
@@ -204,6 +212,40 @@ struct Region {
     written: Box<[AtomicU64]>,
     /// This region's part of [`RUNS`].
     runs: AtomicI64,
+    process: Process,
+    /// No page is opened while this is set: handlers leave, and their stores are tried again.
+    alone: AtomicBool,
+    metered: Option<Metered>,
+}
+
+/// Of a region whose chunks are counted.
+struct Metered {
+    meter: Arc<Meter>,
+    /// What each chunk counts as.
+    counts: Box<[AtomicU32]>,
+    /// One bit a chunk: it was opened since it was shut.
+    fresh: Box<[AtomicU64]>,
+}
+
+/// Zeros, which the kernel makes as they are touched: a Vec of atomics would be written through.
+fn zeros(bits: usize) -> Box<[AtomicU64]> {
+    let words = vec![0u64; bits.div_ceil(64)].into_boxed_slice();
+    const { assert!(align_of::<u64>() == align_of::<AtomicU64>()) };
+    // SAFETY: AtomicU64 has the size and validity of u64, and its alignment on the 64-bit targets
+    // that have a 64-bit address space to map (checked above); the box is consumed.
+    unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) }
+}
+
+/// What a handler did.
+enum Answer {
+    /// The store can go on.
+    Opened,
+    /// It has to be tried again in a moment.
+    Later,
+    /// There is no room for it.
+    Refused,
+    /// It is not ours.
+    Failed,
 }
 
 impl Region {
@@ -244,8 +286,32 @@ impl Region {
     /// H1.
     fn set_bits(&self, pages: Range<usize>) {
         for word in pages.start / 64..pages.end.div_ceil(64) {
-            self.written[word].fetch_or(Self::mask(word, &pages), Ordering::SeqCst);
+            let mask = Self::mask(word, &pages);
+            if let Some(m) = &self.metered {
+                m.fresh[word].fetch_or(mask, Ordering::SeqCst);
+            }
+            self.written[word].fetch_or(mask, Ordering::SeqCst);
         }
+    }
+
+    /// What a chunk counts as when it is open.
+    fn full(&self, chunk: usize) -> Counts {
+        Counts::full(self.bytes(&(chunk..chunk + 1)).len() / rustix::param::page_size())
+    }
+
+    /// Makes the chunks of `opened` count as open: as many of them, with `page`, as may be.
+    fn admit(&self, m: &Metered, page: usize, opened: &mut Range<usize>) -> Answer {
+        let charge = |chunk: &usize| m.meter.charge(&m.counts[*chunk], self.full(*chunk));
+        if !charge(&page) {
+            return match m.meter.ask() {
+                true => Answer::Refused,
+                false => Answer::Later,
+            };
+        }
+        let before = (opened.start..page).rev().take_while(charge).count();
+        let after = (page + 1..opened.end).take_while(charge).count();
+        *opened = page - before..page + 1 + after;
+        Answer::Opened
     }
 
     /// C1, of pages that are not to be reported.
@@ -284,9 +350,14 @@ impl Region {
         unsafe { rustix::mm::mprotect(start, bytes.len(), flags) }
     }
 
-    /// Answers a fault. Called by the handler, between H0 and H3. False: cannot be answered.
-    fn open(&self, addr: usize) -> bool {
+    /// Answers a fault. Called by the handler, between H0 and H3.
+    fn open(&self, addr: usize) -> Answer {
         let page = (addr - self.base) / self.unit;
+        // In a forked child nobody is alone, and nobody counts.
+        let mine = self.process.is_current();
+        if mine && self.alone.load(Ordering::SeqCst) {
+            return Answer::Later;
+        }
         let limits = Limits::get();
         let total = RUNS.load(Ordering::Relaxed);
         let chunk = match total {
@@ -299,22 +370,33 @@ impl Region {
             true => page,
             false => page - page % chunk,
         };
-        let opened = start..(start + chunk).min(self.pages());
+        let mut opened = start..(start + chunk).min(self.pages());
+        let metered = self.metered.as_ref().filter(|_| mine);
+        if let Some(m) = metered {
+            match self.admit(m, page, &mut opened) {
+                Answer::Opened => {}
+                other => return other,
+            }
+        }
         if opened != (0..self.pages()) {
             let neighbours = self.open_neighbours(&opened);
             self.set_bits(opened.clone());
             if self.protect(&opened, READ_WRITE).is_ok() {
                 self.count_runs(1 - neighbours);
-                return true;
+                return Answer::Opened;
             }
         }
         // ENOMEM most likely: the whole region is one mapping, which needs no new ones.
-        self.set_bits(0..self.pages());
-        let opened = self.protect(&(0..self.pages()), READ_WRITE).is_ok();
-        if opened {
-            self.set_runs(1);
+        if let Some(m) = metered {
+            let all = m.counts.iter().enumerate();
+            all.for_each(|(chunk, counts)| m.meter.set(counts, self.full(chunk)));
         }
-        opened
+        self.set_bits(0..self.pages());
+        if self.protect(&(0..self.pages()), READ_WRITE).is_err() {
+            return Answer::Failed;
+        }
+        self.set_runs(1);
+        Answer::Opened
     }
 
     /// Appends the runs of set bits within `pages` as byte ranges. `take` clears them: C1.
@@ -412,31 +494,38 @@ unsafe impl Sync for Mprotect {}
 /// As [`super::attach`].
 pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Tracker>> {
     // SAFETY: the caller's promise.
-    Ok(Box::new(unsafe { of_units(base, len, 1)? }))
+    Ok(Box::new(unsafe { of_units(base, len, 1, None)? }))
 }
 
-/// A tracker of units of some pages.
+/// A tracker of units of some pages, which count if there is a meter.
 ///
 /// # Safety
 /// As [`super::attach`].
-pub(super) unsafe fn of_units(base: usize, len: usize, pages: usize) -> io::Result<Mprotect> {
+pub(super) unsafe fn of_units(
+    base: usize,
+    len: usize,
+    pages: usize,
+    meter: Option<Arc<Meter>>,
+) -> io::Result<Mprotect> {
     let process = Process::current()?;
     install()?;
     let page = rustix::param::page_size();
     let unit = pages * page;
-    // Zeroed by the kernel as it is touched; a Vec of atomics would be written through.
-    let words = vec![0u64; len.div_ceil(unit).div_ceil(64)].into_boxed_slice();
-    // SAFETY: AtomicU64 has the size and validity of u64, and its alignment on the 64-bit targets
-    // that have a 64-bit address space to map (checked below); the box is consumed.
-    let written = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) };
-    const { assert!(align_of::<u64>() == align_of::<AtomicU64>()) };
+    let units = len.div_ceil(unit);
     let region = Region {
         base,
         len,
         unit,
         ahead: if pages > 1 { AHEAD } else { 1 },
-        written,
+        written: zeros(units),
         runs: AtomicI64::new(0),
+        process,
+        alone: AtomicBool::new(false),
+        metered: meter.map(|meter| Metered {
+            meter,
+            counts: (0..units).map(|_| AtomicU32::new(0)).collect(),
+            fresh: zeros(units),
+        }),
     };
 
     // Gives the whole range one anon_vma (see "Number of mappings"). Fails harmlessly before Linux
@@ -508,6 +597,115 @@ impl Mprotect {
             }
         }
         region.set_runs(region.true_runs());
+    }
+
+    /// Lets no unit be opened while `f` runs: what is closed at its begin stays closed, and is
+    /// not stored to. Stores wait meanwhile, so `f` is short, and does not allocate: who stores may
+    /// hold the allocator's lock.
+    pub(super) fn alone<T>(&self, f: impl FnOnce(&Alone<'_>) -> T) -> T {
+        struct Open<'a>(&'a AtomicBool);
+        impl Drop for Open<'_> {
+            fn drop(&mut self) {
+                self.0.store(false, Ordering::SeqCst);
+            }
+        }
+        let region = self.region();
+        let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
+        // A handler of the program on this thread could store, and wait for ever.
+        let _quiet = SignalsWait::begin();
+        region.alone.store(true, Ordering::SeqCst);
+        let _open = Open(&region.alone);
+        // Who was inside may open still; who enters later sees the flag.
+        self.slot.wait_for_handlers();
+        f(&Alone {
+            tracker: self,
+            region,
+        })
+    }
+
+    /// Opens the units that overlap `bytes`, whatever they count as then: for stores that must not
+    /// wait.
+    pub(super) fn let_in(&self, bytes: &Range<usize>) {
+        let region = self.region();
+        let units = region.touched(bytes);
+        let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(m) = &region.metered {
+            for unit in units.clone() {
+                m.meter.set(&m.counts[unit], region.full(unit));
+            }
+        }
+        region.set_bits(units.clone());
+        // Where it fails, the handler opens more.
+        let _ = region.protect(&units, READ_WRITE);
+        region.set_runs(region.true_runs());
+    }
+
+    /// Appends the units that were opened since they were shut, as runs: all that are open, and
+    /// those that were closed otherwise.
+    pub(super) fn fresh(&self, out: &mut Vec<Range<usize>>) {
+        let region = self.region();
+        let from = out.len();
+        let fresh = region.metered.iter().flat_map(|m| m.fresh.iter());
+        for (word, bits) in fresh.enumerate() {
+            let mut left = bits.load(Ordering::SeqCst);
+            while left != 0 {
+                let unit = word * 64 + left.trailing_zeros() as usize;
+                left &= left - 1;
+                push(out, from, unit..unit + 1);
+            }
+        }
+    }
+
+    /// Whether a unit was opened since it was shut.
+    pub(super) fn is_fresh(&self, unit: usize) -> bool {
+        let fresh = self.region().metered.as_ref().map(|m| &m.fresh[unit / 64]);
+        fresh.is_none_or(|bits| bits.load(Ordering::SeqCst) & (1 << (unit % 64)) != 0)
+    }
+
+    /// What a unit counts as.
+    pub(super) fn counts(&self, unit: usize) -> Counts {
+        let m = self.region().metered.as_ref();
+        m.map_or(Counts::full(0), |m| {
+            Counts::of(m.counts[unit].load(Ordering::SeqCst))
+        })
+    }
+}
+
+/// What can be done while no unit is opened.
+pub(super) struct Alone<'a> {
+    tracker: &'a Mprotect,
+    region: &'a Region,
+}
+
+impl Alone<'_> {
+    /// Closes a run of units; from now on none of them is fresh. False: they are open.
+    pub fn shut(&self, units: &Range<usize>) -> bool {
+        let region = self.region;
+        let Some(m) = &region.metered else {
+            return false;
+        };
+        // The order of `close`; the handlers have left.
+        region.clear_bits(units.clone());
+        if !self.tracker.protect(units) {
+            region.set_bits(units.clone());
+            return false;
+        }
+        for word in units.start / 64..units.end.div_ceil(64) {
+            m.fresh[word].fetch_and(!Region::mask(word, units), Ordering::SeqCst);
+        }
+        true
+    }
+
+    /// Makes a closed unit count as this.
+    pub fn count(&self, unit: usize, counts: Counts) {
+        if let Some(m) = &self.region.metered {
+            m.meter.set(&m.counts[unit], counts);
+        }
+    }
+
+    /// After units were shut.
+    pub fn count_runs(&self) {
+        self.region.set_runs(self.region.true_runs());
     }
 }
 
@@ -595,6 +793,11 @@ impl Drop for Mprotect {
         // A handler that enters from here on sees that the slot is not LIVE.
         self.slot.wait_side(0);
         self.slot.wait_side(1);
+        if let Some(m) = &region.metered {
+            let none = Counts::full(0);
+            m.counts.iter().for_each(|c| m.meter.set(c, none));
+            m.meter.next_turn();
+        }
         // SAFETY: made by Box::into_raw in attach; the slot's users have left, and new ones do not
         // follow its pointer.
         drop(unsafe { Box::from_raw(self.region) });
@@ -647,8 +850,22 @@ const SEGV_ACCERR: i32 = 2;
 extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo; for SEGV_ACCERR it holds an address.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    if code == SEGV_ACCERR && !is_fetch(context, addr) && answer(addr) {
-        return;
+    if code == SEGV_ACCERR && !is_fetch(context, addr) {
+        let mut text = [0; MOST_TEXT];
+        match answer(addr, &mut text) {
+            (Answer::Opened, _) => return,
+            (Answer::Later, _) => {
+                // The instruction runs again, and its signals in between.
+                shortly();
+                return;
+            }
+            (Answer::Refused, len) => {
+                // SAFETY: the kernel passes a valid ucontext.
+                unsafe { refuse(addr, &text[..len], context) };
+                return;
+            }
+            (Answer::Failed, _) => {}
+        }
     }
     // SAFETY: these are the arguments that the kernel passed.
     unsafe { chain(signal, info, context) }
@@ -671,8 +888,8 @@ fn is_fetch(context: *mut libc::c_void, addr: usize) -> bool {
     pc == addr
 }
 
-/// True when the faulting instruction should simply run again.
-fn answer(addr: usize) -> bool {
+/// What becomes of the store; where it is refused, what to say stands in `text`, so long.
+fn answer(addr: usize, text: &mut [u8; MOST_TEXT]) -> (Answer, usize) {
     let table = &TABLE[..USED.load(Ordering::SeqCst)];
     for slot in table {
         if !slot.covers(addr, LIVE) {
@@ -682,9 +899,14 @@ fn answer(addr: usize) -> bool {
         // Look again: only what is seen inside is stable.
         if slot.covers(addr, LIVE) {
             // SAFETY: LIVE as seen inside, so that drop waits for us before it frees the region.
-            let opened = unsafe { (*slot.region.load(Ordering::SeqCst)).open(addr) };
+            let region = unsafe { &*slot.region.load(Ordering::SeqCst) };
+            let answer = region.open(addr);
+            let told = match (&answer, &region.metered) {
+                (Answer::Refused, Some(m)) => m.meter.tell(text),
+                _ => 0,
+            };
             slot.leave(side); // H3
-            return opened;
+            return (answer, told);
         }
         slot.leave(side);
     }
@@ -695,10 +917,59 @@ fn answer(addr: usize) -> bool {
                 .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1))
                 .is_ok()
         {
-            return true;
+            return (Answer::Opened, 0);
         }
     }
-    false
+    (Answer::Failed, 0)
+}
+
+fn shortly() {
+    let time = rustix::thread::Timespec {
+        tv_sec: 0,
+        tv_nsec: SHORTLY.subsec_nanos().into(),
+    };
+    // Interrupted, it only is shorter.
+    let _ = rustix::thread::nanosleep(&time);
+}
+
+/// The store gets SIGBUS when the handler returns, as one gets into a file for which its file
+/// system has no room.
+///
+/// # Safety
+/// The context is what the kernel passed to the handler.
+unsafe fn refuse(addr: usize, text: &[u8], context: *mut libc::c_void) {
+    // linux/siginfo.h
+    const BUS_ADRERR: i32 = 2;
+    // SAFETY: write, sigaction and the system calls are async-signal-safe, and get live values; a
+    // siginfo of zeros is valid, and its address lies where that of a fault does.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        libc::write(2, text.as_ptr().cast(), text.len());
+        // Where the program would not hear of it, what the kernel does with a fault of its own:
+        // else the store would be tried for ever.
+        let mask = &mut (*context.cast::<libc::ucontext_t>()).uc_sigmask;
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut action);
+        let blocked = libc::sigismember(mask, libc::SIGBUS) == 1;
+        if blocked || action.sa_sigaction == libc::SIG_IGN {
+            action = std::mem::zeroed();
+            action.sa_sigaction = libc::SIG_DFL;
+            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+            libc::sigdelset(mask, libc::SIGBUS);
+        }
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        info.si_signo = libc::SIGBUS;
+        info.si_code = BUS_ADRERR;
+        let fields = std::ptr::from_mut(&mut info).cast::<u8>();
+        fields.add(16).cast::<usize>().write_unaligned(addr);
+        let (process, thread) = (libc::getpid(), libc::syscall(libc::SYS_gettid));
+        let (signal, info) = (libc::SIGBUS, &info);
+        if libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info) != 0 {
+            libc::raise(libc::SIGBUS);
+        }
+        *errno = before;
+    }
 }
 
 /// Does what would have happened without our handler, but for SA_RESETHAND, which is not imitated.
@@ -772,8 +1043,11 @@ mod tests {
             len: 200 * 10,
             unit: 10,
             ahead: 1,
-            written: (0..4).map(|_| AtomicU64::new(0)).collect(),
+            written: zeros(200),
             runs: AtomicI64::new(0),
+            process: Process::current().unwrap(),
+            alone: AtomicBool::new(false),
+            metered: None,
         };
         region.set_bits(62..130);
         region.set_bits(0..1);

@@ -15,6 +15,8 @@ use rustix::fs::{Mode, OFlags};
 
 use super::*;
 
+mod release;
+
 fn page() -> usize {
     rustix::param::page_size()
 }
@@ -80,7 +82,7 @@ impl Map {
         unsafe {
             match kind {
                 // In chunks so small that most tests have several, and cross their borders.
-                Kind::TwoLevel => two_level::of_chunks(self.base as usize, self.len, 3),
+                Kind::TwoLevel => two_level::of_chunks(self.base as usize, self.len, 3, None),
                 kind => attach(self.base, self.len, kind),
             }
         }

@@ -27,21 +27,29 @@
 //! go. A collect closes a few chunks at a time, or the sync point that meets a region just filled
 //! would pay for all.
 //!
+//! Where memory is bounded, chunks are shut too: closed without being looked through
+//! (`two_level/release.rs`). A collect looks through these as well.
+//!
 //! # Limits
 //! `read(2)` and all that has the kernel write into memory fail with EFAULT at a closed chunk. So
 //! this is for programs that ask for it ([`super::Kind::TwoLevel`]).
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
+use super::meter::Meter;
 use super::mprotect::{self, Mprotect};
 use super::uffd::{self, Uffd, unite};
 use super::{Process, Tracker, check_range, push};
 
+mod release;
+
+use release::Release;
+
 /// Bytes of a chunk: smaller ones save little (the signal remains), larger ones cost more, since
 /// protecting goes page by page.
-const CHUNK: usize = 256 << 10;
+pub const CHUNK: usize = 256 << 10;
 /// Regions below this are scanned as a whole: for as much as one chunk opened and closed.
 const LEAST: usize = 64 << 20;
 /// Open chunks less than so many bytes apart are looked through together: what lies between costs
@@ -57,7 +65,8 @@ const SOON: u32 = 64;
 const SHARE: usize = 64;
 const FEW: usize = 2;
 
-pub(super) struct TwoLevel {
+/// The tracker.
+pub struct TwoLevel {
     /// Goes first: then all is writable.
     chunks: Mprotect,
     pages: Uffd,
@@ -67,6 +76,8 @@ pub(super) struct TwoLevel {
     process: Process,
     /// Of the collect that closes chunks; one that finds it held closes none.
     ages: Mutex<Ages>,
+    /// Where pages are counted, and given back.
+    release: Option<Release>,
 }
 
 /// # Safety
@@ -78,7 +89,19 @@ pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Track
     }
     let pages = (CHUNK / rustix::param::page_size()).max(1);
     // SAFETY: the caller's promise.
-    unsafe { of_chunks(base, len, pages) }
+    unsafe { of_chunks(base, len, pages, None) }
+}
+
+/// # Safety
+/// As [`super::attach`].
+pub(super) unsafe fn attach_metered(
+    base: usize,
+    len: usize,
+    meter: &Arc<Meter>,
+) -> io::Result<Box<dyn Tracker>> {
+    let pages = (CHUNK / rustix::param::page_size()).max(1);
+    // SAFETY: the caller's promise.
+    unsafe { of_chunks(base, len, pages, Some(meter)) }
 }
 
 /// A tracker whose chunks have so many pages.
@@ -89,13 +112,14 @@ pub(super) unsafe fn of_chunks(
     base: usize,
     len: usize,
     pages: usize,
+    meter: Option<&Arc<Meter>>,
 ) -> io::Result<Box<dyn Tracker>> {
     let process = Process::current()?;
     // First the upper level: it is done with at once where the page tables are empty still.
     // SAFETY: the caller's promise, of both; each leaves the other's part of the state alone.
     let (upper, lower) = unsafe {
         (
-            mprotect::of_units(base, len, pages)?,
+            mprotect::of_units(base, len, pages, meter.cloned())?,
             uffd::of_pages(base, len)?,
         )
     };
@@ -107,6 +131,7 @@ pub(super) unsafe fn of_chunks(
         len,
         process,
         ages: Mutex::new(Ages::new(len.div_ceil(chunk))),
+        release: meter.map(|m| Release::new(len.div_ceil(chunk), m.clone())),
     }))
 }
 
@@ -114,6 +139,20 @@ impl TwoLevel {
     /// The bytes of chunks that lie in `within`.
     fn bytes(&self, chunks: &Range<usize>, within: &Range<usize>) -> Range<usize> {
         (chunks.start * self.chunk).max(within.start)..(chunks.end * self.chunk).min(within.end)
+    }
+
+    /// Appends the chunks that overlap `wanted` and may have pages that no collect has found, as
+    /// runs of chunk numbers. With `rearm` the caller looks through them now.
+    fn unseen(&self, wanted: &Range<usize>, rearm: bool, out: &mut Vec<Range<usize>>) {
+        let from = out.len();
+        self.chunks.open(wanted, out);
+        // In this order: what is shut in between is in one of the two.
+        if let Some(r) = &self.release {
+            r.unseen(wanted, self.chunk, self.len, rearm, out);
+            if out.len() > from {
+                unite(out, from);
+            }
+        }
     }
 
     fn search(
@@ -163,12 +202,12 @@ impl Tracker for TwoLevel {
         };
         let mut own = Vec::new();
         let Some(mut ages) = held.filter(|_| rearm) else {
-            self.chunks.open(&wanted, &mut own);
+            self.unseen(&wanted, rearm, &mut own);
             return self.search(&own, &wanted, rearm, out);
         };
         let ages = &mut *ages;
         ages.open.clear();
-        self.chunks.open(&wanted, &mut ages.open);
+        self.unseen(&wanted, true, &mut ages.open);
         self.search(&ages.open, &wanted, true, out)?;
 
         let last = match end == self.len {
@@ -200,6 +239,10 @@ impl Tracker for TwoLevel {
 
     fn kind(&self) -> &'static str {
         "two-level"
+    }
+
+    fn metered(&self) -> Option<&TwoLevel> {
+        self.release.is_some().then_some(self)
     }
 }
 

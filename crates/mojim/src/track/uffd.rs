@@ -33,7 +33,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::{Process, Tracker, check_range, push};
 use crate::uffd::{self, UffdioRange, call};
@@ -53,6 +53,9 @@ struct UffdioWriteprotect {
 
 // linux/fs.h
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_FILE: u64 = 1 << 2;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PM_SCAN_WP_MATCHING: u64 = 1 << 0;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 
@@ -222,24 +225,105 @@ pub(super) unsafe fn of_pages(base: usize, len: usize) -> io::Result<Uffd> {
         marks: Marks::default(),
     };
     // From here on dropping `tracker` undoes the registration.
-    let mut arm = UffdioWriteprotect {
-        range: UffdioRange {
-            start: base as u64,
-            len: len as u64,
-        },
-        mode: UFFDIO_WRITEPROTECT_MODE_WP,
-    };
-    loop {
-        // SAFETY: the argument of UFFDIO_WRITEPROTECT is a UffdioWriteprotect.
-        match unsafe { call(tracker.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arm) } {
-            Ok(_) => return Ok(tracker),
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
+    tracker.arm(&(0..len))?;
+    Ok(tracker)
+}
+
+/// What the page tables say of pages that are next to each other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    /// Changed, in memory: the mapping has copies of its own.
+    pub copied: bool,
+    /// Stored to since they were last collected.
+    pub written: bool,
 }
 
 impl Uffd {
+    /// Protects all of `range`, so that no page of it counts as written.
+    fn arm(&self, range: &Range<usize>) -> io::Result<()> {
+        let mut arm = UffdioWriteprotect {
+            range: UffdioRange {
+                start: (self.base + range.start) as u64,
+                len: range.len() as u64,
+            },
+            mode: UFFDIO_WRITEPROTECT_MODE_WP,
+        };
+        loop {
+            // SAFETY: the argument of UFFDIO_WRITEPROTECT is a UffdioWriteprotect.
+            match unsafe { call(self.fd.as_fd(), UFFDIO_WRITEPROTECT, &mut arm) } {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Gives back the copies of these pages, which show the file from then on and do not count as
+    /// written.
+    ///
+    /// # Safety
+    /// Nobody stores to them meanwhile, and what they hold the file has.
+    pub(super) unsafe fn discard(&self, range: &Range<usize>) -> io::Result<()> {
+        let start = (self.base + range.start) as *mut std::ffi::c_void;
+        // SAFETY: a part of the caller's mapping, whose bytes stay what they are (the caller's
+        // promise).
+        unsafe { rustix::mm::madvise(start, range.len(), Advice::LinuxDontNeed)? };
+        // If it fails, they count as written: more is reported, nothing left out.
+        self.arm(range)
+    }
+
+    /// Calls `each` with the pages of `range` that are copied or written, ascending. Allocates
+    /// nothing.
+    pub(super) fn look(
+        &self,
+        range: &Range<usize>,
+        mut each: impl FnMut(Range<usize>, Found),
+    ) -> io::Result<()> {
+        let stop = (self.base + range.end) as u64;
+        let mut at = (self.base + range.start) as u64;
+        let mut regions = [const { MaybeUninit::<PageRegion>::uninit() }; 32];
+        while at < stop {
+            let mut arg = PmScanArg {
+                size: size_of::<PmScanArg>() as u64,
+                flags: PM_SCAN_CHECK_WPASYNC,
+                start: at,
+                end: stop,
+                walk_end: 0,
+                vec: regions.as_mut_ptr() as u64,
+                vec_len: regions.len() as u64,
+                max_pages: 0,
+                // In memory and not the file's, or swapped out.
+                category_inverted: PAGE_IS_FILE,
+                category_mask: PAGE_IS_FILE,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_PRESENT | PAGE_IS_WRITTEN,
+            };
+            // SAFETY: as in `scan_into`.
+            let found = unsafe {
+                let pagemap = BorrowedFd::borrow_raw(self.pagemap);
+                call(pagemap, PAGEMAP_SCAN, &mut arg)?
+            };
+            if arg.walk_end <= at || arg.walk_end > stop || found > regions.len() {
+                return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
+            }
+            for region in &regions[..found] {
+                // SAFETY: the kernel filled the first `found` entries.
+                let region = unsafe { region.assume_init_ref() };
+                let found = Found {
+                    copied: region.categories & PAGE_IS_PRESENT != 0,
+                    written: region.categories & PAGE_IS_WRITTEN != 0,
+                };
+                let (start, end) = (region.start as usize, region.end as usize);
+                // Markers of pages that are not there are neither.
+                if found.copied || found.written {
+                    each(start - self.base..end - self.base, found);
+                }
+            }
+            at = arg.walk_end;
+        }
+        Ok(())
+    }
+
     /// What [`Tracker::collect`] gives, of `wanted`, where only `parts` of it can have been stored
     /// to since they were last re-armed; they are ascending, and do not touch.
     pub(super) fn collect_parts(

@@ -191,7 +191,9 @@ fn sync_range(m: &Mapped, range: Range<usize>, until: Until) -> Result<u64> {
         let begun = m.volume.primary.begin_commit(&[piece]);
         note(region, range, &begun, announced);
         let begun = begun?;
-        end(&m.volume, &begun, until)?;
+        let done = end(&m.volume, &begun, until);
+        m.volume.made_room(false);
+        done?;
         LAST_LSN.with(|l| l.set(begun.lsn));
         return Ok(begun.lsn);
     }
@@ -282,9 +284,16 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
     }
     let mut written = Vec::new();
     region.copy.written(range, &mut written)?;
+    // These stores must find room: who makes it waits for these images.
+    region.copy.metered(&mut |t| {
+        written.iter().for_each(|range| t.let_in(range));
+    });
     region
         .committed
-        .restore(&mut images, region.copy.base(), &written)
+        .restore(&mut images, region.copy.base(), &written)?;
+    drop(images);
+    volume.made_room(true);
+    Ok(())
 }
 
 /// A region whose changes are looked for, with its first place in the list.
@@ -422,6 +431,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                 let last = point.compared.iter().map(|c| c.2.last()).max();
                 let last = last.unwrap_or(0);
                 drop(point);
+                inner.made_room(true);
                 if until == Until::Committed {
                     inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
                 }
@@ -435,7 +445,9 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
             Ok(begun) => {
                 // The others' turn, while this one waits.
                 point.compared.clear();
-                end(inner, &begun, until).map(|()| begun.lsn)
+                let done = end(inner, &begun, until).map(|()| begun.lsn);
+                inner.made_room(true);
+                done
             }
             Err(e) => {
                 point.undo();

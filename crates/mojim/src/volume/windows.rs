@@ -21,6 +21,7 @@ use crate::reader;
 use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use crate::shared::Shared;
 
+use super::memory::Memory;
 use super::sync_point::{Part, Until, sync_many};
 use super::{Inner, Volume, lock, remembered};
 
@@ -262,7 +263,8 @@ impl Volume {
         let _names = lock(&inner.names);
         let (id, _) = inner.find_or_create(file, flags.create)?;
         let shared = match inner.volume.working {
-            Working::Auto => flags.shared,
+            // What is bounded must be able to go.
+            Working::Auto => flags.shared && inner.memory.is_none(),
             kind => kind == Working::Shared,
         };
         if !shared || inner.shared_of(id).is_none() {
@@ -342,7 +344,8 @@ impl Inner {
             }
             None => {
                 let data = self.primary.store.area().file(id)?;
-                let copy = Private::map(&data, len, options, tracker)?;
+                let meter = self.memory.as_ref().map(Memory::meter);
+                let copy = Private::map(&data, len, options, tracker, meter)?;
                 let base = copy.base();
                 let region = Region {
                     copy: Arc::new(copy),

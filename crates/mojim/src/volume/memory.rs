@@ -1,0 +1,372 @@
+//! Memory that is bounded (`memory` and `max_uncommitted` of a volume).
+//!
+//! Owns when changed pages that are committed are given back to the system, and
+//! what becomes of stores for which there is no room. How a page is given back
+//! without a store being lost is told in `track/two_level/release.rs`; here is
+//! what that asks of its caller: which records were begun before a chunk was
+//! shut, that the data files have them, and what is the same.
+//!
+//! The checkpoint's thread does the work; where that is not enough, whoever has
+//! made a sync point helps, so that memory does not grow faster than it is given
+//! back.
+//!
+//! Lock order: `Work`, then a region's images. A region whose images are held is
+//! left for later: who holds them may wait for what only this thread does.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use crate::config::Volume as VolumeConfig;
+use crate::error::{Error, Result};
+use crate::primary::Primary;
+use crate::region::Region;
+use crate::track::{self, Meter};
+
+use super::Inner;
+
+/// Chunks that are tried at once.
+const AT_ONCE: usize = 128;
+/// How long nothing is tried after all was in vain.
+const REST: Duration = Duration::from_millis(100);
+/// How long a store waits for room while it cannot be known whether there is any:
+/// records are not committed yet, or a sync point of the region is under way.
+/// Longer than one waits for room in the log.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Of the images of pages, so much of what memory may have.
+const IMAGES: u64 = 4;
+
+/// What gives memory back.
+pub(super) struct Memory {
+    meter: Arc<Meter>,
+    /// Pages that may be held.
+    most: Option<i64>,
+    /// Pages that may be uncommitted.
+    uncommitted: Option<u64>,
+    work: Mutex<Work>,
+    /// Nothing is tried before this time, in nanoseconds, but for a store that
+    /// waits.
+    rest: AtomicU64,
+}
+
+/// What is under way.
+#[derive(Default)]
+struct Work {
+    /// Chunks that were shut, by region.
+    taken: Vec<(Arc<Region>, Vec<usize>)>,
+    /// What was begun by then.
+    upto: u64,
+    since: Duration,
+    /// It is done for a store that waits: the meter's turn when it began.
+    room: Option<u64>,
+    /// Since when one waits.
+    asked: Option<Duration>,
+    /// Chunks that were tried since some page was given back.
+    vain: usize,
+    /// The region with which the next choice begins.
+    first: usize,
+    scratch: Vec<u64>,
+    copies: Vec<Range<usize>>,
+    same: Vec<Range<usize>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// There is nothing to do.
+    Nothing,
+    /// It did something; there may be more.
+    Done,
+    /// Records are not applied yet, or somebody compares.
+    Waits,
+}
+
+impl Memory {
+    /// What the volume's configuration asks for, if it does.
+    pub fn of(volume: &VolumeConfig, primary: &Primary) -> Option<Memory> {
+        let page = rustix::param::page_size() as u64;
+        if volume.memory.is_none() && volume.max_uncommitted.is_none() {
+            return None;
+        }
+        if let Some(bytes) = volume.memory {
+            crate::committed::bound_images((bytes / IMAGES) as usize);
+        }
+        let uncommitted = volume.max_uncommitted.map(|bytes| bytes / page);
+        let text = format!(
+            "mojim: volume {}: {} bytes of its memory were changed and are not committed, as many as max_uncommitted allows; a store to more gets SIGBUS. Call msync more often, or raise max_uncommitted\n",
+            volume.name,
+            volume.max_uncommitted.unwrap_or(0)
+        );
+        let work = primary.checkpoint_work.clone();
+        Some(Memory {
+            meter: Arc::new(Meter::new(uncommitted, &text, work)),
+            most: volume.memory.map(|bytes| (bytes / page) as i64),
+            uncommitted,
+            work: Mutex::default(),
+            rest: AtomicU64::new(0),
+        })
+    }
+
+    pub fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    /// Whether more is held than may be, as far as is known, and it is worth a try.
+    fn is_over(&self, inner: &Inner) -> bool {
+        self.most.is_some_and(|most| self.meter.held() > most)
+            && inner.env.now().as_nanos() as u64 >= self.rest.load(Relaxed)
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// A turn of the checkpoint's thread. True if there is more to do at once.
+    pub fn turn(&self, inner: &Inner) -> bool {
+        // Somebody helps.
+        let Ok(mut work) = self.work.try_lock() else {
+            return false;
+        };
+        if work.taken.is_empty() && !self.meter.is_asked() && !self.is_over(inner) {
+            return false;
+        }
+        self.step(inner, &mut work) == Step::Done
+    }
+
+    /// Something was committed or undone, by the calling thread. `much`: possibly
+    /// so much that what was in vain is worth another try.
+    #[inline]
+    pub fn after(&self, inner: &Inner, much: bool) {
+        self.meter.next_turn();
+        if much {
+            self.rest.store(0, Relaxed);
+        }
+        if self.most.is_some_and(|most| self.meter.held() > most) {
+            self.help(inner);
+        }
+    }
+
+    #[cold]
+    fn help(&self, inner: &Inner) {
+        let mut work = self.work();
+        while self.is_over(inner) && self.step(inner, &mut work) == Step::Done {}
+    }
+
+    /// Nobody gives anything back any more, and stores are not bounded.
+    pub fn end(&self) {
+        self.meter.lift();
+        // They hold the volume.
+        self.work().taken.clear();
+    }
+
+    fn step(&self, inner: &Inner, work: &mut Work) -> Step {
+        if work.taken.is_empty() {
+            return self.begin(inner, work);
+        }
+        // An error says itself elsewhere; here it only means: not yet.
+        let is_applied = apply(inner, work.upto).unwrap_or(false);
+        // What is committed counts as such, however long it waits to be applied
+        // (while a whole copy is made).
+        let may_come = || {
+            let is_committed = inner.primary.committed() >= work.upto;
+            is_committed || inner.env.now() - work.since < LONGEST
+        };
+        // Others have committed since: a count may be enough now.
+        let stale = work.room.is_some_and(|turn| turn != self.meter.turn());
+        let stale = stale && inner.env.now() - work.since > REST;
+        if !is_applied && may_come() && !stale {
+            return Step::Waits;
+        }
+        let mut given = 0;
+        let taken = std::mem::take(&mut work.taken);
+        for (m, chunks) in &taken {
+            if is_applied {
+                given += give_back(m, chunks, work);
+            }
+            m.copy.metered(&mut |t| {
+                chunks.iter().for_each(|c| t.put_back(*c));
+            });
+            work.vain += chunks.len();
+        }
+        if given > 0 {
+            work.vain = 0;
+        }
+        let mut holding = 0;
+        each_region(inner, |m| {
+            m.copy.metered(&mut |t| holding += t.holding());
+        });
+        if !is_applied || work.vain >= holding {
+            work.vain = 0;
+            let until = inner.env.now() + REST;
+            self.rest.store(until.as_nanos() as u64, Relaxed);
+        }
+        if let Some(turn) = work.room.take() {
+            match self.has_room(0) {
+                true => self.grant(work),
+                false if !is_applied && stale => {}
+                false => self.refuse(work, turn),
+            }
+        }
+        Step::Done
+    }
+
+    /// Whether there is room for a chunk, and for this share of all.
+    fn has_room(&self, share: u64) -> bool {
+        let all = self.uncommitted.unwrap_or(0);
+        let wanted = all.checked_div(share).unwrap_or(0) as i64;
+        let chunk = track::CHUNK / rustix::param::page_size();
+        self.meter.room() >= wanted.max(chunk as i64)
+    }
+
+    fn grant(&self, work: &mut Work) {
+        work.asked = None;
+        self.meter.grant();
+    }
+
+    fn refuse(&self, work: &mut Work, turn: u64) {
+        work.asked = None;
+        self.meter.refuse(turn);
+    }
+
+    /// Shuts what is open and chooses what is to be given back.
+    fn begin(&self, inner: &Inner, work: &mut Work) -> Step {
+        let now = inner.env.now();
+        let asked = self.meter.is_asked();
+        let turn = self.meter.turn();
+        if asked {
+            work.asked.get_or_insert(now);
+        }
+        let mut all = true;
+        let mut shut = Vec::new();
+        let mut upto = 0;
+        each_region(inner, |m| {
+            let Some(held) = m.committed.try_hold() else {
+                all = false;
+                return;
+            };
+            let mut done = false;
+            m.copy.metered(&mut |t| {
+                let counted = t.shut().and_then(|()| match asked {
+                    true => t.recount(),
+                    false => Ok(()),
+                });
+                done = counted.is_ok();
+            });
+            // What anybody has read of it, and begun or will, is before this
+            // number; what is read from now on is as it is now.
+            match inner.primary.settled_unspilled() {
+                Some(last) if done => {
+                    upto = upto.max(last);
+                    shut.push(m.clone());
+                }
+                _ => all = false,
+            }
+            drop(held);
+        });
+        if asked && self.has_room(4) {
+            self.grant(work);
+        } else if asked && work.asked.is_some_and(|since| now - since > LONGEST) {
+            self.refuse(work, turn);
+            return Step::Waits;
+        } else if asked && !all {
+            return Step::Waits;
+        } else if asked {
+            work.room = Some(turn);
+        }
+        let mut wanted = match (work.room, self.most) {
+            (Some(_), _) => usize::MAX,
+            (None, Some(most)) => {
+                let over = self.meter.held() - (most - most / 8);
+                usize::try_from(over).unwrap_or(0)
+            }
+            (None, None) => 0,
+        };
+        let mut most = if work.room.is_some() {
+            usize::MAX
+        } else {
+            AT_ONCE
+        };
+        work.first = (work.first + 1) % shut.len().max(1);
+        shut.rotate_left(work.first);
+        for m in shut {
+            m.copy.metered(&mut |t| {
+                let (chunks, held) = t.take(wanted, most);
+                wanted = wanted.saturating_sub(held);
+                most -= chunks.len();
+                if !chunks.is_empty() {
+                    work.taken.push((m.clone(), chunks));
+                }
+            });
+        }
+        work.upto = upto;
+        work.since = now;
+        match work.taken.is_empty() {
+            false => Step::Done,
+            true => {
+                if let Some(turn) = work.room.take() {
+                    self.refuse(work, turn);
+                }
+                Step::Nothing
+            }
+        }
+    }
+}
+
+fn each_region(inner: &Inner, f: impl FnMut(&Arc<Region>)) {
+    inner.regions().iter().filter(|r| r.write).for_each(f);
+}
+
+/// Applies what can be. True if the data files have every record up to `upto`.
+fn apply(inner: &Inner, upto: u64) -> Result<bool> {
+    let p = &inner.primary;
+    while p.store.applied() < upto {
+        for lane in 0..p.lanes.len() {
+            p.persist_wait(lane)?;
+        }
+        let before = p.store.applied();
+        p.store.apply(p.apply_limit(), 1 << 20)?;
+        if p.store.applied() == before {
+            break;
+        }
+    }
+    Ok(p.store.applied() >= upto)
+}
+
+/// Gives back what of these chunks is what the file has. How many pages.
+fn give_back(region: &Region, chunks: &[usize], work: &mut Work) -> usize {
+    let Some(held) = region.committed.try_hold() else {
+        return 0;
+    };
+    let page = rustix::param::page_size();
+    // The page in which the file ends has bytes that are nobody's.
+    let end = region.valid.load(Acquire) / page * page;
+    let mut given = 0;
+    region.copy.metered(&mut |t| {
+        for &c in chunks {
+            let (copies, same) = (&mut work.copies, &mut work.same);
+            copies.clear();
+            same.clear();
+            let found = t
+                .copies(c, copies)
+                .map_err(|e| Error::io("finding changed pages", &e));
+            copies.retain_mut(|r| {
+                r.end = r.end.min(end);
+                r.start < r.end
+            });
+            let base = region.copy.base();
+            let committed = &region.committed;
+            let compared =
+                found.and_then(|()| committed.same(&held, base, copies, &mut work.scratch, same));
+            if compared.is_err() || same.is_empty() {
+                continue;
+            }
+            // SAFETY: whole pages of the chunk that were found to be the file's
+            // after it was shut; the file has every record begun before that, and
+            // keeps its length as long as this is held.
+            if let Ok(true) = unsafe { t.discard(c, same) } {
+                given += same.iter().map(Range::len).sum::<usize>() / page;
+            }
+        }
+    });
+    given
+}

@@ -1,0 +1,334 @@
+//! Memory that is bounded: regions many times larger than what they may keep are
+//! changed, and nothing of what the program sees, or of what is committed, is
+//! other than without the bound.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::*};
+
+use mojim::config::Config;
+use mojim::{MapFlags, Mapping, Volume, gmsync, msync, msync_async, rollback};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let d = std::env::temp_dir().join(format!("mojim-memory-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&d);
+        std::fs::create_dir_all(&d).unwrap();
+        Dir(d)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn config(dir: &Path, more: &str) -> Config {
+    let text = format!(
+        r#"
+cluster = "test"
+[volume.v]
+mode = "unreplicated"
+primary = "a"
+{more}
+[node.a]
+address = "127.0.0.1:1"
+directory = "{0}/a"
+ring = "{0}"
+log = {{ medium = "disk", size = "8MiB" }}
+"#,
+        dir.display()
+    );
+    Config::parse(&text, dir).unwrap()
+}
+
+fn random(seed: u64) -> impl FnMut(usize) -> usize {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move |n| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        (x >> 11) as usize % n
+    }
+}
+
+fn map(v: &Volume, len: usize) -> Mapping {
+    let flags = MapFlags {
+        create: true,
+        atomic: true,
+        ..MapFlags::default()
+    };
+    v.map("f", len, flags).unwrap()
+}
+
+/// False, with a notice, where this kernel cannot.
+fn possible() -> bool {
+    let can = mojim::track::uffd_available();
+    if !can {
+        eprintln!("skipped: this kernel has no write tracking by userfaultfd");
+    }
+    can
+}
+
+/// Bytes of a mapping that are copies, by what the kernel says of it.
+fn copied(m: &Mapping) -> usize {
+    let (mut inside, mut sum) = (false, 0);
+    for line in std::fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+        let mut words = line.split_ascii_whitespace();
+        let (first, second) = (words.next().unwrap(), words.next());
+        if let Some((from, _)) = first.split_once('-')
+            && let Ok(from) = usize::from_str_radix(from, 16)
+        {
+            inside = (m.ptr as usize..m.ptr as usize + m.len).contains(&from);
+        } else if inside && first == "Anonymous:" {
+            sum += second.unwrap().parse::<usize>().unwrap() << 10;
+        }
+    }
+    sum
+}
+
+/// Ends another thread of a test, also when this one panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+const MIB: usize = 1 << 20;
+/// Enough to be compared rather than taken as it is.
+const LARGE: usize = mojim::region::EXACT_MAX + 1;
+
+/// Stores, sync points of all kinds and rollbacks all over a region of which a
+/// tenth may be kept: memory and file are what a model says.
+#[test]
+fn memory_and_file_are_as_without_a_bound() {
+    if !possible() {
+        return;
+    }
+    for seed in 0..6 {
+        let dir = Dir::new(&format!("model-{seed}"));
+        // The last as late as can be.
+        let policy = ["auto", "eager", "async"][seed as usize % 3];
+        let more =
+            format!("memory = \"1MiB\"\nwrite_back = \"{policy}\"\nwrite_back_pages = 1000000");
+        let config = config(&dir.0, &more);
+        let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+        let mut next = random(seed + 1);
+        let len = 10 * MIB + next(4096);
+        let m = map(&v, len);
+        let mut memory = vec![0u8; len];
+        let mut committed = vec![0u8; len];
+        // SAFETY: every place is inside the mapping, which only this thread uses.
+        let ptr = |at: usize| unsafe { m.ptr.add(at) };
+        // SAFETY: all of the mapping.
+        let bytes = || unsafe { std::slice::from_raw_parts(m.ptr.cast_const(), len) };
+        let mut last = 0;
+        for step in 0..600 {
+            let at = next(len);
+            let n = (1 + next(3 * 4096)).min(len - at);
+            let from = next(len - LARGE);
+            let large = from..from + LARGE + next((2 * MIB).min(len - from - LARGE) + 1);
+            match next(100) {
+                // Few values: bytes often are what they were before.
+                0..40 => {
+                    for _ in 0..next(30) {
+                        let at = next(len / 4096) * 4096 + next(3) * 8;
+                        let byte = next(2) as u8;
+                        memory[at] = byte;
+                        // SAFETY: inside the mapping.
+                        unsafe { ptr(at).write(byte) };
+                    }
+                }
+                40..50 => {
+                    let byte = next(3) as u8;
+                    memory[large.clone()].fill(byte);
+                    // SAFETY: inside the mapping.
+                    unsafe { ptr(large.start).write_bytes(byte, large.len()) };
+                }
+                50..65 => {
+                    msync(ptr(at), n).unwrap();
+                    committed[at..at + n].copy_from_slice(&memory[at..at + n]);
+                }
+                65..80 => {
+                    msync(m.ptr, len).unwrap();
+                    committed.copy_from_slice(&memory);
+                    // What is over is given back before the call returns, but for
+                    // what is stored to just now.
+                    let copied = copied(&m);
+                    assert!(copied <= 2 * MIB, "step {step}: {copied}");
+                }
+                80..85 => {
+                    let both = [
+                        (ptr(large.start).cast_const(), large.len()),
+                        (ptr(at).cast_const(), n),
+                    ];
+                    gmsync(&both).unwrap();
+                    for r in [large, at..at + n] {
+                        committed[r.clone()].copy_from_slice(&memory[r]);
+                    }
+                }
+                85..92 => {
+                    let part = [0..len, at..at + n, large][next(3)].clone();
+                    last = msync_async(ptr(part.start), part.len()).unwrap().max(last);
+                    committed[part.clone()].copy_from_slice(&memory[part]);
+                }
+                92..97 => {
+                    let part = [0..len, at..at + n, large][next(3)].clone();
+                    assert!(rollback(ptr(part.start), part.len()).unwrap());
+                    memory[part.clone()].copy_from_slice(&committed[part]);
+                }
+                _ => {
+                    v.wait(last).unwrap();
+                    v.settle().unwrap();
+                    let file = std::fs::read(v.directory().join("f")).unwrap();
+                    let wrong = (0..len).find(|i| file[*i] != committed[*i]);
+                    assert_eq!(wrong, None, "seed {seed}, step {step}: the file");
+                }
+            }
+            if step % 20 == 0 {
+                let wrong = (0..len).find(|i| bytes()[*i] != memory[*i]);
+                assert_eq!(wrong, None, "seed {seed}, step {step}: memory");
+            }
+        }
+        assert!(bytes() == memory, "seed {seed}, at the end");
+        v.detach().unwrap();
+    }
+}
+
+/// A program that commits exact ranges only, so that no page is ever found clean
+/// by a sync point: its memory is given back too, also from several threads, of
+/// which each finds its own stores.
+#[test]
+fn exact_ranges_of_many_threads_are_given_back() {
+    if !possible() {
+        return;
+    }
+    let dir = Dir::new("exact");
+    let config = config(&dir.0, "memory = \"1MiB\"\nconnections = 2");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let len = 24 * MIB;
+    let m = map(&v, len);
+    let stop = AtomicBool::new(false);
+    let whole = &m;
+    std::thread::scope(|s| {
+        for thread in 0..3usize {
+            let (stop, m) = (&stop, whole);
+            s.spawn(move || {
+                let _stop = Stop(stop);
+                let mut next = random(thread as u64 + 5);
+                let mut model = vec![0u8; len / 4096];
+                for n in 0..8000 {
+                    let page = [next(model.len()), next(64) * 64][n % 2];
+                    // SAFETY: this thread's byte of the page.
+                    let at = unsafe { m.ptr.add(page * 4096 + thread * 100) };
+                    // Few values, and often back: what is on its way is not what
+                    // memory and file have.
+                    for _ in 0..1 + next(2) {
+                        // SAFETY: as above.
+                        assert_eq!(unsafe { at.read_volatile() }, model[page]);
+                        model[page] = 1 - model[page];
+                        // SAFETY: as above.
+                        unsafe { at.write_volatile(model[page]) };
+                        if n % 8 != 7 {
+                            msync_async(at, 1).unwrap();
+                        }
+                    }
+                }
+                for (page, byte) in model.iter().enumerate() {
+                    // SAFETY: as above.
+                    let at = unsafe { m.ptr.add(page * 4096 + thread * 100) };
+                    // SAFETY: as above.
+                    assert_eq!(unsafe { at.read_volatile() }, *byte);
+                }
+            });
+        }
+        s.spawn(|| {
+            while !stop.load(Relaxed) {
+                let m = whole;
+                msync(m.ptr, len).unwrap();
+            }
+        });
+    });
+    msync(m.ptr, len).unwrap();
+    msync(m.ptr, 8).unwrap();
+    let copied = copied(&m);
+    assert!(copied <= 2 * MIB, "{copied}");
+    v.settle().unwrap();
+    let file = std::fs::read(v.directory().join("f")).unwrap();
+    // SAFETY: nobody stores any more.
+    assert!(file == unsafe { std::slice::from_raw_parts(m.ptr, len) });
+    v.detach().unwrap();
+}
+
+/// A bound on what is not committed stops nobody who commits, however often all
+/// of it is used up.
+#[test]
+fn who_commits_is_not_stopped() {
+    if !possible() {
+        return;
+    }
+    for exact in [false, true] {
+        let dir = Dir::new(&format!("bound-{exact}"));
+        let config = config(&dir.0, "max_uncommitted = \"1MiB\"");
+        let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+        let len = 16 * MIB;
+        let m = map(&v, len);
+        for round in 1..4u8 {
+            for at in (0..len).step_by(8192) {
+                // SAFETY: inside the mapping, which only this thread uses.
+                unsafe { m.ptr.add(at).write_bytes(round, 8192) };
+                if exact {
+                    // SAFETY: as above.
+                    msync(unsafe { m.ptr.add(at) }, 8192).unwrap();
+                } else if at % (512 << 10) == 0 {
+                    msync(m.ptr, len).unwrap();
+                }
+            }
+            msync(m.ptr, len).unwrap();
+            // What is undone makes room too.
+            for _ in 0..6 {
+                // SAFETY: as above.
+                unsafe { m.ptr.write_bytes(9, 700 << 10) };
+                assert!(rollback(m.ptr, len).unwrap());
+            }
+        }
+        msync(m.ptr, len).unwrap();
+        v.settle().unwrap();
+        let file = std::fs::read(v.directory().join("f")).unwrap();
+        // SAFETY: as above.
+        assert!(file == unsafe { std::slice::from_raw_parts(m.ptr, len) });
+        v.detach().unwrap();
+    }
+}
+
+/// A rollback stores to memory that was shut while there is no room for another
+/// store, and is not kept waiting for room, which only it makes.
+#[test]
+fn a_rollback_needs_no_room() {
+    if !possible() {
+        return;
+    }
+    let dir = Dir::new("rollback");
+    let config = config(&dir.0, "max_uncommitted = \"1MiB\"");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let len = 4 * MIB;
+    let m = map(&v, len);
+    let chunk = 256 << 10;
+    // SAFETY: inside the mapping, which only this thread uses.
+    let fill = |at: usize, n: usize| unsafe { m.ptr.add(at).write_bytes(5, n) };
+    // Half of each of four chunks, which count as whole as long as they are open;
+    // then there is room when it is looked for, for two more.
+    (0..4).for_each(|c| fill(c * chunk, chunk / 2));
+    (4..6).for_each(|c| fill(c * chunk, chunk));
+    assert!(rollback(m.ptr, len).unwrap());
+    // SAFETY: as above.
+    let bytes = unsafe { std::slice::from_raw_parts(m.ptr.cast_const(), len) };
+    assert!(bytes.iter().all(|b| *b == 0));
+    fill(8 * chunk, 3 * chunk);
+    assert!(msync(m.ptr, len).unwrap() > 0);
+    v.detach().unwrap();
+}
