@@ -18,6 +18,7 @@
 //!    `open` in the same process does not see them.
 
 mod mprotect;
+mod remote;
 mod two_level;
 mod uffd;
 
@@ -27,6 +28,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+pub use remote::{Armed, Remote, arm, arm_inherited, own_pagemap};
 pub use uffd::uffd_available;
 pub(crate) use uffd::{Marks, unite};
 
