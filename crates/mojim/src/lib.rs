@@ -32,6 +32,7 @@ pub mod primary;
 pub mod reader;
 pub mod region;
 pub mod session;
+pub mod share;
 pub mod shared;
 pub mod spinner;
 pub mod stage;
