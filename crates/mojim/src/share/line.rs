@@ -10,8 +10,9 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
@@ -29,6 +30,9 @@ const BACKLOG: i32 = 64;
 
 /// One end.
 pub struct Line(OwnedFd);
+
+/// A line or a port, for what is done to both at a fork.
+pub(crate) type End = Arc<dyn AsRawFd + Send + Sync>;
 
 fn socket() -> io::Result<OwnedFd> {
     let fd = net::socket_with(
@@ -105,7 +109,13 @@ impl Line {
     }
 }
 
-/// Where lines begin. Dropping it removes the socket's file.
+impl AsRawFd for Line {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Where lines begin.
 pub struct Port {
     fd: OwnedFd,
     path: PathBuf,
@@ -158,6 +168,12 @@ impl Port {
         // Its file goes first: who finds it finds somebody there.
         let _ = rustix::fs::unlink(&self.path);
         let _ = net::shutdown(&self.fd, Shutdown::Both);
+    }
+}
+
+impl AsRawFd for Port {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 

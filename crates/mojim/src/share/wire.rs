@@ -1,4 +1,4 @@
-//! The messages between a client and its owner.
+//! The messages between a guest and its owner.
 //!
 //! Owns their bytes. Both ends are of one host and normally of one build, so there is no other
 //! version to be understood: [`VERSION`] is in the first message and must be the same. A request is
@@ -37,7 +37,7 @@ pub struct Part {
     pub len: u64,
 }
 
-/// Addresses in a client at which it has a part of a file.
+/// Addresses in a guest at which it has a part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shown {
     /// The file's number.
@@ -54,10 +54,10 @@ pub struct Shown {
     pub atomic: bool,
 }
 
-/// What a client asks.
+/// What a guest asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// The first. With the client's pagemap, but from one that could not arm its pages: then its
+    /// The first. With the guest's pagemap, but from one that could not arm its pages: then its
     /// windows are not watched, and all of them counts as written.
     Hello { version: u32, volume: String },
     /// The file's memory, to be mapped. Answered by its number and the length in bytes, with the
@@ -73,11 +73,11 @@ pub enum Request {
     Show(Shown),
     /// The window will be unmapped.
     Unmap { window: u64 },
-    /// A sync point.
+    /// A sync point. Answered by its LSN, or 0.
     Sync { wait: bool, parts: Vec<Part> },
     /// Answered by 1 if it was rolled back.
     Rollback(Part),
-    /// A sync point of a file.
+    /// A sync point of a file. Answered by its LSN, or 0.
     Fsync { file: String },
     /// Answered by 1 if it was made.
     Create { file: String },
@@ -95,7 +95,7 @@ pub enum Request {
     Settle,
     /// Where an LSN is.
     Copies { lsn: u64 },
-    /// The client ends in good order: sync points of what is not atomic, where `commit`, and its
+    /// The guest ends in good order: sync points of what is not atomic, where `commit`, and its
     /// windows are forgotten.
     Detach,
 }
@@ -103,7 +103,8 @@ pub enum Request {
 /// What the owner answers.
 #[derive(Debug, Clone)]
 pub enum Reply {
-    /// It is done: the LSN of the sync point that it was, or 0, and what else the request says.
+    /// It is done: the LSN by which it and what it found are committed, or 0, and what else the
+    /// request says.
     Done { lsn: u64, value: u64, more: u64 },
     /// Where an LSN is.
     Copies(Vec<(String, Option<Level>)>),
@@ -114,7 +115,7 @@ pub enum Reply {
 type Result<T> = std::result::Result<T, FormatError>;
 
 fn wrong(field: &'static str, value: u64) -> FormatError {
-    let what = "message of a client";
+    let what = "message of a guest";
     FormatError::Field { what, field, value }
 }
 
@@ -235,7 +236,7 @@ impl Request {
 
     /// What `bytes` say.
     pub fn decode(bytes: &[u8]) -> Result<Request> {
-        let mut r = Reader::new("message of a client", bytes);
+        let mut r = Reader::new("message of a guest", bytes);
         let request = match r.u8()? {
             1 => Request::Hello {
                 version: r.u32()?,
@@ -330,7 +331,7 @@ impl Reply {
 
     /// What `bytes` say.
     pub fn decode(bytes: &[u8]) -> Result<Reply> {
-        let mut r = Reader::new("message of a client", bytes);
+        let mut r = Reader::new("message of a guest", bytes);
         let reply = match r.u8()? {
             1 => Reply::Done {
                 lsn: r.u64()?,

@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-pub use remote::{Armed, Remote, arm, arm_inherited, own_pagemap};
+pub use remote::{Armed, Remote, Unwatched, arm, arm_inherited, own_pagemap};
 pub use uffd::uffd_available;
 pub(crate) use uffd::{Marks, unite};
 

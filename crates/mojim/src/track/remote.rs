@@ -16,6 +16,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use super::uffd::{Marks, Uffd, of_pages, pagemap, registered, scan};
 use super::{Process, Tracker, check_range, push};
@@ -52,7 +53,7 @@ pub fn own_pagemap() -> io::Result<BorrowedFd<'static>> {
 
 /// Watches a mapping of another process.
 pub struct Remote {
-    pagemap: OwnedFd,
+    pagemap: Arc<OwnedFd>,
     base: usize,
     len: usize,
     marks: Marks,
@@ -63,13 +64,13 @@ impl Remote {
     ///
     /// # Errors
     /// EINVAL where they are not a page-aligned range, or `pagemap` is not of `/proc`.
-    pub fn new(pagemap: OwnedFd, base: usize, len: usize) -> io::Result<Remote> {
+    pub fn new(pagemap: Arc<OwnedFd>, base: usize, len: usize) -> io::Result<Remote> {
         let page = rustix::param::page_size();
         let end = base.checked_add(len);
         let good = len > 0 && (base | len).is_multiple_of(page);
         // Addresses of programs are in the lower half.
         let good = good && end.is_some_and(|e| e <= isize::MAX as usize);
-        let fs = rustix::fs::fstatfs(&pagemap)?;
+        let fs = rustix::fs::fstatfs(&*pagemap)?;
         if !good || fs.f_type != rustix::fs::PROC_SUPER_MAGIC {
             return Err(rustix::io::Errno::INVAL.into());
         }
@@ -85,7 +86,7 @@ impl Remote {
     fn is_there(&self) -> bool {
         let mut entry = [0u8; 8];
         let at = (self.base / rustix::param::page_size() * entry.len()) as u64;
-        matches!(rustix::io::pread(&self.pagemap, &mut entry, at), Ok(8))
+        matches!(rustix::io::pread(&*self.pagemap, &mut entry, at), Ok(8))
     }
 }
 
@@ -127,6 +128,30 @@ impl Tracker for Remote {
 
     fn kind(&self) -> &'static str {
         "remote"
+    }
+}
+
+/// Stands for a mapping of another process that cannot be watched: all of it counts as written.
+pub struct Unwatched;
+
+impl Tracker for Unwatched {
+    fn collect(
+        &self,
+        start: usize,
+        end: usize,
+        _: bool,
+        out: &mut Vec<Range<usize>>,
+    ) -> io::Result<()> {
+        if start < end {
+            push(out, out.len(), start..end);
+        }
+        Ok(())
+    }
+
+    fn mark(&self, _: usize, _: usize) {}
+
+    fn kind(&self) -> &'static str {
+        "unwatched"
     }
 }
 
@@ -246,7 +271,7 @@ mod tests {
 
         fn watch(&mut self, of: &Shared) -> Remote {
             let pagemap = self.pagemap.take().unwrap();
-            Remote::new(pagemap, of.base as usize, of.len()).unwrap()
+            Remote::new(Arc::new(pagemap), of.base as usize, of.len()).unwrap()
         }
 
         fn end(self) {
@@ -422,8 +447,8 @@ mod tests {
 
     #[test]
     fn other_descriptors_and_ranges_are_refused() {
-        let zero = || OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
-        let own = || own_pagemap().unwrap().try_clone_to_owned().unwrap();
+        let zero = || Arc::new(OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()));
+        let own = || Arc::new(own_pagemap().unwrap().try_clone_to_owned().unwrap());
         let p = page();
         assert!(Remote::new(zero(), p, p).is_err());
         for (base, len) in [(p, 0), (1, p), (p, 1), (usize::MAX - p + 1, p)] {
