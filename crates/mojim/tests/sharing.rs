@@ -185,6 +185,36 @@ fn synced(m: Mapping) -> i32 {
     }
 }
 
+/// Medians of sync points of 8 bytes, and of a page found among all, in microseconds.
+fn cost(m: Mapping) -> String {
+    let mut text = Vec::new();
+    for len in [8, m.len] {
+        let mut all: Vec<u128> = (0..2000u32)
+            .map(|i| {
+                store(m, 0, i as u8);
+                let begin = std::time::Instant::now();
+                msync(m.ptr, len).unwrap();
+                begin.elapsed().as_nanos()
+            })
+            .collect();
+        all.sort_unstable();
+        text.push(format!("{:.1}", all[all.len() / 2] as f64 / 1e3));
+    }
+    text.join(" ")
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn costs() {
+    let dir = Dir::new("costs");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    for _ in 0..5 {
+        println!("owner {} guest {} us", cost(m), p.ask("cost"));
+    }
+}
+
 #[test]
 #[ignore = "not a test: another process of one"]
 fn peer() {
@@ -260,6 +290,7 @@ fn peer() {
                 }
                 String::new()
             }
+            "cost" => cost(m.unwrap()),
             other => panic!("{other}"),
         };
         println!("@{answer}");
