@@ -18,10 +18,13 @@
  *    than half of what is free). For the same reason, never change a file of a
  *    volume by other means than this interface, while a program is attached or
  *    while none is.
- * 3. A child made by fork has a copy of the memory. It can read and store, but
- *    nothing of it can be committed: every call fails with EOPNOTSUPP there.
- *    Attach after the fork.
- * 4. One process at a time can be attached to a volume; others get EBUSY.
+ * 3. A child made by fork has a copy of private working copies: it can read and
+ *    store, but nothing of them can be committed, and calls fail with EOPNOTSUPP
+ *    there. Attach after the fork. Shared working copies it shares: it can store
+ *    and call everything, as a process that has joined (mojim_join). Where that
+ *    cannot be arranged at the fork (no descriptors are left), it can only read.
+ * 4. One process at a time can be attached to a volume; others get EBUSY, or
+ *    share it with that one (mojim_join), with shared working copies only.
  * 5. A sync point that failed with ETIMEDOUT is in doubt: it is there whole, or
  *    not at all. Its bytes stay in memory and count as changed; call again.
  * 6. mprotect, mremap, madvise(MADV_DONTNEED) and MAP_FIXED over a region, and
@@ -160,6 +163,31 @@ mojim_t *mojim_attach(const char *config, const char *node, const char *volume);
  * its daemon does not run, EOPNOTSUPP without userfaultfd (Linux 6.6). */
 mojim_t *mojim_attach_reader(const char *config, const char *node,
                              const char *volume);
+
+/* Attaches as mojim_attach does; or, where another process of this node has
+ * joined the volume (or attached it, and the configuration says working =
+ * "shared", which makes mojim_attach the same as this), shares it with that one,
+ * its owner. All see the same memory (caveat 2; MOJIM_SHARED need not be given),
+ * and each can call everything. The owner does the work: a sync point of another
+ * process costs a message to it and one back more. Threads of one such process
+ * wait for each other in sync points.
+ *
+ *   - A process that dies leaves what it stored in the memory, not committed,
+ *     where others have the file mapped; the next sync point commits it. That
+ *     one looks at all of the file's pages that the process could store to.
+ *   - When the owner ends, in whatever way, the others' memory stays, but every
+ *     call fails with ESTALE: nothing can be committed any more. What they had
+ *     stored and nobody had committed is not kept. They can detach and join
+ *     again; one of them is the owner then.
+ *   - Calls wait as long as the owner does; there is no other limit.
+ *
+ * EBUSY where another process has the volume for itself. One gmsync can have
+ * 2,728 ranges, one process 4,096 regions, and a volume 256 such processes. */
+mojim_t *mojim_join(const char *config, const char *node, const char *volume);
+
+/* 1 if this process can use the handle, else 0: in a child made by fork that
+ * shares no memory with its parent. -1 on error. */
+int mojim_usable(mojim_t *m);
 
 /* Ends the attachment. Regions without MAP_ATOMIC are committed; all are
  * unmapped; then what was committed is written to its files. On success the
@@ -349,6 +377,12 @@ int mojim_settle(mojim_t *m);
  * small. */
 int mojim_directory(const char *config, const char *node, const char *volume,
                     char *out, size_t n);
+
+/* The same of a directory in which programs of this node that share a volume may
+ * keep locks on its files: the files themselves are for reading only. It may not
+ * be there yet. */
+int mojim_locks(const char *config, const char *node, const char *volume,
+                char *out, size_t n);
 
 /* ---- texts ------------------------------------------------------------------- */
 

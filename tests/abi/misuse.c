@@ -51,6 +51,12 @@ int main(int argc, char **argv)
     mojim_t *m = mojim_attach(argv[1], "a", NULL);
     CHECK(m != NULL);
     CHECK(mojim_attach(argv[1], "a", NULL) == NULL && errno == EBUSY);
+    CHECK(mojim_join(argv[1], "a", NULL) == NULL && errno == EBUSY);
+    CHECK(mojim_join(NULL, "a", NULL) == NULL && errno == EINVAL);
+    CHECK(mojim_usable(m) == 1);
+    FAILS(mojim_usable(NULL), EINVAL);
+    FAILS(mojim_locks(argv[1], "a", NULL, path, 3), ERANGE);
+    CHECK(mojim_locks(argv[1], "a", NULL, path, sizeof path) == (int)strlen(path));
     FAILS(mojim_map(m, NULL, 1, 0), EINVAL);
     FAILS(mojim_map(m, "none", 1, 0), ENOENT);
     FAILS(mojim_map(m, "../up", 1, MOJIM_CREATE), EINVAL);
@@ -133,6 +139,7 @@ int main(int argc, char **argv)
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
+        CHECK(mojim_usable(m) == 0);
         FAILS(mojim_msync(p, 1, MS_SYNC), EOPNOTSUPP);
         FAILS(gmsync(in, 1, MS_MOJIM), EOPNOTSUPP);
         FAILS(mojim_msync(p, 1, MS_ASYNC), EOPNOTSUPP);

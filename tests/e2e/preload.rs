@@ -133,8 +133,8 @@ fn what_was_begun_survives_a_kill_as_it_was_then() {
 }
 
 #[test]
-fn a_forked_child_can_commit_nothing() {
-    let said = holds(&TestVolume::new(""), "forking");
+fn a_forked_child_can_commit_nothing_of_a_copy() {
+    let said = holds(&TestVolume::new("working = \"private\""), "forking");
     assert!(said.contains("forked"), "{said}");
 }
 
@@ -145,7 +145,29 @@ fn a_child_that_was_forked_before_is_a_process_like_any_other() {
 
 #[test]
 fn a_child_forked_amid_sync_points_of_other_threads_waits_for_none_of_their_locks() {
-    holds(&TestVolume::new(""), "forking_amid");
+    holds(&TestVolume::new("working = \"private\""), "forking_amid");
+    holds(&TestVolume::new(""), "forking_amid_shared");
+}
+
+#[test]
+fn a_forked_child_shares_the_memory() {
+    assert_eq!(holds(&TestVolume::new(""), "forking_shares"), "");
+}
+
+#[test]
+fn a_forked_child_shares_the_memory_with_the_other_trackers() {
+    for tracker in ["mprotect", "two-level"] {
+        holds(
+            &TestVolume::new(&format!("tracker = \"{tracker}\"")),
+            "forking_shares",
+        );
+    }
+}
+
+#[test]
+fn two_processes_share_a_file_and_its_locks() {
+    let said = holds(&TestVolume::new(""), "sharing");
+    assert!(said.contains("has ended"), "{said}");
 }
 
 #[test]
@@ -165,8 +187,8 @@ fn threads_sync_read_and_map_at_once() {
 }
 
 #[test]
-fn a_second_process_gets_ebusy() {
-    let v = TestVolume::new("");
+fn a_second_process_that_shares_nothing_gets_ebusy() {
+    let v = TestVolume::new("working = \"private\"");
     let mut first = v
         .preloaded(probe())
         .args(["until_killed".as_ref(), v.dir().as_os_str()])

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <mojim.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -482,7 +483,7 @@ static void forking(void)
         exit(0); /* and its end commits nothing */
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    CHECK(p[0] == 2 && msync(p, 1, MS_SYNC) == 0);
+    CHECK(p[0] == 1 && msync(p, 1, MS_SYNC) == 0); /* as it was */
     CHECK(system("true") == 0);
     child = vfork();
     if (child == 0) {
@@ -490,7 +491,140 @@ static void forking(void)
         _exit(0);
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    CHECK(pread(fd, p + 100, 1, 0) == 1 && p[100] == 2);
+    CHECK(pread(fd, p + 100, 1, 0) == 1 && p[100] == 1);
+}
+
+/* A child of a process with shared working copies is a process like any other. */
+static void forking_shares(void)
+{
+    int status, fd = open_new("file"), two[2];
+    char *p = map(fd, 16384);
+    p[0] = 1;
+    CHECK(pipe(two) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        char c;
+        CHECK(p[0] == 1);
+        p[4096] = 2;
+        CHECK(msync(p, 16384, MS_SYNC) == 0);
+        uint64_t lsn = mojim_last_lsn();
+        CHECK(lsn > 0 && fsync(fd) == 0 && mojim_last_lsn() > lsn);
+        char *q = map(open_new("new"), 4096), *r = map(fd, 16384);
+        r[1] = q[0] = 3;
+        CHECK(p[1] == 3 && pread(fd, &c, 1, 1) == 1 && c == 3);
+        CHECK(munmap(r, 16384) == 0 && msync(q, 4096, MS_SYNC) == 0);
+        p[2] = 4;
+        pid_t grandchild = fork();
+        if (grandchild == 0) {
+            p[12288] = 6;
+            _exit(0); /* no sync point */
+        }
+        CHECK(waitpid(grandchild, &status, 0) == grandchild && status == 0);
+        exit(0); /* a sync point */
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(p[0] == 1 && p[4096] == 2 && p[1] == 3 && p[2] == 4 && p[12288] == 6);
+    child = fork();
+    if (child == 0) {
+        p[8192] = 7;
+        CHECK(write(two[1], "x", 1) == 1);
+        pause();
+    }
+    char c;
+    CHECK(read(two[0], &c, 1) == 1 && p[8192] == 7);
+    CHECK(msync(p, 16384, MS_SYNC) == 0); /* what a living child has stored, too */
+    p[8192] = 8;
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+    p[0] = 9;
+    /* a child that becomes another program shares nothing any more */
+    CHECK(system("true") == 0);
+    child = fork();
+    if (child == 0) {
+        execl("/bin/true", "true", (char *)NULL);
+        _exit(1);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(munmap(p, 16384) == 0);
+    p = map(fd, 16384);
+    CHECK(p[0] == 9 && p[4096] == 2 && p[2] == 4 && p[8192] == 8 && p[12288] == 6);
+}
+
+static int lock(int fd, int cmd, int type, off_t start)
+{
+    struct flock l = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = 1};
+    return fcntl(fd, cmd, &l) ? -1 : l.l_type;
+}
+
+static void said(int from)
+{
+    char c;
+    CHECK(read(from, &c, 1) == 1);
+}
+
+static void say(int to)
+{
+    CHECK(write(to, "x", 1) == 1);
+}
+
+/* Two processes, each of which opens and maps the file by itself. */
+static void sharing(void)
+{
+    int ab[2], ba[2], status;
+    CHECK(pipe(ab) == 0 && pipe(ba) == 0);
+    pid_t a = fork();
+    if (a == 0) {
+        close(ba[1]);
+        int fd = open_new("file");
+        char *p = map(fd, 16384);
+        p[0] = 1;
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 5) == F_WRLCK);
+        say(ab[1]);
+        said(ba[0]);
+        CHECK(p[4096] == 2 && msync(p, 16384, MS_SYNC) == 0);
+        p[1] = 7; /* committed by the other */
+        say(ab[1]);
+        said(ba[0]);
+        int other = open(in("file"), O_RDONLY);
+        CHECK(other >= 0 && close(other) == 0); /* and its locks go, as POSIX has it */
+        say(ab[1]);
+        said(ba[0]);
+        exit(0);
+    }
+    pid_t b = fork();
+    if (b == 0) {
+        close(ab[1]);
+        said(ab[0]);
+        int fd = open_new("file");
+        char *p = map(fd, 16384);
+        CHECK(p[0] == 1);
+        p[4096] = 2;
+        CHECK(lock(fd, F_GETLK, F_WRLCK, 5) == F_WRLCK);
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 5) == -1 && (errno == EAGAIN || errno == EACCES));
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 6) == F_WRLCK);
+        say(ba[1]);
+        said(ab[0]);
+        char c;
+        CHECK(p[1] == 7 && pread(fd, &c, 1, 1) == 1 && c == 7);
+        CHECK(msync(p, 16384, MS_SYNC) == 0);
+        struct stat st;
+        CHECK(unlink(in("file")) == -1 && errno == EBUSY);
+        CHECK(ftruncate(fd, 20000) == 0 && fstat(fd, &st) == 0 && st.st_size == 20000);
+        say(ba[1]);
+        said(ab[0]);
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 5) == F_WRLCK);
+        say(ba[1]);
+        CHECK(read(ab[0], &c, 1) == 0); /* the other, the owner, has ended */
+        p[2] = 3;
+        FAILS(msync(p, 16384, MS_SYNC), ESTALE);
+        CHECK(p[0] == 1 && p[2] == 3);
+        _exit(0);
+    }
+    close(ab[1]);
+    close(ba[1]);
+    CHECK(waitpid(a, &status, 0) == a && status == 0);
+    CHECK(waitpid(b, &status, 0) == b && status == 0);
+    char *p = map(open_new("file"), 20000);
+    CHECK(p[0] == 1 && p[4096] == 2 && p[1] == 7 && p[2] == 0);
 }
 
 static void fork_first(void)
@@ -570,7 +704,7 @@ static void *stores_and_syncs(void *arg)
     return NULL;
 }
 
-static void forking_amid(void)
+static void amid(int shared)
 {
     /* Whatever other threads hold at the fork, the child waits for nothing. */
     pthread_t t[THREADS];
@@ -582,7 +716,10 @@ static void forking_amid(void)
         pid_t child = fork();
         if (child == 0) {
             alarm(100); /* ends a child that hangs */
-            FAILS(msync(p, THREADS * 65536L, MS_SYNC), EOPNOTSUPP);
+            if (shared)
+                CHECK(msync(p, THREADS * 65536L, MS_SYNC) == 0);
+            else
+                FAILS(msync(p, THREADS * 65536L, MS_SYNC), EOPNOTSUPP);
             CHECK(munmap(p, 4096) == -1);
             CHECK(mojim_is_region(p));
             if (i % 2)
@@ -596,6 +733,16 @@ static void forking_amid(void)
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_join(t[i], NULL) == 0);
     CHECK(munmap(p, THREADS * 65536L) == 0);
+}
+
+static void forking_amid(void)
+{
+    amid(0);
+}
+
+static void forking_amid_shared(void)
+{
+    amid(1);
 }
 
 int main(int argc, char **argv)
@@ -615,7 +762,8 @@ int main(int argc, char **argv)
         {"fork_first", fork_first},     {"flags", flags},
         {"rounded", rounded},           {"two_mappings", two_mappings},
         {"async_show", async_show},     {"async_until_killed", async_until_killed},
-        {"forking_amid", forking_amid},
+        {"forking_amid", forking_amid}, {"forking_amid_shared", forking_amid_shared},
+        {"forking_shares", forking_shares}, {"sharing", sharing},
     };
     if (argc != 3)
         return 2;

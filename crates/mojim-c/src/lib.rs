@@ -13,14 +13,19 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use engine::{Config, Error, Level, MapFlags, Reader, ReaderOptions, Result, Volume};
+use engine::config::Working;
+use engine::{
+    Config, Error, Guest, Joined, Level, MapFlags, Reader, ReaderOptions, Result, Volume,
+};
 
 /// `mojim_t`.
 pub enum Mojim {
-    /// From `mojim_attach`.
+    /// From `mojim_attach` or `mojim_join`.
     Primary(Volume),
+    /// From these, where another process has the volume attached.
+    Guest(Guest),
     /// From `mojim_attach_reader`.
     Reader(Reader),
 }
@@ -130,8 +135,8 @@ unsafe fn text_or_none<'a>(p: *const c_char, what: &str) -> Result<Option<&'a st
 /// What a handle stands for.
 ///
 /// # Safety
-/// `m` is null or came from `mojim_attach` or `mojim_attach_reader` and was not
-/// freed.
+/// `m` is null or came from `mojim_attach`, `mojim_join` or `mojim_attach_reader`
+/// and was not freed.
 unsafe fn handle<'a>(m: *mut Mojim) -> Result<&'a Mojim, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { m.as_ref() } {
@@ -140,14 +145,40 @@ unsafe fn handle<'a>(m: *mut Mojim) -> Result<&'a Mojim, Failure> {
     }
 }
 
+/// A volume that can be written.
+enum Writer<'a> {
+    Own(&'a Volume),
+    Shared(Guest),
+}
+
+/// Runs a call that both kinds of volume have.
+macro_rules! either {
+    ($volume:expr, $v:ident => $call:expr) => {
+        match $volume {
+            Writer::Own($v) => $call,
+            Writer::Shared($v) => $call,
+        }
+    };
+}
+
+impl<'a> Writer<'a> {
+    /// This process's, or in a forked child what it has in place of it.
+    fn of(volume: &'a Volume) -> Writer<'a> {
+        volume
+            .in_child()
+            .map_or(Writer::Own(volume), Writer::Shared)
+    }
+}
+
 /// The volume of a handle that may write.
 ///
 /// # Safety
 /// As for [`handle`].
-unsafe fn volume<'a>(m: *mut Mojim) -> Result<&'a Volume, Failure> {
+unsafe fn volume<'a>(m: *mut Mojim) -> Result<Writer<'a>, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { handle(m)? } {
-        Mojim::Primary(v) => Ok(v),
+        Mojim::Primary(v) => Ok(Writer::of(v)),
+        Mojim::Guest(g) => Ok(Writer::Shared(g.clone())),
         Mojim::Reader(r) => Err(Failure(
             libc::EROFS,
             format!(
@@ -166,9 +197,9 @@ unsafe fn reader<'a>(m: *mut Mojim) -> Result<&'a Reader, Failure> {
     // SAFETY: the caller's promise.
     match unsafe { handle(m)? } {
         Mojim::Reader(r) => Ok(r),
-        Mojim::Primary(_) => {
-            invalid("the handle is of mojim_attach; this is for those of mojim_attach_reader")
-        }
+        Mojim::Primary(_) | Mojim::Guest(_) => invalid(
+            "the handle is of mojim_attach or mojim_join; this is for those of mojim_attach_reader",
+        ),
     }
 }
 
@@ -191,8 +222,46 @@ pub unsafe extern "C" fn mojim_attach(
                 text_or_none(name, "volume")?,
             )
         };
-        let volume = Volume::attach(Path::new(config), node, name)?;
+        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
+        let config = Config::load(Path::new(config)).map_err(wrong)?;
+        if config.volume(name).map_err(wrong)?.working == Working::Shared {
+            return joined(&config, node, name);
+        }
+        let volume = Volume::attach_with(&config, node, name, |_, _| {})?;
         Ok(Box::into_raw(Box::new(Mojim::Primary(volume))))
+    })
+}
+
+fn joined(config: &Config, node: &str, name: Option<&str>) -> Result<*mut Mojim, Failure> {
+    let handle = match engine::join(config, node, name)? {
+        Joined::Owner(v) => Mojim::Primary(v),
+        Joined::Guest(g) => Mojim::Guest(g),
+    };
+    Ok(Box::into_raw(Box::new(handle)))
+}
+
+/// `mojim_join`.
+///
+/// # Safety
+/// The arguments are null or C strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_join(
+    config: *const c_char,
+    node: *const c_char,
+    name: *const c_char,
+) -> *mut Mojim {
+    guard(std::ptr::null_mut(), || {
+        // SAFETY: the caller's promise.
+        let (config, node, name) = unsafe {
+            (
+                text(config, "config")?,
+                text(node, "node")?,
+                text_or_none(name, "volume")?,
+            )
+        };
+        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
+        let config = Config::load(Path::new(config)).map_err(wrong)?;
+        joined(&config, node, name)
     })
 }
 
@@ -241,7 +310,8 @@ pub unsafe extern "C" fn mojim_detach(m: *mut Mojim) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         end(m, |m| match m {
-            Mojim::Primary(v) => v.detach(),
+            Mojim::Primary(v) => either!(Writer::of(v), v => v.detach()),
+            Mojim::Guest(g) => g.detach(),
             Mojim::Reader(r) => r.detach(),
         })
     }
@@ -256,7 +326,8 @@ pub unsafe extern "C" fn mojim_finish(m: *mut Mojim) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         end(m, |m| match m {
-            Mojim::Primary(v) => v.finish(),
+            Mojim::Primary(v) => either!(Writer::of(v), v => v.finish()),
+            Mojim::Guest(g) => g.finish(),
             // Its memory stays, and goes on showing what it shows.
             Mojim::Reader(_) => Ok(()),
         })
@@ -294,7 +365,7 @@ pub unsafe extern "C" fn mojim_map_at(
 ) -> *mut c_void {
     guard(libc::MAP_FAILED, || {
         // SAFETY: the caller's promise.
-        let (handle, file) = unsafe { (handle(m)?, text(file, "file")?) };
+        let (known, file) = unsafe { (handle(m)?, text(file, "file")?) };
         let unknown = flags & !(MOJIM_CREATE | MOJIM_RDONLY | MOJIM_SHARED | MAP_ATOMIC);
         if unknown != 0 {
             return invalid(format!(
@@ -317,8 +388,9 @@ pub unsafe extern "C" fn mojim_map_at(
             offset,
             fixed_at: fixed as usize,
         };
-        let mapping = match handle {
-            Mojim::Primary(v) => v.map(file, len, flags)?,
+        let mapping = match known {
+            Mojim::Primary(v) => either!(Writer::of(v), v => v.map(file, len, flags)?),
+            Mojim::Guest(g) => g.map(file, len, flags)?,
             Mojim::Reader(r) => r.map(file, len, flags)?,
         };
         Ok(mapping.ptr.cast())
@@ -440,7 +512,8 @@ pub unsafe extern "C" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int
 pub unsafe extern "C" fn mojim_fsync(m: *mut Mojim, file: *const c_char) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        unsafe { volume(m)?.fsync(text(file, "file")?)? };
+        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        either!(volume, v => v.fsync(file)?);
         Ok(0)
     })
 }
@@ -473,7 +546,8 @@ pub unsafe extern "C" fn mojim_wait(m: *mut Mojim, lsn: u64) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         match unsafe { handle(m)? } {
-            Mojim::Primary(v) => v.wait(lsn)?,
+            Mojim::Primary(v) => either!(Writer::of(v), v => v.wait(lsn)?),
+            Mojim::Guest(g) => g.wait(lsn)?,
             Mojim::Reader(r) => r.wait(lsn, ReaderOptions::default().patience)?,
         }
         Ok(0)
@@ -554,19 +628,25 @@ pub unsafe extern "C" fn mojim_copies(
 ) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let copies = unsafe { volume(m)? }.copies(lsn);
+        let copies: Vec<(String, Option<Level>)> = match unsafe { volume(m)? } {
+            Writer::Own(v) => {
+                let all = v.copies(lsn).into_iter();
+                all.map(|c| (c.node, c.level)).collect()
+            }
+            Writer::Shared(g) => g.copies(lsn)?,
+        };
         let Ok(n) = usize::try_from(n) else {
             return invalid(format!("mojim_copies: room for {n} entries"));
         };
         if n > 0 && out.is_null() {
             return invalid("mojim_copies: out is NULL");
         }
-        for (i, c) in copies.iter().take(n).enumerate() {
+        for (i, (name, level)) in copies.iter().take(n).enumerate() {
             let mut node = [0; NODE_BYTES];
-            for (to, from) in node[..NODE_BYTES - 1].iter_mut().zip(c.node.bytes()) {
+            for (to, from) in node[..NODE_BYTES - 1].iter_mut().zip(name.bytes()) {
                 *to = from as c_char;
             }
-            let level = c.level.map_or(0, |l| l as c_int);
+            let level = level.map_or(0, |l| l as c_int);
             // SAFETY: entry i of at least n.
             unsafe { out.add(i).write(MojimCopy { node, level }) };
         }
@@ -582,7 +662,8 @@ pub unsafe extern "C" fn mojim_copies(
 pub unsafe extern "C" fn mojim_create(m: *mut Mojim, file: *const c_char) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        let made = unsafe { volume(m)?.create(text(file, "file")?)? };
+        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        let made = either!(volume, v => v.create(file)?);
         Ok(made as c_int)
     })
 }
@@ -595,7 +676,8 @@ pub unsafe extern "C" fn mojim_create(m: *mut Mojim, file: *const c_char) -> c_i
 pub unsafe extern "C" fn mojim_remove(m: *mut Mojim, file: *const c_char) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        unsafe { volume(m)?.remove(text(file, "file")?)? };
+        let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
+        either!(volume, v => v.remove(file)?);
         Ok(0)
     })
 }
@@ -612,7 +694,8 @@ pub unsafe extern "C" fn mojim_rename(
 ) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        unsafe { volume(m)?.rename(text(from, "from")?, text(to, "to")?)? };
+        let (volume, from, to) = unsafe { (volume(m)?, text(from, "from")?, text(to, "to")?) };
+        either!(volume, v => v.rename(from, to)?);
         Ok(0)
     })
 }
@@ -633,7 +716,7 @@ pub unsafe extern "C" fn mojim_truncate(
         let Ok(size) = u64::try_from(size) else {
             return invalid(format!("{file}: a size of {size} bytes"));
         };
-        volume.truncate(file, size)?;
+        either!(volume, v => v.truncate(file, size)?);
         Ok(0)
     })
 }
@@ -648,7 +731,11 @@ pub unsafe extern "C" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc:
         // SAFETY: the caller's promise.
         let (handle, file) = unsafe { (handle(m)?, text(file, "file")?) };
         let (size, name) = match handle {
-            Mojim::Primary(v) => (v.size(file), v.name()),
+            Mojim::Primary(v) => match Writer::of(v) {
+                Writer::Own(v) => (v.size(file), v.name()),
+                Writer::Shared(g) => (g.size(file)?, v.name()),
+            },
+            Mojim::Guest(g) => (g.size(file)?, g.name()),
             Mojim::Reader(r) => (r.size(file)?, r.name()),
         };
         match size {
@@ -669,8 +756,65 @@ pub unsafe extern "C" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc:
 pub unsafe extern "C" fn mojim_settle(m: *mut Mojim) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
-        unsafe { volume(m)? }.settle()?;
+        either!(unsafe { volume(m)? }, v => v.settle()?);
         Ok(0)
+    })
+}
+
+/// `mojim_usable`.
+///
+/// # Safety
+/// `m` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_usable(m: *mut Mojim) -> c_int {
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        Ok(match unsafe { handle(m)? } {
+            Mojim::Primary(v) => v.is_usable().into(),
+            Mojim::Guest(g) => g.is_usable().into(),
+            Mojim::Reader(r) => r.is_usable().into(),
+        })
+    })
+}
+
+/// Writes a path of a volume on a node to `out`.
+///
+/// # Safety
+/// The strings are null or C strings; `out` has room for `n` bytes.
+unsafe fn path_of(
+    strings: [*const c_char; 3],
+    out: *mut c_char,
+    n: usize,
+    path: impl FnOnce(&engine::config::Node, &str) -> PathBuf,
+) -> c_int {
+    use std::os::unix::ffi::OsStrExt;
+    guard(-1, || {
+        // SAFETY: the caller's promise.
+        let (config, node, name) = unsafe {
+            (
+                text(strings[0], "config")?,
+                text(strings[1], "node")?,
+                text_or_none(strings[2], "volume")?,
+            )
+        };
+        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
+        let config = Config::load(Path::new(config)).map_err(wrong)?;
+        let name = &config.volume(name).map_err(wrong)?.name;
+        let path = path(config.node(node).map_err(wrong)?, name);
+        let bytes = path.as_os_str().as_bytes();
+        if out.is_null() {
+            return invalid("out is NULL");
+        }
+        if bytes.len() >= n {
+            let needed = format!("{} bytes are needed", bytes.len() + 1);
+            return Err(Failure(libc::ERANGE, needed));
+        }
+        // SAFETY: n bytes of room are more than the path's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out, bytes.len());
+            out.add(bytes.len()).write(0);
+        }
+        Ok(bytes.len() as c_int)
     })
 }
 
@@ -686,37 +830,24 @@ pub unsafe extern "C" fn mojim_directory(
     out: *mut c_char,
     n: usize,
 ) -> c_int {
-    use std::os::unix::ffi::OsStrExt;
-    guard(-1, || {
-        // SAFETY: the caller's promise.
-        let (config, node, name) = unsafe {
-            (
-                text(config, "config")?,
-                text(node, "node")?,
-                text_or_none(name, "volume")?,
-            )
-        };
-        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
-        let config = Config::load(Path::new(config)).map_err(wrong)?;
-        let name = &config.volume(name).map_err(wrong)?.name;
-        let dir = engine::layout::data_dir(config.node(node).map_err(wrong)?, name);
-        let bytes = dir.as_os_str().as_bytes();
-        if out.is_null() {
-            return invalid("mojim_directory: out is NULL");
-        }
-        if bytes.len() >= n {
-            return Err(Failure(
-                libc::ERANGE,
-                format!("mojim_directory: {} bytes are needed", bytes.len() + 1),
-            ));
-        }
-        // SAFETY: n bytes of room are more than the path's.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out, bytes.len());
-            out.add(bytes.len()).write(0);
-        }
-        Ok(bytes.len() as c_int)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { path_of([config, node, name], out, n, engine::layout::data_dir) }
+}
+
+/// `mojim_locks`.
+///
+/// # Safety
+/// As for [`mojim_directory`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mojim_locks(
+    config: *const c_char,
+    node: *const c_char,
+    name: *const c_char,
+    out: *mut c_char,
+    n: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { path_of([config, node, name], out, n, engine::layout::locks_dir) }
 }
 
 /// `mojim_last_error`.

@@ -48,7 +48,8 @@ macro_rules! api {
 }
 
 api! {
-    mojim_attach: fn(Str, Str, Str) -> Handle;
+    mojim_join: fn(Str, Str, Str) -> Handle;
+    mojim_usable: fn(Handle) -> c_int;
     mojim_attach_reader: fn(Str, Str, Str) -> Handle;
     mojim_read: fn(Handle, Str, *mut c_void, usize, i64) -> isize;
     mojim_finish: fn(Handle) -> c_int;
@@ -63,6 +64,7 @@ api! {
     mojim_truncate: fn(Handle, Str, i64) -> c_int;
     mojim_settle: fn(Handle) -> c_int;
     mojim_directory: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
+    mojim_locks: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
     mojim_last_error: fn() -> Str;
 }
 

@@ -9,6 +9,7 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use libc::{mode_t, off_t, size_t};
 
 use crate::api::{api, failed};
+use crate::locks;
 use crate::path::{Kind, Target, resolve};
 use crate::process::{self, attach, check_owner, enter, is_owner, names, on};
 use crate::real::{self, check, real, say};
@@ -223,6 +224,7 @@ exports! { |pass|
 /// Clears a descriptor's word before it is closed.
 pub fn forget(fd: c_int) {
     if table::get(fd).is_some() && is_owner() {
+        locks::let_go(fd);
         table::set(fd, None);
     }
 }
@@ -283,8 +285,8 @@ fn replaced(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
     copied(from, r)
 }
 
-/// fcntl. Locks of a process on a volume's file are always had: no other
-/// process can be attached, and the real descriptor could not take them.
+/// fcntl. Under `mojim run --read` locks of a process are always had: nobody
+/// stores there.
 fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int) -> c_int {
     let Some(e) = table::get(fd) else {
         return pass();
@@ -309,6 +311,12 @@ fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int
                 table::set_append(fd, arg as usize as c_int & libc::O_APPEND != 0);
             }
             r
+        }
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK
+            if !process::reads() && is_owner() && !arg.is_null() =>
+        {
+            // SAFETY: the program's struct, as fcntl(2) asks for.
+            unsafe { locks::control(fd, cmd, arg.cast()) }
         }
         libc::F_SETLK | libc::F_SETLKW if is_owner() && !arg.is_null() => 0,
         libc::F_GETLK if is_owner() && !arg.is_null() => {
@@ -338,13 +346,13 @@ exports! { |pass|
     }
     fn lockf(fd: c_int, cmd: c_int, len: off_t) -> c_int {
         if table::get(fd).is_some() && is_owner() {
-            return 0;
+            return if process::reads() { 0 } else { locks::section(fd, cmd, len) };
         }
         pass()
     }
     fn lockf64(fd: c_int, cmd: c_int, len: off_t) -> c_int {
         if table::get(fd).is_some() && is_owner() {
-            return 0;
+            return if process::reads() { 0 } else { locks::section(fd, cmd, len) };
         }
         pass()
     }

@@ -33,6 +33,7 @@ compile_error!(
 
 mod api;
 mod files;
+mod locks;
 mod memory;
 mod path;
 mod process;

@@ -6,8 +6,9 @@
 //! Invariants:
 //! - The lock is taken inside only, so a thread never waits for itself.
 //! - In a child of an attached process, by fork or vfork, the tables and the
-//!   attachment are the parent's: they are neither used nor changed. A child
-//!   that was forked before is a process like any other.
+//!   attachment are the parent's: they are neither used nor changed; unless it
+//!   was forked from one that shares the volume, and the engine has attached it
+//!   so too. A child that was forked before is a process like any other.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int};
@@ -28,8 +29,10 @@ thread_local! {
 static SWITCH: AtomicU8 = AtomicU8::new(0);
 /// This process; a child of vfork, which shares our memory, is another.
 static OWNER: AtomicI32 = AtomicI32::new(0);
-/// Forked from a process that was attached.
-static FORKED: AtomicBool = AtomicBool::new(false);
+/// Whether this was forked from a process that was attached: 0 it was not; 1 it
+/// was; 2 and shares its memory, so that it is a process like any other; 3 and
+/// does not.
+static FORKED: AtomicU8 = AtomicU8::new(0);
 static HANDLE: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// MOJIM_READ is set: the program reads what a node that follows shows.
@@ -105,7 +108,22 @@ pub fn names() -> MutexGuard<'static, Names> {
 
 /// Whether this is the process that owns the tables, not a child of it.
 pub fn is_owner() -> bool {
-    !FORKED.load(Relaxed) && real::getpid() == OWNER.load(Relaxed)
+    let may = match FORKED.load(Relaxed) {
+        0 | 2 => true,
+        3 => false,
+        _ => is_usable(),
+    };
+    may && real::getpid() == OWNER.load(Relaxed)
+}
+
+/// In a forked child, once it is known to the engine.
+#[cold]
+fn is_usable() -> bool {
+    let h = HANDLE.load(Acquire);
+    // SAFETY: the handle.
+    let usable = api().is_ok_and(|api| unsafe { (api.mojim_usable)(h) } == 1);
+    FORKED.store(if usable { 2 } else { 3 }, Relaxed);
+    usable
 }
 
 /// Refuses in a child.
@@ -114,7 +132,7 @@ pub fn check_owner() -> Result<(), c_int> {
         return Ok(());
     }
     real::say(
-        "this process was forked from the one that uses the volume: its memory is a copy and cannot be committed; open the files after the fork",
+        "this process was forked from the one that uses the volume, and shares no memory with it: its memory is a copy and cannot be committed; open the files after the fork",
     );
     Err(libc::EOPNOTSUPP)
 }
@@ -174,6 +192,17 @@ fn settings() -> Option<&'static Settings> {
         .as_ref()
 }
 
+/// Where processes of the node that share the volume keep their locks.
+pub fn locks_directory() -> Result<CString, c_int> {
+    let (s, api) = (settings().ok_or(libc::ENOSYS)?, api()?);
+    let mut dir = vec![0u8; libc::PATH_MAX as usize];
+    let (config, node, volume) = (or_null(&s.config), or_null(&s.node), or_null(&s.volume));
+    // SAFETY: C strings, and the buffer's own length.
+    let n = unsafe { (api.mojim_locks)(config, node, volume, dir.as_mut_ptr().cast(), dir.len()) };
+    dir.truncate(usize::try_from(n).map_err(|_| api::failed(api))?);
+    CString::new(dir).map_err(|_| libc::EINVAL)
+}
+
 /// The volume's directory, as configured and, if it is there, without symbolic links.
 pub fn directory() -> Option<(PathBuf, Option<PathBuf>)> {
     static CANONICAL: OnceLock<PathBuf> = OnceLock::new();
@@ -205,7 +234,7 @@ pub fn attach() -> Result<Handle, c_int> {
     let attach = if reads() {
         api.mojim_attach_reader
     } else {
-        api.mojim_attach
+        api.mojim_join
     };
     // SAFETY: C strings.
     let h = unsafe { attach(or_null(&s.config), or_null(&s.node), or_null(&s.volume)) };
@@ -236,7 +265,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     OWNER.store(real::getpid(), Relaxed);
     if !HANDLE.load(Acquire).is_null() {
-        FORKED.store(true, SeqCst);
+        FORKED.store(1, SeqCst);
     }
     let _ = AT_FORK.try_with(Cell::take);
 }

@@ -40,10 +40,15 @@ pub(crate) fn is_other_process() -> bool {
 }
 
 pub(crate) fn check_fork() -> Result<()> {
-    if is_forked() {
-        return Err(Error::Unsupported(
-            "this process was forked from the one that attached: its memory is a copy and cannot be committed; attach after the fork".into(),
-        ));
+    match is_forked() {
+        true => Err(refused()),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+/// What a forked child is told.
+pub(crate) fn refused() -> Error {
+    Error::Unsupported(
+        "this process was forked from the one that attached: its memory is a copy and cannot be committed (but for mappings with a shared working copy); attach after the fork".into(),
+    )
 }

@@ -31,6 +31,17 @@ pub fn socket(node: &Node) -> PathBuf {
     node.directory.join(".mojim").join("node.sock")
 }
 
+/// The Unix socket on which the process that attached the volume listens for
+/// others of the node that share it.
+pub fn share_socket(node: &Node, volume: &str) -> PathBuf {
+    meta_dir(node, volume).join("share.sock")
+}
+
+/// Where programs of the node that share the volume keep locks on its files.
+pub fn locks_dir(node: &Node, volume: &str) -> PathBuf {
+    meta_dir(node, volume).join("locks")
+}
+
 /// The certificate of a cluster's authority, in its directory of keys.
 pub fn authority(keys: &Path) -> PathBuf {
     keys.join("authority.pem")

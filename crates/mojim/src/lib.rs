@@ -17,6 +17,7 @@ pub mod event;
 mod fork;
 pub mod forward;
 pub mod holders;
+mod last;
 pub mod layout;
 pub mod link;
 pub mod log;
@@ -32,6 +33,7 @@ pub mod primary;
 pub mod reader;
 pub mod region;
 pub mod session;
+pub mod share;
 pub mod shared;
 pub mod spinner;
 pub mod stage;
@@ -45,10 +47,12 @@ pub mod volume;
 
 pub use config::Config;
 pub use error::{Error, Result};
+pub use last::last_lsn;
 pub use mojim_format::Level;
 pub use reader::{Reader, ReaderOptions};
 pub use region::{MapFlags, Mapping};
+pub use share::Guest;
 pub use volume::{
-    CopyReport, Volume, finish_all, gmsync, gmsync_async, last_lsn, msync, msync_async, rollback,
-    unmap,
+    CopyReport, Joined, Volume, finish_all, gmsync, gmsync_async, join, msync, msync_async,
+    rollback, unmap,
 };

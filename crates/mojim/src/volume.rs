@@ -8,7 +8,6 @@
 //! - A name-space change is committed and applied before its call returns.
 //! - In a forked child nothing can be committed.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -22,23 +21,27 @@ use mojim_format::{Level, State, View};
 
 use crate::claim::Claim;
 use crate::committed;
-use crate::config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig};
+use crate::config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig, Working};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
 use crate::fork::{check_fork, is_other_process, watch_forks};
 use crate::forward;
 use crate::holders::{self, Holders, Peer};
+use crate::last;
 use crate::layout;
 use crate::os::Os;
 use crate::outflow::Source;
 use crate::primary::{Pace, Piece, Primary};
 use crate::session::Session;
+use crate::share::{Guest, guest};
 use crate::store::{AT_ONCE, Store, read_superblock};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
+mod children;
 mod memory;
+mod owner;
 mod remembered;
 mod sync_point;
 mod windows;
@@ -55,6 +58,9 @@ const HOLDERS_EVERY: Duration = Duration::from_secs(1);
 /// Turns of a millisecond or more after which also few records are written back
 /// while sync points follow each other.
 const LATE: u32 = 1000;
+
+/// How long a process waits for one that holds a volume to share it.
+const JOIN_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +91,7 @@ pub(crate) struct Inner {
     /// goes through them.
     pub(crate) names: Mutex<()>,
     pub(crate) shared: SharedCopies,
+    pub(crate) owner: Mutex<owner::Owner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -100,10 +107,6 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-thread_local! {
-    pub(crate) static LAST_LSN: Cell<u64> = const { Cell::new(0) };
-}
-
 /// The volumes of this process, for its end.
 static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
@@ -111,18 +114,53 @@ static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// process: without this, or a detach, exit commits nothing. All are tried; the
 /// first error is returned. Nothing is done in a forked child.
 pub fn finish_all() -> Result<()> {
+    let shared = guest::finish_all();
     if is_other_process() {
-        return Ok(());
+        return shared;
     }
     let all: Vec<_> = lock(&ATTACHED).iter().filter_map(Weak::upgrade).collect();
     let all = all.into_iter();
-    all.map(|v| Volume(v).finish()).fold(Ok(()), Result::and)
+    all.map(|v| Volume(v).finish()).fold(shared, Result::and)
 }
 
-/// LSN of the calling thread's last successful sync point, or of the last that
-/// it has begun; 0 before the first.
-pub fn last_lsn() -> u64 {
-    LAST_LSN.with(Cell::get)
+/// A volume of this node's, attached by this process or by another one.
+pub enum Joined {
+    /// By this process.
+    Owner(Volume),
+    /// By another, with which this one shares it.
+    Guest(Guest),
+}
+
+/// Attaches this process to a volume as its primary, as [`Volume::attach`]; or, where another
+/// process of the node has joined it so (or has attached it, and the configuration says `working =
+/// "shared"`), shares it with that one: all see the same memory, and any of them can call sync
+/// points.
+///
+/// # Errors
+/// Those of [`Volume::attach`]; `Busy` if another process has attached it and does not share it.
+pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined> {
+    check_fork()?;
+    watch_forks();
+    children::watch();
+    let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
+    let private = config.volume(volume).map_err(wrong)?.working == Working::Private;
+    let since = std::time::Instant::now();
+    loop {
+        if let Some(guest) = Guest::attach(config, node, volume)? {
+            return Ok(Joined::Guest(guest));
+        }
+        match Volume::attach_with(config, node, volume, |_, _| {}) {
+            Ok(v) => {
+                if !private {
+                    v.0.share()?;
+                }
+                return Ok(Joined::Owner(v));
+            }
+            // It may be about to attach, and share.
+            Err(Error::Busy(_)) if !private && since.elapsed() < JOIN_PATIENCE => {}
+            Err(e) => return Err(e),
+        }
+    }
 }
 
 impl Volume {
@@ -236,9 +274,14 @@ impl Volume {
             memory,
             names: Mutex::new(()),
             shared: Mutex::default(),
+            owner: Mutex::default(),
             threads: Mutex::new(Vec::new()),
         });
         inner.start_threads(session)?;
+        children::watch();
+        if inner.volume.working == Working::Shared {
+            inner.share()?;
+        }
         let mut attached = lock(&ATTACHED);
         attached.retain(|v| v.strong_count() > 0);
         attached.push(Arc::downgrade(&inner));
@@ -534,8 +577,9 @@ impl Volume {
 
     /// Ends the attachment: regions are committed (those without
     /// `MAP_ATOMIC`) and unmapped, what was acknowledged is drained to the
-    /// mirror and to this node's data area. Fails, and stays attached, if
-    /// something could not be committed.
+    /// mirror and to this node's data area. So is what guests have stored, and
+    /// from then on their calls fail with `Stale`. Fails, and stays attached
+    /// (without guests), if something could not be committed.
     pub fn detach(&self) -> Result<()> {
         self.end(true)
     }
@@ -554,10 +598,23 @@ impl Volume {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
+        let done = inner.unshare();
+        let done = match done {
+            Err(e) if unmap => Err(e),
+            done => self.end_own(unmap, done),
+        };
+        if done.is_err() && !inner.detached.load(Acquire) {
+            inner.share_again()?;
+        }
+        done
+    }
+
+    /// The end but for the guests, of whom `done` is what became.
+    fn end_own(&self, unmap: bool, mut done: Result<()>) -> Result<()> {
+        let inner = &self.0;
         // No region goes meanwhile, or comes.
         let names = lock(&inner.names);
         let mine = inner.windows();
-        let mut done = Ok(());
         for m in mine.iter().filter(|m| !m.window.atomic) {
             let synced = m.sync();
             match synced.map(drop) {
@@ -935,7 +992,7 @@ impl Inner {
     /// file system shows it when the call returns.
     fn change_names(&self, pieces: &[Piece<'_>]) -> Result<()> {
         let lsn = self.primary.commit(pieces)?;
-        LAST_LSN.with(|l| l.set(lsn));
+        last::set(lsn);
         self.settle(lsn)
     }
 

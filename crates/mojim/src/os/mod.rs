@@ -24,6 +24,7 @@ pub use door::Door;
 pub use flush::{flush_kind, flush_range};
 pub use memory::{Mapping, futex_wait, futex_wake, guard_sigbus};
 pub use net::Listener;
+pub(crate) use net::{check_local_peer, unix_address};
 pub use tls::Keys;
 
 use crate::config::Config;
@@ -239,22 +240,22 @@ fn parse_uuid(text: &[u8]) -> Option<[u8; 16]> {
 
 /// A directory for one test.
 #[cfg(test)]
-mod testdir {
+pub(crate) mod testdir {
     use std::path::{Path, PathBuf};
 
-    pub(super) struct TestDir(PathBuf);
+    pub(crate) struct TestDir(PathBuf);
 
     impl TestDir {
-        pub(super) fn new() -> TestDir {
+        pub(crate) fn new() -> TestDir {
             let name = format!("mojim-os-{:016x}", super::random().unwrap());
             let path = std::env::temp_dir().join(name);
             std::fs::create_dir_all(&path).unwrap();
             TestDir(path)
         }
-        pub(super) fn root(&self) -> &Path {
+        pub(crate) fn root(&self) -> &Path {
             &self.0
         }
-        pub(super) fn path(&self, name: &str) -> PathBuf {
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
             self.0.join(name)
         }
     }

@@ -188,9 +188,14 @@ impl Socket {
             return Err(io::ErrorKind::Unsupported.into());
         }
         self.ready()?;
-        let (_, uid) = peer_of(&self.fd)?;
-        allowed(uid, &self.peer)
+        check_local_peer(&self.fd, &self.peer)
     }
+}
+
+/// Fails if the other end of a Unix socket is another user's.
+pub(crate) fn check_local_peer(fd: &OwnedFd, peer: &str) -> io::Result<()> {
+    let (_, uid) = peer_of(fd)?;
+    allowed(uid, peer)
 }
 
 /// Who may read this user's memory anyway may be spoken to over a Unix socket:
@@ -394,7 +399,7 @@ fn peer_of(fd: &OwnedFd) -> io::Result<(i32, u32)> {
 
 /// The address of a Unix socket. A path that is too long for one is reached
 /// through its directory, which must stay open while the address is used.
-fn unix_address(path: &Path) -> io::Result<(SocketAddrUnix, Option<OwnedFd>)> {
+pub(crate) fn unix_address(path: &Path) -> io::Result<(SocketAddrUnix, Option<OwnedFd>)> {
     match SocketAddrUnix::new(path) {
         Err(Errno::NAMETOOLONG) => {}
         other => return Ok((other?, None)),

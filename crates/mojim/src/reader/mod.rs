@@ -202,6 +202,11 @@ impl Reader {
         Ok(Reader(inner))
     }
 
+    /// Whether this process can use it: false in a forked child.
+    pub fn is_usable(&self) -> bool {
+        check_fork().is_ok()
+    }
+
     /// The volume's name.
     pub fn name(&self) -> &str {
         &self.0.name

@@ -19,6 +19,7 @@
 
 mod meter;
 mod mprotect;
+mod remote;
 mod two_level;
 mod uffd;
 
@@ -30,6 +31,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub use meter::Meter;
+pub use remote::{Armed, Remote, Unwatched, arm, arm_inherited, own_pagemap};
 pub use two_level::{CHUNK, TwoLevel};
 pub use uffd::uffd_available;
 pub(crate) use uffd::{Marks, unite};

@@ -96,7 +96,7 @@ const PAGEMAP_SCAN: Opcode = opcode::read_write::<PmScanArg>(b'f', 16);
 /// the parent's number stays behind in the child (it is CLOEXEC). Lock free because of fork.
 static PAGEMAP: AtomicU64 = AtomicU64::new(0);
 
-fn pagemap(process: Process) -> io::Result<RawFd> {
+pub(super) fn pagemap(process: Process) -> io::Result<RawFd> {
     loop {
         let seen = PAGEMAP.load(Ordering::Acquire);
         if seen != 0 && (seen >> 32) as u32 == process.0 {
@@ -207,23 +207,8 @@ pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Track
 /// # Safety
 /// As [`super::attach`].
 pub(super) unsafe fn of_pages(base: usize, len: usize) -> io::Result<Uffd> {
-    let process = Process::current()?;
-    let pagemap = pagemap(process)?;
-    let fd = uffd::open(
-        true,
-        UFFD_FEATURE_WP_ASYNC | UFFD_FEATURE_WP_UNPOPULATED | UFFD_FEATURE_PAGEFAULT_FLAG_WP,
-    )?;
-    // SAFETY: the range is the caller's; write-protection changes when a page is writable, never
-    // what it holds.
-    unsafe { uffd::register(fd.as_fd(), base, len, UFFDIO_REGISTER_MODE_WP)? };
-    let tracker = Uffd {
-        base,
-        len,
-        process,
-        fd,
-        pagemap,
-        marks: Marks::default(),
-    };
+    // SAFETY: the caller's promise.
+    let tracker = unsafe { registered(base, len)? };
     // From here on dropping `tracker` undoes the registration.
     tracker.arm(&(0..len))?;
     Ok(tracker)
@@ -236,6 +221,32 @@ pub(super) struct Found {
     pub copied: bool,
     /// Stored to since they were last collected.
     pub written: bool,
+}
+
+/// The same as [`of_pages`], but what is in the page tables now counts as written, and so may the pages
+/// of the 2 MiB around one that is touched before they are collected: costs nothing in a large
+/// mapping that is hardly used.
+///
+/// # Safety
+/// As [`super::attach`].
+pub(super) unsafe fn registered(base: usize, len: usize) -> io::Result<Uffd> {
+    let process = Process::current()?;
+    let pagemap = pagemap(process)?;
+    let fd = uffd::open(
+        true,
+        UFFD_FEATURE_WP_ASYNC | UFFD_FEATURE_WP_UNPOPULATED | UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+    )?;
+    // SAFETY: the range is the caller's; write-protection changes when a page is writable, never
+    // what it holds.
+    unsafe { uffd::register(fd.as_fd(), base, len, UFFDIO_REGISTER_MODE_WP)? };
+    Ok(Uffd {
+        base,
+        len,
+        process,
+        fd,
+        pagemap,
+        marks: Marks::default(),
+    })
 }
 
 impl Uffd {
@@ -337,7 +348,9 @@ impl Uffd {
         self.process.check()?;
         let from = out.len();
         for part in parts {
-            if let Err(e) = self.scan(part.start, part.end, rearm, out) {
+            // SAFETY: the descriptor is never closed by us, and open in this process.
+            let pagemap = unsafe { BorrowedFd::borrow_raw(self.pagemap) };
+            if let Err(e) = scan(pagemap, self.base, part, rearm, out) {
                 out.truncate(from);
                 if rearm {
                     // Some pages may be protected again without having been reported.
@@ -349,76 +362,73 @@ impl Uffd {
         self.marks.report(wanted, rearm, out, from);
         Ok(())
     }
+}
 
-    fn scan(
-        &self,
-        start: usize,
-        end: usize,
-        rearm: bool,
-        out: &mut Vec<Range<usize>>,
-    ) -> io::Result<()> {
-        // The kernel allocates a vector of up to 512 entries for each call: ask for few at first.
-        const FIRST: usize = 32;
-        const MORE: usize = 512;
-        let from = out.len();
-        let stop = (self.base + end) as u64;
-        let mut at = (self.base + start) as u64;
-        let mut few = [const { MaybeUninit::<PageRegion>::uninit() }; FIRST];
-        at = self.scan_into(at, stop, rearm, &mut few, out, from)?;
-        if at < stop {
-            let mut many = [const { MaybeUninit::<PageRegion>::uninit() }; MORE];
-            while at < stop {
-                at = self.scan_into(at, stop, rearm, &mut many, out, from)?;
-            }
+/// Appends the pages of `part` that were written, relative to `base`, by the page tables of
+/// whichever memory `pagemap` was opened for. What is not mapped there is not reported.
+pub(super) fn scan(
+    pagemap: BorrowedFd<'_>,
+    base: usize,
+    part: Range<usize>,
+    rearm: bool,
+    out: &mut Vec<Range<usize>>,
+) -> io::Result<()> {
+    // The kernel allocates a vector of up to 512 entries for each call: ask for few at first.
+    const FIRST: usize = 32;
+    const MORE: usize = 512;
+    let from = out.len();
+    let mut left = (base + part.start) as u64..(base + part.end) as u64;
+    let mut few = [const { MaybeUninit::<PageRegion>::uninit() }; FIRST];
+    left.start = scan_into(pagemap, base, &left, rearm, &mut few, out, from)?;
+    if !left.is_empty() {
+        let mut many = [const { MaybeUninit::<PageRegion>::uninit() }; MORE];
+        while !left.is_empty() {
+            left.start = scan_into(pagemap, base, &left, rearm, &mut many, out, from)?;
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    /// One PAGEMAP_SCAN from `at`; gives the address where it ended.
-    #[inline]
-    fn scan_into(
-        &self,
-        at: u64,
-        stop: u64,
-        rearm: bool,
-        regions: &mut [MaybeUninit<PageRegion>],
-        out: &mut Vec<Range<usize>>,
-        from: usize,
-    ) -> io::Result<u64> {
-        let mut arg = PmScanArg {
-            size: size_of::<PmScanArg>() as u64,
-            flags: PM_SCAN_CHECK_WPASYNC | if rearm { PM_SCAN_WP_MATCHING } else { 0 },
-            start: at,
-            end: stop,
-            walk_end: 0,
-            vec: regions.as_mut_ptr() as u64,
-            vec_len: regions.len() as u64,
-            max_pages: 0,
-            category_inverted: 0,
-            // Exactly this mask in both, and no others, takes the kernel's fast path.
-            category_mask: PAGE_IS_WRITTEN,
-            category_anyof_mask: 0,
-            return_mask: PAGE_IS_WRITTEN,
-        };
-        // SAFETY: the descriptor is never closed by us, and open in this process (checked by the
-        // caller). The argument of PAGEMAP_SCAN is a PmScanArg, whose vec and vec_len are those of
-        // `regions`; protecting pages of the range changes no contents.
-        let found = unsafe {
-            let pagemap = BorrowedFd::borrow_raw(self.pagemap);
-            call(pagemap, PAGEMAP_SCAN, &mut arg)?
-        };
-        if arg.walk_end <= at || arg.walk_end > stop || found > regions.len() {
-            // Not a kernel that we know, or not a pagemap any more.
-            return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
-        }
-        for region in &regions[..found] {
-            // SAFETY: the kernel filled the first `found` entries.
-            let region = unsafe { region.assume_init_ref() };
-            let start = region.start as usize - self.base;
-            push(out, from, start..region.end as usize - self.base);
-        }
-        Ok(arg.walk_end)
+/// One PAGEMAP_SCAN of `left`; gives the address where it ended.
+#[inline]
+fn scan_into(
+    pagemap: BorrowedFd<'_>,
+    base: usize,
+    left: &Range<u64>,
+    rearm: bool,
+    regions: &mut [MaybeUninit<PageRegion>],
+    out: &mut Vec<Range<usize>>,
+    from: usize,
+) -> io::Result<u64> {
+    let mut arg = PmScanArg {
+        size: size_of::<PmScanArg>() as u64,
+        flags: PM_SCAN_CHECK_WPASYNC | if rearm { PM_SCAN_WP_MATCHING } else { 0 },
+        start: left.start,
+        end: left.end,
+        walk_end: 0,
+        vec: regions.as_mut_ptr() as u64,
+        vec_len: regions.len() as u64,
+        max_pages: 0,
+        category_inverted: 0,
+        // Exactly this mask in both, and no others, takes the kernel's fast path.
+        category_mask: PAGE_IS_WRITTEN,
+        category_anyof_mask: 0,
+        return_mask: PAGE_IS_WRITTEN,
+    };
+    // SAFETY: the argument of PAGEMAP_SCAN is a PmScanArg, whose vec and vec_len are those of
+    // `regions`; protecting pages of the range changes no contents.
+    let found = unsafe { call(pagemap, PAGEMAP_SCAN, &mut arg)? };
+    if arg.walk_end <= left.start || arg.walk_end > left.end || found > regions.len() {
+        // Not a kernel that we know, or not a pagemap any more.
+        return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
     }
+    for region in &regions[..found] {
+        // SAFETY: the kernel filled the first `found` entries.
+        let region = unsafe { region.assume_init_ref() };
+        let start = region.start as usize - base;
+        push(out, from, start..region.end as usize - base);
+    }
+    Ok(arg.walk_end)
 }
 
 impl Tracker for Uffd {

@@ -26,12 +26,14 @@ use std::sync::{Arc, MutexGuard};
 use crate::committed::Images;
 use crate::config::Rounding;
 use crate::error::{Error, Result};
-use crate::fork::check_fork;
+use crate::fork::{check_fork, is_forked, refused};
+use crate::last;
 use crate::primary::{Begun, Piece};
 use crate::region::{EXACT_MAX, Region};
+use crate::share::guest;
 
-use super::windows::{Mapped, TABLE, locate};
-use super::{Inner, LAST_LSN, remembered};
+use super::windows::{TABLE, locate};
+use super::{Inner, remembered};
 
 /// Longest piece that grows where the next one goes on.
 const MOST_MERGED: usize = 1 << 30;
@@ -130,7 +132,10 @@ pub fn msync_async(addr: *const u8, len: usize) -> Result<u64> {
 
 #[inline]
 fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
-    check_fork()?;
+    if is_forked() {
+        let done = guest::sync(addr as usize, len, until == Until::Committed);
+        return done.map_or_else(|| Err(refused()), noted);
+    }
     let generation = TABLE.generation.load(SeqCst);
     let start = addr as usize;
     let m = match remembered::take() {
@@ -143,9 +148,14 @@ fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
         {
             m
         }
-        _ => locate(start, len)?,
+        _ => {
+            if let Some(done) = guest::sync(start, len, until == Until::Committed) {
+                return noted(done);
+            }
+            locate(start, len)?
+        }
     };
-    let done = sync_range(&m, m.part(start, len), until);
+    let done = sync_range(&m.volume, &m.region, m.part(start, len), until);
     remembered::put(generation, m);
     done
 }
@@ -157,6 +167,15 @@ fn note(region: &Region, bytes: Range<usize>, begun: &Result<Begun>, announced: 
     if !region.committed.note(&bytes, lsn, announced) {
         region.copy.mark(bytes);
     }
+}
+
+/// A sync point of a guest's, as the calling thread's last.
+fn noted(done: Result<guest::Synced>) -> Result<u64> {
+    let done = done?;
+    if done.last > 0 {
+        last::set(done.last);
+    }
+    Ok(done.lsn)
 }
 
 /// What is left of a sync point that was begun.
@@ -172,14 +191,18 @@ fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
     }
 }
 
-/// A sync point of one part of what a window shows.
-fn sync_range(m: &Mapped, range: Range<usize>, until: Until) -> Result<u64> {
-    m.volume.check_attached()?;
-    let region = &m.region;
+/// A sync point of one part of a region.
+pub(crate) fn sync_range(
+    volume: &Inner,
+    region: &Arc<Region>,
+    range: Range<usize>,
+    until: Until,
+) -> Result<u64> {
+    volume.check_attached()?;
     if !region.write || range.is_empty() {
         return Ok(0);
     }
-    if range.len() <= EXACT_MAX && m.volume.volume.rounding == Rounding::Exact {
+    if range.len() <= EXACT_MAX && volume.volume.rounding == Rounding::Exact {
         // The short way: one piece, nothing allocated.
         let piece = Piece::Write {
             file: region.file,
@@ -188,16 +211,16 @@ fn sync_range(m: &Mapped, range: Range<usize>, until: Until) -> Result<u64> {
             len: range.len(),
         };
         let announced = region.committed.announce(&range);
-        let begun = m.volume.primary.begin_commit(&[piece]);
+        let begun = volume.primary.begin_commit(&[piece]);
         note(region, range, &begun, announced);
         let begun = begun?;
-        let done = end(&m.volume, &begun, until);
-        m.volume.made_room(false);
+        let done = end(volume, &begun, until);
+        volume.made_room(false);
         done?;
-        LAST_LSN.with(|l| l.set(begun.lsn));
+        last::set(begun.lsn);
         return Ok(begun.lsn);
     }
-    sync_many(&m.volume, &[Part::of(region, range)], until)
+    sync_many(volume, &[Part::of(region, range)], until)
 }
 
 /// One atomic sync point over several byte ranges, in one or several regions
@@ -214,6 +237,11 @@ pub fn gmsync_async(ranges: &[(*const u8, usize)]) -> Result<u64> {
 }
 
 fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
+    if guest::any()
+        && let Some(done) = guest::sync_many(ranges, until == Until::Committed)
+    {
+        return noted(done);
+    }
     check_fork()?;
     let mut volume = None;
     let mut found = Vec::with_capacity(ranges.len());
@@ -253,6 +281,9 @@ fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
 /// of the volume is made). After an error in reading the file some of the bytes
 /// may be rolled back.
 pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
+    if let Some(done) = guest::rollback(addr as usize, len) {
+        return done;
+    }
     check_fork()?;
     let m = locate(addr as usize, len)?;
     m.volume.check_attached()?;
@@ -435,7 +466,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                 if until == Until::Committed {
                     inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
                 }
-                LAST_LSN.with(|l| l.set(l.get().max(last)));
+                last::raise(last);
                 return Ok(0);
             }
             Ok(()) => point.begin(),
@@ -455,7 +486,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
             }
         };
         match &done {
-            Ok(lsn) => LAST_LSN.with(|l| l.set(*lsn)),
+            Ok(lsn) => last::set(*lsn),
             Err(_) => point.mark(found),
         }
         done

@@ -19,6 +19,7 @@ use crate::fork::{check_fork, is_forked};
 use crate::primary::{Piece, thread_number};
 use crate::reader;
 use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
+use crate::share::guest;
 use crate::shared::Shared;
 
 use super::memory::Memory;
@@ -80,7 +81,10 @@ impl Mapped {
 }
 
 /// The shared working copies of a volume, by file.
-pub(crate) type SharedCopies = Mutex<Vec<(Arc<Shared>, Arc<Region>)>>;
+pub(crate) type SharedCopies = Mutex<Vec<Lent>>;
+
+/// A shared working copy, and its region.
+pub(crate) type Lent = (Arc<Shared>, Arc<Region>);
 
 pub(crate) static TABLE: Table = Table {
     now: AtomicPtr::new(std::ptr::null_mut()),
@@ -174,6 +178,9 @@ pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
 /// was stored through an `atomic` one that is not the last of a shared working
 /// copy stays there, not committed.
 pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
+    if let Some(done) = guest::unmap(addr as usize, len) {
+        return done;
+    }
     if reader::unmap(addr, len)? {
         return Ok(());
     }
@@ -211,7 +218,7 @@ pub fn describe(addr: usize) -> Option<(String, u64, usize)> {
 
 /// Whether `addr` lies in a region.
 pub fn is_region(addr: usize) -> bool {
-    TABLE.find(addr).is_some() || reader::is_region(addr)
+    TABLE.find(addr).is_some() || reader::is_region(addr) || guest::is_window(addr)
 }
 
 impl Inner {
@@ -253,6 +260,34 @@ impl Volume {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
+        let _names = lock(&inner.names);
+        let shared = match inner.volume.working {
+            // What is bounded must be able to go.
+            Working::Auto => flags.shared && inner.memory.is_none(),
+            kind => kind == Working::Shared,
+        };
+        let (id, size, len) = inner.to_map(file, len, flags, shared)?;
+        let end = flags.offset + len as u64;
+        let page = rustix::param::page_size() as u64;
+        inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
+        let done = inner.map_known(file, (id, size), len, flags, shared);
+        if done.is_err() {
+            inner.drop_unused();
+        }
+        done
+    }
+}
+
+impl Inner {
+    /// What a mapping is of: the file's number and size, and the mapping's
+    /// length. The caller holds `names`.
+    fn to_map(
+        &self,
+        file: &str,
+        len: usize,
+        flags: MapFlags,
+        shared: bool,
+    ) -> Result<(u32, u64, usize)> {
         let page = rustix::param::page_size() as u64;
         if !flags.offset.is_multiple_of(page) {
             return Err(Error::Invalid(format!(
@@ -260,18 +295,12 @@ impl Volume {
                 flags.offset
             )));
         }
-        let _names = lock(&inner.names);
-        let (id, _) = inner.find_or_create(file, flags.create)?;
-        let shared = match inner.volume.working {
-            // What is bounded must be able to go.
-            Working::Auto => flags.shared && inner.memory.is_none(),
-            kind => kind == Working::Shared,
-        };
-        if !shared || inner.shared_of(id).is_none() {
+        let (id, _) = self.find_or_create(file, flags.create)?;
+        if !shared || self.shared_of(id).is_none() {
             // What is mapped now shows the data file.
-            inner.settle_all()?;
+            self.settle_all()?;
         }
-        let size = inner.primary.store.area().find(file).map_or(0, |f| f.size);
+        let size = self.primary.store.area().find(file).map_or(0, |f| f.size);
         let len = if len == 0 {
             usize::try_from(size.saturating_sub(flags.offset)).unwrap_or(usize::MAX)
         } else {
@@ -287,21 +316,75 @@ impl Volume {
             .checked_add(len as u64)
             .filter(|e| *e <= i64::MAX as u64)
             .ok_or_else(|| Error::Invalid(format!("mapping {file}: {len} bytes are too many")))?;
-        inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
         if end > size && flags.read_only {
             return Err(Error::Invalid(format!(
                 "mapping {file}: {end} bytes, but it has {size}; a read-only mapping does not grow it"
             )));
         }
-        let done = inner.map_known(file, (id, size), len, flags, shared);
-        if done.is_err() {
-            inner.drop_unused();
-        }
-        done
+        Ok((id, size, len))
     }
-}
 
-impl Inner {
+    /// The shared working copy of a file, for another process to map: with its
+    /// region and the mapping's length, and a window that holds it there until
+    /// the mapping has one.
+    pub(crate) fn lend(
+        &self,
+        file: &str,
+        len: usize,
+        flags: MapFlags,
+    ) -> Result<(Lent, usize, u64)> {
+        self.check_attached()?;
+        let why = match self.volume.working {
+            Working::Private => "working = \"private\"",
+            _ if self.memory.is_some() => "bounded memory (memory, max_uncommitted)",
+            _ => "",
+        };
+        if !why.is_empty() {
+            return Err(Error::Busy(format!(
+                "mapping {file}: another process has the volume attached, and {why} shares none with it"
+            )));
+        }
+        let _names = lock(&self.names);
+        let (id, size, len) = self.to_map(file, len, flags, true)?;
+        let end = flags.offset + len as u64;
+        let page = rustix::param::page_size() as u64;
+        self.check_free(file, id, flags.offset..end.next_multiple_of(page), true)?;
+        let grown = |lent| self.reach(id, size, end).map(|()| lent);
+        let done = self.shared_copy(file, id, size, end).and_then(grown);
+        match done {
+            Ok(lent) => {
+                let hold = lent.0.watch(0, page as usize, None);
+                Ok((lent, len, hold))
+            }
+            Err(e) => {
+                self.drop_unused();
+                Err(e)
+            }
+        }
+    }
+
+    /// Forgets a window of another process.
+    pub(crate) fn take_back(&self, copy: &Shared, window: u64, lost: bool) {
+        let _names = lock(&self.names);
+        if let Err(e) = copy.forget(window, lost) {
+            unreachable!("there is nothing to unmap: {e}");
+        }
+        self.drop_unused();
+    }
+
+    /// Makes a file of `size` bytes reach to `end`. The caller holds `names`.
+    fn reach(&self, id: u32, size: u64, end: u64) -> Result<()> {
+        if end > size {
+            self.change_names(&[Piece::Resize {
+                file: id,
+                size: end,
+            }])?;
+        }
+        // Also where an earlier change that failed came true since.
+        self.resized(id, end.max(size));
+        self.settle_size(id)
+    }
+
     /// Lets go of shared working copies that have no window.
     fn drop_unused(&self) {
         lock(&self.shared).retain(|(copy, _)| !copy.is_unused());
@@ -321,15 +404,7 @@ impl Inner {
             true => Some(self.shared_copy(file, id, size, end)?),
             false => None,
         };
-        if end > size {
-            self.change_names(&[Piece::Resize {
-                file: id,
-                size: end,
-            }])?;
-        }
-        // Also where an earlier change that failed came true since.
-        self.resized(id, end.max(size));
-        self.settle_size(id)?;
+        self.reach(id, size, end)?;
         let options = MapOptions {
             at: (flags.fixed_at != 0).then_some(flags.fixed_at),
             fixed: flags.fixed_at != 0,
@@ -405,20 +480,14 @@ impl Inner {
     }
 
     /// The shared working copy that a file has.
-    fn shared_of(&self, id: u32) -> Option<(Arc<Shared>, Arc<Region>)> {
+    pub(crate) fn shared_of(&self, id: u32) -> Option<Lent> {
         let all = lock(&self.shared);
         all.iter().find(|(_, r)| r.file == id).cloned()
     }
 
     /// The shared working copy of a file: the one that it has, or a new one.
     /// `end`: how far it will be mapped. The caller holds `names`.
-    fn shared_copy(
-        &self,
-        file: &str,
-        id: u32,
-        size: u64,
-        end: u64,
-    ) -> Result<(Arc<Shared>, Arc<Region>)> {
+    fn shared_copy(&self, file: &str, id: u32, size: u64, end: u64) -> Result<Lent> {
         let there = lock(&self.shared)
             .iter()
             .find(|(_, r)| r.file == id)

@@ -1,0 +1,144 @@
+//! Locks of processes on a volume's files (`fcntl`, `lockf`).
+//!
+//! Several processes may share a volume, and the descriptors that the program
+//! has are for reading only, which takes no lock for writing. So the locks are
+//! taken on other files, one for each of the volume's that is locked, in a
+//! directory that all processes of the node find.
+//!
+//! Owns the descriptors of these files. They stay open: closing one would let
+//! go of the process's locks. That is done where the program closes a
+//! descriptor of the locked file, as POSIX has it.
+
+use std::ffi::{CString, c_int};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+
+use crate::process::{enter, locks_directory, names};
+use crate::real::{self, check};
+
+/// Inodes, and the descriptors of their lock files. Only used with the names
+/// locked, which a fork waits for: so a child does not find it locked.
+static FILES: Mutex<Vec<(u64, c_int)>> = Mutex::new(Vec::new());
+/// A lock was taken at some time.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+fn inode(fd: c_int) -> Result<u64, c_int> {
+    let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: room for the answer.
+    check(unsafe { libc::fstat(fd, st.as_mut_ptr()) } as i64)?;
+    // SAFETY: filled in.
+    Ok(unsafe { st.assume_init() }.st_ino)
+}
+
+/// The descriptor that has the locks of the file that `fd` is of.
+fn of_file(fd: c_int, make: bool) -> Result<Option<c_int>, c_int> {
+    let inode = inode(fd)?;
+    let _held = names();
+    let mut files = FILES.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some((_, fd)) = files.iter().find(|(i, _)| *i == inode) {
+        return Ok(Some(*fd));
+    }
+    if !make {
+        return Ok(None);
+    }
+    let directory = locks_directory()?;
+    // SAFETY: a C string.
+    if let Err(e) = check(unsafe { libc::mkdir(directory.as_ptr(), 0o700) } as i64)
+        && e != libc::EEXIST
+    {
+        return Err(e);
+    }
+    let mut path = directory.into_bytes();
+    path.extend_from_slice(format!("/{inode:x}").as_bytes());
+    let path = CString::new(path).map_err(|_| libc::EINVAL)?;
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC;
+    // SAFETY: a C string; openat itself.
+    let opened = check(unsafe {
+        libc::syscall(
+            libc::SYS_openat,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            flags,
+            0o600,
+        )
+    })?;
+    files.push((inode, opened as c_int));
+    ANY.store(true, Release);
+    Ok(Some(opened as c_int))
+}
+
+/// fcntl's F_SETLK, F_SETLKW and F_GETLK.
+///
+/// # Safety
+/// `lock` is the program's struct, as fcntl(2) asks for.
+pub unsafe fn control(fd: c_int, cmd: c_int, lock: *mut libc::flock) -> c_int {
+    let known = enter(None, || {
+        // SAFETY: the caller's promise.
+        let mut wanted = unsafe { *lock };
+        // The other file has neither this one's position nor its size.
+        let from = match c_int::from(wanted.l_whence) {
+            libc::SEEK_SET => 0,
+            libc::SEEK_CUR => real::lseek(fd, 0, libc::SEEK_CUR)?,
+            libc::SEEK_END => crate::files::size_of(fd)? as i64,
+            _ => return Err(libc::EINVAL),
+        };
+        wanted.l_start = wanted.l_start.checked_add(from).ok_or(libc::EOVERFLOW)?;
+        wanted.l_whence = libc::SEEK_SET as _;
+        Ok(Some((of_file(fd, true)?.ok_or(libc::ENOLCK)?, wanted)))
+    });
+    let Some((at, mut wanted)) = known else {
+        return -1;
+    };
+    // SAFETY: a struct of ours; fcntl itself, which may wait.
+    let r = unsafe { libc::syscall(libc::SYS_fcntl, at, cmd, &raw mut wanted) } as c_int;
+    if r == 0 && cmd == libc::F_GETLK {
+        // SAFETY: the caller's promise.
+        unsafe { *lock = wanted };
+    }
+    r
+}
+
+/// lockf, which locks from the descriptor's position on.
+pub fn section(fd: c_int, cmd: c_int, len: libc::off_t) -> c_int {
+    // SAFETY: all zeros are a value of it.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_whence = libc::SEEK_CUR as _;
+    lock.l_len = len;
+    lock.l_type = match cmd {
+        libc::F_ULOCK => libc::F_UNLCK as _,
+        libc::F_LOCK | libc::F_TLOCK | libc::F_TEST => libc::F_WRLCK as _,
+        _ => {
+            real::set_errno(libc::EINVAL);
+            return -1;
+        }
+    };
+    let how = match cmd {
+        libc::F_LOCK => libc::F_SETLKW,
+        libc::F_TEST => libc::F_GETLK,
+        _ => libc::F_SETLK,
+    };
+    // SAFETY: our own struct.
+    let r = unsafe { control(fd, how, &raw mut lock) };
+    if r == 0 && cmd == libc::F_TEST && c_int::from(lock.l_type) != libc::F_UNLCK {
+        real::set_errno(libc::EACCES);
+        return -1;
+    }
+    r
+}
+
+/// The program closes a descriptor of a volume's file: its locks on it go.
+pub fn let_go(fd: c_int) {
+    if !ANY.load(Acquire) {
+        return;
+    }
+    enter((), || {
+        if let Some(at) = of_file(fd, false)? {
+            // SAFETY: all zeros are a value of it.
+            let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+            lock.l_type = libc::F_UNLCK as _;
+            // SAFETY: a struct of ours.
+            unsafe { libc::syscall(libc::SYS_fcntl, at, libc::F_SETLK, &raw mut lock) };
+        }
+        Ok(())
+    });
+}

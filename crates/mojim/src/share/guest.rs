@@ -1,0 +1,725 @@
+//! A guest: a process that shares a volume that another process of its node has attached.
+//!
+//! Owns its line to the owner, the mappings of the shared working copies in this process, and the
+//! table of their addresses.
+//!
+//! Invariants:
+//! - A window is in the table from when the owner watches it until the owner is asked to forget it.
+//! - One request of a guest is under way at a time, and the lock of its line is held meanwhile.
+//! - Nothing here is undone by the owner's end: the memory stays, and every call says why it fails.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use mojim_format::Level;
+use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mprotect, munmap};
+
+use super::line::{End, Line, MOST};
+use super::wire::{MOST_RANGES, Part, Reply, Request, Shown, VERSION, begin_sync, push_part};
+use crate::config::{Config, Working};
+use crate::error::{Context, Error, Result};
+use crate::fork::is_forked;
+use crate::last;
+use crate::layout;
+use crate::region::{MapFlags, Mapping};
+use crate::track::{Armed, arm, arm_inherited, own_pagemap};
+
+/// A volume that this process shares with the one of its node that has attached it.
+///
+/// Cheap to clone; it stays until [`Guest::detach`] or the end of the process. All of its mappings
+/// are of shared working copies. Its calls mean what those of [`Volume`](crate::Volume) of the same
+/// names mean, and fail with `Stale` once the other process has ended: then the memory can still be
+/// read and stored to, but nothing of it can be committed.
+#[derive(Clone)]
+pub struct Guest(Arc<Attached>);
+
+struct Attached {
+    volume: String,
+    directory: PathBuf,
+    socket: PathBuf,
+    /// Which attachment this is, also of those that forked children made of it.
+    origin: usize,
+    /// Whether the owner can look into this process's page tables.
+    watched: bool,
+    talk: Mutex<Talk>,
+    line: Arc<Line>,
+}
+
+struct Talk {
+    line: Arc<Line>,
+    out: Vec<u8>,
+    buf: Vec<u8>,
+    /// An answer was not understood: what comes next would be taken for another's.
+    lost: bool,
+    /// By this end.
+    ended: bool,
+}
+
+/// A mapping.
+struct Window {
+    span: Range<usize>,
+    number: u64,
+    shown: Shown,
+    attached: Arc<Attached>,
+    /// Until the mapping goes.
+    armed: Mutex<Option<Armed>>,
+}
+
+/// The process's.
+struct Table {
+    /// Whose it is: memory that was copied by other means than `fork` is not told of it.
+    pid: u32,
+    /// Ascending by address.
+    windows: RwLock<Vec<Arc<Window>>>,
+    attached: Mutex<Vec<Arc<Attached>>>,
+}
+
+/// Whether there is any window: what other programs pay.
+static ANY: AtomicBool = AtomicBool::new(false);
+/// A forked child has a table of its own: its parent's may be locked.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+
+fn table() -> &'static Table {
+    let mut p = TABLE.load(Acquire);
+    if p.is_null() {
+        let new = Table::new();
+        match TABLE.compare_exchange(p, new, AcqRel, Acquire) {
+            Ok(_) => p = new,
+            Err(theirs) => {
+                // SAFETY: ours, which nobody saw.
+                drop(unsafe { Box::from_raw(new) });
+                p = theirs;
+            }
+        }
+    }
+    // SAFETY: a table is never freed.
+    unsafe { &*p }
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Table {
+    fn new() -> *mut Table {
+        Box::into_raw(Box::new(Table {
+            pid: std::process::id(),
+            windows: RwLock::default(),
+            attached: Mutex::default(),
+        }))
+    }
+
+    fn windows(&self) -> RwLockReadGuard<'_, Vec<Arc<Window>>> {
+        self.windows.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Vec<Arc<Window>>> {
+        self.windows.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, window: Window) {
+        let mut all = self.change();
+        let at = all.partition_point(|w| w.span.start < window.span.start);
+        all.insert(at, Arc::new(window));
+        ANY.store(true, Release);
+    }
+}
+
+fn find(addr: usize) -> Option<Arc<Window>> {
+    if !ANY.load(Acquire) {
+        return None;
+    }
+    let all = table().windows();
+    let i = all
+        .partition_point(|w| w.span.start <= addr)
+        .checked_sub(1)?;
+    (addr < all[i].span.end).then(|| all[i].clone())
+}
+
+impl Window {
+    /// `[addr, addr + len)`, where the rest of the window's last page counts as its own.
+    fn part(&self, addr: usize, len: usize) -> Result<Part> {
+        let page = rustix::param::page_size();
+        let end = addr.checked_add(len);
+        if end.is_none_or(|e| e > self.span.end.next_multiple_of(page)) {
+            return Err(Error::Invalid(format!(
+                "{len} bytes at {addr:#x} reach beyond the region of {} bytes at {:#x}",
+                self.span.len(),
+                self.span.start
+            )));
+        }
+        Ok(Part {
+            window: self.number,
+            at: (addr - self.span.start) as u64,
+            len: len as u64,
+        })
+    }
+}
+
+impl Attached {
+    fn connect(
+        volume: &str,
+        directory: &Path,
+        socket: &Path,
+        origin: Option<usize>,
+    ) -> Result<Attached> {
+        let what = || format!("sharing volume {volume}");
+        let line = Arc::new(Line::connect(socket).context(what)?);
+        let pagemap = match crate::track::uffd_available() {
+            true => own_pagemap().ok(),
+            false => None,
+        };
+        let mut talk = Talk {
+            line: line.clone(),
+            out: Vec::new(),
+            buf: vec![0; MOST],
+            lost: false,
+            ended: false,
+        };
+        let hello = Request::Hello {
+            version: VERSION,
+            volume: volume.to_owned(),
+        };
+        hello.encode(&mut talk.out);
+        talk.ask(volume, pagemap)?;
+        Ok(Attached {
+            volume: volume.to_owned(),
+            directory: directory.to_owned(),
+            socket: socket.to_owned(),
+            // The buffer lasts as long as this, wherever this goes.
+            origin: origin.unwrap_or(talk.buf.as_ptr() as usize),
+            watched: pagemap.is_some(),
+            line,
+            talk: Mutex::new(talk),
+        })
+    }
+
+    fn ask(&self, request: &Request) -> Result<Answer> {
+        if !request.fits() {
+            return Err(Error::Invalid("a name is too long".into()));
+        }
+        let mut talk = lock(&self.talk);
+        request.encode(&mut talk.out);
+        talk.ask(&self.volume, None)
+    }
+
+    fn sync(&self, parts: impl Iterator<Item = Part>, wait: bool) -> Result<Synced> {
+        let mut talk = lock(&self.talk);
+        begin_sync(wait, &mut talk.out);
+        for part in parts {
+            push_part(&part, &mut talk.out);
+        }
+        let answer = talk.ask(&self.volume, None)?;
+        Ok(Synced {
+            lsn: answer.value,
+            last: answer.lsn,
+        })
+    }
+}
+
+/// What came of a sync point.
+pub(crate) struct Synced {
+    /// Its LSN; 0 if nothing had changed.
+    pub lsn: u64,
+    /// The LSN by which all that it found is committed, if it found anything.
+    pub last: u64,
+}
+
+struct Answer {
+    lsn: u64,
+    value: u64,
+    more: u64,
+    copies: Vec<(String, Option<Level>)>,
+    memory: Option<OwnedFd>,
+}
+
+impl Talk {
+    /// Sends what is in `out`, and waits for the answer.
+    fn ask(&mut self, volume: &str, fd: Option<std::os::fd::BorrowedFd<'_>>) -> Result<Answer> {
+        let gone = || {
+            Error::Stale(format!(
+                "the process that had volume {volume} attached has ended: what was stored since the last sync point is in memory only. Attach again"
+            ))
+        };
+        let protocol = |e: &dyn std::fmt::Display| {
+            Error::Protocol(format!(
+                "the process that has volume {volume} attached: {e}"
+            ))
+        };
+        if self.ended {
+            return Err(Error::Invalid(
+                "this volume is not attached any more".into(),
+            ));
+        }
+        if self.lost {
+            return Err(gone());
+        }
+        if self.line.send(&self.out, fd).is_err() {
+            return Err(gone());
+        }
+        let (n, memory) = match self.line.recv(&mut self.buf) {
+            Ok(Some(got)) => got,
+            Ok(None) => return Err(gone()),
+            Err(e) => {
+                self.lost = true;
+                return Err(protocol(&e));
+            }
+        };
+        match Reply::decode(&self.buf[..n]) {
+            Ok(Reply::Done { lsn, value, more }) => Ok(Answer {
+                lsn,
+                value,
+                more,
+                copies: Vec::new(),
+                memory,
+            }),
+            Ok(Reply::Copies(copies)) => Ok(Answer {
+                lsn: 0,
+                value: 0,
+                more: 0,
+                copies,
+                memory,
+            }),
+            Ok(Reply::Failed(e)) => Err(e),
+            Err(e) => {
+                self.lost = true;
+                Err(protocol(&e))
+            }
+        }
+    }
+}
+
+impl Guest {
+    /// Shares a volume that another process of node `node` has attached, and lets share (see
+    /// [`join`](crate::volume::join)). `None` if there is no such process.
+    ///
+    /// # Errors
+    /// `Busy` where the configuration says `working = "private"`; `Config`, `Io` as their names say.
+    pub fn attach(config: &Config, node: &str, volume: Option<&str>) -> Result<Option<Guest>> {
+        let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
+        let volume = config.volume(volume).map_err(wrong)?;
+        let node = config.node(node).map_err(wrong)?;
+        let socket = layout::share_socket(node, &volume.name);
+        if volume.working == Working::Private {
+            return Ok(None);
+        }
+        let directory = layout::data_dir(node, &volume.name);
+        match Attached::connect(&volume.name, &directory, &socket, None) {
+            Ok(a) => {
+                let a = Arc::new(a);
+                lock(&table().attached).push(a.clone());
+                Ok(Some(Guest(a)))
+            }
+            Err(Error::Io { errno, .. }) if [libc::ENOENT, libc::ECONNREFUSED].contains(&errno) => {
+                Ok(None)
+            }
+            // It has just ended.
+            Err(Error::Stale(_)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What `origin` is in this process: another, in a forked child of the process that attached.
+    fn of_origin(origin: usize) -> Option<Guest> {
+        let all = lock(&table().attached);
+        all.iter().find(|a| a.origin == origin).cloned().map(Guest)
+    }
+
+    /// What stands for an attachment of the parent in this forked child, where it had a mapping
+    /// with a shared working copy. `parent`: the origin that [`inherit`] was given.
+    pub(crate) fn inherited(parent: usize) -> Option<Guest> {
+        is_forked().then(|| Guest::of_origin(parent)).flatten()
+    }
+
+    /// This, or in a forked child what stands for it.
+    fn attached(&self) -> Result<Arc<Attached>> {
+        if !is_forked() {
+            return Ok(self.0.clone());
+        }
+        match Guest::of_origin(self.0.origin) {
+            Some(g) => Ok(g.0),
+            None => Err(crate::fork::refused()),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Answer> {
+        let answer = self.attached()?.ask(request)?;
+        if answer.lsn > 0 {
+            last::set(answer.lsn);
+        }
+        Ok(answer)
+    }
+
+    /// Whether this process can use it: false in a forked child that could not become a guest, and
+    /// once it is detached. True after the owner's end.
+    pub fn is_usable(&self) -> bool {
+        self.attached().is_ok_and(|a| !lock(&a.talk).ended)
+    }
+
+    /// The volume's name.
+    pub fn name(&self) -> &str {
+        &self.0.volume
+    }
+
+    /// The directory whose files are this volume's.
+    pub fn directory(&self) -> &Path {
+        &self.0.directory
+    }
+
+    /// Maps a file, or a part of it, with a shared working copy.
+    pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
+        let attached = self.attached()?;
+        let mut answer = attached.ask(&Request::Map {
+            file: file.to_owned(),
+            offset: flags.offset,
+            len: len as u64,
+            create: flags.create,
+            write: !flags.read_only,
+        })?;
+        let what = || format!("mapping {file}");
+        let memory = answer.memory.take();
+        let memory = memory.ok_or_else(|| Error::Protocol("memory was not passed".into()))?;
+        let page = rustix::param::page_size();
+        let len = usize::try_from(answer.more).ok();
+        let Some((len, mapped)) = len.and_then(|l| Some((l, l.checked_next_multiple_of(page)?)))
+        else {
+            return Err(Error::Protocol("memory without end was passed".into()));
+        };
+        let write = !flags.read_only;
+        let mut prot = ProtFlags::READ;
+        let mut how = Mmap::SHARED | Mmap::NORESERVE;
+        if write {
+            prot |= ProtFlags::WRITE;
+        }
+        if flags.fixed_at != 0 {
+            how |= Mmap::FIXED;
+        }
+        let hint = flags.fixed_at as *mut std::ffi::c_void;
+        // SAFETY: a new mapping; with `fixed_at` the caller asked to replace what is there, as
+        // mmap(2) says.
+        let base = unsafe { mmap(hint, mapped, prot, how, memory.as_fd(), flags.offset) }
+            .map_err(std::io::Error::from)
+            .context(what)?;
+        let start = base as usize;
+        let shown = Shown {
+            file: answer.value as u32,
+            offset: flags.offset,
+            len: len as u64,
+            base: start as u64,
+            write,
+            atomic: flags.atomic,
+        };
+        let armed = match write && attached.watched {
+            // SAFETY: the mapping was just made, and goes after `Armed` does.
+            true => unsafe { arm(start, mapped) }.map(Some).context(what),
+            false => Ok(None),
+        };
+        let watched = armed.and_then(|a| Ok((a, attached.ask(&Request::Show(shown))?)));
+        match watched {
+            Ok((armed, answer)) => {
+                table().add(Window {
+                    span: start..start + len,
+                    number: answer.value,
+                    shown,
+                    attached,
+                    armed: Mutex::new(armed),
+                });
+                let ptr = base.cast();
+                Ok(Mapping { ptr, len })
+            }
+            Err(e) => {
+                // SAFETY: our own mapping, not given to anyone yet.
+                let _ = unsafe { munmap(base, mapped) };
+                Err(e)
+            }
+        }
+    }
+
+    /// As [`Volume::fsync`](crate::Volume::fsync).
+    pub fn fsync(&self, file: &str) -> Result<u64> {
+        let file = file.to_owned();
+        self.ask(&Request::Fsync { file }).map(|a| a.value)
+    }
+
+    /// As [`Volume::create`](crate::Volume::create): true if it was not there.
+    pub fn create(&self, file: &str) -> Result<bool> {
+        let file = file.to_owned();
+        self.ask(&Request::Create { file }).map(|a| a.value != 0)
+    }
+
+    /// As [`Volume::remove`](crate::Volume::remove).
+    pub fn remove(&self, file: &str) -> Result<()> {
+        let file = file.to_owned();
+        self.ask(&Request::Remove { file }).map(drop)
+    }
+
+    /// As [`Volume::rename`](crate::Volume::rename).
+    pub fn rename(&self, from: &str, to: &str) -> Result<()> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        self.ask(&Request::Rename { from, to }).map(drop)
+    }
+
+    /// As [`Volume::truncate`](crate::Volume::truncate).
+    pub fn truncate(&self, file: &str, size: u64) -> Result<()> {
+        let file = file.to_owned();
+        self.ask(&Request::Truncate { file, size }).map(drop)
+    }
+
+    /// Size of a file in bytes, if it is there.
+    pub fn size(&self, file: &str) -> Result<Option<u64>> {
+        let file = file.to_owned();
+        let a = self.ask(&Request::Size { file })?;
+        Ok((a.value != 0).then_some(a.more))
+    }
+
+    /// As [`Volume::wait`](crate::Volume::wait).
+    pub fn wait(&self, lsn: u64) -> Result<()> {
+        self.ask(&Request::Wait { lsn }).map(drop)
+    }
+
+    /// As [`Volume::settle`](crate::Volume::settle).
+    pub fn settle(&self) -> Result<()> {
+        self.ask(&Request::Settle).map(drop)
+    }
+
+    /// Which node has `lsn`, and how safe it is there.
+    pub fn copies(&self, lsn: u64) -> Result<Vec<(String, Option<Level>)>> {
+        self.ask(&Request::Copies { lsn }).map(|a| a.copies)
+    }
+
+    /// Ends the sharing: mappings are committed (those without `atomic`) and unmapped. Fails, and
+    /// goes on, if something could not be committed.
+    pub fn detach(&self) -> Result<()> {
+        let attached = self.attached()?;
+        attached.ask(&Request::Detach)?;
+        attached.end();
+        for w in attached.take_windows() {
+            unmap_window(&w)?;
+        }
+        Ok(())
+    }
+
+    /// The same, but leaves the memory mapped: for the end of the process. What is stored from then
+    /// on is not kept.
+    pub fn finish(&self) -> Result<()> {
+        let attached = self.attached()?;
+        if !lock(&table().attached)
+            .iter()
+            .any(|a| Arc::ptr_eq(a, &attached))
+        {
+            return Ok(());
+        }
+        let done = attached.ask(&Request::Detach).map(drop);
+        attached.end();
+        for w in attached.take_windows() {
+            // The mapping stays, so what arms it does.
+            std::mem::forget(w);
+        }
+        done
+    }
+}
+
+impl Attached {
+    fn end(&self) {
+        let mut talk = lock(&self.talk);
+        talk.ended = true;
+        talk.line.close();
+    }
+
+    /// Takes it and its windows out of the table.
+    fn take_windows(&self) -> Vec<Arc<Window>> {
+        let table = table();
+        lock(&table.attached).retain(|a| !std::ptr::eq(&**a, self));
+        let mut all = table.change();
+        let (mine, others) = all
+            .drain(..)
+            .partition(|w| std::ptr::eq(&*w.attached, self));
+        *all = others;
+        mine
+    }
+}
+
+/// [`Guest::finish`] for all of this process.
+pub(crate) fn finish_all() -> Result<()> {
+    if TABLE.load(Acquire).is_null() {
+        return Ok(());
+    }
+    if table().pid != std::process::id() {
+        return Ok(());
+    }
+    let all = lock(&table().attached).clone();
+    let done = all.into_iter().map(|a| Guest(a).finish());
+    done.fold(Ok(()), Result::and)
+}
+
+/// Whether there can be a window: costs a load.
+#[inline]
+pub(crate) fn any() -> bool {
+    ANY.load(Acquire)
+}
+
+/// Whether `addr` lies in one.
+pub(crate) fn is_window(addr: usize) -> bool {
+    find(addr).is_some()
+}
+
+/// A sync point of a range; `None` if it begins in no window.
+pub(crate) fn sync(addr: usize, len: usize, wait: bool) -> Option<Result<Synced>> {
+    let w = find(addr)?;
+    let part = match w.part(addr, len) {
+        Ok(part) => part,
+        Err(e) => return Some(Err(e)),
+    };
+    Some(w.attached.sync(std::iter::once(part), wait))
+}
+
+/// A sync point of several ranges; `None` if none begins in a window.
+pub(crate) fn sync_many(ranges: &[(*const u8, usize)], wait: bool) -> Option<Result<Synced>> {
+    let found: Vec<_> = ranges.iter().map(|(p, _)| find(*p as usize)).collect();
+    let first = found.iter().flatten().next()?.attached.clone();
+    let parts = found.iter().zip(ranges).map(|(w, (p, len))| match w {
+        Some(w) if Arc::ptr_eq(&w.attached, &first) => w.part(*p as usize, *len),
+        _ => Err(Error::Invalid(
+            "the ranges of one gmsync lie in different volumes, or in none; atomicity spans one volume"
+                .into(),
+        )),
+    });
+    let parts: Result<Vec<_>> = parts.collect();
+    Some(parts.and_then(|parts| match parts.len() {
+        n if n > MOST_RANGES => Err(Error::Invalid(format!(
+            "{n} ranges in one gmsync; where another process has the volume attached, {MOST_RANGES} are the most"
+        ))),
+        _ => first.sync(parts.into_iter(), wait),
+    }))
+}
+
+/// A rollback; `None` if `addr` is in no window.
+pub(crate) fn rollback(addr: usize, len: usize) -> Option<Result<bool>> {
+    let w = find(addr)?;
+    let part = match w.part(addr, len) {
+        Ok(part) => part,
+        Err(e) => return Some(Err(e)),
+    };
+    let done = w.attached.ask(&Request::Rollback(part));
+    Some(done.map(|a| a.value != 0))
+}
+
+/// Ends a window; `None` if none is there.
+pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
+    let w = find(addr)?;
+    let page = rustix::param::page_size();
+    let (span, whole) = (&w.span, w.span.len().next_multiple_of(page));
+    if span.start != addr || len.next_multiple_of(page) != whole {
+        return Some(Err(Error::Unsupported(format!(
+            "unmapping {len} bytes at {addr:#x} of the region of {} bytes at {:#x}: only a whole region can be unmapped",
+            span.len(),
+            span.start
+        ))));
+    }
+    match w.attached.ask(&Request::Unmap { window: w.number }) {
+        Ok(_) => {}
+        // There was nothing to commit.
+        Err(Error::Stale(_)) if w.shown.atomic || !w.shown.write => {}
+        Err(e) => return Some(Err(e)),
+    }
+    table().change().retain(|x| !Arc::ptr_eq(x, &w));
+    Some(unmap_window(&w))
+}
+
+fn unmap_window(w: &Window) -> Result<()> {
+    let (start, len) = (w.span.start, w.span.len());
+    // Before the mapping: it unregisters its pages.
+    *lock(&w.armed) = None;
+    let mapped = len.next_multiple_of(rustix::param::page_size());
+    // SAFETY: the window's mapping; the program gave it back.
+    unsafe { munmap(start as *mut _, mapped) }
+        .map_err(std::io::Error::from)
+        .context(|| "unmapping".into())
+}
+
+/// What a forked child needs to become a guest of its parent's owner.
+pub(crate) struct Inherited {
+    /// By what the child's handles find it.
+    pub origin: usize,
+    pub volume: String,
+    pub directory: PathBuf,
+    pub socket: PathBuf,
+    pub windows: Vec<Shown>,
+}
+
+/// Before a fork: this process's windows as a guest, and the ends of lines that the child must not
+/// keep.
+pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) {
+    if TABLE.load(Acquire).is_null() {
+        return;
+    }
+    let table = table();
+    let attached = lock(&table.attached).clone();
+    for a in attached {
+        let windows = table.windows();
+        let mine = windows.iter().filter(|w| Arc::ptr_eq(&w.attached, &a));
+        out.push(Inherited {
+            origin: a.origin,
+            volume: a.volume.clone(),
+            directory: a.directory.clone(),
+            socket: a.socket.clone(),
+            windows: mine.map(|w| w.shown).collect(),
+        });
+        ends.push(a.line.clone());
+    }
+}
+
+/// In a forked child: becomes a guest of the owners of its shared mappings. Where that cannot be,
+/// the mapping can only be read from here on: a store would be seen by all, and committed never.
+pub(crate) fn inherit(all: Vec<Inherited>, ends: Vec<End>) {
+    // The parent's stays as it is: its locks may be held by threads that are not here.
+    TABLE.store(Table::new(), Release);
+    ANY.store(false, Release);
+    for end in ends {
+        // SAFETY: the child's copy, which nobody uses here; nor closes again, as it is forgotten.
+        unsafe { rustix::io::close(end.as_raw_fd()) };
+        std::mem::forget(end);
+    }
+    for i in all {
+        let joined = Attached::connect(&i.volume, &i.directory, &i.socket, Some(i.origin));
+        let joined = joined.ok().map(Arc::new);
+        if let Some(a) = &joined {
+            lock(&table().attached).push(a.clone());
+        }
+        for shown in i.windows {
+            let taken = joined.as_ref().is_some_and(|a| take_over(a, shown).is_ok());
+            if !taken && shown.write {
+                let len = (shown.len as usize).next_multiple_of(rustix::param::page_size());
+                // SAFETY: the child's copy of the mapping; its contents stay.
+                let _ = unsafe { mprotect(shown.base as usize as *mut _, len, read_only()) };
+            }
+        }
+    }
+}
+
+fn read_only() -> rustix::mm::MprotectFlags {
+    rustix::mm::MprotectFlags::READ
+}
+
+/// A window of the parent's becomes one of this process.
+fn take_over(attached: &Arc<Attached>, shown: Shown) -> Result<()> {
+    let (start, len) = (shown.base as usize, shown.len as usize);
+    let mapped = len.next_multiple_of(rustix::param::page_size());
+    let armed = match shown.write && attached.watched {
+        // SAFETY: the child's copy of the mapping, which goes after `Armed` does.
+        true => Some(unsafe { arm_inherited(start, mapped) }.context(|| "after a fork".into())?),
+        false => None,
+    };
+    let number = attached.ask(&Request::Show(shown))?.value;
+    table().add(Window {
+        span: start..start + len,
+        number,
+        shown,
+        attached: attached.clone(),
+        armed: Mutex::new(armed),
+    });
+    Ok(())
+}

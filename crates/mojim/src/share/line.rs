@@ -1,0 +1,236 @@
+//! A line between two processes of a node: whole messages, and descriptors with them.
+//!
+//! Owns the Unix sockets (SOCK_SEQPACKET) over which a process that shares a volume's working
+//! copies talks with the one that has the volume attached. Calls wait as long as it takes; a line
+//! that one end has closed, or whose process died, ends them.
+//!
+//! Invariants:
+//! - Only processes of this user and of root are spoken to.
+//! - A message longer than [`MOST`], or with more descriptors than it should have, is an error.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+};
+
+use crate::os::{check_local_peer, unix_address};
+
+/// Bytes of the longest message.
+pub const MOST: usize = 64 << 10;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+
+/// One end.
+pub struct Line(OwnedFd);
+
+/// A line or a port, for what is done to both at a fork.
+pub(crate) type End = Arc<dyn AsRawFd + Send + Sync>;
+
+fn socket() -> io::Result<OwnedFd> {
+    let fd = net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    Ok(fd)
+}
+
+fn invalid(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text.to_owned())
+}
+
+impl Line {
+    /// To whoever listens at `path`. Fails with ENOENT or ECONNREFUSED if nobody does.
+    pub fn connect(path: &Path) -> io::Result<Line> {
+        let fd = socket()?;
+        let (addr, _dir) = unix_address(path)?;
+        rustix::io::retry_on_intr(|| net::connect(&fd, &addr))?;
+        check_local_peer(&fd, &path.display().to_string())?;
+        Ok(Line(fd))
+    }
+
+    /// Sends a message, whole.
+    pub fn send(&self, message: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        assert!(message.len() <= MOST, "a message of {}", message.len());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = fd.as_ref().map_or(&[][..], std::slice::from_ref);
+        if !fds.is_empty() {
+            let fits = control.push(SendAncillaryMessage::ScmRights(fds));
+            assert!(fits, "room for one");
+        }
+        let bufs = [IoSlice::new(message)];
+        rustix::io::retry_on_intr(|| {
+            net::sendmsg(&self.0, &bufs, &mut control, SendFlags::NOSIGNAL)
+        })?;
+        Ok(())
+    }
+
+    /// Waits for a message, puts it into `buf` and gives its length; `None` once the other end is
+    /// closed. `buf` has [`MOST`] bytes.
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
+        // Room for a second one, to see that it is too many.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = loop {
+            let mut bufs = [IoSliceMut::new(buf)];
+            match net::recvmsg(&self.0, &mut bufs, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Ok(got) => break got,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        };
+        let mut fds = control.drain().flat_map(|m| match m {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds).into_iter().flatten(),
+            _ => None.into_iter().flatten(),
+        });
+        let (fd, more) = (fds.next(), fds.next());
+        let cut = ReturnFlags::TRUNC | ReturnFlags::CTRUNC;
+        if more.is_some() || got.flags.intersects(cut) {
+            return Err(invalid("a message that is too long"));
+        }
+        Ok((got.bytes > 0).then_some((got.bytes, fd)))
+    }
+
+    /// Ends it, for both ends and every thread that waits.
+    pub fn close(&self) {
+        // It fails if it has ended already, which is what is wanted.
+        let _ = net::shutdown(&self.0, Shutdown::Both);
+    }
+}
+
+impl AsRawFd for Line {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Where lines begin.
+pub struct Port {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Port {
+    /// Listens at `path`, in place of whatever socket is there: the caller holds a lock by which
+    /// nobody else listens there.
+    pub fn listen(path: &Path) -> io::Result<Port> {
+        match rustix::fs::unlink(path) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let fd = socket()?;
+        let (addr, _dir) = unix_address(path)?;
+        net::bind(&fd, &addr)?;
+        // Nobody can connect before it listens.
+        rustix::fs::chmodat(
+            rustix::fs::CWD,
+            path,
+            Mode::RUSR | Mode::WUSR,
+            rustix::fs::AtFlags::empty(),
+        )?;
+        net::listen(&fd, BACKLOG)?;
+        Ok(Port {
+            fd,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Waits for the next line; `None` once it is closed. A line from another user is an error,
+    /// after which others can be waited for.
+    pub fn accept(&self) -> io::Result<Option<Line>> {
+        loop {
+            match net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
+                Ok(fd) => {
+                    check_local_peer(&fd, &self.path.display().to_string())?;
+                    return Ok(Some(Line(fd)));
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // What Linux gives once it is shut down.
+                Err(Errno::INVAL) => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// No more lines begin.
+    pub fn close(&self) {
+        // Its file goes first: who finds it finds somebody there.
+        let _ = rustix::fs::unlink(&self.path);
+        let _ = net::shutdown(&self.fd, Shutdown::Both);
+    }
+}
+
+impl AsRawFd for Port {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::os::testdir::TestDir;
+
+    #[test]
+    fn messages_and_descriptors_go_both_ways() {
+        let dir = TestDir::new();
+        // Longer than an address of a socket can be.
+        let deep = dir.root().join("d".repeat(90));
+        std::fs::create_dir(&deep).unwrap();
+        let path = deep.join("s.sock");
+        let port = Port::listen(&path).unwrap();
+        let there = Line::connect(&path).unwrap();
+        let here = port.accept().unwrap().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        there.send(b"one", None).unwrap();
+        there.send(&vec![7; MOST], Some(file.as_fd())).unwrap();
+        let mut buf = vec![0; MOST];
+        let (n, fd) = here.recv(&mut buf).unwrap().unwrap();
+        assert_eq!((&buf[..n], fd.is_none()), (&b"one"[..], true));
+        let (n, fd) = here.recv(&mut buf).unwrap().unwrap();
+        assert_eq!((n, fd.is_some()), (MOST, true));
+        here.send(b"two", None).unwrap();
+        assert_eq!(there.recv(&mut buf).unwrap().unwrap().0, 3);
+        drop(there);
+        assert!(here.recv(&mut buf).unwrap().is_none());
+        assert!(here.send(b"x", None).is_err());
+    }
+
+    #[test]
+    fn whoever_waits_is_told_of_the_end() {
+        let dir = TestDir::new();
+        let path = dir.path("s");
+        let port = Port::listen(&path).unwrap();
+        let there = Line::connect(&path).unwrap();
+        let here = port.accept().unwrap().unwrap();
+        std::thread::scope(|s| {
+            let waits = s.spawn(|| here.recv(&mut vec![0; MOST]).unwrap().is_none());
+            let accepts = s.spawn(|| port.accept().unwrap().is_none());
+            here.close();
+            port.close();
+            assert!(waits.join().unwrap() && accepts.join().unwrap());
+        });
+        assert!(there.recv(&mut vec![0; MOST]).unwrap().is_none());
+        assert!(Line::connect(&path).is_err());
+        // What a process that was killed leaves is in nobody's way.
+        let left = Port::listen(&path).unwrap();
+        drop(left);
+        assert!(path.exists());
+        let again = Port::listen(&path).unwrap();
+        assert!(Line::connect(&path).is_ok());
+        again.close();
+    }
+}

@@ -1,0 +1,127 @@
+//! Forked children of a process that shares memory.
+//!
+//! A child has its parent's mappings of shared working copies: the same memory. So it becomes a
+//! guest of whoever has the volume attached, its parent or not, before the fork returns in it: what
+//! it stores is noticed from its first store on. Private working copies are copies there; nothing
+//! can be done with them (`fork.rs`).
+//!
+//! Owns the handlers of `pthread_atfork`. The child takes no lock that a thread of its parent may
+//! have held, and closes the ends of lines that it has from it: as long as it kept them, nobody
+//! would be told that its parent has ended.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Once, Weak};
+
+use crate::error::Result;
+use crate::fork::is_forked;
+use crate::layout;
+use crate::share::Guest;
+use crate::share::guest::{self, Inherited};
+use crate::share::line::End;
+use crate::share::wire::Shown;
+
+use super::{ATTACHED, Inner, Volume, lock};
+
+#[derive(Default)]
+struct Family {
+    all: Vec<Inherited>,
+    /// What the child closes. Held, so that no other thread closes them before the fork, and no
+    /// other descriptor gets their number.
+    ends: Vec<End>,
+}
+
+thread_local! {
+    /// For the child of the fork that this thread is in.
+    static AT_FORK: Cell<Option<Family>> = const { Cell::new(None) };
+}
+
+/// From here on children are taken care of. After `watch_forks`, whose mark they need.
+pub(super) fn watch() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: handlers of this module, which let no panic out.
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    });
+}
+
+extern "C" fn before() {
+    let _ = catch_unwind(|| {
+        let mut family = Family::default();
+        if !is_forked() {
+            let all: Vec<_> = lock(&ATTACHED).iter().filter_map(Weak::upgrade).collect();
+            for inner in all {
+                // Where nobody can be awaited, the child cannot store.
+                let _ = inner.before_fork(&mut family);
+            }
+        }
+        guest::before_fork(&mut family.all, &mut family.ends);
+        if !family.all.is_empty() || !family.ends.is_empty() {
+            let _ = AT_FORK.try_with(|f| f.set(Some(family)));
+        }
+    });
+}
+
+extern "C" fn in_parent() {
+    let _ = AT_FORK.try_with(Cell::take);
+}
+
+extern "C" fn in_child() {
+    let Some(family) = AT_FORK.try_with(Cell::take).ok().flatten() else {
+        return;
+    };
+    let _ = catch_unwind(AssertUnwindSafe(|| guest::inherit(family.all, family.ends)));
+}
+
+impl Inner {
+    fn before_fork(self: &Arc<Inner>, family: &mut Family) -> Result<()> {
+        let windows = self.windows();
+        let shared = windows.iter().filter(|m| m.window.id != 0);
+        let shown = shared.map(|m| Shown {
+            file: m.region.file,
+            offset: m.window.at as u64,
+            len: m.window.span.len() as u64,
+            base: m.window.span.start as u64,
+            write: m.window.write,
+            atomic: m.window.atomic,
+        });
+        let windows: Vec<Shown> = shown.collect();
+        let shares = match windows.is_empty() {
+            true => Ok(()),
+            false => self.share(),
+        };
+        let ends = lock(&self.owner).ends();
+        if !windows.is_empty() || !ends.is_empty() {
+            family.ends.extend(ends);
+            family.all.push(Inherited {
+                origin: self.origin(),
+                volume: self.volume.name.clone(),
+                directory: layout::data_dir(&self.node, &self.volume.name),
+                socket: layout::share_socket(&self.node, &self.volume.name),
+                windows,
+            });
+        }
+        shares
+    }
+
+    fn origin(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+}
+
+impl Volume {
+    /// In a forked child of the process that attached: what the child, as a guest of its parent,
+    /// has in place of this. `None` elsewhere, and where the parent shared nothing.
+    pub fn in_child(&self) -> Option<Guest> {
+        Guest::inherited(self.0.origin())
+    }
+
+    /// Whether this process can use it: false in a forked child that shares nothing with its
+    /// parent, and once it is detached.
+    pub fn is_usable(&self) -> bool {
+        match is_forked() {
+            true => self.in_child().is_some(),
+            false => self.0.check_attached().is_ok(),
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The owner's end: other processes of the node that share this one's working copies.
+//!
+//! Owns the socket on which they are awaited, and for each a thread that answers it. A guest's
+//! windows are windows of the shared working copies like those of this process: found by its page
+//! tables (`track::Remote`).
+//!
+//! Invariants:
+//! - What a guest says is checked: it changes nothing but through calls that any process of this
+//!   user could make, and what it gives as addresses is used in its own memory only.
+//! - A guest that ends without saying so leaves its windows' pages as possibly written.
+//! - After `unshare` no guest's request is under way, and none comes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::{Context, Error, Result};
+use crate::last;
+use crate::layout;
+use crate::region::MapFlags;
+use crate::share::line::{End, Line, MOST, Port};
+use crate::share::wire::{Part as Wanted, Reply, Request, Shown, VERSION};
+use crate::track::{Remote, Tracker, Unwatched};
+
+use super::sync_point::{Part, Until, rollback_part, sync_many, sync_range};
+use super::windows::Lent;
+use super::{Inner, Volume, lock};
+
+/// Most guests at once.
+const MOST_GUESTS: usize = 256;
+/// Most windows of a guest.
+const MOST_WINDOWS: usize = 4096;
+
+/// Who is awaited, and who is there.
+#[derive(Default)]
+pub(crate) struct Owner {
+    port: Option<Arc<Port>>,
+    lines: Vec<Weak<Line>>,
+    threads: Vec<JoinHandle<Result<()>>>,
+    closed: bool,
+}
+
+impl Owner {
+    /// The ends of lines that a forked child must not keep: as long as it has them, nobody is told
+    /// that this process has ended.
+    pub(crate) fn ends(&self) -> Vec<End> {
+        let lines = self.lines.iter().filter_map(Weak::upgrade);
+        let lines = lines.map(|l| l as End);
+        let port = self.port.iter().map(|p| p.clone() as End);
+        lines.chain(port).collect()
+    }
+}
+
+impl Inner {
+    /// From here on other processes can share the volume.
+    pub(crate) fn share(self: &Arc<Inner>) -> Result<()> {
+        let mut owner = lock(&self.owner);
+        if owner.port.is_some() || owner.closed {
+            return Ok(());
+        }
+        let path = layout::share_socket(&self.node, &self.volume.name);
+        let what = || format!("waiting at {} for those who share", path.display());
+        let port = Arc::new(Port::listen(&path).context(what)?);
+        let (me, at) = (self.clone(), port.clone());
+        let thread = std::thread::Builder::new().name("mojim-share".into());
+        let accept = move || {
+            me.accept(&at);
+            Ok(())
+        };
+        let thread = thread.spawn(accept).context(what)?;
+        owner.threads.push(thread);
+        owner.port = Some(port);
+        Ok(())
+    }
+
+    /// Nobody shares it any more: what the guests have stored is committed where it is not atomic,
+    /// as at their own end. The caller does not hold `names`, which their requests need.
+    pub(super) fn unshare(&self) -> Result<()> {
+        let mut owner = lock(&self.owner);
+        owner.closed = true;
+        if let Some(port) = &owner.port {
+            port.close();
+        }
+        for line in owner.lines.drain(..).filter_map(|l| l.upgrade()) {
+            line.close();
+        }
+        let threads = std::mem::take(&mut owner.threads);
+        drop(owner);
+        let mut done = Ok(());
+        for t in threads {
+            // A thread that panicked has said so.
+            done = done.and(t.join().unwrap_or(Ok(())));
+        }
+        done
+    }
+
+    /// After all it goes on: it is shared again, if it was.
+    pub(super) fn share_again(self: &Arc<Inner>) -> Result<()> {
+        let mut owner = lock(&self.owner);
+        owner.closed = false;
+        if owner.port.take().is_none() {
+            return Ok(());
+        }
+        drop(owner);
+        self.share()
+    }
+
+    fn accept(self: &Arc<Inner>, port: &Port) {
+        loop {
+            match port.accept() {
+                Ok(Some(line)) => self.begin(Arc::new(line)),
+                Ok(None) => return,
+                // Another user, or no descriptors are left: others may come.
+                Err(_) => self
+                    .stopped
+                    .wait_unless(|| lock(&self.owner).closed, Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn begin(self: &Arc<Inner>, line: Arc<Line>) {
+        let mut owner = lock(&self.owner);
+        owner.lines.retain(|l| l.strong_count() > 0);
+        owner.threads.retain(|t| !t.is_finished());
+        if owner.closed || owner.lines.len() >= MOST_GUESTS {
+            return;
+        }
+        owner.lines.push(Arc::downgrade(&line));
+        let mut guest = Guest {
+            volume: Volume(self.clone()),
+            line,
+            greeted: false,
+            pagemap: None,
+            windows: BTreeMap::new(),
+            last: 0,
+        };
+        let thread = std::thread::Builder::new().name("mojim-guest".into());
+        // Where there is none to be had, the line ends.
+        if let Ok(t) = thread.spawn(move || guest.serve()) {
+            owner.threads.push(t);
+        }
+    }
+}
+
+/// A guest, as its thread knows it.
+struct Guest {
+    volume: Volume,
+    line: Arc<Line>,
+    greeted: bool,
+    /// None: it cannot be watched.
+    pagemap: Option<Arc<OwnedFd>>,
+    windows: BTreeMap<u64, Window>,
+    /// The window's number that was given last.
+    last: u64,
+}
+
+struct Window {
+    lent: Lent,
+    /// The working copy's number of it.
+    id: u64,
+    /// What of the file it shows; empty where it was lent and not mapped yet.
+    span: Range<usize>,
+    write: bool,
+    atomic: bool,
+}
+
+impl Window {
+    /// What of `len` bytes from `at` on the window and the file have.
+    fn part(&self, at: u64, len: u64) -> Range<usize> {
+        let (at, len) = (usize::try_from(at), usize::try_from(len));
+        let (at, len) = (at.unwrap_or(usize::MAX), len.unwrap_or(usize::MAX));
+        let from = self.span.start.saturating_add(at).min(self.span.end);
+        // To the end of the page, as programs round up.
+        let shown = self.span.end.next_multiple_of(rustix::param::page_size());
+        let end = from.saturating_add(len).min(shown);
+        let end = end.min(self.lent.1.valid.load(Acquire));
+        from.min(end)..end
+    }
+}
+
+fn done(value: u64, more: u64) -> Reply {
+    let lsn = last::last_lsn();
+    Reply::Done { lsn, value, more }
+}
+
+impl Guest {
+    /// Answers until the line ends.
+    fn serve(&mut self) -> Result<()> {
+        let mut buf = vec![0; MOST];
+        let mut out = Vec::new();
+        while let Ok(Some((n, fd))) = self.line.recv(&mut buf) {
+            last::set(0);
+            let mut memory = None;
+            let reply = match Request::decode(&buf[..n]) {
+                Ok(Request::Detach) => self.detach(),
+                Ok(request) => self.answer(request, fd, &mut memory),
+                Err(e) => Err(Error::Protocol(e.to_string())),
+            };
+            reply.unwrap_or_else(Reply::Failed).encode(&mut out);
+            let memory = memory.as_ref().map(|lent: &Lent| lent.0.fd());
+            if self.line.send(&out, memory).is_err() {
+                break;
+            }
+        }
+        // By this end, or the guest's.
+        let ours = lock(&self.volume.0.owner).closed;
+        match ours {
+            true => self.detach().map(drop),
+            false => Ok(()),
+        }
+    }
+
+    fn window(&self, number: u64) -> Result<&Window> {
+        self.windows
+            .get(&number)
+            .ok_or_else(|| Error::NotFound(format!("there is no window {number}")))
+    }
+
+    fn answer(
+        &mut self,
+        request: Request,
+        fd: Option<OwnedFd>,
+        memory: &mut Option<Lent>,
+    ) -> Result<Reply> {
+        let volume = self.volume.clone();
+        if !self.greeted && !matches!(request, Request::Hello { .. }) {
+            return Err(Error::Protocol("a request before the greeting".into()));
+        }
+        match request {
+            Request::Hello { version, volume } => {
+                if version != VERSION || volume != self.volume.name() {
+                    return Err(Error::Protocol(format!(
+                        "volume {volume:?}, version {version}: here is {:?}, version {VERSION}",
+                        self.volume.name()
+                    )));
+                }
+                self.greeted = true;
+                self.pagemap = fd.map(Arc::new);
+                Ok(done(0, 0))
+            }
+            Request::Map {
+                file,
+                offset,
+                len,
+                create,
+                write,
+            } => {
+                let flags = MapFlags {
+                    create,
+                    read_only: !write,
+                    offset,
+                    ..MapFlags::default()
+                };
+                self.check_room()?;
+                let len = usize::try_from(len)
+                    .map_err(|_| Error::Invalid(format!("mapping {file}: {len} bytes")))?;
+                let (lent, len, id) = volume.0.lend(&file, len, flags)?;
+                *memory = Some(lent.clone());
+                let number = u64::from(lent.1.file);
+                self.add(Window {
+                    lent,
+                    id,
+                    span: 0..0,
+                    write: false,
+                    atomic: false,
+                });
+                Ok(done(number, len as u64))
+            }
+            Request::Show(shown) => self.show(shown),
+            Request::Unmap { window } => {
+                let w = self.window(window)?;
+                if w.write && !w.atomic {
+                    let all = w.part(0, u64::MAX);
+                    sync_range(&volume.0, &w.lent.1, all, Until::Committed)?;
+                }
+                let w = self.windows.remove(&window).expect("it was there");
+                volume.0.take_back(&w.lent.0, w.id, false);
+                Ok(done(0, 0))
+            }
+            Request::Sync { wait, parts } => self.sync(wait, &parts),
+            Request::Rollback(Wanted { window, at, len }) => {
+                let w = self.window(window)?;
+                if !w.atomic {
+                    return Ok(done(0, 0));
+                }
+                volume.0.check_attached()?;
+                rollback_part(&volume.0, &w.lent.1, w.part(at, len))?;
+                Ok(done(1, 0))
+            }
+            Request::Fsync { file } => volume.fsync(&file).map(|lsn| done(lsn, 0)),
+            Request::Create { file } => volume.create(&file).map(|made| done(made.into(), 0)),
+            Request::Remove { file } => volume.remove(&file).map(|()| done(0, 0)),
+            Request::Rename { from, to } => volume.rename(&from, &to).map(|()| done(0, 0)),
+            Request::Truncate { file, size } => volume.truncate(&file, size).map(|()| done(0, 0)),
+            Request::Size { file } => Ok(match volume.size(&file) {
+                Some(size) => done(1, size),
+                None => done(0, 0),
+            }),
+            Request::Wait { lsn } => volume.wait(lsn).map(|()| done(0, 0)),
+            Request::Settle => volume.settle().map(|()| done(0, 0)),
+            Request::Copies { lsn } => {
+                let all = volume.copies(lsn).into_iter();
+                Ok(Reply::Copies(all.map(|c| (c.node, c.level)).collect()))
+            }
+            Request::Detach => unreachable!("it was told apart"),
+        }
+    }
+
+    fn check_room(&self) -> Result<()> {
+        if self.windows.len() < MOST_WINDOWS {
+            return Ok(());
+        }
+        Err(Error::Busy(format!(
+            "a process that shares a volume can have {MOST_WINDOWS} mappings"
+        )))
+    }
+
+    fn add(&mut self, window: Window) -> u64 {
+        self.last += 1;
+        self.windows.insert(self.last, window);
+        self.last
+    }
+
+    /// A mapping that is made, and armed.
+    fn show(&mut self, s: Shown) -> Result<Reply> {
+        self.check_room()?;
+        let inner = &self.volume.0;
+        let wrong = || Error::Invalid(format!("no mapping: {s:?}"));
+        let lent = inner.shared_of(s.file).ok_or_else(wrong)?;
+        let page = rustix::param::page_size();
+        let end = s.offset.checked_add(s.len).ok_or_else(wrong)?;
+        if s.len == 0 || !s.offset.is_multiple_of(page as u64) || end > lent.0.capacity() as u64 {
+            return Err(wrong());
+        }
+        let span = s.offset as usize..end as usize;
+        let mapped = span.len().next_multiple_of(page);
+        let tracker: Option<Box<dyn Tracker>> = match &self.pagemap {
+            _ if !s.write => None,
+            None => Some(Box::new(Unwatched)),
+            Some(pagemap) => {
+                let base = usize::try_from(s.base).map_err(|_| wrong())?;
+                let remote = Remote::new(pagemap.clone(), base, mapped);
+                Some(Box::new(remote.context(|| "watching a guest".into())?))
+            }
+        };
+        let id = lent.0.watch(span.start, mapped, tracker);
+        let number = self.add(Window {
+            lent,
+            id,
+            span,
+            write: s.write,
+            atomic: s.atomic,
+        });
+        // What held the copy until now is not needed any more.
+        let held = self
+            .windows
+            .iter()
+            .find(|(_, w)| w.span.is_empty() && w.lent.1.file == s.file);
+        if let Some(held) = held.map(|(n, _)| *n) {
+            let held = self.windows.remove(&held).expect("it was there");
+            self.volume.0.take_back(&held.lent.0, held.id, false);
+        }
+        Ok(done(number, 0))
+    }
+
+    fn sync(&self, wait: bool, parts: &[Wanted]) -> Result<Reply> {
+        let until = match wait {
+            true => Until::Committed,
+            false => Until::Begun,
+        };
+        let inner = &self.volume.0;
+        if let [Wanted { window, at, len }] = parts {
+            let w = self.window(*window)?;
+            let lsn = match w.write {
+                true => sync_range(inner, &w.lent.1, w.part(*at, *len), until)?,
+                false => 0,
+            };
+            return Ok(done(lsn, 0));
+        }
+        let mut found = Vec::with_capacity(parts.len());
+        for p in parts {
+            let w = self.window(p.window)?;
+            if w.write {
+                found.push(Part::of(&w.lent.1, w.part(p.at, p.len)));
+            }
+        }
+        let lsn = sync_many(inner, &found, until)?;
+        Ok(done(lsn, 0))
+    }
+
+    /// The guest's end, as of the process that attached: what is not atomic is committed.
+    fn detach(&mut self) -> Result<Reply> {
+        let mut synced = Ok(());
+        for w in self.windows.values().filter(|w| w.write && !w.atomic) {
+            let all = w.part(0, u64::MAX);
+            let one = sync_range(&self.volume.0, &w.lent.1, all, Until::Committed);
+            synced = synced.and(one.map(drop));
+        }
+        synced?;
+        self.forget(false);
+        Ok(done(0, 0))
+    }
+
+    fn forget(&mut self, lost: bool) {
+        for w in std::mem::take(&mut self.windows).into_values() {
+            self.volume.0.take_back(&w.lent.0, w.id, lost);
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.forget(true);
+    }
+}

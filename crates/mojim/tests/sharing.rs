@@ -1,0 +1,514 @@
+//! Several processes of one node on one volume: they see each other's stores, any of them calls
+//! sync points, and one that dies takes nothing along that was acknowledged, and nobody else.
+//!
+//! The other processes are this test binary again, as [`peer`], told by lines what to do.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use mojim::config::Config;
+use mojim::{Joined, MapFlags, Mapping, Volume, finish_all, join, msync, rollback, unmap};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+const LEN: usize = PAGES * PAGE;
+const DIRECTORY: &str = "MOJIM_TEST_DIRECTORY";
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let d = std::env::temp_dir().join(format!("mojim-sharing-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&d);
+        std::fs::create_dir_all(&d).unwrap();
+        Dir(d)
+    }
+
+    /// The file's byte, once the owner says that what is committed is there.
+    fn settled(&self, owner: &mut Peer, page: usize) -> u8 {
+        owner.ask("settle");
+        self.byte(page)
+    }
+
+    fn byte(&self, page: usize) -> u8 {
+        std::fs::read(self.0.join("a/v/f")).unwrap()[page * PAGE]
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn config(dir: &Path) -> Config {
+    let text = format!(
+        r#"
+cluster = "test"
+[volume.v]
+mode = "unreplicated"
+primary = "a"
+[node.a]
+address = "127.0.0.1:1"
+directory = "{0}/a"
+ring = "{0}"
+log = {{ medium = "disk", size = "1MiB" }}
+"#,
+        dir.display()
+    );
+    Config::parse(&text, dir).unwrap()
+}
+
+fn flags() -> MapFlags {
+    MapFlags {
+        create: true,
+        shared: true,
+        ..MapFlags::default()
+    }
+}
+
+fn map(v: &Joined, flags: MapFlags) -> mojim::Result<Mapping> {
+    match v {
+        Joined::Owner(v) => v.map("f", LEN, flags),
+        Joined::Guest(g) => g.map("f", LEN, flags),
+    }
+}
+
+fn store(m: Mapping, page: usize, byte: u8) {
+    // SAFETY: inside the mapping; the other processes have other pages, or wait.
+    unsafe { m.ptr.add(page * PAGE).write_volatile(byte) };
+}
+
+fn load(m: Mapping, page: usize) -> u8 {
+    // SAFETY: inside the mapping.
+    unsafe { m.ptr.add(page * PAGE).read_volatile() }
+}
+
+fn owner(dir: &Dir) -> Volume {
+    match join(&config(&dir.0), "a", None).unwrap() {
+        Joined::Owner(v) => v,
+        Joined::Guest(_) => panic!("another owner"),
+    }
+}
+
+/// Another process.
+struct Peer {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start(dir: &Dir) -> Peer {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peer", "--ignored", "--nocapture"])
+            .env(DIRECTORY, &dir.0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let to = child.stdin.take().unwrap();
+        let from = BufReader::new(child.stdout.take().unwrap());
+        Peer { child, to, from }
+    }
+
+    /// One that shares the volume, and has the file mapped.
+    fn guest(dir: &Dir) -> Peer {
+        let mut p = Peer::start(dir);
+        assert_eq!(p.ask("join"), "guest");
+        p.ask("map");
+        p
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        self.tell(what);
+        self.answer()
+    }
+
+    fn tell(&mut self, what: &str) {
+        writeln!(self.to, "{what}").unwrap();
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            let n = self.from.read_line(&mut line).unwrap();
+            assert!(n > 0, "the peer has ended");
+            // The test harness says things too.
+            if let Some((_, answer)) = line.split_once('@') {
+                return answer.trim().to_owned();
+            }
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Forks; the child runs `f` and ends with what it gives.
+fn fork(f: impl FnOnce() -> i32) -> libc::pid_t {
+    // SAFETY: the child ends by `_exit`.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).unwrap_or(99);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(status) };
+    }
+    pid
+}
+
+fn wait_for(pid: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: our own child.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    libc::WEXITSTATUS(status)
+}
+
+/// 0 where a sync point of the mapping was made.
+fn synced(m: Mapping) -> i32 {
+    match msync(m.ptr, m.len) {
+        Ok(lsn) if lsn > 0 => 0,
+        Ok(_) => 1,
+        Err(e) => e.errno(),
+    }
+}
+
+/// Medians of sync points of 8 bytes, and of a page found among all, in microseconds.
+fn cost(m: Mapping) -> String {
+    let mut text = Vec::new();
+    for len in [8, m.len] {
+        let mut all: Vec<u128> = (0..2000u32)
+            .map(|i| {
+                store(m, 0, i as u8);
+                let begin = std::time::Instant::now();
+                msync(m.ptr, len).unwrap();
+                begin.elapsed().as_nanos()
+            })
+            .collect();
+        all.sort_unstable();
+        text.push(format!("{:.1}", all[all.len() / 2] as f64 / 1e3));
+    }
+    text.join(" ")
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn costs() {
+    let dir = Dir::new("costs");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    for _ in 0..5 {
+        println!("owner {} guest {} us", cost(m), p.ask("cost"));
+    }
+}
+
+#[test]
+#[ignore = "not a test: another process of one"]
+fn peer() {
+    let Some(dir) = std::env::var_os(DIRECTORY) else {
+        return;
+    };
+    let config = config(Path::new(&dir));
+    let mut volume = None;
+    let mut m = None;
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |i: usize| words[i].parse::<usize>().unwrap();
+        let answer = match words[0] {
+            "join" => {
+                let joined = join(&config, "a", None).unwrap();
+                let answer = match &joined {
+                    Joined::Owner(_) => "owner",
+                    Joined::Guest(_) => "guest",
+                };
+                volume = Some(joined);
+                answer.to_owned()
+            }
+            "map" => {
+                m = Some(map(volume.as_ref().unwrap(), flags()).unwrap());
+                String::new()
+            }
+            "store" => {
+                store(m.unwrap(), number(1), number(2) as u8);
+                String::new()
+            }
+            "load" => load(m.unwrap(), number(1)).to_string(),
+            "msync" => synced(m.unwrap()).to_string(),
+            "exact" => {
+                let m = m.unwrap();
+                let at = m.ptr.wrapping_add(number(1) * PAGE);
+                msync(at, 8).unwrap().to_string()
+            }
+            "unmap" => {
+                let m = m.take().unwrap();
+                unmap(m.ptr, m.len).unwrap();
+                String::new()
+            }
+            // A child stores; then it commits, or dies as it is.
+            "fork" => {
+                let (m, sync) = (m.unwrap(), words[3] == "sync");
+                let (page, byte) = (number(1), number(2) as u8);
+                let pid = fork(move || {
+                    store(m, page, byte);
+                    if sync { synced(m) } else { 0 }
+                });
+                wait_for(pid).to_string()
+            }
+            "settle" => {
+                match volume.as_ref().unwrap() {
+                    Joined::Owner(v) => v.settle().unwrap(),
+                    Joined::Guest(g) => g.settle().unwrap(),
+                }
+                String::new()
+            }
+            "finish" => match finish_all() {
+                Ok(()) => String::new(),
+                Err(e) => e.to_string(),
+            },
+            // Stores and commits for as long as it lives: a byte in a page, then the next.
+            "run" => {
+                let m = m.unwrap();
+                for round in 1u64.. {
+                    let page = number(1) + round as usize % number(2);
+                    store(m, page, round as u8);
+                    msync(m.ptr, m.len).unwrap();
+                    println!("@{page} {}", round as u8);
+                }
+                String::new()
+            }
+            "cost" => cost(m.unwrap()),
+            other => panic!("{other}"),
+        };
+        println!("@{answer}");
+    }
+}
+
+#[test]
+fn processes_see_each_others_stores_and_any_commits_them() {
+    let dir = Dir::new("commits");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    let mut q = Peer::guest(&dir);
+    store(m, 1, 10);
+    p.ask("store 2 20");
+    q.ask("store 3 30");
+    assert_eq!((load(m, 2), load(m, 3)), (20, 30));
+    assert_eq!(p.ask("load 1") + " " + &q.ask("load 2"), "10 20");
+    // Each commits what the others have stored.
+    assert_eq!(synced(m), 0);
+    v.settle().unwrap();
+    assert_eq!([1, 2, 3].map(|page| dir.byte(page)), [10, 20, 30]);
+    assert_eq!(synced(m), 1, "nothing is left");
+    assert_eq!(p.ask("msync"), "1");
+    store(m, 1, 11);
+    q.ask("store 1 12");
+    q.ask("store 40 13");
+    assert_eq!(p.ask("msync"), "0");
+    v.settle().unwrap();
+    assert_eq!([1, 40].map(|page| dir.byte(page)), [12, 13]);
+    // Exact ranges, and mappings that go.
+    q.ask("store 5 50");
+    assert_ne!(q.ask("exact 5"), "0");
+    p.ask("store 6 60");
+    p.ask("unmap");
+    v.settle().unwrap();
+    assert_eq!([5, 6].map(|page| dir.byte(page)), [50, 60]);
+    p.ask("map");
+    assert_eq!(p.ask("load 6"), "60");
+    v.detach().unwrap();
+}
+
+#[test]
+fn what_a_process_stored_before_it_was_killed_is_committed_by_the_others() {
+    // The page tables of the dead are empty: the next sync point found nothing.
+    let dir = Dir::new("killed");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    p.ask("store 7 70");
+    p.ask("msync");
+    p.ask("store 8 80");
+    p.kill();
+    assert_eq!(synced(m), 0);
+    v.settle().unwrap();
+    assert_eq!([7, 8].map(|page| dir.byte(page)), [70, 80]);
+    // Another takes its place.
+    let mut q = Peer::guest(&dir);
+    assert_eq!(q.ask("load 8"), "80");
+    q.ask("store 8 81");
+    assert_eq!(q.ask("msync"), "0");
+    v.settle().unwrap();
+    assert_eq!(dir.byte(8), 81);
+    v.detach().unwrap();
+}
+
+#[test]
+fn processes_that_commit_at_once_and_are_killed_lose_nothing_acknowledged() {
+    let dir = Dir::new("at-once");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut acknowledged = [0u8; PAGES];
+    for round in 0..6 {
+        let mut peers = [Peer::guest(&dir), Peer::guest(&dir)];
+        peers[0].tell("run 0 20");
+        peers[1].tell("run 30 20");
+        let mut mine = 0;
+        for _ in 0..10 + round {
+            for p in &mut peers {
+                let answer = p.answer();
+                let (page, byte) = answer.split_once(' ').unwrap();
+                acknowledged[page.parse::<usize>().unwrap()] = byte.parse().unwrap();
+            }
+            mine += 1;
+            store(m, 60, mine);
+            msync(m.ptr, m.len).unwrap();
+            acknowledged[60] = mine;
+        }
+        // In the middle of whatever they do.
+        for mut p in peers {
+            p.child.kill().unwrap();
+            p.child.wait().unwrap();
+            let mut rest = String::new();
+            while p.from.read_line(&mut rest).unwrap() > 0 {
+                if let Some((_, answer)) = rest.trim().split_once('@')
+                    && let Some((page, byte)) = answer.split_once(' ')
+                    && let (Ok(page), Ok(byte)) = (page.parse::<usize>(), byte.parse())
+                    && rest.ends_with('\n')
+                {
+                    acknowledged[page] = byte;
+                }
+                rest.clear();
+            }
+        }
+        v.settle().unwrap();
+        let file = std::fs::read(dir.0.join("a/v/f")).unwrap();
+        for (page, byte) in acknowledged.iter().enumerate() {
+            // One more may have been committed than was said.
+            let is = file[page * PAGE];
+            assert!(is == *byte || is == load(m, page), "{page}: {is}, {byte}");
+        }
+        msync(m.ptr, m.len).unwrap();
+        v.settle().unwrap();
+        let file = std::fs::read(dir.0.join("a/v/f")).unwrap();
+        // SAFETY: all of the mapping; nobody else has it now.
+        let memory = unsafe { std::slice::from_raw_parts(m.ptr.cast_const(), LEN) };
+        assert!(file == memory);
+    }
+    v.detach().unwrap();
+}
+
+#[test]
+fn a_forked_child_stores_into_the_same_memory() {
+    let dir = Dir::new("forked");
+    // The owner's children, in a process that has nothing else to do.
+    let mut p = Peer::start(&dir);
+    assert_eq!(p.ask("join"), "owner");
+    p.ask("map");
+    assert_eq!(p.ask("fork 1 10 sync"), "0");
+    assert_eq!(p.ask("load 1"), "10");
+    assert_eq!(dir.settled(&mut p, 1), 10);
+    // A child that dies leaves its stores to the parent.
+    assert_eq!(p.ask("fork 2 20 die"), "0");
+    assert_eq!(p.ask("msync"), "0");
+    assert_eq!(dir.settled(&mut p, 2), 20);
+    // A guest's children are guests of the same owner.
+    let mut g = Peer::guest(&dir);
+    assert_eq!(g.ask("fork 3 30 sync"), "0");
+    assert_eq!(g.ask("fork 4 40 die"), "0");
+    assert_eq!(p.ask("msync"), "0");
+    assert_eq!(dir.settled(&mut p, 3), 30);
+    assert_eq!(dir.settled(&mut p, 4), 40);
+}
+
+#[test]
+fn after_the_owners_end_the_memory_stays() {
+    let dir = Dir::new("owner-ends");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    p.ask("store 1 10");
+    assert_eq!(p.ask("msync"), "0");
+    store(m, 2, 20);
+    // Not atomic: the end is a sync point, of what is stored anywhere.
+    p.ask("store 40 41");
+    v.detach().unwrap();
+    assert_eq!(p.ask("load 2"), "20");
+    p.ask("store 3 30");
+    assert_eq!(p.ask("load 3"), "30");
+    assert_eq!(p.ask("msync"), libc::ESTALE.to_string());
+    assert!(p.ask("finish").contains("has ended"));
+    assert_eq!([1, 2, 40].map(|page| dir.byte(page)), [10, 20, 41]);
+    // The next one begins with what was committed.
+    let mut q = Peer::start(&dir);
+    assert_eq!(q.ask("join"), "owner");
+    q.ask("map");
+    assert_eq!(q.ask("load 2") + " " + &q.ask("load 3"), "20 0");
+}
+
+#[test]
+fn names_sizes_and_rollbacks_go_over_the_line() {
+    let dir = Dir::new("names");
+    let mut p = Peer::start(&dir);
+    assert_eq!(p.ask("join"), "owner");
+    p.ask("map");
+    let Joined::Guest(g) = join(&config(&dir.0), "a", None).unwrap() else {
+        panic!("two owners");
+    };
+    assert_eq!((g.name(), g.size("f").unwrap()), ("v", Some(LEN as u64)));
+    assert_eq!(g.size("g").unwrap(), None);
+    assert!(g.create("g").unwrap());
+    assert!(!g.create("g").unwrap());
+    g.truncate("g", 3 * PAGE as u64).unwrap();
+    g.rename("g", "h").unwrap();
+    assert_eq!(g.size("h").unwrap(), Some(3 * PAGE as u64));
+    assert_eq!(g.remove("f").unwrap_err().errno(), libc::EBUSY);
+    assert_eq!(g.fsync("nothing").unwrap_err().errno(), libc::ENOENT);
+    let atomic = MapFlags {
+        atomic: true,
+        offset: PAGE as u64,
+        ..flags()
+    };
+    let h = g.map("h", 0, atomic).unwrap();
+    assert_eq!(h.len, 2 * PAGE);
+    store(h, 0, 1);
+    let lsn = g.fsync("h").unwrap();
+    assert!(lsn > 0 && g.copies(lsn).unwrap().len() == 1);
+    g.wait(lsn).unwrap();
+    store(h, 0, 2);
+    store(h, 1, 3);
+    assert!(rollback(h.ptr, h.len).unwrap());
+    assert_eq!((load(h, 0), load(h, 1)), (1, 0));
+    let low = MapFlags {
+        offset: 5,
+        ..atomic
+    };
+    assert_eq!(g.map("h", 0, low).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(msync(h.ptr, 3 * PAGE).unwrap_err().errno(), libc::EINVAL);
+    assert!(unmap(h.ptr, PAGE).is_err());
+    unmap(h.ptr, h.len).unwrap();
+    assert!(msync(h.ptr, 8).is_err());
+    g.remove("h").unwrap();
+    // Larger than its file.
+    let m = g.map("f", 2 * LEN, flags()).unwrap();
+    assert_eq!(g.size("f").unwrap(), Some(2 * LEN as u64));
+    store(m, 2 * PAGES - 1, 9);
+    g.detach().unwrap();
+    g.settle().unwrap_err();
+    p.ask("settle");
+    assert_eq!(dir.byte(2 * PAGES - 1), 9);
+}
