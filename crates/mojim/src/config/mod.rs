@@ -268,6 +268,8 @@ pub struct Volume {
     /// `write_back`: when the primary's committed bytes go from its log to its data files. Default
     /// `auto`. Whatever it says, they do when the log is half full, when what is kept in memory of
     /// pages that wait is many (32 MiB in the process), and when nothing was committed for 50 ms.
+    /// While it waits, a page that a sync point of at most 16 KiB wrote to is sent whole by a
+    /// larger sync point that finds it stored to.
     pub write_back: WriteBack,
     /// `write_back_pages`: how many pages of 4 KiB may wait with `write_back` `async`, from 1 to
     /// 1048576; a page counts once for each sync point. Default 128.

@@ -63,7 +63,7 @@ impl Line {
         assert!(message.len() <= MOST, "a message of {}", message.len());
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.as_ref().map_or(&[][..], std::slice::from_ref);
+        let fds = fd.as_slice();
         if !fds.is_empty() {
             let fits = control.push(SendAncillaryMessage::ScmRights(fds));
             assert!(fits, "room for one");
