@@ -242,9 +242,8 @@ int mojim_is_region(const void *addr);
  * others need the room. With `max_uncommitted`, a store that would make more pages
  * uncommitted gets SIGBUS (si_code BUS_ADRERR, si_addr its address) on its thread,
  * after a message on standard error; where SIGBUS is blocked or ignored the process
- * ends. A handler that commits or rolls back, and returns, lets the store run
- * again. mojim_msync is not async-signal-safe: rather leave the handler by
- * siglongjmp, and commit then. With either key, system calls that write into a
+ * ends. A program that goes on leaves its handler by siglongjmp, and commits or
+ * rolls back then (neither is async-signal-safe). With either key, system calls that write into a
  * region (read(2)) fail with EFAULT where the program did not store lately. */
 
 /* ---- sync points --------------------------------------------------------- */

@@ -873,7 +873,8 @@ impl Inner {
                 continue;
             }
             let asked = || self.memory.as_ref().is_some_and(|m| m.meter().is_asked());
-            if quiet <= 50 {
+            // What a store waits for may need others to go on.
+            if quiet <= 50 || asked() {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
