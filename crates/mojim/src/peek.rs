@@ -37,6 +37,9 @@ impl Map {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe { rustix::mm::mmap(at, len, ProtFlags::READ, flags, fd.as_fd(), offset) }
             .ok()?;
+        // No more from the disk than what is asked for; failing, it is only slower.
+        // SAFETY: our own mapping, all of it.
+        let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::Random) };
         Some(Map { base, len })
     }
 }
