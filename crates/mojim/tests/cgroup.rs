@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use mojim::config::Config;
-use mojim::{MapFlags, Volume, msync};
+use mojim::{MapFlags, Volume, msync, msync_async};
 
 const MIB: usize = 1 << 20;
 /// What the process may have.
@@ -172,7 +172,11 @@ fn child() {
     for n in 0..part {
         store(n, 2);
         if (n + 1) % few == 0 {
-            msync(at(n + 1 - few), few * page).unwrap();
+            let (start, len) = (at(n + 1 - few), few * page);
+            match (n + 1) % (16 * few) {
+                0 => drop(msync(start, len).unwrap()),
+                _ => drop(msync_async(start, len).unwrap()),
+            }
         }
     }
     check(0..part, 2);

@@ -208,7 +208,9 @@ fn exact_ranges_of_many_threads_are_given_back() {
         return;
     }
     let dir = Dir::new("exact");
-    let config = config(&dir.0, "memory = \"1MiB\"\nconnections = 2");
+    // What is uncommitted never is so much, but what is open is.
+    let more = "memory = \"1MiB\"\nmax_uncommitted = \"8MiB\"\nconnections = 2";
+    let config = config(&dir.0, more);
     let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
     let len = 24 * MIB;
     let m = map(&v, len);
@@ -330,5 +332,47 @@ fn a_rollback_needs_no_room() {
     assert!(bytes.iter().all(|b| *b == 0));
     fill(8 * chunk, 3 * chunk);
     assert!(msync(m.ptr, len).unwrap() > 0);
+    v.detach().unwrap();
+}
+
+/// Regions, of two files, come and go, and files change their size, while pages of
+/// theirs are given back.
+#[test]
+fn regions_come_and_go() {
+    if !possible() {
+        return;
+    }
+    let dir = Dir::new("come");
+    let config = config(&dir.0, "memory = \"1MiB\"");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let len = 3 * MIB;
+    for round in 1..30u8 {
+        let files = ["f", "g"].map(|name| v.map(name, len, flags).unwrap());
+        for (i, m) in files.iter().enumerate() {
+            // SAFETY: inside the mapping, which only this thread uses.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(m.ptr, len) };
+            let before = round - 1;
+            let kept = if before == 0 { 0 } else { len / 2 };
+            assert!(bytes[..kept].iter().all(|b| *b == before + i as u8));
+            assert!(bytes[kept..].iter().all(|b| *b == 0));
+            bytes.fill(round + i as u8);
+            match i {
+                0 => drop(msync(m.ptr, len).unwrap()),
+                _ => drop(msync_async(m.ptr, len).unwrap()),
+            }
+        }
+        for (name, m) in ["f", "g"].iter().zip(&files) {
+            // Half of it goes, mapped still or not.
+            if round % 2 == 0 {
+                v.truncate(name, len as u64 / 2).unwrap();
+            }
+            mojim::unmap(m.ptr, len).unwrap();
+            v.truncate(name, len as u64 / 2).unwrap();
+        }
+    }
     v.detach().unwrap();
 }
