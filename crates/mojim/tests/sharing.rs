@@ -245,6 +245,21 @@ fn costs() {
     for _ in 0..5 {
         println!("owner {} guest {} us", cost(m), p.ask("cost"));
     }
+    let forks = || {
+        let mut all: Vec<u128> = (0..200)
+            .map(|_| {
+                let begin = std::time::Instant::now();
+                wait_for(fork(|| 0));
+                begin.elapsed().as_micros()
+            })
+            .collect();
+        all.sort_unstable();
+        all[all.len() / 2]
+    };
+    let shared = forks();
+    drop(p);
+    v.detach().unwrap();
+    println!("fork to wait {shared} us, {} without sharing", forks());
 }
 
 #[test]
@@ -495,6 +510,29 @@ fn of_those_who_come_at_once_one_owns_the_volume() {
     assert_eq!(all[3].ask("msync"), "0");
     all[0].ask("settle");
     assert_eq!([0, 1, 2, 3].map(|page| dir.byte(page)), [1, 2, 3, 4]);
+}
+
+#[test]
+fn what_a_guest_was_told_is_committed_survives_the_owners_death() {
+    let dir = Dir::new("owner-killed");
+    let mut o = Peer::start(&dir);
+    assert_eq!(o.ask("join"), "owner");
+    let mut p = Peer::guest(&dir);
+    let mut q = Peer::guest(&dir);
+    p.ask("store 1 10");
+    assert_eq!(q.ask("msync"), "0");
+    p.ask("store 2 20");
+    o.kill();
+    p.ask("store 3 30");
+    assert_eq!(q.ask("load 3"), "30", "the memory stays");
+    assert_eq!(q.ask("msync"), libc::ESTALE.to_string());
+    let mut r = Peer::start(&dir);
+    assert_eq!(r.ask("join"), "owner");
+    r.ask("map");
+    let bytes = [1, 2, 3].map(|page| r.ask(&format!("load {page}")));
+    assert_eq!(bytes, ["10", "0", "0"]);
+    // Those of before are not guests of the new owner.
+    assert_eq!(p.ask("msync"), libc::ESTALE.to_string());
 }
 
 /// A line to the owner, by which anything can be said.
