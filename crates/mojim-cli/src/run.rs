@@ -23,6 +23,10 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// no longer is, and waits again. The libraries are looked for in $MOJIM_LIB, beside this command, and in
 /// ../lib.
 ///
+/// Several programs that run so on one node share the volume, and so do processes that they start or
+/// fork: what is mapped with MAP_SHARED is the same memory in all. The first that opens a file of the
+/// volume does the work for all: once it has ended, the others can commit nothing more.
+///
 /// With --read the program reads the volume on a node that follows, the mirror or a backup, whose
 /// `mojim node` runs on this host: files that it maps with PROT_READ, or reads, show whole sync
 /// points only, and follow the primary. Opening them for writing fails with EROFS. There may be any

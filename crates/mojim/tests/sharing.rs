@@ -4,10 +4,13 @@
 //! The other processes are this test binary again, as [`peer`], told by lines what to do.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 
 use mojim::config::Config;
+use mojim::node::Node;
 use mojim::{Joined, MapFlags, Mapping, Volume, finish_all, join, msync, rollback, unmap};
 
 const PAGE: usize = 4096;
@@ -22,7 +25,49 @@ impl Dir {
         let d = std::env::temp_dir().join(format!("mojim-sharing-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&d);
         std::fs::create_dir_all(&d).unwrap();
-        Dir(d)
+        let dir = Dir(d);
+        dir.configure("mode = \"unreplicated\"", "");
+        dir
+    }
+
+    fn configure(&self, volume: &str, nodes: &str) {
+        let text = format!(
+            r#"
+cluster = "test"
+[volume.v]
+{volume}
+primary = "a"
+[node.a]
+address = "127.0.0.1:1"
+directory = "{0}/a"
+ring = "{0}"
+log = {{ medium = "disk", size = "1MiB" }}
+{nodes}
+"#,
+            self.0.display()
+        );
+        std::fs::write(self.0.join("mojim.toml"), text).unwrap();
+    }
+
+    /// With a mirror, whose daemon runs in this process.
+    fn mirrored(&self, mode: &str) -> Arc<Node> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = port.local_addr().unwrap();
+        drop(port);
+        self.configure(
+            &format!("mode = \"{mode}\"\nmirror = \"b\"\nresend_timeout = \"500ms\""),
+            &format!(
+                r#"
+[node.b]
+address = "{at}"
+directory = "{0}/b"
+ring = "{0}"
+log = {{ medium = "disk", size = "1MiB" }}
+"#,
+                self.0.display()
+            ),
+        );
+        Node::start(&config(&self.0), "b", None, |t| eprintln!("b: {t}")).unwrap()
     }
 
     /// The file's byte, once the owner says that what is committed is there.
@@ -42,22 +87,9 @@ impl Drop for Dir {
     }
 }
 
+/// What the owner and its guests go by, written down for them.
 fn config(dir: &Path) -> Config {
-    let text = format!(
-        r#"
-cluster = "test"
-[volume.v]
-mode = "unreplicated"
-primary = "a"
-[node.a]
-address = "127.0.0.1:1"
-directory = "{0}/a"
-ring = "{0}"
-log = {{ medium = "disk", size = "1MiB" }}
-"#,
-        dir.display()
-    );
-    Config::parse(&text, dir).unwrap()
+    Config::load(&dir.join("mojim.toml")).unwrap()
 }
 
 fn flags() -> MapFlags {
@@ -213,6 +245,21 @@ fn costs() {
     for _ in 0..5 {
         println!("owner {} guest {} us", cost(m), p.ask("cost"));
     }
+    let forks = || {
+        let mut all: Vec<u128> = (0..200)
+            .map(|_| {
+                let begin = std::time::Instant::now();
+                wait_for(fork(|| 0));
+                begin.elapsed().as_micros()
+            })
+            .collect();
+        all.sort_unstable();
+        all[all.len() / 2]
+    };
+    let shared = forks();
+    drop(p);
+    v.detach().unwrap();
+    println!("fork to wait {shared} us, {} without sharing", forks());
 }
 
 #[test]
@@ -359,12 +406,25 @@ fn what_a_process_stored_before_it_was_killed_is_committed_by_the_others() {
 
 #[test]
 fn processes_that_commit_at_once_and_are_killed_lose_nothing_acknowledged() {
-    let dir = Dir::new("at-once");
-    let v = owner(&dir);
+    at_once_and_killed(&Dir::new("at-once"));
+}
+
+#[test]
+fn so_it_is_with_a_mirror() {
+    let dir = Dir::new("mirror");
+    let b = dir.mirrored("sync");
+    at_once_and_killed(&dir);
+    b.stop();
+    let file = |node: &str| std::fs::read(dir.0.join(node).join("v/f")).unwrap();
+    assert!(file("a") == file("b"));
+}
+
+fn at_once_and_killed(dir: &Dir) {
+    let v = owner(dir);
     let m = v.map("f", LEN, flags()).unwrap();
     let mut acknowledged = [0u8; PAGES];
     for round in 0..6 {
-        let mut peers = [Peer::guest(&dir), Peer::guest(&dir)];
+        let mut peers = [Peer::guest(dir), Peer::guest(dir)];
         peers[0].tell("run 0 20");
         peers[1].tell("run 30 20");
         let mut mine = 0;
@@ -433,6 +493,172 @@ fn a_forked_child_stores_into_the_same_memory() {
     assert_eq!(p.ask("msync"), "0");
     assert_eq!(dir.settled(&mut p, 3), 30);
     assert_eq!(dir.settled(&mut p, 4), 40);
+}
+
+#[test]
+fn of_those_who_come_at_once_one_owns_the_volume() {
+    let dir = Dir::new("at-the-start");
+    let mut all: Vec<Peer> = (0..4).map(|_| Peer::start(&dir)).collect();
+    all.iter_mut().for_each(|p| p.tell("join"));
+    let mut answers: Vec<String> = all.iter_mut().map(Peer::answer).collect();
+    answers.sort();
+    assert_eq!(answers, ["guest", "guest", "guest", "owner"]);
+    for (i, p) in all.iter_mut().enumerate() {
+        p.ask("map");
+        p.ask(&format!("store {i} {}", i + 1));
+    }
+    assert_eq!(all[3].ask("msync"), "0");
+    all[0].ask("settle");
+    assert_eq!([0, 1, 2, 3].map(|page| dir.byte(page)), [1, 2, 3, 4]);
+}
+
+#[test]
+fn what_a_guest_was_told_is_committed_survives_the_owners_death() {
+    let dir = Dir::new("owner-killed");
+    let mut o = Peer::start(&dir);
+    assert_eq!(o.ask("join"), "owner");
+    let mut p = Peer::guest(&dir);
+    let mut q = Peer::guest(&dir);
+    p.ask("store 1 10");
+    assert_eq!(q.ask("msync"), "0");
+    p.ask("store 2 20");
+    o.kill();
+    p.ask("store 3 30");
+    assert_eq!(q.ask("load 3"), "30", "the memory stays");
+    assert_eq!(q.ask("msync"), libc::ESTALE.to_string());
+    let mut r = Peer::start(&dir);
+    assert_eq!(r.ask("join"), "owner");
+    r.ask("map");
+    let bytes = [1, 2, 3].map(|page| r.ask(&format!("load {page}")));
+    assert_eq!(bytes, ["10", "0", "0"]);
+    // Those of before are not guests of the new owner.
+    assert_eq!(p.ask("msync"), libc::ESTALE.to_string());
+}
+
+/// A line to the owner, by which anything can be said.
+struct Raw(libc::c_int);
+
+impl Raw {
+    fn connect(dir: &Dir) -> Raw {
+        let path = dir.0.join("a/.mojim/v/share.sock");
+        // SAFETY: system calls with a structure of the right size.
+        unsafe {
+            let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+            let mut at: libc::sockaddr_un = std::mem::zeroed();
+            at.sun_family = libc::AF_UNIX as _;
+            let bytes = path.as_os_str().as_encoded_bytes();
+            for (to, from) in at.sun_path.iter_mut().zip(bytes) {
+                *to = *from as _;
+            }
+            let len = size_of_val(&at) as libc::socklen_t;
+            let done = libc::connect(fd, (&raw const at).cast(), len);
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+            Raw(fd)
+        }
+    }
+
+    /// The first byte of the answer: 1 done, 3 failed. `None` at the line's end.
+    fn say(&self, what: &[u8]) -> Option<u8> {
+        let mut answer = vec![0u8; 1 << 16];
+        // SAFETY: buffers of these lengths.
+        unsafe {
+            let sent = libc::send(self.0, what.as_ptr().cast(), what.len(), libc::MSG_NOSIGNAL);
+            if sent < 0 {
+                return None;
+            }
+            let got = libc::recv(self.0, answer.as_mut_ptr().cast(), answer.len(), 0);
+            (got > 0).then(|| answer[0])
+        }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: our own.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+#[test]
+fn whatever_a_guest_says_the_owner_goes_on() {
+    let dir = Dir::new("garbage");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    let hello = [&[1, 1, 0, 0, 0, 1, 0][..], b"v"].concat();
+    let raw = Raw::connect(&dir);
+    assert_eq!(raw.say(&[14]), Some(3), "a request before the greeting");
+    assert_eq!(raw.say(&[1, 9, 0, 0, 0, 1, 0, b'v']), Some(3), "a version");
+    assert_eq!(raw.say(&[1, 1, 0, 0, 0, 1, 0, b'w']), Some(3), "a volume");
+    assert_eq!(raw.say(&hello), Some(1));
+    // Numbers at the edges, in every place of a message where one can be.
+    let edges = [
+        0,
+        1,
+        4095,
+        4096,
+        LEN as u64,
+        u64::MAX / 2,
+        u64::MAX - 4095,
+        u64::MAX,
+    ];
+    for file in [0u32, 1, 2, u32::MAX] {
+        for offset in edges {
+            for len in edges {
+                let mut show = [&[3][..], &file.to_le_bytes()].concat();
+                for n in [offset, len, offset] {
+                    show.extend_from_slice(&n.to_le_bytes());
+                }
+                show.extend_from_slice(&[1, 1]);
+                assert!(raw.say(&show).is_some());
+                let mut map = vec![2];
+                map.extend_from_slice(&offset.to_le_bytes());
+                map.extend_from_slice(&len.to_le_bytes());
+                map.extend_from_slice(&[0, 0, 1, 0, b'f']);
+                assert!(raw.say(&map).is_some());
+            }
+        }
+    }
+    for window in 0..600u64 {
+        for kind in [5u8, 6] {
+            let mut part = vec![kind];
+            part.extend_from_slice(&[1][..usize::from(kind == 5)]);
+            for n in [
+                window,
+                edges[window as usize % 8],
+                edges[window as usize / 8 % 8],
+            ] {
+                part.extend_from_slice(&n.to_le_bytes());
+            }
+            assert!(raw.say(&part).is_some());
+        }
+        if window % 3 == 0 {
+            assert!(
+                raw.say(&[&[4][..], &window.to_le_bytes()].concat())
+                    .is_some()
+            );
+        }
+    }
+    let mut state = 88172645463325252u64;
+    for _ in 0..3000 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // Not those that change names: they would be done.
+        let kind = [2, 3, 4, 5, 6, 12, 15, 17, 255][state as usize % 9];
+        let bytes: Vec<u8> = (0..state as usize / 16 % 60)
+            .map(|i| (state >> (i % 57)) as u8)
+            .collect();
+        assert!(raw.say(&[&[kind][..], &bytes].concat()).is_some());
+    }
+    drop(raw);
+    store(m, 1, 10);
+    p.ask("store 2 20");
+    assert_eq!(p.ask("msync"), "0");
+    v.settle().unwrap();
+    assert_eq!([1, 2].map(|page| dir.byte(page)), [10, 20]);
+    drop(p);
+    v.detach().unwrap();
 }
 
 #[test]

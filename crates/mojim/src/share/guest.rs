@@ -21,7 +21,7 @@ use super::line::{End, Line, MOST};
 use super::wire::{MOST_RANGES, Part, Reply, Request, Shown, VERSION, begin_sync, push_part};
 use crate::config::{Config, Working};
 use crate::error::{Context, Error, Result};
-use crate::fork::is_forked;
+use crate::fork::{is_forked, refused};
 use crate::last;
 use crate::layout;
 use crate::region::{MapFlags, Mapping};
@@ -56,6 +56,8 @@ struct Talk {
     lost: bool,
     /// By this end.
     ended: bool,
+    /// Whose line it is: a child that was made by other means than `fork` has a copy.
+    pid: u32,
 }
 
 /// A mapping.
@@ -178,6 +180,7 @@ impl Attached {
             buf: vec![0; MOST],
             lost: false,
             ended: false,
+            pid: std::process::id(),
         };
         let hello = Request::Hello {
             version: VERSION,
@@ -249,6 +252,9 @@ impl Talk {
                 "the process that has volume {volume} attached: {e}"
             ))
         };
+        if self.pid != std::process::id() {
+            return Err(refused());
+        }
         if self.ended {
             return Err(Error::Invalid(
                 "this volume is not attached any more".into(),
@@ -341,7 +347,7 @@ impl Guest {
         }
         match Guest::of_origin(self.0.origin) {
             Some(g) => Ok(g.0),
-            None => Err(crate::fork::refused()),
+            None => Err(refused()),
         }
     }
 
