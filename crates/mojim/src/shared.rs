@@ -126,7 +126,9 @@ impl Shared {
             .map_err(std::io::Error::from)
             .context(what)?;
         rustix::fs::ftruncate(&memory, size as u64)
-            .and_then(|()| rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK))
+            .and_then(|()| {
+                rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::SEAL)
+            })
             .map_err(std::io::Error::from)
             .context(what)?;
         let page = rustix::param::page_size();
@@ -218,6 +220,11 @@ impl Shared {
     /// The memory, for other processes to map.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
+    }
+
+    /// Which memory it is, among all of the machine.
+    pub fn identity(&self) -> Result<u64> {
+        identity(self.fd())
     }
 
     /// How far the file can grow, in bytes.
@@ -339,6 +346,14 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// Which memory a descriptor is of.
+pub(crate) fn identity(memory: BorrowedFd<'_>) -> Result<u64> {
+    let stat = rustix::fs::fstat(memory).map_err(std::io::Error::from);
+    Ok(stat
+        .context(|| "memory for a shared working copy".into())?
+        .st_ino)
 }
 
 /// The parts of a file that are no holes, of its first `size` bytes.

@@ -337,6 +337,43 @@ fn peer() {
                 }
                 String::new()
             }
+            "detach" => match volume.as_ref().unwrap() {
+                Joined::Owner(v) => v
+                    .detach()
+                    .map_or_else(|e| e.to_string(), |()| String::new()),
+                Joined::Guest(g) => g
+                    .detach()
+                    .map_or_else(|e| e.to_string(), |()| String::new()),
+            },
+            // A copy of this process that no handler knows of, and which keeps all descriptors.
+            "copy" => {
+                // SAFETY: as vfork(2) without its sharing; the copy only waits, for a minute at most.
+                unsafe {
+                    let pid = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0);
+                    if pid == 0 {
+                        libc::alarm(60);
+                        loop {
+                            libc::pause();
+                        }
+                    }
+                    pid.to_string()
+                }
+            }
+            // As daemon(3): the parent is gone before the child does anything.
+            "daemon" => {
+                let m = m.unwrap();
+                // SAFETY: both end by `_exit`.
+                unsafe {
+                    if libc::fork() != 0 {
+                        libc::_exit(0);
+                    }
+                    store(m, 5, 50);
+                    let (synced, loaded) = (synced(m), load(m, 5));
+                    let unmapped = unmap(m.ptr, m.len).is_ok();
+                    println!("@{synced} {loaded} {unmapped}");
+                    libc::_exit(0);
+                }
+            }
             "cost" => cost(m.unwrap()),
             other => panic!("{other}"),
         };
@@ -531,8 +568,51 @@ fn what_a_guest_was_told_is_committed_survives_the_owners_death() {
     r.ask("map");
     let bytes = [1, 2, 3].map(|page| r.ask(&format!("load {page}")));
     assert_eq!(bytes, ["10", "0", "0"]);
-    // Those of before are not guests of the new owner.
+    // Those of before are not guests of the new owner, until they come again.
     assert_eq!(p.ask("msync"), libc::ESTALE.to_string());
+    assert_eq!(p.ask("detach"), "");
+    assert_eq!(p.ask("join"), "guest");
+    p.ask("map");
+    assert_eq!(p.ask("load 1"), "10");
+    p.ask("store 4 40");
+    assert_eq!(r.ask("msync"), "0");
+    r.ask("settle");
+    assert_eq!(dir.byte(4), 40);
+}
+
+/// A guest waited for ever where a child of the owner had the owner's end of its line: one that
+/// was forked at the moment when the line began.
+#[test]
+fn whoever_has_its_line_a_guest_is_told_of_the_owners_death() {
+    let dir = Dir::new("line-kept");
+    let mut o = Peer::start(&dir);
+    assert_eq!(o.ask("join"), "owner");
+    let mut p = Peer::guest(&dir);
+    let copy: libc::pid_t = o.ask("copy").parse().unwrap();
+    assert_eq!(p.ask("exact 1").parse::<u64>().map(|lsn| lsn > 0), Ok(true));
+    o.kill();
+    let told = p.ask("detach");
+    // SAFETY: the copy, which nobody else has ended.
+    unsafe { libc::kill(copy, libc::SIGKILL) };
+    assert!(told.contains("has ended"), "{told}");
+    // It was told, and lets go.
+    assert_eq!(p.ask("detach"), "");
+}
+
+/// A parent that ended at once left its child with memory that could only be read: SIGSEGV at the
+/// first store.
+#[test]
+fn a_child_outlives_its_parent() {
+    let dir = Dir::new("daemon");
+    let mut p = Peer::start(&dir);
+    assert_eq!(p.ask("join"), "owner");
+    p.ask("map");
+    assert_eq!(p.ask("daemon"), format!("{} 50 true", libc::ESTALE));
+    let mut g = Peer::start(&dir);
+    assert_eq!(g.ask("join"), "owner");
+    let mut h = Peer::guest(&dir);
+    h.tell("daemon");
+    assert_eq!(h.answer(), "0 50 true", "its owner is there");
 }
 
 /// A line to the owner, by which anything can be said.
@@ -559,6 +639,10 @@ impl Raw {
 
     /// The first byte of the answer: 1 done, 3 failed. `None` at the line's end.
     fn say(&self, what: &[u8]) -> Option<u8> {
+        self.ask(what).map(|answer| answer[0])
+    }
+
+    fn ask(&self, what: &[u8]) -> Option<Vec<u8>> {
         let mut answer = vec![0u8; 1 << 16];
         // SAFETY: buffers of these lengths.
         unsafe {
@@ -567,7 +651,8 @@ impl Raw {
                 return None;
             }
             let got = libc::recv(self.0, answer.as_mut_ptr().cast(), answer.len(), 0);
-            (got > 0).then(|| answer[0])
+            answer.truncate(got.max(0) as usize);
+            (got > 0).then_some(answer)
         }
     }
 }
@@ -577,6 +662,14 @@ impl Drop for Raw {
         // SAFETY: our own.
         unsafe { libc::close(self.0) };
     }
+}
+
+/// The inode of the memory behind a mapping.
+fn identity(m: Mapping) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let begin = format!("{:x}-", m.ptr as usize);
+    let line = maps.lines().find(|l| l.starts_with(&begin)).unwrap();
+    line.split_whitespace().nth(4).unwrap().parse().unwrap()
 }
 
 #[test]
@@ -602,15 +695,32 @@ fn whatever_a_guest_says_the_owner_goes_on() {
         u64::MAX - 4095,
         u64::MAX,
     ];
-    for file in [0u32, 1, 2, u32::MAX] {
+    let memory = identity(m);
+    let show = |file: u32, [offset, len, base]: [u64; 3], memory: u64| {
+        let mut show = [&[3][..], &file.to_le_bytes()].concat();
+        for n in [offset, len, base, memory] {
+            show.extend_from_slice(&n.to_le_bytes());
+        }
+        show.extend_from_slice(&[1, 1, 0]);
+        show
+    };
+    // A window that was of the file's memory until all unmapped it, and one mapped it again: what
+    // was stored there was said to be committed.
+    let shown = [0, LEN as u64, m.ptr as u64];
+    let mut map = vec![2];
+    for n in [0, LEN as u64] {
+        map.extend_from_slice(&n.to_le_bytes());
+    }
+    map.extend_from_slice(&[0, 0, 1, 0, b'f']);
+    let lent = raw.ask(&map).unwrap();
+    let id = u32::from_le_bytes(lent[9..13].try_into().unwrap());
+    assert_eq!(raw.say(&show(id, shown, memory + 1)), Some(3), "another");
+    assert_eq!(raw.say(&show(id, shown, memory)), Some(1));
+    for file in [0u32, 1, id, u32::MAX] {
         for offset in edges {
             for len in edges {
-                let mut show = [&[3][..], &file.to_le_bytes()].concat();
-                for n in [offset, len, offset] {
-                    show.extend_from_slice(&n.to_le_bytes());
-                }
-                show.extend_from_slice(&[1, 1]);
-                assert!(raw.say(&show).is_some());
+                let shown = [offset, len, offset];
+                assert!(raw.say(&show(file, shown, memory)).is_some());
                 let mut map = vec![2];
                 map.extend_from_slice(&offset.to_le_bytes());
                 map.extend_from_slice(&len.to_le_bytes());

@@ -9,10 +9,11 @@
 //! - Nothing here is undone by the owner's end: the memory stays, and every call says why it fails.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use mojim_format::Level;
 use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mprotect, munmap};
@@ -25,6 +26,7 @@ use crate::fork::{is_forked, refused};
 use crate::last;
 use crate::layout;
 use crate::region::{MapFlags, Mapping};
+use crate::shared;
 use crate::track::{Armed, arm, arm_inherited, own_pagemap};
 
 /// A volume that this process shares with the one of its node that has attached it.
@@ -56,12 +58,16 @@ struct Talk {
     lost: bool,
     /// By this end.
     ended: bool,
+    /// The program was told that the owner has ended.
+    told: bool,
+    /// How long an answer may take.
+    limit: Option<Duration>,
     /// Whose line it is: a child that was made by other means than `fork` has a copy.
     pid: u32,
 }
 
 /// A mapping.
-struct Window {
+pub(crate) struct Window {
     span: Range<usize>,
     number: u64,
     shown: Shown,
@@ -77,6 +83,8 @@ struct Table {
     /// Ascending by address.
     windows: RwLock<Vec<Arc<Window>>>,
     attached: Mutex<Vec<Arc<Attached>>>,
+    /// Attachments of the parent, without mappings, in whose place the first call puts its own.
+    inherited: Mutex<Vec<Inherited>>,
 }
 
 /// Whether there is any window: what other programs pay.
@@ -111,6 +119,7 @@ impl Table {
             pid: std::process::id(),
             windows: RwLock::default(),
             attached: Mutex::default(),
+            inherited: Mutex::default(),
         }))
     }
 
@@ -167,9 +176,10 @@ impl Attached {
         directory: &Path,
         socket: &Path,
         origin: Option<usize>,
+        limit: Option<Duration>,
     ) -> Result<Attached> {
         let what = || format!("sharing volume {volume}");
-        let line = Arc::new(Line::connect(socket).context(what)?);
+        let line = Arc::new(Line::connect(socket, limit).context(what)?);
         let pagemap = match crate::track::uffd_available() {
             true => own_pagemap().ok(),
             false => None,
@@ -180,6 +190,8 @@ impl Attached {
             buf: vec![0; MOST],
             lost: false,
             ended: false,
+            told: false,
+            limit,
             pid: std::process::id(),
         };
         let hello = Request::Hello {
@@ -241,10 +253,10 @@ struct Answer {
 
 impl Talk {
     /// Sends what is in `out`, and waits for the answer.
-    fn ask(&mut self, volume: &str, fd: Option<std::os::fd::BorrowedFd<'_>>) -> Result<Answer> {
+    fn ask(&mut self, volume: &str, fd: Option<BorrowedFd<'_>>) -> Result<Answer> {
         let gone = || {
             Error::Stale(format!(
-                "the process that had volume {volume} attached has ended: what was stored since the last sync point is in memory only. Attach again"
+                "the process that had volume {volume} attached has ended: what was stored since the last sync point is in memory only. Detach, and attach again"
             ))
         };
         let protocol = |e: &dyn std::fmt::Display| {
@@ -260,15 +272,16 @@ impl Talk {
                 "this volume is not attached any more".into(),
             ));
         }
-        if self.lost {
-            return Err(gone());
-        }
-        if self.line.send(&self.out, fd).is_err() {
-            return Err(gone());
-        }
-        let (n, memory) = match self.line.recv(&mut self.buf) {
+        let got = match self.lost || self.line.send(&self.out, fd).is_err() {
+            true => Ok(None),
+            false => self.line.recv(&mut self.buf, self.limit),
+        };
+        let (n, memory) = match got {
             Ok(Some(got)) => got,
-            Ok(None) => return Err(gone()),
+            Ok(None) => {
+                self.told = true;
+                return Err(gone());
+            }
             Err(e) => {
                 self.lost = true;
                 return Err(protocol(&e));
@@ -313,7 +326,7 @@ impl Guest {
             return Ok(None);
         }
         let directory = layout::data_dir(node, &volume.name);
-        match Attached::connect(&volume.name, &directory, &socket, None) {
+        match Attached::connect(&volume.name, &directory, &socket, None, None) {
             Ok(a) => {
                 let a = Arc::new(a);
                 lock(&table().attached).push(a.clone());
@@ -330,8 +343,21 @@ impl Guest {
 
     /// What `origin` is in this process: another, in a forked child of the process that attached.
     fn of_origin(origin: usize) -> Option<Guest> {
-        let all = lock(&table().attached);
-        all.iter().find(|a| a.origin == origin).cloned().map(Guest)
+        let table = table();
+        let mut waiting = lock(&table.inherited);
+        let known = lock(&table.attached)
+            .iter()
+            .find(|a| a.origin == origin)
+            .cloned();
+        if known.is_some() {
+            return known.map(Guest);
+        }
+        let i = waiting.iter().position(|i| i.origin == origin)?;
+        // Where it fails now it is tried again.
+        let a = Arc::new(waiting[i].join().ok()?);
+        waiting.swap_remove(i);
+        lock(&table.attached).push(a.clone());
+        Some(Guest(a))
     }
 
     /// What stands for an attachment of the parent in this forked child, where it had a mapping
@@ -388,6 +414,7 @@ impl Guest {
         let what = || format!("mapping {file}");
         let memory = answer.memory.take();
         let memory = memory.ok_or_else(|| Error::Protocol("memory was not passed".into()))?;
+        let identity = shared::identity(memory.as_fd())?;
         let page = rustix::param::page_size();
         let len = usize::try_from(answer.more).ok();
         let Some((len, mapped)) = len.and_then(|l| Some((l, l.checked_next_multiple_of(page)?)))
@@ -404,9 +431,17 @@ impl Guest {
             how |= Mmap::FIXED;
         }
         let hint = flags.fixed_at as *mut std::ffi::c_void;
+        // Where this fails the owner keeps the memory for it no longer; what it answers is no matter.
+        let give_up = || {
+            let _ = attached.ask(&Request::Show(Shown {
+                file: answer.value as u32,
+                ..Shown::default()
+            }));
+        };
         // SAFETY: a new mapping; with `fixed_at` the caller asked to replace what is there, as
         // mmap(2) says.
         let base = unsafe { mmap(hint, mapped, prot, how, memory.as_fd(), flags.offset) }
+            .inspect_err(|_| give_up())
             .map_err(std::io::Error::from)
             .context(what)?;
         let start = base as usize;
@@ -417,6 +452,8 @@ impl Guest {
             base: start as u64,
             write,
             atomic: flags.atomic,
+            memory: identity,
+            inherited: false,
         };
         let armed = match write && attached.watched {
             // SAFETY: the mapping was just made, and goes after `Armed` does.
@@ -437,6 +474,7 @@ impl Guest {
                 Ok(Mapping { ptr, len })
             }
             Err(e) => {
+                give_up();
                 // SAFETY: our own mapping, not given to anyone yet.
                 let _ = unsafe { munmap(base, mapped) };
                 Err(e)
@@ -496,11 +534,17 @@ impl Guest {
         self.ask(&Request::Copies { lsn }).map(|a| a.copies)
     }
 
-    /// Ends the sharing: mappings are committed (those without `atomic`) and unmapped. Fails, and
-    /// goes on, if something could not be committed.
+    /// Ends the sharing: mappings are committed (those without `atomic`, and but for those that a
+    /// forked child has from its parent) and unmapped. Fails, and goes on, if something could not be
+    /// committed. After the owner's end it ends all the same, once a call has said so (`Stale`): this
+    /// one, the first time, if none has.
     pub fn detach(&self) -> Result<()> {
         let attached = self.attached()?;
-        attached.ask(&Request::Detach)?;
+        let told = lock(&attached.talk).told;
+        match attached.ask(&Request::Detach) {
+            Err(Error::Stale(_)) if told => {}
+            done => drop(done?),
+        }
         attached.end();
         for w in attached.take_windows() {
             unmap_window(&w)?;
@@ -625,10 +669,11 @@ pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
             span.start
         ))));
     }
+    let told = lock(&w.attached.talk).told;
     match w.attached.ask(&Request::Unmap { window: w.number }) {
         Ok(_) => {}
-        // There was nothing to commit.
-        Err(Error::Stale(_)) if w.shown.atomic || !w.shown.write => {}
+        // There was nothing to commit, or the program knows.
+        Err(Error::Stale(_)) if told || w.shown.atomic || !w.shown.write => {}
         Err(e) => return Some(Err(e)),
     }
     table().change().retain(|x| !Arc::ptr_eq(x, &w));
@@ -656,16 +701,31 @@ pub(crate) struct Inherited {
     pub windows: Vec<Shown>,
 }
 
+impl Inherited {
+    fn join(&self) -> Result<Attached> {
+        let (directory, socket) = (&self.directory, &self.socket);
+        let origin = Some(self.origin);
+        let joined = Attached::connect(&self.volume, directory, socket, origin, Some(AT_FORK))?;
+        Ok(joined)
+    }
+}
+
+/// How long a child waits in fork for its parent's owner.
+pub(crate) const AT_FORK: Duration = Duration::from_secs(5);
+
+/// While it is held, no window of a guest comes or goes.
+pub(crate) type Still = RwLockReadGuard<'static, Vec<Arc<Window>>>;
+
 /// Before a fork: this process's windows as a guest, and the ends of lines that the child must not
 /// keep.
-pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) {
+pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Option<Still> {
     if TABLE.load(Acquire).is_null() {
-        return;
+        return None;
     }
     let table = table();
     let attached = lock(&table.attached).clone();
+    let windows = table.windows();
     for a in attached {
-        let windows = table.windows();
         let mine = windows.iter().filter(|w| Arc::ptr_eq(&w.attached, &a));
         out.push(Inherited {
             origin: a.origin,
@@ -676,6 +736,7 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) {
         });
         ends.push(a.line.clone());
     }
+    Some(windows)
 }
 
 /// In a forked child: becomes a guest of the owners of its shared mappings. Where that cannot be,
@@ -689,25 +750,52 @@ pub(crate) fn inherit(all: Vec<Inherited>, ends: Vec<End>) {
         unsafe { rustix::io::close(end.as_raw_fd()) };
         std::mem::forget(end);
     }
-    for i in all {
-        let joined = Attached::connect(&i.volume, &i.directory, &i.socket, Some(i.origin));
-        let joined = joined.ok().map(Arc::new);
-        if let Some(a) = &joined {
+    for mut i in all {
+        let windows = std::mem::take(&mut i.windows);
+        if windows.is_empty() {
+            lock(&table().inherited).push(i);
+            continue;
+        }
+        let joined = i.join().map(Arc::new);
+        if let Ok(a) = &joined {
             lock(&table().attached).push(a.clone());
         }
-        for shown in i.windows {
-            let taken = joined.as_ref().is_some_and(|a| take_over(a, shown).is_ok());
-            if !taken && shown.write {
-                let len = (shown.len as usize).next_multiple_of(rustix::param::page_size());
-                // SAFETY: the child's copy of the mapping; its contents stay.
-                let _ = unsafe { mprotect(shown.base as usize as *mut _, len, read_only()) };
+        let mut why = joined.as_ref().err().cloned();
+        for shown in windows {
+            let taken = joined.as_ref().ok().map(|a| take_over(a, shown));
+            let Some(Err(e)) = taken else {
+                if taken.is_none() && shown.write {
+                    read_only(shown);
+                }
+                continue;
+            };
+            why = Some(e);
+            if shown.write {
+                read_only(shown);
             }
+        }
+        if let Ok(a) = &joined {
+            lock(&a.talk).limit = None;
+        }
+        if let Some(why) = why {
+            let text = format!(
+                "mojim: a forked child cannot share volume {} ({why}): what it has mapped can only be read. Attach after the fork, or end the parent later\n",
+                i.volume
+            );
+            // Not by the library's stream, whose lock a thread of the parent may have held.
+            // SAFETY: standard error, if it is open.
+            let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
+            let _ = rustix::io::write(stderr, text.as_bytes());
         }
     }
 }
 
-fn read_only() -> rustix::mm::MprotectFlags {
-    rustix::mm::MprotectFlags::READ
+/// Stores to a mapping fail from here on.
+fn read_only(shown: Shown) {
+    let len = (shown.len as usize).next_multiple_of(rustix::param::page_size());
+    let how = rustix::mm::MprotectFlags::READ;
+    // SAFETY: the child's copy of the mapping; its contents stay.
+    let _ = unsafe { mprotect(shown.base as usize as *mut _, len, how) };
 }
 
 /// A window of the parent's becomes one of this process.
@@ -718,6 +806,10 @@ fn take_over(attached: &Arc<Attached>, shown: Shown) -> Result<()> {
         // SAFETY: the child's copy of the mapping, which goes after `Armed` does.
         true => Some(unsafe { arm_inherited(start, mapped) }.context(|| "after a fork".into())?),
         false => None,
+    };
+    let shown = Shown {
+        inherited: true,
+        ..shown
     };
     let number = attached.ask(&Request::Show(shown))?.value;
     table().add(Window {

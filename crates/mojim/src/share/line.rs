@@ -13,13 +13,18 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
 };
+
+use rustix::net::sockopt::Timeout;
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::os::{check_local_peer, unix_address};
 
@@ -29,7 +34,12 @@ pub const MOST: usize = 64 << 10;
 const BACKLOG: i32 = 64;
 
 /// One end.
-pub struct Line(OwnedFd);
+pub struct Line {
+    fd: OwnedFd,
+    /// The process at the other end, where the system tells of its death (Linux 5.3): a child that
+    /// it forked may have the end, too, and keep the line from ending.
+    peer: Option<OwnedFd>,
+}
 
 /// A line or a port, for what is done to both at a fork.
 pub(crate) type End = Arc<dyn AsRawFd + Send + Sync>;
@@ -49,13 +59,48 @@ fn invalid(text: &str) -> io::Error {
 }
 
 impl Line {
-    /// To whoever listens at `path`. Fails with ENOENT or ECONNREFUSED if nobody does.
-    pub fn connect(path: &Path) -> io::Result<Line> {
+    fn new(fd: OwnedFd) -> Line {
+        let peer = net::sockopt::socket_peercred(&fd);
+        let peer = peer.and_then(|p| pidfd_open(p.pid, PidfdFlags::empty()));
+        Line {
+            fd,
+            peer: peer.ok(),
+        }
+    }
+
+    /// To whoever listens at `path`. Fails with ENOENT or ECONNREFUSED if nobody does, and with
+    /// EAGAIN if it cannot be reached within `limit`, if there is one.
+    pub fn connect(path: &Path, limit: Option<Duration>) -> io::Result<Line> {
         let fd = socket()?;
         let (addr, _dir) = unix_address(path)?;
+        net::sockopt::set_socket_timeout(&fd, Timeout::Send, limit)?;
         rustix::io::retry_on_intr(|| net::connect(&fd, &addr))?;
+        net::sockopt::set_socket_timeout(&fd, Timeout::Send, None)?;
         check_local_peer(&fd, &path.display().to_string())?;
-        Ok(Line(fd))
+        Ok(Line::new(fd))
+    }
+
+    /// Waits until there is something to receive; false if the process at the other end is no more,
+    /// and has left nothing.
+    fn wait(&self, limit: Option<Duration>) -> io::Result<bool> {
+        let limit = limit.map(|l| Timespec::try_from(l).unwrap_or_default());
+        loop {
+            let mut fds = [
+                PollFd::new(&self.fd, PollFlags::IN),
+                PollFd::new(self.peer.as_ref().unwrap_or(&self.fd), PollFlags::IN),
+            ];
+            match poll(&mut fds, limit.as_ref()) {
+                Ok(0) => return Err(Errno::TIMEDOUT.into()),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(true),
+                // What it said last may have come since.
+                Ok(_) => {
+                    let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+                    return Ok(poll(&mut fds, Some(&Timespec::default()))? > 0);
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
     }
 
     /// Sends a message, whole.
@@ -70,20 +115,28 @@ impl Line {
         }
         let bufs = [IoSlice::new(message)];
         rustix::io::retry_on_intr(|| {
-            net::sendmsg(&self.0, &bufs, &mut control, SendFlags::NOSIGNAL)
+            net::sendmsg(&self.fd, &bufs, &mut control, SendFlags::NOSIGNAL)
         })?;
         Ok(())
     }
 
     /// Waits for a message, puts it into `buf` and gives its length; `None` once the other end is
-    /// closed. `buf` has [`MOST`] bytes.
-    pub fn recv(&self, buf: &mut [u8]) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
+    /// closed, or its process has ended. `buf` has [`MOST`] bytes. Fails with ETIMEDOUT if nothing
+    /// comes within `limit`, if there is one.
+    pub fn recv(
+        &self,
+        buf: &mut [u8],
+        limit: Option<Duration>,
+    ) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
+        if !self.wait(limit)? {
+            return Ok(None);
+        }
         // Room for a second one, to see that it is too many.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
             let mut bufs = [IoSliceMut::new(buf)];
-            match net::recvmsg(&self.0, &mut bufs, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match net::recvmsg(&self.fd, &mut bufs, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Ok(got) => break got,
                 Err(Errno::INTR) => {}
                 Err(Errno::CONNRESET) => return Ok(None),
@@ -105,13 +158,13 @@ impl Line {
     /// Ends it, for both ends and every thread that waits.
     pub fn close(&self) {
         // It fails if it has ended already, which is what is wanted.
-        let _ = net::shutdown(&self.0, Shutdown::Both);
+        let _ = net::shutdown(&self.fd, Shutdown::Both);
     }
 }
 
 impl AsRawFd for Line {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 
@@ -153,7 +206,7 @@ impl Port {
             match net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
                 Ok(fd) => {
                     check_local_peer(&fd, &self.path.display().to_string())?;
-                    return Ok(Some(Line(fd)));
+                    return Ok(Some(Line::new(fd)));
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // What Linux gives once it is shut down.
@@ -192,20 +245,20 @@ mod tests {
         std::fs::create_dir(&deep).unwrap();
         let path = deep.join("s.sock");
         let port = Port::listen(&path).unwrap();
-        let there = Line::connect(&path).unwrap();
+        let there = Line::connect(&path, None).unwrap();
         let here = port.accept().unwrap().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
         there.send(b"one", None).unwrap();
         there.send(&vec![7; MOST], Some(file.as_fd())).unwrap();
         let mut buf = vec![0; MOST];
-        let (n, fd) = here.recv(&mut buf).unwrap().unwrap();
+        let (n, fd) = here.recv(&mut buf, None).unwrap().unwrap();
         assert_eq!((&buf[..n], fd.is_none()), (&b"one"[..], true));
-        let (n, fd) = here.recv(&mut buf).unwrap().unwrap();
+        let (n, fd) = here.recv(&mut buf, None).unwrap().unwrap();
         assert_eq!((n, fd.is_some()), (MOST, true));
         here.send(b"two", None).unwrap();
-        assert_eq!(there.recv(&mut buf).unwrap().unwrap().0, 3);
+        assert_eq!(there.recv(&mut buf, None).unwrap().unwrap().0, 3);
         drop(there);
-        assert!(here.recv(&mut buf).unwrap().is_none());
+        assert!(here.recv(&mut buf, None).unwrap().is_none());
         assert!(here.send(b"x", None).is_err());
     }
 
@@ -214,23 +267,23 @@ mod tests {
         let dir = TestDir::new();
         let path = dir.path("s");
         let port = Port::listen(&path).unwrap();
-        let there = Line::connect(&path).unwrap();
+        let there = Line::connect(&path, None).unwrap();
         let here = port.accept().unwrap().unwrap();
         std::thread::scope(|s| {
-            let waits = s.spawn(|| here.recv(&mut vec![0; MOST]).unwrap().is_none());
+            let waits = s.spawn(|| here.recv(&mut vec![0; MOST], None).unwrap().is_none());
             let accepts = s.spawn(|| port.accept().unwrap().is_none());
             here.close();
             port.close();
             assert!(waits.join().unwrap() && accepts.join().unwrap());
         });
-        assert!(there.recv(&mut vec![0; MOST]).unwrap().is_none());
-        assert!(Line::connect(&path).is_err());
+        assert!(there.recv(&mut vec![0; MOST], None).unwrap().is_none());
+        assert!(Line::connect(&path, None).is_err());
         // What a process that was killed leaves is in nobody's way.
         let left = Port::listen(&path).unwrap();
         drop(left);
         assert!(path.exists());
         let again = Port::listen(&path).unwrap();
-        assert!(Line::connect(&path).is_ok());
+        assert!(Line::connect(&path, None).is_ok());
         again.close();
     }
 }

@@ -38,7 +38,7 @@ pub struct Part {
 }
 
 /// Addresses in a guest at which it has a part of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Shown {
     /// The file's number.
     pub file: u32,
@@ -48,10 +48,15 @@ pub struct Shown {
     pub len: u64,
     /// The address.
     pub base: u64,
+    /// Which memory it is of: the file may have another by now.
+    pub memory: u64,
     /// Whether stores are allowed.
     pub write: bool,
     /// As in [`MapFlags`](crate::MapFlags).
     pub atomic: bool,
+    /// A forked child has it from its parent, with what that has half done: its end commits
+    /// nothing.
+    pub inherited: bool,
 }
 
 /// What a guest asks.
@@ -193,7 +198,8 @@ impl Request {
             }
             Request::Show(s) => {
                 w.u8(3).u32(s.file).u64(s.offset).u64(s.len).u64(s.base);
-                w.u8(s.write.into()).u8(s.atomic.into());
+                w.u64(s.memory).u8(s.write.into()).u8(s.atomic.into());
+                w.u8(s.inherited.into());
             }
             Request::Unmap { window } => {
                 w.u8(4).u64(*window);
@@ -254,8 +260,10 @@ impl Request {
                 offset: r.u64()?,
                 len: r.u64()?,
                 base: r.u64()?,
+                memory: r.u64()?,
                 write: r.bool("write")?,
                 atomic: r.bool("atomic")?,
+                inherited: r.bool("inherited")?,
             }),
             4 => Request::Unmap { window: r.u64()? },
             5 => {
@@ -445,8 +453,10 @@ mod tests {
                 offset: 8192,
                 len: 5,
                 base: 1 << 46,
+                memory: 77,
                 write: true,
                 atomic: false,
+                inherited: true,
             }),
             Request::Unmap { window: 3 },
             Request::Sync {

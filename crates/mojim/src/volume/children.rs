@@ -7,20 +7,27 @@
 //!
 //! Owns the handlers of `pthread_atfork`. The child takes no lock that a thread of its parent may
 //! have held, and closes the ends of lines that it has from it: as long as it kept them, nobody
-//! would be told that its parent has ended.
+//! would be told that its parent has ended. Until it is a guest its parent waits, keeps the memory
+//! that it will show, and lets no window come or go: a parent that unmaps or ends at once would
+//! leave it with memory that is nobody's.
 
 use std::cell::Cell;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once, Weak};
+use std::sync::{Arc, MutexGuard, Once, Weak};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::error::Result;
 use crate::fork::is_forked;
 use crate::layout;
 use crate::share::Guest;
-use crate::share::guest::{self, Inherited};
+use crate::share::guest::{self, Inherited, Still};
 use crate::share::line::End;
 use crate::share::wire::Shown;
+use crate::shared::Shared;
 
+use super::windows::TABLE;
 use super::{ATTACHED, Inner, Volume, lock};
 
 #[derive(Default)]
@@ -29,6 +36,11 @@ struct Family {
     /// What the child closes. Held, so that no other thread closes them before the fork, and no
     /// other descriptor gets their number.
     ends: Vec<End>,
+    /// Shared working copies that stay as they are, by windows of no bytes.
+    kept: Vec<(Arc<Inner>, Arc<Shared>, u64)>,
+    still: Option<(MutexGuard<'static, ()>, Option<Still>)>,
+    /// By which the child says that it is done.
+    done: Option<OwnedFd>,
 }
 
 thread_local! {
@@ -48,6 +60,7 @@ pub(super) fn watch() {
 extern "C" fn before() {
     let _ = catch_unwind(|| {
         let mut family = Family::default();
+        let still = TABLE.still();
         if !is_forked() {
             let all: Vec<_> = lock(&ATTACHED).iter().filter_map(Weak::upgrade).collect();
             for inner in all {
@@ -55,7 +68,12 @@ extern "C" fn before() {
                 let _ = inner.before_fork(&mut family);
             }
         }
-        guest::before_fork(&mut family.all, &mut family.ends);
+        let guests = guest::before_fork(&mut family.all, &mut family.ends);
+        family.still = Some((still, guests));
+        if family.all.iter().any(|i| !i.windows.is_empty()) {
+            // Without it nobody waits.
+            family.done = eventfd(0, EventfdFlags::CLOEXEC).ok();
+        }
         if !family.all.is_empty() || !family.ends.is_empty() {
             let _ = AT_FORK.try_with(|f| f.set(Some(family)));
         }
@@ -63,29 +81,70 @@ extern "C" fn before() {
 }
 
 extern "C" fn in_parent() {
-    let _ = AT_FORK.try_with(Cell::take);
+    let Some(mut family) = AT_FORK.try_with(Cell::take).ok().flatten() else {
+        return;
+    };
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        family.still = None;
+        if let Some(done) = &family.done {
+            let mut fds = [PollFd::new(done, PollFlags::IN)];
+            let limit = Timespec::try_from(guest::AT_FORK).unwrap_or_default();
+            // A child that takes longer finds out by itself what became of its parent.
+            let _ = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&limit)));
+        }
+        for (inner, copy, id) in family.kept.drain(..) {
+            inner.take_back(&copy, id, false);
+        }
+    }));
 }
 
 extern "C" fn in_child() {
     let Some(family) = AT_FORK.try_with(Cell::take).ok().flatten() else {
         return;
     };
-    let _ = catch_unwind(AssertUnwindSafe(|| guest::inherit(family.all, family.ends)));
+    let Family {
+        all,
+        ends,
+        kept,
+        still,
+        done,
+    } = family;
+    // They are the parent's to give back.
+    std::mem::forget(kept);
+    drop(still);
+    let _ = catch_unwind(AssertUnwindSafe(|| guest::inherit(all, ends)));
+    if let Some(done) = done {
+        let _ = rustix::io::write(&done, &1u64.to_ne_bytes());
+    }
 }
 
 impl Inner {
     fn before_fork(self: &Arc<Inner>, family: &mut Family) -> Result<()> {
-        let windows = self.windows();
-        let shared = windows.iter().filter(|m| m.window.id != 0);
-        let shown = shared.map(|m| Shown {
-            file: m.region.file,
-            offset: m.window.at as u64,
-            len: m.window.span.len() as u64,
-            base: m.window.span.start as u64,
-            write: m.window.write,
-            atomic: m.window.atomic,
-        });
-        let windows: Vec<Shown> = shown.collect();
+        let copies = lock(&self.shared).clone();
+        let mut windows = Vec::new();
+        for (copy, region) in copies {
+            // An impossible one leaves the child with memory that it can read.
+            let memory = copy.identity().unwrap_or(0);
+            let before = windows.len();
+            for m in self.windows() {
+                if Arc::ptr_eq(&m.region, &region) {
+                    windows.push(Shown {
+                        file: region.file,
+                        offset: m.window.at as u64,
+                        len: m.window.span.len() as u64,
+                        base: m.window.span.start as u64,
+                        memory,
+                        write: m.window.write,
+                        atomic: m.window.atomic,
+                        inherited: true,
+                    });
+                }
+            }
+            if windows.len() > before {
+                let id = copy.watch(0, 0, None);
+                family.kept.push((self.clone(), copy, id));
+            }
+        }
         let shares = match windows.is_empty() {
             true => Ok(()),
             false => self.share(),

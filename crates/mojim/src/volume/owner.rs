@@ -126,7 +126,18 @@ impl Inner {
         let mut owner = lock(&self.owner);
         owner.lines.retain(|l| l.strong_count() > 0);
         owner.threads.retain(|t| !t.is_finished());
-        if owner.closed || owner.lines.len() >= MOST_GUESTS {
+        if owner.closed {
+            return;
+        }
+        if owner.lines.len() >= MOST_GUESTS {
+            let mut out = Vec::new();
+            let text = format!(
+                "{MOST_GUESTS} processes share volume {} already",
+                self.volume.name
+            );
+            Reply::Failed(Error::Busy(text)).encode(&mut out);
+            // If it does not hear of it, the end of the line tells.
+            let _ = line.send(&out, None);
             return;
         }
         owner.lines.push(Arc::downgrade(&line));
@@ -166,9 +177,16 @@ struct Window {
     span: Range<usize>,
     write: bool,
     atomic: bool,
+    /// It commits nothing at its end.
+    inherited: bool,
 }
 
 impl Window {
+    /// Whether its end is a sync point of it.
+    fn commits_at_end(&self) -> bool {
+        self.write && !self.atomic && !self.inherited
+    }
+
     /// What of `len` bytes from `at` on the window and the file have.
     fn part(&self, at: u64, len: u64) -> Range<usize> {
         let (at, len) = (usize::try_from(at), usize::try_from(len));
@@ -192,7 +210,7 @@ impl Guest {
     fn serve(&mut self) -> Result<()> {
         let mut buf = vec![0; MOST];
         let mut out = Vec::new();
-        while let Ok(Some((n, fd))) = self.line.recv(&mut buf) {
+        while let Ok(Some((n, fd))) = self.line.recv(&mut buf, None) {
             last::set(0);
             let mut memory = None;
             let reply = match Request::decode(&buf[..n]) {
@@ -267,13 +285,18 @@ impl Guest {
                     span: 0..0,
                     write: false,
                     atomic: false,
+                    inherited: false,
                 });
                 Ok(done(number, len as u64))
             }
-            Request::Show(shown) => self.show(shown),
+            Request::Show(shown) => {
+                let done = self.show(shown);
+                self.release(shown.file);
+                done
+            }
             Request::Unmap { window } => {
                 let w = self.window(window)?;
-                if w.write && !w.atomic {
+                if w.commits_at_end() {
                     let all = w.part(0, u64::MAX);
                     sync_range(&volume.0, &w.lent.1, all, Until::Committed)?;
                 }
@@ -331,6 +354,10 @@ impl Guest {
         let inner = &self.volume.0;
         let wrong = || Error::Invalid(format!("no mapping: {s:?}"));
         let lent = inner.shared_of(s.file).ok_or_else(wrong)?;
+        // The file was unmapped by all, and mapped again: this is not its memory.
+        if lent.0.identity()? != s.memory {
+            return Err(wrong());
+        }
         let page = rustix::param::page_size();
         let end = s.offset.checked_add(s.len).ok_or_else(wrong)?;
         if s.len == 0 || !s.offset.is_multiple_of(page as u64) || end > lent.0.capacity() as u64 {
@@ -354,17 +381,19 @@ impl Guest {
             span,
             write: s.write,
             atomic: s.atomic,
+            inherited: s.inherited,
         });
-        // What held the copy until now is not needed any more.
-        let held = self
-            .windows
-            .iter()
-            .find(|(_, w)| w.span.is_empty() && w.lent.1.file == s.file);
+        Ok(done(number, 0))
+    }
+
+    /// A mapping that was lent is made by now, or is given up.
+    fn release(&mut self, file: u32) {
+        let mut held = self.windows.iter();
+        let held = held.find(|(_, w)| w.span.is_empty() && w.lent.1.file == file);
         if let Some(held) = held.map(|(n, _)| *n) {
             let held = self.windows.remove(&held).expect("it was there");
             self.volume.0.take_back(&held.lent.0, held.id, false);
         }
-        Ok(done(number, 0))
     }
 
     fn sync(&self, wait: bool, parts: &[Wanted]) -> Result<Reply> {
@@ -395,7 +424,7 @@ impl Guest {
     /// The guest's end, as of the process that attached: what is not atomic is committed.
     fn detach(&mut self) -> Result<Reply> {
         let mut synced = Ok(());
-        for w in self.windows.values().filter(|w| w.write && !w.atomic) {
+        for w in self.windows.values().filter(|w| w.commits_at_end()) {
             let all = w.part(0, u64::MAX);
             let one = sync_range(&self.volume.0, &w.lent.1, all, Until::Committed);
             synced = synced.and(one.map(drop));

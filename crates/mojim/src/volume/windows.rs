@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::committed::Committed;
 use crate::config::Working;
@@ -133,6 +133,11 @@ impl Table {
         }
     }
 
+    /// Until the answer is dropped, no window comes or goes.
+    pub(super) fn still(&self) -> MutexGuard<'_, ()> {
+        lock(&self.change)
+    }
+
     #[inline]
     pub(crate) fn find(&self, addr: usize) -> Option<Arc<Mapped>> {
         self.read(|all| {
@@ -143,10 +148,18 @@ impl Table {
     }
 }
 
+/// The window at an address. In a forked child those of shared working copies are
+/// its own (`guest`): what its parent's table says of them may be over.
+fn window_at(addr: usize) -> Option<Arc<Mapped>> {
+    TABLE
+        .find(addr)
+        .filter(|m| m.window.id == 0 || !is_forked())
+}
+
 /// The region that holds all of `[addr, addr + len)`, where the rest of its
 /// last page counts as its own: programs round up to whole pages.
 pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
-    let Some(m) = TABLE.find(addr) else {
+    let Some(m) = window_at(addr) else {
         reader::refuse(addr)?;
         return Err(Error::NotFound(format!("{addr:#x} is not in a region")));
     };
@@ -169,7 +182,9 @@ pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
     remembered::forget(m);
     let closed = m.region.copy.close(m.window.id);
-    m.volume.drop_unused();
+    if !is_forked() {
+        m.volume.drop_unused();
+    }
     closed
 }
 
@@ -200,14 +215,15 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
     if !is_forked() && !m.window.atomic && !m.volume.detached.load(Acquire) {
         m.sync()?;
     }
-    let _names = lock(&m.volume.names);
+    // In a forked child somebody may hold them for ever.
+    let _names = (!is_forked()).then(|| lock(&m.volume.names));
     close(&m)
 }
 
 /// The file name, offset and volume directory of a region's address, for
 /// interposers.
 pub fn describe(addr: usize) -> Option<(String, u64, usize)> {
-    let m = TABLE.find(addr)?;
+    let m = window_at(addr)?;
     let at = m.window.at + (addr - m.window.span.start);
     Some((
         m.region.name.clone(),
@@ -218,7 +234,7 @@ pub fn describe(addr: usize) -> Option<(String, u64, usize)> {
 
 /// Whether `addr` lies in a region.
 pub fn is_region(addr: usize) -> bool {
-    TABLE.find(addr).is_some() || reader::is_region(addr) || guest::is_window(addr)
+    window_at(addr).is_some() || reader::is_region(addr) || guest::is_window(addr)
 }
 
 impl Inner {
