@@ -21,8 +21,12 @@
  * 3. A child made by fork has a copy of private working copies: it can read and
  *    store, but nothing of them can be committed, and calls fail with EOPNOTSUPP
  *    there. Attach after the fork. Shared working copies it shares: it can store
- *    and call everything, as a process that has joined (mojim_join). Where that
- *    cannot be arranged at the fork (no descriptors are left), it can only read.
+ *    and call everything, as a process that has joined (mojim_join); fork waits
+ *    until it is one. Where that cannot be arranged (no descriptors are left, the
+ *    owner does not answer within 5 seconds), it can only read, and standard error
+ *    says so. Its end and its unmapping of what it has from its parent commit
+ *    nothing: what it stored there is the others' to commit. It cannot outlive the
+ *    owner and go on (a program that becomes a daemon attaches afterwards).
  * 4. One process at a time can be attached to a volume; others get EBUSY, or
  *    share it with that one (mojim_join), with shared working copies only.
  * 5. A sync point that failed with ETIMEDOUT is in doubt: it is there whole, or
@@ -177,11 +181,13 @@ mojim_t *mojim_attach_reader(const char *config, const char *node,
  *     one looks at all of the file's pages that the process could store to.
  *   - When the owner ends, in whatever way, the others' memory stays, but every
  *     call fails with ESTALE: nothing can be committed any more. What they had
- *     stored and nobody had committed is not kept. They can detach and join
- *     again; one of them is the owner then.
+ *     stored and nobody had committed is not kept. They can detach (once a call
+ *     has failed so, which may be this one) and join again; one of them is the
+ *     owner then. A child made by fork cannot join again.
  *   - Calls wait as long as the owner does; there is no other limit.
  *
- * EBUSY where another process has the volume for itself. One gmsync can have
+ * EBUSY where another process has the volume for itself (after some seconds: it
+ * may be about to end, or to share). One gmsync can have
  * 2,728 ranges, one process 4,096 regions, and a volume 256 such processes. */
 mojim_t *mojim_join(const char *config, const char *node, const char *volume);
 

@@ -520,7 +520,7 @@ static void forking_shares(void)
             _exit(0); /* no sync point */
         }
         CHECK(waitpid(grandchild, &status, 0) == grandchild && status == 0);
-        exit(0); /* a sync point */
+        exit(0); /* what it stored is its parent's to commit */
     }
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(p[0] == 1 && p[4096] == 2 && p[1] == 3 && p[2] == 4 && p[12288] == 6);

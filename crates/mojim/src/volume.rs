@@ -523,9 +523,15 @@ impl Volume {
         inner.check_attached()?;
         // No region goes meanwhile.
         let _names = lock(&inner.names);
-        let (id, _) = inner.find_or_create(file, false)?;
         let mut mine = inner.regions();
-        mine.retain(|r| r.file == id);
+        // A region's name may be one that its file had when it was mapped. It tells
+        // without a look at the data area, which is held while records are applied.
+        let named = mine.iter().filter(|r| r.name == file).map(|r| r.file);
+        let mut ids: Vec<u32> = named.collect();
+        if ids.is_empty() {
+            ids.push(inner.find_or_create(file, false)?.0);
+        }
+        mine.retain(|r| ids.contains(&r.file));
         let parts = mine.iter().map(|r| Part::of(r, 0..r.valid.load(Acquire)));
         let parts: Vec<_> = parts.collect();
         if parts.is_empty() {
