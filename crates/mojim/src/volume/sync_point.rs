@@ -301,7 +301,7 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
         return Ok(());
     }
     let primary = &volume.primary;
-    let mut images = region.committed.hold(|| primary.settled_last())?;
+    let mut images = region.committed.hold(|| primary.settled_unspilled())?;
     // What other threads begin from here on they begin while this goes on.
     let last = primary.settled_last();
     volume.wait_for(last)?;
@@ -356,7 +356,7 @@ impl<'a> SyncPoint<'a> {
         let mut compared = Vec::with_capacity(all.len());
         for i in all {
             let region = &*parts[i].region;
-            let floor = || inner.primary.settled_last();
+            let floor = || inner.primary.settled_unspilled();
             compared.push((i, region, region.committed.hold(floor)?));
         }
         Ok(SyncPoint {
