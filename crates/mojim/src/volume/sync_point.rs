@@ -215,7 +215,7 @@ pub(crate) fn sync_range(
         note(region, range, &begun, announced);
         let begun = begun?;
         let done = end(volume, &begun, until);
-        volume.made_room(false);
+        volume.made_room(None);
         done?;
         last::set(begun.lsn);
         return Ok(begun.lsn);
@@ -323,7 +323,7 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
         .committed
         .restore(&mut images, region.copy.base(), &written)?;
     drop(images);
-    volume.made_room(true);
+    volume.made_room(Some(&written));
     Ok(())
 }
 
@@ -462,7 +462,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                 let last = point.compared.iter().map(|c| c.2.last()).max();
                 let last = last.unwrap_or(0);
                 drop(point);
-                inner.made_room(true);
+                inner.made_room(Some(found));
                 if until == Until::Committed {
                     inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
                 }
@@ -477,7 +477,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                 // The others' turn, while this one waits.
                 point.compared.clear();
                 let done = end(inner, &begun, until).map(|()| begun.lsn);
-                inner.made_room(true);
+                inner.made_room(Some(found));
                 done
             }
             Err(e) => {
