@@ -249,8 +249,20 @@ int mojim_is_region(const void *addr);
  * uncommitted gets SIGBUS (si_code BUS_ADRERR, si_addr its address) on its thread,
  * after a message on standard error; where SIGBUS is blocked or ignored the process
  * ends. A program that goes on leaves its handler by siglongjmp, and commits or
- * rolls back then (neither is async-signal-safe). With either key, system calls that write into a
- * region (read(2)) fail with EFAULT where the program did not store lately. */
+ * rolls back then (neither is async-signal-safe). It may do so only where the
+ * store is its own: not one inside a call (of the C library or of mojim, which
+ * write(2) is under `mojim run`), whose locks would stay held.
+ *
+ * With either key:
+ *   - System calls that write into a region (read(2)) fail with EFAULT where the
+ *     program did not store lately.
+ *   - Memory into which a device writes by itself must not lie in a region
+ *     (O_DIRECT reads, fixed buffers of io_uring, RDMA): it has the pages
+ *     from when it was told of them, stores past their protection, and a page
+ *     that is given back meanwhile is the region's no more.
+ *   - Threads that store do not block SIGSEGV (the process would end). A handler
+ *     for it that is installed after the region was mapped calls the one that was
+ *     there before for every fault that is not its own. */
 
 /* ---- sync points --------------------------------------------------------- */
 

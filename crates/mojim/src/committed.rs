@@ -156,6 +156,9 @@ fn unite(runs: &mut Vec<(usize, usize)>) {
     }
 }
 
+/// Not applied yet, whatever is. (`u64::MAX` is under way now, and ends images.)
+const UNKNOWN: u64 = u64::MAX - 1;
+
 /// Spreads the numbers of pages, which nobody chooses to do harm to others.
 #[derive(Default)]
 struct PageHasher(u64);
@@ -240,7 +243,8 @@ pub struct Images {
     many: usize,
     /// How much was applied when that was done last.
     swept: u64,
-    /// What was appended up to here may have written to any page, unnoted.
+    /// What was appended up to here may have written to any page, unnoted;
+    /// [`UNKNOWN`]: that has no LSN yet.
     since: u64,
     /// The last sync point that was found by comparing.
     last: u64,
@@ -270,15 +274,24 @@ impl Committed {
 
     /// From here on until the answer is dropped, nobody else compares this
     /// region. `floor`: the last LSN, when everything that is appended later
-    /// is noted.
-    pub fn hold(&self, floor: impl FnOnce() -> u64) -> Result<MutexGuard<'_, Images>> {
-        let mut images = self.images.lock().unwrap_or_else(|e| e.into_inner());
+    /// is noted; none while there is something that has read its bytes and has no
+    /// LSN yet. Until then everything counts as changed.
+    pub fn hold(&self, floor: impl FnOnce() -> Option<u64>) -> Result<MutexGuard<'_, Images>> {
+        let mut images = self.lock();
         if self.notes.get().is_none() {
             let notes = Notes::new(self.pages)?;
             assert!(self.notes.set(notes).is_ok(), "one thread at a time");
-            images.since = floor();
+            images.since = UNKNOWN;
+        }
+        if images.since == UNKNOWN {
+            images.since = floor().unwrap_or(UNKNOWN);
         }
         Ok(images)
+    }
+
+    /// The same to keep others from it only: nothing is compared under it.
+    pub fn lock(&self) -> MutexGuard<'_, Images> {
+        self.images.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// The same if nobody compares just now, to keep others from it and the file's
@@ -301,6 +314,10 @@ impl Committed {
             return false;
         };
         self.pages_of(bytes).for_each(|page| notes.begin(page));
+        // The bytes are read after that, by plain reads.
+        if cfg!(not(target_arch = "x86_64")) {
+            fence(SeqCst);
+        }
         true
     }
 
@@ -330,7 +347,7 @@ impl Committed {
     /// may, with where their bytes are: of the memory at `base`, or of an image
     /// that stays until `done` or `failed`. `applied`: the LSN up to which the
     /// data file is current. What is named is committed from here on, or
-    /// `failed` is called.
+    /// `failed` is called, as it is after an error.
     pub fn changes(
         &self,
         images: &mut Images,
@@ -428,6 +445,9 @@ impl Committed {
         let mut bytes = bytes.chunks_mut(self.page);
         for step in batch.drain(..) {
             if read.is_err() {
+                // An image that `step` ended may have known of a record that is not
+                // applied: `failed` notes the page.
+                images.touched.push(step.page);
                 images.pages.extend(step.image.map(|i| (step.page, i)));
             } else if step.takes_file(applied) {
                 let bytes = bytes.next().expect("it was read");
@@ -715,7 +735,7 @@ impl Committed {
     /// The file has another size: what is known from byte `from` on is not any
     /// more. Called before its record and after.
     pub fn forget(&self, from: usize) {
-        let mut images = self.images.lock().unwrap_or_else(|e| e.into_inner());
+        let mut images = self.lock();
         images.pages.retain(|page, image| {
             let keep = *page < from / self.page;
             if !keep {
@@ -770,12 +790,15 @@ impl Images {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
     use crate::env::{Env, OpenHow};
 
     /// What `changes` names of `memory`, as parts of it.
     fn found(c: &Committed, memory: &[u8], applied: u64, lsn: u64) -> Vec<Range<usize>> {
-        let mut images = c.hold(|| 0).unwrap();
+        let mut images = c.hold(|| Some(0)).unwrap();
         let mut all = Vec::new();
         let range = 0..memory.len();
         let ranges = std::slice::from_ref(&range);
@@ -819,7 +842,7 @@ mod tests {
             let range = page / 2 + 1..2 * page + 3;
             want[..range.start].fill(9);
             want[range.end..].fill(9);
-            let mut images = c.hold(|| 0).unwrap();
+            let mut images = c.hold(|| Some(0)).unwrap();
             let ranges = std::slice::from_ref(&range);
             c.restore(&mut images, memory.as_mut_ptr(), ranges).unwrap();
             assert!(memory == want, "{len}");
@@ -875,6 +898,101 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
+    /// Zeros, or an error.
+    struct Zeros(u64, AtomicBool);
+
+    impl File for Zeros {
+        fn read_at(&self, buf: &mut [u8], _: u64) -> io::Result<usize> {
+            buf.fill(0);
+            match self.1.load(Relaxed) {
+                true => Err(io::Error::from_raw_os_error(libc::EIO)),
+                false => Ok(buf.len()),
+            }
+        }
+        fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
+            unreachable!()
+        }
+        fn sync(&self) -> io::Result<()> {
+            unreachable!()
+        }
+        fn set_len(&self, _: u64) -> io::Result<()> {
+            unreachable!()
+        }
+        fn len(&self) -> io::Result<u64> {
+            Ok(self.0)
+        }
+        fn allocate(&self, _: u64) -> io::Result<()> {
+            unreachable!()
+        }
+        fn next_data(&self, _: u64) -> io::Result<Option<Range<u64>>> {
+            unreachable!()
+        }
+    }
+
+    /// A page whose image was ended, by a note of an earlier record, is compared
+    /// together with others; the file cannot be read. The image's record is not
+    /// forgotten.
+    #[test]
+    fn what_is_outstanding_is_known_after_an_error() {
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let page = rustix::param::page_size();
+        let size = 2 * page;
+        let file = Arc::new(Zeros(size as u64, AtomicBool::new(false)));
+        let c = Committed::new(file.clone(), 0, size);
+        let mut memory = vec![0u8; size];
+        memory[..8].fill(1);
+        assert_eq!(found(&c, &memory, 0, 5), std::slice::from_ref(&(0..8)));
+        let part = 64..72;
+        assert!(c.announce(&part) && c.note(&part, 4, true));
+        memory[..8].fill(0);
+        let mut images = c.hold(|| Some(0)).unwrap();
+        for n in 0..2 {
+            let step = c.step(&mut images, n, n * page..(n + 1) * page, 4);
+            images.batch.push(step);
+        }
+        file.1.store(true, Relaxed);
+        c.compare(&mut images, memory.as_ptr(), 4, &mut |_, _| {})
+            .unwrap_err();
+        c.failed(&mut images, 6);
+        drop(images);
+        file.1.store(false, Relaxed);
+        let all = found(&c, &memory, 4, 7);
+        assert_eq!(all.iter().map(Range::len).sum::<usize>(), size, "{all:?}");
+        assert_eq!(found(&c, &memory, 7, 8), []);
+    }
+
+    /// Something has read its bytes before the first comparison, and has no LSN yet.
+    #[test]
+    fn everything_counts_while_the_floor_is_not_known() {
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        let path = std::env::temp_dir().join(format!("mojim-floor-{}", std::process::id()));
+        let page = rustix::param::page_size();
+        std::fs::write(&path, vec![0; page]).unwrap();
+        let env = crate::os::Os::new().unwrap();
+        let file = env.open(&path, OpenHow::default()).unwrap();
+        let c = Committed::new(file, 0, page);
+        let memory = vec![0u8; page];
+        let whole = 0..page;
+        let changes = |floor, applied, lsn| {
+            let mut images = c.hold(|| floor).unwrap();
+            let (mut all, ranges) = (Vec::new(), std::slice::from_ref(&whole));
+            let push = |part, _| all.push(part);
+            c.changes(&mut images, memory.as_ptr(), ranges, applied, push)
+                .unwrap();
+            c.done(&mut images, lsn);
+            all
+        };
+        assert_eq!(changes(None, 3, 4), std::slice::from_ref(&whole));
+        c.sweep(4);
+        assert_eq!(changes(None, 4, 5), std::slice::from_ref(&whole));
+        c.sweep(5);
+        // It had 6 at most.
+        assert_eq!(changes(Some(6), 5, 7), std::slice::from_ref(&whole));
+        c.sweep(7);
+        assert_eq!(changes(None, 7, 8), []);
+        std::fs::remove_file(&path).unwrap();
+    }
+
     /// Many differences in a page are sent as what lies between the first and the last.
     #[test]
     fn many_differences_in_a_page_are_one() {
@@ -915,7 +1033,7 @@ mod tests {
             let part = 64..72;
             // Nobody compares yet; who began before is told to look again.
             assert!(!c.announce(&part));
-            drop(c.hold(|| 0).unwrap());
+            drop(c.hold(|| Some(0)).unwrap());
             assert!(!c.note(&part, 1, false));
             let known = |c: &Committed, lsn| {
                 let mut changed = memory.clone();
@@ -932,7 +1050,7 @@ mod tests {
             known(&c, 6);
             // During it; appended or not.
             for lsn in [0, 7] {
-                let mut images = c.hold(|| 0).unwrap();
+                let mut images = c.hold(|| Some(0)).unwrap();
                 let step = c.step(&mut images, 0, 0..page, 5);
                 images.batch.push(step);
                 assert!(c.announce(&part));

@@ -9,17 +9,21 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::{Context, Result};
 
-/// One sync point that is being made; below it is the LSN.
-const ONE: u64 = 1 << 52;
+/// One sync point that is being made; below it is the LSN. There may be one a
+/// thread, of which a system can have more than 4095.
+const ONE: u64 = 1 << 48;
 
 /// What was noted of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Note(u64);
 
 impl Note {
-    /// The last LSN that was noted.
+    /// The last LSN that was noted; `u64::MAX` for one that finds no place here.
     pub fn lsn(self) -> u64 {
-        self.0 % ONE
+        match self.0 % ONE {
+            lsn if lsn == ONE - 1 => u64::MAX,
+            lsn => lsn,
+        }
     }
 
     /// Whether a sync point that will be noted may have its bytes already.
@@ -100,5 +104,26 @@ impl Drop for Notes {
     fn drop(&mut self) {
         // SAFETY: our own mapping, which nobody uses any more.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.pages * 8) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_may_be_under_way_and_no_lsn_is_taken_for_less() {
+        let notes = Notes::new(1).unwrap();
+        (0..50_000).for_each(|_| notes.begin(0));
+        notes.put(0, 7);
+        assert!(notes.get(0).is_under_way());
+        (0..50_000).for_each(|n| notes.end(0, n % 9));
+        assert!(!notes.get(0).is_under_way());
+        assert_eq!(notes.get(0).lsn(), 8);
+        notes.put(0, ONE);
+        assert_eq!(notes.get(0).lsn(), u64::MAX);
+        notes.put(0, 9);
+        assert_eq!(notes.get(0).lsn(), u64::MAX);
+        assert!(!notes.get(0).is_under_way());
     }
 }

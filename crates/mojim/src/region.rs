@@ -78,7 +78,8 @@ pub trait WorkingCopy: Send + Sync {
     /// Marks a range as changed again: its sync point failed.
     fn mark(&self, range: Range<usize>);
     /// The file has so many bytes of it from here on. What lies behind reads as
-    /// zeros, in the page where the file ends and wherever it has memory.
+    /// zeros, in the page where the file ends and wherever it has memory. The
+    /// caller holds the region's images.
     fn resized(&self, valid: usize) -> Result<()>;
     /// Calls `f` with what gives its pages back, if they are counted. It stays
     /// mapped meanwhile.
@@ -286,12 +287,15 @@ impl WorkingCopy for Private {
 
     fn resized(&self, valid: usize) -> Result<()> {
         let end = valid.next_multiple_of(rustix::param::page_size());
-        let write = self
-            .tracker
-            .read()
-            .unwrap_or_else(|e| e.into_inner())
-            .is_some();
-        if write && valid < self.len && valid < end {
+        let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
+        if let Some(tracker) = &*held
+            && valid < self.len
+            && valid < end
+        {
+            // This store must find room: who would make it may wait for the caller.
+            if let Some(t) = tracker.metered() {
+                t.let_in(&(valid..end));
+            }
             // SAFETY: the page where the file ends, which the mapping has.
             unsafe { self.base.add(valid).write_bytes(0, end - valid) };
         }
@@ -347,6 +351,8 @@ impl Region {
 
     /// After the file's size has changed, in its record and its data file.
     pub fn settle_size(&self) -> Result<()> {
+        // Who shuts what this opens holds them too.
+        let _images = self.committed.lock();
         self.copy.resized(self.valid.load(Acquire))
     }
 }

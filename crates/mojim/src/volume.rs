@@ -9,6 +9,7 @@
 //! - In a forked child nothing can be committed.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -831,6 +832,9 @@ impl Inner {
 
     fn checkpoint_loop(&self) {
         crate::os::yield_to_others();
+        // A handler of the program that stores here might wait for this thread.
+        let bounded = self.memory.is_some();
+        let _quiet = bounded.then(crate::os::SignalsWait::begin_but_faults);
         self.checkpoint_turns();
         if let Some(memory) = &self.memory {
             memory.end();
@@ -894,11 +898,12 @@ impl Inner {
         }
     }
 
-    /// Some of what was stored to may be committed now, or undone; or `much`.
+    /// Some of what was stored to may be committed now, or undone. `found`: the
+    /// parts of regions that were found to be stored to, where that was looked for.
     #[inline]
-    pub(crate) fn made_room(&self, much: bool) {
+    pub(crate) fn made_room(&self, found: Option<&[Range<usize>]>) {
         if let Some(memory) = &self.memory {
-            memory.after(self, much);
+            memory.after(self, found);
         }
     }
 

@@ -335,6 +335,41 @@ fn a_rollback_needs_no_room() {
     v.detach().unwrap();
 }
 
+/// A file becomes shorter while there is no room for a store: what lies behind its
+/// end in its last page reads as zeros, though nobody stored there lately.
+#[test]
+fn a_file_becomes_shorter_without_room() {
+    if !possible() {
+        return;
+    }
+    let dir = Dir::new("shorter");
+    let config = config(&dir.0, "max_uncommitted = \"1MiB\"");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let len = 4 * MIB;
+    let m = map(&v, len);
+    let chunk = 256 << 10;
+    // SAFETY: inside the mapping, which only this thread uses.
+    let fill = |at: usize, n: usize| unsafe { m.ptr.add(at).write_bytes(5, n) };
+    fill(10 * chunk, 8192);
+    msync(m.ptr, len).unwrap();
+    // All that may be uncommitted; room for the last is found by shutting the first.
+    fill(0, 4 * chunk);
+    let size = 10 * chunk + 100;
+    v.truncate("f", size as u64).unwrap();
+    // SAFETY: as above, with the page in which the file ends.
+    let bytes = unsafe { std::slice::from_raw_parts(m.ptr.cast_const(), 10 * chunk + 4096) };
+    assert!(bytes[..4 * chunk].iter().all(|b| *b == 5));
+    assert!(bytes[10 * chunk..size].iter().all(|b| *b == 5));
+    assert!(bytes[size..].iter().all(|b| *b == 0));
+    assert!(msync(m.ptr, size).unwrap() > 0);
+    fill(5 * chunk, 2 * chunk);
+    msync(m.ptr, size).unwrap();
+    v.settle().unwrap();
+    let file = std::fs::read(v.directory().join("f")).unwrap();
+    assert!(file == bytes[..size]);
+    v.detach().unwrap();
+}
+
 /// Regions, of two files, come and go, and files change their size, while pages of
 /// theirs are given back.
 #[test]

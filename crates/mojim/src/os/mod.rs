@@ -332,12 +332,26 @@ pub struct SignalsWait {
 impl SignalsWait {
     /// From now on.
     pub fn begin() -> SignalsWait {
+        SignalsWait::but(&[])
+    }
+
+    /// The same, but for signals of the thread's own faults: for work whose faults
+    /// a handler answers (of memory that a peer cut off).
+    pub fn begin_but_faults() -> SignalsWait {
+        SignalsWait::but(&[libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE])
+    }
+
+    fn but(these: &[libc::c_int]) -> SignalsWait {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sets of this function's, one filled before it is read, the
-        // other by the call. The one failure there is, a wrong `how`, cannot be.
+        // other by the call. The one failure there is, a wrong `how` or number,
+        // cannot be.
         let before = unsafe {
             libc::sigfillset(all.as_mut_ptr());
+            for signal in these {
+                libc::sigdelset(all.as_mut_ptr(), *signal);
+            }
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
             before.assume_init()
         };

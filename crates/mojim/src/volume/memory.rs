@@ -15,11 +15,12 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use crate::config::Volume as VolumeConfig;
 use crate::error::{Error, Result};
+use crate::os::SignalsWait;
 use crate::primary::Primary;
 use crate::region::Region;
 use crate::track::{self, Meter};
@@ -28,8 +29,11 @@ use super::Inner;
 
 /// Chunks that are tried at once.
 const AT_ONCE: usize = 128;
-/// How long nothing is tried after all was in vain.
+/// How long nothing is tried after all was in vain, and until one part in so many
+/// of what may be held was found by sync points or rollbacks: each may find little,
+/// and trying takes a look at everything that is held.
 const REST: Duration = Duration::from_millis(100);
+const ENOUGH: u64 = 16;
 /// How long a store waits for room while it cannot be known whether there is any:
 /// records are not committed yet, or a sync point of the region is under way.
 /// Longer than one waits for room in the log.
@@ -48,6 +52,12 @@ pub(super) struct Memory {
     /// Nothing is tried before this time, in nanoseconds, but for a store that
     /// waits.
     rest: AtomicU64,
+    /// Or before `found` is as much.
+    enough: AtomicU64,
+    /// Pages that sync points and rollbacks have found stored to, so that they are
+    /// not uncommitted any more; each counts as one at least. (What the meter has
+    /// counted as uncommitted stays so until it is counted again.)
+    found: AtomicU64,
 }
 
 /// What is under way.
@@ -64,6 +74,11 @@ struct Work {
     asked: Option<Duration>,
     /// Chunks that were tried since some page was given back.
     vain: usize,
+    /// What was found before the first of them.
+    found: u64,
+    /// What was found before the first of them of which nothing is known: somebody
+    /// compared its region.
+    skipped: Option<u64>,
     /// The region with which the next choice begins.
     first: usize,
     scratch: Vec<u64>,
@@ -104,6 +119,8 @@ impl Memory {
             uncommitted,
             work: Mutex::default(),
             rest: AtomicU64::new(0),
+            enough: AtomicU64::new(0),
+            found: AtomicU64::new(0),
         })
     }
 
@@ -114,17 +131,26 @@ impl Memory {
     /// Whether more is held than may be, as far as is known, and it is worth a try.
     fn is_over(&self, inner: &Inner) -> bool {
         self.most.is_some_and(|most| self.meter.held() > most)
-            && inner.env.now().as_nanos() as u64 >= self.rest.load(Relaxed)
+            && (self.found.load(Relaxed) >= self.enough.load(Relaxed)
+                || inner.env.now().as_nanos() as u64 >= self.rest.load(Relaxed))
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {
         self.work.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    fn try_work(&self) -> Option<MutexGuard<'_, Work>> {
+        match self.work.try_lock() {
+            Ok(work) => Some(work),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// A turn of the checkpoint's thread. True if there is more to do at once.
     pub fn turn(&self, inner: &Inner) -> bool {
         // Somebody helps.
-        let Ok(mut work) = self.work.try_lock() else {
+        let Some(mut work) = self.try_work() else {
             return false;
         };
         if work.taken.is_empty() && !self.meter.is_asked() && !self.is_over(inner) {
@@ -133,23 +159,49 @@ impl Memory {
         self.step(inner, &mut work) == Step::Done
     }
 
-    /// Something was committed or undone, by the calling thread. `much`: possibly
-    /// so much that what was in vain is worth another try.
+    /// Something was committed or undone, by the calling thread. `found`: the parts
+    /// that it found stored to, where it looked.
     #[inline]
-    pub fn after(&self, inner: &Inner, much: bool) {
+    pub fn after(&self, inner: &Inner, found: Option<&[Range<usize>]>) {
         self.meter.next_turn();
-        if much {
-            self.rest.store(0, Relaxed);
+        let Some(most) = self.most else {
+            return;
+        };
+        if let Some(found) = found {
+            let page = rustix::param::page_size();
+            let pages: usize = found.iter().map(|r| r.len().div_ceil(page)).sum();
+            self.found.fetch_add(pages.max(1) as u64, Relaxed);
         }
-        if self.most.is_some_and(|most| self.meter.held() > most) {
-            self.help(inner);
+        if self.meter.held() > most {
+            self.help(inner, most);
         }
     }
 
+    /// Finishes what was begun, and does as much once more: no call pays for all
+    /// that is held.
     #[cold]
-    fn help(&self, inner: &Inner) {
-        let mut work = self.work();
-        while self.is_over(inner) && self.step(inner, &mut work) == Step::Done {}
+    fn help(&self, inner: &Inner, most: i64) {
+        if !self.is_over(inner) {
+            return;
+        }
+        // A handler of the program on this thread could store, and wait for room
+        // that nobody makes as long as this is held.
+        let _quiet = SignalsWait::begin_but_faults();
+        let mut work = match self.try_work() {
+            Some(work) => work,
+            // The checkpoint's thread, which runs when nobody else does, does not
+            // keep up.
+            None if self.meter.held() > 2 * most => self.work(),
+            None => return,
+        };
+        let mut begun = false;
+        while self.is_over(inner) {
+            let begins = work.taken.is_empty();
+            if begins && begun || self.step(inner, &mut work) != Step::Done {
+                return;
+            }
+            begun |= begins;
+        }
     }
 
     /// Nobody gives anything back any more, and stores are not bounded.
@@ -181,7 +233,11 @@ impl Memory {
         let taken = std::mem::take(&mut work.taken);
         for (m, chunks) in &taken {
             if is_applied {
-                given += give_back(m, chunks, work);
+                let found = self.found.load(Relaxed);
+                match give_back(m, chunks, work) {
+                    Some(pages) => given += pages,
+                    None => _ = work.skipped.get_or_insert(found),
+                }
             }
             m.copy.metered(&mut |t| {
                 chunks.iter().for_each(|c| t.put_back(*c));
@@ -191,6 +247,9 @@ impl Memory {
         if given > 0 {
             work.vain = 0;
         }
+        if work.vain == 0 {
+            work.skipped = None;
+        }
         let mut holding = 0;
         each_region(inner, |m| {
             m.copy.metered(&mut |t| holding += t.holding());
@@ -199,6 +258,12 @@ impl Memory {
             work.vain = 0;
             let until = inner.env.now() + REST;
             self.rest.store(until.as_nanos() as u64, Relaxed);
+            // Who compared says so when it is done.
+            let enough = match work.skipped.take() {
+                Some(found) => found + 1,
+                None => work.found + (self.most.unwrap_or(0) as u64 / ENOUGH).max(1),
+            };
+            self.enough.store(enough, Relaxed);
         }
         if let Some(turn) = work.room.take() {
             match self.has_room(0) {
@@ -235,6 +300,9 @@ impl Memory {
         let turn = self.meter.turn();
         if asked {
             work.asked.get_or_insert(now);
+        }
+        if work.vain == 0 {
+            work.found = self.found.load(Relaxed);
         }
         let mut all = true;
         let mut shut = Vec::new();
@@ -332,11 +400,10 @@ fn apply(inner: &Inner, upto: u64) -> Result<bool> {
     Ok(p.store.applied() >= upto)
 }
 
-/// Gives back what of these chunks is what the file has. How many pages.
-fn give_back(region: &Region, chunks: &[usize], work: &mut Work) -> usize {
-    let Some(held) = region.committed.try_hold() else {
-        return 0;
-    };
+/// Gives back what of these chunks is what the file has. How many pages; none if
+/// somebody compares the region.
+fn give_back(region: &Region, chunks: &[usize], work: &mut Work) -> Option<usize> {
+    let held = region.committed.try_hold()?;
     let page = rustix::param::page_size();
     // The page in which the file ends has bytes that are nobody's.
     let end = region.valid.load(Acquire) / page * page;
@@ -368,5 +435,5 @@ fn give_back(region: &Region, chunks: &[usize], work: &mut Work) -> usize {
             }
         }
     });
-    given
+    Some(given)
 }

@@ -215,7 +215,7 @@ pub(crate) fn sync_range(
         note(region, range, &begun, announced);
         let begun = begun?;
         let done = end(volume, &begun, until);
-        volume.made_room(false);
+        volume.made_room(None);
         done?;
         last::set(begun.lsn);
         return Ok(begun.lsn);
@@ -301,7 +301,7 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
         return Ok(());
     }
     let primary = &volume.primary;
-    let mut images = region.committed.hold(|| primary.settled_last())?;
+    let mut images = region.committed.hold(|| primary.settled_unspilled())?;
     // What other threads begin from here on they begin while this goes on.
     let last = primary.settled_last();
     volume.wait_for(last)?;
@@ -323,7 +323,7 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
         .committed
         .restore(&mut images, region.copy.base(), &written)?;
     drop(images);
-    volume.made_room(true);
+    volume.made_room(Some(&written));
     Ok(())
 }
 
@@ -356,7 +356,7 @@ impl<'a> SyncPoint<'a> {
         let mut compared = Vec::with_capacity(all.len());
         for i in all {
             let region = &*parts[i].region;
-            let floor = || inner.primary.settled_last();
+            let floor = || inner.primary.settled_unspilled();
             compared.push((i, region, region.committed.hold(floor)?));
         }
         Ok(SyncPoint {
@@ -462,7 +462,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                 let last = point.compared.iter().map(|c| c.2.last()).max();
                 let last = last.unwrap_or(0);
                 drop(point);
-                inner.made_room(true);
+                inner.made_room(Some(found));
                 if until == Until::Committed {
                     inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
                 }
@@ -477,7 +477,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                 // The others' turn, while this one waits.
                 point.compared.clear();
                 let done = end(inner, &begun, until).map(|()| begun.lsn);
-                inner.made_room(true);
+                inner.made_room(Some(found));
                 done
             }
             Err(e) => {

@@ -170,29 +170,32 @@ impl TwoLevel {
             };
             let (some, more) = rest.split_at(rest.iter().take_while(fits).count());
             rest = more;
-            self.chunks.alone(|alone| {
-                for run in some {
+            let counted = self.chunks.alone(|alone| {
+                let counted: io::Result<()> = some.iter().try_for_each(|run| {
                     r.set_unseen(run);
                     if !alone.shut(run) {
-                        continue;
+                        return Ok(());
                     }
-                    for c in run.clone() {
+                    run.clone().try_for_each(|c| {
                         let counts = self.counted(c)?;
                         alone.count(c, counts);
                         if counts.unsaved == 0 {
                             r.clear_unseen(c);
                         }
-                    }
-                }
+                        Ok(())
+                    })
+                });
                 alone.count_runs();
-                io::Result::Ok(())
-            })?;
+                counted
+            });
+            // Also where some were not counted: they are shut, and nobody finds them again.
             for c in some.iter().flat_map(Range::clone) {
                 let counts = self.chunks.counts(c);
                 if counts != Counts::full(0) {
                     order.push(c);
                 }
             }
+            counted?;
         }
         Ok(())
     }
@@ -246,8 +249,8 @@ impl TwoLevel {
         }
     }
 
-    /// Appends the pages of a chunk of which there are copies in memory; none if it was opened
-    /// since it was shut.
+    /// Appends the pages of a chunk of which there are copies in memory, or that were stored to (and
+    /// swapped out since, it may be); none if it was opened since it was shut.
     ///
     /// # Errors
     /// Those of the page tables' scan.
@@ -258,7 +261,7 @@ impl TwoLevel {
         }
         let from = out.len();
         self.pages.look(&self.chunk_bytes(chunk), |pages, found| {
-            if found.copied {
+            if found.copied || found.written {
                 push(out, from, pages);
             }
         })
