@@ -17,13 +17,16 @@
 //!   no comparison misses it between its reading and its note.
 //! - One thread at a time compares and appends (`Images`, a lock for each
 //!   region): who finds nothing changed waits for what others have collected.
+//! - Of two records with the same bytes the later number has the later bytes: what
+//!   compares takes bytes before it has a number, so others of the region wait for
+//!   it with theirs (`Held`, `turn`).
 //! - Images have a bound, for the process; beyond it pages are compared and
 //!   not kept.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::*, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 use crate::diff;
@@ -199,7 +202,24 @@ pub struct Committed {
     pages: usize,
     page: usize,
     notes: OnceLock<Notes>,
+    /// Whoever holds the images has taken bytes, or will, for a record that has no
+    /// LSN yet.
+    taken: AtomicBool,
     images: Mutex<Images>,
+}
+
+/// The images of a region, held by a sync point that takes its bytes before it has
+/// an LSN: nobody gets one meanwhile for newer bytes, which the older ones would undo.
+pub struct Held<'a> {
+    committed: &'a Committed,
+    /// The images.
+    pub images: MutexGuard<'a, Images>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.committed.taken.store(false, Release);
+    }
 }
 
 /// A part of a page that is to be compared.
@@ -268,6 +288,7 @@ impl Committed {
             pages,
             page,
             notes: OnceLock::new(),
+            taken: AtomicBool::new(false),
             images: Mutex::default(),
         }
     }
@@ -304,21 +325,41 @@ impl Committed {
         }
     }
 
+    /// The holder takes bytes from here on, until it has an LSN.
+    pub fn take<'a>(&'a self, images: MutexGuard<'a, Images>) -> Held<'a> {
+        // Who does not see it has announced what it commits, and stored that before:
+        // it is read after this.
+        self.taken.store(true, SeqCst);
+        fence(SeqCst);
+        Held {
+            committed: self,
+            images,
+        }
+    }
+
     /// A sync point of these bytes, which nobody looks for, is about to read
     /// them: until it was noted, they are not what the file has, nor an image.
     /// Whether somebody may see it.
     #[inline]
     pub fn announce(&self, bytes: &Range<usize>) -> bool {
-        let Some(notes) = self.notes.get() else {
-            // Nobody compares: all that is before the first comparison counts.
-            return false;
-        };
-        self.pages_of(bytes).for_each(|page| notes.begin(page));
-        // The bytes are read after that, by plain reads.
-        if cfg!(not(target_arch = "x86_64")) {
+        let notes = self.notes.get();
+        if let Some(notes) = notes {
+            self.pages_of(bytes).for_each(|page| notes.begin(page));
+        }
+        // The bytes are read after that, by plain reads; and `turn` looks after what
+        // was stored is to be seen. Without notes nobody has compared: all that is
+        // before the first comparison counts.
+        if notes.is_none() || cfg!(not(target_arch = "x86_64")) {
             fence(SeqCst);
         }
-        true
+        notes.is_some()
+    }
+
+    /// After `announce`, before an LSN is taken: the turn after whoever has taken
+    /// bytes without having one. None, at the cost of a load, if nobody has.
+    #[inline]
+    pub fn turn(&self) -> Option<MutexGuard<'_, Images>> {
+        self.taken.load(SeqCst).then(|| self.lock())
     }
 
     /// It was appended as `lsn`, or is not made (0). Called before its caller

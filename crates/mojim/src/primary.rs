@@ -1215,7 +1215,7 @@ impl Primary {
     #[inline]
     pub fn begin_commit(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         let bytes: usize = pieces.iter().map(|p| p.len() + OP_LEN).sum();
-        if bytes > self.spec.max_record && self.is_too_large(bytes + bytes / 64) {
+        if self.spills(bytes) {
             self.spilling.fetch_add(1, SeqCst);
             let begun = self.begin_spilled(pieces);
             self.spilling.fetch_sub(1, SeqCst);
@@ -1224,6 +1224,16 @@ impl Primary {
         let (lsn, lane) = self.append(pieces)?;
         let hint = bytes + RECORD_OVERHEAD;
         Ok(Begun { lsn, lane, hint })
+    }
+
+    /// Whether a sync point of these pieces takes its bytes before it has an LSN.
+    pub fn must_spill(&self, pieces: &[Piece<'_>]) -> bool {
+        self.spills(pieces.iter().map(|p| p.len() + OP_LEN).sum())
+    }
+
+    #[inline]
+    fn spills(&self, bytes: usize) -> bool {
+        bytes > self.spec.max_record && self.is_too_large(bytes + bytes / 64)
     }
 
     /// Its second half: waits until it is committed.

@@ -918,3 +918,50 @@ fn what_one_thread_unmaps_no_other_keeps() {
         });
     }
 }
+
+/// One thread commits its word by exact sync points, while another commits all of the region. The
+/// latter took its bytes before it took its number: a word that it had looked at, and that was
+/// stored to and committed meanwhile with a lower number, went back to what it had been, in the
+/// log and after a crash, though its sync point had returned.
+#[test]
+fn what_an_exact_sync_point_commits_no_larger_one_undoes() {
+    let dir = Dir::new("order");
+    let config = config_with(&dir.0, "auto", "", "4MiB");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let pages = 2048;
+    let m = &map(&v, pages * 4096);
+    msync(m.ptr, m.len).unwrap();
+    let mut value = 0u64;
+    for round in 0..150u64 {
+        for page in 1..pages {
+            // SAFETY: inside the mapping; the other thread is not there yet.
+            unsafe { m.ptr.add(page * 4096).cast::<u64>().write(round + 1) };
+        }
+        let start = Barrier::new(2);
+        let m = &m;
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let m = m;
+                start.wait();
+                msync(m.ptr, m.len).unwrap();
+            });
+            start.wait();
+            // Few: more of them would mend what an earlier one lost.
+            for _ in 0..1 + round % 4 {
+                value += 1;
+                // SAFETY: inside the mapping; nobody else stores there.
+                unsafe { m.ptr.cast::<u64>().write_volatile(value) };
+                // Together with another place, in half of the rounds.
+                let word = (m.ptr.cast_const(), 8);
+                match round % 2 {
+                    0 => msync(word.0, word.1).unwrap(),
+                    _ => gmsync(&[word, (m.ptr.wrapping_add(64), 8)]).unwrap(),
+                };
+            }
+        });
+        let bytes = file(&v);
+        let is = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+        assert_eq!(is, value, "round {round}");
+    }
+    v.detach().unwrap();
+}

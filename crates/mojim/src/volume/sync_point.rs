@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, MutexGuard};
 
-use crate::committed::Images;
+use crate::committed::{Held, Images};
 use crate::config::Rounding;
 use crate::error::{Error, Result};
 use crate::fork::{check_fork, is_forked, refused};
@@ -211,8 +211,10 @@ pub(crate) fn sync_range(
             len: range.len(),
         };
         let announced = region.committed.announce(&range);
+        let turn = region.committed.turn();
         let begun = volume.primary.begin_commit(&[piece]);
         note(region, range, &begun, announced);
+        drop(turn);
         let begun = begun?;
         let done = end(volume, &begun, until);
         volume.made_room(None);
@@ -327,8 +329,8 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
     Ok(())
 }
 
-/// A region whose changes are looked for, with its first place in the list.
-type Compared<'a> = (usize, &'a Region, MutexGuard<'a, Images>);
+/// A region that is held, with its first place in the list.
+type Compared<'a> = (usize, &'a Region, Held<'a>);
 
 /// A sync point of ranges of one volume that is being made.
 struct SyncPoint<'a> {
@@ -343,21 +345,37 @@ struct SyncPoint<'a> {
     marks: Vec<(usize, Range<usize>)>,
 }
 
+/// The first part of each region that can be stored to, in one order, whoever
+/// syncs several.
+fn in_order(parts: &[Part]) -> impl Iterator<Item = usize> {
+    let mut all: Vec<usize> = (0..parts.len())
+        .filter(|i| parts[*i].region.write)
+        .collect();
+    all.sort_by_key(|i| Arc::as_ptr(&parts[*i].region) as usize);
+    all.dedup_by_key(|i| Arc::as_ptr(&parts[*i].region) as usize);
+    all.into_iter()
+}
+
 impl<'a> SyncPoint<'a> {
     fn new(inner: &'a Inner, parts: &'a [Part]) -> Result<SyncPoint<'a>> {
         let ranges = parts.iter().map(|p| rounded(inner, &p.region, &p.range));
         let ranges: Vec<_> = ranges.collect();
-        let mut all: Vec<usize> = (0..parts.len())
-            .filter(|i| parts[*i].region.write && ranges[*i].len() > EXACT_MAX)
-            .collect();
-        // In one order, whoever syncs several.
-        all.sort_by_key(|i| Arc::as_ptr(&parts[*i].region) as usize);
-        all.dedup_by_key(|i| Arc::as_ptr(&parts[*i].region) as usize);
-        let mut compared = Vec::with_capacity(all.len());
-        for i in all {
-            let region = &*parts[i].region;
-            let floor = || inner.primary.settled_unspilled();
-            compared.push((i, region, region.committed.hold(floor)?));
+        let looks = |i: usize| parts[i].region.write && ranges[i].len() > EXACT_MAX;
+        let mut compared = Vec::new();
+        if (0..parts.len()).any(looks) {
+            // Also those that are not looked through: it must not wait for the turn
+            // of one with another held.
+            for i in in_order(parts) {
+                let region = &*parts[i].region;
+                let same = |j: &usize| Arc::ptr_eq(&parts[*j].region, &parts[i].region);
+                let images = match (0..parts.len()).filter(same).any(looks) {
+                    true => region
+                        .committed
+                        .hold(|| inner.primary.settled_unspilled())?,
+                    false => region.committed.lock(),
+                };
+                compared.push((i, region, region.committed.take(images)));
+            }
         }
         Ok(SyncPoint {
             inner,
@@ -394,14 +412,14 @@ impl<'a> SyncPoint<'a> {
             self.marks.push((i, from..found.len()));
             collected?;
             let mine = self.compared.iter_mut();
-            let (_, _, images) = mine
+            let (_, _, held) = mine
                 .into_iter()
                 .find(|(j, ..)| Arc::ptr_eq(&self.parts[*j].region, region))
                 .expect("each was held");
             let pieces = &mut self.pieces;
             let push = |part, at| push_piece(pieces, region, part, at);
             let committed = &region.committed;
-            committed.changes(images, base, &found[from..], applied, push)?;
+            committed.changes(&mut held.images, base, &found[from..], applied, push)?;
         }
         Ok(())
     }
@@ -415,22 +433,39 @@ impl<'a> SyncPoint<'a> {
         let announced: Vec<bool> = exact()
             .map(|(region, range)| region.committed.announce(range))
             .collect();
+        let turns = self.turns();
         let begun = self.inner.primary.begin_commit(&self.pieces);
         for ((region, range), announced) in exact().zip(announced) {
             note(region, range.clone(), &begun, announced);
         }
+        drop(turns);
         let begun = begun?;
-        for (_, region, images) in &mut self.compared {
-            region.committed.done(images, begun.lsn);
+        for (_, region, held) in &mut self.compared {
+            region.committed.done(&mut held.images, begun.lsn);
         }
         Ok(begun)
+    }
+
+    /// The turns of a sync point that holds nothing.
+    fn turns(&self) -> (Vec<MutexGuard<'a, Images>>, Vec<Held<'a>>) {
+        let (mut turns, mut held) = (Vec::new(), Vec::new());
+        if self.compared.is_empty() {
+            let regions = || in_order(self.parts).map(|i| &*self.parts[i].region);
+            if self.inner.primary.must_spill(&self.pieces) {
+                // It reads its bytes before it has an LSN.
+                held.extend(regions().map(|r| r.committed.take(r.committed.lock())));
+            } else if regions().any(|r| r.committed.turn().is_some()) {
+                turns.extend(regions().map(|r| r.committed.lock()));
+            }
+        }
+        (turns, held)
     }
 
     /// It was not begun.
     fn undo(&mut self) {
         let last = self.inner.primary.last();
-        for (_, region, images) in &mut self.compared {
-            region.committed.failed(images, last);
+        for (_, region, held) in &mut self.compared {
+            region.committed.failed(&mut held.images, last);
         }
     }
 
@@ -459,7 +494,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
         let begun = match point.gather(found) {
             Ok(()) if point.pieces.is_empty() => {
                 // What there was others have begun to commit.
-                let last = point.compared.iter().map(|c| c.2.last()).max();
+                let last = point.compared.iter().map(|c| c.2.images.last()).max();
                 let last = last.unwrap_or(0);
                 drop(point);
                 inner.made_room(Some(found));
