@@ -938,12 +938,11 @@ fn what_an_exact_sync_point_commits_no_larger_one_undoes() {
             unsafe { m.ptr.add(page * 4096).cast::<u64>().write(round + 1) };
         }
         let start = Barrier::new(2);
-        let m = &m;
         std::thread::scope(|s| {
-            s.spawn(|| {
-                let m = m;
+            let (all, start) = (m, &start);
+            s.spawn(move || {
                 start.wait();
-                msync(m.ptr, m.len).unwrap();
+                msync(all.ptr, all.len).unwrap();
             });
             start.wait();
             // Few: more of them would mend what an earlier one lost.
