@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
@@ -505,6 +506,7 @@ fn no_store_is_lost_under_concurrent_collects() {
 /// the time; after every burst nothing may be missing.
 #[test]
 fn no_store_is_lost_while_chunks_open_and_close() {
+    let _few = few_mappings();
     const CHUNK: usize = 3;
     const CHUNKS: usize = 400;
     const BURSTS: usize = 400;
@@ -593,6 +595,7 @@ fn no_store_is_lost_while_chunks_open_and_close() {
 /// not looked through.
 #[test]
 fn a_chunk_in_part_stays_open() {
+    let _few = few_mappings();
     if !uffd_available() {
         return;
     }
@@ -684,9 +687,18 @@ fn mappings() -> usize {
         .count()
 }
 
+/// One test uses as many mappings as a process may have: then chunks are opened many at a time,
+/// and tests that say which are open wait.
+static MAPPINGS: RwLock<()> = RwLock::new(());
+
+fn few_mappings() -> RwLockReadGuard<'static, ()> {
+    MAPPINGS.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// More separate pages than the kernel allows mappings, alternating, twice.
 #[test]
 fn many_scattered_pages() {
+    let _alone = MAPPINGS.write().unwrap_or_else(PoisonError::into_inner);
     let n = 70_000;
     let len = 2 * n * page();
     for kind in kinds() {

@@ -52,6 +52,7 @@ fn all(t: &TwoLevel) -> Vec<usize> {
 /// file then, does not count as stored to, and is found when it is stored to again.
 #[test]
 fn a_page_is_given_back_and_found_again() {
+    let _few = few_mappings();
     if !uffd_available() {
         return;
     }
@@ -101,6 +102,7 @@ fn a_page_is_given_back_and_found_again() {
 /// that memory often is what the file has while a record with other bytes is on its way.
 #[test]
 fn no_store_is_lost_while_pages_are_given_back() {
+    let _few = few_mappings();
     const THREADS: usize = 2;
     const CHUNKS: usize = 40;
     if !uffd_available() {
@@ -199,6 +201,7 @@ fn no_store_is_lost_while_pages_are_given_back() {
 /// What a sync point looks through in part stays unseen for the others.
 #[test]
 fn a_chunk_that_is_shut_is_looked_through_as_a_whole() {
+    let _few = few_mappings();
     if !uffd_available() {
         return;
     }
@@ -220,6 +223,7 @@ fn a_chunk_that_is_shut_is_looked_through_as_a_whole() {
 /// its parent's threads were at.
 #[test]
 fn a_forked_child_does_not_wait() {
+    let _few = few_mappings();
     if !uffd_available() {
         return;
     }
@@ -253,6 +257,7 @@ fn a_forked_child_does_not_wait() {
 /// when it was found that there is none.
 #[test]
 fn a_store_without_room_waits_or_is_refused() {
+    let _few = few_mappings();
     if !uffd_available() {
         return;
     }
