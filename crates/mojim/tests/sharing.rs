@@ -364,9 +364,18 @@ fn peer() {
                 let m = m.unwrap();
                 // SAFETY: both end by `_exit`.
                 unsafe {
+                    let parent = libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0);
+                    assert!(parent >= 0);
                     if libc::fork() != 0 {
                         libc::_exit(0);
                     }
+                    // All of it: what its threads had begun to commit is in doubt.
+                    let mut gone = libc::pollfd {
+                        fd: parent as libc::c_int,
+                        events: libc::POLLIN,
+                        revents: 0,
+                    };
+                    while libc::poll(&mut gone, 1, -1) != 1 {}
                     store(m, 5, 50);
                     let (synced, loaded) = (synced(m), load(m, 5));
                     let unmapped = unmap(m.ptr, m.len).is_ok();
