@@ -359,7 +359,13 @@ impl Committed {
     /// bytes without having one. None, at the cost of a load, if nobody has.
     #[inline]
     pub fn turn(&self) -> Option<MutexGuard<'_, Images>> {
-        self.taken.load(SeqCst).then(|| self.lock())
+        self.is_taken().then(|| self.lock())
+    }
+
+    /// Whether somebody has.
+    #[inline]
+    pub fn is_taken(&self) -> bool {
+        self.taken.load(SeqCst)
     }
 
     /// It was appended as `lsn`, or is not made (0). Called before its caller

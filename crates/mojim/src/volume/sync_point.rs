@@ -454,7 +454,7 @@ impl<'a> SyncPoint<'a> {
             if self.inner.primary.must_spill(&self.pieces) {
                 // It reads its bytes before it has an LSN.
                 held.extend(regions().map(|r| r.committed.take(r.committed.lock())));
-            } else if regions().any(|r| r.committed.turn().is_some()) {
+            } else if self.parts.iter().any(|p| p.region.committed.is_taken()) {
                 turns.extend(regions().map(|r| r.committed.lock()));
             }
         }
