@@ -29,7 +29,7 @@ use network::Slow;
 use nodes::{Nodes, notice};
 use rng::Rng;
 
-const SHORT: u64 = 6;
+const SHORT: u64 = 4;
 /// Rounds of random faults on one cluster: its log must hold their entries.
 const ROUNDS: u64 = 12;
 
