@@ -203,6 +203,27 @@ unsafe fn reader<'a>(m: *mut Mojim) -> Result<&'a Reader, Failure> {
     }
 }
 
+/// A configuration, a node of it, and perhaps a volume.
+///
+/// # Safety
+/// The arguments are null or C strings, which stay as long as what is returned.
+unsafe fn which<'a>(
+    config: *const c_char,
+    node: *const c_char,
+    name: *const c_char,
+) -> Result<(Config, &'a str, Option<&'a str>), Failure> {
+    // SAFETY: the caller's promise.
+    let (config, node, name) = unsafe {
+        (
+            text(config, "config")?,
+            text(node, "node")?,
+            text_or_none(name, "volume")?,
+        )
+    };
+    let config = Config::load(Path::new(config)).map_err(|e| Error::Config(e.to_string()))?;
+    Ok((config, node, name))
+}
+
 /// `mojim_attach`.
 ///
 /// # Safety
@@ -215,16 +236,11 @@ pub unsafe extern "C" fn mojim_attach(
 ) -> *mut Mojim {
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
-        let (config, node, name) = unsafe {
-            (
-                text(config, "config")?,
-                text(node, "node")?,
-                text_or_none(name, "volume")?,
-            )
-        };
-        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
-        let config = Config::load(Path::new(config)).map_err(wrong)?;
-        if config.volume(name).map_err(wrong)?.working == Working::Shared {
+        let (config, node, name) = unsafe { which(config, node, name)? };
+        let volume = config
+            .volume(name)
+            .map_err(|e| Error::Config(e.to_string()))?;
+        if volume.working == Working::Shared {
             return joined(&config, node, name);
         }
         let volume = Volume::attach_with(&config, node, name, |_, _| {})?;
@@ -252,15 +268,7 @@ pub unsafe extern "C" fn mojim_join(
 ) -> *mut Mojim {
     guard(std::ptr::null_mut(), || {
         // SAFETY: the caller's promise.
-        let (config, node, name) = unsafe {
-            (
-                text(config, "config")?,
-                text(node, "node")?,
-                text_or_none(name, "volume")?,
-            )
-        };
-        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
-        let config = Config::load(Path::new(config)).map_err(wrong)?;
+        let (config, node, name) = unsafe { which(config, node, name)? };
         joined(&config, node, name)
     })
 }
