@@ -964,3 +964,35 @@ fn what_an_exact_sync_point_commits_no_larger_one_undoes() {
     }
     v.detach().unwrap();
 }
+
+/// The same of a sync point of exact ranges that is larger than its log: it goes through a spill
+/// file, and gets its number when that is written.
+#[test]
+fn what_an_exact_sync_point_commits_no_spilled_one_undoes() {
+    let dir = Dir::new("spilled");
+    let config = config(&dir.0, "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let m = &map(&v, 1 << 20);
+    let part = 16 << 10;
+    for round in 1..=40u64 {
+        let start = &Barrier::new(2);
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                let all = m.ptr.cast_const();
+                let ranges = (0..64).map(|i| (all.wrapping_add(i * part), part));
+                let ranges: Vec<_> = ranges.collect();
+                start.wait();
+                gmsync(&ranges).unwrap();
+            });
+            start.wait();
+            for value in [2 * round, 2 * round + 1] {
+                // SAFETY: inside the mapping; nobody else stores there.
+                unsafe { m.ptr.cast::<u64>().write_volatile(value) };
+                msync(m.ptr, 8).unwrap();
+            }
+        });
+        let is = u64::from_ne_bytes(file(&v)[..8].try_into().unwrap());
+        assert_eq!(is, 2 * round + 1, "round {round}");
+    }
+    v.detach().unwrap();
+}
