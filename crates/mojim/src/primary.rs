@@ -1275,8 +1275,19 @@ impl Primary {
     #[cold]
     fn begin_spilled(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         self.check()?;
-        let env = self.store.env().clone();
-        let id = env.random();
+        let id = self.store.env().random();
+        let begun = self.spill_as(id, pieces);
+        let mut handed = self.spill.lock().unwrap_or_else(|e| e.into_inner());
+        // It may be the turn of another.
+        handed.take_if(|(s, _)| s.id == id);
+        drop(handed);
+        if begun.is_err() {
+            self.store.remove_spill(id);
+        }
+        begun
+    }
+
+    fn spill_as(&self, id: u64, pieces: &[Piece<'_>]) -> Result<Begun> {
         let file = self.store.spill_file(id)?;
         let fail = |e: std::io::Error| Error::io("writing a spill file", &e);
         let parts = cut(pieces, 1 << 20);
@@ -1300,13 +1311,9 @@ impl Primary {
             len += n as u64;
         }
         file.sync().map_err(fail)?;
+        let env = self.store.env();
         env.sync_dir(&self.store.spec().meta).map_err(fail)?;
-        let sent = self.hand_spill(SpillFile { id, len, file });
-        *self.spill.lock().unwrap_or_else(|e| e.into_inner()) = None;
-        if let Err(e) = sent {
-            self.store.remove_spill(id);
-            return Err(e);
-        }
+        self.hand_spill(SpillFile { id, len, file })?;
         let piece = Piece::Spill {
             length: len,
             id: id.to_le_bytes(),
