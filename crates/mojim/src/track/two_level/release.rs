@@ -22,7 +22,10 @@
 //! * What is not committed differs from the file, and stays, with its mark in the page tables.
 //! * A chunk that is shut may have pages that no collect has found: it is *unseen* until one looks
 //!   through it, or none are left. It is made unseen before it counts as closed; a collect reads
-//!   the two the other way round, so it meets one of them.
+//!   the two the other way round, so it meets one of them. A collect that marks pages as clean
+//!   must not run between the two: it could take the mark, scan, and miss a store that was made
+//!   then to the chunk, still open. So who shuts or discards holds the region's images, as who
+//!   collects does.
 
 use std::collections::VecDeque;
 use std::io;
@@ -143,6 +146,8 @@ impl TwoLevel {
 
     /// R1, of every chunk that was opened since it was shut, also if a collect has closed it; they
     /// count as what they hold, from then on. One that cannot be shut stays open, and counts as full.
+    ///
+    /// Nobody collects meanwhile.
     ///
     /// # Errors
     /// Those of the page tables' scan. Chunks that were not counted count as full.
