@@ -30,7 +30,9 @@
  * 4. One process at a time can be attached to a volume; others get EBUSY, or
  *    share it with that one (mojim_join), with shared working copies only.
  * 5. A sync point that failed with ETIMEDOUT is in doubt: it is there whole, or
- *    not at all. Its bytes stay in memory and count as changed; call again.
+ *    not at all. Its bytes stay in memory and count as changed; call again. So
+ *    is a call that changes names or sizes: until it is committed, others and
+ *    mojim_fsync fail, and sync points of memory behind a file's end.
  * 6. mprotect, mremap, madvise(MADV_DONTNEED) and MAP_FIXED over a region, and
  *    munmap in place of mojim_unmap, break the noting of changes. So does
  *    closing descriptors that the program did not open.
@@ -379,7 +381,7 @@ int mojim_remove(mojim_t *m, const char *file);
 int mojim_rename(mojim_t *m, const char *from, const char *to);
 
 /* Sets a file's size. As with any file, memory beyond the new end must not be
- * touched any more. */
+ * touched any more; after ETIMEDOUT beyond the nearer of both ends. */
 int mojim_truncate(mojim_t *m, const char *file, off_t size);
 
 /* Size of a file in bytes; -1 with ENOENT if it is not there. */

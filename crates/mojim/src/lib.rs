@@ -41,6 +41,7 @@ pub mod store;
 pub mod stream;
 pub mod track;
 pub mod uffd;
+pub mod users;
 pub mod views;
 pub mod vigil;
 pub mod volume;

@@ -21,6 +21,7 @@ use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
 use crate::track::{self, Meter, Tracker, TwoLevel};
+use crate::users::{User, Users};
 
 /// Ranges up to this many bytes are sent as they are, without a look at the
 /// page tables: copying 16 KiB costs about what one scan does.
@@ -338,14 +339,38 @@ pub struct Region {
     /// Bytes of it that the file has: fewer than the copy's after the file
     /// was made shorter. Memory beyond must not be touched.
     pub valid: AtomicUsize,
+    /// Calls that touch its memory: it does not go, and what was valid when they
+    /// entered does not, before they have left.
+    pub users: Users,
+    /// Its memory goes, or has gone.
+    pub shut: AtomicBool,
 }
 
 impl Region {
+    /// Its memory stays, until the answer is dropped.
+    #[inline]
+    pub fn enter(&self) -> Result<User<'_>> {
+        let user = self.users.enter();
+        if self.shut.load(SeqCst) {
+            return Err(Error::NotFound(format!("{} was unmapped", self.name)));
+        }
+        Ok(user)
+    }
+
+    /// Nobody touches its memory any more when this returns.
+    pub fn shut(&self) {
+        self.shut.store(true, SeqCst);
+        self.users.wait();
+    }
+
     /// The file has this size now, or will have.
     pub fn resized(&self, size: u64) {
         let len = self.copy.len() as u64;
         let valid = size.saturating_sub(self.offset).min(len);
-        self.valid.store(valid as usize, Release);
+        if self.valid.swap(valid as usize, SeqCst) > valid as usize {
+            // Who reads what was valid does so before the file's end comes nearer.
+            self.users.wait();
+        }
         self.committed.forget(valid as usize);
     }
 
@@ -371,4 +396,87 @@ pub struct Window {
     /// Discard, rather than commit, what is not committed at unmap and exit
     /// (`MAP_ATOMIC`).
     pub atomic: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::env::{Env, OpenHow};
+
+    /// Nothing is ever read of it.
+    struct Nothing;
+
+    impl WorkingCopy for Nothing {
+        fn base(&self) -> *mut u8 {
+            std::ptr::null_mut()
+        }
+        fn len(&self) -> usize {
+            1 << 20
+        }
+        fn collect(&self, _: Range<usize>, _: &mut Vec<Range<usize>>) -> Result<()> {
+            Ok(())
+        }
+        fn written(&self, _: Range<usize>, _: &mut Vec<Range<usize>>) -> Result<()> {
+            Ok(())
+        }
+        fn mark(&self, _: Range<usize>) {}
+        fn resized(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn close(&self, _: u64) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Once, a file could become shorter while a sync point of another thread read
+    /// what it cut off, and that thread died of it.
+    #[test]
+    fn who_takes_memory_waits_for_those_who_read_it() {
+        let path = std::env::temp_dir().join(format!("mojim-users-{}", std::process::id()));
+        std::fs::write(&path, [0]).unwrap();
+        let os = crate::os::Os::new().unwrap();
+        let file = os.open(&path, OpenHow::default()).unwrap();
+        let region = Region {
+            copy: Arc::new(Nothing),
+            committed: Committed::new(file, 0, 1 << 20),
+            file: 1,
+            name: "f".into(),
+            offset: 0,
+            write: true,
+            valid: AtomicUsize::new(1 << 20),
+            users: Users::new(),
+            shut: AtomicBool::new(false),
+        };
+        let left = AtomicBool::new(false);
+        let inside = Barrier::new(2);
+        let read_until = |seen: &dyn Fn() -> bool| {
+            let user = region.enter().unwrap();
+            inside.wait();
+            while !seen() {
+                std::thread::yield_now();
+            }
+            // It is waited for by now, or about to be: some more for who is not.
+            for _ in 0..1000 {
+                std::thread::yield_now();
+            }
+            left.store(true, SeqCst);
+            drop(user);
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| read_until(&|| region.valid.load(SeqCst) == 5));
+            inside.wait();
+            region.resized(5);
+            assert!(left.swap(false, SeqCst));
+        });
+        std::thread::scope(|s| {
+            s.spawn(|| read_until(&|| region.shut.load(SeqCst)));
+            inside.wait();
+            region.shut();
+            assert!(left.load(SeqCst));
+        });
+        assert!(matches!(region.enter(), Err(Error::NotFound(_))));
+        std::fs::remove_file(&path).unwrap();
+    }
 }

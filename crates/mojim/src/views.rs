@@ -62,6 +62,7 @@ impl Messenger {
     /// Starts the thread. `back` is called after each errand.
     pub fn start(views: Arc<dyn Views>, back: impl Fn() + Send + 'static) -> Result<Messenger> {
         let (send, errands) = channel::<Errand>();
+        let _quiet = crate::os::SignalsWait::begin_but_faults();
         std::thread::Builder::new()
             .name("mojim-views".into())
             .spawn(move || {

@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mojim_format::catalog::valid_file_name;
 use mojim_format::certificate::Subject;
 use mojim_format::{Level, State, View};
 
@@ -29,11 +28,10 @@ use crate::event::Event;
 use crate::fork::{check_fork, is_other_process, watch_forks};
 use crate::forward;
 use crate::holders::{self, Holders, Peer};
-use crate::last;
 use crate::layout;
-use crate::os::Os;
+use crate::os::{Os, SignalsWait};
 use crate::outflow::Source;
-use crate::primary::{Pace, Piece, Primary};
+use crate::primary::{Pace, Primary};
 use crate::session::Session;
 use crate::share::{Guest, guest};
 use crate::store::{AT_ONCE, Store, read_superblock};
@@ -42,12 +40,14 @@ use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
 mod children;
 mod memory;
+mod names;
 mod owner;
 mod remembered;
 mod sync_point;
 mod windows;
 
 use memory::Memory;
+use names::Names;
 use sync_point::{Part, Until, sync_many};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
 use windows::SharedCopies;
@@ -90,7 +90,10 @@ pub(crate) struct Inner {
     memory: Option<Memory>,
     /// One name-space change at a time, and one that maps or unmaps regions or
     /// goes through them.
-    pub(crate) names: Mutex<()>,
+    pub(crate) names: Mutex<Names>,
+    /// Grows when a file's size is about to change, which makes it odd, and when
+    /// the regions have the size that it has then. Changed under `names`.
+    sizes: AtomicU64,
     pub(crate) shared: SharedCopies,
     pub(crate) owner: Mutex<owner::Owner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -273,7 +276,8 @@ impl Volume {
             detached: AtomicBool::new(false),
             unawaited: AtomicU64::new(0),
             memory,
-            names: Mutex::new(()),
+            names: Mutex::default(),
+            sizes: AtomicU64::new(0),
             shared: Mutex::default(),
             owner: Mutex::default(),
             threads: Mutex::new(Vec::new()),
@@ -456,65 +460,6 @@ impl Volume {
         self.0.primary.store.area().find(file).map(|f| f.size)
     }
 
-    /// Sets a file's size. Pages of a mapping beyond the new end must not be
-    /// touched any more, as with any file.
-    pub fn truncate(&self, file: &str, size: u64) -> Result<()> {
-        check_fork()?;
-        self.0.check_attached()?;
-        if size > i64::MAX as u64 {
-            return Err(Error::Invalid(format!("{file}: {size} bytes are too many")));
-        }
-        let _names = lock(&self.0.names);
-        let (id, old) = self.0.find_or_create(file, false)?;
-        if old == size {
-            // An earlier call may have failed, and come true since.
-            self.0.resized(id, size);
-            return self.0.settle_size(id);
-        }
-        // Before the memory beyond the new end goes, and after it came.
-        self.0.resized(id, size.min(old));
-        let done = self.0.change_names(&[Piece::Resize { file: id, size }]);
-        self.0.resized(id, if done.is_ok() { size } else { old });
-        done.and_then(|()| self.0.settle_size(id))
-    }
-
-    /// Makes an empty file. True if it was not there.
-    pub fn create(&self, file: &str) -> Result<bool> {
-        check_fork()?;
-        self.0.check_attached()?;
-        let _names = lock(&self.0.names);
-        let there = self.0.primary.store.area().find(file).is_some();
-        self.0.find_or_create(file, true)?;
-        Ok(!there)
-    }
-
-    /// Removes a file. Fails while it is mapped.
-    pub fn remove(&self, file: &str) -> Result<()> {
-        check_fork()?;
-        self.0.check_attached()?;
-        let _names = lock(&self.0.names);
-        let (id, _) = self.0.find_or_create(file, false)?;
-        self.0.refuse_mapped(id, file)?;
-        self.0.change_names(&[Piece::Remove { file: id }])
-    }
-
-    /// Gives a file another name, replacing a file of that name.
-    pub fn rename(&self, from: &str, to: &str) -> Result<()> {
-        check_fork()?;
-        self.0.check_attached()?;
-        if !valid_file_name(to) {
-            return Err(Error::Invalid(format!(
-                "{to:?} cannot name a file of a volume"
-            )));
-        }
-        let _names = lock(&self.0.names);
-        let (id, _) = self.0.find_or_create(from, false)?;
-        if let Some(old) = self.0.primary.store.area().find(to).map(|f| f.id) {
-            self.0.refuse_mapped(old, to)?;
-        }
-        self.0.change_names(&[Piece::Rename { file: id, name: to }])
-    }
-
     /// A sync point of all regions of a file, atomic as a whole (`fsync`,
     /// `fdatasync`). Returns its LSN; 0 if nothing had changed. Waits, as every
     /// sync point does, for those of the volume whose calls did not.
@@ -523,17 +468,16 @@ impl Volume {
         let inner = &self.0;
         inner.check_attached()?;
         // No region goes meanwhile.
-        let _names = lock(&inner.names);
+        let mut names = inner.names()?;
         let mut mine = inner.regions();
-        // A region's name may be one that its file had when it was mapped. It tells
-        // without a look at the data area, which is held while records are applied.
-        let named = mine.iter().filter(|r| r.name == file).map(|r| r.file);
-        let mut ids: Vec<u32> = named.collect();
-        if ids.is_empty() {
-            ids.push(inner.find_or_create(file, false)?.0);
-        }
-        mine.retain(|r| ids.contains(&r.file));
-        let parts = mine.iter().map(|r| Part::of(r, 0..r.valid.load(Acquire)));
+        // A region's name tells without a look at the data area, which is held
+        // while records are applied.
+        let id = match mine.iter().find(|r| !names.renamed && r.name == file) {
+            Some(region) => region.file,
+            None => inner.find_or_create(&mut names, file, false)?.0,
+        };
+        mine.retain(|r| r.file == id);
+        let parts = mine.iter().map(|r| Part::of(r, 0..r.copy.len()));
         let parts: Vec<_> = parts.collect();
         if parts.is_empty() {
             inner.wait_for(inner.unawaited.load(Acquire))?;
@@ -620,10 +564,17 @@ impl Volume {
     fn end_own(&self, unmap: bool, mut done: Result<()>) -> Result<()> {
         let inner = &self.0;
         // No region goes meanwhile, or comes.
-        let names = lock(&inner.names);
+        let mut names = lock(&inner.names);
+        match inner.settle_names(&mut names) {
+            Err(e) if unmap => return Err(e),
+            settled => done = done.and(settled),
+        }
         let mine = inner.windows();
         for m in mine.iter().filter(|m| !m.window.atomic) {
-            let synced = m.sync();
+            let mut range = m.all();
+            // In doubt the nearer end: what lies behind it may not be the file's.
+            range.end = range.end.min(m.region.valid.load(Acquire)).max(range.start);
+            let synced = m.sync(range);
             match synced.map(drop) {
                 // It stays attached.
                 Err(e) if unmap => return Err(e),
@@ -692,6 +643,10 @@ impl Inner {
 
     fn start_threads(self: &Arc<Inner>, session: Option<Session>) -> Result<()> {
         let mut threads = lock(&self.threads);
+        // These threads, and those that they start, run no handler of the program
+        // (one that stores to a region might wait for one of them), nor does a
+        // signal that the program awaits elsewhere end it in one of them.
+        let _quiet = SignalsWait::begin_but_faults();
         let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
                 .name(format!("mojim-{name}"))
@@ -832,9 +787,6 @@ impl Inner {
 
     fn checkpoint_loop(&self) {
         crate::os::yield_to_others();
-        // A handler of the program that stores here might wait for this thread.
-        let bounded = self.memory.is_some();
-        let _quiet = bounded.then(crate::os::SignalsWait::begin_but_faults);
         self.checkpoint_turns();
         if let Some(memory) = &self.memory {
             memory.end();
@@ -914,98 +866,6 @@ impl Inner {
         for region in self.regions() {
             region.committed.sweep(applied);
         }
-    }
-
-    /// Tells a file's regions its size.
-    fn resized(&self, id: u32, size: u64) {
-        for region in self.regions().iter().filter(|r| r.file == id) {
-            region.resized(size);
-        }
-    }
-
-    /// And that it has it now.
-    fn settle_size(&self, id: u32) -> Result<()> {
-        let mut all = self.regions();
-        all.retain(|r| r.file == id);
-        all.iter().try_for_each(|r| r.settle_size())
-    }
-
-    fn refuse_mapped(&self, id: u32, file: &str) -> Result<()> {
-        if self.regions().iter().any(|r| r.file == id) {
-            return Err(Error::Busy(format!("{file} is mapped; unmap it first")));
-        }
-        Ok(())
-    }
-
-    /// The file's number and size; makes it, or takes in a file that lies in
-    /// the directory without being part of the volume yet.
-    fn find_or_create(&self, file: &str, create: bool) -> Result<(u32, u64)> {
-        if !valid_file_name(file) {
-            return Err(Error::Invalid(format!(
-                "{file:?} cannot name a file of a volume"
-            )));
-        }
-        let area = self.primary.store.area();
-        if let Some(f) = area.find(file) {
-            return Ok((f.id, f.size));
-        }
-        let id = area.next_id();
-        let path = area.path(file);
-        drop(area);
-        match self.env.open(&path, crate::env::OpenHow::default()) {
-            Ok(f) => {
-                let size = f.len().context(|| path.display().to_string())?;
-                self.import(id, file, &*f, size)?;
-                Ok((id, size))
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                if !create {
-                    return Err(Error::NotFound(format!(
-                        "volume {} has no file {file:?}",
-                        self.volume.name
-                    )));
-                }
-                self.change_names(&[Piece::Create {
-                    file: id,
-                    name: file,
-                }])?;
-                Ok((id, 0))
-            }
-            Err(e) => Err(Error::io(format!("opening {}", path.display()), &e)),
-        }
-    }
-
-    /// Takes a file into the volume that was put into its directory by others.
-    fn import(&self, id: u32, name: &str, f: &dyn crate::env::File, size: u64) -> Result<()> {
-        let mut bytes = vec![
-            0u8;
-            usize::try_from(size).map_err(|_| {
-                Error::Invalid(format!("{name}: too large to take into the volume"))
-            })?
-        ];
-        let got = f.read_at(&mut bytes, 0).context(|| name.to_owned())?;
-        bytes.truncate(got);
-        let mut pieces = vec![
-            Piece::Create { file: id, name },
-            Piece::Resize { file: id, size },
-        ];
-        if got > 0 {
-            pieces.push(Piece::Write {
-                file: id,
-                offset: 0,
-                ptr: bytes.as_ptr(),
-                len: got,
-            });
-        }
-        self.change_names(&pieces)
-    }
-
-    /// Commits a change of names or sizes and applies it here, so that the
-    /// file system shows it when the call returns.
-    fn change_names(&self, pieces: &[Piece<'_>]) -> Result<()> {
-        let lsn = self.primary.commit(pieces)?;
-        last::set(lsn);
-        self.settle(lsn)
     }
 
     /// Waits until every record up to `lsn` is committed.

@@ -513,6 +513,121 @@ fn a_rollback_leaves_what_others_store_and_sync_beside_it() {
     }
 }
 
+/// Once, a region was taken for one of the file that it was mapped as: where
+/// another file had that name meanwhile, `fsync` synced the wrong one, and said
+/// that nothing had changed.
+#[test]
+fn fsync_is_of_the_file_that_has_the_name_now() {
+    let dir = Dir::new("renamed");
+    let config = config(&dir.0, "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let map = |file: &str| {
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            ..MapFlags::default()
+        };
+        v.map(file, 8192, flags).unwrap()
+    };
+    let (old, new) = (map("f"), map("f.new"));
+    v.rename("f", "f.1").unwrap();
+    v.rename("f.new", "f").unwrap();
+    for (m, byte) in [(old, 1), (new, 2)] {
+        // SAFETY: inside the mapping, which only this thread uses.
+        unsafe { m.ptr.write(byte) };
+    }
+    let before = mojim::last_lsn();
+    assert_eq!(v.fsync("f").unwrap(), before + 1);
+    assert!(matches!(v.fsync("f.new"), Err(mojim::Error::NotFound(_))));
+    let first = |file: &str| {
+        v.settle().unwrap();
+        std::fs::read(v.directory().join(file)).unwrap()[0]
+    };
+    assert_eq!([first("f"), first("f.1")], [2, 0]);
+    assert_eq!(v.fsync("f.1").unwrap(), before + 2);
+    assert_eq!([first("f"), first("f.1")], [2, 1]);
+    v.detach().unwrap();
+}
+
+/// Once, the memory of a region could go while a sync point of another thread read
+/// it: that thread died of it, or what came to that address was committed.
+#[test]
+fn memory_stays_while_a_sync_point_reads_it() {
+    const LEN: usize = 1 << 20;
+    let dir = Dir::new("reads");
+    let config = config_with(&dir.0, "auto", "", "8MiB");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let other = |at: *mut u8| {
+        let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+        let (rw, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+        let flags = private | libc::MAP_ANONYMOUS | fixed;
+        // SAFETY: new memory, or in the place of what this test has there.
+        let p = unsafe { libc::mmap(at.cast(), LEN, rw, flags, -1, 0) };
+        assert_ne!(p, libc::MAP_FAILED);
+        // SAFETY: memory that was just mapped.
+        unsafe { p.cast::<u8>().write_bytes(99, LEN) };
+        p.cast::<u8>()
+    };
+    let place = other(std::ptr::null_mut());
+    let flags = MapFlags {
+        create: true,
+        atomic: true,
+        fixed_at: place as usize,
+        ..MapFlags::default()
+    };
+    let at = place as usize;
+    let meet = Barrier::new(2);
+    let mut random = random(7);
+    let mut synced = 0;
+    std::thread::scope(|s| {
+        let syncs = s.spawn(|| {
+            let mut synced = 0;
+            for round in 0..200 {
+                meet.wait();
+                // All of it, or exactly these parts.
+                let done = match round % 2 {
+                    0 => msync(at as *const u8, LEN),
+                    _ => {
+                        let parts = (0..64).map(|i| ((at + i * (LEN / 64)) as *const u8, LEN / 64));
+                        gmsync(&parts.collect::<Vec<_>>())
+                    }
+                };
+                synced += usize::from(done.is_ok());
+                meet.wait();
+            }
+            synced
+        });
+        for round in 0..200u8 {
+            let m = v.map("f", LEN, flags).unwrap();
+            // SAFETY: inside the mapping; nobody syncs it yet.
+            unsafe { m.ptr.write_bytes(round % 50, LEN) };
+            meet.wait();
+            for _ in 0..random(20_000) {
+                std::hint::spin_loop();
+            }
+            match round % 4 {
+                // The same of memory behind the file's end.
+                0 | 1 => v.truncate("f", 0).unwrap(),
+                _ => unmap(m.ptr, LEN).unwrap(),
+            }
+            if round % 4 > 1 {
+                other(place);
+            }
+            meet.wait();
+            if round % 4 <= 1 {
+                unmap(m.ptr, LEN).unwrap();
+                other(place);
+            }
+            assert!(file(&v).iter().all(|b| *b < 50), "round {round}");
+        }
+        synced = syncs.join().unwrap();
+    });
+    assert!(synced > 0);
+    v.detach().unwrap();
+    // SAFETY: this test's memory.
+    unsafe { libc::munmap(place.cast(), LEN) };
+}
+
 /// One sync point, of all regions of the file and of no other.
 #[test]
 fn fsync_is_one_sync_point_of_a_files_regions() {

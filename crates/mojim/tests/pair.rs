@@ -187,6 +187,13 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     msync(m.ptr, m.len).unwrap();
     let other = v.map("g", 1 << 20, atomic).unwrap();
     msync(other.ptr, other.len).unwrap();
+    v.create("h").unwrap();
+    v.truncate("h", 4096).unwrap();
+    let read_only = MapFlags {
+        read_only: true,
+        ..MapFlags::default()
+    };
+    let read = v.map("h", 0, read_only).unwrap();
     b.stop();
     store(1, 2);
     let lsn = msync_async(m.ptr, m.len).unwrap();
@@ -198,6 +205,10 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
         let at = m.ptr as usize;
         // Nothing was changed since: these wait for what was begun.
         let of_another = other.ptr as usize;
+        let nothing = read.ptr as usize;
+        // Once, one of memory that cannot be stored to, or of none, did not wait.
+        s.spawn(move || timeout(msync(nothing as *const u8, 4096)));
+        s.spawn(move || timeout(msync(of_another as *const u8, 0)));
         s.spawn(move || timeout(msync(of_another as *const u8, 1 << 20)));
         s.spawn(move || timeout(msync(at as *const u8, 1 << 20)));
         s.spawn(|| timeout(v.fsync("f")));
@@ -218,5 +229,96 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     for node in ["a", "b"] {
         let bytes = place.bytes(node, "f");
         assert_eq!([0, 1, 2, 500_000].map(|i| bytes[i]), [1, 2, 3, 0], "{node}");
+    }
+}
+
+/// Once, a truncation that failed for want of the mirror left everything as if it
+/// had not been: sync points behind the end that it had asked for were acknowledged,
+/// and another truncation found the old size and made no record. Then the mirror
+/// came, and the first took it all away.
+#[test]
+fn a_size_in_doubt_is_nobodys_success() {
+    for shared in [false, true] {
+        let place = Place::new(if shared { "size-shared" } else { "size" });
+        let c = place.config("sync", "tcp", 2);
+        let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+        let b = start();
+        let v = attach(&c, "a");
+        let flags = MapFlags {
+            atomic: true,
+            shared,
+            ..CREATE
+        };
+        const SIZE: u64 = 2 << 20;
+        let m = v.map("f", SIZE as usize, flags).unwrap();
+        let behind = 1_500_000;
+        // SAFETY: inside the mapping, which only this thread uses, where the file
+        // has not become shorter.
+        let store = |at: usize, byte: u8| unsafe { m.ptr.add(at).write_volatile(byte) };
+        store(0, 1);
+        store(behind, 1);
+        msync(m.ptr, m.len).unwrap();
+        b.stop();
+        let in_doubt =
+            |r: mojim::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+        in_doubt(v.truncate("f", SIZE / 2).map(|()| 0));
+        store(behind, 2);
+        let at = m.ptr.wrapping_add(behind);
+        in_doubt(msync(at, 1));
+        in_doubt(v.truncate("f", SIZE).map(|()| 0));
+        if !shared {
+            in_doubt(gmsync(&[(m.ptr, 1), (at, 1)]));
+            in_doubt(msync(m.ptr, m.len));
+            in_doubt(v.fsync("f"));
+            in_doubt(v.create("g").map(u64::from));
+            in_doubt(v.map("f", 0, flags).map(|_| 0));
+        }
+        let b = start();
+        let mut tries = 0;
+        while let Err(e) = v.truncate("f", SIZE) {
+            assert!(matches!(e, Error::Timeout(_)) && tries < 20, "{e}");
+            tries += 1;
+        }
+        // It was cut off, and grew again.
+        // SAFETY: inside the mapping, which only this thread uses.
+        assert_eq!(unsafe { at.read_volatile() }, 0);
+        store(behind + 1, 3);
+        assert!(msync(m.ptr, m.len).unwrap() > 0);
+        v.detach().unwrap_or_else(|e| panic!("{e}"));
+        b.stop();
+        for node in ["a", "b"] {
+            let bytes = place.bytes(node, "f");
+            assert_eq!(bytes.len() as u64, SIZE, "{node}");
+            assert_eq!(bytes[behind..behind + 2], [0, 3], "{node}");
+        }
+    }
+}
+
+/// Once, an end of the program while a size was in doubt did not even begin to
+/// commit what lies before either end.
+#[test]
+fn an_end_while_a_size_is_in_doubt_begins_what_is_in_no_doubt() {
+    let place = Place::new("size-end");
+    let c = place.config("sync", "tcp", 2);
+    let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let b = start();
+    let v = attach(&c, "a");
+    let m = v.map("f", 2 << 20, CREATE).unwrap();
+    msync(m.ptr, m.len).unwrap();
+    b.stop();
+    let in_doubt = |r: mojim::Result<()>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+    in_doubt(v.truncate("f", 1 << 20));
+    // SAFETY: inside the mapping, which only this thread uses, and the file.
+    unsafe { m.ptr.add(500_000).write(7) };
+    in_doubt(v.finish());
+    drop(v);
+    let b = start();
+    let v = attach(&c, "a");
+    v.fsync("f").unwrap();
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+    for node in ["a", "b"] {
+        let bytes = place.bytes(node, "f");
+        assert_eq!((bytes.len(), bytes[500_000]), (1 << 20, 7), "{node}");
     }
 }

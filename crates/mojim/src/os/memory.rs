@@ -124,6 +124,7 @@ const POPULATE_STEP: usize = 256 << 10;
 /// touched.
 pub(super) fn populate(memory: &Memory) {
     let memory = memory.clone();
+    let _quiet = super::SignalsWait::begin_but_faults();
     // Without a thread, as where it fails.
     let _ = std::thread::Builder::new()
         .name("mojim-populate".into())

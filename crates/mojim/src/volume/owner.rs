@@ -13,7 +13,6 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -187,16 +186,14 @@ impl Window {
         self.write && !self.atomic && !self.inherited
     }
 
-    /// What of `len` bytes from `at` on the window and the file have.
+    /// What of `len` bytes from `at` on the window has.
     fn part(&self, at: u64, len: u64) -> Range<usize> {
         let (at, len) = (usize::try_from(at), usize::try_from(len));
         let (at, len) = (at.unwrap_or(usize::MAX), len.unwrap_or(usize::MAX));
         let from = self.span.start.saturating_add(at).min(self.span.end);
         // To the end of the page, as programs round up.
         let shown = self.span.end.next_multiple_of(rustix::param::page_size());
-        let end = from.saturating_add(len).min(shown);
-        let end = end.min(self.lent.1.valid.load(Acquire));
-        from.min(end)..end
+        from..from.saturating_add(len).min(shown)
     }
 }
 

@@ -31,6 +31,7 @@ use crate::last;
 use crate::primary::{Begun, Piece};
 use crate::region::{EXACT_MAX, Region};
 use crate::share::guest;
+use crate::users::User;
 
 use super::windows::{TABLE, locate};
 use super::{Inner, remembered};
@@ -56,14 +57,78 @@ impl Part {
     }
 }
 
-/// What a sync point of `range` is of, by the volume's rule.
-fn rounded(volume: &Inner, region: &Region, range: &Range<usize>) -> Range<usize> {
-    if volume.volume.rounding == Rounding::Exact || range.is_empty() {
-        return range.clone();
+/// Regions that a sync point uses: their memory stays, and so does what of each
+/// part the file has.
+type Used<'a> = (Vec<User<'a>>, Vec<Range<usize>>);
+
+/// The caller uses the region from here on. What of a range the region's file has,
+/// by the volume's rule, and whether that is less than was asked for.
+#[inline]
+fn enter<'a>(
+    volume: &Inner,
+    region: &'a Region,
+    range: &Range<usize>,
+) -> Result<(User<'a>, Range<usize>, bool)> {
+    let user = region.enter()?;
+    let mut range = range.clone();
+    let asked = range.end;
+    if volume.volume.rounding == Rounding::Page && !range.is_empty() {
+        let page = rustix::param::page_size();
+        range = range.start / page * page..range.end.next_multiple_of(page);
     }
-    let page = rustix::param::page_size();
-    let end = range.end.next_multiple_of(page);
-    range.start / page * page..end.min(region.valid.load(Acquire))
+    let valid = region.valid.load(SeqCst);
+    range.end = range.end.min(valid).max(range.start);
+    Ok((user, range, asked > valid))
+}
+
+/// The same, where a range that is cut short is so by its file's end.
+#[inline]
+fn enter_one<'a>(
+    volume: &Inner,
+    region: &'a Region,
+    range: &Range<usize>,
+) -> Result<(User<'a>, Range<usize>)> {
+    loop {
+        let sizes = volume.sizes();
+        let (user, range, cut) = enter(volume, region, range)?;
+        if !cut || volume.is_end(sizes) {
+            return Ok((user, range));
+        }
+        drop(user);
+        volume.settle_sizes(&region.name)?;
+    }
+}
+
+/// The same of several: who waits uses none.
+fn enter_all<'a>(volume: &Inner, parts: &'a [Part]) -> Result<Used<'a>> {
+    let mut users = Vec::with_capacity(parts.len());
+    let mut ranges = Vec::with_capacity(parts.len());
+    loop {
+        let sizes = volume.sizes();
+        let mut short = None;
+        for p in parts {
+            let (user, range, cut) = enter(volume, &p.region, &p.range)?;
+            users.push(user);
+            ranges.push(range);
+            short = short.or(cut.then_some(&p.region.name));
+        }
+        match short {
+            Some(file) if !volume.is_end(sizes) => {
+                users.clear();
+                ranges.clear();
+                volume.settle_sizes(file)?;
+            }
+            _ => return Ok((users, ranges)),
+        }
+    }
+}
+
+/// The answer where there is nothing to commit: what others began is waited for.
+fn nothing(volume: &Inner, until: Until) -> Result<u64> {
+    if until == Until::Committed {
+        volume.wait_for(volume.unawaited.load(Acquire))?;
+    }
+    Ok(0)
 }
 
 /// A part of a region, whose bytes are at `ptr`, as the next piece of a sync
@@ -200,9 +265,14 @@ pub(crate) fn sync_range(
 ) -> Result<u64> {
     volume.check_attached()?;
     if !region.write || range.is_empty() {
-        return Ok(0);
+        return nothing(volume, until);
     }
     if range.len() <= EXACT_MAX && volume.volume.rounding == Rounding::Exact {
+        let (user, range) = enter_one(volume, region, &range)?;
+        if range.is_empty() {
+            drop(user);
+            return nothing(volume, until);
+        }
         // The short way: one piece, nothing allocated.
         let piece = Piece::Write {
             file: region.file,
@@ -215,6 +285,7 @@ pub(crate) fn sync_range(
         let begun = volume.primary.begin_commit(&[piece]);
         note(region, range, &begun, announced);
         drop(turn);
+        drop(user);
         let begun = begun?;
         let done = end(volume, &begun, until);
         volume.made_room(None);
@@ -238,6 +309,14 @@ pub fn gmsync_async(ranges: &[(*const u8, usize)]) -> Result<u64> {
     sync_addresses(ranges, Until::Begun)
 }
 
+/// There is nothing to pass several ranges on to: half a commit must not be shown.
+fn pass_on_nothing(e: Error) -> Error {
+    match e {
+        Error::NotFound(t) => Error::Invalid(t),
+        e => e,
+    }
+}
+
 fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
     if guest::any()
         && let Some(done) = guest::sync_many(ranges, until == Until::Committed)
@@ -248,11 +327,7 @@ fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
     let mut volume = None;
     let mut found = Vec::with_capacity(ranges.len());
     for &(p, len) in ranges {
-        let m = locate(p as usize, len).map_err(|e| match e {
-            // Nothing to pass on to: half a commit must not be shown.
-            Error::NotFound(t) => Error::Invalid(t),
-            e => e,
-        })?;
+        let m = locate(p as usize, len).map_err(pass_on_nothing)?;
         let first = volume.get_or_insert_with(|| m.volume.clone());
         if !Arc::ptr_eq(first, &m.volume) {
             return Err(Error::Invalid(
@@ -263,7 +338,7 @@ fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
         found.push(Part::of(&m.region, m.part(p as usize, len)));
     }
     match volume {
-        Some(volume) => sync_many(&volume, &found, until),
+        Some(volume) => sync_many(&volume, &found, until).map_err(pass_on_nothing),
         None => Ok(0),
     }
 }
@@ -298,7 +373,7 @@ pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
 
 /// [`rollback`] of a part of a region.
 pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>) -> Result<()> {
-    let mut range = rounded(volume, region, &range);
+    let (_user, range) = enter_one(volume, region, &range)?;
     if !region.write || range.is_empty() {
         return Ok(());
     }
@@ -309,12 +384,6 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
     volume.wait_for(last)?;
     // Then the file alone tells what is committed, whoever noted what.
     volume.settle(last)?;
-    // The file may have become shorter before this thread's turn; from here on
-    // it waits.
-    range.end = range.end.min(region.valid.load(Acquire));
-    if range.is_empty() {
-        return Ok(());
-    }
     let mut written = Vec::new();
     region.copy.written(range, &mut written)?;
     // These stores must find room: who makes it waits for these images.
@@ -335,9 +404,11 @@ type Compared<'a> = (usize, &'a Region, Held<'a>);
 /// A sync point of ranges of one volume that is being made.
 struct SyncPoint<'a> {
     inner: &'a Inner,
+    /// The regions' memory is used.
+    users: Vec<User<'a>>,
     parts: &'a [Part],
-    /// Of each part, by the volume's rule. They stay as they are, also where a
-    /// file becomes shorter meanwhile.
+    /// Of each part, what the file has, by the volume's rule. They stay as they
+    /// are, also where the file becomes shorter meanwhile.
     ranges: Vec<Range<usize>>,
     compared: Vec<Compared<'a>>,
     pieces: Vec<Piece<'a>>,
@@ -358,8 +429,7 @@ fn in_order(parts: &[Part]) -> impl Iterator<Item = usize> {
 
 impl<'a> SyncPoint<'a> {
     fn new(inner: &'a Inner, parts: &'a [Part]) -> Result<SyncPoint<'a>> {
-        let ranges = parts.iter().map(|p| rounded(inner, &p.region, &p.range));
-        let ranges: Vec<_> = ranges.collect();
+        let (users, ranges) = enter_all(inner, parts)?;
         let looks = |i: usize| parts[i].region.write && ranges[i].len() > EXACT_MAX;
         let mut compared = Vec::new();
         if (0..parts.len()).any(looks) {
@@ -379,6 +449,7 @@ impl<'a> SyncPoint<'a> {
         }
         Ok(SyncPoint {
             inner,
+            users,
             parts,
             ranges,
             compared,
@@ -391,7 +462,7 @@ impl<'a> SyncPoint<'a> {
     fn gather(&mut self, found: &mut Vec<Range<usize>>) -> Result<()> {
         let applied = self.inner.primary.store.applied();
         for (i, Part { region, .. }) in self.parts.iter().enumerate() {
-            let mut range = self.ranges[i].clone();
+            let range = self.ranges[i].clone();
             if !region.write || range.is_empty() {
                 continue;
             }
@@ -400,11 +471,6 @@ impl<'a> SyncPoint<'a> {
                 // SAFETY: inside the region.
                 let ptr = unsafe { base.add(range.start) };
                 push_piece(&mut self.pieces, region, range, ptr);
-                continue;
-            }
-            // The file may have become shorter before this thread's turn.
-            range.end = range.end.min(region.valid.load(Acquire));
-            if range.is_empty() {
                 continue;
             }
             let from = found.len();
@@ -511,6 +577,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
             Ok(begun) => {
                 // The others' turn, while this one waits.
                 point.compared.clear();
+                point.users.clear();
                 let done = end(inner, &begun, until).map(|()| begun.lsn);
                 inner.made_room(Some(found));
                 done

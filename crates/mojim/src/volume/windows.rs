@@ -9,38 +9,34 @@
 //! - A shared working copy lasts as long as it has a window.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::committed::Committed;
 use crate::config::Working;
 use crate::error::{Error, Result};
 use crate::fork::{check_fork, is_forked};
-use crate::primary::{Piece, thread_number};
 use crate::reader;
 use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use crate::share::guest;
 use crate::shared::Shared;
+use crate::users::Users;
 
 use super::memory::Memory;
+use super::names::Names;
 use super::sync_point::{Part, Until, sync_many};
 use super::{Inner, Volume, lock, remembered};
 
-/// The process's table of regions, ascending by address. Readers take no lock:
-/// they announce themselves in a stripe of their own, for as long as it takes
-/// to find a region; a table is freed when every stripe was seen empty after
-/// it was replaced.
+/// The process's table of regions, ascending by address. Readers take no lock; a
+/// table is freed when nobody uses it any more after it was replaced.
 pub(crate) struct Table {
     now: AtomicPtr<Vec<Arc<Mapped>>>,
     /// Grows with each change, after it; what threads remember holds as long
     /// as it does not.
     pub(crate) generation: AtomicU64,
-    readers: [Stripe; 16],
+    readers: Users,
     change: Mutex<()>,
 }
-
-#[repr(align(64))]
-struct Stripe(AtomicUsize);
 
 /// A window, and what it shows.
 pub(crate) struct Mapped {
@@ -50,8 +46,7 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// What of `[addr, addr + len)` the window and the file have, relative to
-    /// the region.
+    /// What of `[addr, addr + len)` the window has, relative to the region.
     #[inline]
     pub(crate) fn part(&self, addr: usize, len: usize) -> Range<usize> {
         let w = &self.window;
@@ -62,20 +57,20 @@ impl Mapped {
             0 => w.span.len(),
             _ => w.span.len().next_multiple_of(rustix::param::page_size()),
         };
-        let end = (from + len).min(w.at + shown);
-        from..end.min(self.region.valid.load(Acquire))
+        from..(from + len).min(w.at + shown)
     }
 
-    fn all(&self) -> Range<usize> {
+    /// All that it shows.
+    pub(super) fn all(&self) -> Range<usize> {
         self.part(self.window.span.start, self.window.span.len())
     }
 
-    /// A sync point of all that it shows.
-    pub(crate) fn sync(&self) -> Result<u64> {
+    /// A sync point of a part of it.
+    pub(super) fn sync(&self, range: Range<usize>) -> Result<u64> {
         if !self.window.write {
             return Ok(0);
         }
-        let part = Part::of(&self.region, self.all());
+        let part = Part::of(&self.region, range);
         sync_many(&self.volume, &[part], Until::Committed)
     }
 }
@@ -89,25 +84,21 @@ pub(crate) type Lent = (Arc<Shared>, Arc<Region>);
 pub(crate) static TABLE: Table = Table {
     now: AtomicPtr::new(std::ptr::null_mut()),
     generation: AtomicU64::new(1),
-    readers: [const { Stripe(AtomicUsize::new(0)) }; 16],
+    readers: Users::new(),
     change: Mutex::new(()),
 };
 
 impl Table {
     #[inline]
     fn read<T>(&self, f: impl FnOnce(&[Arc<Mapped>]) -> T) -> T {
-        let stripe = &self.readers[thread_number() % self.readers.len()].0;
-        stripe.fetch_add(1, SeqCst);
+        let _reads = self.readers.enter();
         let p = self.now.load(SeqCst);
-        let r = if p.is_null() {
-            f(&[])
-        } else {
-            // SAFETY: a table is freed only after this stripe was seen empty
-            // once it was replaced; it was announced before the load.
-            f(unsafe { &*p })
-        };
-        stripe.fetch_sub(1, SeqCst);
-        r
+        if p.is_null() {
+            return f(&[]);
+        }
+        // SAFETY: a table is freed only after everybody has left who entered
+        // before it was replaced.
+        f(unsafe { &*p })
     }
 
     pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
@@ -121,11 +112,7 @@ impl Table {
         new.sort_by_key(|m| m.window.span.start);
         let old = self.now.swap(Box::into_raw(Box::new(new)), SeqCst);
         self.generation.fetch_add(1, SeqCst);
-        for s in &self.readers {
-            while s.0.load(SeqCst) != 0 {
-                std::thread::yield_now();
-            }
-        }
+        self.readers.wait();
         if !old.is_null() {
             // SAFETY: made by Box::into_raw above; no reader is left that
             // could have loaded it.
@@ -181,6 +168,10 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
     remembered::forget(m);
+    // A shared working copy stays as long as anybody has it.
+    if m.window.id == 0 && !is_forked() {
+        m.region.shut();
+    }
     let closed = m.region.copy.close(m.window.id);
     if !is_forked() {
         m.volume.drop_unused();
@@ -213,7 +204,7 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
         )));
     }
     if !is_forked() && !m.window.atomic && !m.volume.detached.load(Acquire) {
-        m.sync()?;
+        m.sync(m.all())?;
     }
     // In a forked child somebody may hold them for ever.
     let _names = (!is_forked()).then(|| lock(&m.volume.names));
@@ -276,17 +267,17 @@ impl Volume {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
-        let _names = lock(&inner.names);
+        let mut names = inner.names()?;
         let shared = match inner.volume.working {
             // What is bounded must be able to go.
             Working::Auto => flags.shared && inner.memory.is_none(),
             kind => kind == Working::Shared,
         };
-        let (id, size, len) = inner.to_map(file, len, flags, shared)?;
+        let (id, size, len) = inner.to_map(&mut names, file, len, flags, shared)?;
         let end = flags.offset + len as u64;
         let page = rustix::param::page_size() as u64;
         inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
-        let done = inner.map_known(file, (id, size), len, flags, shared);
+        let done = inner.map_known(&mut names, file, (id, size), len, flags, shared);
         if done.is_err() {
             inner.drop_unused();
         }
@@ -296,9 +287,10 @@ impl Volume {
 
 impl Inner {
     /// What a mapping is of: the file's number and size, and the mapping's
-    /// length. The caller holds `names`.
+    /// length.
     fn to_map(
         &self,
+        names: &mut Names,
         file: &str,
         len: usize,
         flags: MapFlags,
@@ -311,7 +303,7 @@ impl Inner {
                 flags.offset
             )));
         }
-        let (id, _) = self.find_or_create(file, flags.create)?;
+        let (id, _) = self.find_or_create(names, file, flags.create)?;
         if !shared || self.shared_of(id).is_none() {
             // What is mapped now shows the data file.
             self.settle_all()?;
@@ -360,12 +352,12 @@ impl Inner {
                 "mapping {file}: another process has the volume attached, and {why} shares none with it"
             )));
         }
-        let _names = lock(&self.names);
-        let (id, size, len) = self.to_map(file, len, flags, true)?;
+        let mut names = self.names()?;
+        let (id, size, len) = self.to_map(&mut names, file, len, flags, true)?;
         let end = flags.offset + len as u64;
         let page = rustix::param::page_size() as u64;
         self.check_free(file, id, flags.offset..end.next_multiple_of(page), true)?;
-        let grown = |lent| self.reach(id, size, end).map(|()| lent);
+        let grown = |lent| self.reach(&mut names, id, size, end).map(|()| lent);
         let done = self.shared_copy(file, id, size, end).and_then(grown);
         match done {
             Ok(lent) => {
@@ -388,17 +380,9 @@ impl Inner {
         self.drop_unused();
     }
 
-    /// Makes a file of `size` bytes reach to `end`. The caller holds `names`.
-    fn reach(&self, id: u32, size: u64, end: u64) -> Result<()> {
-        if end > size {
-            self.change_names(&[Piece::Resize {
-                file: id,
-                size: end,
-            }])?;
-        }
-        // Also where an earlier change that failed came true since.
-        self.resized(id, end.max(size));
-        self.settle_size(id)
+    /// Makes a file of `size` bytes reach to `end`.
+    fn reach(&self, names: &mut Names, id: u32, size: u64, end: u64) -> Result<()> {
+        self.resize(names, id, size, end.max(size))
     }
 
     /// Lets go of shared working copies that have no window.
@@ -409,6 +393,7 @@ impl Inner {
     /// [`Volume::map`] of a file that is there and bytes that are free.
     fn map_known(
         self: &Arc<Inner>,
+        names: &mut Names,
         file: &str,
         (id, size): (u32, u64),
         len: usize,
@@ -420,7 +405,7 @@ impl Inner {
             true => Some(self.shared_copy(file, id, size, end)?),
             false => None,
         };
-        self.reach(id, size, end)?;
+        self.reach(names, id, size, end)?;
         let options = MapOptions {
             at: (flags.fixed_at != 0).then_some(flags.fixed_at),
             fixed: flags.fixed_at != 0,
@@ -446,6 +431,8 @@ impl Inner {
                     offset: flags.offset,
                     write: !flags.read_only,
                     valid: AtomicUsize::new(len),
+                    users: Users::new(),
+                    shut: AtomicBool::new(false),
                 };
                 (Arc::new(region), 0, base, 0)
             }
@@ -521,6 +508,8 @@ impl Inner {
                     offset: 0,
                     write: true,
                     valid: AtomicUsize::new(size as usize),
+                    users: Users::new(),
+                    shut: AtomicBool::new(false),
                 };
                 let both = (copy, Arc::new(region));
                 lock(&self.shared).push(both.clone());

@@ -1,0 +1,275 @@
+//! Names and sizes: the calls that change which files a volume has, and how long
+//! they are.
+//!
+//! Owns these calls, what the regions of a file are told of its size, and what
+//! becomes of a change that was begun and whose call did not see it through.
+//!
+//! Invariants:
+//! - Who holds [`Names`] from [`Inner::names`] finds every change made that was begun:
+//!   else what is found to be there, or not, might be undone by one in doubt.
+//! - A sync point that a file's end cuts short is acknowledged only where it is the
+//!   file's end: `sizes` was even, and the same, before the region's size was read and
+//!   after.
+//! - While it is in doubt where a file's end is, its regions have the nearer one.
+
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::*;
+
+use mojim_format::catalog::valid_file_name;
+
+use crate::error::{Context, Error, Result};
+use crate::fork::check_fork;
+use crate::last;
+use crate::primary::Piece;
+
+use super::{Inner, Volume, lock};
+
+/// What is known of a volume's names.
+#[derive(Default)]
+pub(crate) struct Names {
+    /// A file may have got another name since this program attached: then the
+    /// names that regions keep tell nothing.
+    pub(super) renamed: bool,
+    /// The LSN of a change that was begun and whose call did not see it through:
+    /// whether it is made is in doubt. 0 if there is none.
+    doubt: u64,
+}
+
+impl Volume {
+    /// Sets a file's size. Pages of a mapping beyond the new end must not be
+    /// touched any more, as with any file.
+    ///
+    /// # Errors
+    /// After `Timeout` it is in doubt which size the file has: until it is known
+    /// nothing behind the nearer end can be committed, and calls that change names
+    /// or sizes fail. Call again.
+    pub fn truncate(&self, file: &str, size: u64) -> Result<()> {
+        check_fork()?;
+        self.0.check_attached()?;
+        if size > i64::MAX as u64 {
+            return Err(Error::Invalid(format!("{file}: {size} bytes are too many")));
+        }
+        let mut names = self.0.names()?;
+        let (id, old) = self.0.find_or_create(&mut names, file, false)?;
+        self.0.resize(&mut names, id, old, size)
+    }
+
+    /// Makes an empty file. True if it was not there.
+    pub fn create(&self, file: &str) -> Result<bool> {
+        check_fork()?;
+        self.0.check_attached()?;
+        let mut names = self.0.names()?;
+        let there = self.0.primary.store.area().find(file).is_some();
+        self.0.find_or_create(&mut names, file, true)?;
+        Ok(!there)
+    }
+
+    /// Removes a file. Fails while it is mapped.
+    pub fn remove(&self, file: &str) -> Result<()> {
+        check_fork()?;
+        self.0.check_attached()?;
+        let mut names = self.0.names()?;
+        let (id, _) = self.0.find_or_create(&mut names, file, false)?;
+        self.0.refuse_mapped(id, file)?;
+        self.0
+            .change_names(&mut names, &[Piece::Remove { file: id }])
+    }
+
+    /// Gives a file another name, replacing a file of that name.
+    pub fn rename(&self, from: &str, to: &str) -> Result<()> {
+        check_fork()?;
+        self.0.check_attached()?;
+        if !valid_file_name(to) {
+            return Err(Error::Invalid(format!(
+                "{to:?} cannot name a file of a volume"
+            )));
+        }
+        let mut names = self.0.names()?;
+        let (id, _) = self.0.find_or_create(&mut names, from, false)?;
+        if let Some(old) = self.0.primary.store.area().find(to).map(|f| f.id) {
+            self.0.refuse_mapped(old, to)?;
+        }
+        // One that fails now may come true later.
+        names.renamed = true;
+        self.0
+            .change_names(&mut names, &[Piece::Rename { file: id, name: to }])
+    }
+}
+
+impl Inner {
+    /// Tells a file's regions its size.
+    fn resized(&self, id: u32, size: u64) {
+        for region in self.regions().iter().filter(|r| r.file == id) {
+            region.resized(size);
+        }
+    }
+
+    fn refuse_mapped(&self, id: u32, file: &str) -> Result<()> {
+        if self.regions().iter().any(|r| r.file == id) {
+            return Err(Error::Busy(format!("{file} is mapped; unmap it first")));
+        }
+        Ok(())
+    }
+
+    /// The file's number and size; makes it, or takes in a file that lies in
+    /// the directory without being part of the volume yet.
+    pub(super) fn find_or_create(
+        &self,
+        names: &mut Names,
+        file: &str,
+        create: bool,
+    ) -> Result<(u32, u64)> {
+        if !valid_file_name(file) {
+            return Err(Error::Invalid(format!(
+                "{file:?} cannot name a file of a volume"
+            )));
+        }
+        let area = self.primary.store.area();
+        if let Some(f) = area.find(file) {
+            return Ok((f.id, f.size));
+        }
+        let id = area.next_id();
+        let path = area.path(file);
+        drop(area);
+        match self.env.open(&path, crate::env::OpenHow::default()) {
+            Ok(f) => {
+                let size = f.len().context(|| path.display().to_string())?;
+                self.import(names, id, file, &*f, size)?;
+                Ok((id, size))
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                if !create {
+                    return Err(Error::NotFound(format!(
+                        "volume {} has no file {file:?}",
+                        self.volume.name
+                    )));
+                }
+                self.change_names(
+                    names,
+                    &[Piece::Create {
+                        file: id,
+                        name: file,
+                    }],
+                )?;
+                Ok((id, 0))
+            }
+            Err(e) => Err(Error::io(format!("opening {}", path.display()), &e)),
+        }
+    }
+
+    /// Takes a file into the volume that was put into its directory by others.
+    fn import(
+        &self,
+        names: &mut Names,
+        id: u32,
+        name: &str,
+        f: &dyn crate::env::File,
+        size: u64,
+    ) -> Result<()> {
+        let mut bytes = vec![
+            0u8;
+            usize::try_from(size).map_err(|_| {
+                Error::Invalid(format!("{name}: too large to take into the volume"))
+            })?
+        ];
+        let got = f.read_at(&mut bytes, 0).context(|| name.to_owned())?;
+        bytes.truncate(got);
+        let mut pieces = vec![
+            Piece::Create { file: id, name },
+            Piece::Resize { file: id, size },
+        ];
+        if got > 0 {
+            pieces.push(Piece::Write {
+                file: id,
+                offset: 0,
+                ptr: bytes.as_ptr(),
+                len: got,
+            });
+        }
+        self.change_names(names, &pieces)
+    }
+
+    /// Until the answer is dropped nobody else changes names or sizes; what was
+    /// begun is made.
+    pub(super) fn names(&self) -> Result<MutexGuard<'_, Names>> {
+        let mut names = lock(&self.names);
+        self.settle_names(&mut names)?;
+        Ok(names)
+    }
+
+    /// Commits a change and applies it here, so that the file system shows it when
+    /// the call returns.
+    fn change_names(&self, names: &mut Names, pieces: &[Piece<'_>]) -> Result<()> {
+        let begun = self.primary.begin_commit(pieces)?;
+        names.doubt = begun.lsn;
+        self.primary.finish_commit(&begun)?;
+        last::set(begun.lsn);
+        self.settle(begun.lsn)?;
+        names.doubt = 0;
+        Ok(())
+    }
+
+    /// Changes a file's size, and tells its regions.
+    pub(super) fn resize(&self, names: &mut Names, id: u32, old: u64, size: u64) -> Result<()> {
+        if size != old {
+            // Before the memory beyond the new end goes, and after it came.
+            self.sizes.fetch_add(1, SeqCst);
+            self.resized(id, size.min(old));
+            let done = self.change_names(names, &[Piece::Resize { file: id, size }]);
+            if names.doubt == 0 {
+                self.resized(id, if done.is_ok() { size } else { old });
+                self.sizes.fetch_add(1, SeqCst);
+            }
+            done?;
+        }
+        // Also where an earlier call failed in this.
+        let mut all = self.regions();
+        all.retain(|r| r.file == id);
+        all.iter().try_for_each(|r| r.settle_size())
+    }
+
+    /// Sees a change through that was begun.
+    pub(super) fn settle_names(&self, names: &mut Names) -> Result<()> {
+        if names.doubt == 0 {
+            return Ok(());
+        }
+        self.wait_for(names.doubt)?;
+        self.settle(names.doubt)?;
+        let all = self.regions();
+        for region in &all {
+            let area = self.primary.store.area();
+            let file = area.files().find(|f| f.id == region.file);
+            let size = file.expect("a mapped file is not removed").size;
+            drop(area);
+            region.resized(size);
+        }
+        names.doubt = 0;
+        if !self.sizes().is_multiple_of(2) {
+            self.sizes.fetch_add(1, SeqCst);
+        }
+        all.iter().try_for_each(|r| r.settle_size())
+    }
+
+    /// Read before a region's size: [`Inner::is_end`].
+    #[inline]
+    pub(super) fn sizes(&self) -> u64 {
+        self.sizes.load(SeqCst)
+    }
+
+    /// Whether the size that a region had since `sizes` were read is its file's.
+    pub(super) fn is_end(&self, sizes: u64) -> bool {
+        sizes.is_multiple_of(2) && self.sizes() == sizes
+    }
+
+    /// Waits until the regions' sizes are their files'. The caller uses no region:
+    /// nobody could tell it another size meanwhile.
+    #[cold]
+    pub(super) fn settle_sizes(&self, file: &str) -> Result<()> {
+        self.names().map(drop).map_err(|e| match e {
+            Error::Timeout(e) => Error::Timeout(format!(
+                "what lies behind the end of {file} cannot be committed, since it is in doubt where the end is: {e}"
+            )),
+            e => e,
+        })
+    }
+}
