@@ -467,22 +467,17 @@ impl Volume {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
-        // No region goes meanwhile.
-        let mut names = inner.names()?;
-        let mut mine = inner.regions();
-        // A region's name tells without a look at the data area, which is held
-        // while records are applied.
-        let id = match mine.iter().find(|r| !names.renamed && r.name == file) {
-            Some(region) => region.file,
-            None => inner.find_or_create(&mut names, file, false)?.0,
-        };
-        mine.retain(|r| r.file == id);
-        let parts = mine.iter().map(|r| Part::of(r, 0..r.copy.len()));
-        let parts: Vec<_> = parts.collect();
-        if parts.is_empty() {
-            inner.wait_for(inner.unawaited.load(Acquire))?;
+        loop {
+            let parts = inner.parts_of(file)?;
+            if parts.is_empty() {
+                inner.wait_for(inner.unawaited.load(Acquire))?;
+            }
+            match sync_many(inner, &parts, Until::Committed) {
+                // One of them has gone meanwhile.
+                Err(Error::NotFound(_)) => {}
+                done => return done,
+            }
         }
-        sync_many(inner, &parts, Until::Committed)
     }
 
     /// Waits until everything up to `lsn` is committed by the mode's rule.
@@ -594,6 +589,21 @@ impl Volume {
 }
 
 impl Inner {
+    /// All regions of a file, as parts of a sync point.
+    fn parts_of(&self, file: &str) -> Result<Vec<Part>> {
+        let mut names = self.names()?;
+        let mut mine = self.regions();
+        // A region's name tells without a look at the data area, which is held
+        // while records are applied.
+        let id = match mine.iter().find(|r| !names.renamed && r.name == file) {
+            Some(region) => region.file,
+            None => self.find_or_create(&mut names, file, false)?.0,
+        };
+        mine.retain(|r| r.file == id);
+        let all = mine.iter().map(|r| Part::of(r, 0..r.copy.len()));
+        Ok(all.collect())
+    }
+
     pub(crate) fn check_attached(&self) -> Result<()> {
         if self.detached.load(Acquire) {
             return Err(Error::Invalid(

@@ -168,7 +168,7 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
     remembered::forget(m);
-    // A shared working copy stays as long as anybody has it.
+    // A shared working copy goes with its last window.
     if m.window.id == 0 && !is_forked() {
         m.region.shut();
     }
@@ -385,9 +385,14 @@ impl Inner {
         self.resize(names, id, size, end.max(size))
     }
 
-    /// Lets go of shared working copies that have no window.
+    /// Lets go of shared working copies that have no window: of such a file's bytes
+    /// there may be another soon, and what is in this one is old then. The caller
+    /// holds `names`.
     fn drop_unused(&self) {
-        lock(&self.shared).retain(|(copy, _)| !copy.is_unused());
+        let mut all = lock(&self.shared);
+        let unused: Vec<_> = all.extract_if(.., |(copy, _)| copy.is_unused()).collect();
+        drop(all);
+        unused.iter().for_each(|(_, region)| region.shut());
     }
 
     /// [`Volume::map`] of a file that is there and bytes that are free.
@@ -523,5 +528,59 @@ impl Inner {
             )));
         }
         Ok(both)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::os::testdir::TestDir;
+
+    /// A sync point that had found a region when another thread unmapped it used to
+    /// go on: what it committed then of a shared working copy that was no more was
+    /// older than what had been committed through the next one.
+    #[test]
+    fn what_has_no_window_any_more_makes_no_sync_point() {
+        for shared in [false, true] {
+            let dir = TestDir::new();
+            let root = dir.root().display();
+            let text = format!(
+                r#"
+cluster = "test"
+[volume.v]
+mode = "unreplicated"
+primary = "a"
+[node.a]
+address = "127.0.0.1:1"
+directory = "{root}/a"
+ring = "{root}"
+log = {{ medium = "disk", size = "1MiB" }}
+"#
+            );
+            let config = Config::parse(&text, dir.root()).unwrap();
+            let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+            let flags = MapFlags {
+                create: true,
+                atomic: true,
+                shared,
+                ..MapFlags::default()
+            };
+            let m = v.map("f", 1 << 20, flags).unwrap();
+            // SAFETY: inside the mapping, which only this thread uses.
+            unsafe { m.ptr.write(1) };
+            let region = v.0.regions()[0].clone();
+            unmap(m.ptr, m.len).unwrap();
+            for range in [0..8, 0..region.copy.len()] {
+                let parts = [Part::of(&region, range.clone())];
+                let many = sync_many(&v.0, &parts, Until::Committed);
+                assert!(matches!(many, Err(Error::NotFound(_))), "{many:?}");
+                let one =
+                    super::super::sync_point::sync_range(&v.0, &region, range, Until::Committed);
+                assert!(matches!(one, Err(Error::NotFound(_))), "{one:?}");
+            }
+            assert_eq!(v.fsync("f").unwrap(), 0);
+            v.detach().unwrap();
+        }
     }
 }
