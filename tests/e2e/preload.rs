@@ -170,6 +170,13 @@ fn two_processes_share_a_file_and_its_locks() {
     assert!(said.contains("has ended"), "{said}");
 }
 
+/// A private mapping of a file of the volume at the address of a region took its
+/// place: what was stored there from then on went nowhere.
+#[test]
+fn no_mapping_takes_a_regions_place() {
+    holds(&TestVolume::new(""), "fixed_over_a_region");
+}
+
 #[test]
 fn a_file_made_shorter_under_its_mapping() {
     holds(&TestVolume::new(""), "shrinking");

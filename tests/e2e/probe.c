@@ -9,12 +9,16 @@
 #include <fcntl.h>
 #include <mojim.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -627,6 +631,17 @@ static void sharing(void)
     CHECK(p[0] == 1 && p[4096] == 2 && p[1] == 7 && p[2] == 0);
 }
 
+static void fixed_over_a_region(void)
+{
+    int fd = open_new("file");
+    char *p = map(fd, 8192);
+    p[1] = 1;
+    FAILS(mmap(p, 8192, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0), EOPNOTSUPP);
+    FAILS(mmap(p + 4096, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0), EOPNOTSUPP);
+    p[2] = 2; /* the region is there still */
+    CHECK(p[1] == 1 && msync(p, 8192, MS_SYNC) == 0 && munmap(p, 8192) == 0);
+}
+
 static void fork_first(void)
 {
     int status, null = open("/dev/null", O_RDWR);
@@ -764,6 +779,7 @@ int main(int argc, char **argv)
         {"async_show", async_show},     {"async_until_killed", async_until_killed},
         {"forking_amid", forking_amid}, {"forking_amid_shared", forking_amid_shared},
         {"forking_shares", forking_shares}, {"sharing", sharing},
+        {"fixed_over_a_region", fixed_over_a_region},
     };
     if (argc != 3)
         return 2;

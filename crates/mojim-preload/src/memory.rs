@@ -71,7 +71,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     } else {
         q.len
     };
-    let at = place(q, &name)?;
+    let at = place(q)?;
     let Some(slot) = regions::reserve() else {
         give_back(at, q);
         return refuse(
@@ -134,23 +134,11 @@ impl Place {
     }
 }
 
-fn place(q: Request, name: &str) -> Result<Place, c_int> {
+fn place(q: Request) -> Result<Place, c_int> {
     let exact = q.flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
     if q.flags & libc::MAP_FIXED != 0 && !exact {
         if !q.addr.is_multiple_of(real::page_size()) || q.addr == 0 {
             return Err(libc::EINVAL);
-        }
-        if regions::overlapping(q.addr, round_up(q.len))
-            .next()
-            .is_some()
-        {
-            return refuse(
-                libc::EOPNOTSUPP,
-                format!(
-                    "mapping {name} at {:#x}: a region is there; unmap it first",
-                    q.addr
-                ),
-            );
         }
         return Ok(Place::Fixed(q.addr));
     }
@@ -189,6 +177,18 @@ unsafe fn map_any(
     } else {
         None
     };
+    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED
+        && regions::any()
+        && is_owner()
+        && regions::overlapping(addr as usize, len).next().is_some()
+    {
+        return enter(libc::MAP_FAILED, || {
+            refuse(
+                libc::EOPNOTSUPP,
+                format!("MAP_FIXED at {addr:p}: a region is there; unmap it first"),
+            )
+        });
+    }
     if let Some(e) = e
         && on()
     {
@@ -225,19 +225,6 @@ unsafe fn map_any(
             return unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
         }
         return libc::MAP_FAILED;
-    }
-    if flags & libc::MAP_FIXED != 0
-        && regions::any()
-        && !is_inside()
-        && is_owner()
-        && regions::overlapping(addr as usize, len).next().is_some()
-    {
-        return enter(libc::MAP_FAILED, || {
-            refuse(
-                libc::EOPNOTSUPP,
-                format!("MAP_FIXED at {addr:p}: a region is there; unmap it first"),
-            )
-        });
     }
     // SAFETY: the program's.
     unsafe { real::mmap(addr, len, prot, flags, fd, offset) }
