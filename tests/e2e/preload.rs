@@ -177,6 +177,13 @@ fn no_mapping_takes_a_regions_place() {
     holds(&TestVolume::new(""), "fixed_over_a_region");
 }
 
+/// A handler that interrupted a call of the library was taken for the engine: its
+/// fsync went to the data file, which had nothing of what was stored, and returned 0.
+#[test]
+fn a_handler_that_interrupts_a_call_is_told_so() {
+    holds(&TestVolume::new(""), "in_a_handler");
+}
+
 #[test]
 fn a_file_made_shorter_under_its_mapping() {
     holds(&TestVolume::new(""), "shrinking");

@@ -642,6 +642,95 @@ static void fixed_over_a_region(void)
     CHECK(p[1] == 1 && msync(p, 8192, MS_SYNC) == 0 && munmap(p, 8192) == 0);
 }
 
+static struct {
+    int fd, other, jump;
+    char *p, *trap;
+    sigjmp_buf back;
+    volatile int line; /* the first check that failed */
+} handled;
+
+#define EXPECT(c)                                                              \
+    do {                                                                       \
+        if (!(c) && handled.line == 0)                                         \
+            handled.line = __LINE__;                                           \
+    } while (0)
+#define DEADLK(call) EXPECT((errno = 0, (long)(call) == -1 && errno == EDEADLK))
+
+static void on_fault(int sig)
+{
+    int fd = handled.fd, before = errno;
+    char c, *p = handled.p;
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 6, .l_len = 1};
+    (void)sig;
+    if (handled.jump)
+        siglongjmp(handled.back, 1);
+    DEADLK(fsync(fd));
+    DEADLK(fdatasync(fd));
+    DEADLK(msync(p, 8192, MS_SYNC));
+    DEADLK(msync(p, 1, MS_ASYNC));
+    DEADLK(pread(fd, &c, 1, 0));
+    DEADLK(pwrite(fd, "x", 1, 4096));
+    DEADLK(ftruncate(fd, 1));
+    DEADLK(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0));
+    DEADLK(mmap(p, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    DEADLK(munmap(p, 8192));
+    DEADLK(mprotect(p, 8192, PROT_NONE));
+    DEADLK(madvise(p, 8192, MADV_DONTNEED));
+    DEADLK(fcntl(fd, F_SETLK, &l));
+    EXPECT(close(handled.other) == 0); /* which is allowed in a handler */
+    EXPECT(mprotect(handled.trap, 4096, PROT_READ | PROT_WRITE) == 0);
+    errno = before;
+}
+
+/* A handler that interrupts a call: write(2) reads memory that is not there. */
+static void in_a_handler(void)
+{
+    int ab[2], status;
+    CHECK(pipe(ab) == 0);
+    pid_t locker = fork();
+    if (locker == 0) {
+        close(ab[1]);
+        said(ab[0]);
+        int fd = open_new("file");
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 5) == F_WRLCK); /* the handler's close let go */
+        exit(0);
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* ends a child that hangs */
+        struct sigaction act = {.sa_handler = on_fault};
+        int fd = handled.fd = open_new("file");
+        char *p = handled.p = map(fd, 8192);
+        handled.other = open(in("file"), O_RDONLY);
+        handled.trap = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(handled.other >= 0 && handled.trap != MAP_FAILED);
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 5) == F_WRLCK);
+        p[1] = 1;
+        CHECK(sigaction(SIGSEGV, &act, NULL) == 0);
+        CHECK(pwrite(fd, handled.trap, 1, 0) == 1);
+        if (handled.line) {
+            fprintf(stderr, "in the handler: line %d does not hold\n", handled.line);
+            exit(1);
+        }
+        CHECK(p[1] == 1 && p[4096] == 0 && fsync(fd) == 0); /* as if it had not been */
+        say(ab[1]);
+        CHECK(waitpid(locker, NULL, 0) == -1); /* its parent's */
+        CHECK(mprotect(handled.trap, 4096, PROT_NONE) == 0);
+        handled.jump = 1;
+        if (sigsetjmp(handled.back, 1) == 0) {
+            pwrite(fd, handled.trap, 1, 0);
+            exit(1);
+        }
+        p[2] = 2;
+        FAILS(fsync(fd), EDEADLK); /* nobody knows what was left half-way */
+        FAILS(msync(p, 8192, MS_SYNC), EDEADLK);
+        exit(0);
+    }
+    close(ab[1]);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(waitpid(locker, &status, 0) == locker && status == 0);
+}
+
 static void fork_first(void)
 {
     int status, null = open("/dev/null", O_RDWR);
@@ -780,6 +869,7 @@ int main(int argc, char **argv)
         {"forking_amid", forking_amid}, {"forking_amid_shared", forking_amid_shared},
         {"forking_shares", forking_shares}, {"sharing", sharing},
         {"fixed_over_a_region", fixed_over_a_region},
+        {"in_a_handler", in_a_handler},
     };
     if (argc != 3)
         return 2;

@@ -11,7 +11,7 @@ use libc::{mode_t, off_t, size_t};
 use crate::api::{api, failed};
 use crate::locks;
 use crate::path::{Kind, Target, resolve};
-use crate::process::{self, attach, check_owner, enter, is_owner, names, on};
+use crate::process::{self, attach, check_owner, enter, is_owner, names, on, takes_paths};
 use crate::real::{self, check, real, say};
 use crate::table::{self, APPEND, Entry, MAX_FD, READ, WRITE};
 
@@ -62,7 +62,7 @@ unsafe fn open_at(
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes();
-    if crate::path::is_elsewhere(bytes) || !on() {
+    if crate::path::is_elsewhere(bytes) || !takes_paths() {
         return pass();
     }
     let fd = enter(Some(-1), || {
@@ -412,7 +412,7 @@ unsafe fn with_target(
     follow: bool,
     f: impl FnOnce(Target) -> Result<c_int, c_int>,
 ) -> Option<c_int> {
-    if !on() {
+    if !takes_paths() {
         return None;
     }
     enter(Some(-1), || {
@@ -504,7 +504,7 @@ unsafe fn rename_any(
     to: (c_int, *const c_char),
     flags: c_uint,
 ) -> Option<c_int> {
-    if !on() {
+    if !takes_paths() {
         return None;
     }
     enter(Some(-1), || {
@@ -554,7 +554,7 @@ unsafe fn rename_any(
 
 /// link: a file of a volume has one name.
 unsafe fn link_any(from: (c_int, *const c_char), to: (c_int, *const c_char)) -> Option<c_int> {
-    if !on() {
+    if !takes_paths() {
         return None;
     }
     enter(Some(-1), || {

@@ -53,9 +53,16 @@ static NAMES: Mutex<Names> = Mutex::new(Vec::new());
 pub fn on() -> bool {
     match SWITCH.load(Relaxed) {
         1 => false,
-        2 => INSIDE.with(Cell::get) == 0,
-        _ => decide() && INSIDE.with(Cell::get) == 0,
+        2 => true,
+        _ => decide(),
     }
+}
+
+/// Whether a path that this thread gives may be a volume's: those that are given
+/// inside are the engine's.
+#[inline]
+pub fn takes_paths() -> bool {
+    on() && !is_inside()
 }
 
 #[cold]
@@ -74,7 +81,19 @@ fn decide() -> bool {
 }
 
 /// Runs `f` inside: the engine's and our own calls pass through. A panic is EIO.
+///
+/// EDEADLK if the thread is inside already, which a signal handler's call finds that
+/// interrupted another: locks may be held, so it can neither be done nor waited for.
+/// That takes no lock itself, and allocates nothing.
 pub fn enter<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
+    if is_inside() {
+        real::set_errno(libc::EDEADLK);
+        return failed;
+    }
+    run_inside(failed, f)
+}
+
+fn run_inside<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
     let before = real::errno();
     INSIDE.with(|i| i.set(i.get() + 1));
     let r = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
@@ -273,7 +292,8 @@ extern "C" fn in_child() {
 /// The end of the program is a sync point of its regions without MAP_ATOMIC.
 extern "C" fn at_exit() {
     let Some(h) = attached() else { return };
-    enter((), || {
+    // Also where a handler has left a call by siglongjmp, and is inside for ever.
+    run_inside((), || {
         HANDLE.store(std::ptr::null_mut(), Release);
         SWITCH.store(1, Relaxed);
         let api = api()?;
