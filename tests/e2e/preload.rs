@@ -184,6 +184,23 @@ fn a_handler_that_interrupts_a_call_is_told_so() {
     holds(&TestVolume::new(""), "in_a_handler");
 }
 
+/// A child that was forked while another thread read the configuration waited in its
+/// first open for that thread, which it does not have.
+#[test]
+fn a_child_forked_while_another_thread_begins_waits_for_nobody() {
+    let v = TestVolume::new("");
+    let real = v.root.join("mojim.toml.real");
+    std::fs::rename(v.config(), real).unwrap();
+    succeed(Command::new("mkfifo").arg(v.config()));
+    holds(&v, "fork_amid_start");
+}
+
+/// So it did where another thread was in the middle of a read.
+#[test]
+fn a_child_forked_while_another_thread_reads_waits_for_nobody() {
+    holds(&TestVolume::new(""), "fork_amid_reads");
+}
+
 #[test]
 fn a_file_made_shorter_under_its_mapping() {
     holds(&TestVolume::new(""), "shrinking");

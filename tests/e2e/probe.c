@@ -731,6 +731,87 @@ static void in_a_handler(void)
     CHECK(waitpid(locker, &status, 0) == locker && status == 0);
 }
 
+static sem_t forks;
+
+static void about_to_fork(void)
+{
+    CHECK(sem_post(&forks) == 0);
+}
+
+static void *first_use(void *arg)
+{
+    FAILS(truncate(arg, 0), ENOENT); /* which the library must look at */
+    return NULL;
+}
+
+static void *forks_meanwhile(void *arg)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* ends a child that hangs */
+        FAILS(truncate(arg, 0), ENOENT);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    return NULL;
+}
+
+/* The configuration is a pipe here, and lies beside as `.real`: so one thread is in
+ * the middle of reading it while another forks. The main thread's calls are the
+ * kernel's own, since the library would wait as well. */
+static void fork_amid_start(void)
+{
+    char real[4096], text[1 << 19], *missing = strdup(in("missing"));
+    const char *config = getenv("MOJIM_CONFIG");
+    pthread_t one, two;
+    snprintf(real, sizeof real, "%s.real", config);
+    CHECK(sem_init(&forks, 0, 0) == 0 && pthread_atfork(about_to_fork, NULL, NULL) == 0);
+    CHECK(pthread_create(&one, NULL, first_use, missing) == 0);
+    int to = syscall(SYS_openat, AT_FDCWD, config, O_WRONLY); /* until it is read */
+    CHECK(to >= 0);
+    int from = syscall(SYS_openat, AT_FDCWD, real, O_RDONLY);
+    CHECK(from >= 0 && syscall(SYS_rename, real, config) == 0);
+    CHECK(pthread_create(&two, NULL, forks_meanwhile, missing) == 0);
+    CHECK(sem_wait(&forks) == 0);
+    /* A comment that takes a while: a fork that does not wait is through by then. */
+    memset(text, '#', sizeof text);
+    text[sizeof text - 1] = '\n';
+    CHECK(write(to, text, sizeof text) == sizeof text);
+    ssize_t n = read(from, text, sizeof text);
+    CHECK(n > 0 && write(to, text, n) == n && close(to) == 0 && close(from) == 0);
+    CHECK(pthread_join(one, NULL) == 0 && pthread_join(two, NULL) == 0);
+}
+
+/* The same for the lock of a descriptor's position: a thread reads all the time. */
+static void *reads_on(void *arg)
+{
+    char c[4096];
+    int fd = ((int *)arg)[1]; /* its position is the children's, too */
+    while (!*(volatile int *)arg)
+        CHECK(lseek(fd, 0, SEEK_SET) == 0 && read(fd, c, sizeof c) >= 0);
+    return NULL;
+}
+
+static void fork_amid_reads(void)
+{
+    pthread_t t;
+    int status, args[2] = {0, open_new("file")};
+    char *p = map(args[1], 4096), c;
+    CHECK(pthread_create(&t, NULL, reads_on, args) == 0);
+    for (int i = 0; i < 200; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20); /* ends a child that hangs */
+            CHECK(read(args[1], &c, 1) >= 0);
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    args[0] = 1;
+    CHECK(pthread_join(t, NULL) == 0 && munmap(p, 4096) == 0);
+}
+
 static void fork_first(void)
 {
     int status, null = open("/dev/null", O_RDWR);
@@ -870,6 +951,7 @@ int main(int argc, char **argv)
         {"forking_shares", forking_shares}, {"sharing", sharing},
         {"fixed_over_a_region", fixed_over_a_region},
         {"in_a_handler", in_a_handler},
+        {"fork_amid_start", fork_amid_start}, {"fork_amid_reads", fork_amid_reads},
     };
     if (argc != 3)
         return 2;

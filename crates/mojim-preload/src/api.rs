@@ -76,6 +76,10 @@ unsafe impl Sync for Api {}
 /// The library; ENOSYS and a line on stderr if it is not there.
 pub fn api() -> Result<&'static Api, c_int> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
+    if let Some(known) = API.get() {
+        return known.as_ref().ok_or(libc::ENOSYS);
+    }
+    let _held = crate::process::starting();
     API.get_or_init(|| {
         let found = load(libc::RTLD_DEFAULT).or_else(|| load(open_beside()?));
         if found.is_none() {

@@ -20,9 +20,16 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use crate::api::{self, Handle, api};
 use crate::real;
 
+/// All locks of this library that a thread waits for, in the order of taking them.
+type Locks = (
+    MutexGuard<'static, ()>,
+    MutexGuard<'static, ()>,
+    MutexGuard<'static, Names>,
+);
+
 thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
-    static AT_FORK: Cell<Option<MutexGuard<'static, Names>>> = const { Cell::new(None) };
+    static AT_FORK: Cell<Option<Locks>> = const { Cell::new(None) };
 }
 
 /// 0 not known yet, 1 off, 2 on.
@@ -165,6 +172,15 @@ fn or_null(s: &Option<CString>) -> *const c_char {
     s.as_ref().map_or(std::ptr::null(), |s| s.as_ptr())
 }
 
+/// What a thread holds while it finds the library, the settings or the directory,
+/// if they are not known yet: a fork waits for it, since in the child nobody would
+/// ever end what that thread has begun.
+static STARTING: Mutex<()> = Mutex::new(());
+
+pub fn starting() -> MutexGuard<'static, ()> {
+    STARTING.lock().unwrap_or_else(|e| e.into_inner())
+}
+
 struct Settings {
     config: Option<CString>,
     node: Option<CString>,
@@ -175,12 +191,17 @@ struct Settings {
 /// The settings; None, and off, if they are of no use.
 fn settings() -> Option<&'static Settings> {
     static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+    if let Some(known) = SETTINGS.get() {
+        return known.as_ref();
+    }
+    let api = api();
+    let _held = starting();
     SETTINGS
         .get_or_init(|| {
             use std::os::unix::ffi::OsStringExt;
             let (config, node) = (setting("MOJIM_CONFIG"), setting("MOJIM_NODE"));
             let volume = setting("MOJIM_VOLUME").filter(|v| !v.is_empty());
-            let Ok(api) = api() else {
+            let Ok(api) = api else {
                 SWITCH.store(1, Relaxed);
                 return None;
             };
@@ -230,6 +251,7 @@ pub fn directory() -> Option<(PathBuf, Option<PathBuf>)> {
         Some(c) => Some(c.clone()),
         None => {
             let found = std::fs::canonicalize(dir).ok();
+            let _held = starting();
             found.map(|c| CANONICAL.get_or_init(|| c).clone())
         }
     };
@@ -271,14 +293,22 @@ pub fn attached() -> Option<Handle> {
 }
 
 extern "C" fn before_fork() {
-    // A thread that forks inside (a signal handler) may hold the lock itself.
+    // A thread that forks inside (a signal handler) may hold them itself.
     if !is_inside() {
-        let _ = AT_FORK.try_with(|g| g.set(Some(NAMES.lock().unwrap_or_else(|e| e.into_inner()))));
+        let _ = AT_FORK.try_with(|g| {
+            INSIDE.with(|i| i.set(1)); // a signal handler must not wait for them
+            let (position, starting) = (crate::rw::position_lock(), starting());
+            let names = NAMES.lock().unwrap_or_else(|e| e.into_inner());
+            g.set(Some((position, starting, names)));
+        });
     }
 }
 
 extern "C" fn in_parent() {
-    let _ = AT_FORK.try_with(Cell::take);
+    if let Ok(Some(locks)) = AT_FORK.try_with(Cell::take) {
+        drop(locks);
+        INSIDE.with(|i| i.set(0));
+    }
 }
 
 extern "C" fn in_child() {
@@ -286,7 +316,7 @@ extern "C" fn in_child() {
     if !HANDLE.load(Acquire).is_null() {
         FORKED.store(1, SeqCst);
     }
-    let _ = AT_FORK.try_with(Cell::take);
+    in_parent();
 }
 
 /// The end of the program is a sync point of its regions without MAP_ATOMIC.

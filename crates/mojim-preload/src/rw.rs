@@ -8,6 +8,7 @@
 //! Invariant: a descriptor's position is that of the real descriptor.
 
 use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard};
 
 use libc::{iovec, off_t, size_t};
 
@@ -187,8 +188,9 @@ fn positioned(
     }
 }
 
-fn position_lock() -> impl Drop {
-    static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// A fork takes it too, or a child might find it locked.
+pub fn position_lock() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(|e| e.into_inner())
 }
 
