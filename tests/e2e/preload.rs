@@ -170,6 +170,21 @@ fn two_processes_share_a_file_and_its_locks() {
     assert!(said.contains("has ended"), "{said}");
 }
 
+/// fsync committed what its own process had mapped, and returned 0 while bytes that
+/// another process had stored into the file elsewhere were committed nowhere.
+#[test]
+fn fsync_commits_what_other_processes_have_stored() {
+    holds(&TestVolume::new(""), "fsync_of_others");
+}
+
+/// A descriptor stood for a name: after another process had renamed a file over it,
+/// ftruncate of the descriptor cut the new file, which the program had never opened.
+#[test]
+fn a_descriptor_is_never_taken_for_the_file_that_has_its_name_now() {
+    let said = holds(&TestVolume::new(""), "replaced_by_another");
+    assert!(said.contains("another process has renamed"), "{said}");
+}
+
 /// A private mapping of a file of the volume at the address of a region took its
 /// place: what was stored there from then on went nowhere.
 #[test]

@@ -631,6 +631,99 @@ static void sharing(void)
     CHECK(p[0] == 1 && p[4096] == 2 && p[1] == 7 && p[2] == 0);
 }
 
+/* One process stores into a part of the file, another, which has mapped a part
+ * that is elsewhere, calls fsync; then both are killed. */
+static void fsync_of_others(void)
+{
+    enum { PAGE = 4096 };
+    int ab[2], ba[2], status;
+    char c;
+    CHECK(pipe(ab) == 0 && pipe(ba) == 0);
+    pid_t a = fork();
+    if (a == 0) {
+        close(ba[1]);
+        int fd = open_new("file");
+        CHECK(ftruncate(fd, 101 * PAGE) == 0);
+        char *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 100 * PAGE);
+        CHECK(p != MAP_FAILED);
+        p[9] = 1;
+        say(ab[1]);
+        pause();
+    }
+    pid_t b = fork();
+    if (b == 0) {
+        close(ab[1]);
+        said(ab[0]);
+        int fd = open_new("file");
+        char *p = map(fd, PAGE);
+        p[9] = 2;
+        CHECK(fsync(fd) == 0);
+        p[10] = 2; /* not in it */
+        say(ba[1]);
+        pause();
+    }
+    close(ab[1]);
+    close(ba[1]);
+    ssize_t got = read(ba[0], &c, 1);
+    CHECK(kill(a, SIGKILL) == 0 && kill(b, SIGKILL) == 0);
+    CHECK(waitpid(a, &status, 0) == a && waitpid(b, &status, 0) == b && got == 1);
+    char *p = map(open_new("file"), 101 * PAGE);
+    CHECK(p[9] == 2 && p[10] == 0 && p[100 * PAGE + 9] == 1);
+}
+
+/* A file is replaced, and another renamed and removed, by another process than
+ * the one that has them open. */
+static void replaced_by_another(void)
+{
+    int ab[2], ba[2], status;
+    struct stat st;
+    char c = 0;
+    CHECK(pipe(ab) == 0 && pipe(ba) == 0);
+    pid_t other = fork();
+    if (other == 0) {
+        close(ab[1]);
+        said(ab[0]);
+        int fd = open_new("file.tmp");
+        CHECK(ftruncate(fd, 9000) == 0);
+        CHECK(rename(in("file.tmp"), in("file")) == 0);
+        CHECK(rename(in("from"), in("to")) == 0);
+        say(ba[1]);
+        said(ab[0]);
+        CHECK(unlink(in("to")) == 0);
+        say(ba[1]);
+        said(ab[0]);
+        exit(0);
+    }
+    close(ba[1]);
+    int fd = open_new("file"), from = open_new("from");
+    CHECK(ftruncate(fd, 100) == 0 && ftruncate(from, 100) == 0);
+    say(ab[1]);
+    said(ba[0]);
+    FAILS(ftruncate(fd, 0), ESTALE); /* not the file that has its name now */
+    FAILS(mmap(NULL, 100, PROT_READ, MAP_SHARED, fd, 0), ESTALE);
+    CHECK(posix_fallocate(fd, 0, 20000) == ESTALE);
+    CHECK(stat(in("file"), &st) == 0 && st.st_size == 9000);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 100);
+    CHECK(fsync(fd) == 0); /* nothing is left of it */
+    int again = open(in("file"), O_RDWR);
+    char *p = map(again, 9000);
+    p[0] = 'n';
+    CHECK(pread(again, &c, 1, 0) == 1 && c == 'n');
+    CHECK(pread(fd, &c, 1, 0) == 1 && c == 0); /* that is the old one's still */
+    CHECK(munmap(p, 9000) == 0);
+    FAILS(ftruncate(from, 0), ESTALE);
+    FAILS(fsync(from), ESTALE); /* somebody may have it mapped, by a name not known here */
+    int to = open(in("to"), O_RDWR);
+    CHECK(ftruncate(from, 200) == 0 && fsync(from) == 0); /* known again */
+    CHECK(fstat(to, &st) == 0 && st.st_size == 200);
+    say(ab[1]);
+    said(ba[0]);
+    FAILS(ftruncate(to, 0), ESTALE);
+    CHECK(fsync(to) == 0);
+    say(ab[1]);
+    CHECK(waitpid(other, &status, 0) == other && status == 0);
+}
+
 static void fixed_over_a_region(void)
 {
     int fd = open_new("file");
@@ -949,6 +1042,7 @@ int main(int argc, char **argv)
         {"async_show", async_show},     {"async_until_killed", async_until_killed},
         {"forking_amid", forking_amid}, {"forking_amid_shared", forking_amid_shared},
         {"forking_shares", forking_shares}, {"sharing", sharing},
+        {"fsync_of_others", fsync_of_others}, {"replaced_by_another", replaced_by_another},
         {"fixed_over_a_region", fixed_over_a_region},
         {"in_a_handler", in_a_handler},
         {"fork_amid_start", fork_amid_start}, {"fork_amid_reads", fork_amid_reads},

@@ -39,11 +39,7 @@ fn find(inode: u64) -> Option<c_int> {
 }
 
 fn inode(fd: c_int) -> Result<u64, c_int> {
-    let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: room for the answer.
-    check(unsafe { libc::fstat(fd, st.as_mut_ptr()) } as i64)?;
-    // SAFETY: filled in.
-    Ok(unsafe { st.assume_init() }.st_ino)
+    crate::files::stat_of(fd).map(|st| st.st_ino)
 }
 
 /// The descriptor that has the locks of the file that `fd` is of.

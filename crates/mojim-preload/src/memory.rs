@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, size_t};
 
 use crate::api::{MAP_ATOMIC, MOJIM_RDONLY, MOJIM_SHARED, api, failed, last_error};
-use crate::files::{c_name, exports, name_of, size_of};
+use crate::files::{c_name, exports, name_of, present_name, size_of};
 use crate::process::{attach, check_owner, enter, is_owner, on, reads};
 use crate::real::{self, round_up, say};
 use crate::regions::{self, Region};
@@ -43,7 +43,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     if q.len == 0 || !offset.is_multiple_of(page as u64) {
         return Err(libc::EINVAL);
     }
-    let name = name_of(e)?;
+    let name = present_name(e)?;
     if q.prot & !(libc::PROT_READ | libc::PROT_WRITE) != 0 || q.prot == 0 {
         return refuse(
             libc::EOPNOTSUPP,

@@ -51,11 +51,22 @@ pub fn reads() -> bool {
     READS.load(Relaxed)
 }
 
-/// Names of the volume's files that were opened, by number; None if removed.
-pub type Names = Vec<Option<String>>;
+/// A file's device and inode: which file it is, whoever renames it.
+pub type Inode = (u64, u64);
+
+/// A file of the volume that was opened.
+pub struct Opened {
+    /// None if this process has removed it. Another process may have done so, or
+    /// renamed it, and this does not know.
+    pub name: Option<String>,
+    pub inode: Inode,
+}
+
+/// All that were, by number.
+pub type Names = Vec<Opened>;
 static NAMES: Mutex<Names> = Mutex::new(Vec::new());
 
-/// Whether calls of this thread may concern a volume.
+/// Whether calls of this process may concern a volume.
 #[inline]
 pub fn on() -> bool {
     match SWITCH.load(Relaxed) {
