@@ -185,6 +185,12 @@ fn a_descriptor_is_never_taken_for_the_file_that_has_its_name_now() {
     assert!(said.contains("another process has renamed"), "{said}");
 }
 
+/// An open with O_TRUNC that failed for want of a descriptor had emptied the file.
+#[test]
+fn an_open_that_fails_cuts_nothing() {
+    holds(&TestVolume::new(""), "opening_fails");
+}
+
 /// A private mapping of a file of the volume at the address of a region took its
 /// place: what was stored there from then on went nowhere.
 #[test]

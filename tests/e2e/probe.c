@@ -724,6 +724,32 @@ static void replaced_by_another(void)
     CHECK(waitpid(other, &status, 0) == other && status == 0);
 }
 
+static void opening_fails(void)
+{
+    struct stat st;
+    struct rlimit old, none;
+    int fd = open_new("file");
+    CHECK(ftruncate(fd, 5000) == 0);
+    CHECK(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    none = old;
+    none.rlim_cur = 0;
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    FAILS(open(in("file"), O_RDWR | O_TRUNC), EMFILE);
+    FAILS(creat(in("file"), 0644), EMFILE);
+    CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+    if (old.rlim_max > 1 << 16) { /* beyond what this library can tell apart */
+        none.rlim_cur = (1 << 16) + 100;
+        CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+        int next, null = open("/dev/null", O_RDONLY);
+        do {
+            CHECK((next = dup(null)) >= 0);
+        } while (next < (1 << 16) - 1);
+        FAILS(open(in("file"), O_RDWR | O_TRUNC), EMFILE);
+        CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+    }
+}
+
 static void fixed_over_a_region(void)
 {
     int fd = open_new("file");
@@ -1043,7 +1069,7 @@ int main(int argc, char **argv)
         {"forking_amid", forking_amid}, {"forking_amid_shared", forking_amid_shared},
         {"forking_shares", forking_shares}, {"sharing", sharing},
         {"fsync_of_others", fsync_of_others}, {"replaced_by_another", replaced_by_another},
-        {"fixed_over_a_region", fixed_over_a_region},
+        {"opening_fails", opening_fails}, {"fixed_over_a_region", fixed_over_a_region},
         {"in_a_handler", in_a_handler},
         {"fork_amid_start", fork_amid_start}, {"fork_amid_reads", fork_amid_reads},
     };

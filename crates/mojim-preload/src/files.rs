@@ -137,6 +137,7 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
     let (h, api) = (attach()?, api()?);
     let name = c_name(&t.name)?;
     let path = &t.path;
+    let mut fresh = false;
     if flags & libc::O_CREAT != 0 && process::reads() {
         if flags & libc::O_EXCL != 0 {
             return Err(libc::EEXIST);
@@ -147,13 +148,7 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         match unsafe { (api.mojim_create)(h, name.as_ptr()) } {
             -1 => return Err(failed(api)),
             0 if flags & libc::O_EXCL != 0 => return Err(libc::EEXIST),
-            _ => {}
-        }
-    }
-    if flags & libc::O_TRUNC != 0 && how & WRITE != 0 && t.kind == Kind::File {
-        // SAFETY: as above.
-        if unsafe { (api.mojim_truncate)(h, name.as_ptr(), 0) } != 0 {
-            return Err(failed(api));
+            made => fresh = made != 0,
         }
     }
     let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME;
@@ -176,8 +171,24 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
     } else {
         0
     };
-    table::set(fd, Some(Entry::new(id_of(fd, &t.name)?, how | append)));
-    Ok(Some(fd))
+    let opened = id_of(fd, &t.name).and_then(|id| {
+        let e = Entry::new(id, how | append);
+        // What cannot be undone, when nothing else can fail.
+        if flags & libc::O_TRUNC != 0 && how & WRITE != 0 && !fresh {
+            truncate_name(&present_name(e)?, 0)?;
+        }
+        Ok(e)
+    });
+    match opened {
+        Ok(e) => {
+            table::set(fd, Some(e));
+            Ok(Some(fd))
+        }
+        Err(errno) => {
+            real::close(fd);
+            Err(errno)
+        }
+    }
 }
 
 /// The engine makes directories as names need them; open does not.
