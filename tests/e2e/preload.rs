@@ -205,6 +205,20 @@ fn a_handler_that_interrupts_a_call_is_told_so() {
     holds(&TestVolume::new(""), "in_a_handler");
 }
 
+/// `/proc/self/fd/N` was none of the volume's paths: opened for writing, it gave the
+/// data file itself, past the log. So did freopen without a path.
+#[test]
+fn no_way_leads_past_the_log() {
+    let v = TestVolume::new("");
+    holds(&v, "ways_back");
+    // Across exec, a descriptor is known by nothing but its path.
+    let script =
+        "exec 3< \"$1/file\"; sh -c 'echo x > /dev/fd/3 || echo refused'; wc -c < \"$1/file\"";
+    let mut c = v.preloaded("sh");
+    let said = text(&output(c.args(["-c", script, "sh"]).arg(v.dir())));
+    assert!(said.contains("refused"), "{said}");
+}
+
 /// A child that was forked while another thread read the configuration waited in its
 /// first open for that thread, which it does not have.
 #[test]

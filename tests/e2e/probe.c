@@ -850,6 +850,39 @@ static void in_a_handler(void)
     CHECK(waitpid(locker, &status, 0) == locker && status == 0);
 }
 
+/* Other ways to a file of the volume than its path. */
+static void ways_back(void)
+{
+    struct stat st;
+    char path[64];
+    int fd = open_new("file"), null = open("/dev/null", O_RDWR);
+    CHECK(null >= 0 && ftruncate(fd, 5000) == 0);
+    static const char *const ways[] = {"/proc/self/fd/%d", "/proc/thread-self/fd/%d", "/dev/fd/%d"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, ways[i], fd);
+        int again = open(path, O_RDWR);
+        CHECK(again >= 0);
+        FAILS(write(again, "x", 1), EOPNOTSUPP); /* as by any other descriptor */
+        CHECK(fopen(path, "r+") == NULL && errno == EOPNOTSUPP);
+        CHECK(close(again) == 0);
+        snprintf(path, sizeof path, ways[i], null);
+        CHECK((again = open(path, O_RDWR)) >= 0 && write(again, "x", 1) == 1 && close(again) == 0);
+    }
+    CHECK(chdir(dir) == 0);
+    int again = open("/proc/self/cwd/file", O_RDWR);
+    CHECK(again >= 0);
+    FAILS(write(again, "x", 1), EOPNOTSUPP);
+    CHECK(dup2(again, 0) == 0);
+    again = open("/dev/stdin", O_RDWR);
+    CHECK(again >= 0);
+    FAILS(write(again, "x", 1), EOPNOTSUPP);
+    FILE *f = fopen(in("file"), "r");
+    CHECK(f && freopen(NULL, "r+", f) == NULL && errno == EOPNOTSUPP);
+    f = fopen(in("file"), "r");
+    CHECK(f && (f = freopen(NULL, "r", f)) && fgetc(f) == 0 && fclose(f) == 0);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+}
+
 static sem_t forks;
 
 static void about_to_fork(void)
@@ -1070,7 +1103,7 @@ int main(int argc, char **argv)
         {"forking_shares", forking_shares}, {"sharing", sharing},
         {"fsync_of_others", fsync_of_others}, {"replaced_by_another", replaced_by_another},
         {"opening_fails", opening_fails}, {"fixed_over_a_region", fixed_over_a_region},
-        {"in_a_handler", in_a_handler},
+        {"in_a_handler", in_a_handler}, {"ways_back", ways_back},
         {"fork_amid_start", fork_amid_start}, {"fork_amid_reads", fork_amid_reads},
     };
     if (argc != 3)

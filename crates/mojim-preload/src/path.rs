@@ -78,11 +78,17 @@ pub unsafe fn resolve(dirfd: c_int, path: *const c_char, follow: bool) -> Option
 }
 
 /// Paths that cannot be a volume's, told without an allocation: allocators
-/// read some of them while they start.
+/// read some of them while they start. A descriptor's number, and what a process
+/// has for its directory, may lead back to one.
 pub fn is_elsewhere(path: &[u8]) -> bool {
-    path.starts_with(b"/proc/")
-        || path.starts_with(b"/sys/")
-        || path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/")
+    let has = |part: &[u8]| path.windows(part.len()).any(|w| w == part);
+    if path.starts_with(b"/proc/") {
+        return !(has(b"/fd/") || has(b"/cwd/") || has(b"/root/"));
+    }
+    let back = |p: &[u8]| path.starts_with(p);
+    path.starts_with(b"/sys/")
+        || path.starts_with(b"/dev/")
+            && !(back(b"/dev/shm/") || back(b"/dev/fd/") || back(b"/dev/std"))
 }
 
 /// The real path; what is not there yet is taken as it is written.

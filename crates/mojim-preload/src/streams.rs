@@ -90,12 +90,18 @@ unsafe fn reopen_stream(
         return pass();
     }
     let ok = enter(false, || {
-        if !path.is_null() {
-            // SAFETY: the program's strings.
-            if unsafe { reading(path, mode)? }.is_some() {
-                attach()?;
-                crate::rw::settle()?;
-            }
+        // Without a path it is the same file, opened anew with this mode.
+        // SAFETY: the program's stream.
+        let same = format!("/proc/self/fd/{}\0", unsafe { libc::fileno(stream) });
+        let path = if path.is_null() {
+            same.as_ptr().cast()
+        } else {
+            path
+        };
+        // SAFETY: the program's strings, or ours.
+        if unsafe { reading(path, mode)? }.is_some() {
+            attach()?;
+            crate::rw::settle()?;
         }
         Ok(true)
     });
