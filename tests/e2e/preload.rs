@@ -170,6 +170,72 @@ fn two_processes_share_a_file_and_its_locks() {
     assert!(said.contains("has ended"), "{said}");
 }
 
+/// fsync committed what its own process had mapped, and returned 0 while bytes that
+/// another process had stored into the file elsewhere were committed nowhere.
+#[test]
+fn fsync_commits_what_other_processes_have_stored() {
+    holds(&TestVolume::new(""), "fsync_of_others");
+}
+
+/// A descriptor stood for a name: after another process had renamed a file over it,
+/// ftruncate of the descriptor cut the new file, which the program had never opened.
+#[test]
+fn a_descriptor_is_never_taken_for_the_file_that_has_its_name_now() {
+    let said = holds(&TestVolume::new(""), "replaced_by_another");
+    assert!(said.contains("another process has renamed"), "{said}");
+}
+
+/// An open with O_TRUNC that failed for want of a descriptor had emptied the file.
+#[test]
+fn an_open_that_fails_cuts_nothing() {
+    holds(&TestVolume::new(""), "opening_fails");
+}
+
+/// A private mapping of a file of the volume at the address of a region took its
+/// place: what was stored there from then on went nowhere.
+#[test]
+fn no_mapping_takes_a_regions_place() {
+    holds(&TestVolume::new(""), "fixed_over_a_region");
+}
+
+/// A handler that interrupted a call of the library was taken for the engine: its
+/// fsync went to the data file, which had nothing of what was stored, and returned 0.
+#[test]
+fn a_handler_that_interrupts_a_call_is_told_so() {
+    holds(&TestVolume::new(""), "in_a_handler");
+}
+
+/// `/proc/self/fd/N` was none of the volume's paths: opened for writing, it gave the
+/// data file itself, past the log. So did freopen without a path.
+#[test]
+fn no_way_leads_past_the_log() {
+    let v = TestVolume::new("");
+    holds(&v, "ways_back");
+    // Across exec, a descriptor is known by nothing but its path.
+    let script =
+        "exec 3< \"$1/file\"; sh -c 'echo x > /dev/fd/3 || echo refused'; wc -c < \"$1/file\"";
+    let mut c = v.preloaded("sh");
+    let said = text(&output(c.args(["-c", script, "sh"]).arg(v.dir())));
+    assert!(said.contains("refused"), "{said}");
+}
+
+/// A child that was forked while another thread read the configuration waited in its
+/// first open for that thread, which it does not have.
+#[test]
+fn a_child_forked_while_another_thread_begins_waits_for_nobody() {
+    let v = TestVolume::new("");
+    let real = v.root.join("mojim.toml.real");
+    std::fs::rename(v.config(), real).unwrap();
+    succeed(Command::new("mkfifo").arg(v.config()));
+    holds(&v, "fork_amid_start");
+}
+
+/// So it did where another thread was in the middle of a read.
+#[test]
+fn a_child_forked_while_another_thread_reads_waits_for_nobody() {
+    holds(&TestVolume::new(""), "fork_amid_reads");
+}
+
 #[test]
 fn a_file_made_shorter_under_its_mapping() {
     holds(&TestVolume::new(""), "shrinking");

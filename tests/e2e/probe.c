@@ -9,12 +9,16 @@
 #include <fcntl.h>
 #include <mojim.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -627,6 +631,339 @@ static void sharing(void)
     CHECK(p[0] == 1 && p[4096] == 2 && p[1] == 7 && p[2] == 0);
 }
 
+/* One process stores into a part of the file, another, which has mapped a part
+ * that is elsewhere, calls fsync; then both are killed. */
+static void fsync_of_others(void)
+{
+    enum { PAGE = 4096 };
+    int ab[2], ba[2], status;
+    char c;
+    CHECK(pipe(ab) == 0 && pipe(ba) == 0);
+    pid_t a = fork();
+    if (a == 0) {
+        close(ba[1]);
+        int fd = open_new("file");
+        CHECK(ftruncate(fd, 101 * PAGE) == 0);
+        char *p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 100 * PAGE);
+        CHECK(p != MAP_FAILED);
+        p[9] = 1;
+        say(ab[1]);
+        pause();
+    }
+    pid_t b = fork();
+    if (b == 0) {
+        close(ab[1]);
+        said(ab[0]);
+        int fd = open_new("file");
+        char *p = map(fd, PAGE);
+        p[9] = 2;
+        CHECK(fsync(fd) == 0);
+        p[10] = 2; /* not in it */
+        say(ba[1]);
+        pause();
+    }
+    close(ab[1]);
+    close(ba[1]);
+    ssize_t got = read(ba[0], &c, 1);
+    CHECK(kill(a, SIGKILL) == 0 && kill(b, SIGKILL) == 0);
+    CHECK(waitpid(a, &status, 0) == a && waitpid(b, &status, 0) == b && got == 1);
+    char *p = map(open_new("file"), 101 * PAGE);
+    CHECK(p[9] == 2 && p[10] == 0 && p[100 * PAGE + 9] == 1);
+}
+
+/* A file is replaced, and another renamed and removed, by another process than
+ * the one that has them open. */
+static void replaced_by_another(void)
+{
+    int ab[2], ba[2], status;
+    struct stat st;
+    char c = 0;
+    CHECK(pipe(ab) == 0 && pipe(ba) == 0);
+    pid_t other = fork();
+    if (other == 0) {
+        close(ab[1]);
+        said(ab[0]);
+        int fd = open_new("file.tmp");
+        CHECK(ftruncate(fd, 9000) == 0);
+        CHECK(rename(in("file.tmp"), in("file")) == 0);
+        CHECK(rename(in("from"), in("to")) == 0);
+        say(ba[1]);
+        said(ab[0]);
+        CHECK(unlink(in("to")) == 0);
+        say(ba[1]);
+        said(ab[0]);
+        exit(0);
+    }
+    close(ba[1]);
+    int fd = open_new("file"), from = open_new("from");
+    CHECK(ftruncate(fd, 100) == 0 && ftruncate(from, 100) == 0);
+    say(ab[1]);
+    said(ba[0]);
+    FAILS(ftruncate(fd, 0), ESTALE); /* not the file that has its name now */
+    FAILS(mmap(NULL, 100, PROT_READ, MAP_SHARED, fd, 0), ESTALE);
+    CHECK(posix_fallocate(fd, 0, 20000) == ESTALE);
+    CHECK(stat(in("file"), &st) == 0 && st.st_size == 9000);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 100);
+    CHECK(fsync(fd) == 0); /* nothing is left of it */
+    int again = open(in("file"), O_RDWR);
+    char *p = map(again, 9000);
+    p[0] = 'n';
+    CHECK(pread(again, &c, 1, 0) == 1 && c == 'n');
+    CHECK(pread(fd, &c, 1, 0) == 1 && c == 0); /* that is the old one's still */
+    CHECK(munmap(p, 9000) == 0);
+    FAILS(ftruncate(from, 0), ESTALE);
+    FAILS(fsync(from), ESTALE); /* somebody may have it mapped, by a name not known here */
+    int to = open(in("to"), O_RDWR);
+    CHECK(ftruncate(from, 200) == 0 && fsync(from) == 0); /* known again */
+    CHECK(fstat(to, &st) == 0 && st.st_size == 200);
+    say(ab[1]);
+    said(ba[0]);
+    FAILS(ftruncate(to, 0), ESTALE);
+    CHECK(fsync(to) == 0);
+    say(ab[1]);
+    CHECK(waitpid(other, &status, 0) == other && status == 0);
+}
+
+static void opening_fails(void)
+{
+    struct stat st;
+    struct rlimit old, none;
+    int fd = open_new("file");
+    CHECK(ftruncate(fd, 5000) == 0);
+    CHECK(getrlimit(RLIMIT_NOFILE, &old) == 0);
+    none = old;
+    none.rlim_cur = 0;
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    FAILS(open(in("file"), O_RDWR | O_TRUNC), EMFILE);
+    FAILS(creat(in("file"), 0644), EMFILE);
+    CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+    if (old.rlim_max > 1 << 16) { /* beyond what this library can tell apart */
+        none.rlim_cur = (1 << 16) + 100;
+        CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+        int next, null = open("/dev/null", O_RDONLY);
+        do {
+            CHECK((next = dup(null)) >= 0);
+        } while (next < (1 << 16) - 1);
+        FAILS(open(in("file"), O_RDWR | O_TRUNC), EMFILE);
+        CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+    }
+}
+
+static void fixed_over_a_region(void)
+{
+    int fd = open_new("file");
+    char *p = map(fd, 8192);
+    p[1] = 1;
+    FAILS(mmap(p, 8192, PROT_READ, MAP_PRIVATE | MAP_FIXED, fd, 0), EOPNOTSUPP);
+    FAILS(mmap(p + 4096, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0), EOPNOTSUPP);
+    p[2] = 2; /* the region is there still */
+    CHECK(p[1] == 1 && msync(p, 8192, MS_SYNC) == 0 && munmap(p, 8192) == 0);
+}
+
+static struct {
+    int fd, other, jump;
+    char *p, *trap;
+    sigjmp_buf back;
+    volatile int line; /* the first check that failed */
+} handled;
+
+#define EXPECT(c)                                                              \
+    do {                                                                       \
+        if (!(c) && handled.line == 0)                                         \
+            handled.line = __LINE__;                                           \
+    } while (0)
+#define DEADLK(call) EXPECT((errno = 0, (long)(call) == -1 && errno == EDEADLK))
+
+static void on_fault(int sig)
+{
+    int fd = handled.fd, before = errno;
+    char c, *p = handled.p;
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 6, .l_len = 1};
+    (void)sig;
+    if (handled.jump)
+        siglongjmp(handled.back, 1);
+    DEADLK(fsync(fd));
+    DEADLK(fdatasync(fd));
+    DEADLK(msync(p, 8192, MS_SYNC));
+    DEADLK(msync(p, 1, MS_ASYNC));
+    DEADLK(pread(fd, &c, 1, 0));
+    DEADLK(pwrite(fd, "x", 1, 4096));
+    DEADLK(ftruncate(fd, 1));
+    DEADLK(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0));
+    DEADLK(mmap(p, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    DEADLK(munmap(p, 8192));
+    DEADLK(mprotect(p, 8192, PROT_NONE));
+    DEADLK(madvise(p, 8192, MADV_DONTNEED));
+    DEADLK(fcntl(fd, F_SETLK, &l));
+    EXPECT(close(handled.other) == 0); /* which is allowed in a handler */
+    EXPECT(mprotect(handled.trap, 4096, PROT_READ | PROT_WRITE) == 0);
+    errno = before;
+}
+
+/* A handler that interrupts a call: write(2) reads memory that is not there. */
+static void in_a_handler(void)
+{
+    int ab[2], status;
+    CHECK(pipe(ab) == 0);
+    pid_t locker = fork();
+    if (locker == 0) {
+        close(ab[1]);
+        said(ab[0]);
+        int fd = open_new("file");
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 5) == F_WRLCK); /* the handler's close let go */
+        exit(0);
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* ends a child that hangs */
+        struct sigaction act = {.sa_handler = on_fault};
+        int fd = handled.fd = open_new("file");
+        char *p = handled.p = map(fd, 8192);
+        handled.other = open(in("file"), O_RDONLY);
+        handled.trap = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(handled.other >= 0 && handled.trap != MAP_FAILED);
+        CHECK(lock(fd, F_SETLK, F_WRLCK, 5) == F_WRLCK);
+        p[1] = 1;
+        CHECK(sigaction(SIGSEGV, &act, NULL) == 0);
+        CHECK(pwrite(fd, handled.trap, 1, 0) == 1);
+        if (handled.line) {
+            fprintf(stderr, "in the handler: line %d does not hold\n", handled.line);
+            exit(1);
+        }
+        CHECK(p[1] == 1 && p[4096] == 0 && fsync(fd) == 0); /* as if it had not been */
+        say(ab[1]);
+        CHECK(waitpid(locker, NULL, 0) == -1); /* its parent's */
+        CHECK(mprotect(handled.trap, 4096, PROT_NONE) == 0);
+        handled.jump = 1;
+        if (sigsetjmp(handled.back, 1) == 0) {
+            pwrite(fd, handled.trap, 1, 0);
+            exit(1);
+        }
+        p[2] = 2;
+        FAILS(fsync(fd), EDEADLK); /* nobody knows what was left half-way */
+        FAILS(msync(p, 8192, MS_SYNC), EDEADLK);
+        exit(0);
+    }
+    close(ab[1]);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(waitpid(locker, &status, 0) == locker && status == 0);
+}
+
+/* Other ways to a file of the volume than its path. */
+static void ways_back(void)
+{
+    struct stat st;
+    char path[64];
+    int fd = open_new("file"), null = open("/dev/null", O_RDWR);
+    CHECK(null >= 0 && ftruncate(fd, 5000) == 0);
+    static const char *const ways[] = {"/proc/self/fd/%d", "/proc/thread-self/fd/%d", "/dev/fd/%d"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, ways[i], fd);
+        int again = open(path, O_RDWR);
+        CHECK(again >= 0);
+        FAILS(write(again, "x", 1), EOPNOTSUPP); /* as by any other descriptor */
+        CHECK(fopen(path, "r+") == NULL && errno == EOPNOTSUPP);
+        CHECK(close(again) == 0);
+        snprintf(path, sizeof path, ways[i], null);
+        CHECK((again = open(path, O_RDWR)) >= 0 && write(again, "x", 1) == 1 && close(again) == 0);
+    }
+    CHECK(chdir(dir) == 0);
+    int again = open("/proc/self/cwd/file", O_RDWR);
+    CHECK(again >= 0);
+    FAILS(write(again, "x", 1), EOPNOTSUPP);
+    CHECK(dup2(again, 0) == 0);
+    again = open("/dev/stdin", O_RDWR);
+    CHECK(again >= 0);
+    FAILS(write(again, "x", 1), EOPNOTSUPP);
+    FILE *f = fopen(in("file"), "r");
+    CHECK(f && freopen(NULL, "r+", f) == NULL && errno == EOPNOTSUPP);
+    f = fopen(in("file"), "r");
+    CHECK(f && (f = freopen(NULL, "r", f)) && fgetc(f) == 0 && fclose(f) == 0);
+    CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
+}
+
+static sem_t forks;
+
+static void about_to_fork(void)
+{
+    CHECK(sem_post(&forks) == 0);
+}
+
+static void *first_use(void *arg)
+{
+    FAILS(truncate(arg, 0), ENOENT); /* which the library must look at */
+    return NULL;
+}
+
+static void *forks_meanwhile(void *arg)
+{
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(20); /* ends a child that hangs */
+        FAILS(truncate(arg, 0), ENOENT);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    return NULL;
+}
+
+/* The configuration is a pipe here, and lies beside as `.real`: so one thread is in
+ * the middle of reading it while another forks. The main thread's calls are the
+ * kernel's own, since the library would wait as well. */
+static void fork_amid_start(void)
+{
+    char real[4096], text[1 << 19], *missing = strdup(in("missing"));
+    const char *config = getenv("MOJIM_CONFIG");
+    pthread_t one, two;
+    snprintf(real, sizeof real, "%s.real", config);
+    CHECK(sem_init(&forks, 0, 0) == 0 && pthread_atfork(about_to_fork, NULL, NULL) == 0);
+    CHECK(pthread_create(&one, NULL, first_use, missing) == 0);
+    int to = syscall(SYS_openat, AT_FDCWD, config, O_WRONLY); /* until it is read */
+    CHECK(to >= 0);
+    int from = syscall(SYS_openat, AT_FDCWD, real, O_RDONLY);
+    CHECK(from >= 0 && syscall(SYS_rename, real, config) == 0);
+    CHECK(pthread_create(&two, NULL, forks_meanwhile, missing) == 0);
+    CHECK(sem_wait(&forks) == 0);
+    /* A comment that takes a while: a fork that does not wait is through by then. */
+    memset(text, '#', sizeof text);
+    text[sizeof text - 1] = '\n';
+    CHECK(write(to, text, sizeof text) == sizeof text);
+    ssize_t n = read(from, text, sizeof text);
+    CHECK(n > 0 && write(to, text, n) == n && close(to) == 0 && close(from) == 0);
+    CHECK(pthread_join(one, NULL) == 0 && pthread_join(two, NULL) == 0);
+}
+
+/* The same for the lock of a descriptor's position: a thread reads all the time. */
+static void *reads_on(void *arg)
+{
+    char c[4096];
+    int fd = ((int *)arg)[1]; /* its position is the children's, too */
+    while (!*(volatile int *)arg)
+        CHECK(lseek(fd, 0, SEEK_SET) == 0 && read(fd, c, sizeof c) >= 0);
+    return NULL;
+}
+
+static void fork_amid_reads(void)
+{
+    pthread_t t;
+    int status, args[2] = {0, open_new("file")};
+    char *p = map(args[1], 4096), c;
+    CHECK(pthread_create(&t, NULL, reads_on, args) == 0);
+    for (int i = 0; i < 200; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(20); /* ends a child that hangs */
+            CHECK(read(args[1], &c, 1) >= 0);
+            _exit(0);
+        }
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    args[0] = 1;
+    CHECK(pthread_join(t, NULL) == 0 && munmap(p, 4096) == 0);
+}
+
 static void fork_first(void)
 {
     int status, null = open("/dev/null", O_RDWR);
@@ -764,6 +1101,10 @@ int main(int argc, char **argv)
         {"async_show", async_show},     {"async_until_killed", async_until_killed},
         {"forking_amid", forking_amid}, {"forking_amid_shared", forking_amid_shared},
         {"forking_shares", forking_shares}, {"sharing", sharing},
+        {"fsync_of_others", fsync_of_others}, {"replaced_by_another", replaced_by_another},
+        {"opening_fails", opening_fails}, {"fixed_over_a_region", fixed_over_a_region},
+        {"in_a_handler", in_a_handler}, {"ways_back", ways_back},
+        {"fork_amid_start", fork_amid_start}, {"fork_amid_reads", fork_amid_reads},
     };
     if (argc != 3)
         return 2;

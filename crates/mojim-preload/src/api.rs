@@ -9,17 +9,9 @@ use std::sync::OnceLock;
 
 use crate::real;
 
-/// `struct msync_input`.
-#[repr(C)]
-pub struct MsyncInput {
-    pub address: *mut c_void,
-    pub length: c_int,
-}
-
 pub const MOJIM_RDONLY: c_int = 0x0040_0000;
 pub const MOJIM_SHARED: c_int = 0x0020_0000;
 pub const MAP_ATOMIC: c_int = 0x0200_0000;
-pub const MS_MOJIM: c_int = 0x100;
 
 /// `mojim_t *`.
 pub type Handle = *mut c_void;
@@ -56,7 +48,6 @@ api! {
     mojim_map_at: fn(Handle, Str, usize, c_int, i64, *mut c_void) -> *mut c_void;
     mojim_unmap: fn(*mut c_void, usize) -> c_int;
     mojim_msync: fn(*mut c_void, usize, c_int) -> c_int;
-    gmsync: fn(*mut MsyncInput, c_int, c_int) -> c_int;
     mojim_fsync: fn(Handle, Str) -> c_int;
     mojim_create: fn(Handle, Str) -> c_int;
     mojim_remove: fn(Handle, Str) -> c_int;
@@ -76,6 +67,10 @@ unsafe impl Sync for Api {}
 /// The library; ENOSYS and a line on stderr if it is not there.
 pub fn api() -> Result<&'static Api, c_int> {
     static API: OnceLock<Option<Api>> = OnceLock::new();
+    if let Some(known) = API.get() {
+        return known.as_ref().ok_or(libc::ENOSYS);
+    }
+    let _held = crate::process::starting();
     API.get_or_init(|| {
         let found = load(libc::RTLD_DEFAULT).or_else(|| load(open_beside()?));
         if found.is_none() {

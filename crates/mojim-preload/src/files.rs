@@ -5,13 +5,14 @@
 //! records, everything else happens to a read-only descriptor of the data file.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::os::unix::fs::MetadataExt;
 
 use libc::{mode_t, off_t, size_t};
 
 use crate::api::{api, failed};
 use crate::locks;
 use crate::path::{Kind, Target, resolve};
-use crate::process::{self, attach, check_owner, enter, is_owner, names, on};
+use crate::process::{self, Opened, attach, check_owner, enter, is_owner, names, on, takes_paths};
 use crate::real::{self, check, real, say};
 use crate::table::{self, APPEND, Entry, MAX_FD, READ, WRITE};
 
@@ -20,22 +21,56 @@ pub fn c_name(name: &str) -> Result<CString, c_int> {
     CString::new(name).map_err(|_| libc::EINVAL)
 }
 
-/// The present name of an open file.
+/// The name of an open file, as this process knows it.
 pub fn name_of(e: Entry) -> Result<String, c_int> {
-    names().get(e.id()).cloned().flatten().ok_or_else(|| {
+    let known = names().get(e.id()).and_then(|f| f.name.clone());
+    known.ok_or_else(|| {
         say("a file that was removed can only be read");
         libc::EOPNOTSUPP
     })
 }
 
-/// The number of a name.
-fn id_of(name: &str) -> usize {
-    let mut names = names();
-    if let Some(i) = names.iter().position(|n| n.as_deref() == Some(name)) {
-        return i;
+/// The name of an open file, for a call that the engine is asked for by name:
+/// ESTALE if it is another file's by now, or nobody's. (Who renames it between
+/// this and the call is not seen.)
+pub fn present_name(e: Entry) -> Result<String, c_int> {
+    let name = name_of(e)?;
+    // Where files are only read, a new copy of the volume may take their places.
+    if process::reads() {
+        return Ok(name);
     }
-    names.push(Some(name.to_owned()));
-    names.len() - 1
+    let inode = names()[e.id()].inode;
+    let (dir, _) = process::directory().ok_or(libc::ENOSYS)?;
+    let there = std::fs::symlink_metadata(dir.join(&name));
+    if there.is_ok_and(|m| (m.dev(), m.ino()) == inode) {
+        return Ok(name);
+    }
+    say(&format!(
+        "{name}: another process has renamed, replaced or removed the file; open it again"
+    ));
+    Err(libc::ESTALE)
+}
+
+/// The number of the file that was opened by this name.
+fn id_of(fd: c_int, name: &str) -> Result<usize, c_int> {
+    let st = stat_of(fd)?;
+    let inode = (st.st_dev, st.st_ino);
+    let mut names = names();
+    let known = names.iter().position(|f| match process::reads() {
+        true => f.name.as_deref() == Some(name),
+        false => f.inode == inode,
+    });
+    let name = Some(name.to_owned());
+    Ok(match known {
+        Some(i) => {
+            names[i].name = name;
+            i
+        }
+        None => {
+            names.push(Opened { name, inode });
+            names.len() - 1
+        }
+    })
 }
 
 fn refuse<T>(text: String) -> Result<T, c_int> {
@@ -62,7 +97,7 @@ unsafe fn open_at(
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes();
-    if crate::path::is_elsewhere(bytes) || !on() {
+    if crate::path::is_elsewhere(bytes) || !takes_paths() {
         return pass();
     }
     let fd = enter(Some(-1), || {
@@ -102,6 +137,7 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
     let (h, api) = (attach()?, api()?);
     let name = c_name(&t.name)?;
     let path = &t.path;
+    let mut fresh = false;
     if flags & libc::O_CREAT != 0 && process::reads() {
         if flags & libc::O_EXCL != 0 {
             return Err(libc::EEXIST);
@@ -112,13 +148,7 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         match unsafe { (api.mojim_create)(h, name.as_ptr()) } {
             -1 => return Err(failed(api)),
             0 if flags & libc::O_EXCL != 0 => return Err(libc::EEXIST),
-            _ => {}
-        }
-    }
-    if flags & libc::O_TRUNC != 0 && how & WRITE != 0 && t.kind == Kind::File {
-        // SAFETY: as above.
-        if unsafe { (api.mojim_truncate)(h, name.as_ptr(), 0) } != 0 {
-            return Err(failed(api));
+            made => fresh = made != 0,
         }
     }
     let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME;
@@ -141,8 +171,24 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
     } else {
         0
     };
-    table::set(fd, Some(Entry::new(id_of(&t.name), how | append)));
-    Ok(Some(fd))
+    let opened = id_of(fd, &t.name).and_then(|id| {
+        let e = Entry::new(id, how | append);
+        // What cannot be undone, when nothing else can fail.
+        if flags & libc::O_TRUNC != 0 && how & WRITE != 0 && !fresh {
+            truncate_name(&present_name(e)?, 0)?;
+        }
+        Ok(e)
+    });
+    match opened {
+        Ok(e) => {
+            table::set(fd, Some(e));
+            Ok(Some(fd))
+        }
+        Err(errno) => {
+            real::close(fd);
+            Err(errno)
+        }
+    }
 }
 
 /// The engine makes directories as names need them; open does not.
@@ -373,16 +419,21 @@ fn truncate_fd(e: Entry, size: off_t) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     check_owner()?;
-    truncate_name(&name_of(e)?, size)
+    truncate_name(&present_name(e)?, size)
 }
 
-/// The size of an open file: its data file's.
-pub fn size_of(fd: c_int) -> Result<u64, c_int> {
+/// What the data file of an open file is.
+pub fn stat_of(fd: c_int) -> Result<libc::stat, c_int> {
     let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: room for the answer.
     check(unsafe { libc::fstat(fd, st.as_mut_ptr()) } as i64)?;
     // SAFETY: filled in.
-    Ok(unsafe { st.assume_init() }.st_size as u64)
+    Ok(unsafe { st.assume_init() })
+}
+
+/// The size of an open file: its data file's.
+pub fn size_of(fd: c_int) -> Result<u64, c_int> {
+    Ok(stat_of(fd)?.st_size as u64)
 }
 
 fn allocate(fd: c_int, e: Entry, mode: c_int, offset: off_t, len: off_t) -> Result<(), c_int> {
@@ -412,7 +463,7 @@ unsafe fn with_target(
     follow: bool,
     f: impl FnOnce(Target) -> Result<c_int, c_int>,
 ) -> Option<c_int> {
-    if !on() {
+    if !takes_paths() {
         return None;
     }
     enter(Some(-1), || {
@@ -485,6 +536,13 @@ exports! { |pass|
     }
 }
 
+/// A file has another name, or none.
+fn renamed(t: &Target, name: Option<&str>) {
+    for f in names().iter_mut().filter(|f| f.inode == t.inode) {
+        f.name = name.map(str::to_owned);
+    }
+}
+
 fn remove_name(t: &Target) -> Result<c_int, c_int> {
     let (h, api) = (attach()?, api()?);
     let name = c_name(&t.name)?;
@@ -492,9 +550,7 @@ fn remove_name(t: &Target) -> Result<c_int, c_int> {
     if unsafe { (api.mojim_remove)(h, name.as_ptr()) } != 0 {
         return Err(failed(api));
     }
-    for n in names().iter_mut().filter(|n| n.as_deref() == Some(&t.name)) {
-        *n = None;
-    }
+    renamed(t, None);
     Ok(0)
 }
 
@@ -504,7 +560,7 @@ unsafe fn rename_any(
     to: (c_int, *const c_char),
     flags: c_uint,
 ) -> Option<c_int> {
-    if !on() {
+    if !takes_paths() {
         return None;
     }
     enter(Some(-1), || {
@@ -541,20 +597,15 @@ unsafe fn rename_any(
         if unsafe { (api.mojim_rename)(h, old.as_ptr(), new.as_ptr()) } != 0 {
             return Err(failed(api));
         }
-        for n in names().iter_mut() {
-            match n.as_deref() {
-                Some(x) if x == b.name => *n = None,
-                Some(x) if x == a.name => *n = Some(b.name.clone()),
-                _ => {}
-            }
-        }
+        renamed(&b, None);
+        renamed(&a, Some(&b.name));
         Ok(Some(0))
     })
 }
 
 /// link: a file of a volume has one name.
 unsafe fn link_any(from: (c_int, *const c_char), to: (c_int, *const c_char)) -> Option<c_int> {
-    if !on() {
+    if !takes_paths() {
         return None;
     }
     enter(Some(-1), || {

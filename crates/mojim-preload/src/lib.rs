@@ -16,8 +16,10 @@
 //!   does without this library, for the price of a load and a branch.
 //! - Calls that an allocator makes (mmap, munmap, madvise, mprotect) take no
 //!   lock and allocate nothing unless they touch a region.
-//! - While a thread is inside this library or the engine (`inside`), its calls
-//!   pass through.
+//! - While a thread is inside this library or the engine, its calls pass through;
+//!   those on a volume's descriptor or a region, which only a signal handler makes
+//!   that interrupted it, fail with EDEADLK (`process::enter`). The engine makes
+//!   such calls past this library.
 //! - No panic leaves: it becomes EIO. Nothing here ends the process.
 //! - What cannot be done right is refused with an errno and one line on
 //!   standard error, not done halfway.

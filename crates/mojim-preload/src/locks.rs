@@ -10,36 +10,44 @@
 //! descriptor of the locked file, as POSIX has it.
 
 use std::ffi::{CString, c_int};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 use crate::process::{enter, locks_directory, names};
 use crate::real::{self, check};
 
-/// Inodes, and the descriptors of their lock files. Only used with the names
-/// locked, which a fork waits for: so a child does not find it locked.
-static FILES: Mutex<Vec<(u64, c_int)>> = Mutex::new(Vec::new());
-/// A lock was taken at some time.
-static ANY: AtomicBool = AtomicBool::new(false);
+/// An inode, and the descriptor of its lock file.
+struct LockFile {
+    inode: u64,
+    fd: c_int,
+    next: *const LockFile,
+}
+
+/// All of them. Read without a lock, by a close in a signal handler too; one is
+/// added with the names locked, and none goes.
+static FILES: AtomicPtr<LockFile> = AtomicPtr::new(std::ptr::null_mut());
+
+fn find(inode: u64) -> Option<c_int> {
+    let mut at: *const LockFile = FILES.load(Acquire);
+    // SAFETY: one that was added, which is complete and stays.
+    while let Some(f) = unsafe { at.as_ref() } {
+        if f.inode == inode {
+            return Some(f.fd);
+        }
+        at = f.next;
+    }
+    None
+}
 
 fn inode(fd: c_int) -> Result<u64, c_int> {
-    let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: room for the answer.
-    check(unsafe { libc::fstat(fd, st.as_mut_ptr()) } as i64)?;
-    // SAFETY: filled in.
-    Ok(unsafe { st.assume_init() }.st_ino)
+    crate::files::stat_of(fd).map(|st| st.st_ino)
 }
 
 /// The descriptor that has the locks of the file that `fd` is of.
-fn of_file(fd: c_int, make: bool) -> Result<Option<c_int>, c_int> {
+fn of_file(fd: c_int) -> Result<c_int, c_int> {
     let inode = inode(fd)?;
     let _held = names();
-    let mut files = FILES.lock().unwrap_or_else(|e| e.into_inner());
-    if let Some((_, fd)) = files.iter().find(|(i, _)| *i == inode) {
-        return Ok(Some(*fd));
-    }
-    if !make {
-        return Ok(None);
+    if let Some(fd) = find(inode) {
+        return Ok(fd);
     }
     let directory = locks_directory()?;
     // SAFETY: a C string.
@@ -62,9 +70,13 @@ fn of_file(fd: c_int, make: bool) -> Result<Option<c_int>, c_int> {
             0o600,
         )
     })?;
-    files.push((inode, opened as c_int));
-    ANY.store(true, Release);
-    Ok(Some(opened as c_int))
+    let fd = opened as c_int;
+    let next = FILES.load(Acquire);
+    FILES.store(
+        Box::into_raw(Box::new(LockFile { inode, fd, next })),
+        Release,
+    );
+    Ok(fd)
 }
 
 /// fcntl's F_SETLK, F_SETLKW and F_GETLK.
@@ -84,7 +96,7 @@ pub unsafe fn control(fd: c_int, cmd: c_int, lock: *mut libc::flock) -> c_int {
         };
         wanted.l_start = wanted.l_start.checked_add(from).ok_or(libc::EOVERFLOW)?;
         wanted.l_whence = libc::SEEK_SET as _;
-        Ok(Some((of_file(fd, true)?.ok_or(libc::ENOLCK)?, wanted)))
+        Ok(Some((of_file(fd)?, wanted)))
     });
     let Some((at, mut wanted)) = known else {
         return -1;
@@ -126,19 +138,19 @@ pub fn section(fd: c_int, cmd: c_int, len: libc::off_t) -> c_int {
     r
 }
 
-/// The program closes a descriptor of a volume's file: its locks on it go.
+/// The program closes a descriptor of a volume's file: its locks on it go. May
+/// be called in a signal handler that interrupted whatever: it waits for nobody.
 pub fn let_go(fd: c_int) {
-    if !ANY.load(Acquire) {
+    if FILES.load(Acquire).is_null() {
         return;
     }
-    enter((), || {
-        if let Some(at) = of_file(fd, false)? {
-            // SAFETY: all zeros are a value of it.
-            let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-            lock.l_type = libc::F_UNLCK as _;
-            // SAFETY: a struct of ours.
-            unsafe { libc::syscall(libc::SYS_fcntl, at, libc::F_SETLK, &raw mut lock) };
-        }
-        Ok(())
-    });
+    let before = real::errno();
+    if let Some(at) = inode(fd).ok().and_then(find) {
+        // SAFETY: all zeros are a value of it.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_UNLCK as _;
+        // SAFETY: a struct of ours.
+        unsafe { libc::syscall(libc::SYS_fcntl, at, libc::F_SETLK, &raw mut lock) };
+    }
+    real::set_errno(before);
 }

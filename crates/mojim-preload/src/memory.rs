@@ -11,8 +11,8 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, size_t};
 
 use crate::api::{MAP_ATOMIC, MOJIM_RDONLY, MOJIM_SHARED, api, failed, last_error};
-use crate::files::{c_name, exports, name_of, size_of};
-use crate::process::{attach, check_owner, enter, is_inside, is_owner, on, reads};
+use crate::files::{c_name, exports, name_of, present_name, size_of};
+use crate::process::{attach, check_owner, enter, is_owner, on, reads};
 use crate::real::{self, round_up, say};
 use crate::regions::{self, Region};
 use crate::table::{self, Entry, READ, WRITE};
@@ -43,7 +43,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     if q.len == 0 || !offset.is_multiple_of(page as u64) {
         return Err(libc::EINVAL);
     }
-    let name = name_of(e)?;
+    let name = present_name(e)?;
     if q.prot & !(libc::PROT_READ | libc::PROT_WRITE) != 0 || q.prot == 0 {
         return refuse(
             libc::EOPNOTSUPP,
@@ -71,7 +71,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     } else {
         q.len
     };
-    let at = place(q, &name)?;
+    let at = place(q)?;
     let Some(slot) = regions::reserve() else {
         give_back(at, q);
         return refuse(
@@ -134,23 +134,11 @@ impl Place {
     }
 }
 
-fn place(q: Request, name: &str) -> Result<Place, c_int> {
+fn place(q: Request) -> Result<Place, c_int> {
     let exact = q.flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
     if q.flags & libc::MAP_FIXED != 0 && !exact {
         if !q.addr.is_multiple_of(real::page_size()) || q.addr == 0 {
             return Err(libc::EINVAL);
-        }
-        if regions::overlapping(q.addr, round_up(q.len))
-            .next()
-            .is_some()
-        {
-            return refuse(
-                libc::EOPNOTSUPP,
-                format!(
-                    "mapping {name} at {:#x}: a region is there; unmap it first",
-                    q.addr
-                ),
-            );
         }
         return Ok(Place::Fixed(q.addr));
     }
@@ -189,6 +177,18 @@ unsafe fn map_any(
     } else {
         None
     };
+    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED
+        && regions::any()
+        && is_owner()
+        && regions::overlapping(addr as usize, len).next().is_some()
+    {
+        return enter(libc::MAP_FAILED, || {
+            refuse(
+                libc::EOPNOTSUPP,
+                format!("MAP_FIXED at {addr:p}: a region is there; unmap it first"),
+            )
+        });
+    }
     if let Some(e) = e
         && on()
     {
@@ -226,19 +226,6 @@ unsafe fn map_any(
         }
         return libc::MAP_FAILED;
     }
-    if flags & libc::MAP_FIXED != 0
-        && regions::any()
-        && !is_inside()
-        && is_owner()
-        && regions::overlapping(addr as usize, len).next().is_some()
-    {
-        return enter(libc::MAP_FAILED, || {
-            refuse(
-                libc::EOPNOTSUPP,
-                format!("MAP_FIXED at {addr:p}: a region is there; unmap it first"),
-            )
-        });
-    }
     // SAFETY: the program's.
     unsafe { real::mmap(addr, len, prot, flags, fd, offset) }
 }
@@ -246,7 +233,7 @@ unsafe fn map_any(
 /// The regions that a call touches; None if it may pass.
 #[inline]
 fn touched(addr: *mut c_void, len: usize) -> Option<Region> {
-    if !regions::any() || is_inside() {
+    if !regions::any() {
         return None;
     }
     regions::overlapping(addr as usize, len).next()

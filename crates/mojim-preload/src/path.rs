@@ -5,9 +5,10 @@
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::process;
+use crate::process::{self, Inode};
 
 /// A path inside the volume's directory.
 pub struct Target {
@@ -17,6 +18,8 @@ pub struct Target {
     pub name: String,
     /// What is there, if anything.
     pub kind: Kind,
+    /// Which one; zeros if nothing is.
+    pub inode: Inode,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,25 +63,32 @@ pub unsafe fn resolve(dirfd: c_int, path: *const c_char, follow: bool) -> Option
     if name.as_os_str().is_empty() {
         return None;
     }
-    let kind = match std::fs::symlink_metadata(&whole) {
-        Ok(m) if m.is_file() => Kind::File,
-        Ok(_) => Kind::Other,
-        Err(_) => Kind::Nothing,
+    let (kind, inode) = match std::fs::symlink_metadata(&whole) {
+        Ok(m) if m.is_file() => (Kind::File, (m.dev(), m.ino())),
+        Ok(m) => (Kind::Other, (m.dev(), m.ino())),
+        Err(_) => (Kind::Nothing, (0, 0)),
     };
     Some(Target {
         // A name that is no UTF-8 becomes empty, and is refused as such.
         name: name.to_str().unwrap_or("").to_owned(),
         path: CString::new(whole.as_os_str().as_bytes()).ok()?,
         kind,
+        inode,
     })
 }
 
 /// Paths that cannot be a volume's, told without an allocation: allocators
-/// read some of them while they start.
+/// read some of them while they start. A descriptor's number, and what a process
+/// has for its directory, may lead back to one.
 pub fn is_elsewhere(path: &[u8]) -> bool {
-    path.starts_with(b"/proc/")
-        || path.starts_with(b"/sys/")
-        || path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/")
+    let has = |part: &[u8]| path.windows(part.len()).any(|w| w == part);
+    if path.starts_with(b"/proc/") {
+        return !(has(b"/fd/") || has(b"/cwd/") || has(b"/root/"));
+    }
+    let back = |p: &[u8]| path.starts_with(p);
+    path.starts_with(b"/sys/")
+        || path.starts_with(b"/dev/")
+            && !(back(b"/dev/shm/") || back(b"/dev/fd/") || back(b"/dev/std"))
 }
 
 /// The real path; what is not there yet is taken as it is written.

@@ -20,9 +20,16 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use crate::api::{self, Handle, api};
 use crate::real;
 
+/// All locks of this library that a thread waits for, in the order of taking them.
+type Locks = (
+    MutexGuard<'static, ()>,
+    MutexGuard<'static, ()>,
+    MutexGuard<'static, Names>,
+);
+
 thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
-    static AT_FORK: Cell<Option<MutexGuard<'static, Names>>> = const { Cell::new(None) };
+    static AT_FORK: Cell<Option<Locks>> = const { Cell::new(None) };
 }
 
 /// 0 not known yet, 1 off, 2 on.
@@ -44,18 +51,36 @@ pub fn reads() -> bool {
     READS.load(Relaxed)
 }
 
-/// Names of the volume's files that were opened, by number; None if removed.
-pub type Names = Vec<Option<String>>;
+/// A file's device and inode: which file it is, whoever renames it.
+pub type Inode = (u64, u64);
+
+/// A file of the volume that was opened.
+pub struct Opened {
+    /// None if this process has removed it. Another process may have done so, or
+    /// renamed it, and this does not know.
+    pub name: Option<String>,
+    pub inode: Inode,
+}
+
+/// All that were, by number.
+pub type Names = Vec<Opened>;
 static NAMES: Mutex<Names> = Mutex::new(Vec::new());
 
-/// Whether calls of this thread may concern a volume.
+/// Whether calls of this process may concern a volume.
 #[inline]
 pub fn on() -> bool {
     match SWITCH.load(Relaxed) {
         1 => false,
-        2 => INSIDE.with(Cell::get) == 0,
-        _ => decide() && INSIDE.with(Cell::get) == 0,
+        2 => true,
+        _ => decide(),
     }
+}
+
+/// Whether a path that this thread gives may be a volume's: those that are given
+/// inside are the engine's.
+#[inline]
+pub fn takes_paths() -> bool {
+    on() && !is_inside()
 }
 
 #[cold]
@@ -74,7 +99,19 @@ fn decide() -> bool {
 }
 
 /// Runs `f` inside: the engine's and our own calls pass through. A panic is EIO.
+///
+/// EDEADLK if the thread is inside already, which a signal handler's call finds that
+/// interrupted another: locks may be held, so it can neither be done nor waited for.
+/// That takes no lock itself, and allocates nothing.
 pub fn enter<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
+    if is_inside() {
+        real::set_errno(libc::EDEADLK);
+        return failed;
+    }
+    run_inside(failed, f)
+}
+
+fn run_inside<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
     let before = real::errno();
     INSIDE.with(|i| i.set(i.get() + 1));
     let r = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
@@ -146,6 +183,15 @@ fn or_null(s: &Option<CString>) -> *const c_char {
     s.as_ref().map_or(std::ptr::null(), |s| s.as_ptr())
 }
 
+/// What a thread holds while it finds the library, the settings or the directory,
+/// if they are not known yet: a fork waits for it, since in the child nobody would
+/// ever end what that thread has begun.
+static STARTING: Mutex<()> = Mutex::new(());
+
+pub fn starting() -> MutexGuard<'static, ()> {
+    STARTING.lock().unwrap_or_else(|e| e.into_inner())
+}
+
 struct Settings {
     config: Option<CString>,
     node: Option<CString>,
@@ -156,12 +202,17 @@ struct Settings {
 /// The settings; None, and off, if they are of no use.
 fn settings() -> Option<&'static Settings> {
     static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+    if let Some(known) = SETTINGS.get() {
+        return known.as_ref();
+    }
+    let api = api();
+    let _held = starting();
     SETTINGS
         .get_or_init(|| {
             use std::os::unix::ffi::OsStringExt;
             let (config, node) = (setting("MOJIM_CONFIG"), setting("MOJIM_NODE"));
             let volume = setting("MOJIM_VOLUME").filter(|v| !v.is_empty());
-            let Ok(api) = api() else {
+            let Ok(api) = api else {
                 SWITCH.store(1, Relaxed);
                 return None;
             };
@@ -211,6 +262,7 @@ pub fn directory() -> Option<(PathBuf, Option<PathBuf>)> {
         Some(c) => Some(c.clone()),
         None => {
             let found = std::fs::canonicalize(dir).ok();
+            let _held = starting();
             found.map(|c| CANONICAL.get_or_init(|| c).clone())
         }
     };
@@ -252,14 +304,22 @@ pub fn attached() -> Option<Handle> {
 }
 
 extern "C" fn before_fork() {
-    // A thread that forks inside (a signal handler) may hold the lock itself.
+    // A thread that forks inside (a signal handler) may hold them itself.
     if !is_inside() {
-        let _ = AT_FORK.try_with(|g| g.set(Some(NAMES.lock().unwrap_or_else(|e| e.into_inner()))));
+        let _ = AT_FORK.try_with(|g| {
+            INSIDE.with(|i| i.set(1)); // a signal handler must not wait for them
+            let (position, starting) = (crate::rw::position_lock(), starting());
+            let names = NAMES.lock().unwrap_or_else(|e| e.into_inner());
+            g.set(Some((position, starting, names)));
+        });
     }
 }
 
 extern "C" fn in_parent() {
-    let _ = AT_FORK.try_with(Cell::take);
+    if let Ok(Some(locks)) = AT_FORK.try_with(Cell::take) {
+        drop(locks);
+        INSIDE.with(|i| i.set(0));
+    }
 }
 
 extern "C" fn in_child() {
@@ -267,13 +327,14 @@ extern "C" fn in_child() {
     if !HANDLE.load(Acquire).is_null() {
         FORKED.store(1, SeqCst);
     }
-    let _ = AT_FORK.try_with(Cell::take);
+    in_parent();
 }
 
 /// The end of the program is a sync point of its regions without MAP_ATOMIC.
 extern "C" fn at_exit() {
     let Some(h) = attached() else { return };
-    enter((), || {
+    // Also where a handler has left a call by siglongjmp, and is inside for ever.
+    run_inside((), || {
         HANDLE.store(std::ptr::null_mut(), Release);
         SWITCH.store(1, Relaxed);
         let api = api()?;

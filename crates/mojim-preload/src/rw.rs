@@ -8,13 +8,14 @@
 //! Invariant: a descriptor's position is that of the real descriptor.
 
 use std::ffi::{c_int, c_void};
+use std::sync::{Mutex, MutexGuard};
 
 use libc::{iovec, off_t, size_t};
 
-use crate::api::{MS_MOJIM, MsyncInput, api, failed};
-use crate::files::{c_name, exports, name_of, size_of};
+use crate::api::{api, failed};
+use crate::files::{c_name, exports, name_of, present_name, size_of, stat_of};
 use crate::process::{self, attach, attached, check_owner, enter, on};
-use crate::real::{self, check, say};
+use crate::real::{self, say};
 use crate::regions;
 use crate::table::{self, APPEND, Entry, READ, WRITE};
 
@@ -187,8 +188,9 @@ fn positioned(
     }
 }
 
-fn position_lock() -> impl Drop {
-    static LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+/// A fork takes it too, or a child might find it locked.
+pub fn position_lock() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -368,40 +370,20 @@ fn or_current(offset: off_t, flags: c_int) -> Result<At, c_int> {
     }
 }
 
-/// A sync point of all regions of a file, atomic as a whole.
+/// A sync point of all regions of a file, whichever process's, atomic as a whole.
 fn sync_file(fd: c_int, e: Entry) -> Result<c_int, c_int> {
-    /// gmsync's lengths are ints.
-    const PART: usize = 1 << 30;
-    // SAFETY: no pointers; as fsync, it says so if the descriptor is bad.
-    check(unsafe { libc::fcntl(fd, libc::F_GETFD) } as i64)?;
-    let mine = || regions::of_file(e.id(), 0, u64::MAX).filter(|r| r.write);
-    let mut parts: Vec<MsyncInput> = Vec::new();
-    for r in mine() {
-        for from in (0..r.len).step_by(PART) {
-            parts.push(MsyncInput {
-                address: (r.start + from) as *mut c_void,
-                length: (r.len - from).min(PART) as c_int,
-            });
-        }
-    }
-    let api = api()?;
-    if parts.is_empty() {
-        // What was synced without waiting, also by mappings that are gone; of a
-        // file that was removed nothing is left.
-        let name = process::names().get(e.id()).cloned().flatten();
-        let (Some(h), Some(name), false) = (attached(), name, process::reads()) else {
-            return Ok(0);
-        };
-        let name = c_name(&name)?;
-        // SAFETY: the handle and a C string.
-        return match unsafe { (api.mojim_fsync)(h, name.as_ptr()) } {
-            0 => Ok(0),
-            _ => Err(failed(api)),
-        };
+    // As fsync, it says so if the descriptor is bad.
+    let st = stat_of(fd)?;
+    if process::reads() {
+        return Ok(0);
     }
     check_owner()?;
-    // SAFETY: ranges of regions; the program is told not to store meanwhile.
-    match unsafe { (api.gmsync)(parts.as_mut_ptr(), parts.len() as c_int, MS_MOJIM) } {
+    if st.st_nlink == 0 {
+        return Ok(0); // of a file that was removed nothing is left
+    }
+    let (h, api, name) = (attach()?, api()?, c_name(&present_name(e)?)?);
+    // SAFETY: the handle and a C string; the program is told not to store meanwhile.
+    match unsafe { (api.mojim_fsync)(h, name.as_ptr()) } {
         0 => Ok(0),
         _ => Err(failed(api)),
     }

@@ -10,7 +10,7 @@ use libc::FILE;
 
 use crate::files::{exports, forget, open_file};
 use crate::path::{Kind, Target, resolve};
-use crate::process::{self, attach, enter, on};
+use crate::process::{self, attach, enter, on, takes_paths};
 use crate::real::say;
 
 /// The flags of a stream that reads a volume's file; None if it is elsewhere.
@@ -58,7 +58,7 @@ unsafe fn open_stream(
     mode: *const c_char,
     pass: impl FnOnce() -> *mut FILE,
 ) -> *mut FILE {
-    if !on() {
+    if !takes_paths() {
         return pass();
     }
     let fd = enter(Some(-1), || {
@@ -86,16 +86,22 @@ unsafe fn reopen_stream(
     stream: *mut FILE,
     pass: impl FnOnce() -> *mut FILE,
 ) -> *mut FILE {
-    if !on() {
+    if !takes_paths() {
         return pass();
     }
     let ok = enter(false, || {
-        if !path.is_null() {
-            // SAFETY: the program's strings.
-            if unsafe { reading(path, mode)? }.is_some() {
-                attach()?;
-                crate::rw::settle()?;
-            }
+        // Without a path it is the same file, opened anew with this mode.
+        // SAFETY: the program's stream.
+        let same = format!("/proc/self/fd/{}\0", unsafe { libc::fileno(stream) });
+        let path = if path.is_null() {
+            same.as_ptr().cast()
+        } else {
+            path
+        };
+        // SAFETY: the program's strings, or ours.
+        if unsafe { reading(path, mode)? }.is_some() {
+            attach()?;
+            crate::rw::settle()?;
         }
         Ok(true)
     });
