@@ -305,6 +305,22 @@ fn peer() {
                 unmap(m.ptr, m.len).unwrap();
                 String::new()
             }
+            // An answer with a descriptor, for which there is no room.
+            "no-room" => {
+                // SAFETY: the process's own limit, given back at once.
+                unsafe {
+                    let mut before: libc::rlimit = std::mem::zeroed();
+                    libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before);
+                    let few = libc::rlimit {
+                        rlim_cur: 3,
+                        ..before
+                    };
+                    assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few), 0);
+                    let failed = map(volume.as_ref().unwrap(), flags()).unwrap_err();
+                    libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before);
+                    failed.errno().to_string()
+                }
+            }
             // A child stores; then it commits, or dies as it is.
             "fork" => {
                 let (m, sync) = (m.unwrap(), words[3] == "sync");
@@ -609,6 +625,33 @@ fn whoever_has_its_line_a_guest_is_told_of_the_owners_death() {
     assert!(told.contains("has ended"), "{told}");
     // It was told, and lets go.
     assert_eq!(p.ask("detach"), "");
+}
+
+/// A guest that lost its line unmapped without telling the owner, to which the pages that were gone
+/// looked as if nobody had stored to them: the others' sync points left those stores out.
+#[test]
+fn what_a_guest_stored_that_lost_its_line_is_committed_by_the_others() {
+    let dir = Dir::new("line-lost");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    assert_eq!(p.ask("no-room"), libc::EPROTO.to_string());
+    p.ask("store 7 70");
+    assert_eq!(p.ask("msync"), libc::ESTALE.to_string());
+    p.ask("unmap");
+    assert_eq!(synced(m), 0);
+    v.settle().unwrap();
+    assert_eq!(dir.byte(7), 70);
+    // It comes again.
+    assert_eq!(p.ask("detach"), "");
+    assert_eq!(p.ask("join"), "guest");
+    p.ask("map");
+    p.ask("store 8 80");
+    assert_eq!(p.ask("msync"), "0");
+    v.settle().unwrap();
+    assert_eq!(dir.byte(8), 80);
+    drop(p);
+    v.detach().unwrap();
 }
 
 /// A parent that ended at once left its child with memory that could only be read: SIGSEGV at the

@@ -54,7 +54,8 @@ struct Talk {
     line: Arc<Line>,
     out: Vec<u8>,
     buf: Vec<u8>,
-    /// An answer was not understood: what comes next would be taken for another's.
+    /// An answer was not understood: what comes next would be taken for another's. This end has
+    /// stopped speaking, by which the owner knows.
     lost: bool,
     /// By this end.
     ended: bool,
@@ -259,9 +260,9 @@ impl Talk {
                 "the process that had volume {volume} attached has ended: what was stored since the last sync point is in memory only. Detach, and attach again"
             ))
         };
-        let protocol = |e: &dyn std::fmt::Display| {
-            Error::Protocol(format!(
-                "the process that has volume {volume} attached: {e}"
+        let lost = || {
+            Error::Stale(format!(
+                "the line to the process that has volume {volume} attached was lost: what was stored since the last sync point may be in memory only. Detach, and attach again"
             ))
         };
         if self.pid != std::process::id() {
@@ -272,9 +273,13 @@ impl Talk {
                 "this volume is not attached any more".into(),
             ));
         }
-        let got = match self.lost || self.line.send(&self.out, fd).is_err() {
-            true => Ok(None),
-            false => self.line.recv(&mut self.buf, self.limit),
+        if self.lost {
+            self.told = true;
+            return Err(lost());
+        }
+        let got = match self.line.send(&self.out, fd) {
+            Ok(()) => self.line.recv(&mut self.buf, self.limit),
+            Err(_) => Ok(None),
         };
         let (n, memory) = match got {
             Ok(Some(got)) => got,
@@ -282,10 +287,7 @@ impl Talk {
                 self.told = true;
                 return Err(gone());
             }
-            Err(e) => {
-                self.lost = true;
-                return Err(protocol(&e));
-            }
+            Err(e) => return Err(self.lose(volume, &e)),
         };
         match Reply::decode(&self.buf[..n]) {
             Ok(Reply::Done { lsn, value, more }) => Ok(Answer {
@@ -303,11 +305,27 @@ impl Talk {
                 memory,
             }),
             Ok(Reply::Failed(e)) => Err(e),
-            Err(e) => {
-                self.lost = true;
-                Err(protocol(&e))
-            }
+            Err(e) => Err(self.lose(volume, &e)),
         }
+    }
+
+    fn lose(&mut self, volume: &str, why: &dyn std::fmt::Display) -> Error {
+        self.lost = true;
+        self.line.stop_speaking();
+        Error::Protocol(format!(
+            "the process that has volume {volume} attached: {why}"
+        ))
+    }
+
+    /// Where the line is lost: until the owner counts all of its windows as written, or has ended.
+    /// If a mapping went before, it would find no stores where it was.
+    fn until_forgotten(&mut self) {
+        let goes_on = |got: std::io::Result<Option<_>>| match got {
+            Ok(got) => got.is_some(),
+            // The answer that came late.
+            Err(e) => e.kind() == std::io::ErrorKind::InvalidData,
+        };
+        while self.lost && goes_on(self.line.recv(&mut self.buf, None)) {}
     }
 }
 
@@ -355,6 +373,7 @@ impl Guest {
         let i = waiting.iter().position(|i| i.origin == origin)?;
         // Where it fails now it is tried again.
         let a = Arc::new(waiting[i].join().ok()?);
+        lock(&a.talk).limit = None;
         waiting.swap_remove(i);
         lock(&table.attached).push(a.clone());
         Some(Guest(a))
@@ -545,6 +564,7 @@ impl Guest {
             Err(Error::Stale(_)) if told => {}
             done => drop(done?),
         }
+        lock(&attached.talk).until_forgotten();
         attached.end();
         for w in attached.take_windows() {
             unmap_window(&w)?;
@@ -676,6 +696,7 @@ pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
         Err(Error::Stale(_)) if told || w.shown.atomic || !w.shown.write => {}
         Err(e) => return Some(Err(e)),
     }
+    lock(&w.attached.talk).until_forgotten();
     table().change().retain(|x| !Arc::ptr_eq(x, &w));
     Some(unmap_window(&w))
 }
@@ -820,4 +841,57 @@ fn take_over(attached: &Arc<Attached>, shown: Shown) -> Result<()> {
         armed: Mutex::new(armed),
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::JoinHandle;
+
+    use super::super::line::Port;
+    use super::*;
+    use crate::os::testdir::TestDir;
+
+    /// Says these as the owner would, each to a request; then waits for the end of what the guest
+    /// says, and gives whether it came.
+    fn owner(path: &Path, replies: Vec<(Reply, Option<OwnedFd>)>) -> JoinHandle<bool> {
+        let port = Port::listen(path).unwrap();
+        std::thread::spawn(move || {
+            let line = port.accept().unwrap().unwrap();
+            let (mut buf, mut out) = (vec![0; MOST], Vec::new());
+            for (reply, fd) in replies {
+                line.recv(&mut buf, None).unwrap().unwrap();
+                reply.encode(&mut out);
+                line.send(&out, fd.as_ref().map(AsFd::as_fd)).unwrap();
+            }
+            let limit = Some(Duration::from_secs(60));
+            matches!(line.recv(&mut buf, limit), Ok(None))
+        })
+    }
+
+    fn done(value: u64, more: u64) -> (Reply, Option<OwnedFd>) {
+        let lsn = 0;
+        (Reply::Done { lsn, value, more }, None)
+    }
+
+    /// A forked child whose parent had no mapping kept the limit of the fork for ever: a sync point
+    /// that took longer than that was the end of its sharing, though the owner lived.
+    #[test]
+    fn who_joins_after_the_fork_waits_as_long_as_it_takes() {
+        let dir = TestDir::new();
+        let socket = dir.path("s");
+        let owner = owner(&socket, vec![done(0, 0)]);
+        let origin = 1; // no address of a buffer's
+        lock(&table().inherited).push(Inherited {
+            origin,
+            volume: "v".into(),
+            directory: dir.root().to_owned(),
+            socket,
+            windows: Vec::new(),
+        });
+        let guest = Guest::of_origin(origin).unwrap();
+        assert_eq!(lock(&guest.0.talk).limit, None);
+        guest.0.take_windows();
+        drop(guest);
+        owner.join().unwrap();
+    }
 }

@@ -160,6 +160,11 @@ impl Line {
         // It fails if it has ended already, which is what is wanted.
         let _ = net::shutdown(&self.fd, Shutdown::Both);
     }
+
+    /// Ends it for the other end, whose end can still be awaited.
+    pub fn stop_speaking(&self) {
+        let _ = net::shutdown(&self.fd, Shutdown::Write);
+    }
 }
 
 impl AsRawFd for Line {
