@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::Duration;
 
 use mojim_format::Level;
-use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mprotect, munmap};
+use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
 use super::line::{End, Line, MOST};
 use super::wire::{MOST_RANGES, Part, Reply, Request, Shown, VERSION, begin_sync, push_part};
@@ -494,8 +494,15 @@ impl Guest {
             }
             Err(e) => {
                 give_up();
-                // SAFETY: our own mapping, not given to anyone yet.
-                let _ = unsafe { munmap(base, mapped) };
+                let none = Mmap::PRIVATE | Mmap::NORESERVE | Mmap::FIXED;
+                // SAFETY: our own mapping, not given to anyone yet. At an address of which the
+                // caller disposes still nobody else can map.
+                unsafe {
+                    match flags.fixed_at {
+                        0 => drop(munmap(base, mapped)),
+                        _ => drop(mmap_anonymous(base, mapped, ProtFlags::empty(), none)),
+                    }
+                }
                 Err(e)
             }
         }
@@ -893,5 +900,40 @@ mod tests {
         guest.0.take_windows();
         drop(guest);
         owner.join().unwrap();
+    }
+
+    /// A mapping in place of one that held the address failed at the owner, and left a hole: another
+    /// thread's mapping came there, and who had held the address unmapped that.
+    #[test]
+    fn where_a_mapping_at_an_address_fails_nobody_else_can_map() {
+        let dir = TestDir::new();
+        let socket = dir.path("s");
+        let page = rustix::param::page_size();
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let memory = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&memory, page as u64).unwrap();
+        let replies = vec![
+            done(0, 0),
+            (done(1, page as u64).0, Some(memory)),
+            (Reply::Failed(Error::Busy("too many".into())), None),
+            done(0, 0),
+        ];
+        let owner = owner(&socket, replies);
+        let a = Attached::connect("v", dir.root(), &socket, None, None).unwrap();
+        let (null, none) = (std::ptr::null_mut(), ProtFlags::empty());
+        // SAFETY: new mappings, the second only where nothing is, and both given back.
+        unsafe {
+            let held = mmap_anonymous(null, page, none, Mmap::PRIVATE).unwrap();
+            let flags = MapFlags {
+                fixed_at: held as usize,
+                ..MapFlags::default()
+            };
+            let mapped = Guest(Arc::new(a)).map("f", page, flags);
+            assert!(matches!(mapped, Err(Error::Busy(_))), "{mapped:?}");
+            let there = mmap_anonymous(held, page, none, Mmap::PRIVATE | Mmap::FIXED_NOREPLACE);
+            assert_eq!(there, Err(rustix::io::Errno::EXIST));
+            munmap(held, page).unwrap();
+        }
+        assert!(owner.join().unwrap());
     }
 }
