@@ -654,6 +654,37 @@ fn what_a_guest_stored_that_lost_its_line_is_committed_by_the_others() {
     v.detach().unwrap();
 }
 
+/// A program that attached, and then blocked a signal to wait for it, died by it: it reached one of
+/// the threads that answer guests, which did not block it.
+#[test]
+fn threads_that_answer_guests_take_no_signal_of_the_programs() {
+    let dir = Dir::new("signals");
+    let v = owner(&dir);
+    let p = Peer::guest(&dir);
+    let mut found = [0; 2];
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        // Threads of other tests come and go.
+        let status = std::fs::read_to_string(task.unwrap().path().join("status"));
+        let status = status.unwrap_or_default();
+        let field = |name| status.lines().find_map(|l| l.strip_prefix(name));
+        let name = field("Name:\t").unwrap_or_default();
+        let Some(i) = ["mojim-share", "mojim-guest"]
+            .iter()
+            .position(|n| *n == name)
+        else {
+            continue;
+        };
+        let blocked = u64::from_str_radix(field("SigBlk:\t").unwrap(), 16).unwrap();
+        let is_blocked = |signal: i32| blocked & 1 << (signal - 1) != 0;
+        assert!(is_blocked(libc::SIGTERM) && is_blocked(libc::SIGCHLD));
+        assert!(!is_blocked(libc::SIGSEGV), "{name}");
+        found[i] += 1;
+    }
+    assert!(found.iter().all(|n| *n > 0), "{found:?}");
+    drop(p);
+    v.detach().unwrap();
+}
+
 /// A parent that ended at once left its child with memory that could only be read: SIGSEGV at the
 /// first store.
 #[test]

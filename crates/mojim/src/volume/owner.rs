@@ -21,6 +21,7 @@ use std::time::Duration;
 use crate::error::{Context, Error, Result};
 use crate::last;
 use crate::layout;
+use crate::os::SignalsWait;
 use crate::region::MapFlags;
 use crate::share::line::{End, Line, MOST, Port};
 use crate::share::wire::{Part as Wanted, Reply, Request, Shown, VERSION};
@@ -71,7 +72,10 @@ impl Inner {
             me.accept(&at);
             Ok(())
         };
+        // Signals are the program's: neither this thread takes one, nor those that it starts.
+        let quiet = SignalsWait::begin_but_faults();
         let thread = thread.spawn(accept).context(what)?;
+        drop(quiet);
         owner.threads.push(thread);
         owner.port = Some(port);
         Ok(())
