@@ -452,8 +452,9 @@ impl Volume {
     }
 
     /// Size of a file in bytes, if it is there.
-    pub fn size(&self, file: &str) -> Option<u64> {
-        self.0.primary.store.area().find(file).map(|f| f.size)
+    pub fn size(&self, file: &str) -> Result<Option<u64>> {
+        check_fork()?;
+        Ok(self.0.primary.store.area().find(file).map(|f| f.size))
     }
 
     /// Sets a file's size. Pages of a mapping beyond the new end must not be

@@ -323,7 +323,7 @@ impl Guest {
             Request::Remove { file } => volume.remove(&file).map(|()| done(0, 0)),
             Request::Rename { from, to } => volume.rename(&from, &to).map(|()| done(0, 0)),
             Request::Truncate { file, size } => volume.truncate(&file, size).map(|()| done(0, 0)),
-            Request::Size { file } => Ok(match volume.size(&file) {
+            Request::Size { file } => Ok(match volume.size(&file)? {
                 Some(size) => done(1, size),
                 None => done(0, 0),
             }),
