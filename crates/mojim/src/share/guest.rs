@@ -83,6 +83,8 @@ struct Table {
     pid: u32,
     /// Ascending by address.
     windows: RwLock<Vec<Arc<Window>>>,
+    /// Held from before the owner is asked to forget windows until they are not in the table.
+    going: RwLock<()>,
     attached: Mutex<Vec<Arc<Attached>>>,
     /// Attachments of the parent, without mappings, in whose place the first call puts its own.
     inherited: Mutex<Vec<Inherited>>,
@@ -119,6 +121,7 @@ impl Table {
         Box::into_raw(Box::new(Table {
             pid: std::process::id(),
             windows: RwLock::default(),
+            going: RwLock::default(),
             attached: Mutex::default(),
             inherited: Mutex::default(),
         }))
@@ -130,6 +133,10 @@ impl Table {
 
     fn change(&self) -> RwLockWriteGuard<'_, Vec<Arc<Window>>> {
         self.windows.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn going(&self) -> RwLockReadGuard<'_, ()> {
+        self.going.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, window: Window) {
@@ -566,6 +573,7 @@ impl Guest {
     /// one, the first time, if none has.
     pub fn detach(&self) -> Result<()> {
         let attached = self.attached()?;
+        let _going = table().going();
         let told = lock(&attached.talk).told;
         match attached.ask(&Request::Detach) {
             Err(Error::Stale(_)) if told => {}
@@ -589,6 +597,7 @@ impl Guest {
         {
             return Ok(());
         }
+        let _going = table().going();
         let done = attached.ask(&Request::Detach).map(drop);
         attached.end();
         for w in attached.take_windows() {
@@ -696,6 +705,7 @@ pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
             span.start
         ))));
     }
+    let _going = table().going();
     let told = lock(&w.attached.talk).told;
     match w.attached.ask(&Request::Unmap { window: w.number }) {
         Ok(_) => {}
@@ -741,8 +751,13 @@ impl Inherited {
 /// How long a child waits in fork for its parent's owner.
 pub(crate) const AT_FORK: Duration = Duration::from_secs(5);
 
-/// While it is held, no window of a guest comes or goes.
-pub(crate) type Still = RwLockReadGuard<'static, Vec<Arc<Window>>>;
+/// While it is held, no window of a guest comes, or goes at the owner.
+pub(crate) struct Still {
+    _windows: RwLockReadGuard<'static, Vec<Arc<Window>>>,
+    /// None where one was going: that may take as long as a sync point, and this thread, in a
+    /// signal's handler, may be the one whose call it is.
+    _going: Option<RwLockWriteGuard<'static, ()>>,
+}
 
 /// Before a fork: this process's windows as a guest, and the ends of lines that the child must not
 /// keep.
@@ -752,6 +767,7 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Opti
     }
     let table = table();
     let attached = lock(&table.attached).clone();
+    let going = table.going.try_write().ok();
     let windows = table.windows();
     for a in attached {
         let mine = windows.iter().filter(|w| Arc::ptr_eq(&w.attached, &a));
@@ -764,7 +780,10 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Opti
         });
         ends.push(a.line.clone());
     }
-    Some(windows)
+    Some(Still {
+        _windows: windows,
+        _going: going,
+    })
 }
 
 /// In a forked child: becomes a guest of the owners of its shared mappings. Where that cannot be,
@@ -852,6 +871,7 @@ fn take_over(attached: &Arc<Attached>, shown: Shown) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
     use std::thread::JoinHandle;
 
     use super::super::line::Port;
@@ -900,6 +920,71 @@ mod tests {
         guest.0.take_windows();
         drop(guest);
         owner.join().unwrap();
+    }
+
+    /// A thread that unmapped while another forked had the owner let go of the memory that the child
+    /// was about to show.
+    #[test]
+    fn no_window_goes_at_the_owner_during_a_fork() {
+        let dir = TestDir::new();
+        let path = dir.path("s");
+        let page = rustix::param::page_size();
+        let port = Port::listen(&path).unwrap();
+        let flags = [const { AtomicBool::new(false) }; 2];
+        let ([forked, asked], tid) = (&flags, &AtomicU32::new(0));
+        std::thread::scope(|s| {
+            let owner = s.spawn(move || {
+                let line = port.accept().unwrap().unwrap();
+                let (mut buf, mut out) = (vec![0; MOST], Vec::new());
+                done(0, 0).0.encode(&mut out);
+                line.recv(&mut buf, None).unwrap().unwrap();
+                line.send(&out, None).unwrap();
+                line.recv(&mut buf, None).unwrap().unwrap();
+                asked.store(true, SeqCst);
+                let early = !forked.load(SeqCst);
+                line.send(&out, None).unwrap();
+                early
+            });
+            let a = Attached::connect("v", dir.root(), &path, None, None).unwrap();
+            // SAFETY: a new mapping, which `unmap` gives back.
+            let base = unsafe {
+                mmap_anonymous(std::ptr::null_mut(), page, ProtFlags::READ, Mmap::PRIVATE)
+            };
+            let base = base.unwrap() as usize;
+            table().add(Window {
+                span: base..base + page,
+                number: 1,
+                shown: Shown::default(),
+                attached: Arc::new(a),
+                armed: Mutex::default(),
+            });
+            let still = loop {
+                let still = before_fork(&mut Vec::new(), &mut Vec::new()).unwrap();
+                // Other tests fork, too.
+                if still._going.is_some() {
+                    break still;
+                }
+            };
+            s.spawn(move || {
+                tid.store(
+                    rustix::thread::gettid().as_raw_nonzero().get() as u32,
+                    SeqCst,
+                );
+                unmap(base, page).unwrap().unwrap();
+            });
+            // Until it waits for a lock, or does not.
+            let futex = format!("{} ", libc::SYS_futex);
+            while !asked.load(SeqCst) {
+                let path = format!("/proc/self/task/{}/syscall", tid.load(SeqCst));
+                if std::fs::read_to_string(path).is_ok_and(|call| call.starts_with(&futex)) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            forked.store(true, SeqCst);
+            drop(still);
+            assert!(!owner.join().unwrap());
+        });
     }
 
     /// A mapping in place of one that held the address failed at the owner, and left a hole: another
