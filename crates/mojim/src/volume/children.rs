@@ -106,9 +106,9 @@ extern "C" fn before() {
             // Without it nobody waits.
             family.done = Done::new().ok();
         }
-        if !family.all.is_empty() || !family.ends.is_empty() {
-            let _ = AT_FORK.try_with(|f| f.set(Some(family)));
-        }
+        // Also where there is nothing to inherit: the child must not find `still` held by a thread
+        // that it does not have.
+        let _ = AT_FORK.try_with(|f| f.set(Some(family)));
     });
 }
 
