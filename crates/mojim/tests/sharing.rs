@@ -201,6 +201,14 @@ fn fork(f: impl FnOnce() -> i32) -> libc::pid_t {
     pid
 }
 
+/// Descriptors of a child, and of a child of a child and so on: that of the last generation.
+fn descriptors(generations: u32) -> i32 {
+    wait_for(fork(move || match generations {
+        1 => std::fs::read_dir("/proc/self/fd").unwrap().count() as i32,
+        more => descriptors(more - 1),
+    }))
+}
+
 fn wait_for(pid: libc::pid_t) -> i32 {
     let mut status = 0;
     // SAFETY: our own child.
@@ -331,6 +339,7 @@ fn peer() {
                 });
                 wait_for(pid).to_string()
             }
+            "descriptors" => format!("{} {}", descriptors(1), descriptors(4)),
             "settle" => {
                 match volume.as_ref().unwrap() {
                     Joined::Owner(v) => v.settle().unwrap(),
@@ -555,6 +564,20 @@ fn a_forked_child_stores_into_the_same_memory() {
     assert_eq!(p.ask("msync"), "0");
     assert_eq!(dir.settled(&mut p, 3), 30);
     assert_eq!(dir.settled(&mut p, 4), 40);
+}
+
+/// Each generation of forked children kept the descriptors of all before it, until there were no
+/// more to be had.
+#[test]
+fn children_of_children_have_no_more_descriptors_than_children() {
+    let dir = Dir::new("generations");
+    let v = owner(&dir);
+    let mut p = Peer::guest(&dir);
+    let answer = p.ask("descriptors");
+    let (first, fourth) = answer.split_once(' ').unwrap();
+    assert_eq!(first, fourth);
+    drop(p);
+    v.detach().unwrap();
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! - Nothing here is undone by the owner's end: the memory stays, and every call says why it fails.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -759,8 +759,8 @@ pub(crate) struct Still {
     _going: Option<RwLockWriteGuard<'static, ()>>,
 }
 
-/// Before a fork: this process's windows as a guest, and the ends of lines that the child must not
-/// keep.
+/// Before a fork: this process's windows as a guest, and what the child must not keep: the ends of
+/// its lines, and what each generation would have more of than its parent.
 pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Option<Still> {
     if TABLE.load(Acquire).is_null() {
         return None;
@@ -778,8 +778,20 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Opti
             socket: a.socket.clone(),
             windows: mine.map(|w| w.shown).collect(),
         });
-        ends.push(a.line.clone());
+        ends.extend(a.line.ends());
+        if a.watched
+            && let Ok(pagemap) = own_pagemap()
+        {
+            // It stays open, and a child opens its own.
+            ends.push(Arc::new(pagemap.as_raw_fd()));
+        }
     }
+    // None closes before the fork: its window would have gone from the table first.
+    let armed = windows.iter().filter_map(|w| {
+        let armed = lock(&w.armed);
+        armed.as_ref().map(|a| Arc::new(a.as_raw_fd()) as End)
+    });
+    ends.extend(armed);
     Some(Still {
         _windows: windows,
         _going: going,

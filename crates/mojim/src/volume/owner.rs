@@ -46,11 +46,11 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// The ends of lines that a forked child must not keep: as long as it has them, nobody is told
-    /// that this process has ended.
+    /// What a forked child must not keep: as long as it has ends of lines, nobody is told that this
+    /// process has ended.
     pub(crate) fn ends(&self) -> Vec<End> {
         let lines = self.lines.iter().filter_map(Weak::upgrade);
-        let lines = lines.map(|l| l as End);
+        let lines = lines.flat_map(|l| l.ends());
         let port = self.port.iter().map(|p| p.clone() as End);
         lines.chain(port).collect()
     }
