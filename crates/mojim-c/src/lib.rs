@@ -835,6 +835,7 @@ pub unsafe extern "C" fn mojim_directory(
     out: *mut c_char,
     n: usize,
 ) -> c_int {
+    engine::volume::expect_forks();
     // SAFETY: the caller's promise.
     unsafe { path_of([config, node, name], out, n, engine::layout::data_dir) }
 }

@@ -47,6 +47,8 @@ mod remembered;
 mod sync_point;
 mod windows;
 
+#[doc(hidden)]
+pub use children::expect_forks;
 use memory::Memory;
 use sync_point::{Part, Until, sync_many};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
@@ -142,7 +144,7 @@ pub enum Joined {
 pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined> {
     check_fork()?;
     watch_forks();
-    children::watch();
+    expect_forks();
     let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
     let private = config.volume(volume).map_err(wrong)?.working == Working::Private;
     let since = std::time::Instant::now();
@@ -279,7 +281,7 @@ impl Volume {
             threads: Mutex::new(Vec::new()),
         });
         inner.start_threads(session)?;
-        children::watch();
+        expect_forks();
         if inner.volume.working == Working::Shared {
             inner.share()?;
         }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use mojim::config::Config;
 use mojim::node::Node;
+use mojim::volume::expect_forks;
 use mojim::{Joined, MapFlags, Mapping, Volume, finish_all, join, msync, rollback, unmap};
 
 const PAGE: usize = 4096;
@@ -339,6 +340,15 @@ fn peer() {
                 });
                 wait_for(pid).to_string()
             }
+            // A child attaches, and its parent after it.
+            "fork-first" => {
+                expect_forks();
+                let child = fork(|| {
+                    let v = join(&config, "a", None).unwrap();
+                    i32::from(synced(map(&v, flags()).unwrap()) > 1)
+                });
+                wait_for(child).to_string()
+            }
             "descriptors" => format!("{} {}", descriptors(1), descriptors(4)),
             "settle" => {
                 match volume.as_ref().unwrap() {
@@ -578,6 +588,18 @@ fn children_of_children_have_no_more_descriptors_than_children() {
     assert_eq!(first, fourth);
     drop(p);
     v.detach().unwrap();
+}
+
+/// Only who was forked from a process that had attached is refused, however early it is known that
+/// there will be forks.
+#[test]
+fn a_child_that_was_forked_before_attaches() {
+    let dir = Dir::new("forked-first");
+    let mut p = Peer::start(&dir);
+    assert_eq!(p.ask("fork-first"), "0");
+    assert_eq!(p.ask("join"), "owner");
+    p.ask("map");
+    assert_eq!(p.ask("fork 1 10 sync"), "0");
 }
 
 #[test]

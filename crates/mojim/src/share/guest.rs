@@ -802,8 +802,10 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Opti
 /// the mapping can only be read from here on: a store would be seen by all, and committed never.
 pub(crate) fn inherit(all: Vec<Inherited>, ends: Vec<End>) {
     // The parent's stays as it is: its locks may be held by threads that are not here.
-    TABLE.store(Table::new(), Release);
-    ANY.store(false, Release);
+    if !TABLE.load(Acquire).is_null() {
+        TABLE.store(Table::new(), Release);
+        ANY.store(false, Release);
+    }
     for end in ends {
         // SAFETY: the child's copy, which nobody uses here; nor closes again, as it is forgotten.
         unsafe { rustix::io::close(end.as_raw_fd()) };

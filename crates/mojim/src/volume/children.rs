@@ -19,7 +19,7 @@ use std::sync::{Arc, MutexGuard, Once, Weak};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::Result;
-use crate::fork::is_forked;
+use crate::fork::{is_forked, register};
 use crate::layout;
 use crate::share::Guest;
 use crate::share::guest::{self, Inherited, Still};
@@ -80,9 +80,14 @@ thread_local! {
     static AT_FORK: Cell<Option<Family>> = const { Cell::new(None) };
 }
 
-/// From here on children are taken care of. After `watch_forks`, whose mark they need.
-pub(super) fn watch() {
+/// From here on children are taken care of, once something is attached.
+///
+/// An interposer calls this, by `mojim_directory`, before it takes a lock that its own handlers of
+/// forks need: until glibc 2.36 to register one waits for every fork, and those would wait for it.
+pub fn expect_forks() {
     static ONCE: Once = Once::new();
+    // They need its mark.
+    register();
     ONCE.call_once(|| {
         // SAFETY: handlers of this module, which let no panic out.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
