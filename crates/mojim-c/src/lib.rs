@@ -739,10 +739,7 @@ pub unsafe extern "C" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc:
         // SAFETY: the caller's promise.
         let (handle, file) = unsafe { (handle(m)?, text(file, "file")?) };
         let (size, name) = match handle {
-            Mojim::Primary(v) => match Writer::of(v) {
-                Writer::Own(v) => (v.size(file), v.name()),
-                Writer::Shared(g) => (g.size(file)?, v.name()),
-            },
+            Mojim::Primary(v) => (either!(Writer::of(v), v => v.size(file)?), v.name()),
             Mojim::Guest(g) => (g.size(file)?, g.name()),
             Mojim::Reader(r) => (r.size(file)?, r.name()),
         };
@@ -838,6 +835,7 @@ pub unsafe extern "C" fn mojim_directory(
     out: *mut c_char,
     n: usize,
 ) -> c_int {
+    engine::volume::expect_forks();
     // SAFETY: the caller's promise.
     unsafe { path_of([config, node, name], out, n, engine::layout::data_dir) }
 }

@@ -190,7 +190,7 @@ impl Stage {
         let volume = Volume::attach_with(&self.config, "b", Some(VOLUME), |_, _| {})
             .map_err(|e| Failure::from(e).at("attaching on node b"))?;
         let serving = killed.elapsed();
-        let found = if volume.size(append::FILE).unwrap_or(0) == append::CAPACITY as u64 {
+        let found = if volume.size(append::FILE)? == Some(append::CAPACITY as u64) {
             let map = volume.map(
                 append::FILE,
                 0,

@@ -12,20 +12,26 @@ use crate::error::{Error, Result};
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn after_fork_in_child() {
-    FORKED.store(true, Relaxed);
+    FORKED.store(PID.load(Relaxed) != 0, Relaxed);
 }
 
-/// The process that watches.
+/// The process that watches. 0: none does.
 static PID: AtomicU32 = AtomicU32::new(0);
 
-/// From here on children are marked.
-pub(crate) fn watch_forks() {
+/// Registers what marks children, once they are watched.
+pub(crate) fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        PID.store(std::process::id(), Relaxed);
         // SAFETY: registers a handler that only stores to an atomic.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     });
+}
+
+/// From here on children are marked.
+pub(crate) fn watch_forks() {
+    register();
+    // In a child the parent's stays.
+    let _ = PID.compare_exchange(0, std::process::id(), Relaxed, Relaxed);
 }
 
 /// Whether this process was forked from one that watches.

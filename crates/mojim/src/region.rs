@@ -20,6 +20,7 @@ use crate::committed::Committed;
 use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
+use crate::fork::is_forked;
 use crate::track::{self, Meter, Tracker, TwoLevel};
 use crate::users::{User, Users};
 
@@ -314,7 +315,11 @@ impl WorkingCopy for Private {
         if self.gone.swap(true, AcqRel) {
             return Ok(());
         }
-        *self.tracker.write().unwrap_or_else(|e| e.into_inner()) = None;
+        match is_forked() {
+            false => *self.tracker.write().unwrap_or_else(|e| e.into_inner()) = None,
+            // A thread of the parent may have held it at the fork.
+            true => drop(self.tracker.try_write().map(|mut t| t.take())),
+        }
         // SAFETY: our own mapping; the program gave it back.
         unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) }
             .map_err(std::io::Error::from)

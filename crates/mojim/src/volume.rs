@@ -46,6 +46,8 @@ mod remembered;
 mod sync_point;
 mod windows;
 
+#[doc(hidden)]
+pub use children::expect_forks;
 use memory::Memory;
 use names::Names;
 use sync_point::{Part, Until, sync_many};
@@ -145,7 +147,7 @@ pub enum Joined {
 pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined> {
     check_fork()?;
     watch_forks();
-    children::watch();
+    expect_forks();
     let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
     let private = config.volume(volume).map_err(wrong)?.working == Working::Private;
     let since = std::time::Instant::now();
@@ -283,7 +285,7 @@ impl Volume {
             threads: Mutex::new(Vec::new()),
         });
         inner.start_threads(session)?;
-        children::watch();
+        expect_forks();
         if inner.volume.working == Working::Shared {
             inner.share()?;
         }
@@ -456,8 +458,9 @@ impl Volume {
     }
 
     /// Size of a file in bytes, if it is there.
-    pub fn size(&self, file: &str) -> Option<u64> {
-        self.0.primary.store.area().find(file).map(|f| f.size)
+    pub fn size(&self, file: &str) -> Result<Option<u64>> {
+        check_fork()?;
+        Ok(self.0.primary.store.area().find(file).map(|f| f.size))
     }
 
     /// A sync point of all regions of a file, atomic as a whole (`fsync`,

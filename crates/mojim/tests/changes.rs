@@ -549,6 +549,38 @@ fn fsync_is_of_the_file_that_has_the_name_now() {
     v.detach().unwrap();
 }
 
+/// Once, the engine's threads took signals that the program waited for elsewhere
+/// (blocked in its own threads after it had attached), and it ended by them.
+#[test]
+fn the_programs_signals_are_not_for_the_engines_threads() {
+    let dir = Dir::new("signals");
+    let config = config(&dir.0, "auto", "working = \"shared\"");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    map(&v, 8192);
+    let mut seen = 0;
+    for thread in std::fs::read_dir("/proc/self/task").unwrap() {
+        let thread = thread.unwrap().path();
+        // Other tests' threads end meanwhile.
+        let Ok(status) = std::fs::read_to_string(thread.join("status")) else {
+            continue;
+        };
+        let of = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key)).unwrap();
+            line.trim().to_string()
+        };
+        if !of("Name:").starts_with("mojim-") {
+            continue;
+        }
+        let blocked = u64::from_str_radix(&of("SigBlk:"), 16).unwrap();
+        for signal in [libc::SIGTERM, libc::SIGALRM, libc::SIGUSR1, libc::SIGCHLD] {
+            assert!(blocked >> (signal - 1) & 1 == 1, "{status}");
+        }
+        seen += 1;
+    }
+    assert!(seen >= 2, "a thread of checkpoints, one of other processes");
+    v.detach().unwrap();
+}
+
 /// Once, the memory of a region could go while a sync point of another thread read
 /// it: that thread died of it, or what came to that address was committed.
 #[test]

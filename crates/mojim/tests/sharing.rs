@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use mojim::config::Config;
 use mojim::node::Node;
+use mojim::volume::expect_forks;
 use mojim::{Joined, MapFlags, Mapping, Volume, finish_all, join, msync, rollback, unmap};
 
 const PAGE: usize = 4096;
@@ -201,6 +202,14 @@ fn fork(f: impl FnOnce() -> i32) -> libc::pid_t {
     pid
 }
 
+/// Descriptors of a child, and of a child of a child and so on: that of the last generation.
+fn descriptors(generations: u32) -> i32 {
+    wait_for(fork(move || match generations {
+        1 => std::fs::read_dir("/proc/self/fd").unwrap().count() as i32,
+        more => descriptors(more - 1),
+    }))
+}
+
 fn wait_for(pid: libc::pid_t) -> i32 {
     let mut status = 0;
     // SAFETY: our own child.
@@ -305,6 +314,22 @@ fn peer() {
                 unmap(m.ptr, m.len).unwrap();
                 String::new()
             }
+            // An answer with a descriptor, for which there is no room.
+            "no-room" => {
+                // SAFETY: the process's own limit, given back at once.
+                unsafe {
+                    let mut before: libc::rlimit = std::mem::zeroed();
+                    libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut before);
+                    let few = libc::rlimit {
+                        rlim_cur: 3,
+                        ..before
+                    };
+                    assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few), 0);
+                    let failed = map(volume.as_ref().unwrap(), flags()).unwrap_err();
+                    libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before);
+                    failed.errno().to_string()
+                }
+            }
             // A child stores; then it commits, or dies as it is.
             "fork" => {
                 let (m, sync) = (m.unwrap(), words[3] == "sync");
@@ -315,6 +340,16 @@ fn peer() {
                 });
                 wait_for(pid).to_string()
             }
+            // A child attaches, and its parent after it.
+            "fork-first" => {
+                expect_forks();
+                let child = fork(|| {
+                    let v = join(&config, "a", None).unwrap();
+                    i32::from(synced(map(&v, flags()).unwrap()) > 1)
+                });
+                wait_for(child).to_string()
+            }
+            "descriptors" => format!("{} {}", descriptors(1), descriptors(4)),
             "settle" => {
                 match volume.as_ref().unwrap() {
                     Joined::Owner(v) => v.settle().unwrap(),
@@ -541,6 +576,32 @@ fn a_forked_child_stores_into_the_same_memory() {
     assert_eq!(dir.settled(&mut p, 4), 40);
 }
 
+/// Each generation of forked children kept the descriptors of all before it, until there were no
+/// more to be had.
+#[test]
+fn children_of_children_have_no_more_descriptors_than_children() {
+    let dir = Dir::new("generations");
+    let v = owner(&dir);
+    let mut p = Peer::guest(&dir);
+    let answer = p.ask("descriptors");
+    let (first, fourth) = answer.split_once(' ').unwrap();
+    assert_eq!(first, fourth);
+    drop(p);
+    v.detach().unwrap();
+}
+
+/// Only who was forked from a process that had attached is refused, however early it is known that
+/// there will be forks.
+#[test]
+fn a_child_that_was_forked_before_attaches() {
+    let dir = Dir::new("forked-first");
+    let mut p = Peer::start(&dir);
+    assert_eq!(p.ask("fork-first"), "0");
+    assert_eq!(p.ask("join"), "owner");
+    p.ask("map");
+    assert_eq!(p.ask("fork 1 10 sync"), "0");
+}
+
 #[test]
 fn of_those_who_come_at_once_one_owns_the_volume() {
     let dir = Dir::new("at-the-start");
@@ -609,6 +670,64 @@ fn whoever_has_its_line_a_guest_is_told_of_the_owners_death() {
     assert!(told.contains("has ended"), "{told}");
     // It was told, and lets go.
     assert_eq!(p.ask("detach"), "");
+}
+
+/// A guest that lost its line unmapped without telling the owner, to which the pages that were gone
+/// looked as if nobody had stored to them: the others' sync points left those stores out.
+#[test]
+fn what_a_guest_stored_that_lost_its_line_is_committed_by_the_others() {
+    let dir = Dir::new("line-lost");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut p = Peer::guest(&dir);
+    assert_eq!(p.ask("no-room"), libc::EPROTO.to_string());
+    p.ask("store 7 70");
+    assert_eq!(p.ask("msync"), libc::ESTALE.to_string());
+    p.ask("unmap");
+    assert_eq!(synced(m), 0);
+    v.settle().unwrap();
+    assert_eq!(dir.byte(7), 70);
+    // It comes again.
+    assert_eq!(p.ask("detach"), "");
+    assert_eq!(p.ask("join"), "guest");
+    p.ask("map");
+    p.ask("store 8 80");
+    assert_eq!(p.ask("msync"), "0");
+    v.settle().unwrap();
+    assert_eq!(dir.byte(8), 80);
+    drop(p);
+    v.detach().unwrap();
+}
+
+/// A program that attached, and then blocked a signal to wait for it, died by it: it reached one of
+/// the threads that answer guests, which did not block it.
+#[test]
+fn threads_that_answer_guests_take_no_signal_of_the_programs() {
+    let dir = Dir::new("signals");
+    let v = owner(&dir);
+    let p = Peer::guest(&dir);
+    let mut found = [0; 2];
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        // Threads of other tests come and go.
+        let status = std::fs::read_to_string(task.unwrap().path().join("status"));
+        let status = status.unwrap_or_default();
+        let field = |name| status.lines().find_map(|l| l.strip_prefix(name));
+        let name = field("Name:\t").unwrap_or_default();
+        let Some(i) = ["mojim-share", "mojim-guest"]
+            .iter()
+            .position(|n| *n == name)
+        else {
+            continue;
+        };
+        let blocked = u64::from_str_radix(field("SigBlk:\t").unwrap(), 16).unwrap();
+        let is_blocked = |signal: i32| blocked & 1 << (signal - 1) != 0;
+        assert!(is_blocked(libc::SIGTERM) && is_blocked(libc::SIGCHLD));
+        assert!(!is_blocked(libc::SIGSEGV), "{name}");
+        found[i] += 1;
+    }
+    assert!(found.iter().all(|n| *n > 0), "{found:?}");
+    drop(p);
+    v.detach().unwrap();
 }
 
 /// A parent that ended at once left its child with memory that could only be read: SIGSEGV at the

@@ -9,14 +9,14 @@
 //! - Nothing here is undone by the owner's end: the memory stays, and every call says why it fails.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use mojim_format::Level;
-use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mprotect, munmap};
+use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
 use super::line::{End, Line, MOST};
 use super::wire::{MOST_RANGES, Part, Reply, Request, Shown, VERSION, begin_sync, push_part};
@@ -54,7 +54,8 @@ struct Talk {
     line: Arc<Line>,
     out: Vec<u8>,
     buf: Vec<u8>,
-    /// An answer was not understood: what comes next would be taken for another's.
+    /// An answer was not understood: what comes next would be taken for another's. This end has
+    /// stopped speaking, by which the owner knows.
     lost: bool,
     /// By this end.
     ended: bool,
@@ -82,6 +83,8 @@ struct Table {
     pid: u32,
     /// Ascending by address.
     windows: RwLock<Vec<Arc<Window>>>,
+    /// Held from before the owner is asked to forget windows until they are not in the table.
+    going: RwLock<()>,
     attached: Mutex<Vec<Arc<Attached>>>,
     /// Attachments of the parent, without mappings, in whose place the first call puts its own.
     inherited: Mutex<Vec<Inherited>>,
@@ -118,6 +121,7 @@ impl Table {
         Box::into_raw(Box::new(Table {
             pid: std::process::id(),
             windows: RwLock::default(),
+            going: RwLock::default(),
             attached: Mutex::default(),
             inherited: Mutex::default(),
         }))
@@ -129,6 +133,10 @@ impl Table {
 
     fn change(&self) -> RwLockWriteGuard<'_, Vec<Arc<Window>>> {
         self.windows.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn going(&self) -> RwLockReadGuard<'_, ()> {
+        self.going.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, window: Window) {
@@ -259,9 +267,9 @@ impl Talk {
                 "the process that had volume {volume} attached has ended: what was stored since the last sync point is in memory only. Detach, and attach again"
             ))
         };
-        let protocol = |e: &dyn std::fmt::Display| {
-            Error::Protocol(format!(
-                "the process that has volume {volume} attached: {e}"
+        let lost = || {
+            Error::Stale(format!(
+                "the line to the process that has volume {volume} attached was lost: what was stored since the last sync point may be in memory only. Detach, and attach again"
             ))
         };
         if self.pid != std::process::id() {
@@ -272,9 +280,13 @@ impl Talk {
                 "this volume is not attached any more".into(),
             ));
         }
-        let got = match self.lost || self.line.send(&self.out, fd).is_err() {
-            true => Ok(None),
-            false => self.line.recv(&mut self.buf, self.limit),
+        if self.lost {
+            self.told = true;
+            return Err(lost());
+        }
+        let got = match self.line.send(&self.out, fd) {
+            Ok(()) => self.line.recv(&mut self.buf, self.limit),
+            Err(_) => Ok(None),
         };
         let (n, memory) = match got {
             Ok(Some(got)) => got,
@@ -282,10 +294,7 @@ impl Talk {
                 self.told = true;
                 return Err(gone());
             }
-            Err(e) => {
-                self.lost = true;
-                return Err(protocol(&e));
-            }
+            Err(e) => return Err(self.lose(volume, &e)),
         };
         match Reply::decode(&self.buf[..n]) {
             Ok(Reply::Done { lsn, value, more }) => Ok(Answer {
@@ -303,11 +312,27 @@ impl Talk {
                 memory,
             }),
             Ok(Reply::Failed(e)) => Err(e),
-            Err(e) => {
-                self.lost = true;
-                Err(protocol(&e))
-            }
+            Err(e) => Err(self.lose(volume, &e)),
         }
+    }
+
+    fn lose(&mut self, volume: &str, why: &dyn std::fmt::Display) -> Error {
+        self.lost = true;
+        self.line.stop_speaking();
+        Error::Protocol(format!(
+            "the process that has volume {volume} attached: {why}"
+        ))
+    }
+
+    /// Where the line is lost: until the owner counts all of its windows as written, or has ended.
+    /// If a mapping went before, it would find no stores where it was.
+    fn until_forgotten(&mut self) {
+        let goes_on = |got: std::io::Result<Option<_>>| match got {
+            Ok(got) => got.is_some(),
+            // The answer that came late.
+            Err(e) => e.kind() == std::io::ErrorKind::InvalidData,
+        };
+        while self.lost && goes_on(self.line.recv(&mut self.buf, None)) {}
     }
 }
 
@@ -355,6 +380,7 @@ impl Guest {
         let i = waiting.iter().position(|i| i.origin == origin)?;
         // Where it fails now it is tried again.
         let a = Arc::new(waiting[i].join().ok()?);
+        lock(&a.talk).limit = None;
         waiting.swap_remove(i);
         lock(&table.attached).push(a.clone());
         Some(Guest(a))
@@ -475,8 +501,15 @@ impl Guest {
             }
             Err(e) => {
                 give_up();
-                // SAFETY: our own mapping, not given to anyone yet.
-                let _ = unsafe { munmap(base, mapped) };
+                let none = Mmap::PRIVATE | Mmap::NORESERVE | Mmap::FIXED;
+                // SAFETY: our own mapping, not given to anyone yet. At an address of which the
+                // caller disposes still nobody else can map.
+                unsafe {
+                    match flags.fixed_at {
+                        0 => drop(munmap(base, mapped)),
+                        _ => drop(mmap_anonymous(base, mapped, ProtFlags::empty(), none)),
+                    }
+                }
                 Err(e)
             }
         }
@@ -540,11 +573,13 @@ impl Guest {
     /// one, the first time, if none has.
     pub fn detach(&self) -> Result<()> {
         let attached = self.attached()?;
+        let _going = table().going();
         let told = lock(&attached.talk).told;
         match attached.ask(&Request::Detach) {
             Err(Error::Stale(_)) if told => {}
             done => drop(done?),
         }
+        lock(&attached.talk).until_forgotten();
         attached.end();
         for w in attached.take_windows() {
             unmap_window(&w)?;
@@ -562,6 +597,7 @@ impl Guest {
         {
             return Ok(());
         }
+        let _going = table().going();
         let done = attached.ask(&Request::Detach).map(drop);
         attached.end();
         for w in attached.take_windows() {
@@ -669,6 +705,7 @@ pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
             span.start
         ))));
     }
+    let _going = table().going();
     let told = lock(&w.attached.talk).told;
     match w.attached.ask(&Request::Unmap { window: w.number }) {
         Ok(_) => {}
@@ -676,6 +713,7 @@ pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
         Err(Error::Stale(_)) if told || w.shown.atomic || !w.shown.write => {}
         Err(e) => return Some(Err(e)),
     }
+    lock(&w.attached.talk).until_forgotten();
     table().change().retain(|x| !Arc::ptr_eq(x, &w));
     Some(unmap_window(&w))
 }
@@ -713,17 +751,23 @@ impl Inherited {
 /// How long a child waits in fork for its parent's owner.
 pub(crate) const AT_FORK: Duration = Duration::from_secs(5);
 
-/// While it is held, no window of a guest comes or goes.
-pub(crate) type Still = RwLockReadGuard<'static, Vec<Arc<Window>>>;
+/// While it is held, no window of a guest comes, or goes at the owner.
+pub(crate) struct Still {
+    _windows: RwLockReadGuard<'static, Vec<Arc<Window>>>,
+    /// None where one was going: that may take as long as a sync point, and this thread, in a
+    /// signal's handler, may be the one whose call it is.
+    _going: Option<RwLockWriteGuard<'static, ()>>,
+}
 
-/// Before a fork: this process's windows as a guest, and the ends of lines that the child must not
-/// keep.
+/// Before a fork: this process's windows as a guest, and what the child must not keep: the ends of
+/// its lines, and what each generation would have more of than its parent.
 pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Option<Still> {
     if TABLE.load(Acquire).is_null() {
         return None;
     }
     let table = table();
     let attached = lock(&table.attached).clone();
+    let going = table.going.try_write().ok();
     let windows = table.windows();
     for a in attached {
         let mine = windows.iter().filter(|w| Arc::ptr_eq(&w.attached, &a));
@@ -734,17 +778,34 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Opti
             socket: a.socket.clone(),
             windows: mine.map(|w| w.shown).collect(),
         });
-        ends.push(a.line.clone());
+        ends.extend(a.line.ends());
+        if a.watched
+            && let Ok(pagemap) = own_pagemap()
+        {
+            // It stays open, and a child opens its own.
+            ends.push(Arc::new(pagemap.as_raw_fd()));
+        }
     }
-    Some(windows)
+    // None closes before the fork: its window would have gone from the table first.
+    let armed = windows.iter().filter_map(|w| {
+        let armed = lock(&w.armed);
+        armed.as_ref().map(|a| Arc::new(a.as_raw_fd()) as End)
+    });
+    ends.extend(armed);
+    Some(Still {
+        _windows: windows,
+        _going: going,
+    })
 }
 
 /// In a forked child: becomes a guest of the owners of its shared mappings. Where that cannot be,
 /// the mapping can only be read from here on: a store would be seen by all, and committed never.
 pub(crate) fn inherit(all: Vec<Inherited>, ends: Vec<End>) {
     // The parent's stays as it is: its locks may be held by threads that are not here.
-    TABLE.store(Table::new(), Release);
-    ANY.store(false, Release);
+    if !TABLE.load(Acquire).is_null() {
+        TABLE.store(Table::new(), Release);
+        ANY.store(false, Release);
+    }
     for end in ends {
         // SAFETY: the child's copy, which nobody uses here; nor closes again, as it is forgotten.
         unsafe { rustix::io::close(end.as_raw_fd()) };
@@ -820,4 +881,158 @@ fn take_over(attached: &Arc<Attached>, shown: Shown) -> Result<()> {
         armed: Mutex::new(armed),
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::thread::JoinHandle;
+
+    use super::super::line::Port;
+    use super::*;
+    use crate::os::testdir::TestDir;
+
+    /// Says these as the owner would, each to a request; then waits for the end of what the guest
+    /// says, and gives whether it came.
+    fn owner(path: &Path, replies: Vec<(Reply, Option<OwnedFd>)>) -> JoinHandle<bool> {
+        let port = Port::listen(path).unwrap();
+        std::thread::spawn(move || {
+            let line = port.accept().unwrap().unwrap();
+            let (mut buf, mut out) = (vec![0; MOST], Vec::new());
+            for (reply, fd) in replies {
+                line.recv(&mut buf, None).unwrap().unwrap();
+                reply.encode(&mut out);
+                line.send(&out, fd.as_ref().map(AsFd::as_fd)).unwrap();
+            }
+            let limit = Some(Duration::from_secs(60));
+            matches!(line.recv(&mut buf, limit), Ok(None))
+        })
+    }
+
+    fn done(value: u64, more: u64) -> (Reply, Option<OwnedFd>) {
+        let lsn = 0;
+        (Reply::Done { lsn, value, more }, None)
+    }
+
+    /// A forked child whose parent had no mapping kept the limit of the fork for ever: a sync point
+    /// that took longer than that was the end of its sharing, though the owner lived.
+    #[test]
+    fn who_joins_after_the_fork_waits_as_long_as_it_takes() {
+        let dir = TestDir::new();
+        let socket = dir.path("s");
+        let owner = owner(&socket, vec![done(0, 0)]);
+        let origin = 1; // no address of a buffer's
+        lock(&table().inherited).push(Inherited {
+            origin,
+            volume: "v".into(),
+            directory: dir.root().to_owned(),
+            socket,
+            windows: Vec::new(),
+        });
+        let guest = Guest::of_origin(origin).unwrap();
+        assert_eq!(lock(&guest.0.talk).limit, None);
+        guest.0.take_windows();
+        drop(guest);
+        owner.join().unwrap();
+    }
+
+    /// A thread that unmapped while another forked had the owner let go of the memory that the child
+    /// was about to show.
+    #[test]
+    fn no_window_goes_at_the_owner_during_a_fork() {
+        let dir = TestDir::new();
+        let path = dir.path("s");
+        let page = rustix::param::page_size();
+        let port = Port::listen(&path).unwrap();
+        let flags = [const { AtomicBool::new(false) }; 2];
+        let ([forked, asked], tid) = (&flags, &AtomicU32::new(0));
+        std::thread::scope(|s| {
+            let owner = s.spawn(move || {
+                let line = port.accept().unwrap().unwrap();
+                let (mut buf, mut out) = (vec![0; MOST], Vec::new());
+                done(0, 0).0.encode(&mut out);
+                line.recv(&mut buf, None).unwrap().unwrap();
+                line.send(&out, None).unwrap();
+                line.recv(&mut buf, None).unwrap().unwrap();
+                asked.store(true, SeqCst);
+                let early = !forked.load(SeqCst);
+                line.send(&out, None).unwrap();
+                early
+            });
+            let a = Attached::connect("v", dir.root(), &path, None, None).unwrap();
+            // SAFETY: a new mapping, which `unmap` gives back.
+            let base = unsafe {
+                mmap_anonymous(std::ptr::null_mut(), page, ProtFlags::READ, Mmap::PRIVATE)
+            };
+            let base = base.unwrap() as usize;
+            table().add(Window {
+                span: base..base + page,
+                number: 1,
+                shown: Shown::default(),
+                attached: Arc::new(a),
+                armed: Mutex::default(),
+            });
+            let still = loop {
+                let still = before_fork(&mut Vec::new(), &mut Vec::new()).unwrap();
+                // Other tests fork, too.
+                if still._going.is_some() {
+                    break still;
+                }
+            };
+            s.spawn(move || {
+                tid.store(
+                    rustix::thread::gettid().as_raw_nonzero().get() as u32,
+                    SeqCst,
+                );
+                unmap(base, page).unwrap().unwrap();
+            });
+            // Until it waits for a lock, or does not.
+            let futex = format!("{} ", libc::SYS_futex);
+            while !asked.load(SeqCst) {
+                let path = format!("/proc/self/task/{}/syscall", tid.load(SeqCst));
+                if std::fs::read_to_string(path).is_ok_and(|call| call.starts_with(&futex)) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            forked.store(true, SeqCst);
+            drop(still);
+            assert!(!owner.join().unwrap());
+        });
+    }
+
+    /// A mapping in place of one that held the address failed at the owner, and left a hole: another
+    /// thread's mapping came there, and who had held the address unmapped that.
+    #[test]
+    fn where_a_mapping_at_an_address_fails_nobody_else_can_map() {
+        let dir = TestDir::new();
+        let socket = dir.path("s");
+        let page = rustix::param::page_size();
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let memory = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&memory, page as u64).unwrap();
+        let replies = vec![
+            done(0, 0),
+            (done(1, page as u64).0, Some(memory)),
+            (Reply::Failed(Error::Busy("too many".into())), None),
+            done(0, 0),
+        ];
+        let owner = owner(&socket, replies);
+        let a = Attached::connect("v", dir.root(), &socket, None, None).unwrap();
+        let (null, none) = (std::ptr::null_mut(), ProtFlags::empty());
+        // SAFETY: new mappings, the second only where nothing is, and both given back.
+        unsafe {
+            let held = mmap_anonymous(null, page, none, Mmap::PRIVATE).unwrap();
+            let flags = MapFlags {
+                fixed_at: held as usize,
+                ..MapFlags::default()
+            };
+            let mapped = Guest(Arc::new(a)).map("f", page, flags);
+            assert!(matches!(mapped, Err(Error::Busy(_))), "{mapped:?}");
+            let there = mmap_anonymous(held, page, none, Mmap::PRIVATE | Mmap::FIXED_NOREPLACE);
+            assert_eq!(there, Err(rustix::io::Errno::EXIST));
+            munmap(held, page).unwrap();
+        }
+        assert!(owner.join().unwrap());
+    }
 }

@@ -38,10 +38,10 @@ pub struct Line {
     fd: OwnedFd,
     /// The process at the other end, where the system tells of its death (Linux 5.3): a child that
     /// it forked may have the end, too, and keep the line from ending.
-    peer: Option<OwnedFd>,
+    peer: Option<Arc<OwnedFd>>,
 }
 
-/// A line or a port, for what is done to both at a fork.
+/// A descriptor that a forked child closes.
 pub(crate) type End = Arc<dyn AsRawFd + Send + Sync>;
 
 fn socket() -> io::Result<OwnedFd> {
@@ -64,7 +64,7 @@ impl Line {
         let peer = peer.and_then(|p| pidfd_open(p.pid, PidfdFlags::empty()));
         Line {
             fd,
-            peer: peer.ok(),
+            peer: peer.ok().map(Arc::new),
         }
     }
 
@@ -87,7 +87,7 @@ impl Line {
         loop {
             let mut fds = [
                 PollFd::new(&self.fd, PollFlags::IN),
-                PollFd::new(self.peer.as_ref().unwrap_or(&self.fd), PollFlags::IN),
+                PollFd::new(self.peer.as_deref().unwrap_or(&self.fd), PollFlags::IN),
             ];
             match poll(&mut fds, limit.as_ref()) {
                 Ok(0) => return Err(Errno::TIMEDOUT.into()),
@@ -159,6 +159,17 @@ impl Line {
     pub fn close(&self) {
         // It fails if it has ended already, which is what is wanted.
         let _ = net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// What a forked child closes of it.
+    pub fn ends(self: &Arc<Line>) -> impl Iterator<Item = End> + use<> {
+        let peer = self.peer.clone().map(|p| p as End);
+        std::iter::once(self.clone() as End).chain(peer)
+    }
+
+    /// Ends it for the other end, whose end can still be awaited.
+    pub fn stop_speaking(&self) {
+        let _ = net::shutdown(&self.fd, Shutdown::Write);
     }
 }
 

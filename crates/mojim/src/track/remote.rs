@@ -15,7 +15,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use super::uffd::{Marks, Uffd, of_pages, pagemap, registered, scan};
@@ -23,7 +23,13 @@ use super::{Process, Tracker, check_range, push};
 
 /// A mapping of this process whose stores another process looks for. Dropping it makes the pages
 /// ordinary memory again.
-pub struct Armed(#[expect(dead_code, reason = "held for its drop")] Uffd);
+pub struct Armed(Uffd);
+
+impl AsRawFd for Armed {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
 
 /// Arms a mapping; nothing in it counts as written at first.
 ///

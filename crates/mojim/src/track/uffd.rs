@@ -461,6 +461,12 @@ impl Tracker for Uffd {
     }
 }
 
+impl AsRawFd for Uffd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
 impl Drop for Uffd {
     fn drop(&mut self) {
         // In a forked child the descriptor stands for the parent's memory: only close it. In the

@@ -12,14 +12,14 @@
 //! leave it with memory that is nobody's.
 
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
+use std::io::{PipeReader, PipeWriter, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard, Once, Weak};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::Result;
-use crate::fork::is_forked;
+use crate::fork::{is_forked, register};
 use crate::layout;
 use crate::share::Guest;
 use crate::share::guest::{self, Inherited, Still};
@@ -39,8 +39,40 @@ struct Family {
     /// Shared working copies that stay as they are, by windows of no bytes.
     kept: Vec<(Arc<Inner>, Arc<Shared>, u64)>,
     still: Option<(MutexGuard<'static, ()>, Option<Still>)>,
-    /// By which the child says that it is done.
-    done: Option<OwnedFd>,
+    done: Option<Done>,
+}
+
+/// The ends of a pipe by which the child says that it is done.
+struct Done {
+    hears: PipeReader,
+    says: PipeWriter,
+}
+
+impl Done {
+    fn new() -> std::io::Result<Done> {
+        let (hears, says) = std::io::pipe()?;
+        Ok(Done { hears, says })
+    }
+
+    /// In the child.
+    fn say(mut self) {
+        // It has both ends, so nothing signals that the parent waits no longer.
+        let _ = self.says.write(&[1]);
+    }
+
+    /// In the parent: the other end is the child's alone, if there is one. glibc calls the handlers
+    /// of the parent also where a fork fails.
+    fn of_parent(self) -> PipeReader {
+        self.hears
+    }
+}
+
+/// Waits until the child is done, or has ended; false where it takes too long. Then it finds out by
+/// itself what became of its parent.
+fn is_done(child: &PipeReader) -> bool {
+    let mut fds = [PollFd::new(child, PollFlags::IN)];
+    let limit = Timespec::try_from(guest::AT_FORK).unwrap_or_default();
+    rustix::io::retry_on_intr(|| poll(&mut fds, Some(&limit))).is_ok_and(|n| n > 0)
 }
 
 thread_local! {
@@ -48,9 +80,14 @@ thread_local! {
     static AT_FORK: Cell<Option<Family>> = const { Cell::new(None) };
 }
 
-/// From here on children are taken care of. After `watch_forks`, whose mark they need.
-pub(super) fn watch() {
+/// From here on children are taken care of, once something is attached.
+///
+/// An interposer calls this, by `mojim_directory`, before it takes a lock that its own handlers of
+/// forks need: until glibc 2.36 to register one waits for every fork, and those would wait for it.
+pub fn expect_forks() {
     static ONCE: Once = Once::new();
+    // They need its mark.
+    register();
     ONCE.call_once(|| {
         // SAFETY: handlers of this module, which let no panic out.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
@@ -72,11 +109,11 @@ extern "C" fn before() {
         family.still = Some((still, guests));
         if family.all.iter().any(|i| !i.windows.is_empty()) {
             // Without it nobody waits.
-            family.done = eventfd(0, EventfdFlags::CLOEXEC).ok();
+            family.done = Done::new().ok();
         }
-        if !family.all.is_empty() || !family.ends.is_empty() {
-            let _ = AT_FORK.try_with(|f| f.set(Some(family)));
-        }
+        // Also where there is nothing to inherit: the child must not find `still` held by a thread
+        // that it does not have.
+        let _ = AT_FORK.try_with(|f| f.set(Some(family)));
     });
 }
 
@@ -85,13 +122,13 @@ extern "C" fn in_parent() {
         return;
     };
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        family.still = None;
-        if let Some(done) = &family.done {
-            let mut fds = [PollFd::new(done, PollFlags::IN)];
-            let limit = Timespec::try_from(guest::AT_FORK).unwrap_or_default();
-            // A child that takes longer finds out by itself what became of its parent.
-            let _ = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&limit)));
-        }
+        // Before another thread can fork.
+        let child = family.done.take().map(Done::of_parent);
+        // A thread that waits for this process's own windows may hold what the child's requests
+        // need: what those show is kept. A guest's are kept by nothing else.
+        let guests = family.still.take().map(|(_, guests)| guests);
+        let _ = child.as_ref().map(is_done);
+        drop(guests);
         for (inner, copy, id) in family.kept.drain(..) {
             inner.take_back(&copy, id, false);
         }
@@ -114,7 +151,7 @@ extern "C" fn in_child() {
     drop(still);
     let _ = catch_unwind(AssertUnwindSafe(|| guest::inherit(all, ends)));
     if let Some(done) = done {
-        let _ = rustix::io::write(&done, &1u64.to_ne_bytes());
+        done.say();
     }
 }
 
@@ -182,5 +219,16 @@ impl Volume {
             true => self.in_child().is_some(),
             false => self.0.check_attached().is_ok(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fork that failed, or whose child was killed at once, took five seconds.
+    #[test]
+    fn nobody_waits_for_a_child_that_is_not_there() {
+        assert!(is_done(&Done::new().unwrap().of_parent()));
     }
 }

@@ -20,6 +20,7 @@ use std::time::Duration;
 use crate::error::{Context, Error, Result};
 use crate::last;
 use crate::layout;
+use crate::os::SignalsWait;
 use crate::region::MapFlags;
 use crate::share::line::{End, Line, MOST, Port};
 use crate::share::wire::{Part as Wanted, Reply, Request, Shown, VERSION};
@@ -44,11 +45,11 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// The ends of lines that a forked child must not keep: as long as it has them, nobody is told
-    /// that this process has ended.
+    /// What a forked child must not keep: as long as it has ends of lines, nobody is told that this
+    /// process has ended.
     pub(crate) fn ends(&self) -> Vec<End> {
         let lines = self.lines.iter().filter_map(Weak::upgrade);
-        let lines = lines.map(|l| l as End);
+        let lines = lines.flat_map(|l| l.ends());
         let port = self.port.iter().map(|p| p.clone() as End);
         lines.chain(port).collect()
     }
@@ -70,7 +71,10 @@ impl Inner {
             me.accept(&at);
             Ok(())
         };
+        // Signals are the program's: neither this thread takes one, nor those that it starts.
+        let quiet = SignalsWait::begin_but_faults();
         let thread = thread.spawn(accept).context(what)?;
+        drop(quiet);
         owner.threads.push(thread);
         owner.port = Some(port);
         Ok(())
@@ -316,7 +320,7 @@ impl Guest {
             Request::Remove { file } => volume.remove(&file).map(|()| done(0, 0)),
             Request::Rename { from, to } => volume.rename(&from, &to).map(|()| done(0, 0)),
             Request::Truncate { file, size } => volume.truncate(&file, size).map(|()| done(0, 0)),
-            Request::Size { file } => Ok(match volume.size(&file) {
+            Request::Size { file } => Ok(match volume.size(&file)? {
                 Some(size) => done(1, size),
                 None => done(0, 0),
             }),

@@ -9,8 +9,6 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::fork::is_forked;
-
 use super::lock;
 use super::windows::{Mapped, TABLE};
 
@@ -76,11 +74,9 @@ pub(super) fn put(generation: u64, m: Arc<Mapped>) {
     });
 }
 
-/// Nobody remembers a window that is not in the table any more.
+/// Nobody remembers a window that is not in the table any more. Not in a forked child: its parent's
+/// threads may have been in their slots.
 pub(super) fn forget(m: &Arc<Mapped>) {
-    if is_forked() {
-        return; // the other threads are not there, and may have been in theirs
-    }
     let all: Vec<_> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
     for slot in all {
         // Dropped after the slot is free again.

@@ -169,13 +169,11 @@ pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
     remembered::forget(m);
     // A shared working copy goes with its last window.
-    if m.window.id == 0 && !is_forked() {
+    if m.window.id == 0 {
         m.region.shut();
     }
     let closed = m.region.copy.close(m.window.id);
-    if !is_forked() {
-        m.volume.drop_unused();
-    }
+    m.volume.drop_unused();
     closed
 }
 
@@ -203,11 +201,15 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
             span.start
         )));
     }
-    if !is_forked() && !m.window.atomic && !m.volume.detached.load(Acquire) {
+    if is_forked() {
+        // Only the mapping goes: threads that are not here may have held the locks, and be
+        // counted as readers of the table for ever.
+        return m.region.copy.close(m.window.id);
+    }
+    if !m.window.atomic && !m.volume.detached.load(Acquire) {
         m.sync(m.all())?;
     }
-    // In a forked child somebody may hold them for ever.
-    let _names = (!is_forked()).then(|| lock(&m.volume.names));
+    let _names = lock(&m.volume.names);
     close(&m)
 }
 
@@ -533,9 +535,30 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sync_point::sync_range;
     use super::*;
     use crate::config::Config;
     use crate::os::testdir::TestDir;
+
+    fn attach(dir: &TestDir, more: &str) -> Volume {
+        let text = format!(
+            r#"
+cluster = "test"
+[volume.v]
+mode = "unreplicated"
+primary = "a"
+{more}
+[node.a]
+address = "127.0.0.1:1"
+directory = "{0}/a"
+ring = "{0}"
+log = {{ medium = "disk", size = "1MiB" }}
+"#,
+            dir.root().display()
+        );
+        let config = Config::parse(&text, dir.root()).unwrap();
+        Volume::attach_with(&config, "a", None, |_, _| {}).unwrap()
+    }
 
     /// A sync point that had found a region when another thread unmapped it used to
     /// go on: what it committed then of a shared working copy that was no more was
@@ -544,22 +567,7 @@ mod tests {
     fn what_has_no_window_any_more_makes_no_sync_point() {
         for shared in [false, true] {
             let dir = TestDir::new();
-            let root = dir.root().display();
-            let text = format!(
-                r#"
-cluster = "test"
-[volume.v]
-mode = "unreplicated"
-primary = "a"
-[node.a]
-address = "127.0.0.1:1"
-directory = "{root}/a"
-ring = "{root}"
-log = {{ medium = "disk", size = "1MiB" }}
-"#
-            );
-            let config = Config::parse(&text, dir.root()).unwrap();
-            let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+            let v = attach(&dir, "");
             let flags = MapFlags {
                 create: true,
                 atomic: true,
@@ -575,12 +583,62 @@ log = {{ medium = "disk", size = "1MiB" }}
                 let parts = [Part::of(&region, range.clone())];
                 let many = sync_many(&v.0, &parts, Until::Committed);
                 assert!(matches!(many, Err(Error::NotFound(_))), "{many:?}");
-                let one =
-                    super::super::sync_point::sync_range(&v.0, &region, range, Until::Committed);
+                let one = sync_range(&v.0, &region, range, Until::Committed);
                 assert!(matches!(one, Err(Error::NotFound(_))), "{one:?}");
             }
             assert_eq!(v.fsync("f").unwrap(), 0);
             v.detach().unwrap();
         }
+    }
+
+    /// A child that unmapped a private region waited for ever for threads that are only in its
+    /// parent: one that was looking an address up at the fork, and one that was looking for stores.
+    /// The size of a file waited for one that had the files.
+    #[test]
+    fn a_forked_child_waits_for_no_thread_of_its_parent() {
+        if !crate::track::uffd_available() {
+            return;
+        }
+        let dir = TestDir::new();
+        let v = attach(&dir, "memory = \"1MiB\"");
+        let flags = MapFlags {
+            create: true,
+            ..MapFlags::default()
+        };
+        let m = v.map("f", 1 << 20, flags).unwrap();
+        let region = window_at(m.ptr as usize).unwrap().region.clone();
+        let child = || {
+            let is_there = || {
+                let mut pages = vec![0; m.len / rustix::param::page_size()];
+                // SAFETY: a byte for each page.
+                unsafe { libc::mincore(m.ptr.cast(), m.len, pages.as_mut_ptr()) == 0 }
+            };
+            // SAFETY: the end of a child that waits.
+            unsafe { libc::alarm(60) };
+            let size = v.size("f");
+            let before = is_there();
+            let unmapped = unmap(m.ptr, m.len).is_ok();
+            matches!(size, Err(Error::Unsupported(_))) && before && unmapped && !is_there()
+        };
+        let mut pid = 0;
+        let area = v.0.primary.store.area();
+        region.copy.metered(&mut |_| {
+            TABLE.read(|_| {
+                // SAFETY: the child ends by `_exit`.
+                unsafe {
+                    pid = libc::fork();
+                    if pid == 0 {
+                        libc::_exit(if child() { 0 } else { 1 });
+                    }
+                }
+            });
+        });
+        drop(area);
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0, "{status:#x}");
+        drop(region);
+        v.detach().unwrap();
     }
 }
