@@ -1,4 +1,5 @@
-/* A counter that survives: cc examples/counter.c -Iinclude -lmojim -o counter */
+/* A counter that survives: cc examples/counter.c -Iinclude -lmojim -o counter
+ * (in this tree, add -Ltarget/release -Wl,-rpath,$PWD/target/release) */
 #include <mojim.h>
 #include <stdio.h>
 

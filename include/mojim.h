@@ -173,8 +173,10 @@ mojim_t *mojim_attach_reader(const char *config, const char *node,
 /* Attaches as mojim_attach does; or, where another process of this node has
  * joined the volume (or attached it, and the configuration says working =
  * "shared", which makes mojim_attach the same as this), shares it with that one,
- * its owner. All see the same memory (caveat 2; MOJIM_SHARED need not be given),
- * and each can call everything. The owner does the work: a sync point of another
+ * its owner. All see the same memory (caveat 2): the owner of what it maps with
+ * MOJIM_SHARED (or all, where the configuration says working = "shared"; EBUSY
+ * for others of what it has mapped otherwise), the others of everything. Each can
+ * call everything. The owner does the work: a sync point of another
  * process costs a message to it and one back more. Threads of one such process
  * wait for each other in sync points.
  *
@@ -381,7 +383,9 @@ int mojim_remove(mojim_t *m, const char *file);
 int mojim_rename(mojim_t *m, const char *from, const char *to);
 
 /* Sets a file's size. As with any file, memory beyond the new end must not be
- * touched any more; after ETIMEDOUT beyond the nearer of both ends. */
+ * touched any more; after ETIMEDOUT beyond the nearer of both ends. Sync points
+ * leave it out: of one that lies beyond it all, nothing is committed. What lies
+ * between the end and the end of its page belongs to no file. */
 int mojim_truncate(mojim_t *m, const char *file, off_t size);
 
 /* Size of a file in bytes; -1 with ENOENT if it is not there. */

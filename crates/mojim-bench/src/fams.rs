@@ -32,6 +32,8 @@ use crate::scratch::Scratch;
 
 /// Numbers of pages in a sync point (Figure 2).
 pub const PAGES: [usize; 6] = [1, 4, 16, 64, 256, 512];
+/// Pages of a region.
+pub const MOST_PAGES: usize = RAW_MSYNC_BYTES / 4096;
 /// Bytes changed in each.
 const CHANGED: usize = 8;
 

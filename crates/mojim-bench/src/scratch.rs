@@ -26,7 +26,11 @@ impl Scratch {
             match fs::create_dir(&path) {
                 Ok(()) => return Ok(Self { path }),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-                Err(e) => return Err(e),
+                Err(e) => {
+                    let what =
+                        format!("a directory for the benchmark in {}: {e}", parent.display());
+                    return Err(io::Error::new(e.kind(), what));
+                }
             }
         }
     }

@@ -66,7 +66,7 @@ struct Fams {
     /// A directory on the disk to measure [default: the temporary directory].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Pages in a sync point, separated by commas [default: 1 to 512].
+    /// Pages in a sync point, of the 16,384 of a region, separated by commas [default: 1 to 512].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pages: Vec<usize>,
     /// Rounds of blocks.
@@ -85,7 +85,15 @@ struct Fams {
 
 impl Fams {
     fn run(self) -> Done {
-        at_least_one(self.rounds, self.block as usize)?;
+        if self.rounds == 0 || self.block == 0 {
+            return Err(Failure::usage("--rounds and --block: at least 1"));
+        }
+        let most = mojim_bench::fams::MOST_PAGES;
+        if let Some(n) = self.pages.iter().find(|n| !(1..=most).contains(*n)) {
+            return Err(Failure::usage(format!(
+                "--pages: {n} is not 1 to {most}, the pages of the region"
+            )));
+        }
         let think = self.think.iter().map(|us| Duration::from_micros(*us));
         mojim_bench::fams::run(&FamsOptions {
             json: self.json,

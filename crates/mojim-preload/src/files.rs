@@ -31,22 +31,35 @@ pub fn name_of(e: Entry) -> Result<String, c_int> {
 }
 
 /// The name of an open file, for a call that the engine is asked for by name:
-/// ESTALE if it is another file's by now, or nobody's. (Who renames it between
-/// this and the call is not seen.)
-pub fn present_name(e: Entry) -> Result<String, c_int> {
+/// ESTALE if it has none any more. (Who renames it between this and the call is
+/// not seen.)
+pub fn present_name(fd: c_int, e: Entry) -> Result<String, c_int> {
     let name = name_of(e)?;
     // Where files are only read, a new copy of the volume may take their places.
     if process::reads() {
         return Ok(name);
     }
     let inode = names()[e.id()].inode;
-    let (dir, _) = process::directory().ok_or(libc::ENOSYS)?;
-    let there = std::fs::symlink_metadata(dir.join(&name));
-    if there.is_ok_and(|m| (m.dev(), m.ino()) == inode) {
+    let (dir, canonical) = process::directory().ok_or(libc::ENOSYS)?;
+    let is_of = |name: &str| {
+        let there = std::fs::symlink_metadata(dir.join(name));
+        there.is_ok_and(|m| (m.dev(), m.ino()) == inode)
+    };
+    if is_of(&name) {
         return Ok(name);
     }
+    // Another process has renamed it; or this one, and did not hear that it had.
+    let now = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+    let now = now.zip(canonical).and_then(|(now, dir)| {
+        let name = now.strip_prefix(dir).ok()?.to_str()?;
+        is_of(name).then(|| name.to_owned())
+    });
+    if let Some(now) = now {
+        names()[e.id()].name = Some(now.clone());
+        return Ok(now);
+    }
     say(&format!(
-        "{name}: another process has renamed, replaced or removed the file; open it again"
+        "{name}: the file was replaced or removed; open it again"
     ));
     Err(libc::ESTALE)
 }
@@ -175,7 +188,7 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         let e = Entry::new(id, how | append);
         // What cannot be undone, when nothing else can fail.
         if flags & libc::O_TRUNC != 0 && how & WRITE != 0 && !fresh {
-            truncate_name(&present_name(e)?, 0)?;
+            truncate_name(&present_name(fd, e)?, 0)?;
         }
         Ok(e)
     });
@@ -414,12 +427,12 @@ fn truncate_name(name: &str, size: off_t) -> Result<(), c_int> {
     }
 }
 
-fn truncate_fd(e: Entry, size: off_t) -> Result<(), c_int> {
+fn truncate_fd(fd: c_int, e: Entry, size: off_t) -> Result<(), c_int> {
     if !e.may(WRITE) || size < 0 {
         return Err(libc::EINVAL);
     }
     check_owner()?;
-    truncate_name(&present_name(e)?, size)
+    truncate_name(&present_name(fd, e)?, size)
 }
 
 /// What the data file of an open file is.
@@ -451,7 +464,7 @@ fn allocate(fd: c_int, e: Entry, mode: c_int, offset: off_t, len: off_t) -> Resu
     }
     let end = offset.checked_add(len).ok_or(libc::EFBIG)?;
     if mode == 0 && end as u64 > size_of(fd)? {
-        return truncate_fd(e, end);
+        return truncate_fd(fd, e, end);
     }
     Ok(())
 }
@@ -477,7 +490,7 @@ unsafe fn with_target(
 
 fn ftruncate_any(fd: c_int, size: off_t, pass: impl FnOnce() -> c_int) -> c_int {
     match table::get(fd) {
-        Some(e) if on() => enter(-1, || truncate_fd(e, size).map(|()| 0)),
+        Some(e) if on() => enter(-1, || truncate_fd(fd, e, size).map(|()| 0)),
         _ => pass(),
     }
 }

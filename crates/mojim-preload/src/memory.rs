@@ -43,7 +43,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     if q.len == 0 || !offset.is_multiple_of(page as u64) {
         return Err(libc::EINVAL);
     }
-    let name = present_name(e)?;
+    let name = present_name(fd, e)?;
     if q.prot & !(libc::PROT_READ | libc::PROT_WRITE) != 0 || q.prot == 0 {
         return refuse(
             libc::EOPNOTSUPP,

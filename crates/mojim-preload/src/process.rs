@@ -205,42 +205,44 @@ fn settings() -> Option<&'static Settings> {
     if let Some(known) = SETTINGS.get() {
         return known.as_ref();
     }
-    let api = api();
+    // Without the lock: it registers the engine's handlers of forks, for which it may
+    // have to wait for a fork, which waits for this one.
+    let read = read_settings();
     let _held = starting();
-    SETTINGS
-        .get_or_init(|| {
-            use std::os::unix::ffi::OsStringExt;
-            let (config, node) = (setting("MOJIM_CONFIG"), setting("MOJIM_NODE"));
-            let volume = setting("MOJIM_VOLUME").filter(|v| !v.is_empty());
-            let Ok(api) = api else {
-                SWITCH.store(1, Relaxed);
-                return None;
-            };
-            let mut dir = vec![0u8; libc::PATH_MAX as usize];
-            // SAFETY: C strings, and the buffer's own length.
-            let n = unsafe {
-                (api.mojim_directory)(
-                    or_null(&config),
-                    or_null(&node),
-                    or_null(&volume),
-                    dir.as_mut_ptr().cast(),
-                    dir.len(),
-                )
-            };
-            let Ok(n) = usize::try_from(n) else {
-                real::say(&format!("{}; running without Mojim", api::last_error(api)));
-                SWITCH.store(1, Relaxed);
-                return None;
-            };
-            dir.truncate(n);
-            Some(Settings {
-                config,
-                node,
-                volume,
-                directory: std::ffi::OsString::from_vec(dir).into(),
-            })
-        })
-        .as_ref()
+    SETTINGS.get_or_init(|| read).as_ref()
+}
+
+fn read_settings() -> Option<Settings> {
+    use std::os::unix::ffi::OsStringExt;
+    let (config, node) = (setting("MOJIM_CONFIG"), setting("MOJIM_NODE"));
+    let volume = setting("MOJIM_VOLUME").filter(|v| !v.is_empty());
+    let Ok(api) = api() else {
+        SWITCH.store(1, Relaxed);
+        return None;
+    };
+    let mut dir = vec![0u8; libc::PATH_MAX as usize];
+    // SAFETY: C strings, and the buffer's own length.
+    let n = unsafe {
+        (api.mojim_directory)(
+            or_null(&config),
+            or_null(&node),
+            or_null(&volume),
+            dir.as_mut_ptr().cast(),
+            dir.len(),
+        )
+    };
+    let Ok(n) = usize::try_from(n) else {
+        real::say(&format!("{}; running without Mojim", api::last_error(api)));
+        SWITCH.store(1, Relaxed);
+        return None;
+    };
+    dir.truncate(n);
+    Some(Settings {
+        config,
+        node,
+        volume,
+        directory: std::ffi::OsString::from_vec(dir).into(),
+    })
 }
 
 /// Where processes of the node that share the volume keep their locks.
@@ -340,7 +342,15 @@ extern "C" fn at_exit() {
         let api = api()?;
         // SAFETY: the handle is taken out of use.
         if unsafe { (api.mojim_finish)(h) } != 0 {
-            real::say(&format!("at the program's end: {}", api::last_error(api)));
+            let errno = real::errno();
+            let mut why = api::last_error(api);
+            // The thread's text may be gone by now.
+            if why.is_empty() {
+                why = std::io::Error::from_raw_os_error(errno).to_string();
+            }
+            real::say(&format!(
+                "at the program's end, what it stored since its last sync point is not committed: {why}"
+            ));
         }
         Ok(())
     });

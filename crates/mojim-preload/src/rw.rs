@@ -381,7 +381,7 @@ fn sync_file(fd: c_int, e: Entry) -> Result<c_int, c_int> {
     if st.st_nlink == 0 {
         return Ok(0); // of a file that was removed nothing is left
     }
-    let (h, api, name) = (attach()?, api()?, c_name(&present_name(e)?)?);
+    let (h, api, name) = (attach()?, api()?, c_name(&present_name(fd, e)?)?);
     // SAFETY: the handle and a C string; the program is told not to store meanwhile.
     match unsafe { (api.mojim_fsync)(h, name.as_ptr()) } {
         0 => Ok(0),

@@ -3,13 +3,42 @@
 //!
 //! Owns the mark by which a child knows that it is one.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 use crate::error::{Error, Result};
 
 /// Set in a forked child.
 static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// What is done once, also in a child that was forked while a thread of its parent
+/// did it: that thread will not end it there. (glibc until 2.35 lets who registers
+/// a handler wait for a fork.)
+pub(crate) struct Once(AtomicU32);
+
+impl Once {
+    const DONE: u32 = u32::MAX;
+
+    pub(crate) const fn new() -> Once {
+        Once(AtomicU32::new(0))
+    }
+
+    pub(crate) fn call(&self, f: impl FnOnce()) {
+        let me = std::process::id();
+        loop {
+            match self.0.load(Acquire) {
+                Once::DONE => return,
+                by if by == me => std::thread::yield_now(),
+                by => {
+                    if self.0.compare_exchange(by, me, AcqRel, Acquire).is_ok() {
+                        f();
+                        self.0.store(Once::DONE, Release);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
 
 extern "C" fn after_fork_in_child() {
     FORKED.store(PID.load(Relaxed) != 0, Relaxed);
@@ -21,7 +50,7 @@ static PID: AtomicU32 = AtomicU32::new(0);
 /// Registers what marks children, once they are watched.
 pub(crate) fn register() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    ONCE.call(|| {
         // SAFETY: registers a handler that only stores to an atomic.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     });

@@ -368,22 +368,38 @@ impl Region {
         self.users.wait();
     }
 
-    /// The file has this size now, or will have.
-    pub fn resized(&self, size: u64) {
-        let len = self.copy.len() as u64;
-        let valid = size.saturating_sub(self.offset).min(len);
-        if self.valid.swap(valid as usize, SeqCst) > valid as usize {
+    fn of_size(&self, size: u64) -> usize {
+        size.saturating_sub(self.offset).min(self.copy.len() as u64) as usize
+    }
+
+    /// Before the file's size changes, to this one or from it, the smaller: nobody
+    /// touches what lies behind it from here on.
+    pub fn lower(&self, size: u64) {
+        let valid = self.of_size(size);
+        if self.valid.swap(valid, SeqCst) > valid {
             // Who reads what was valid does so before the file's end comes nearer.
             self.users.wait();
         }
-        self.committed.forget(valid as usize);
+        self.committed.forget(valid);
     }
 
-    /// After the file's size has changed, in its record and its data file.
-    pub fn settle_size(&self) -> Result<()> {
-        // Who shuts what this opens holds them too.
-        let _images = self.committed.lock();
-        self.copy.resized(self.valid.load(Acquire))
+    /// The size did not change.
+    pub fn restore(&self, size: u64) {
+        self.valid.store(self.of_size(size), SeqCst);
+    }
+
+    /// The file has this size, in its record and its data file: so has its memory,
+    /// before anybody touches it.
+    pub fn settle(&self, size: u64) -> Result<()> {
+        let valid = self.of_size(size);
+        {
+            // Who shuts what this opens holds them too.
+            let _images = self.committed.lock();
+            self.copy.resized(valid)?;
+        }
+        self.committed.forget(valid);
+        self.valid.store(valid, SeqCst);
+        Ok(())
     }
 }
 
@@ -472,7 +488,7 @@ mod tests {
         std::thread::scope(|s| {
             s.spawn(|| read_until(&|| region.valid.load(SeqCst) == 5));
             inside.wait();
-            region.resized(5);
+            region.lower(5);
             assert!(left.swap(false, SeqCst));
         });
         std::thread::scope(|s| {

@@ -13,6 +13,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::time::Duration;
 
 use crate::primary::thread_number;
 
@@ -57,8 +58,14 @@ impl Users {
         for _ in 0..2 {
             let side = self.side.fetch_add(1, SeqCst) % 2;
             for stripe in &self.stripes {
+                let mut turns = 0;
                 while stripe.0[side].load(SeqCst) != 0 {
-                    std::thread::yield_now();
+                    turns += 1;
+                    match turns < 100 {
+                        true => std::thread::yield_now(),
+                        // One may be waiting for room in the log.
+                        false => std::thread::sleep(Duration::from_micros(50)),
+                    }
                 }
             }
         }
@@ -121,7 +128,7 @@ mod tests {
                     }
                 });
             }
-            for _ in 0..5000 {
+            for _ in 0..1000 {
                 there.store(false, SeqCst);
                 users.wait();
                 let left = inside.load(SeqCst);

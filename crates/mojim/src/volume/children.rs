@@ -14,12 +14,12 @@
 use std::cell::Cell;
 use std::io::{PipeReader, PipeWriter, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, MutexGuard, Once, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::Result;
-use crate::fork::{is_forked, register};
+use crate::fork::{Once, is_forked, register};
 use crate::layout;
 use crate::share::Guest;
 use crate::share::guest::{self, Inherited, Still};
@@ -88,7 +88,7 @@ pub fn expect_forks() {
     static ONCE: Once = Once::new();
     // They need its mark.
     register();
-    ONCE.call_once(|| {
+    ONCE.call(|| {
         // SAFETY: handlers of this module, which let no panic out.
         unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
     });

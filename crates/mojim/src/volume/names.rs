@@ -12,8 +12,8 @@
 //!   after.
 //! - While it is in doubt where a file's end is, its regions have the nearer one.
 
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, MutexGuard};
 
 use mojim_format::catalog::valid_file_name;
 
@@ -21,6 +21,7 @@ use crate::error::{Context, Error, Result};
 use crate::fork::check_fork;
 use crate::last;
 use crate::primary::Piece;
+use crate::region::Region;
 
 use super::{Inner, Volume, lock};
 
@@ -97,11 +98,10 @@ impl Volume {
 }
 
 impl Inner {
-    /// Tells a file's regions its size.
-    fn resized(&self, id: u32, size: u64) {
-        for region in self.regions().iter().filter(|r| r.file == id) {
-            region.resized(size);
-        }
+    fn regions_of(&self, id: u32) -> Vec<Arc<Region>> {
+        let mut all = self.regions();
+        all.retain(|r| r.file == id);
+        all
     }
 
     fn refuse_mapped(&self, id: u32, file: &str) -> Result<()> {
@@ -211,21 +211,22 @@ impl Inner {
 
     /// Changes a file's size, and tells its regions.
     pub(super) fn resize(&self, names: &mut Names, id: u32, old: u64, size: u64) -> Result<()> {
+        let all = self.regions_of(id);
         if size != old {
-            // Before the memory beyond the new end goes, and after it came.
+            // Before the memory beyond the new end goes.
             self.sizes.fetch_add(1, SeqCst);
-            self.resized(id, size.min(old));
+            all.iter().for_each(|r| r.lower(size.min(old)));
             let done = self.change_names(names, &[Piece::Resize { file: id, size }]);
             if names.doubt == 0 {
-                self.resized(id, if done.is_ok() { size } else { old });
+                if done.is_err() {
+                    all.iter().for_each(|r| r.restore(old));
+                }
                 self.sizes.fetch_add(1, SeqCst);
             }
             done?;
         }
         // Also where an earlier call failed in this.
-        let mut all = self.regions();
-        all.retain(|r| r.file == id);
-        all.iter().try_for_each(|r| r.settle_size())
+        all.iter().try_for_each(|r| r.settle(size))
     }
 
     /// Sees a change through that was begun.
@@ -235,19 +236,21 @@ impl Inner {
         }
         self.wait_for(names.doubt)?;
         self.settle(names.doubt)?;
-        let all = self.regions();
-        for region in &all {
+        let settle = |region: Arc<Region>| {
             let area = self.primary.store.area();
             let file = area.files().find(|f| f.id == region.file);
             let size = file.expect("a mapped file is not removed").size;
             drop(area);
-            region.resized(size);
-        }
+            region.settle(size)
+        };
+        let settled = self.regions().into_iter().map(settle);
+        // One that fails keeps the nearer end, until its file's size is changed.
+        let settled = settled.fold(Ok(()), Result::and);
         names.doubt = 0;
         if !self.sizes().is_multiple_of(2) {
             self.sizes.fetch_add(1, SeqCst);
         }
-        all.iter().try_for_each(|r| r.settle_size())
+        settled
     }
 
     /// Read before a region's size: [`Inner::is_end`].

@@ -354,6 +354,8 @@ impl Guest {
         self.check_room()?;
         let inner = &self.volume.0;
         let wrong = || Error::Invalid(format!("no mapping: {s:?}"));
+        // It does not lose its last window meanwhile.
+        let names = lock(&inner.names);
         let lent = inner.shared_of(s.file).ok_or_else(wrong)?;
         // The file was unmapped by all, and mapped again: this is not its memory.
         if lent.0.identity()? != s.memory {
@@ -376,6 +378,7 @@ impl Guest {
             }
         };
         let id = lent.0.watch(span.start, mapped, tracker);
+        drop(names);
         let number = self.add(Window {
             lent,
             id,

@@ -70,15 +70,16 @@ fn enter<'a>(
     range: &Range<usize>,
 ) -> Result<(User<'a>, Range<usize>, bool)> {
     let user = region.enter()?;
+    let asked = range;
     let mut range = range.clone();
-    let asked = range.end;
     if volume.volume.rounding == Rounding::Page && !range.is_empty() {
         let page = rustix::param::page_size();
         range = range.start / page * page..range.end.next_multiple_of(page);
     }
     let valid = region.valid.load(SeqCst);
     range.end = range.end.min(valid).max(range.start);
-    Ok((user, range, asked > valid))
+    let cut = !asked.is_empty() && asked.end > valid;
+    Ok((user, range, cut))
 }
 
 /// The same, where a range that is cut short is so by its file's end.
@@ -373,7 +374,7 @@ pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
 
 /// [`rollback`] of a part of a region.
 pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>) -> Result<()> {
-    let (_user, range) = enter_one(volume, region, &range)?;
+    let (user, range) = enter_one(volume, region, &range)?;
     if !region.write || range.is_empty() {
         return Ok(());
     }
@@ -394,6 +395,7 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
         .committed
         .restore(&mut images, region.copy.base(), &written)?;
     drop(images);
+    drop(user);
     volume.made_room(Some(&written));
     Ok(())
 }

@@ -473,7 +473,7 @@ impl Inner {
             let over = r.offset < span.end && span.start < end;
             if r.file == id && m.window.id == 0 && (over || shared) {
                 return Err(Error::Busy(format!(
-                    "{file} is mapped already at {:#x}: with a private working copy two mappings of the same bytes would not see each other's stores (working = \"shared\" has them do)",
+                    "{file} is mapped already at {:#x}: with a private working copy two mappings of the same bytes would not see each other's stores (mapped with MOJIM_SHARED, or with working = \"shared\", they do; not beside memory or max_uncommitted)",
                     m.window.span.start
                 )));
             }
