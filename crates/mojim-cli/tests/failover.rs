@@ -213,6 +213,8 @@ fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
         "backups = [\"c\"]",
         "backups = [\"c\"]\nfallback = \"automatic\"",
     );
+    // No sign of life takes two of them, whatever else the machine does.
+    c.rewrite("failure_limit = \"1s\"", "failure_limit = \"3s\"");
     let plain = fs::read_to_string(c.file()).unwrap();
     let mut ways = Vec::new();
     // What `node` reads: it reaches the others by ways that can be cut.
@@ -242,8 +244,8 @@ fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
     let p = p.read_on_counting();
     ways.iter().for_each(Way::cut);
     let version = || c.register("a")["version"].as_u64().unwrap_or(0);
-    // Four a limit: ten limits, three of which are the backup's patience.
-    let end = version() + 40;
+    // Four a limit: five limits, three of which are the backup's patience.
+    let end = version() + 20;
     await_that("the primary's signs of life", || {
         (version() >= end).then_some(())
     });
@@ -285,6 +287,39 @@ fn a_primary_whose_lease_ended_in_its_sleep_acknowledges_nothing() {
     before.signal("CONT");
     let all = before.end();
     assert!(all <= said + 1, "process {id}: {said} said, then {all}");
+}
+
+/// A backup looked for the primary only while the register answered. One that was
+/// led meanwhile, and lost its leader before the first answer, took itself for the
+/// first of all to come back, and never went on.
+#[test]
+fn a_backup_that_was_led_before_the_register_answered_goes_on() {
+    let c = Cluster::larger("sync");
+    c.rewrite(
+        "backups = [\"c\"]",
+        "backups = [\"c\"]\nfallback = \"automatic\"",
+    );
+    let a = c.node("a");
+    let mut b = c.node("b");
+    let w = c.node("w");
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 200);
+    c.await_view("a", "a", Some("b"));
+    // Two of five voters are left with the backup: no answer.
+    a.signal("STOP");
+    w.signal("STOP");
+    let _c = c.node("c");
+    // Not by its status, which would wait for the register, too.
+    await_that("the backup is led", || {
+        let all = b.errors();
+        let led = all.lines().any(|l| l.ends_with("forwarding to node c"));
+        led.then_some(())
+    });
+    p.signal("STOP");
+    b.kill();
+    w.signal("CONT");
+    let _x = c.node("x");
+    c.await_view("c", "c", None);
 }
 
 /// Stopped beyond every limit, then resumed: what it was about to do fails,

@@ -745,6 +745,16 @@ impl Cluster {
         found.cloned().unwrap_or(Value::Null)
     }
 
+    /// The node that the register names as primary, once it can be read: nodes
+    /// that were just started may have to choose who leads.
+    fn await_named(&self) -> Value {
+        await_or(
+            "an answer from the register",
+            || self.status().to_string() + &self.logs(),
+            || Some(self.read_register()["primary"]["node"].take()).filter(Value::is_string),
+        )
+    }
+
     /// The register, as anybody who answers reads it.
     fn read_register(&self) -> Value {
         let s = self.status();
@@ -857,7 +867,7 @@ impl Cluster {
         if !self.register {
             return self.promote(node);
         }
-        if self.read_register()["primary"]["node"] == node {
+        if self.await_named() == node {
             // It is the primary by its name, and has not what that one had.
             assert!(self.attach(node, &["--entries", "1"]).is_none());
         } else {

@@ -221,6 +221,11 @@ impl Mirror {
         (self.session.load(Acquire) != 0 && ago < self.silence).then_some((ago, who))
     }
 
+    /// Whether anybody has led it since it was opened, alive by now or not.
+    pub fn was_led(&self) -> bool {
+        lock(&self.heard).is_some()
+    }
+
     /// Whether it follows one who forwards, as a backup, for all it heard last.
     pub fn is_backup(&self) -> bool {
         self.as_backup.load(Acquire)

@@ -58,8 +58,10 @@ impl Node {
                 // When it spoke, not when that was looked up.
                 heard = heard.max(self.env.now().saturating_sub(ago));
                 vigil.heard();
-                met = true;
             }
+            // The one whom it followed may be gone before this thread first looks:
+            // the register may have taken that long to answer.
+            met |= m.was_led();
             if !unknown && self.is_there(&m, &mut client) {
                 heard = self.env.now();
                 vigil.heard();
