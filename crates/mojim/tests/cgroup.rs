@@ -7,8 +7,10 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use mojim::config::Config;
 use mojim::{MapFlags, Volume, msync, msync_async};
+
+mod support;
+use support::alone;
 
 const MIB: usize = 1 << 20;
 /// What the process may have.
@@ -95,25 +97,6 @@ impl Drop for Cgroup {
     }
 }
 
-fn config(dir: &Path, more: &str) -> Config {
-    let text = format!(
-        r#"
-cluster = "test"
-[volume.v]
-mode = "unreplicated"
-primary = "a"
-{more}
-[node.a]
-address = "127.0.0.1:1"
-directory = "{0}/a"
-ring = "{0}"
-log = {{ medium = "disk", size = "16MiB" }}
-"#,
-        dir.display()
-    );
-    Config::parse(&text, dir).unwrap()
-}
-
 /// What page `page` holds after so many passes.
 fn word(page: usize, pass: u64) -> u64 {
     (page as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ pass
@@ -134,7 +117,7 @@ fn child() {
         "uncommitted" => "memory = \"16MiB\"\nmax_uncommitted = \"16MiB\"",
         _ => "",
     };
-    let config = config(Path::new(&dir), more);
+    let config = alone(Path::new(&dir), more, "16MiB");
     let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
     let flags = MapFlags {
         create: true,

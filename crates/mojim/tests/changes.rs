@@ -4,74 +4,23 @@
 //! gives memory the same.
 
 use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 use mojim::config::Config;
-use mojim::{
-    Level, MapFlags, Mapping, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap,
-};
+use mojim::{Level, MapFlags, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap};
 use mojim_format::RecordView;
 
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Dir {
-        let d = std::env::temp_dir().join(format!("mojim-changes-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&d);
-        std::fs::create_dir_all(&d).unwrap();
-        Dir(d)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+mod support;
+use support::{Dir, alone, map, random};
 
 fn config(dir: &Path, tracker: &str, more: &str) -> Config {
     config_with(dir, tracker, more, "1MiB")
 }
 
 fn config_with(dir: &Path, tracker: &str, more: &str, log: &str) -> Config {
-    let text = format!(
-        r#"
-cluster = "test"
-[volume.v]
-mode = "unreplicated"
-primary = "a"
-tracker = "{tracker}"
-{more}
-[node.a]
-address = "127.0.0.1:1"
-directory = "{0}/a"
-ring = "{0}"
-log = {{ medium = "disk", size = "{log}" }}
-"#,
-        dir.display()
-    );
-    Config::parse(&text, dir).unwrap()
-}
-
-fn random(seed: u64) -> impl FnMut(usize) -> usize {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move |n| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        (x >> 11) as usize % n
-    }
-}
-
-fn map(v: &Volume, len: usize) -> Mapping {
-    let flags = MapFlags {
-        create: true,
-        atomic: true,
-        ..MapFlags::default()
-    };
-    v.map("f", len, flags).unwrap()
+    alone(dir, &format!("tracker = \"{tracker}\"\n{more}"), log)
 }
 
 /// The file's bytes, once everything that is committed is in it.

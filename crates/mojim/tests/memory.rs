@@ -2,66 +2,12 @@
 //! changed, and nothing of what the program sees, or of what is committed, is
 //! other than without the bound.
 
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::*};
 
-use mojim::config::Config;
 use mojim::{MapFlags, Mapping, Volume, gmsync, msync, msync_async, rollback};
 
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Dir {
-        let d = std::env::temp_dir().join(format!("mojim-memory-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&d);
-        std::fs::create_dir_all(&d).unwrap();
-        Dir(d)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn config(dir: &Path, more: &str) -> Config {
-    let text = format!(
-        r#"
-cluster = "test"
-[volume.v]
-mode = "unreplicated"
-primary = "a"
-{more}
-[node.a]
-address = "127.0.0.1:1"
-directory = "{0}/a"
-ring = "{0}"
-log = {{ medium = "disk", size = "8MiB" }}
-"#,
-        dir.display()
-    );
-    Config::parse(&text, dir).unwrap()
-}
-
-fn random(seed: u64) -> impl FnMut(usize) -> usize {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    move |n| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        (x >> 11) as usize % n
-    }
-}
-
-fn map(v: &Volume, len: usize) -> Mapping {
-    let flags = MapFlags {
-        create: true,
-        atomic: true,
-        ..MapFlags::default()
-    };
-    v.map("f", len, flags).unwrap()
-}
+mod support;
+use support::{Dir, alone, map, random};
 
 /// False, with a notice, where this kernel cannot.
 fn possible() -> bool {
@@ -115,7 +61,7 @@ fn memory_and_file_are_as_without_a_bound() {
         let policy = ["auto", "eager", "async"][seed as usize % 3];
         let more =
             format!("memory = \"1MiB\"\nwrite_back = \"{policy}\"\nwrite_back_pages = 1000000");
-        let config = config(&dir.0, &more);
+        let config = alone(&dir.0, &more, "8MiB");
         let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
         let mut next = random(seed + 1);
         let len = 10 * MIB + next(4096);
@@ -210,7 +156,7 @@ fn exact_ranges_of_many_threads_are_given_back() {
     let dir = Dir::new("exact");
     // What is uncommitted never is so much, but what is open is.
     let more = "memory = \"1MiB\"\nmax_uncommitted = \"8MiB\"\nconnections = 2";
-    let config = config(&dir.0, more);
+    let config = alone(&dir.0, more, "8MiB");
     let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
     let len = 24 * MIB;
     let m = map(&v, len);
@@ -275,7 +221,7 @@ fn who_commits_is_not_stopped() {
     }
     for exact in [false, true] {
         let dir = Dir::new(&format!("bound-{exact}"));
-        let config = config(&dir.0, "max_uncommitted = \"1MiB\"");
+        let config = alone(&dir.0, "max_uncommitted = \"1MiB\"", "8MiB");
         let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
         let len = 16 * MIB;
         let m = map(&v, len);
@@ -315,7 +261,7 @@ fn a_rollback_needs_no_room() {
         return;
     }
     let dir = Dir::new("rollback");
-    let config = config(&dir.0, "max_uncommitted = \"1MiB\"");
+    let config = alone(&dir.0, "max_uncommitted = \"1MiB\"", "8MiB");
     let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
     let len = 4 * MIB;
     let m = map(&v, len);
@@ -343,7 +289,7 @@ fn a_file_becomes_shorter_without_room() {
         return;
     }
     let dir = Dir::new("shorter");
-    let config = config(&dir.0, "max_uncommitted = \"1MiB\"");
+    let config = alone(&dir.0, "max_uncommitted = \"1MiB\"", "8MiB");
     let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
     let len = 4 * MIB;
     let m = map(&v, len);
@@ -378,7 +324,7 @@ fn regions_come_and_go() {
         return;
     }
     let dir = Dir::new("come");
-    let config = config(&dir.0, "memory = \"1MiB\"");
+    let config = alone(&dir.0, "memory = \"1MiB\"", "8MiB");
     let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
     let flags = MapFlags {
         create: true,
