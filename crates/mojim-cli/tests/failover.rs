@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 mod support;
 use support::link::{Late, Way};
@@ -243,11 +243,11 @@ fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
     await_that("the backup follows", || (c.applied("c") > 0).then_some(()));
     let p = p.read_on_counting();
     ways.iter().for_each(Way::cut);
-    let version = || c.register("a")["version"].as_u64().unwrap_or(0);
+    let version = || c.register("a")["version"].as_u64();
     // Four a limit: five limits, three of which are the backup's patience.
-    let end = version() + 20;
+    let end = await_that("the register", version) + 20;
     await_that("the primary's signs of life", || {
-        (version() >= end).then_some(())
+        version().filter(|v| *v >= end)
     });
     assert_eq!(c.register("a")["primary"]["node"], "a", "{}", c.status());
     p.await_more(100);
@@ -320,6 +320,80 @@ fn a_backup_that_was_led_before_the_register_answered_goes_on() {
     w.signal("CONT");
     let _x = c.node("x");
     c.await_view("c", "c", None);
+}
+
+/// Primary `a` stays the view's, which node `by` reads. Nothing tells that somebody
+/// waits: looks for twice the time after which it would go on.
+fn stays(c: &Cluster, by: &str) {
+    let version = || c.register(by)["version"].as_u64();
+    await_that("the register", version);
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(7) {
+        let primary = c.register(by)["primary"]["node"].take();
+        assert!(primary.is_null() || primary == "a", "{}", c.status());
+    }
+}
+
+/// A mirror that was cut off and given up took itself for a backup of the present view
+/// when its primary was lost: all that was acknowledged since would have been given up.
+#[test]
+fn a_mirror_that_was_given_up_is_no_backup() {
+    let c = Cluster::larger("sync");
+    c.rewrite(
+        "backups = [\"c\"]",
+        "backups = [\"c\"]\nfallback = \"automatic\"",
+    );
+    let mut a = c.node("a");
+    let b = c.node("b");
+    let (_w, _x) = (c.node("w"), c.node("x"));
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 200);
+    b.signal("STOP");
+    c.await_view("a", "a", None);
+    // More than may have been under way.
+    let before = p.read_on_counting();
+    before.await_more(200);
+    a.kill();
+    let acknowledged = before.stop();
+    b.signal("CONT");
+    stays(&c, "b");
+    let _a = c.node("a");
+    let (mut p, found) = c.program("a", &["--entries", "1", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    p.acknowledged(found, found + 1);
+    p.finish();
+}
+
+/// A backup that was just started may be the first of all to come back: it waits for
+/// those who may have more.
+#[test]
+fn a_backup_that_has_met_nobody_waits() {
+    let c = Cluster::larger("sync");
+    c.rewrite(
+        "backups = [\"c\"]",
+        "backups = [\"c\"]\nfallback = \"automatic\"",
+    );
+    let mut data: Vec<Process> = ["a", "b", "c"].map(|n| c.node(n)).into();
+    let (_w, _x) = (c.node("w"), c.node("x"));
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 200);
+    await_that("the backup follows", || (c.applied("c") > 0).then_some(()));
+    data.iter_mut().for_each(Process::kill);
+    p.kill();
+    let acknowledged = rest(&mut p).map_or(200, |last| last + 1);
+    let _c = c.node("c");
+    stays(&c, "c");
+    let (_a, _b) = (c.node("a"), c.node("b"));
+    let (mut p, found) = c.program("a", &["--entries", "1", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    p.acknowledged(found, found + 1);
+    p.finish();
 }
 
 /// Stopped beyond every limit, then resumed: what it was about to do fails,

@@ -870,12 +870,11 @@ impl Cluster {
         if self.await_named() == node {
             // It is the primary by its name, and has not what that one had.
             assert!(self.attach(node, &["--entries", "1"]).is_none());
-        } else {
-            // A backup to which an old mirror forwards believes that the primary
-            // lives, and says that instead.
-            let why = if node == "c" { "" } else { "--force" };
-            self.await_refusal(node, &[], why);
         }
+        // A backup to which an old mirror forwards believes that the primary lives, and
+        // says that instead.
+        let why = if node == "c" { "" } else { "--force" };
+        self.await_refusal(node, &[], why);
         self.force(node);
     }
 

@@ -221,9 +221,9 @@ impl Mirror {
         (self.session.load(Acquire) != 0 && ago < self.silence).then_some((ago, who))
     }
 
-    /// Whether anybody has led it since it was opened, alive by now or not.
-    pub fn was_led(&self) -> bool {
-        lock(&self.heard).is_some()
+    /// When it last heard of whoever led it since it was opened, alive by now or not.
+    pub fn last_heard(&self) -> Option<Duration> {
+        lock(&self.heard).as_ref().map(|(when, _)| *when)
     }
 
     /// Whether it follows one who forwards, as a backup, for all it heard last.

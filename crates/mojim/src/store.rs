@@ -506,7 +506,7 @@ impl Store {
         Err(Error::Damaged {
             path: path.clone(),
             what: format!(
-                "the record at byte {at} of the log is damaged: sync points up to LSN {known} were acknowledged, LSN {} is the last that can be read. Restore the log, or give the others up with `mojim promote --volume {} --name {}`",
+                "the record at byte {at} of the log is damaged: sync points up to LSN {known} were acknowledged, LSN {} is the last that can be read. Restore the log, or give the others up with `mojim promote --force --volume {} --name {}`",
                 self.tail(),
                 self.spec.volume,
                 self.spec.node

@@ -31,12 +31,21 @@ impl Vigil {
         self.since = None;
     }
 
-    /// Whether the copy is one that may go on after `reg`.
+    /// The same, when it is noticed only now, and they may be gone again.
+    pub fn heard_at(&mut self, when: Duration) {
+        self.since.take_if(|(since, _)| *since <= when);
+    }
+
+    /// Whether the copy is one that may go on after `reg`: a backup's of this view that
+    /// nobody distrusts. A mirror that was given up may lack all since, and does not
+    /// know that it was.
     pub fn concerns(m: &Mirror, reg: &Register) -> bool {
         let sb = m.store.superblock();
         let mut members = [&reg.primary, &reg.mirror].into_iter().flatten();
         sb.state == State::Whole
+            && !m.is_distrusted()
             && sb.view.epoch == reg.epoch
+            && sb.view.mirror != sb.node
             && members.all(|other| other.node != sb.node)
     }
 

@@ -15,6 +15,7 @@ use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
 use super::{Node, lock, wait_for_last};
+use crate::claim::member;
 use crate::client::Client;
 use crate::config::{Config, Volume};
 use crate::env::{Address, OpenHow, Proof};
@@ -479,6 +480,7 @@ impl Node {
         let begun =
             read_superblock(&*self.env, &meta)?.is_some_and(|sb| sb.view.epoch >= reg.epoch);
         if mine && begun && !force {
+            self.check_primary(v, &reg)?;
             return Ok(json!({ "epoch": reg.epoch, "already": true }));
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
@@ -493,6 +495,23 @@ impl Node {
             }
         }
         done
+    }
+
+    /// Whether this node, the view's primary by its name, has what that one had.
+    fn check_primary(&self, v: &Volume, reg: &Register) -> Result<()> {
+        let store = match Store::open(&self.env, layout::store(&self.config, &self.me, v)) {
+            Ok(s) => s,
+            // A program is attached, or is just about to be.
+            Err(Error::Busy(_)) => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        if !reg.is_primary(&member(&store)) {
+            return Err(Error::Invalid(format!(
+                "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
+                self.me.name
+            )));
+        }
+        store.check_complete()
     }
 
     fn promote_mirror(

@@ -43,6 +43,13 @@ impl Node {
                 heard = self.env.now();
                 continue;
             };
+            // When it spoke, not when that was looked up: the register may have taken so
+            // long to answer that the one whom it followed is gone again.
+            if let Some(when) = m.last_heard() {
+                met = true;
+                heard = heard.max(when);
+                vigil.heard_at(when);
+            }
             // One that was handed over is closed before it is poisoned.
             if m.store.poisoned().is_some() && m.is_closed() {
                 continue;
@@ -54,26 +61,24 @@ impl Node {
                     Err(_) => continue,
                 };
             }
-            if let Some((ago, _)) = m.live_primary() {
-                // When it spoke, not when that was looked up.
-                heard = heard.max(self.env.now().saturating_sub(ago));
+            if m.live_primary().is_some() {
                 vigil.heard();
             }
-            // The one whom it followed may be gone before this thread first looks:
-            // the register may have taken that long to answer.
-            met |= m.was_led();
-            if !unknown && self.is_there(&m, &mut client) {
+            if self.is_there(&m, &mut client) {
                 heard = self.env.now();
                 vigil.heard();
                 met = true;
-                continue;
+                if !unknown {
+                    continue;
+                }
             }
             if !unknown && self.env.now() - heard < limit {
                 continue;
             }
             let silent = self.env.now() - heard;
             let mut taken = self.try_take_over(v, views, &m, !unknown);
-            if matches!(taken, Ok(None)) && met && v.fallback == Fallback::Automatic {
+            let lost = met && silent >= limit && v.fallback == Fallback::Automatic;
+            if matches!(taken, Ok(None)) && lost {
                 taken = self.try_fall_back(v, views, &m, &mut vigil, limit);
             }
             let handed = match taken {
@@ -162,6 +167,11 @@ impl Node {
             other && self.has_more(v, n, reg.epoch, last)
         });
         if !vigil.is_over(&reg, now, limit, better) {
+            return Ok(None);
+        }
+        // All this took its time.
+        if m.live_primary().is_some() {
+            vigil.heard();
             return Ok(None);
         }
         let lost = names().collect::<Vec<_>>().join(" and ");
