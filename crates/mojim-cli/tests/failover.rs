@@ -24,6 +24,27 @@ fn rest(p: &mut Process) -> Option<u64> {
     last
 }
 
+/// A backup goes on by itself.
+fn falling_back() -> Cluster {
+    let c = Cluster::larger("sync");
+    c.rewrite(
+        "backups = [\"c\"]",
+        "backups = [\"c\"]\nfallback = \"automatic\"",
+    );
+    c
+}
+
+/// The program on `a` finds what was acknowledged, and goes on.
+fn goes_on_at_a(c: &Cluster, acknowledged: u64) {
+    let (mut p, found) = c.program("a", &["--entries", "1", "--linger"]);
+    assert!(
+        found >= acknowledged,
+        "{acknowledged} were acknowledged, {found} are there"
+    );
+    p.acknowledged(found, found + 1);
+    p.finish();
+}
+
 fn the_mirror_takes_over(c: &Cluster) {
     let mut a = c.node("a");
     let _b = c.node("b");
@@ -208,11 +229,7 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
 /// two that were well: nothing told it that the voters still heard of them.
 #[test]
 fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
-    let c = Cluster::larger("sync");
-    c.rewrite(
-        "backups = [\"c\"]",
-        "backups = [\"c\"]\nfallback = \"automatic\"",
-    );
+    let c = falling_back();
     // No sign of life takes two of them, whatever else the machine does.
     c.rewrite("failure_limit = \"1s\"", "failure_limit = \"3s\"");
     let plain = fs::read_to_string(c.file()).unwrap();
@@ -259,11 +276,7 @@ fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
 /// tested where it does (`primary.rs`).
 #[test]
 fn a_primary_whose_lease_ended_in_its_sleep_acknowledges_nothing() {
-    let c = Cluster::larger("sync");
-    c.rewrite(
-        "backups = [\"c\"]",
-        "backups = [\"c\"]\nfallback = \"automatic\"",
-    );
+    let c = falling_back();
     let a = c.node("a");
     let mut b = c.node("b");
     let (_c, _w, _x) = (c.node("c"), c.node("w"), c.node("x"));
@@ -294,11 +307,7 @@ fn a_primary_whose_lease_ended_in_its_sleep_acknowledges_nothing() {
 /// first of all to come back, and never went on.
 #[test]
 fn a_backup_that_was_led_before_the_register_answered_goes_on() {
-    let c = Cluster::larger("sync");
-    c.rewrite(
-        "backups = [\"c\"]",
-        "backups = [\"c\"]\nfallback = \"automatic\"",
-    );
+    let c = falling_back();
     let a = c.node("a");
     let mut b = c.node("b");
     let w = c.node("w");
@@ -338,11 +347,7 @@ fn stays(c: &Cluster, by: &str) {
 /// when its primary was lost: all that was acknowledged since would have been given up.
 #[test]
 fn a_mirror_that_was_given_up_is_no_backup() {
-    let c = Cluster::larger("sync");
-    c.rewrite(
-        "backups = [\"c\"]",
-        "backups = [\"c\"]\nfallback = \"automatic\"",
-    );
+    let c = falling_back();
     let mut a = c.node("a");
     let b = c.node("b");
     let (_w, _x) = (c.node("w"), c.node("x"));
@@ -358,24 +363,14 @@ fn a_mirror_that_was_given_up_is_no_backup() {
     b.signal("CONT");
     stays(&c, "b");
     let _a = c.node("a");
-    let (mut p, found) = c.program("a", &["--entries", "1", "--linger"]);
-    assert!(
-        found >= acknowledged,
-        "{acknowledged} were acknowledged, {found} are there"
-    );
-    p.acknowledged(found, found + 1);
-    p.finish();
+    goes_on_at_a(&c, acknowledged);
 }
 
 /// A backup that was just started may be the first of all to come back: it waits for
 /// those who may have more.
 #[test]
 fn a_backup_that_has_met_nobody_waits() {
-    let c = Cluster::larger("sync");
-    c.rewrite(
-        "backups = [\"c\"]",
-        "backups = [\"c\"]\nfallback = \"automatic\"",
-    );
+    let c = falling_back();
     let mut data: Vec<Process> = ["a", "b", "c"].map(|n| c.node(n)).into();
     let (_w, _x) = (c.node("w"), c.node("x"));
     let (mut p, _) = c.program("a", &[]);
@@ -387,13 +382,7 @@ fn a_backup_that_has_met_nobody_waits() {
     let _c = c.node("c");
     stays(&c, "c");
     let (_a, _b) = (c.node("a"), c.node("b"));
-    let (mut p, found) = c.program("a", &["--entries", "1", "--linger"]);
-    assert!(
-        found >= acknowledged,
-        "{acknowledged} were acknowledged, {found} are there"
-    );
-    p.acknowledged(found, found + 1);
-    p.finish();
+    goes_on_at_a(&c, acknowledged);
 }
 
 /// Stopped beyond every limit, then resumed: what it was about to do fails,
