@@ -10,6 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
+
 mod support;
 use support::link::{Late, Way};
 use support::voters::Cluster;
@@ -383,6 +385,36 @@ fn a_backup_that_has_met_nobody_waits() {
     stays(&c, "c");
     let (_a, _b) = (c.node("a"), c.node("b"));
     goes_on_at_a(&c, acknowledged);
+}
+
+/// `promote` took whoever had the copy open for a program that serves it, and said
+/// "already" of a primary that had lost its ring: its own daemon had had a look at it.
+#[test]
+fn who_only_holds_a_copy_does_not_vouch_for_it() {
+    let c = Cluster::new("sync", "disk");
+    let (mut a, mut b, _w) = (c.node("a"), c.node("b"), c.node("w"));
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 100);
+    [&mut a, &mut b, &mut p].into_iter().for_each(Process::kill);
+    fs::remove_dir_all(&c.memory).unwrap();
+    fs::create_dir(&c.memory).unwrap();
+    let lock = c.dir.join("a/.mojim/v/lock");
+    let lock = fs::File::options().write(true).open(lock).unwrap();
+    rustix::fs::fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let _a = c.node("a");
+    let refused = |why: &str| {
+        await_that(why, || {
+            let out = c.mojim("promote", &["--name", "a"]);
+            assert_ne!(out.status.code(), Some(0), "{}", text(&out.stdout));
+            text(&out.stderr).contains(why).then_some(())
+        });
+    };
+    refused("is not served yet");
+    drop(lock);
+    refused("--force");
+    let out = c.mojim("promote", &["--name", "a", "--force", "--yes"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    goes_on_at_a(&c, 0);
 }
 
 /// Stopped beyond every limit, then resumed: what it was about to do fails,

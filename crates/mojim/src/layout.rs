@@ -174,11 +174,7 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
     let timeout = volume.resend_timeout.max(Duration::from_millis(1));
     let attempts = outcome.as_micros().div_ceil(timeout.as_micros());
     PrimarySpec {
-        rule: match volume.mode {
-            Mode::Unreplicated | Mode::Async => AckRule::LOCAL,
-            Mode::Sync | Mode::SyncDisk | Mode::SyncSec | Mode::SyncSecEth => AckRule::MIRROR,
-            Mode::SyncFlush => AckRule::BOTH,
-        },
+        rule: rule(volume),
         background_send: volume.mode == Mode::Async,
         spin: volume.spin,
         resend_timeout: volume.resend_timeout,
@@ -191,6 +187,15 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         write_back: volume.write_back,
         write_back_pages: volume.write_back_pages,
         secondary_threshold: volume.secondary_threshold,
+    }
+}
+
+/// What a sync point waits for while there is a mirror.
+pub fn rule(volume: &Volume) -> AckRule {
+    match volume.mode {
+        Mode::Unreplicated | Mode::Async => AckRule::LOCAL,
+        Mode::Sync | Mode::SyncDisk | Mode::SyncSec | Mode::SyncSecEth => AckRule::MIRROR,
+        Mode::SyncFlush => AckRule::BOTH,
     }
 }
 

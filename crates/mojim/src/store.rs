@@ -23,6 +23,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
+use std::time::Duration;
 
 use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
@@ -178,7 +179,24 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
     }
 }
 
+/// How long a copy that somebody has open is waited for.
+const OPEN_PATIENCE: Duration = Duration::from_secs(1);
+
 impl Store {
+    /// Opens the copy that a node daemon may hold for a moment, while it looks
+    /// after what a dead program left. `Busy`: a program has it open.
+    pub fn open_when_free(env: &Arc<dyn Env>, spec: &dyn Fn() -> StoreSpec) -> Result<Store> {
+        let start = env.now();
+        loop {
+            match Store::open(env, spec()) {
+                Err(Error::Busy(_)) if env.now() - start < OPEN_PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                r => return r,
+            }
+        }
+    }
+
     /// Opens the copy, making what is missing, and recovers it: finds the
     /// contiguous prefix of whole sync points in the logs. Nothing is applied
     /// yet.

@@ -228,7 +228,13 @@ impl Volume {
             .map(|sb| sb.view)
             .unwrap_or_default();
         Self::check_primary(&node, &volume, &view)?;
-        let store = Self::open_store(config, &node, &volume, &env)?;
+        let store = Store::open_when_free(&env, &|| layout::store(config, &node, &volume))
+            .map_err(|e| match e {
+                Error::Busy(e) => {
+                    Error::Busy(format!("{e}; only one process can be attached as primary"))
+                }
+                e => e,
+            })?;
         let sb = store.superblock();
         Self::check_primary(&node, &volume, &sb.view)?;
         if sb.state == State::Whole && store.poisoned().is_none() {
@@ -310,30 +316,6 @@ impl Volume {
             "node {} is not the primary of volume {}: {primary} is{since}. Run the program there, or `mojim promote` this node if that one is dead",
             node.name, volume.name
         )))
-    }
-
-    /// A node daemon holds the lock for a moment while it looks after the
-    /// ring of a program that died.
-    fn open_store(
-        config: &Config,
-        node: &Node,
-        volume: &VolumeConfig,
-        env: &Arc<dyn Env>,
-    ) -> Result<Store> {
-        let start = env.now();
-        loop {
-            match Store::open(env, layout::store(config, node, volume)) {
-                Err(Error::Busy(e)) => {
-                    if env.now() - start > Duration::from_secs(1) {
-                        return Err(Error::Busy(format!(
-                            "{e}; only one process can be attached as primary"
-                        )));
-                    }
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                r => return r,
-            }
-        }
     }
 
     fn wait_attached(

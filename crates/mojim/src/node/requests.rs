@@ -499,19 +499,39 @@ impl Node {
 
     /// Whether this node, the view's primary by its name, has what that one had.
     fn check_primary(&self, v: &Volume, reg: &Register) -> Result<()> {
-        let store = match Store::open(&self.env, layout::store(&self.config, &self.me, v)) {
-            Ok(s) => s,
-            // A program is attached, or is just about to be.
-            Err(Error::Busy(_)) => return Ok(()),
-            Err(e) => return Err(e),
+        let judge = |store: &Store| {
+            // A program that attaches gives such a copy another life.
+            let misses = store.superblock().ring_lost && !layout::rule(v).local;
+            if misses || !reg.is_primary(&member(store)) {
+                return Err(Error::Invalid(format!(
+                    "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
+                    self.me.name
+                )));
+            }
+            store.check_complete()
         };
-        if !reg.is_primary(&member(&store)) {
-            return Err(Error::Invalid(format!(
-                "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
-                self.me.name
-            )));
+        self.look_at(v, judge)?.unwrap_or(Ok(()))
+    }
+
+    /// `look` on this node's own copy. `None`: a program is attached and serves
+    /// it, which begins only with a whole one. Whoever has it open without
+    /// serving it may be about to find out that it is not: that is `Busy`.
+    fn look_at<T>(&self, v: &Volume, look: impl FnOnce(&Store) -> T) -> Result<Option<T>> {
+        let open = lock(&self.mirrors).get(&v.name).cloned();
+        if let Some(m) = open {
+            return Ok(Some(look(&m.store)));
         }
-        store.check_complete()
+        let spec = || layout::store(&self.config, &self.me, v);
+        match Store::open_when_free(&self.env, &spec) {
+            Ok(s) => Ok(Some(look(&s))),
+            Err(Error::Busy(_)) if self.live(v).is_some_and(|l| l[Live::Pid as usize] != 0) => {
+                Ok(None)
+            }
+            Err(Error::Busy(who)) => Err(Error::Busy(format!(
+                "{who}, and is not served yet. End the program that waits here, or look again"
+            ))),
+            Err(e) => Err(e),
+        }
     }
 
     fn promote_mirror(
@@ -573,12 +593,8 @@ impl Node {
         })?;
         if sb.view.primary == self.me.name && sb.view.mirror.is_empty() {
             // Only a damaged log is left to be given up, on the operator's word.
-            let whole = match Store::open(&self.env, layout::store(&self.config, &self.me, v)) {
-                Ok(s) => s.check_complete().is_ok(),
-                Err(Error::Busy(_)) => true,
-                Err(e) => return Err(e),
-            };
-            if whole {
+            let whole = self.look_at(v, |s| s.check_complete().is_ok())?;
+            if whole.unwrap_or(true) {
                 return Ok(
                     json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
                 );
