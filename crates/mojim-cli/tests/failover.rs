@@ -8,14 +8,19 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mojim::client::Client;
+use mojim::env::{Address, Env};
+use mojim::os::Os;
 use rustix::fs::FlockOperation;
+use serde_json::json;
 
 mod support;
 use support::link::{Late, Way};
 use support::voters::Cluster;
-use support::{MOJIM, Process, await_that, mojim, text};
+use support::{DEADLINE, MOJIM, Process, await_that, mojim, text};
 
 /// Every number that is still printed; the last one, if there was one.
 fn rest(p: &mut Process) -> Option<u64> {
@@ -36,9 +41,9 @@ fn falling_back() -> Cluster {
     c
 }
 
-/// The program on `a` finds what was acknowledged, and goes on.
-fn goes_on_at_a(c: &Cluster, acknowledged: u64) {
-    let (mut p, found) = c.program("a", &["--entries", "1", "--linger"]);
+/// The program finds on this node what was acknowledged, and goes on.
+fn goes_on_at(node: &str, c: &Cluster, acknowledged: u64) {
+    let (mut p, found) = c.program(node, &["--entries", "1", "--linger"]);
     assert!(
         found >= acknowledged,
         "{acknowledged} were acknowledged, {found} are there"
@@ -54,6 +59,7 @@ fn the_mirror_takes_over(c: &Cluster) {
     let (mut p, found) = c.program("a", &[]);
     assert_eq!(found, 0);
     p.acknowledged(0, 300);
+    c.await_mirror();
     a.kill();
     p.kill();
     let acknowledged = rest(&mut p).map_or(300, |last| last + 1);
@@ -210,7 +216,7 @@ fn a_backup_goes_on_by_itself_where_that_is_configured() {
         n.signal("CONT");
     }
     p.await_more(100);
-    let on_backup = c.applied("c");
+    let on_backup = await_that("the backup's status", || c.applied("c"));
     p.stop();
     a.kill();
     b.kill();
@@ -255,11 +261,15 @@ fn a_backup_that_is_cut_off_leaves_a_primary_that_lives_alone() {
         as_seen_by("c", &[0, 1]),
     ];
     let (_w, _x) = (c.node("w"), c.node("x"));
-    let nodes = ["a", "b", "c"].iter().zip(&files);
-    let _nodes: Vec<Process> = nodes.map(|(n, file)| c.node_as(file, n)).collect();
+    let start = |i: usize| c.node_as(&files[i], ["a", "b", "c"][i]);
+    let (_a, _b) = (start(0), start(1));
     let (mut p, _) = c.program("a", &["--pace", "500"]);
     p.acknowledged(0, 100);
-    await_that("the backup follows", || (c.applied("c") > 0).then_some(()));
+    // The voters have a leader, whom `a` still reaches when `c` is cut off
+    // (docs/protocol.md, "What it does not do"). A backup that led them itself, on a
+    // busy machine, once took over: nobody else could write.
+    let _c = start(2);
+    c.await_backup();
     let p = p.read_on_counting();
     ways.iter().for_each(Way::cut);
     let version = || c.register("a")["version"].as_u64();
@@ -284,7 +294,7 @@ fn a_primary_whose_lease_ended_in_its_sleep_acknowledges_nothing() {
     let (_c, _w, _x) = (c.node("c"), c.node("w"), c.node("x"));
     let (mut p, _) = c.program("a", &[]);
     p.acknowledged(0, 200);
-    await_that("the backup follows", || (c.applied("c") > 0).then_some(()));
+    c.await_backup();
     let id = p.child.id();
     p.signal("STOP");
     a.signal("STOP");
@@ -293,11 +303,7 @@ fn a_primary_whose_lease_ended_in_its_sleep_acknowledges_nothing() {
     let before = p.read_on_counting();
     // What it had written before it was stopped; one more may have been
     // acknowledged and not yet said.
-    let said = await_that("what it has said", || {
-        let n = before.count();
-        std::thread::sleep(Duration::from_millis(200));
-        (before.count() == n).then_some(n)
-    });
+    let said = before.read_all();
     a.signal("CONT");
     before.signal("CONT");
     let all = before.end();
@@ -365,7 +371,7 @@ fn a_mirror_that_was_given_up_is_no_backup() {
     b.signal("CONT");
     stays(&c, "b");
     let _a = c.node("a");
-    goes_on_at_a(&c, acknowledged);
+    goes_on_at("a", &c, acknowledged);
 }
 
 /// A backup that was just started may be the first of all to come back: it waits for
@@ -377,14 +383,39 @@ fn a_backup_that_has_met_nobody_waits() {
     let (_w, _x) = (c.node("w"), c.node("x"));
     let (mut p, _) = c.program("a", &[]);
     p.acknowledged(0, 200);
-    await_that("the backup follows", || (c.applied("c") > 0).then_some(()));
+    c.await_backup();
     data.iter_mut().for_each(Process::kill);
     p.kill();
     let acknowledged = rest(&mut p).map_or(200, |last| last + 1);
     let _c = c.node("c");
     stays(&c, "c");
     let (_a, _b) = (c.node("a"), c.node("b"));
-    goes_on_at_a(&c, acknowledged);
+    goes_on_at("a", &c, acknowledged);
+}
+
+/// A mirror's copy that an operator wants made anew went on by itself, when its primary
+/// was lost before it sent another.
+#[test]
+fn a_mirror_that_is_distrusted_waits_for_a_word() {
+    let c = Cluster::new("sync", "disk");
+    let (mut a, _b, _w) = (c.node("a"), c.node("b"), c.node("w"));
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 200);
+    c.await_mirror();
+    // Its daemon lives on: nobody takes over, and nobody sends a copy.
+    p.signal("STOP");
+    let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+    let b = Address::Tcp(([127, 0, 0, 1], c.ports[1].number).into());
+    let q = json!({ "what": "copy-anew", "cluster": "failover", "volume": "v" });
+    let asked = Client::connect(&env, &b, DEADLINE).and_then(|mut b| b.ask(&q));
+    asked.unwrap_or_else(|e| panic!("{e}"));
+    a.kill();
+    p.kill();
+    let acknowledged = rest(&mut p).map_or(200, |last| last + 1);
+    stays(&c, "b");
+    let out = c.mojim("promote", &["--name", "b"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    goes_on_at("b", &c, acknowledged);
 }
 
 /// `promote` took whoever had the copy open for a program that serves it, and said
@@ -395,6 +426,7 @@ fn who_only_holds_a_copy_does_not_vouch_for_it() {
     let (mut a, mut b, _w) = (c.node("a"), c.node("b"), c.node("w"));
     let (mut p, _) = c.program("a", &[]);
     p.acknowledged(0, 100);
+    c.await_mirror();
     [&mut a, &mut b, &mut p].into_iter().for_each(Process::kill);
     fs::remove_dir_all(&c.memory).unwrap();
     fs::create_dir(&c.memory).unwrap();
@@ -414,7 +446,7 @@ fn who_only_holds_a_copy_does_not_vouch_for_it() {
     refused("--force");
     let out = c.mojim("promote", &["--name", "a", "--force", "--yes"]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    goes_on_at_a(&c, 0);
+    goes_on_at("a", &c, 0);
 }
 
 /// Stopped beyond every limit, then resumed: what it was about to do fails,
@@ -427,6 +459,7 @@ fn a_primary_that_slept_commits_nothing_when_it_wakes() {
     let _w = c.node("w");
     let (mut p, _) = c.program("a", &[]);
     p.acknowledged(0, 100);
+    c.await_mirror();
     p.signal("STOP");
     a.signal("STOP");
     c.await_view("b", "b", None);
@@ -538,6 +571,7 @@ int main(int argc, char **argv) {
         last = on_a.line().expect("it counts").parse::<u64>().unwrap();
     }
     let mut on_b = run("b");
+    c.await_mirror();
     // All of node a dies; the program's parent takes it along.
     a.kill();
     on_a.kill();
@@ -575,17 +609,22 @@ fn a_mirror_that_comes_and_goes_is_given_up() {
     let _w = c.node("w");
     let (mut p, _) = c.program("a", &["--pace", "200"]);
     p.acknowledged(0, 100);
-    let version = || c.register("a")["version"].as_u64();
+    c.await_mirror();
+    let version = || await_that("the register", || c.register("a")["version"].as_u64());
     let before = version();
     let mut rounds = 0;
+    let mut short = 0;
     while version() == before {
         rounds += 1;
         assert!(rounds < 20, "it is in the view for ever");
+        let begin = Instant::now();
         b.signal("STOP");
         std::thread::sleep(Duration::from_millis(600));
         b.signal("CONT");
+        // A machine that stands still makes it a long one.
+        short += usize::from(begin.elapsed() < Duration::from_millis(900));
     }
-    assert!(rounds > 1, "one short break is no failure");
+    assert!(short != 1 || rounds > 1, "one short break is no failure");
     // No sync point failed meanwhile.
     p.acknowledged(100, 1000);
 }

@@ -600,10 +600,12 @@ impl Cluster {
             "cluster = \"pairs\"\nheartbeat = \"50ms\"\nfailure_limit = \"2s\"\n\
              [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nresend_timeout = \"500ms\"\n"
         );
-        if self.register {
-            // No change of the view takes so long, whatever else the machine does.
-            t += "resend_attempts = 20\n";
-        }
+        // Longer than a machine stands still; with a register, than a change of
+        // the view takes.
+        t += match self.register {
+            true => "resend_attempts = 20\n",
+            false => "resend_attempts = 8\n",
+        };
         if mode != "unreplicated" {
             t += "mirror = \"b\"\n";
         }
@@ -791,8 +793,21 @@ impl Cluster {
     /// its disk; how many entries that are.
     fn settle(&self, primary: &str, others: &[&str]) -> u64 {
         let n = self.writer.as_ref().expect("a program").count();
-        let last = Cluster::says(&self.status(), primary)["last_lsn"].as_u64();
-        let last = last.expect("its last LSN");
+        // What is told is as old as its last checkpoint's begin: the one after the
+        // next has begun since, while entries go on all the time.
+        let mut last = None;
+        for what in ["its last LSN", "another one", "one from after"] {
+            let now = || {
+                let now = Cluster::says(&self.status(), primary)["last_lsn"].as_u64();
+                now.filter(|now| Some(*now) != last)
+            };
+            last = Some(await_or(
+                what,
+                || self.status().to_string() + &self.logs(),
+                now,
+            ));
+        }
+        let last = last.expect("three were awaited");
         await_or(
             "what is acknowledged, everywhere",
             || self.status().to_string() + &self.logs(),
@@ -1054,7 +1069,13 @@ fn follow(c: &mut Cluster, failed: Failure, then: Then, least: u64) {
             if c.mode == "async" || c.register {
                 assert!(c.goes_on(), "{}", c.logs());
             } else {
-                assert!(!c.goes_on(), "it was acknowledged by nobody");
+                // As long as nobody acknowledges, and no longer, it gets no further.
+                let w = c.writer.as_ref().expect("a program");
+                await_or(
+                    "the program's end",
+                    || c.status().to_string() + &c.logs(),
+                    || w.has_ended().then_some(()),
+                );
                 c.end_program();
                 if then == Then::Alone {
                     c.promote("a");

@@ -163,10 +163,10 @@ fn a_backup_whose_force_failed_follows_again() {
     let whole = || {
         f.await_view("a", "a", Some("b"));
         await_that("the backup follows", || follows().then_some(()));
-        let before = f.applied("c");
+        let before = await_that("the backup's status", || f.applied("c"));
         p.await_more(100);
         await_that("the backup's progress", || {
-            (f.applied("c") >= before + 100).then_some(())
+            f.applied("c").filter(|n| *n >= before + 100)
         });
         f.assert_equal();
     };

@@ -179,24 +179,25 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
     }
 }
 
-/// How long a copy that somebody has open is waited for.
-const OPEN_PATIENCE: Duration = Duration::from_secs(1);
-
-impl Store {
-    /// Opens the copy that a node daemon may hold for a moment, while it looks
-    /// after what a dead program left. `Busy`: a program has it open.
-    pub fn open_when_free(env: &Arc<dyn Env>, spec: &dyn Fn() -> StoreSpec) -> Result<Store> {
-        let start = env.now();
-        loop {
-            match Store::open(env, spec()) {
-                Err(Error::Busy(_)) if env.now() - start < OPEN_PATIENCE => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                r => return r,
+/// `open`, once the copy is free: a node daemon may hold it for a moment, while
+/// it looks after what a dead program left. `Busy`: somebody else has it open.
+pub fn when_free<T>(
+    env: &dyn Env,
+    patience: Duration,
+    mut open: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let start = env.now();
+    loop {
+        match open() {
+            Err(Error::Busy(_)) if env.now() - start < patience => {
+                std::thread::sleep(Duration::from_millis(20));
             }
+            r => return r,
         }
     }
+}
 
+impl Store {
     /// Opens the copy, making what is missing, and recovers it: finds the
     /// contiguous prefix of whole sync points in the logs. Nothing is applied
     /// yet.

@@ -34,7 +34,7 @@ use crate::outflow::Source;
 use crate::primary::{Pace, Primary};
 use crate::session::Session;
 use crate::share::{Guest, guest};
-use crate::store::{AT_ONCE, Store, read_superblock};
+use crate::store::{AT_ONCE, Store, read_superblock, when_free};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
@@ -64,6 +64,9 @@ const LATE: u32 = 1000;
 
 /// How long a process waits for one that holds a volume to share it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a copy is waited for that somebody has open.
+const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,13 +231,13 @@ impl Volume {
             .map(|sb| sb.view)
             .unwrap_or_default();
         Self::check_primary(&node, &volume, &view)?;
-        let store = Store::open_when_free(&env, &|| layout::store(config, &node, &volume))
-            .map_err(|e| match e {
-                Error::Busy(e) => {
-                    Error::Busy(format!("{e}; only one process can be attached as primary"))
-                }
-                e => e,
-            })?;
+        let open = || Store::open(&env, layout::store(config, &node, &volume));
+        let store = when_free(&*env, OPEN_PATIENCE, open).map_err(|e| match e {
+            Error::Busy(e) => {
+                Error::Busy(format!("{e}; only one process can be attached as primary"))
+            }
+            e => e,
+        })?;
         let sb = store.superblock();
         Self::check_primary(&node, &volume, &sb.view)?;
         if sb.state == State::Whole && store.poisoned().is_none() {

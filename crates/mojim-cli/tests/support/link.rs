@@ -81,7 +81,8 @@ pub fn long(to: String, delay: Duration) -> u16 {
     carry(to, pass, pass)
 }
 
-/// A way between two nodes that can be cut; its threads end with it.
+/// A way between two nodes that can be cut; its connections end with that, its
+/// listener with the process.
 pub struct Way {
     cut: Arc<Mutex<Option<Vec<TcpStream>>>>,
 }
@@ -98,9 +99,9 @@ impl Way {
                 let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else {
                     continue;
                 };
-                // One that is cut accepts, and closes.
+                // One that is cut accepts, and closes; its port stays nobody else's.
                 let mut open = cut.lock().unwrap();
-                let Some(open) = &mut *open else { break };
+                let Some(open) = &mut *open else { continue };
                 for (one, other) in [(&near, &far), (&far, &near)] {
                     one.set_nodelay(true).unwrap();
                     let mut from = one.try_clone().unwrap();

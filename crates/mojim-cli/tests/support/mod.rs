@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
@@ -166,6 +166,7 @@ impl Process {
     pub fn read_on_counting(self) -> Counted {
         let mut p = self;
         let id = p.child.id();
+        let out = p.out.get_ref().as_fd().try_clone_to_owned().unwrap();
         let count = Arc::new(AtomicU64::new(0));
         let counted = count.clone();
         let reader = std::thread::spawn(move || {
@@ -175,7 +176,12 @@ impl Process {
                 }
             }
         });
-        Counted { id, count, reader }
+        Counted {
+            id,
+            count,
+            out,
+            reader,
+        }
     }
 
     /// Lets a lingering program detach.
@@ -195,6 +201,8 @@ impl Process {
 pub struct Counted {
     id: u32,
     count: Arc<AtomicU64>,
+    /// Its output, which the thread reads.
+    out: OwnedFd,
     reader: std::thread::JoinHandle<()>,
 }
 
@@ -206,6 +214,18 @@ impl Counted {
             assert!(!self.reader.is_finished(), "it ended by itself");
             (self.count.load(Ordering::Acquire) >= goal).then_some(())
         });
+    }
+
+    /// How many entries a program that is stopped said were acknowledged: all that
+    /// is in its pipe is read.
+    pub fn read_all(&self) -> u64 {
+        await_that("what it has said", || {
+            let n = self.count();
+            let left = rustix::io::ioctl_fionread(&self.out).unwrap();
+            // The last piece may still be counted.
+            std::thread::sleep(Duration::from_millis(200));
+            (left == 0 && self.count() == n).then_some(n)
+        })
     }
 
     /// How many entries were acknowledged.

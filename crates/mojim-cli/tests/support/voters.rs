@@ -7,7 +7,7 @@ use std::ops::Deref;
 use serde_json::Value;
 
 use super::home::Home;
-use super::{Process, await_or};
+use super::{Process, await_or, await_that};
 
 /// Two nodes with data, `a` and `b`, and a witness, `w`. Where it has a backup,
 /// that is `c`, and there is another witness, `x`.
@@ -100,9 +100,22 @@ impl Cluster {
         );
     }
 
-    /// Up to which LSN a node has applied.
-    pub fn applied(&self, node: &str) -> u64 {
-        self.says(node)["applied"].as_u64().unwrap()
+    /// Primary `a` has mirror `b` now: a machine that stood still may have made it
+    /// go on alone, and then nobody takes over.
+    pub fn await_mirror(&self) {
+        self.await_view("a", "a", Some("b"));
+    }
+
+    /// Up to which LSN a node has applied, if it says so.
+    pub fn applied(&self, node: &str) -> Option<u64> {
+        self.says(node)["applied"].as_u64()
+    }
+
+    /// Until backup `c` has records.
+    pub fn await_backup(&self) {
+        await_that("the backup follows", || {
+            self.applied("c").filter(|n| *n > 0)
+        });
     }
 }
 

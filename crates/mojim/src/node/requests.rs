@@ -25,11 +25,14 @@ use crate::layout;
 use crate::link::Wire;
 use crate::log::{LIVE_AT, Live};
 use crate::mirror::Mirror;
-use crate::store::{Store, read_superblock};
+use crate::store::{Store, read_superblock, when_free};
 use crate::views::{Views, from_json};
 
 /// How long a question may wait for its answer to become another one.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a copy is waited for that somebody has open without serving it.
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Node {
     pub(super) fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
@@ -171,7 +174,10 @@ impl Node {
                     Some(_) => vec![volume(text("volume"))?],
                     None => self.volumes(),
                 };
-                let all: Result<Vec<Value>> = asked.iter().map(|v| self.status(v)).collect();
+                // Who asks during an election does not wait for its end.
+                let register = q["register"] != false;
+                let all = asked.iter().map(|v| self.status(v, register));
+                let all: Result<Vec<Value>> = all.collect();
                 let sum = self.config.sum();
                 Ok(json!({ "node": self.me.name, "config": sum, "volumes": all? }))
             }
@@ -354,7 +360,7 @@ impl Node {
         }
     }
 
-    fn status(&self, v: &Volume) -> Result<Value> {
+    fn status(&self, v: &Volume, register: bool) -> Result<Value> {
         let meta = layout::meta_dir(&self.me, &v.name);
         let sb = read_superblock(&*self.env, &meta)?;
         let mirror = lock(&self.mirrors).get(&v.name).cloned();
@@ -374,7 +380,7 @@ impl Node {
         out["life"] = json!(sb.life);
         out["ring_lost"] = json!(sb.ring_lost);
         out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
-        if let Some(views) = self.register(v) {
+        if register && let Some(views) = self.register(v) {
             out["register"] = match views.read(&v.name) {
                 Ok(r) => json!(r),
                 Err(e) => json!({ "error": e.to_string() }),
@@ -480,11 +486,15 @@ impl Node {
         let begun =
             read_superblock(&*self.env, &meta)?.is_some_and(|sb| sb.view.epoch >= reg.epoch);
         if mine && begun && !force {
-            self.check_primary(v, &reg)?;
+            let judge = |s: &Store| {
+                self.check_primary(v, &reg, s)?;
+                s.check_complete()
+            };
+            self.look_at(v, judge)?.unwrap_or(Ok(()))?;
             return Ok(json!({ "epoch": reg.epoch, "already": true }));
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
-        let m = self.mirror(v)?;
+        let m = self.mirror_unserved(v)?;
         let done = self.promote_mirror(v, views, &reg, m, force, mine);
         if opened && done.is_err() {
             // As it was before: free for a program of this node.
@@ -497,41 +507,66 @@ impl Node {
         done
     }
 
-    /// Whether this node, the view's primary by its name, has what that one had.
-    fn check_primary(&self, v: &Volume, reg: &Register) -> Result<()> {
-        let judge = |store: &Store| {
-            // A program that attaches gives such a copy another life.
-            let misses = store.superblock().ring_lost && !layout::rule(v).local;
-            if misses || !reg.is_primary(&member(store)) {
-                return Err(Error::Invalid(format!(
-                    "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
-                    self.me.name
-                )));
-            }
-            store.check_complete()
-        };
-        self.look_at(v, judge)?.unwrap_or(Ok(()))
+    /// Whether this copy has what the view's primary had, which its node is by name.
+    pub(super) fn check_primary(&self, v: &Volume, reg: &Register, store: &Store) -> Result<()> {
+        // A program that attaches gives such a copy another life.
+        let misses = store.superblock().ring_lost && !layout::rule(v).local;
+        if misses || !reg.is_primary(&member(store)) {
+            return Err(Error::Invalid(format!(
+                "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
+                self.me.name
+            )));
+        }
+        Ok(())
     }
 
-    /// `look` on this node's own copy. `None`: a program is attached and serves
-    /// it, which begins only with a whole one. Whoever has it open without
-    /// serving it may be about to find out that it is not: that is `Busy`.
+    /// `open`, of this node's own copy, once nobody only looks after it. `None`: a
+    /// program is attached and serves it, which begins only with a whole one.
+    /// Whoever has it open without serving it may be about to find out that it is
+    /// not: that is `Busy`.
+    fn open_unserved<T>(
+        &self,
+        v: &Volume,
+        mut open: impl FnMut() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let is_served = || self.live(v).is_some_and(|l| l[Live::Pid as usize] != 0);
+        let opened = when_free(&*self.env, OPEN_PATIENCE, || match open() {
+            Err(Error::Busy(_)) if is_served() => Ok(None),
+            r => r.map(Some),
+        });
+        opened.map_err(|e| match e {
+            Error::Busy(who) => Error::Busy(format!(
+                "{who}, and is not served yet. End the program that waits here, or look again"
+            )),
+            e => e,
+        })
+    }
+
+    /// `look` on this node's own copy. `None`: a program serves it.
     fn look_at<T>(&self, v: &Volume, look: impl FnOnce(&Store) -> T) -> Result<Option<T>> {
         let open = lock(&self.mirrors).get(&v.name).cloned();
         if let Some(m) = open {
             return Ok(Some(look(&m.store)));
         }
-        let spec = || layout::store(&self.config, &self.me, v);
-        match Store::open_when_free(&self.env, &spec) {
-            Ok(s) => Ok(Some(look(&s))),
-            Err(Error::Busy(_)) if self.live(v).is_some_and(|l| l[Live::Pid as usize] != 0) => {
-                Ok(None)
-            }
-            Err(Error::Busy(who)) => Err(Error::Busy(format!(
-                "{who}, and is not served yet. End the program that waits here, or look again"
-            ))),
-            Err(e) => Err(e),
+        let open = || Store::open(&self.env, layout::store(&self.config, &self.me, v));
+        let Some(s) = self.open_unserved(v, open)? else {
+            return Ok(None);
+        };
+        let seen = look(&s);
+        if s.was_clean() {
+            s.close_clean(s.tail())?;
         }
+        Ok(Some(seen))
+    }
+
+    /// This node's own copy, to be promoted.
+    fn mirror_unserved(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
+        self.open_unserved(v, || self.mirror(v))?.ok_or_else(|| {
+            Error::Busy(format!(
+                "node {} is the primary and a program is attached: there is nothing to promote",
+                self.me.name
+            ))
+        })
     }
 
     fn promote_mirror(
@@ -566,6 +601,9 @@ impl Node {
         let done = if force {
             m.force(views)?
         } else {
+            if mine {
+                self.check_primary(v, reg, &m.store)?;
+            }
             m.take_over(views)?
         };
         let Some((epoch, last)) = done else {
@@ -600,16 +638,7 @@ impl Node {
                 );
             }
         }
-        let m = match self.mirror(v) {
-            Ok(m) => m,
-            Err(Error::Busy(who)) => {
-                return Err(Error::Busy(format!(
-                    "node {} is the primary and a program is attached ({who}): there is nothing to promote",
-                    self.me.name
-                )));
-            }
-            Err(e) => return Err(e),
-        };
+        let m = self.mirror_unserved(v)?;
         let alive = m.live_primary();
         if alive.is_none() {
             self.ask_other_node(v)?;

@@ -195,7 +195,12 @@ impl Node {
     /// than up to `last`, or as much and comes first by name. One of another view
     /// does not go on by itself, whatever it has.
     fn has_more(&self, v: &Volume, node: &str, epoch: u64, last: u64) -> bool {
-        let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
+        let q = json!({
+            "what": "status",
+            "cluster": self.config.cluster,
+            "volume": v.name,
+            "register": false,
+        });
         // One answer may be late.
         let Some(answer) = (0..3).find_map(|_| self.asked(node, &q)) else {
             return false;
@@ -231,6 +236,13 @@ impl Node {
         let mine = m.is_primary(&reg);
         if !(mine || suspect && m.is_member(&reg)) {
             return Ok(None);
+        }
+        if mine {
+            self.check_primary(v, &reg, &m.store)?;
+        } else if m.is_distrusted() {
+            return Err(Error::Invalid(
+                "its primary is silent, and the copy here was to be made anew, by an operator's word: it does not take over by itself (`mojim promote` takes it as it is)".into(),
+            ));
         }
         match m.take_over_from(reg, views)? {
             None => Err(Error::Protocol("the view changed meanwhile".into())),
