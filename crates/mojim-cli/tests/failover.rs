@@ -427,7 +427,9 @@ fn who_only_holds_a_copy_does_not_vouch_for_it() {
     let (mut p, _) = c.program("a", &[]);
     p.acknowledged(0, 100);
     c.await_mirror();
-    [&mut a, &mut b, &mut p].into_iter().for_each(Process::kill);
+    // Nobody is left who could take over or go on alone, at any moment.
+    p.signal("STOP");
+    [&mut b, &mut a, &mut p].into_iter().for_each(Process::kill);
     fs::remove_dir_all(&c.memory).unwrap();
     fs::create_dir(&c.memory).unwrap();
     let lock = c.dir.join("a/.mojim/v/lock");

@@ -29,7 +29,7 @@ use serde_json::Value;
 mod support;
 use support::home::Home;
 use support::link::Way;
-use support::{Process, await_or, mojim, text};
+use support::{Pipe, Process, await_or, mojim, text};
 
 const UNREPLICATED: &str = "\
 ### `unreplicated`
@@ -474,6 +474,7 @@ struct Writer {
     node: &'static str,
     id: Pid,
     acknowledged: Arc<AtomicU64>,
+    out: Pipe,
     reader: JoinHandle<()>,
 }
 
@@ -482,6 +483,7 @@ impl Writer {
         let acknowledged = Arc::new(AtomicU64::new(found));
         let count = acknowledged.clone();
         let id = Pid::from_child(&p.child);
+        let out = p.pipe();
         let reader = std::thread::spawn(move || {
             while let Some(line) = p.line() {
                 let entry: u64 = line.parse().expect("an entry's number");
@@ -492,8 +494,15 @@ impl Writer {
             node,
             id,
             acknowledged,
+            out,
             reader,
         }
+    }
+
+    /// How many entries were acknowledged before nobody is left who does: all that
+    /// it has said is read.
+    fn standstill(&self) -> u64 {
+        self.out.await_standstill(|| self.count())
     }
 
     fn count(&self) -> u64 {
@@ -798,6 +807,8 @@ impl Cluster {
         let mut last = None;
         for what in ["its last LSN", "another one", "one from after"] {
             let now = || {
+                let ended = self.writer.as_ref().is_some_and(Writer::has_ended);
+                assert!(!ended, "it ended by itself: {}", self.logs());
                 let now = Cluster::says(&self.status(), primary)["last_lsn"].as_u64();
                 now.filter(|now| Some(*now) != last)
             };
@@ -1069,14 +1080,20 @@ fn follow(c: &mut Cluster, failed: Failure, then: Then, least: u64) {
             if c.mode == "async" || c.register {
                 assert!(c.goes_on(), "{}", c.logs());
             } else {
-                // As long as nobody acknowledges, and no longer, it gets no further.
                 let w = c.writer.as_ref().expect("a program");
+                let before = w.standstill();
                 await_or(
                     "the program's end",
                     || c.status().to_string() + &c.logs(),
                     || w.has_ended().then_some(()),
                 );
                 c.end_program();
+                // One may have been under way.
+                assert!(
+                    c.acknowledged <= before + 1,
+                    "{before}, then {}: acknowledged by nobody",
+                    c.acknowledged
+                );
                 if then == Then::Alone {
                     c.promote("a");
                     c.go_on(Some("a"), c.acknowledged);

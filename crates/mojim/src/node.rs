@@ -260,7 +260,9 @@ impl Node {
             .enumerate()
             .all(|(i, _)| m.store.last_of(i).0 <= m.store.applied());
         m.store.checkpoint()?;
-        if nothing_left && m.store.applied() == tail {
+        // What is known to be missing has to be known to who opens it next.
+        let whole = m.store.known_missing().is_none_or(|known| known <= tail);
+        if nothing_left && whole && m.store.applied() == tail {
             m.store.close_clean(tail)?;
         }
         Ok(())

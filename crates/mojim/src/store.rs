@@ -23,7 +23,6 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
-use std::time::Duration;
 
 use mojim_format::superblock::MAX_HISTORY;
 use mojim_format::{Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
@@ -176,24 +175,6 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
                     .map_or("the file is empty".to_owned(), |e| e.to_string())
             ),
         }),
-    }
-}
-
-/// `open`, once the copy is free: a node daemon may hold it for a moment, while
-/// it looks after what a dead program left. `Busy`: somebody else has it open.
-pub fn when_free<T>(
-    env: &dyn Env,
-    patience: Duration,
-    mut open: impl FnMut() -> Result<T>,
-) -> Result<T> {
-    let start = env.now();
-    loop {
-        match open() {
-            Err(Error::Busy(_)) if env.now() - start < patience => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            r => return r,
-        }
     }
 }
 

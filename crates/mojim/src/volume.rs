@@ -34,7 +34,7 @@ use crate::outflow::Source;
 use crate::primary::{Pace, Primary};
 use crate::session::Session;
 use crate::share::{Guest, guest};
-use crate::store::{AT_ONCE, Store, read_superblock, when_free};
+use crate::store::{AT_ONCE, Store, read_superblock};
 use crate::stream::StreamThreads;
 use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
 
@@ -64,9 +64,6 @@ const LATE: u32 = 1000;
 
 /// How long a process waits for one that holds a volume to share it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
-
-/// How long a copy is waited for that somebody has open.
-const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -231,13 +228,7 @@ impl Volume {
             .map(|sb| sb.view)
             .unwrap_or_default();
         Self::check_primary(&node, &volume, &view)?;
-        let open = || Store::open(&env, layout::store(config, &node, &volume));
-        let store = when_free(&*env, OPEN_PATIENCE, open).map_err(|e| match e {
-            Error::Busy(e) => {
-                Error::Busy(format!("{e}; only one process can be attached as primary"))
-            }
-            e => e,
-        })?;
+        let store = Self::open_store(config, &node, &volume, &env)?;
         let sb = store.superblock();
         Self::check_primary(&node, &volume, &sb.view)?;
         if sb.state == State::Whole && store.poisoned().is_none() {
@@ -319,6 +310,30 @@ impl Volume {
             "node {} is not the primary of volume {}: {primary} is{since}. Run the program there, or `mojim promote` this node if that one is dead",
             node.name, volume.name
         )))
+    }
+
+    /// A node daemon holds the lock for a moment while it looks after the
+    /// ring of a program that died.
+    fn open_store(
+        config: &Config,
+        node: &Node,
+        volume: &VolumeConfig,
+        env: &Arc<dyn Env>,
+    ) -> Result<Store> {
+        let start = env.now();
+        loop {
+            match Store::open(env, layout::store(config, node, volume)) {
+                Err(Error::Busy(e)) => {
+                    if env.now() - start > Duration::from_secs(1) {
+                        return Err(Error::Busy(format!(
+                            "{e}; only one process can be attached as primary"
+                        )));
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                r => return r,
+            }
+        }
     }
 
     fn wait_attached(

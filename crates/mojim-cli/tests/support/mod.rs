@@ -154,6 +154,11 @@ impl Process {
         }
     }
 
+    /// Its output, for a look at what is not read yet.
+    pub fn pipe(&self) -> Pipe {
+        Pipe(self.out.get_ref().as_fd().try_clone_to_owned().unwrap())
+    }
+
     /// Lets it go on, whatever it says; the value ends it.
     pub fn read_on(self) -> Running {
         let mut p = self;
@@ -166,7 +171,7 @@ impl Process {
     pub fn read_on_counting(self) -> Counted {
         let mut p = self;
         let id = p.child.id();
-        let out = p.out.get_ref().as_fd().try_clone_to_owned().unwrap();
+        let out = p.pipe();
         let count = Arc::new(AtomicU64::new(0));
         let counted = count.clone();
         let reader = std::thread::spawn(move || {
@@ -197,12 +202,28 @@ impl Process {
     }
 }
 
+/// The end of a process's output that a thread reads.
+pub struct Pipe(OwnedFd);
+
+impl Pipe {
+    /// Until all is read of what a process said that says nothing more, and what
+    /// the thread counts stands still.
+    pub fn await_standstill(&self, count: impl Fn() -> u64) -> u64 {
+        await_that("what it has said", || {
+            let n = count();
+            let left = rustix::io::ioctl_fionread(&self.0).unwrap();
+            // The last piece may still be counted.
+            std::thread::sleep(Duration::from_millis(200));
+            (left == 0 && count() == n).then_some(n)
+        })
+    }
+}
+
 /// A program whose acknowledged entries a thread counts.
 pub struct Counted {
     id: u32,
     count: Arc<AtomicU64>,
-    /// Its output, which the thread reads.
-    out: OwnedFd,
+    out: Pipe,
     reader: std::thread::JoinHandle<()>,
 }
 
@@ -216,16 +237,9 @@ impl Counted {
         });
     }
 
-    /// How many entries a program that is stopped said were acknowledged: all that
-    /// is in its pipe is read.
+    /// How many entries a program that is stopped said were acknowledged.
     pub fn read_all(&self) -> u64 {
-        await_that("what it has said", || {
-            let n = self.count();
-            let left = rustix::io::ioctl_fionread(&self.out).unwrap();
-            // The last piece may still be counted.
-            std::thread::sleep(Duration::from_millis(200));
-            (left == 0 && self.count() == n).then_some(n)
-        })
+        self.out.await_standstill(|| self.count())
     }
 
     /// How many entries were acknowledged.

@@ -25,14 +25,26 @@ use crate::layout;
 use crate::link::Wire;
 use crate::log::{LIVE_AT, Live};
 use crate::mirror::Mirror;
-use crate::store::{Store, read_superblock, when_free};
+use crate::store::{Store, read_superblock};
 use crate::views::{Views, from_json};
 
 /// How long a question may wait for its answer to become another one.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// How long a copy is waited for that somebody has open without serving it.
+/// How long a copy is waited for that somebody has open without serving it: this
+/// node itself, while it looks after what a dead program left.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For how long somebody has a copy open that counts as served. Until then it may be
+/// that only its ring still says so, of a program that is dead.
+const SERVED_AFTER: Duration = Duration::from_secs(2);
+
+/// A node's own copy, looked at.
+enum Own {
+    /// It follows with it.
+    Kept(Arc<Mirror>),
+    Opened(Box<Store>),
+}
 
 impl Node {
     pub(super) fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
@@ -486,11 +498,7 @@ impl Node {
         let begun =
             read_superblock(&*self.env, &meta)?.is_some_and(|sb| sb.view.epoch >= reg.epoch);
         if mine && begun && !force {
-            let judge = |s: &Store| {
-                self.check_primary(v, &reg, s)?;
-                s.check_complete()
-            };
-            self.look_at(v, judge)?.unwrap_or(Ok(()))?;
+            self.check_own(v, |s| self.check_primary(v, &reg, s))?;
             return Ok(json!({ "epoch": reg.epoch, "already": true }));
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
@@ -509,8 +517,11 @@ impl Node {
 
     /// Whether this copy has what the view's primary had, which its node is by name.
     pub(super) fn check_primary(&self, v: &Volume, reg: &Register, store: &Store) -> Result<()> {
-        // A program that attaches gives such a copy another life.
-        let misses = store.superblock().ring_lost && !layout::rule(v).local;
+        let sb = store.superblock();
+        // A program that attaches gives such a copy another life. What it led itself
+        // and lost counts, not what it has taken over from its primary since.
+        let led = sb.view.primary == sb.node;
+        let misses = sb.ring_lost && led && !layout::rule(v).local;
         if misses || !reg.is_primary(&member(store)) {
             return Err(Error::Invalid(format!(
                 "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
@@ -530,33 +541,49 @@ impl Node {
         mut open: impl FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
         let is_served = || self.live(v).is_some_and(|l| l[Live::Pid as usize] != 0);
-        let opened = when_free(&*self.env, OPEN_PATIENCE, || match open() {
-            Err(Error::Busy(_)) if is_served() => Ok(None),
-            r => r.map(Some),
-        });
-        opened.map_err(|e| match e {
-            Error::Busy(who) => Error::Busy(format!(
-                "{who}, and is not served yet. End the program that waits here, or look again"
-            )),
-            e => e,
-        })
+        let begin = self.env.now();
+        loop {
+            let who = match open() {
+                Err(Error::Busy(who)) => who,
+                r => return r.map(Some),
+            };
+            let waited = self.env.now() - begin;
+            if waited >= SERVED_AFTER && is_served() {
+                return Ok(None);
+            }
+            if waited >= OPEN_PATIENCE || self.stopping.load(Acquire) {
+                return Err(Error::Busy(format!(
+                    "{who}, and is not served yet. End the program that waits here, or look again"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
-    /// `look` on this node's own copy. `None`: a program serves it.
-    fn look_at<T>(&self, v: &Volume, look: impl FnOnce(&Store) -> T) -> Result<Option<T>> {
-        let open = lock(&self.mirrors).get(&v.name).cloned();
-        if let Some(m) = open {
-            return Ok(Some(look(&m.store)));
-        }
-        let open = || Store::open(&self.env, layout::store(&self.config, &self.me, v));
-        let Some(s) = self.open_unserved(v, open)? else {
-            return Ok(None);
+    /// `check` of this node's own copy, and whether its log is whole; all is well
+    /// with one that a program serves.
+    fn check_own(&self, v: &Volume, check: impl FnOnce(&Store) -> Result<()>) -> Result<()> {
+        let open = || {
+            let kept = lock(&self.mirrors).get(&v.name).cloned();
+            kept.map_or_else(
+                || {
+                    let spec = layout::store(&self.config, &self.me, v);
+                    Ok(Own::Opened(Box::new(Store::open(&self.env, spec)?)))
+                },
+                |m| Ok(Own::Kept(m)),
+            )
         };
-        let seen = look(&s);
-        if s.was_clean() {
-            s.close_clean(s.tail())?;
+        match self.open_unserved(v, open)? {
+            None => Ok(()),
+            Some(Own::Kept(m)) => check(&m.store),
+            Some(Own::Opened(s)) => {
+                let found = check(&s).and_then(|()| s.check_complete());
+                if s.was_clean() {
+                    s.close_clean(s.tail())?;
+                }
+                found
+            }
         }
-        Ok(Some(seen))
     }
 
     /// This node's own copy, to be promoted.
@@ -630,12 +657,15 @@ impl Node {
             ))
         })?;
         if sb.view.primary == self.me.name && sb.view.mirror.is_empty() {
-            // Only a damaged log is left to be given up, on the operator's word.
-            let whole = self.look_at(v, |s| s.check_complete().is_ok())?;
-            if whole.unwrap_or(true) {
-                return Ok(
-                    json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
-                );
+            match self.check_own(v, |_| Ok(())) {
+                Ok(()) => {
+                    return Ok(
+                        json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
+                    );
+                }
+                // The rest of a damaged log is given up on the operator's word.
+                Err(Error::Damaged { .. }) if force => {}
+                Err(e) => return Err(e),
             }
         }
         let m = self.mirror_unserved(v)?;
