@@ -319,6 +319,50 @@ fn a_killed_program_loses_nothing_though_its_mirror_is_gone() {
     program.finish();
 }
 
+/// Without a word of force `promote` gave up what is behind a damaged record of a
+/// primary that lives alone: it took the copy up where its log could still be read.
+#[test]
+fn a_damaged_log_is_given_up_by_force_alone() {
+    let c = Cluster::new(SYNC);
+    let mut a = c.node("a");
+    let mut b = c.node("b");
+    let (mut program, _) = c.program("a", &["--entries", "1"]);
+    program.acknowledged(0, 1);
+    program.finish();
+    b.kill();
+    c.promote("a");
+    let (mut program, found) = c.program("a", &["--entries", "60", "--linger"]);
+    program.acknowledged(found, found + 60);
+    a.kill();
+    program.kill();
+    c.lose_memory("a");
+    let log = c.dir.join("a/.mojim/v.log.0");
+    let mut bytes = fs::read(&log).unwrap();
+    let mut records: Vec<usize> = (0..bytes.len())
+        .step_by(512)
+        .filter(|at| bytes[*at..].starts_with(b"MJR1"))
+        .collect();
+    let lsn = |at: &usize| u64::from_le_bytes(bytes[at + 16..at + 24].try_into().unwrap());
+    records.sort_by_key(lsn);
+    let at = records[records.len() - 20];
+    bytes[at + 60] ^= 1;
+    fs::write(&log, &bytes).unwrap();
+    let _a = c.node("a");
+    for _ in 0..2 {
+        let out = c.mojim("promote", &["--name", "a"]);
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+        let said = text(&out.stderr);
+        assert!(
+            said.contains("v.log.0") && said.contains("--force"),
+            "{said}"
+        );
+    }
+    let out = c.mojim("promote", &["--name", "a", "--force", "--yes"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let (_program, left) = c.program("a", &["--entries", "1", "--linger"]);
+    assert!((found + 1..found + 60).contains(&left), "{left} are there");
+}
+
 /// The figures of a killed program stayed in the ring's memory. While the next
 /// one was attaching, and its mirror was gone, `mojim status` said that all was
 /// well and the link up: whoever waited for that went on too early. And what
