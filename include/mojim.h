@@ -39,7 +39,10 @@
  * 7. A program that returns from main or calls exit ends as if it had called
  *    mojim_finish; where that fails, a line on standard error says why. Sudden
  *    death (a signal, _exit, exec) loses what was stored since the last sync
- *    point, never anything that was committed.
+ *    point, never anything that was committed; but what it stored into a shared
+ *    working copy that others have mapped is theirs to commit (mojim_join), unless
+ *    it was the owner. quick_exit is sudden death, and so is the exit of a child
+ *    made by fork for what it has from its parent.
  *
  * CONVENTIONS
  *
@@ -49,7 +52,8 @@
  * 2. Threads: every function may be called from any thread at any time, but for
  *    mojim_detach and mojim_finish, after which the handle is gone; no other
  *    call may be using it then. None is safe in a signal handler, and nor is
- *    exit(), which commits what is mapped; _exit() is.
+ *    exit(), which commits what is mapped; _exit() is. None is a cancellation point:
+ *    a thread that is cancelled (pthread_cancel) in a call ends after it.
  * 3. Ownership: strings that are passed in are copied. Strings that come out
  *    belong to the library. A handle belongs to the caller until mojim_detach.
  * 4. Files are named by their path within the volume, without a leading '/':
@@ -61,11 +65,22 @@
  *   mode           the bytes are                                  lost only if
  *   unreplicated   persistent on this node                        its disk is
  *   async          persistent on this node, handed to the link    its disk is, for
- *                                                                 what had not arrived
+ *                  (or sent when the mirror is there again)       what had not arrived
  *   sync           in the mirror's log (in its memory, or         both nodes fail
  *                  persistent, as its log's medium is), and
  *                  in this node's memory
  *   sync-flush     as sync, and persistent on this node           both disks are
+ *   sync-disk      as sync; the mirror's log is in memory (dram   both nodes fail
+ *                  or pmem), and nobody reads on the mirror
+ *   sync-sec,      as sync; the mirror forwards to backups,       both nodes fail, for
+ *   sync-seceth    which no sync point waits for until one lags   what no backup has
+ *                  by more than secondary_threshold
+ *
+ * A primary that is alone (its mirror was given up, or it was promoted) has them
+ * persistent on itself, in every mode: then they are lost with its disk. In async
+ * a program that is started on a node whose disk is new, while the mirror does not
+ * answer, begins an empty volume. docs/guarantees.md has each mode, failure by
+ * failure.
  *
  * The bytes of one sync point are there all, or none, after any such failure.
  * A medium "dram" is never persistent; mojim_copies tells how things stand.
@@ -88,9 +103,12 @@
  *   EINVAL      an argument, or the configuration, is wrong
  *   ENOENT      no such file, node or volume
  *   EBUSY       another process is attached, or the bytes are mapped already,
- *               privately, or the file is mapped with the other kind of copy
+ *               privately, or the file is mapped with the other kind of copy, or
+ *               a region is at the address that was asked for
  *   EOPNOTSUPP  Mojim cannot do this; the text says what else
- *   ETIMEDOUT   no acknowledgement in time (caveat 5)
+ *   ETIMEDOUT   no acknowledgement in time (caveat 5): the mirror stood still for
+ *               resend_timeout x resend_attempts (10 seconds by default), or for
+ *               120 seconds while it syncs what was too large for the log
  *   ESTALE      another node is primary now; this one cannot commit any more.
  *               For a reader: this node is primary now
  *   EROFS       the handle, or the region, is a reader's
@@ -98,7 +116,9 @@
  *   EPROTO      the other node does not speak as it should
  *   EIO         a log or data file failed: nothing is acknowledged until the
  *               volume is attached again; or an internal error
- * and those of the system calls beneath (ENOSPC, EACCES, ENOMEM, ...).
+ *   ENOSPC      its disk is full. Where the text begins with "poisoned", nothing
+ *               is acknowledged until there is room and the volume is attached again
+ * and those of the system calls beneath (EACCES, ENOMEM, ...).
  */
 #ifndef MOJIM_H
 #define MOJIM_H
@@ -120,12 +140,13 @@ typedef struct mojim mojim_t;
 /* Attaches this process to a volume, as its primary, on node `node` of the
  * configuration file `config`. `volume` may be NULL where there is only one.
  * Recovers what an earlier process left; in the modes with a mirror, waits for
- * it. NULL on error: EBUSY, ESTALE, ETIMEDOUT (the mirror does not answer), ... */
+ * it (in async for half a second, then it begins without it). NULL on error: EBUSY,
+ * ESTALE, ETIMEDOUT (the mirror does not answer), ... */
 mojim_t *mojim_attach(const char *config, const char *node, const char *volume);
 
 /* Attaches this process to a volume as a reader, on a node that follows its
- * primary: the mirror or a backup. The node's daemon must run on this host,
- * under this process's user or root's. Readers do not exclude each other. Every
+ * primary: the mirror or a backup (in mode sync-disk a backup only). The node's
+ * daemon must run on this host, under this process's user or root's. Readers do not exclude each other. Every
  * region of the handle is read-only, and shows whole sync points only: at every
  * instant, all regions together, everything up to one LSN (mojim_shown) and
  * nothing of a later one. They follow by themselves, with no call, also while
@@ -165,7 +186,8 @@ mojim_t *mojim_attach(const char *config, const char *node, const char *volume);
  * mojim_size, mojim_shown, mojim_following, mojim_wait, mojim_read,
  * mojim_detach and mojim_finish work; everything else, and a sync point of such
  * a region, fails with EROFS. NULL on error: ESTALE where the node is the
- * primary, EBUSY where it has no copy to show yet, ECONNREFUSED or ENOENT where
+ * primary, EINVAL where it is the mirror in mode sync-disk, EBUSY where it has no
+ * copy to show yet, ECONNREFUSED or ENOENT where
  * its daemon does not run, EOPNOTSUPP without userfaultfd (Linux 6.6). */
 mojim_t *mojim_attach_reader(const char *config, const char *node,
                              const char *volume);
@@ -230,7 +252,9 @@ int mojim_finish(mojim_t *m);
 void *mojim_map(mojim_t *m, const char *file, size_t len, int flags);
 
 /* The same from `offset`, a multiple of the page size, and, if `fixed` is not
- * NULL, at this address, in place of what is mapped there (as MAP_FIXED). */
+ * NULL, at this address, in place of what is mapped there (as MAP_FIXED). That must
+ * be no region, nor a part of one, of whatever volume or reader: EBUSY, and nothing
+ * has changed. */
 void *mojim_map_at(mojim_t *m, const char *file, size_t len, int flags,
                    off_t offset, void *fixed);
 
@@ -363,7 +387,9 @@ struct mojim_copy {
 };
 
 /* Where `lsn` is: fills at most n entries of `out` (which may be NULL if n is
- * 0), this node first. Returns the number of nodes, which may be more than n. */
+ * 0), this node first, then the mirror, then the backups. Each backup is asked
+ * over the network, and its answer is awaited for at most a second. Returns the
+ * number of nodes, which may be more than n. */
 int mojim_copies(mojim_t *m, uint64_t lsn, struct mojim_copy *out, int n);
 
 /* ---- files ------------------------------------------------------------------ */

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use mojim::config::MediumKind;
 use mojim::env::Env;
-use mojim::log::{CONTROL_LEN, Log, LogSpec};
+use mojim::log::{CONTROL_LEN, Known, Log, LogSpec};
 use mojim_format::pad::Pad;
 use mojim_format::{EpochStart, Op, OpKind, RecordView, RecordWriter};
 use mojim_protocol::History;
@@ -63,7 +63,12 @@ fn run(env: &Arc<dyn Env>, data: &[u8]) {
         ring: PathBuf::from("/ring"),
         size: SIZE as u64,
     };
-    let (log, _) = Log::open(env, spec, align as u64, 7, start, None).expect("it opens");
+    let known = Known {
+        incarnation: 7,
+        nonce: 1,
+        or: 0,
+    };
+    let (log, _) = Log::open(env, spec, align as u64, known, start, None).expect("it opens");
     // SAFETY: the ring's bytes; nothing else uses this log's memory here.
     let ring = unsafe { std::slice::from_raw_parts_mut(log.memory().ptr().add(CONTROL_LEN), SIZE) };
     ring.fill(set[4] as u8);

@@ -242,6 +242,20 @@ fn wrong_arguments_are_errors() {
     assert_eq!(out, "all refused\n");
 }
 
+/// pthread_cancel of a thread in a call ended the process: its unwinding met frames of the
+/// library that do not unwind.
+#[test]
+fn a_cancelled_thread_comes_back_from_its_call() {
+    let v = TestVolume::new("");
+    let config = std::fs::read_to_string(v.config()).unwrap();
+    let second = "[volume.w]\nmode = \"unreplicated\"\nprimary = \"a\"\n[node.a]";
+    std::fs::write(v.config(), config.replace("[node.a]", second)).unwrap();
+    let bin = v.root.join("cancel");
+    compile("tests/abi/cancel.c", &bin, &[], true);
+    let out = succeed(Command::new(&bin).arg(v.config()));
+    assert_eq!(out, "all came back\n");
+}
+
 /// exit is a sync point of what was mapped without MAP_ATOMIC, and finishes what
 /// was begun, also where the program does not detach; stores of its own atexit
 /// handlers count. _exit keeps what was begun, and nothing else.

@@ -86,6 +86,12 @@ fn duplicates_and_numbers_used_again() {
     holds(&TestVolume::new(""), "descriptors");
 }
 
+/// pthread_cancel of a thread in any interposed call, also in one that passed, ended the process.
+#[test]
+fn a_cancelled_thread_ends_and_no_more() {
+    holds(&TestVolume::new(""), "cancelled");
+}
+
 #[test]
 fn rename_and_unlink() {
     holds(&TestVolume::new(""), "names");
@@ -234,6 +240,148 @@ fn a_child_forked_while_another_thread_begins_waits_for_nobody() {
 #[test]
 fn a_child_forked_while_another_thread_reads_waits_for_nobody() {
     holds(&TestVolume::new(""), "fork_amid_reads");
+}
+
+/// cp, dd and redirections had emptied a file on every node by the time that their
+/// writes were refused; mv had removed it. Others left an empty file behind.
+#[test]
+fn what_is_refused_destroys_nothing_and_leaves_nothing_half_made() {
+    let v = TestVolume::new("");
+    holds(&v, "atomic_map"); // makes `file` and `other`
+    let (file, outside) = (v.dir().join("file"), v.root.join("outside"));
+    let before = std::fs::read(&file).unwrap();
+    std::fs::write(&outside, "from outside").unwrap();
+    for (n, script) in [
+        "cp outside \"$1/NAME\"",
+        "dd if=outside of=\"$1/NAME\" status=none",
+        "echo x > \"$1/NAME\"",
+        "echo x >> \"$1/NAME\"",
+        "tee \"$1/NAME\" < outside",
+        "mv outside \"$1/NAME\"",
+        "mkdir -p t && cp outside t/NAME && tar cf t.tar -C t NAME && tar xf t.tar -C \"$1\"",
+        "cp -a outside \"$1/NAME\"",
+        "python3 -c 'import sys; f = open(sys.argv[1], \"w+b\"); f.write(b\"x\"); f.close()' \"$1/NAME\"",
+        "python3 -c 'import sys; open(sys.argv[1], \"wb\").write(b\"x\")' \"$1/NAME\"",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // What was asked for by an open with O_CREAT and O_RDWR is there, and empty.
+        let opens_both = script.contains("w+b");
+        for name in ["file", &format!("new{n}")] {
+            let mut c = v.preloaded("sh");
+            c.args(["-c", &script.replace("NAME", name), "sh"])
+                .arg(v.dir())
+                .current_dir(&v.root);
+            let out = output(&mut c);
+            assert!(!out.status.success(), "{script}: {}", text(&out));
+            assert!(text(&out).contains("not supported"), "{}", text(&out));
+            assert_eq!(std::fs::read(&file).unwrap(), before, "{script}");
+            assert!(outside.exists(), "{script}");
+            let there = v.dir().join(format!("new{n}")).exists();
+            assert_eq!(there, opens_both && name != "file", "{script}");
+        }
+    }
+    // A file that is made beside and renamed becomes the volume's, whole.
+    let mut c = v.preloaded("sh");
+    c.args(["-c", "sed -i s/^.*$/new/ \"$1/file\"", "sh"])
+        .arg(v.dir());
+    succeed(&mut c);
+    assert_eq!(std::fs::read(&file).unwrap(), b"new");
+}
+
+/// Writes by O_DSYNC and O_SYNC, sync, syncfs, sync_file_range and aio_fsync returned 0
+/// and committed nothing.
+#[test]
+fn what_says_that_it_is_durable_is_committed() {
+    holds(&TestVolume::new(""), "durable");
+    holds(&TestVolume::new("tracker = \"mprotect\""), "durable");
+}
+
+/// A program whose configuration could not be read went on without Mojim, and wrote
+/// past it.
+#[test]
+fn without_its_configuration_nothing_is_opened() {
+    let v = TestVolume::new("");
+    holds(&v, "atomic_map");
+    let file = v.dir().join("file");
+    let before = std::fs::read(&file).unwrap();
+    let script = "printf x > \"$1/file\"; printf x > \"$1/more\"; printf x > elsewhere";
+    let run = || {
+        let mut c = v.preloaded("sh");
+        c.args(["-c", script, "sh"]).arg(v.dir());
+        output(c.current_dir(&v.root))
+    };
+    let untouched = |out: &std::process::Output| {
+        assert!(!out.status.success(), "{}", text(out));
+        assert_eq!(std::fs::read(&file).unwrap(), before);
+        assert!(!v.dir().join("more").exists() && !v.root.join("elsewhere").exists());
+    };
+    // One that cannot be read: the program does not start.
+    let kept = v.root.join("kept");
+    std::fs::rename(v.config(), &kept).unwrap();
+    let out = run();
+    untouched(&out);
+    assert_eq!(out.status.code(), Some(126));
+    assert!(text(&out).contains("not started"), "{}", text(&out));
+    // One that is none: its calls fail.
+    std::fs::write(v.config(), "cluster = 7\n").unwrap();
+    let out = run();
+    untouched(&out);
+    assert!(text(&out).contains("can open no file"), "{}", text(&out));
+    std::fs::rename(&kept, v.config()).unwrap();
+    // Behind another root it could not be read, nor files be told by their names.
+    let said = holds(&v, "another_root");
+    assert!(said.contains("chroot is refused"), "{said}");
+}
+
+/// Programs that run without the library reached the volume's files past it: those
+/// that are linked statically, those with privileges, and all that was executed with an
+/// environment without LD_PRELOAD.
+#[test]
+fn what_is_executed_runs_with_the_library_or_not_at_all() {
+    let v = TestVolume::new("");
+    holds(&v, "atomic_map");
+    let fixed = v.root.join("static");
+    compile("tests/e2e/probe_static.c", &fixed, &["-static"], false);
+    std::fs::write(v.root.join("script"), "#!./static -x\n").unwrap();
+    succeed(Command::new("chmod").arg("+x").arg(v.root.join("script")));
+    let run = |allow: bool| {
+        let mut c = v.preloaded(probe());
+        c.arg("executes").arg(v.dir()).current_dir(&v.root);
+        if allow {
+            c.env("MOJIM_ALLOW_UNGUARDED", "1");
+        }
+        output(&mut c)
+    };
+    let out = run(false);
+    assert!(out.status.success(), "{}", text(&out));
+    assert!(text(&out).contains("linked statically"), "{}", text(&out));
+    // Its first exec is of the static program, which says so.
+    assert_eq!(text(&run(true)), "unguarded\n");
+    // A shell says what it says of any program that may not be executed.
+    for command in ["./static", "./script", "env -i ./static", "nice ./static"] {
+        let out = output(v.preloaded("sh").args(["-c", command]).current_dir(&v.root));
+        assert_eq!(out.status.code(), Some(126), "{command}: {}", text(&out));
+    }
+    let command = "env -i sh -c 'echo x > \"$1/file\" || echo refused' sh \"$1\"";
+    let mut c = v.preloaded("sh");
+    let said = text(&output(c.args(["-c", command, "sh"]).arg(v.dir())));
+    assert!(said.contains("refused"), "{said}");
+    assert_eq!(std::fs::read(v.dir().join("file")).unwrap().len(), 4096);
+    // Another user's bit takes LD_PRELOAD away; only root can give a file away here.
+    let other = v.root.join("privileged");
+    std::fs::copy("/bin/true", &other).unwrap();
+    if std::os::unix::fs::chown(&other, Some(65534), None).is_ok() {
+        succeed(Command::new("chmod").arg("u+s").arg(&other));
+        let out = output(
+            v.preloaded("sh")
+                .args(["-c", "./privileged"])
+                .current_dir(&v.root),
+        );
+        assert_eq!(out.status.code(), Some(126), "{}", text(&out));
+        assert!(text(&out).contains("LD_PRELOAD"), "{}", text(&out));
+    }
 }
 
 #[test]

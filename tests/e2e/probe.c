@@ -5,6 +5,7 @@
  * Exits with 0 if all holds; else says which line does not.
  */
 #define _GNU_SOURCE
+#include <aio.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <mojim.h>
@@ -12,6 +13,7 @@
 #include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,10 +110,22 @@ static void opening(void)
     FAILS(write(fd, "x", 1), EBADF);
     FAILS(mmap(NULL, 7000, PROT_WRITE, MAP_SHARED, fd, 0), EACCES);
     CHECK(close(fd) == 0);
-    fd = open(in("file"), O_RDWR | O_TRUNC);
-    CHECK(fd >= 0 && fstat(fd, &st) == 0 && st.st_size == 0);
-    CHECK(close(fd) == 0);
-    fd = creat(in("second"), 0600);
+    /* What would be written anew is refused before anything is cut or made. */
+    FAILS(open(in("file"), O_RDWR | O_TRUNC), EOPNOTSUPP);
+    FAILS(open(in("file"), O_WRONLY | O_TRUNC), EOPNOTSUPP);
+    FAILS(open(in("file"), O_WRONLY | O_APPEND), EOPNOTSUPP);
+    FAILS(open(in("file"), O_WRONLY | O_CREAT | O_EXCL, 0644), EOPNOTSUPP);
+    FAILS(creat(in("file"), 0644), EOPNOTSUPP);
+    CHECK(stat(in("file"), &st) == 0 && st.st_size == 7000);
+    FAILS(creat(in("second"), 0600), EOPNOTSUPP);
+    FAILS(open(in("second"), O_CREAT | O_WRONLY | O_APPEND, 0600), EOPNOTSUPP);
+    CHECK(stat(in("second"), &st) == -1);
+    /* As touch(1) and truncate(1) do, and who recreates a file that is empty. */
+    fd = open(in("second"), O_CREAT | O_WRONLY, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, 10) == 0);
+    FAILS(ftruncate(fd, 0), EOPNOTSUPP); /* as vim begins to write a file anew */
+    CHECK(close(fd) == 0 && truncate(in("second"), 0) == 0);
+    fd = open(in("second"), O_CREAT | O_TRUNC | O_RDWR, 0600);
     CHECK(fd >= 0 && close(fd) == 0);
     int d = open(dir, O_RDONLY | O_DIRECTORY);
     CHECK(d >= 0);
@@ -437,6 +451,149 @@ static void rounded(void)
     CHECK(are(p, 0, 4096, 'b') && are(p, 4096, 8192, 0) && are(p, 8192, 12288, 'b'));
 }
 
+/* Whatever else than msync and fsync promises that bytes are durable: what it names
+ * is not taken back by MS_INVALIDATE. */
+static void durable(void)
+{
+    enum { LEN = 16384 };
+    char buf[4] = "wxyz";
+    int fd = open_new("file"), other = open_new("other");
+    char *p = map_atomic(fd, LEN), *q = map_atomic(other, LEN), *again = map_atomic(fd, LEN);
+    int data = open(in("file"), O_RDWR | O_DSYNC), all = open(in("file"), O_WRONLY | O_SYNC);
+    CHECK(data >= 0 && all >= 0 && again != MAP_FAILED);
+    CHECK((fcntl(data, F_GETFL) & O_SYNC) == O_DSYNC);
+    CHECK((fcntl(all, F_GETFL) & (O_SYNC | O_ACCMODE)) == (O_SYNC | O_WRONLY));
+    uint64_t lsn = mojim_last_lsn();
+    p[10] = 1; /* nobody says a word of it */
+    CHECK(pwrite(data, "one", 3, 100) == 3 && mojim_last_lsn() == lsn + 1);
+    CHECK(pwrite(all, "two", 3, 8190) == 3);
+    struct iovec v[] = {{buf, 2}, {buf + 2, 2}};
+    int copy = dup(data);
+    lsn = mojim_last_lsn();
+    CHECK(copy >= 0 && pwritev(copy, v, 2, 5000) == 4 && mojim_last_lsn() == lsn + 1);
+    CHECK(lseek(data, 6000, SEEK_SET) == 6000 && write(data, "three", 5) == 5);
+    CHECK(pwritev2(fd, v, 1, 7000, RWF_DSYNC) == 2 && pwritev2(fd, v, 1, 7002, RWF_SYNC) == 2);
+    FAILS(pwritev2(fd, v, 1, 7000, RWF_APPEND), EOPNOTSUPP);
+    CHECK(pwrite(fd, "not", 3, 9000) == 3);
+    CHECK(msync(p, LEN, MS_INVALIDATE) == 0);
+    CHECK(p[10] == 0 && p[9000] == 0 && memcmp(p + 100, "one", 3) == 0);
+    CHECK(memcmp(p + 8190, "two", 3) == 0 && memcmp(p + 5000, "wxyz", 4) == 0);
+    CHECK(memcmp(p + 6000, "three", 5) == 0 && memcmp(p + 7000, "wxwx", 4) == 0);
+    struct aiocb cb = {.aio_fildes = fd};
+    const struct aiocb *list[] = {&cb};
+    for (int i = 0; i < 5; i++) {
+        p[0] = i + 1;
+        q[0] = 10 * (i + 1);
+        lsn = mojim_last_lsn();
+        switch (i) {
+        case 0:
+            sync(); /* of both files, and one sync point */
+            CHECK(mojim_last_lsn() == lsn + 1);
+            break;
+        case 1: {
+            int d = open(dir, O_RDONLY | O_DIRECTORY); /* by any file of the file system */
+            CHECK(d >= 0 && syncfs(d) == 0 && close(d) == 0);
+            break;
+        }
+        case 2:
+            CHECK(syncfs(fd) == 0);
+            break;
+        case 3:
+            CHECK(sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE) == 0);
+            CHECK(sync_file_range(other, 0, 4096, SYNC_FILE_RANGE_WAIT_AFTER) == 0);
+            FAILS(sync_file_range(fd, -1, 0, SYNC_FILE_RANGE_WRITE), EINVAL);
+            break;
+        default:
+            CHECK(aio_fsync(O_DSYNC, &cb) == 0 && aio_suspend(list, 1, NULL) == 0);
+            CHECK(aio_error(&cb) == 0 && aio_return(&cb) == 0);
+            cb.aio_fildes = other;
+            CHECK(aio_fsync(O_SYNC, &cb) == 0 && aio_suspend(list, 1, NULL) == 0);
+        }
+        CHECK(msync(p, LEN, MS_INVALIDATE) == 0 && msync(q, LEN, MS_INVALIDATE) == 0);
+        CHECK(p[0] == i + 1 && q[0] == 10 * (i + 1));
+    }
+}
+
+static void another_root(void)
+{
+    FAILS(chroot(dir), EPERM);
+    CHECK(open(in("file"), O_RDWR) >= 0);
+}
+
+/* Waits for a child, which exits with this. */
+static void ends(pid_t child, int code)
+{
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == code);
+}
+
+/* Every way of executing a program: the static one is refused, others keep the
+ * library, whatever the environment that they are given. */
+static void executes(void)
+{
+    static const char *script = "test \"$A$B\" = 12 && case $LD_PRELOAD in *libmojim_preload*) "
+                                "test -n \"$MOJIM_CONFIG\" && exit 42;; esac; exit 1";
+    char *is[] = {"static", NULL}, *sh[] = {"sh", "-c", (char *)script, NULL};
+    char *bare[] = {"A=1", "B=2", "LD_PRELOAD=", NULL}, *none[] = {NULL};
+    pid_t child;
+    FAILS(execv("./static", is), EACCES);
+    FAILS(execve("./static", is, none), EACCES);
+    FAILS(execve("./script", is, none), EACCES);
+    FAILS(execvp("./static", is), EACCES);
+    FAILS(execl("./static", "static", (char *)NULL), EACCES);
+    FAILS(execle("./static", "static", (char *)NULL, none), EACCES);
+    FAILS(execveat(AT_FDCWD, "./static", is, none, 0), EACCES);
+    int fd = open("./static", O_RDONLY), shell = open("/bin/sh", O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && shell >= 0);
+    FAILS(fexecve(fd, is, none), EACCES);
+    FAILS(execveat(fd, "", is, none, AT_EMPTY_PATH), EACCES);
+    CHECK(posix_spawn(&child, "./static", NULL, NULL, is, none) == EACCES);
+    FAILS(execl("./nothing", "nothing", (char *)NULL), ENOENT);
+    CHECK(setenv("A", "1", 1) == 0 && setenv("B", "2", 1) == 0);
+    char old[4096];
+    snprintf(old, sizeof old, "%s:.", getenv("PATH"));
+    CHECK(setenv("PATH", old, 1) == 0);
+    FAILS(execlp("static", "static", (char *)NULL), EACCES);
+    CHECK(posix_spawnp(&child, "static", NULL, NULL, is, none) == EACCES);
+    CHECK(posix_spawn(&child, "/bin/sh", NULL, NULL, sh, bare) == 0);
+    ends(child, 42);
+    CHECK(posix_spawnp(&child, "sh", NULL, NULL, sh, bare) == 0);
+    ends(child, 42);
+    for (int i = 0; i < 10; i++) {
+        child = i % 2 ? vfork() : fork();
+        if (child == 0) {
+            switch (i / 2) {
+            case 0:
+                execve("/bin/sh", sh, bare);
+                break;
+            case 1:
+                execvpe("sh", sh, bare);
+                break;
+            case 2:
+                execle("/bin/sh", "sh", "-c", script, "0", "1", "2", "3", "4", "5", "6",
+                       (char *)NULL, bare);
+                break;
+            case 3:
+                fexecve(shell, sh, bare);
+                break;
+            default:
+                execlp("sh", "sh", "-c", script, "0", "1", "2", "3", "4", (char *)NULL);
+            }
+            _exit(1);
+        }
+        ends(child, 42);
+    }
+    CHECK(unsetenv("LD_PRELOAD") == 0 && unsetenv("MOJIM_CONFIG") == 0);
+    int status = system(script);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
+    CHECK(unsetenv("LD_PRELOAD") == 0);
+    FILE *f = popen(script, "r");
+    CHECK(f != NULL);
+    status = pclose(f);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
+}
+
 /* Two mappings of one file are one sync point. */
 static void two_mappings(void)
 {
@@ -732,8 +889,7 @@ static void opening_fails(void)
     none = old;
     none.rlim_cur = 0;
     CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
-    FAILS(open(in("file"), O_RDWR | O_TRUNC), EMFILE);
-    FAILS(creat(in("file"), 0644), EMFILE);
+    FAILS(open(in("file"), O_RDWR), EMFILE);
     CHECK(setrlimit(RLIMIT_NOFILE, &old) == 0);
     CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
     if (old.rlim_max > 1 << 16) { /* beyond what this library can tell apart */
@@ -743,7 +899,7 @@ static void opening_fails(void)
         do {
             CHECK((next = dup(null)) >= 0);
         } while (next < (1 << 16) - 1);
-        FAILS(open(in("file"), O_RDWR | O_TRUNC), EMFILE);
+        FAILS(open(in("file"), O_RDWR), EMFILE);
         CHECK(fstat(fd, &st) == 0 && st.st_size == 5000);
     }
 }
@@ -1083,6 +1239,57 @@ static void forking_amid_shared(void)
     amid(1);
 }
 
+/* A thread that asked for its end before it uses a file of the volume ends behind
+ * that; one that waits elsewhere, in a call that passes, ends there. */
+static int used;
+
+static void *uses_then_ends(void *unused)
+{
+    (void)unused;
+    const char *name = in("cancelled"), *to = in("renamed");
+    pthread_cancel(pthread_self());
+    int fd = open_new("cancelled");
+    CHECK(ftruncate(fd, 8192) == 0);
+    char *p = map(fd, 8192);
+    p[1] = 1;
+    CHECK(msync(p, 8192, MS_SYNC) == 0 && fsync(fd) == 0);
+    CHECK(pwrite(fd, "x", 1, 5) == 1 && pread(fd, p + 9, 1, 5) == 1);
+    CHECK(munmap(p, 8192) == 0 && rename(name, to) == 0 && unlink(to) == 0);
+    used++;
+    close(fd); /* ends in here */
+    return NULL;
+}
+
+static void *waits_elsewhere(void *pipe)
+{
+    char c;
+    CHECK(read(*(int *)pipe, &c, 1) == -1); /* ends in here */
+    return NULL;
+}
+
+static void *opens_elsewhere(void *unused)
+{
+    pthread_cancel(pthread_self());
+    CHECK(open("/dev/null", O_RDONLY) < 0);
+    return unused;
+}
+
+static void cancelled(void)
+{
+    pthread_t t;
+    void *how;
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    CHECK(pthread_create(&t, NULL, uses_then_ends, NULL) == 0);
+    CHECK(pthread_join(t, &how) == 0 && how == PTHREAD_CANCELED && used == 1);
+    CHECK(pthread_create(&t, NULL, waits_elsewhere, ends) == 0);
+    CHECK(pthread_cancel(t) == 0);
+    CHECK(pthread_join(t, &how) == 0 && how == PTHREAD_CANCELED);
+    CHECK(pthread_create(&t, NULL, opens_elsewhere, NULL) == 0);
+    CHECK(pthread_join(t, &how) == 0 && how == PTHREAD_CANCELED);
+    CHECK(access(in("renamed"), F_OK) == -1 && open_new("later") >= 0);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -1099,6 +1306,8 @@ int main(int argc, char **argv)
         {"threads", threads},           {"shrinking", shrinking},
         {"fork_first", fork_first},     {"flags", flags},
         {"rounded", rounded},           {"two_mappings", two_mappings},
+        {"durable", durable},           {"another_root", another_root},
+        {"executes", executes},
         {"async_show", async_show},     {"async_until_killed", async_until_killed},
         {"forking_amid", forking_amid}, {"forking_amid_shared", forking_amid_shared},
         {"forking_shares", forking_shares}, {"sharing", sharing},
@@ -1106,6 +1315,7 @@ int main(int argc, char **argv)
         {"opening_fails", opening_fails}, {"fixed_over_a_region", fixed_over_a_region},
         {"in_a_handler", in_a_handler}, {"ways_back", ways_back},
         {"fork_amid_start", fork_amid_start}, {"fork_amid_reads", fork_amid_reads},
+        {"cancelled", cancelled},
     };
     if (argc != 3)
         return 2;

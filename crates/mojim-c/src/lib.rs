@@ -5,6 +5,8 @@
 //!
 //! Invariants:
 //! - No panic crosses the interface: it becomes EIO and a text.
+//! - No thread is cancelled inside a call, but for where there is nothing left to
+//!   undo; therefore `C-unwind`, which is how a thread that is cancelled ends.
 //! - Every failure sets errno and the calling thread's text.
 //! - A handle is a leaked box; only `mojim_detach` and `mojim_finish` free it,
 //!   and only when they succeed.
@@ -16,6 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use engine::config::Working;
+use engine::os::{cancel_again, cancel_waits};
 use engine::{
     Config, Error, Guest, Joined, Level, MapFlags, Reader, ReaderOptions, Result, Volume,
 };
@@ -84,8 +87,17 @@ fn set_errno(e: c_int) {
     unsafe { *libc::__errno_location() = e };
 }
 
-/// Runs a call; a failure or a panic leaves errno, the text and `failed`.
-fn guard<T>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
+/// Runs a call; a failure or a panic leaves errno, the text and `failed`. The thread
+/// is not cancelled meanwhile.
+fn guard<T: Copy>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
+    let cancel = cancel_waits();
+    let done = uncancelled(failed, f);
+    // It may not return: nothing is left here to drop.
+    cancel_again(cancel);
+    done
+}
+
+fn uncancelled<T>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
     let Failure(errno, text) = match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(v)) => return v,
         Ok(Err(e)) => e,
@@ -229,7 +241,7 @@ unsafe fn which<'a>(
 /// # Safety
 /// The arguments are null or C strings.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_attach(
+pub unsafe extern "C-unwind" fn mojim_attach(
     config: *const c_char,
     node: *const c_char,
     name: *const c_char,
@@ -261,7 +273,7 @@ fn joined(config: &Config, node: &str, name: Option<&str>) -> Result<*mut Mojim,
 /// # Safety
 /// The arguments are null or C strings.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_join(
+pub unsafe extern "C-unwind" fn mojim_join(
     config: *const c_char,
     node: *const c_char,
     name: *const c_char,
@@ -278,7 +290,7 @@ pub unsafe extern "C" fn mojim_join(
 /// # Safety
 /// The arguments are null or C strings.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_attach_reader(
+pub unsafe extern "C-unwind" fn mojim_attach_reader(
     config: *const c_char,
     node: *const c_char,
     name: *const c_char,
@@ -314,7 +326,7 @@ unsafe fn end(m: *mut Mojim, how: impl FnOnce(&Mojim) -> Result<()>) -> c_int {
 /// # Safety
 /// `m` is null or a handle that nobody else is using.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_detach(m: *mut Mojim) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_detach(m: *mut Mojim) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         end(m, |m| match m {
@@ -330,7 +342,7 @@ pub unsafe extern "C" fn mojim_detach(m: *mut Mojim) -> c_int {
 /// # Safety
 /// As for [`mojim_detach`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_finish(m: *mut Mojim) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_finish(m: *mut Mojim) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         end(m, |m| match m {
@@ -347,7 +359,7 @@ pub unsafe extern "C" fn mojim_finish(m: *mut Mojim) -> c_int {
 /// # Safety
 /// As for [`mojim_map_at`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_map(
+pub unsafe extern "C-unwind" fn mojim_map(
     m: *mut Mojim,
     file: *const c_char,
     len: usize,
@@ -363,7 +375,7 @@ pub unsafe extern "C" fn mojim_map(
 /// `m` is null or a handle, `file` null or a C string; `fixed` is null or
 /// begins memory that the caller may replace.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_map_at(
+pub unsafe extern "C-unwind" fn mojim_map_at(
     m: *mut Mojim,
     file: *const c_char,
     len: usize,
@@ -415,7 +427,7 @@ fn page_size() -> usize {
 /// # Safety
 /// Nobody uses the region's memory any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_int {
     guard(-1, || {
         if !engine::volume::is_region(addr as usize) {
             return invalid(format!("unmapping {addr:p}: it is not in a region"));
@@ -427,7 +439,7 @@ pub unsafe extern "C" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_int {
 
 /// `mojim_is_region`.
 #[unsafe(no_mangle)]
-pub extern "C" fn mojim_is_region(addr: *const c_void) -> c_int {
+pub extern "C-unwind" fn mojim_is_region(addr: *const c_void) -> c_int {
     guard(0, || Ok(engine::volume::is_region(addr as usize) as c_int))
 }
 
@@ -436,7 +448,7 @@ pub extern "C" fn mojim_is_region(addr: *const c_void) -> c_int {
 /// # Safety
 /// Nobody stores into the range meanwhile; nor, with MS_INVALIDATE alone, reads it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_msync(addr: *mut c_void, len: usize, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_msync(addr: *mut c_void, len: usize, flags: c_int) -> c_int {
     const COMMIT: c_int = libc::MS_SYNC | libc::MS_ASYNC | MS_MOJIM;
     guard(-1, || {
         if flags & !(COMMIT | libc::MS_INVALIDATE) != 0 {
@@ -469,7 +481,7 @@ pub unsafe extern "C" fn mojim_msync(addr: *mut c_void, len: usize, flags: c_int
 /// # Safety
 /// `input` has `n` entries; nobody stores into their ranges meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int) -> c_int {
     /// Up to so many ranges need no allocation here.
     const FEW: usize = 16;
     guard(-1, || {
@@ -505,7 +517,13 @@ pub unsafe extern "C" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int
             }
             sync(&few[..n])?;
         } else {
-            sync(&input.iter().map(range).collect::<Vec<_>>())?;
+            let mut all = Vec::new();
+            if all.try_reserve_exact(n).is_err() {
+                let text = format!("gmsync: no memory for {n} ranges");
+                return Err(Failure(libc::ENOMEM, text));
+            }
+            all.extend(input.iter().map(range));
+            sync(&all)?;
         }
         Ok(0)
     })
@@ -517,7 +535,7 @@ pub unsafe extern "C" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int
 /// `m` is null or a handle, `file` null or a C string; nobody stores into the
 /// file's regions meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_fsync(m: *mut Mojim, file: *const c_char) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_fsync(m: *mut Mojim, file: *const c_char) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
@@ -528,11 +546,14 @@ pub unsafe extern "C" fn mojim_fsync(m: *mut Mojim, file: *const c_char) -> c_in
 
 /// The end of the program is a sync point of what it left attached.
 extern "C" fn at_exit() {
+    let cancel = cancel_waits();
     let done = catch_unwind(engine::finish_all);
-    if let Ok(Err(e)) = done {
+    if let Ok(Err(e)) = &done {
         // Who has closed it does not want to know.
         let _ = writeln!(std::io::stderr(), "mojim: at the program's end: {e}");
     }
+    drop(done);
+    cancel_again(cancel);
 }
 
 #[used]
@@ -541,7 +562,7 @@ static AT_EXIT: extern "C" fn() = at_exit;
 
 /// `mojim_last_lsn`.
 #[unsafe(no_mangle)]
-pub extern "C" fn mojim_last_lsn() -> u64 {
+pub extern "C-unwind" fn mojim_last_lsn() -> u64 {
     guard(0, || Ok(engine::last_lsn()))
 }
 
@@ -550,7 +571,7 @@ pub extern "C" fn mojim_last_lsn() -> u64 {
 /// # Safety
 /// `m` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_wait(m: *mut Mojim, lsn: u64) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_wait(m: *mut Mojim, lsn: u64) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         match unsafe { handle(m)? } {
@@ -567,7 +588,7 @@ pub unsafe extern "C" fn mojim_wait(m: *mut Mojim, lsn: u64) -> c_int {
 /// # Safety
 /// `m` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_shown(m: *mut Mojim) -> i64 {
+pub unsafe extern "C-unwind" fn mojim_shown(m: *mut Mojim) -> i64 {
     guard(-1, || {
         // SAFETY: the caller's promise.
         Ok(unsafe { reader(m)? }.shown() as i64)
@@ -579,7 +600,7 @@ pub unsafe extern "C" fn mojim_shown(m: *mut Mojim) -> i64 {
 /// # Safety
 /// `m` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_following(m: *mut Mojim) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_following(m: *mut Mojim) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         unsafe { reader(m)? }.following()?;
@@ -593,7 +614,7 @@ pub unsafe extern "C" fn mojim_following(m: *mut Mojim) -> c_int {
 /// `m` is null or a handle, `file` null or a C string; `buf` has room for `n`
 /// bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_read(
+pub unsafe extern "C-unwind" fn mojim_read(
     m: *mut Mojim,
     file: *const c_char,
     buf: *mut c_void,
@@ -628,7 +649,7 @@ pub unsafe extern "C" fn mojim_read(
 /// # Safety
 /// `m` is null or a handle; `out` has room for `n` entries.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_copies(
+pub unsafe extern "C-unwind" fn mojim_copies(
     m: *mut Mojim,
     lsn: u64,
     out: *mut MojimCopy,
@@ -667,7 +688,7 @@ pub unsafe extern "C" fn mojim_copies(
 /// # Safety
 /// `m` is null or a handle, `file` null or a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_create(m: *mut Mojim, file: *const c_char) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_create(m: *mut Mojim, file: *const c_char) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
@@ -681,7 +702,7 @@ pub unsafe extern "C" fn mojim_create(m: *mut Mojim, file: *const c_char) -> c_i
 /// # Safety
 /// As for [`mojim_create`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_remove(m: *mut Mojim, file: *const c_char) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_remove(m: *mut Mojim, file: *const c_char) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (volume, file) = unsafe { (volume(m)?, text(file, "file")?) };
@@ -695,7 +716,7 @@ pub unsafe extern "C" fn mojim_remove(m: *mut Mojim, file: *const c_char) -> c_i
 /// # Safety
 /// As for [`mojim_create`], for both names.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_rename(
+pub unsafe extern "C-unwind" fn mojim_rename(
     m: *mut Mojim,
     from: *const c_char,
     to: *const c_char,
@@ -713,7 +734,7 @@ pub unsafe extern "C" fn mojim_rename(
 /// # Safety
 /// As for [`mojim_create`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_truncate(
+pub unsafe extern "C-unwind" fn mojim_truncate(
     m: *mut Mojim,
     file: *const c_char,
     size: libc::off_t,
@@ -734,7 +755,7 @@ pub unsafe extern "C" fn mojim_truncate(
 /// # Safety
 /// As for [`mojim_create`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc::off_t {
+pub unsafe extern "C-unwind" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc::off_t {
     guard(-1, || {
         // SAFETY: the caller's promise.
         let (handle, file) = unsafe { (handle(m)?, text(file, "file")?) };
@@ -758,7 +779,7 @@ pub unsafe extern "C" fn mojim_size(m: *mut Mojim, file: *const c_char) -> libc:
 /// # Safety
 /// `m` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_settle(m: *mut Mojim) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_settle(m: *mut Mojim) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         either!(unsafe { volume(m)? }, v => v.settle()?);
@@ -771,7 +792,7 @@ pub unsafe extern "C" fn mojim_settle(m: *mut Mojim) -> c_int {
 /// # Safety
 /// `m` is null or a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_usable(m: *mut Mojim) -> c_int {
+pub unsafe extern "C-unwind" fn mojim_usable(m: *mut Mojim) -> c_int {
     guard(-1, || {
         // SAFETY: the caller's promise.
         Ok(match unsafe { handle(m)? } {
@@ -828,7 +849,7 @@ unsafe fn path_of(
 /// # Safety
 /// The strings are null or C strings; `out` has room for `n` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_directory(
+pub unsafe extern "C-unwind" fn mojim_directory(
     config: *const c_char,
     node: *const c_char,
     name: *const c_char,
@@ -845,7 +866,7 @@ pub unsafe extern "C" fn mojim_directory(
 /// # Safety
 /// As for [`mojim_directory`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mojim_locks(
+pub unsafe extern "C-unwind" fn mojim_locks(
     config: *const c_char,
     node: *const c_char,
     name: *const c_char,
@@ -858,13 +879,13 @@ pub unsafe extern "C" fn mojim_locks(
 
 /// `mojim_last_error`.
 #[unsafe(no_mangle)]
-pub extern "C" fn mojim_last_error() -> *const c_char {
+pub extern "C-unwind" fn mojim_last_error() -> *const c_char {
     TEXT.try_with(|t| t.borrow().as_ptr())
         .unwrap_or(c"".as_ptr())
 }
 
 /// `mojim_version`.
 #[unsafe(no_mangle)]
-pub extern "C" fn mojim_version() -> *const c_char {
+pub extern "C-unwind" fn mojim_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }

@@ -67,10 +67,15 @@ pub fn ask(
         .map_err(|e| Failure::failed(format!("{who}: {}", plain(&e))))
 }
 
+/// Whether the error is a node's answer; otherwise there was none.
+pub fn is_answer(e: &mojim::Error) -> bool {
+    matches!(e, mojim::Error::Io { what, .. } if what == "the node says")
+}
+
 /// An error without the words that the client puts before a node's own.
 pub fn plain(e: &mojim::Error) -> String {
     match e {
-        mojim::Error::Io { what, error, .. } if what == "the node says" => error.clone(),
+        mojim::Error::Io { error, .. } if is_answer(e) => error.clone(),
         e => e.to_string(),
     }
 }

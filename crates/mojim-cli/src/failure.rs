@@ -2,7 +2,8 @@
 //! the exit code.
 //!
 //! Exit codes: 0 it is done or the answer is yes; 1 the answer is no, or it
-//! failed; 2 the command line or the configuration is wrong.
+//! failed; 2 the command line or the configuration is wrong. `mojim run` has its
+//! program's, or, as a shell, 126 if that may not be started and 127 if it is not there.
 
 use std::io::{self, Write};
 
@@ -33,6 +34,15 @@ impl Failure {
             code: 2,
             text: text.into(),
         }
+    }
+
+    /// A program could not be started.
+    pub fn not_started(e: &io::Error, text: String) -> Failure {
+        let code = match e.kind() {
+            io::ErrorKind::NotFound => 127,
+            _ => 126,
+        };
+        Failure { code, text }
     }
 
     /// With where it happened in front.

@@ -9,6 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod append;
 mod ask;
 mod bench;
+mod clean;
 mod compare;
 mod config;
 mod demo;
@@ -19,6 +20,8 @@ mod keys;
 mod latency;
 mod node;
 mod processes;
+#[path = "../../mojim-preload/src/program.rs"]
+mod program;
 mod promote;
 mod repair;
 mod replace;
@@ -29,6 +32,7 @@ mod status;
 mod supervise;
 mod tiers;
 mod verify;
+mod well;
 
 use failure::Done;
 
@@ -59,6 +63,7 @@ enum Word {
     Verify(verify::Verify),
     Repair(repair::Repair),
     Replace(replace::Replace),
+    Clean(clean::Clean),
     Config(config::Check),
     Bench(bench::Bench),
     Completions(docs::Completions),
@@ -102,6 +107,7 @@ fn run(cli: Cli) -> Done {
         Word::Verify(w) => w.run(),
         Word::Repair(w) => w.run(),
         Word::Replace(w) => w.run(),
+        Word::Clean(w) => w.run(),
         Word::Config(w) => w.run(),
         Word::Bench(w) => w.run(),
         Word::Completions(w) => w.run(Cli::command()),

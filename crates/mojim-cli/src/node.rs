@@ -66,11 +66,22 @@ impl Running {
     }
 }
 
+/// A node keeps files, logs and links of many volumes open: it takes all the
+/// descriptors that it may have.
+fn raise_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Where that is refused, those that it has must do.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 impl Node {
     /// Runs it.
     pub fn run(self) -> Done {
         let mut config = load(&self.config)?;
         signals::block()?;
+        raise_descriptors();
         // What a request has checked.
         let asked: Arc<Mutex<Option<Config>>> = Arc::default();
         let mut running = self.start(&config, &asked)?;

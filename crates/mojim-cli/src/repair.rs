@@ -25,8 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Works while a program is attached and while none is. It compares as `mojim verify` does, asks,
 /// rewrites the pages that differ with the primary's bytes, and compares again. Where files are
 /// missing or have other sizes the whole copy is made anew, by difference: the node is no mirror
-/// meanwhile, and in modes that need one sync points wait; if no program is attached, it is done
-/// when one is. It cannot know whether it is the primary's copy that is wrong. Exit code 0 if the
+/// meanwhile, and in modes that need one sync points wait; if no program is attached, the
+/// primary's daemon does it. It cannot know whether it is the primary's copy that is wrong. Exit code 0 if the
 /// copies are equal at the end, 1 if not.
 #[derive(clap::Args)]
 pub struct Repair {
@@ -240,7 +240,7 @@ fn copy_anew(config: &Config, volume: &Volume, node: &Node) -> Result<(), Failur
         }
         if since.elapsed() > PATIENCE {
             return Err(Failure::failed(format!(
-                "node {} waits for the primary to send a copy: it is made when a program attaches there",
+                "node {} waits for the primary to send a copy; what that daemon has to say about it is in its output",
                 node.name
             )));
         }

@@ -1,7 +1,8 @@
 //! `mojim run`: an unmodified program whose files in a volume's directory are
 //! Mojim's.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,6 +11,7 @@ use mojim::config::Failover;
 
 use crate::ask::load;
 use crate::failure::{Done, Failure};
+use crate::program;
 use crate::supervise;
 
 /// The libraries that are put before the program, in this order.
@@ -27,10 +29,15 @@ const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 /// fork: what is mapped with MAP_SHARED is the same memory in all. The first that opens a file of the
 /// volume does the work for all: once it has ended, the others can commit nothing more.
 ///
-/// With --read the program reads the volume on a node that follows, the mirror or a backup, whose
-/// `mojim node` runs on this host: files that it maps with PROT_READ, or reads, show whole sync
-/// points only, and follow the primary. Opening them for writing fails with EROFS. There may be any
-/// number of such programs.
+/// With --read the program reads the volume on a node that follows, the mirror or a backup (in mode
+/// `sync-disk` a backup only), whose `mojim node` runs on this host: files that it maps with
+/// PROT_READ, or reads, show whole sync points only, and follow the primary. Opening them for
+/// writing fails with EROFS. There may be any number of such programs.
+///
+/// A program that would run without the libraries is not started, by this command (exit code 126)
+/// or by a program that runs under it (EACCES): one that is linked statically or for another C
+/// library, or that has the set-user-ID or set-group-ID bit or capabilities, and a script for such
+/// an interpreter. What it waits for, where and since when it says on standard error after a second.
 #[derive(clap::Args)]
 pub struct Run {
     /// The configuration file.
@@ -45,6 +52,9 @@ pub struct Run {
     /// Read on a node that follows, instead of being the volume's primary.
     #[arg(long)]
     read: bool,
+    /// Start programs, too, that run without the libraries: nothing keeps them from the volume's files.
+    #[arg(long)]
+    allow_unguarded: bool,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -95,14 +105,36 @@ impl Run {
         } else {
             command.env_remove("MOJIM_READ");
         }
+        let allowed = program::ALLOWED.to_string_lossy();
+        if self.allow_unguarded {
+            command.env(&*allowed, "1");
+        } else {
+            command.env_remove(&*allowed);
+            check_program(program)?;
+        }
         if !self.read && volume.failover == Failover::Automatic {
-            return supervise::run(command, &config, node, volume);
+            return supervise::run(command, &config, &self.config, node, volume);
         }
         let e = command.exec();
-        Err(Failure::failed(format!(
-            "running {}: {e}",
-            program.to_string_lossy()
-        )))
+        Err(Failure::not_started(
+            &e,
+            format!("running {}: {e}", program.to_string_lossy()),
+        ))
+    }
+}
+
+/// Refuses a program that would run without the libraries.
+fn check_program(program: &OsStr) -> Result<(), Failure> {
+    let c_string = |s: &OsStr| CString::new(s.as_bytes()).ok();
+    let path = std::env::var_os("PATH").and_then(|p| c_string(&p));
+    let mut place = [0; libc::PATH_MAX as usize];
+    let name = c_string(program).unwrap_or_default();
+    match program::find(&name, path.as_deref(), &mut place) {
+        Some(found) => program::check(libc::AT_FDCWD, found).map_err(|refused| Failure {
+            code: 126,
+            text: refused.text(found),
+        }),
+        None => Ok(()), // which is said when it is started
     }
 }
 

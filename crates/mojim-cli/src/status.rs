@@ -1,19 +1,31 @@
 //! `mojim status`: what every node says of the volumes, side by side.
+//!
+//! Owns the questions and the tables; what counts as an ill is `well`'s affair.
 
 use std::io::Write;
 use std::path::PathBuf;
 
-use mojim::config::{Config, Node, Volume};
+use mojim::config::{Config, Failover, MediumKind, Node, Volume};
 use serde_json::{Map, Value, json};
 
-use crate::ask::{SHORT, ask, load};
+use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
 use crate::failure::Done;
+use crate::well::{Expected, Ill, copies, ills};
 
 /// Ask every node for its volumes: roles, epochs, LSNs, links.
 ///
-/// Exit code 0 if all is well, 1 if something is degraded: a node does not answer, a copy is lost,
-/// incomplete or not a member of its view, a link is down, or two nodes take themselves for the
-/// primary. What is wrong is printed below each volume.
+/// Exit code 0 if every volume that was asked about is well, 1 if one is not, 2 if the command
+/// line or the configuration is wrong. A volume is well if every node that holds it answers with
+/// a whole copy that it can use, of the newest view, and with room for what its log holds; if its
+/// primary has its mirror; if each backup follows and lags by no more than secondary_threshold;
+/// if every voter answers and the register of views can be read. That holds with and without a
+/// program: without one, no link is missed, but a copy that lacks what another one has
+/// committed is. A volume that no program has used yet has nothing to copy.
+///
+/// What is not well is printed below the volume; with --json it is the list `ills`, each with
+/// `volume`, `node` (null where it is none's), `kind` (unreachable, refused, voter, quorum,
+/// promotion, primaries, copy, room, stale, alone, link, behind, backup-away, backup-lag), `text`
+/// and `do`, what to do about it.
 #[derive(clap::Args)]
 pub struct Status {
     /// The configuration file.
@@ -22,6 +34,9 @@ pub struct Status {
     /// Only this volume.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
+    /// Say also which nodes have the sync point of this number, and how safe it is there.
+    #[arg(long, value_name = "LSN")]
+    lsn: Option<u64>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -34,7 +49,18 @@ impl Status {
         if let Some(v) = &self.volume {
             config.volume(Some(v))?;
         }
-        let all = gather(&config, self.volume.as_deref());
+        let mut all = gather(&config, self.volume.as_deref());
+        if let Some(lsn) = self.lsn {
+            let persists = |n: &str| {
+                let node = config.nodes.get(n);
+                node.is_some_and(|n| n.log.medium != MediumKind::Dram)
+            };
+            for v in all["volumes"].as_array_mut().into_iter().flatten() {
+                let nodes = v["nodes"].as_array().cloned().unwrap_or_default();
+                let copies = copies(lsn, &nodes, persists);
+                v["copies"] = json!({ "lsn": lsn, "nodes": copies });
+            }
+        }
         let well = all["ok"] == true;
         let mut out = std::io::stdout().lock();
         if self.json {
@@ -71,23 +97,32 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
                 .any(|v| holders(config, v).iter().any(|h| h.name == n.name))
         })
         .collect();
+    // Who votes and holds no copy of these volumes is asked whether it is there.
+    let decided = volumes.iter().any(|v| v.failover == Failover::Automatic);
+    let mut voters = config.voters();
+    voters.retain(|w| decided && nodes.iter().all(|n| n.name != w.name));
+    let all = nodes.iter().chain(&voters).copied();
     let answers: Map<String, Value> = std::thread::scope(|s| {
-        let asked: Vec<_> = nodes
-            .iter()
-            .map(|n| (n, s.spawn(|| ask(config, n, SHORT, "status", json!({})))))
+        let asked: Vec<_> = all
+            .map(|n| {
+                let mut of = volumes.clone();
+                of.retain(|v| v.data_nodes().contains(&n.name.as_str()));
+                (n, s.spawn(move || ask_node(config, n, &of)))
+            })
             .collect();
         asked
             .into_iter()
             .map(|(n, t)| {
-                let answer = match t.join() {
-                    Ok(Ok(v)) => v,
-                    Ok(Err(f)) => json!({ "error": f.text }),
-                    Err(_) => json!({ "error": "the question failed" }),
-                };
-                (n.name.clone(), answer)
+                let failed = |_| json!({ "error": "the question failed" });
+                (n.name.clone(), t.join().unwrap_or_else(failed))
             })
             .collect()
     });
+    let silent = |n: &&Node| {
+        let why = answers[&n.name]["error"].as_str().map(str::to_owned);
+        (n.name.clone(), why)
+    };
+    let voters: Vec<(String, Option<String>)> = voters.iter().map(silent).collect();
     let mut well = true;
     let mut rows = Vec::new();
     for v in volumes {
@@ -100,12 +135,12 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
                     .and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
                     .cloned()
                     .unwrap_or_else(|| {
-                        let why = answer["error"]
-                            .as_str()
-                            .unwrap_or("it does not know this volume");
+                        let unknown = || format!("node {} does not know this volume", n.name);
+                        let why = answer["error"].as_str().map_or_else(unknown, str::to_owned);
                         json!({ "error": why })
                     });
-                row["reachable"] = json!(answer.get("error").is_none());
+                let answered = answer["error"].is_null() || answer["answered"] == true;
+                row["reachable"] = json!(answered);
                 row["node"] = json!(n.name);
                 row["address"] = json!(n.address.to_string());
                 if let Some(o) = row.as_object_mut() {
@@ -115,88 +150,70 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
                 row
             })
             .collect();
-        let wrong = wrong(v, &nodes);
-        well &= wrong.is_empty();
+        let expected = Expected {
+            mirrored: v.mirror.is_some(),
+            threshold: v.secondary_threshold,
+            voters: match v.failover {
+                Failover::Automatic => &voters,
+                Failover::Manual => &[],
+            },
+        };
+        let ills = ills(&expected, &nodes);
+        well &= ills.is_empty();
+        let of = |i: &Ill| i.to_json(&v.name);
         rows.push(json!({
             "volume": v.name,
             "mode": v.mode.as_str(),
-            "ok": wrong.is_empty(),
-            "wrong": wrong,
+            "ok": ills.is_empty(),
+            "ills": ills.iter().map(of).collect::<Vec<_>>(),
             "nodes": nodes,
         }));
     }
     json!({ "cluster": config.cluster, "ok": well, "volumes": rows })
 }
 
-/// Everything about a volume that is not as it should be.
-fn wrong(v: &Volume, nodes: &[Value]) -> Vec<String> {
-    let mut wrong = Vec::new();
-    let text = |n: &Value, k: &str| n[k].as_str().unwrap_or("").to_owned();
-    for n in nodes {
-        let name = text(n, "node");
-        if let Some(e) = n["error"].as_str() {
-            wrong.push(if n["reachable"] == true {
-                format!("node {name}: {e}")
-            } else {
-                e.to_owned()
-            });
+/// What a node says of these volumes. Its register is asked for apart: during an
+/// election that takes long, and then the node is there all the same.
+fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
+    let question = json!({ "register": false });
+    let asked = Asked::connect(config, node, SHORT);
+    let mut asked = match asked {
+        Ok(a) => a,
+        Err(f) => return json!({ "error": f.text }),
+    };
+    let who = asked.who().to_owned();
+    let mut answer = match asked.ask("status", question) {
+        Ok(v) => v,
+        Err(e) => {
+            // Who says no is there.
+            let answered = is_answer(&e);
+            let says = if answered { "" } else { " does not answer" };
+            return json!({ "error": format!("{who}{says}: {}", plain(&e)), "answered": answered });
         }
+    };
+    if answer["node"] != node.name.as_str() {
+        let other = format!("{who} says that it is node {}", answer["node"]);
+        return json!({ "error": other, "answered": true });
     }
-    let epoch = |n: &Value| n["epoch"].as_u64().unwrap_or(0);
-    let newest = nodes.iter().map(epoch).max().unwrap_or(0);
-    let first: Vec<&Value> = nodes
-        .iter()
-        .filter(|n| n["role"] == "primary" && epoch(n) == newest)
-        .collect();
-    if newest > 0 && nodes.iter().all(|n| n["reachable"] == true) && first.len() != 1 {
-        wrong.push(format!(
-            "{} nodes are primary in epoch {newest}",
-            first.len()
-        ));
-    }
-    for n in nodes
-        .iter()
-        .filter(|n| n["reachable"] == true && n.get("error").is_none())
-    {
-        let name = text(n, "node");
-        if newest > 0 {
-            match n["state"].as_str() {
-                Some("whole") => {}
-                Some("new") => wrong.push(format!("node {name} has no copy yet")),
-                Some(s) => wrong.push(format!("the copy of node {name} is {s}")),
-                None => {}
+    let mut lost = None;
+    for v in volumes.iter().filter(|v| v.failover == Failover::Automatic) {
+        let register = match &lost {
+            // Whoever cannot read one can read none.
+            Some(e) => json!({ "error": e }),
+            None => {
+                let question = json!({ "volume": v.name });
+                match ask(config, node, SHORT, "view-read", question) {
+                    Ok(r) => r,
+                    Err(f) => json!({ "error": lost.insert(f.text) }),
+                }
             }
-        }
-        if n["role"] == "primary" && epoch(n) < newest {
-            wrong.push(format!(
-                "node {name} was primary until epoch {newest} and has not been brought up to date"
-            ));
-        }
-    }
-    for n in nodes {
-        for b in n["backups"].as_array().into_iter().flatten() {
-            if b["active"] != true {
-                wrong.push(format!(
-                    "node {} does not reach backup {}",
-                    text(n, "node"),
-                    text(b, "node")
-                ));
-            }
+        };
+        let rows = answer["volumes"].as_array_mut().into_iter().flatten();
+        for row in rows.filter(|r| r["volume"] == v.name.as_str()) {
+            row["register"] = register.clone();
         }
     }
-    if let (Some(p), Some(_)) = (first.first(), &v.mirror)
-        && newest > 0
-    {
-        let name = text(p, "node");
-        if p["view"]["mirror"] == "" {
-            wrong.push(format!(
-                "node {name} is alone: what it commits has one copy"
-            ));
-        } else if p["attached"] == true && p["link"]["up"] == false {
-            wrong.push(format!("the link of node {name} to its mirror is down"));
-        }
-    }
-    wrong
+    answer
 }
 
 fn text(all: &Value) -> String {
@@ -259,7 +276,10 @@ fn text(all: &Value) -> String {
         }
         t += &columns(&rows);
         for n in nodes {
-            for b in n["backups"].as_array().unwrap_or(&empty) {
+            // Only a mirror forwards; others do not reach each other, and need not.
+            let forwards = n["role"] == "mirror";
+            let rows = n["backups"].as_array().filter(|_| forwards);
+            for b in rows.unwrap_or(&empty) {
                 t += &format!(
                     "  backup {} of node {}: {}, LSN {}\n",
                     b["node"].as_str().unwrap_or(""),
@@ -273,8 +293,21 @@ fn text(all: &Value) -> String {
             }
             t += &copying(n).unwrap_or_default();
         }
-        for w in v["wrong"].as_array().unwrap_or(&empty) {
-            t += &format!("  ! {}\n", w.as_str().unwrap_or(""));
+        for c in v["copies"]["nodes"].as_array().unwrap_or(&empty) {
+            let applied = match c["applied"] == true {
+                true => ", applied",
+                false => "",
+            };
+            t += &format!(
+                "  LSN {} on node {}: {}{applied}\n",
+                v["copies"]["lsn"],
+                c["node"].as_str().unwrap_or(""),
+                c["level"].as_str().unwrap_or(""),
+            );
+        }
+        for i in v["ills"].as_array().unwrap_or(&empty) {
+            t += &format!("  ! {}\n", i["text"].as_str().unwrap_or(""));
+            t += &format!("    what to do: {}\n", i["do"].as_str().unwrap_or(""));
         }
     }
     t

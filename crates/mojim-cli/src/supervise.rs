@@ -4,13 +4,18 @@
 //! this node is the primary, ended when it says another one is, and started
 //! again. That a program on the wrong node can commit nothing is not its
 //! affair: the mirror and the register see to that.
+//!
+//! Invariant: nothing is waited for in silence. What is waited for, where, and
+//! since when is said on standard error after a second (`Wait`), and again when it
+//! is another; a wait for a daemon that nobody starts ends with an error.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use mojim::client::Client;
 use mojim::config::{Config, Node, Volume};
@@ -20,6 +25,7 @@ use mojim::os::Os;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 
+use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::signals;
 
@@ -27,6 +33,11 @@ use crate::signals;
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a question waits for this node to become primary.
 const WAIT: Duration = Duration::from_millis(500);
+/// How long a wait goes on before a person is told of it.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long a daemon may be gone, while it is started again, before a wait for it
+/// is given up; three times `failure_limit` where that is more.
+const RESTART: Duration = Duration::from_secs(10);
 /// Between two such questions.
 const PAUSE: Duration = Duration::from_millis(1);
 /// How long a program may take to end before it is killed.
@@ -54,8 +65,12 @@ impl Program {
 enum Who {
     Me,
     Another(String),
+    /// This node is, but its copy is not free yet.
+    Soon,
     /// The daemon or the voters do not answer.
     Unknown(String),
+    /// There is no daemon.
+    Gone(String),
 }
 
 /// Where a program may run, as its node's daemon knows it.
@@ -99,17 +114,123 @@ impl Post {
         match answer {
             Ok(a) if a["ready"] == true => Who::Me,
             Ok(a) => match a["primary"].as_str() {
-                Some(p) if p == self.me => Who::Unknown("this node is taking over".into()),
+                Some(p) if p == self.me => Who::Soon,
                 Some(p) => Who::Another(p.to_owned()),
                 None => Who::Another("the configuration's primary, first".into()),
             },
-            Err(e) => Who::Unknown(e.to_string()),
+            Err(e) if [libc::ENOENT, libc::ECONNREFUSED].contains(&e.errno()) => {
+                Who::Gone(plain(&e))
+            }
+            Err(e) => Who::Unknown(plain(&e)),
         }
     }
 }
 
+/// What is waited for, and what was said of it.
+struct Wait<'a> {
+    post: &'a Post,
+    config: &'a Config,
+    file: &'a Path,
+    began: Instant,
+    what: String,
+    since: (Instant, SystemTime),
+    said: bool,
+}
+
+impl<'a> Wait<'a> {
+    fn new(post: &'a Post, config: &'a Config, file: &'a Path) -> Wait<'a> {
+        Wait {
+            post,
+            config,
+            file,
+            began: Instant::now(),
+            what: String::new(),
+            since: (Instant::now(), SystemTime::now()),
+            said: false,
+        }
+    }
+
+    /// What is waited for while it is so.
+    fn describe(&self, who: &Who) -> String {
+        let me = &self.post.me;
+        let at = |name: &str| match self.config.node(name) {
+            Ok(n) => format!("node {name} at {}", n.address),
+            Err(_) => name.to_owned(),
+        };
+        match who {
+            Who::Me => String::new(),
+            Who::Another(other) => format!(
+                "{} is the primary; the program starts here when node {me} takes over",
+                at(other)
+            ),
+            Who::Soon => format!("node {me} is taking over"),
+            Who::Unknown(e) => format!(
+                "the daemon of node {me} at {} cannot say who the primary is: {e}",
+                self.post.daemon
+            ),
+            Who::Gone(e) => format!(
+                "the daemon of node {me} is not there: {e}; start it: {}",
+                self.command()
+            ),
+        }
+    }
+
+    fn command(&self) -> String {
+        let file = self.file.display();
+        format!("mojim node --config {file} --name {}", self.post.me)
+    }
+
+    /// Notes what is waited for now, and says it.
+    fn is_for(&mut self, who: &Who, say: &impl Fn(String)) {
+        let what = self.describe(who);
+        if what != self.what {
+            self.what = what;
+            self.since = (Instant::now(), SystemTime::now());
+            self.said = false;
+        }
+        if !self.said && !self.what.is_empty() && self.began.elapsed() >= SILENCE {
+            self.said = true;
+            say(format!(
+                "waiting, since {}: {}",
+                clock(self.since.1),
+                self.what
+            ));
+        }
+    }
+
+    /// Whether nobody but a person ends this: there has been no daemon for longer
+    /// than it takes to start one again.
+    fn is_hopeless(&self, who: &Who) -> bool {
+        matches!(who, Who::Gone(_))
+            && self.since.0.elapsed() >= RESTART.max(self.config.failure_limit * 3)
+    }
+
+    /// Why such a wait ends.
+    fn failure(&self) -> Failure {
+        Failure::failed(format!(
+            "volume {}: given up, after waiting since {}: {}",
+            self.post.volume,
+            clock(self.since.1),
+            self.what
+        ))
+    }
+}
+
+/// The time of day.
+fn clock(t: SystemTime) -> String {
+    let s = t.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let s = s.as_secs() % 86400;
+    format!("{:02}:{:02}:{:02} UTC", s / 3600, s / 60 % 60, s % 60)
+}
+
 /// Runs the command whenever `node` is the primary of `volume`; ends with it.
-pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) -> Done {
+pub fn run(
+    mut command: Command,
+    config: &Config,
+    file: &Path,
+    node: &Node,
+    volume: &Volume,
+) -> Done {
     signals::block()?;
     // SAFETY: between fork and exec only the signal mask and the wish to be
     // told of the parent's end are changed, both by one system call each.
@@ -132,7 +253,8 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
     let say = |text: String| say_on_stderr(&format!("volume {}: {text}", volume.name));
     let beat = config.heartbeat;
     loop {
-        if let Some(signal) = wait_until_primary(&post, &events, beat, &say) {
+        let wait = Wait::new(&post, config, file);
+        if let Some(signal) = wait_until_primary(wait, &events, beat, &say)? {
             return Ok(128 + signal as u8);
         }
         say(format!(
@@ -140,16 +262,26 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
             node.name
         ));
         let program = start(&mut command, &tell)?;
-        let (status, signalled) = guard(&program, &post, &events, beat, &say)?;
+        let wait = Wait::new(&post, config, file);
+        let (status, signalled) = guard(&program, wait, &events, beat, &say)?;
         // A program whose node was replaced may end by itself, with an error
         // of its sync points: that is no end of its work.
+        let mut wait = Wait::new(&post, config, file);
         let who = loop {
-            match post.ask() {
-                Who::Unknown(_) if !signalled => match events.recv_timeout(beat) {
-                    Ok(Event::Signal(_)) => break Who::Me,
-                    _ => continue,
-                },
+            let who = match post.ask() {
+                who @ (Who::Unknown(_) | Who::Gone(_)) if !signalled => who,
                 who => break who,
+            };
+            wait.is_for(&who, &say);
+            if wait.is_hopeless(&who) {
+                say(format!(
+                    "the program ended ({status}); whether another node is the primary now is not known: {}",
+                    wait.what
+                ));
+                break Who::Me;
+            }
+            if let Ok(Event::Signal(_)) = events.recv_timeout(beat) {
+                break Who::Me;
             }
         };
         match who {
@@ -168,10 +300,8 @@ pub fn run(mut command: Command, config: &Config, node: &Node, volume: &Volume) 
 
 fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure> {
     let mut child: Child = command.spawn().map_err(|e| {
-        Failure::failed(format!(
-            "running {}: {e}",
-            command.get_program().to_string_lossy()
-        ))
+        let name = command.get_program().to_string_lossy();
+        Failure::not_started(&e, format!("running {name}: {e}"))
     })?;
     // Nobody has waited for it yet, so the number is still its own.
     let program = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
@@ -185,36 +315,37 @@ fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure
 
 /// The number of the signal that came instead, if one did.
 fn wait_until_primary(
-    post: &Post,
+    mut wait: Wait,
     events: &Receiver<Event>,
     beat: Duration,
     say: &impl Fn(String),
-) -> Option<i32> {
-    let mut told = String::new();
+) -> Result<Option<i32>, Failure> {
     loop {
-        let why = match post.ask_for(WAIT) {
-            Who::Me => return None,
-            Who::Another(other) => {
-                format!("waiting: node {other} is the primary, not {}", post.me)
-            }
-            Who::Unknown(e) => format!("waiting: who is primary is not known: {e}"),
-        };
-        if why != told {
-            say(why.clone());
-            told = why;
+        let who = wait.post.ask_for(WAIT);
+        if let Who::Me = who {
+            return Ok(None);
+        }
+        wait.is_for(&who, say);
+        if wait.is_hopeless(&who) {
+            return Err(wait.failure());
         }
         // Who does not answer is not asked again at once.
-        if let Ok(Event::Signal(s)) = events.recv_timeout(beat.min(PAUSE)) {
-            return Some(s);
+        let pause = match who {
+            Who::Gone(_) => beat,
+            _ => beat.min(PAUSE),
+        };
+        if let Ok(Event::Signal(s)) = events.recv_timeout(pause) {
+            return Ok(Some(s));
         }
     }
 }
 
 /// Waits for the program's end, and ends it when this node is primary no
 /// longer. Returns its status, and whether this process was asked to end it.
+/// Says so while nobody would tell it of that.
 fn guard(
     program: &Program,
-    post: &Post,
+    mut wait: Wait,
     events: &Receiver<Event>,
     beat: Duration,
     say: &impl Fn(String),
@@ -236,15 +367,22 @@ fn guard(
         match asked {
             Some(since) if since.elapsed() > GRACE => program.signal(Signal::KILL),
             Some(_) => {}
-            None => {
-                if let Who::Another(other) = post.ask() {
+            None => match wait.post.ask() {
+                Who::Another(other) => {
                     say(format!(
                         "node {other} is the primary now; the program is ended"
                     ));
                     program.signal(Signal::TERM);
                     asked = Some(Instant::now());
                 }
-            }
+                who @ (Who::Unknown(_) | Who::Gone(_)) => wait.is_for(&who, say),
+                Who::Me | Who::Soon => {
+                    if wait.said {
+                        say(format!("the daemon of node {} answers again", wait.post.me));
+                    }
+                    wait = Wait::new(wait.post, wait.config, wait.file);
+                }
+            },
         }
     }
 }

@@ -288,6 +288,34 @@ fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
     }
 }
 
+/// A spill file that took longer on its way to a backup than a link may be silent never
+/// arrived: the answer to the last heartbeat was behind it, its link was given up, and it
+/// was sent anew from the beginning, for ever.
+#[test]
+fn a_spill_file_reaches_a_slow_backup() {
+    let (c, slow) = with_slow_backup("sync", 1 << 20, "connections = 2");
+    let _a = c.node("a");
+    let _c = c.node("c");
+    let _d = c.node("d");
+    let args = ["node", "--config", slow.to_str().unwrap(), "--name", "b"];
+    let mut b = Process::start(&args, &c.dir.join("b.txt"));
+    assert!(b.line().unwrap().contains("is ready at"));
+    let (mut p, _) = c.program("a", &["--entries", "10", "--linger"]);
+    p.acknowledged(0, 10);
+    p.finish();
+    c.await_level("c", "b");
+    let copies = c.copies("c");
+    // Sync points of 1 MiB: each takes four seconds on its way.
+    let words = ["--entries", "1", "--ballast", "2097152", "--linger"];
+    let (mut p, _) = c.program("a", &words);
+    p.acknowledged(10, 11);
+    c.await_level("c", "b");
+    assert_eq!(c.copies("c"), copies, "it was copied whole");
+    p.finish();
+    c.await_level("c", "b");
+    c.assert_same("c", "a");
+}
+
 /// The same where the primary has no mirror and forwards itself.
 #[test]
 fn a_slow_backup_paces_a_primary_without_a_mirror() {

@@ -685,6 +685,95 @@ fn run_says_what_it_lacks() {
     }
 }
 
+/// The libraries lie beside the command, of this source.
+fn build_libraries() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .current_dir(root)
+        .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success());
+}
+
+/// Static programs ran unguarded, and reached the volume's files past Mojim.
+#[test]
+fn run_starts_no_program_that_would_run_without_the_libraries() {
+    build_libraries();
+    let c = Cluster::new(SYNC);
+    let program = c.dir.join("static");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/probe_static.c");
+    let mut cc = Command::new("cc");
+    let cc = cc.arg("-static").arg(source).arg("-o").arg(&program);
+    assert!(cc.status().unwrap().success());
+    let program = program.to_str().unwrap();
+    let out = c.mojim("run", &["--name", "a", "--", program]);
+    assert_eq!(out.status.code(), Some(126), "{}", text(&out.stdout));
+    let why = text(&out.stderr);
+    assert!(
+        why.contains("linked statically") && why.contains(program),
+        "{why}"
+    );
+    let out = c.mojim("run", &["--name", "a", "--allow-unguarded", "--", program]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    assert_eq!(text(&out.stdout), "unguarded\n");
+    let out = c.mojim("run", &["--name", "a", "--", "nothing-of-that-name"]);
+    assert_eq!(out.status.code(), Some(127), "{}", text(&out.stderr));
+}
+
+/// `mojim run` asked a daemon that was gone for minutes, and said nothing.
+#[test]
+fn run_says_what_it_waits_for_and_gives_up_a_daemon_that_nobody_starts() {
+    build_libraries();
+    let c = support::voters::Cluster::new("sync", "disk");
+    let command = format!("mojim node --config {} --name a", c.file().display());
+    // Before the program was started.
+    let out = c.mojim("run", &["--name", "a", "--", "true"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    for what in [
+        "waiting, since",
+        "the daemon of node a",
+        "given up",
+        &command,
+    ] {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+    // And after it has ended.
+    let mut a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let go = c.dir.join("go");
+    assert!(Command::new("mkfifo").arg(&go).status().unwrap().success());
+    let script = format!("echo up; read x < '{}'; exit 3", go.display());
+    let file = c.file();
+    let args = [
+        "run",
+        "--config",
+        file.to_str().unwrap(),
+        "--name",
+        "a",
+        "--",
+    ];
+    let args = [&args[..], &["sh", "-c", &script]].concat();
+    let mut run = Process::start(&args, &c.dir.join("run.txt"));
+    assert_eq!(run.line().as_deref(), Some("up"));
+    a.kill();
+    fs::write(&go, "go\n").unwrap();
+    assert_eq!(run.wait(), Some(3), "{}", run.errors());
+    let said = run.errors();
+    for what in [
+        "waiting, since",
+        "the program ended",
+        "is not known",
+        &command,
+    ] {
+        assert!(said.contains(what), "{what}: {said}");
+    }
+}
+
 /// Figure 1 of the Mojim paper, compiled with `cc` and run unmodified under
 /// `mojim run`, replicated, twice; then the mirror takes over and has it.
 #[test]

@@ -52,6 +52,10 @@ const ASYNC: &str = "\
 | a's power | kept | kept | kept | kept | kept |
 | a for good | lag | lag | lag | lost | lag |
 
+| at the same time | nothing else | a's program | a's processes | a's power | a for good |
+|---|---|---|---|---|---|
+| b's copy | kept | kept | kept | kept | lost |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | since |
@@ -73,6 +77,10 @@ const SYNC: &str = "\
 | a's processes | kept | kept | kept | kept | kept |
 | a's power | kept | kept | kept | ring | kept |
 | a for good | kept | kept | kept | lost | kept |
+
+| at the same time | nothing else | a's program | a's processes | a's power | a for good |
+|---|---|---|---|---|---|
+| b's copy | kept | kept | kept | ring | lost |
 
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
@@ -100,6 +108,10 @@ const SYNC_FLUSH: &str = "\
 | a's power | kept | kept | kept | kept | kept |
 | a for good | kept | kept | kept | lost | kept |
 
+| at the same time | nothing else | a's program | a's processes | a's power | a for good |
+|---|---|---|---|---|---|
+| b's copy | kept | kept | kept | kept | lost |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | since |
@@ -125,6 +137,10 @@ const SYNC_DISK: &str = "\
 | a's processes | kept | kept | kept | kept | kept |
 | a's power | kept | kept | ring | ring | kept |
 | a for good | kept | kept | lost | lost | kept |
+
+| at the same time | nothing else | a's program | a's processes | a's power | a for good |
+|---|---|---|---|---|---|
+| b's copy | kept | kept | kept | ring | lost |
 
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
@@ -158,6 +174,10 @@ const SYNC_SEC: &str = "\
 | c's power | kept | kept | kept | kept | kept | kept | kept | kept | kept |
 | c for good | kept | kept | kept | kept | kept | kept | kept | kept | kept |
 
+| at the same time | nothing else | a's program | a's processes | a's power | a for good |
+|---|---|---|---|---|---|
+| b's copy | kept | kept | kept | lag | lag |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | lag |
@@ -186,6 +206,10 @@ const BY_HAND: &str = "\
 | a's power | kept | kept | kept | ring | hand |
 | a for good | hand | hand | hand | lost | hand |
 
+| at the same time | nothing else | a's program | a's processes | a's power | a for good |
+|---|---|---|---|---|---|
+| b's copy | kept | kept | kept | ring | lost |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | since |
@@ -201,7 +225,37 @@ const BY_HAND: &str = "\
 | a's power; b takes over, a is back | kept | kept | kept | hand |
 ";
 
-const TABLES: [&str; 7] = [
+const DISK_BY_HAND: &str = "\
+### `sync-disk` with two nodes and no witness
+
+| at the same time | nothing else | b's processes | b's power | b for good | the link |
+|---|---|---|---|---|---|
+| nothing else | | kept | kept | hand | hand |
+| a's program | kept | kept | kept | hand | hand |
+| a's processes | kept | kept | kept | hand | hand |
+| a's power | kept | kept | ring | ring | hand |
+| a for good | hand | hand | lost | lost | hand |
+
+| at the same time | nothing else | a's program | a's processes | a's power | a for good |
+|---|---|---|---|---|---|
+| b's copy | kept | kept | kept | ring | lost |
+
+| one after the other | then its program | its processes | its power | it for good |
+|---|---|---|---|---|
+| b's processes; a goes on alone | kept | kept | kept | since |
+| b's power; a goes on alone | kept | kept | kept | lost |
+| b for good; a goes on alone | kept | kept | kept | lost |
+| the link; a goes on alone | kept | kept | kept | since |
+| a's processes; b takes over | kept | kept | since | since |
+| a's power; b takes over | kept | kept | ring | ring |
+| a for good; b takes over | kept | kept | lost | lost |
+| b's processes; b is back | kept | kept | kept | hand |
+| b's power; b is back | kept | kept | kept | hand |
+| a's processes; b takes over, a is back | kept | kept | kept | hand |
+| a's power; b takes over, a is back | kept | kept | kept | hand |
+";
+
+const TABLES: [&str; 8] = [
     UNREPLICATED,
     ASYNC,
     SYNC,
@@ -209,6 +263,7 @@ const TABLES: [&str; 7] = [
     SYNC_DISK,
     SYNC_SEC,
     BY_HAND,
+    DISK_BY_HAND,
 ];
 
 /// Entries that show that somebody goes on.
@@ -223,7 +278,9 @@ enum Failure {
     Processes(&'static str),
     /// Its memory is gone too.
     Power(&'static str),
-    /// And its disk.
+    /// So is its copy of the volume, and it comes back with its name only.
+    Copy(&'static str),
+    /// So is its disk, and it does not come back.
     Good(&'static str),
     /// Primary and mirror do not hear each other.
     Link,
@@ -236,16 +293,27 @@ impl Failure {
             Failure::Program(_) => Failure::Program(node),
             Failure::Processes(_) => Failure::Processes(node),
             Failure::Power(_) => Failure::Power(node),
+            Failure::Copy(_) => Failure::Copy(node),
             Failure::Good(_) => Failure::Good(node),
             Failure::Link => Failure::Link,
         }
     }
 
+    /// The node whose processes end by it.
+    fn ends(self) -> Option<&'static str> {
+        match self {
+            Failure::Program(_) => None,
+            f => f.node(),
+        }
+    }
+
     fn node(self) -> Option<&'static str> {
         match self {
-            Failure::Program(n) | Failure::Processes(n) | Failure::Power(n) | Failure::Good(n) => {
-                Some(n)
-            }
+            Failure::Program(n)
+            | Failure::Processes(n)
+            | Failure::Power(n)
+            | Failure::Copy(n)
+            | Failure::Good(n) => Some(n),
             Failure::Link => None,
         }
     }
@@ -318,8 +386,9 @@ impl Case {
         };
         let failed = |f| self.last.contains(&f) || self.first.is_some_and(|(g, _)| g == f);
         let left = of.iter().filter(|n| !failed(Failure::Good(n)));
-        // Rather one that has kept its memory.
-        left.min_by_key(|n| failed(Failure::Power(n))).copied()
+        // Rather one that has kept its copy, and its memory.
+        left.min_by_key(|n| (failed(Failure::Copy(n)), failed(Failure::Power(n))))
+            .copied()
     }
 
     /// Whether there is anybody who could be asked.
@@ -341,6 +410,7 @@ fn failure(words: &'static str) -> Option<Failure> {
             Some((n, "program")) => Failure::Program(node(n)),
             Some((n, "processes")) => Failure::Processes(node(n)),
             Some((n, "power")) => Failure::Power(node(n)),
+            Some((n, "copy")) => Failure::Copy(node(n)),
             _ => panic!("{words}: no failure"),
         },
     })
@@ -849,7 +919,7 @@ impl Cluster {
                 w.kill();
                 dying = true;
             }
-            if let Failure::Processes(n) | Failure::Power(n) | Failure::Good(n) = f {
+            if let Some(n) = f.ends() {
                 kill_process(Pid::from_child(&self.nodes[n].child), Signal::KILL).unwrap();
             }
         }
@@ -857,16 +927,33 @@ impl Cluster {
             self.end_program();
         }
         for f in failures {
-            if let Failure::Processes(n) | Failure::Power(n) | Failure::Good(n) = f {
+            if let Some(n) = f.ends() {
                 self.nodes.remove(n).expect("it runs").kill();
             }
-            if let Failure::Power(n) | Failure::Good(n) = f {
+            if let Failure::Copy(n) = f {
+                self.lose_copy(n);
+            }
+            if let Failure::Power(n) | Failure::Copy(n) | Failure::Good(n) = f {
                 fs::remove_dir_all(self.memory.join(n)).unwrap();
                 fs::create_dir_all(self.memory.join(n)).unwrap();
             }
             if let Failure::Good(n) = f {
                 fs::remove_dir_all(self.dir.join(n)).unwrap();
                 self.gone.push(n);
+            }
+        }
+    }
+
+    /// All that a node has of the volume; what it has as a voter stays.
+    fn lose_copy(&self, node: &str) {
+        let dir = self.dir.join(node);
+        fs::remove_dir_all(dir.join("v")).unwrap();
+        for entry in fs::read_dir(dir.join(".mojim")).unwrap() {
+            let path = entry.unwrap().path();
+            match path.file_name().unwrap().to_str().unwrap() {
+                "v" => fs::remove_dir_all(path).unwrap(),
+                name if name.starts_with("v.log.") => fs::remove_file(path).unwrap(),
+                _ => {}
             }
         }
     }
@@ -882,7 +969,7 @@ impl Cluster {
 
     /// An operator lets `node` go on, where that takes his word for what may be
     /// missing, and nothing happens without.
-    fn go_on_by_hand(&mut self, node: &str) {
+    fn go_on_by_hand(&mut self, case: &Case, node: &str) {
         if self.is_cut {
             // Its voter may lead, and `node` does not hear it.
             let other = if node == "a" { "b" } else { "a" };
@@ -891,6 +978,10 @@ impl Cluster {
             }
         }
         if !self.register {
+            if case.promise == Promise::Ring {
+                // Nothing happens by itself.
+                assert!(self.attach(node, &["--entries", "1"]).is_none());
+            }
             return self.promote(node);
         }
         if self.await_named() == node {
@@ -960,7 +1051,7 @@ impl Cluster {
             }
             return;
         };
-        self.await_refusal(node, &["--force", "--yes"], "no whole copy");
+        self.await_refusal(node, &["--force", "--yes"], "copy of volume v");
         assert!(self.attach(node, &["--entries", "1"]).is_none());
     }
 }
@@ -1036,13 +1127,13 @@ fn run(case: &Case) {
         Promise::Kept => c.go_on((!c.register).then_some(at), all),
         Promise::Hand => {
             let node = node.expect("somebody is left");
-            c.go_on_by_hand(node);
+            c.go_on_by_hand(case, node);
             c.go_on(Some(node), all)
         }
         Promise::Lost => return c.refuses(node),
         Promise::Lag | Promise::Since | Promise::Ring => {
             let node = node.expect("somebody is left");
-            c.go_on_by_hand(node);
+            c.go_on_by_hand(case, node);
             c.go_on(Some(node), least)
         }
     };
@@ -1209,6 +1300,11 @@ fn sync_by_hand() {
 }
 
 #[test]
+fn sync_disk_by_hand() {
+    run_all(DISK_BY_HAND);
+}
+
+#[test]
 fn sync_sec_and_sync_seceth() {
     run_all(SYNC_SEC);
 }
@@ -1229,7 +1325,7 @@ fn the_document_has_these_tables() {
         let here: usize = TABLES.iter().map(|t| lines(t, begin)).sum();
         assert_eq!(lines(&document, begin), here, "{begin}");
     }
-    let all = "unreplicated async sync sync-flush sync-disk sync-sec sync-seceth sync";
+    let all = "unreplicated async sync sync-flush sync-disk sync-sec sync-seceth sync sync-disk";
     assert_eq!(named.join(" "), all);
 }
 

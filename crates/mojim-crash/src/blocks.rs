@@ -83,7 +83,7 @@ pub fn run(o: &Options) -> Result<Report> {
 }
 
 /// Bytes for a place, among those that reach the medium.
-type Piece = (u64, Vec<u8>);
+pub(crate) type Piece = (u64, Vec<u8>);
 
 /// A device that records, one that is quick, and where they are mounted.
 struct Bench {
@@ -289,7 +289,7 @@ struct Range {
 /// Which one was, or what is wrong.
 type Found = std::result::Result<u64, String>;
 
-fn put(medium: &mut [u8], at: u64, bytes: &[u8]) {
+pub(crate) fn put(medium: &mut [u8], at: u64, bytes: &[u8]) {
     medium[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
 }
 
@@ -318,7 +318,7 @@ fn ack(e: &Event) -> Option<u64> {
 }
 
 /// Behind the last flush.
-fn last_flush(history: &[Event]) -> Option<usize> {
+pub(crate) fn last_flush(history: &[Event]) -> Option<usize> {
     let at = history.iter().rposition(|e| *e == Event::Flush)?;
     Some(at + 1)
 }
@@ -340,7 +340,7 @@ fn moments(history: &[Event], rng: &mut Rng, n: u64) -> Vec<usize> {
 }
 
 /// What of writes that were not flushed reaches the medium.
-fn survivors(writes: &[Event], rng: &mut Rng) -> Vec<Piece> {
+pub(crate) fn survivors(writes: &[Event], rng: &mut Rng) -> Vec<Piece> {
     let writes: Vec<Piece> = all(writes).collect();
     let one = rng.below(writes.len() as u64) as usize;
     let (mode, rate) = (rng.below(8), *rng.pick(&[100, 500, 900]));

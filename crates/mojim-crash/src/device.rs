@@ -36,7 +36,22 @@ pub enum Event {
 struct State {
     bytes: Vec<u8>,
     history: Option<Vec<Event>>,
+    clock: Option<Clock>,
+    /// The clock's time of each event of the history, where there is a clock.
+    times: Vec<u64>,
 }
+
+impl State {
+    fn note(&mut self, event: impl FnOnce() -> Event) {
+        if let Some(history) = &mut self.history {
+            history.push(event());
+            self.times.extend(self.clock.as_ref().map(|now| now()));
+        }
+    }
+}
+
+/// Tells the order of what is seen in several places: each call a larger number.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The device, while it lives.
 pub struct Device {
@@ -76,9 +91,31 @@ impl Device {
         lock(&self.state).history = Some(Vec::new());
     }
 
+    /// The same, and each request has its time, between when it came and when it
+    /// was answered.
+    pub fn record_by(&self, clock: Clock) {
+        let mut state = lock(&self.state);
+        state.history = Some(Vec::new());
+        state.times = Vec::new();
+        state.clock = Some(clock);
+    }
+
+    /// What it was asked since, with the times, and no more is noted.
+    pub fn take_timed_history(&self) -> (Vec<Event>, Vec<u64>) {
+        let mut state = lock(&self.state);
+        state.clock = None;
+        let times = std::mem::take(&mut state.times);
+        (state.history.take().unwrap_or_default(), times)
+    }
+
     /// What it was asked since, and no more is noted.
     pub fn take_history(&self) -> Vec<Event> {
         lock(&self.state).history.take().unwrap_or_default()
+    }
+
+    /// What is on it, in its cache or on its medium.
+    pub fn bytes(&self) -> Vec<u8> {
+        lock(&self.state).bytes.clone()
     }
 
     /// Makes it another device, that nobody has asked anything.
@@ -171,9 +208,7 @@ impl Filesystem for Disk {
             Some(there) => there.copy_from_slice(data),
             None => return reply.error(Errno::ENOSPC),
         }
-        if let Some(history) = &mut state.history {
-            history.push(Event::Write(offset, data.to_vec()));
-        }
+        state.note(|| Event::Write(offset, data.to_vec()));
         reply.written(data.len() as u32);
     }
 
@@ -182,9 +217,7 @@ impl Filesystem for Disk {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        if let Some(history) = &mut lock(&self.0).history {
-            history.push(Event::Flush);
-        }
+        lock(&self.0).note(|| Event::Flush);
         reply.ok();
     }
 }

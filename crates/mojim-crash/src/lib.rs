@@ -2,8 +2,8 @@
 //! away from programs that acknowledge what they made durable, and compares
 //! every byte of what they recover.
 //!
-//! Owns the workload, those who run it, and three rungs of `docs/testing.md`:
-//! page-cache loss, block history and the pulled plug. Invariant: a rung counts only if it finds
+//! Owns the workload, those who run it, and four rungs of `docs/testing.md`:
+//! page-cache loss, block history, power for clusters and the pulled plug. Invariant: a rung counts only if it finds
 //! the broken controls and every broken Mojim, and finds nothing in `mojim` and
 //! `log`.
 
@@ -11,7 +11,9 @@ pub mod acks;
 pub mod blocks;
 mod cache;
 pub mod cache_loss;
+pub mod cluster;
 mod device;
+pub mod journal;
 pub mod machine;
 mod naive;
 pub mod plug;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
 use mojim::os::Os;
-use mojim_format::{OpKind, RecordView};
+use mojim_format::{OpKind, RecordView, Superblock};
 
 use crate::cache::Cache;
 
@@ -32,14 +32,50 @@ pub enum Fault {
     DataFirst,
     /// A record's write is called done, and made when the next one comes.
     AckEarly,
+    /// The superblock is written and synced some milliseconds after its sync has
+    /// returned, while what it lets go is used again.
+    SuperblockLate,
+    /// The superblock does not tell that the ring was lost.
+    ForgetRing,
 }
+
+impl Fault {
+    /// Those that a process is told by name.
+    const NAMED: [(Fault, &'static str); 7] = [
+        (Fault::NoLogFlush, "no-log-flush"),
+        (Fault::NoDataFlush, "no-data-flush"),
+        (Fault::NoSuperblockFlush, "no-superblock-flush"),
+        (Fault::DataFirst, "data-first"),
+        (Fault::AckEarly, "ack-early"),
+        (Fault::SuperblockLate, "superblock-late"),
+        (Fault::ForgetRing, "forget-ring"),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        let found = Fault::NAMED.into_iter().find(|(f, _)| *f == self);
+        found.expect("all are there").1
+    }
+
+    /// By its name.
+    pub fn of(name: &str) -> Result<Fault, String> {
+        let found = Fault::NAMED.into_iter().find(|(_, n)| *n == name);
+        found.map(|(f, _)| f).ok_or_else(|| {
+            let all = Fault::NAMED.map(|(_, n)| n);
+            format!("one of {}", all.join(", "))
+        })
+    }
+}
+
+/// How late a late superblock is.
+const LATE: Duration = Duration::from_millis(20);
 
 /// A machine. `data` is the file of the one region.
 pub struct Machine {
     /// What it is made of.
     pub os: Os,
-    /// Another boot than this one: after a loss of power.
-    pub rebooted: bool,
+    /// Which boot of it: 0 is this one, another one comes after a loss of power.
+    pub boot: u8,
     /// What is broken in it.
     pub fault: Option<Fault>,
     /// The data file, for [`Fault::DataFirst`].
@@ -51,8 +87,7 @@ impl Env for Machine {
         self.os.now()
     }
     fn boot_id(&self) -> [u8; 16] {
-        let flip = if self.rebooted { 0xff } else { 0 };
-        self.os.boot_id().map(|b| b ^ flip)
+        self.os.boot_id().map(|b| b ^ self.boot)
     }
     fn random(&self) -> u64 {
         self.os.random()
@@ -66,7 +101,9 @@ impl Env for Machine {
         let hit = match self.fault {
             Some(Fault::NoLogFlush | Fault::DataFirst | Fault::AckEarly) => how.durable,
             Some(Fault::NoDataFlush) => is_data,
-            Some(Fault::NoSuperblockFlush) => is_superblock,
+            Some(Fault::NoSuperblockFlush | Fault::SuperblockLate | Fault::ForgetRing) => {
+                is_superblock
+            }
             None => false,
         };
         let Some(fault) = self.fault.filter(|_| hit) else {
@@ -82,6 +119,7 @@ impl Env for Machine {
             os: self.os.clone(),
             data: self.data.clone(),
             late: Mutex::new(None),
+            waiting: Mutex::default(),
         }))
     }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -176,6 +214,8 @@ struct Broken {
     data: PathBuf,
     /// The write that has not been made.
     late: Mutex<Option<(Vec<u8>, u64)>>,
+    /// Writes that the next sync makes, too late.
+    waiting: Mutex<Vec<(Vec<u8>, u64)>>,
 }
 
 impl Broken {
@@ -211,9 +251,26 @@ impl File for Broken {
                 self.inner.write_at(buf, offset)
             }
             Fault::DataFirst => {
-                write_data(&self.os, &self.data, buf)?;
+                match write_data(&self.os, &self.data, buf) {
+                    // A mirror makes the file when it applies the record that does.
+                    Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                    done => done?,
+                }
                 self.write_durably(buf, offset)
             }
+            Fault::SuperblockLate => {
+                // Nothing of it is in the page cache before its time either.
+                let mut waiting = self.waiting.lock().expect("no thread panics");
+                waiting.push((buf.to_vec(), offset));
+                Ok(())
+            }
+            Fault::ForgetRing => match Superblock::decode(buf) {
+                Ok(mut sb) => {
+                    sb.ring_lost = false;
+                    self.inner.write_at(&sb.encode()[..], offset)
+                }
+                Err(_) => self.inner.write_at(buf, offset),
+            },
             Fault::AckEarly => {
                 self.make_late()?;
                 *self.late.lock().expect("no thread panics") = Some((buf.to_vec(), offset));
@@ -224,6 +281,20 @@ impl File for Broken {
     fn sync(&self) -> io::Result<()> {
         match self.fault {
             Fault::NoDataFlush | Fault::NoSuperblockFlush => Ok(()),
+            Fault::SuperblockLate => {
+                let mut waiting = self.waiting.lock().expect("no thread panics");
+                let (writes, inner) = (std::mem::take(&mut *waiting), self.inner.clone());
+                drop(waiting);
+                std::thread::spawn(move || {
+                    std::thread::sleep(LATE);
+                    for (bytes, at) in writes {
+                        // The engine was told long ago that it is there.
+                        let _ = inner.write_at(&bytes, at);
+                    }
+                    let _ = inner.sync();
+                });
+                Ok(())
+            }
             _ => self.inner.sync(),
         }
     }

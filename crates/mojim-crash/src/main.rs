@@ -1,15 +1,20 @@
 //! The command `mojim-crash`: the workload and the check for whoever crashes a
-//! machine, and two rungs that do it here.
+//! machine, and the rungs that do it here.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use mojim_crash::acks::Acks;
+use mojim_crash::cluster::Failures;
+use mojim_crash::cluster::parts::{self, Made};
+use mojim_crash::cluster::setup::Mode;
+use mojim_crash::machine::Fault;
 use mojim_crash::report::{Extent, Report};
 use mojim_crash::subject::{Kind, Place};
 use mojim_crash::workload::Model;
-use mojim_crash::{Result, blocks, cache_loss, check, plug, work};
+use mojim_crash::{Result, blocks, cache_loss, check, cluster, plug, work};
 
 /// Crashes, and compares what is recovered.
 #[derive(Parser)]
@@ -26,6 +31,90 @@ enum Word {
     CacheLoss(CacheLoss),
     Blocks(Blocks),
     Plug(Plug),
+    Cluster(Cluster),
+    Node(Node),
+    Program(Program),
+}
+
+/// Replays what the disks of two nodes were asked, as they may be after losses of
+/// power, and looks at what the cluster serves then.
+#[derive(Args)]
+struct Cluster {
+    /// States of mojim.
+    #[arg(long, default_value_t = 400)]
+    states: u64,
+    /// Which mode; all of them without.
+    #[arg(long, value_parser = parts::mode)]
+    mode: Option<Mode>,
+    /// Only with a register of views, or only without (true, false).
+    #[arg(long)]
+    register: Option<bool>,
+    /// What happens to the nodes; anything without.
+    #[arg(long, value_parser = Failures::of)]
+    failures: Vec<Failures>,
+    /// Which subject: mojim, or a broken one; all of them without.
+    #[arg(long)]
+    subject: Vec<String>,
+    /// Most minutes of each.
+    #[arg(long, default_value_t = 600)]
+    minutes: u64,
+    /// Most states of one that must be found out.
+    #[arg(long, default_value_t = 4000)]
+    tries: u64,
+    /// How often one must be found out.
+    #[arg(long, default_value_t = 3)]
+    enough: u64,
+    /// States of each history.
+    #[arg(long, default_value_t = 100)]
+    of_each: u64,
+    /// Steps of each thread in a history.
+    #[arg(long, default_value_t = 200)]
+    steps: u64,
+    /// Histories at one time.
+    #[arg(long, default_value_t = 4)]
+    jobs: usize,
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Tells of each failure when it is found.
+    #[arg(long)]
+    loud: bool,
+    /// Prints data.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A node's daemon, until it is killed (`cluster` runs it).
+#[derive(Args)]
+struct Node {
+    /// The configuration file.
+    #[arg(long)]
+    config: PathBuf,
+    /// Which node.
+    #[arg(long)]
+    name: String,
+    /// What is broken in its machine.
+    #[arg(long, value_parser = Fault::of)]
+    fault: Option<Fault>,
+}
+
+/// The program of a cluster, until it is killed (`cluster` runs it).
+#[derive(Args)]
+struct Program {
+    #[command(flatten)]
+    at: Node,
+    /// Where it notes what it does.
+    #[arg(long)]
+    journal: PathBuf,
+    /// What its steps follow from.
+    #[arg(long)]
+    seed: u64,
+    /// How many threads make steps.
+    #[arg(long)]
+    threads: usize,
+    /// How many each.
+    #[arg(long)]
+    steps: u64,
 }
 
 #[derive(Args)]
@@ -194,6 +283,17 @@ fn kind(name: &str) -> std::result::Result<Kind, String> {
 
 fn run(word: &Word) -> Result<()> {
     match word {
+        Word::Cluster(c) => cluster(c),
+        Word::Node(n) => parts::run_node(&n.config, &n.name, made(n)),
+        Word::Program(p) => parts::run_program(&parts::Work {
+            config: p.at.config.clone(),
+            journal: p.journal.clone(),
+            name: p.at.name.clone(),
+            made: made(&p.at),
+            seed: p.seed,
+            threads: p.threads,
+            steps: p.steps,
+        }),
         Word::Plug(p) => {
             let media = match &p.medium {
                 Some(m) => std::slice::from_ref(m),
@@ -233,6 +333,43 @@ fn run(word: &Word) -> Result<()> {
             jobs: b.jobs,
             keep: b.keep.clone(),
         })?),
+    }
+}
+
+fn made(n: &Node) -> Made {
+    Made {
+        boot: 0,
+        fault: n.fault,
+    }
+}
+
+fn cluster(c: &Cluster) -> Result<()> {
+    let report = cluster::run(&cluster::Options {
+        exe: std::env::current_exe()?,
+        subjects: c.subject.clone(),
+        modes: c.mode.map_or(Mode::ALL.to_vec(), |m| vec![m]),
+        registers: c.register.map_or(vec![false, true], |r| vec![r]),
+        failures: match c.failures.is_empty() {
+            true => Failures::ALL.map(|(f, _)| f).to_vec(),
+            false => c.failures.clone(),
+        },
+        states: c.states,
+        tries: c.tries,
+        enough: c.enough,
+        limit: Duration::from_secs(c.minutes * 60),
+        of_each: c.of_each,
+        steps: c.steps,
+        jobs: c.jobs,
+        seed: c.seed,
+        loud: c.loud,
+    })?;
+    match c.json {
+        true => println!("{}", report.json()),
+        false => print!("{report}"),
+    }
+    match report.is_right() {
+        true => Ok(()),
+        false => Err("not every subject is as it must be".into()),
     }
 }
 

@@ -54,7 +54,7 @@ impl Shipped {
         let over = |os| -> Arc<dyn mojim::env::Env> {
             Arc::new(Machine {
                 os,
-                rebooted,
+                boot: if rebooted { 0xff } else { 0 },
                 fault,
                 data: place.dir.join("v").join(FILE),
             })

@@ -4,7 +4,9 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
+use mojim_crash::cluster::{self, Failures, setup::Mode};
 use mojim_crash::report::{Extent, Report};
 use mojim_crash::subject::Kind;
 use mojim_crash::sys::{Lab, Loop, has_file_system};
@@ -82,5 +84,36 @@ fn block_history() {
             keep: None,
         });
         judge(&report.unwrap());
+    }
+}
+
+#[test]
+fn power_for_clusters() {
+    if can("ext4", true) {
+        let report = cluster::run(&cluster::Options {
+            exe: env!("CARGO_BIN_EXE_mojim-crash").into(),
+            subjects: ["mojim", "mirror-no-log-flush", "without-the-mirror"]
+                .map(String::from)
+                .to_vec(),
+            modes: vec![Mode::Async, Mode::Sync, Mode::SyncFlush],
+            registers: vec![false],
+            failures: Failures::ALL
+                .map(|(f, _)| f)
+                .into_iter()
+                .filter(|f| *f != Failures::BEmpty)
+                .collect(),
+            states: 40,
+            tries: 2000,
+            enough: 1,
+            of_each: 12,
+            steps: 60,
+            jobs: 2,
+            seed: 1,
+            limit: Duration::MAX,
+            loud: true,
+        });
+        let report = report.unwrap();
+        println!("{report}");
+        assert!(report.is_right(), "{report}");
     }
 }

@@ -95,6 +95,7 @@ impl Catalog {
             return Err(FormatError::Version {
                 what: WHAT,
                 found: version,
+                known: FORMAT_VERSION,
             });
         }
         let reserved = r.u16()?;

@@ -65,12 +65,14 @@ pub enum FormatError {
         found: u32,
     },
     /// Written by another version of the format.
-    #[error("{what}: format version {found}, this program knows {FORMAT_VERSION}")]
+    #[error("{what}: format version {found}, this program knows {known}")]
     Version {
         /// The structure.
         what: &'static str,
         /// The version found.
         found: u16,
+        /// The newest that this program reads.
+        known: u16,
     },
     /// The checksum does not match: torn or damaged.
     #[error("{what}: checksum {found:#010x}, {expected:#010x} expected: torn or damaged")]

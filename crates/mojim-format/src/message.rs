@@ -164,10 +164,15 @@ pub struct Welcome {
     pub member: bool,
     /// Last LSN of its contiguous prefix.
     pub tail: u64,
+    /// The last LSN that its logs tell to have been acknowledged; beyond the tail
+    /// where one of them is damaged.
+    pub known: u64,
     /// The level at which it acknowledges.
     pub level: u16,
     /// Which life of its copy this is.
     pub life: u64,
+    /// The most bytes that a file can have there.
+    pub max_file: u64,
     /// First LSNs of its epochs.
     pub history: Vec<EpochStart>,
 }
@@ -178,8 +183,10 @@ impl Message for Welcome {
             .u8(self.state as u8)
             .u8(self.member as u8)
             .u64(self.tail)
+            .u64(self.known)
             .u16(self.level)
-            .u64(self.life);
+            .u64(self.life)
+            .u64(self.max_file);
         put_history(w, &self.history);
     }
 
@@ -200,8 +207,10 @@ impl Message for Welcome {
             },
             member: r.bool("member")?,
             tail: r.u64()?,
+            known: r.u64()?,
             level: r.u16()?,
             life: r.u64()?,
+            max_file: r.u64()?,
             history: get_history(r)?,
         })
     }
@@ -649,8 +658,10 @@ mod tests {
             state: State::Whole,
             member: true,
             tail: 8,
+            known: 9,
             level: 1,
             life: 6,
+            max_file: 7,
             history: history.clone(),
         });
         round(Refuse {

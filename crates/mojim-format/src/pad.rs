@@ -64,6 +64,7 @@ impl Pad {
             return Err(FormatError::Version {
                 what: WHAT,
                 found: u16_at(b, 4),
+                known: FORMAT_VERSION,
             });
         }
         let reserved = u16_at(b, 6) as u64 | u32_at(b, 24) as u64;

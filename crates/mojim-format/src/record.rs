@@ -126,6 +126,7 @@ impl RecordHeader {
             return Err(FormatError::Version {
                 what: WHAT,
                 found: version,
+                known: FORMAT_VERSION,
             });
         }
         let flags = u16_at(b, 6);

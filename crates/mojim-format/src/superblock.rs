@@ -5,7 +5,7 @@
 //! `docs/format.md`, "Superblock".
 
 use crate::bytes::{u16_at, u32_at, u64_at};
-use crate::{FORMAT_VERSION, FormatError, MAX_LANES, MAX_NAME, crc32c};
+use crate::{FormatError, MAX_LANES, MAX_NAME, crc32c};
 
 /// Bytes of one slot.
 pub const SUPERBLOCK_LEN: usize = 4096;
@@ -13,6 +13,8 @@ pub const SUPERBLOCK_LEN: usize = 4096;
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"MJSUPER1";
 /// Most epochs that a superblock remembers.
 pub const MAX_HISTORY: usize = 128;
+/// Version of the superblock that is written; those before are read.
+pub const SUPERBLOCK_VERSION: u32 = 2;
 
 const WHAT: &str = "superblock";
 const NAMES_AT: usize = 104;
@@ -21,12 +23,13 @@ const STARTS_AT: usize = 432;
 const HISTORY_AT: usize = STARTS_AT + MAX_LANES * 8;
 const LIFE_AT: usize = HISTORY_AT + MAX_HISTORY * 16;
 const FLAGS_AT: usize = LIFE_AT + 8;
+const NONCES_AT: usize = FLAGS_AT + 8;
 const CRC_AT: usize = SUPERBLOCK_LEN - 4;
 const FLAG_RING_LOST: u32 = 1;
 const FLAG_AWAITS_COPY: u32 = 2;
 
 const _: () = assert!(NAMES_AT + 5 * NAME_LEN <= STARTS_AT);
-const _: () = assert!(FLAGS_AT + 4 <= CRC_AT);
+const _: () = assert!(NONCES_AT + 16 <= CRC_AT);
 
 /// Whether a copy can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +67,8 @@ pub struct View {
 /// One node's durable knowledge of its copy of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
+    /// Of the layout: [`SUPERBLOCK_VERSION`], or that of the release that wrote it.
+    pub version: u32,
     /// Grows by one with each write.
     pub sequence: u64,
     /// Identity of the volume, chosen at random when it was made; 0 = none yet.
@@ -105,6 +110,11 @@ pub struct Superblock {
     pub ring_lost: bool,
     /// A copy of another node has begun to come to this node, which had none.
     pub awaits_copy: bool,
+    /// Another one each time the copy is opened. A ring's memory counts if it has this one,
+    pub nonce: u64,
+    /// or this, the one before, while it is not known whether the rings have the new one
+    /// yet. 0: none.
+    pub nonce_before: u64,
 }
 
 impl Superblock {
@@ -114,7 +124,7 @@ impl Superblock {
         let mut b = Box::new([0u8; SUPERBLOCK_LEN]);
         let mut put = |at: usize, v: &[u8]| b[at..at + v.len()].copy_from_slice(v);
         put(0, &SUPERBLOCK_MAGIC);
-        put(8, &(FORMAT_VERSION as u32).to_le_bytes());
+        put(8, &self.version.to_le_bytes());
         put(12, &(SUPERBLOCK_LEN as u32).to_le_bytes());
         put(16, &self.sequence.to_le_bytes());
         put(24, &self.volume_id.to_le_bytes());
@@ -153,6 +163,8 @@ impl Superblock {
         let flags =
             (self.ring_lost as u32 * FLAG_RING_LOST) | (self.awaits_copy as u32 * FLAG_AWAITS_COPY);
         put(FLAGS_AT, &flags.to_le_bytes());
+        put(NONCES_AT, &self.nonce.to_le_bytes());
+        put(NONCES_AT + 8, &self.nonce_before.to_le_bytes());
         let crc = crc32c(&b[..CRC_AT]);
         b[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         b
@@ -174,10 +186,12 @@ impl Superblock {
             });
         }
         let version = u32_at(b, 8);
-        if version != FORMAT_VERSION as u32 {
+        // In version 1 the nonces and one of the flags were reserved, and zero.
+        if !(1..=SUPERBLOCK_VERSION).contains(&version) {
             return Err(FormatError::Version {
                 what: WHAT,
                 found: version.min(u16::MAX as u32) as u16,
+                known: SUPERBLOCK_VERSION as u16,
             });
         }
         let (found, expected) = (u32_at(b, CRC_AT), crc32c(&b[..CRC_AT]));
@@ -229,6 +243,7 @@ impl Superblock {
             return Err(field("align", align as u64));
         }
         let s = Superblock {
+            version,
             sequence: u64_at(b, 16),
             volume_id: u64_at(b, 24),
             promised: u64_at(b, 32),
@@ -257,9 +272,12 @@ impl Superblock {
             life: u64_at(b, LIFE_AT),
             ring_lost: u32_at(b, FLAGS_AT) & FLAG_RING_LOST != 0,
             awaits_copy: u32_at(b, FLAGS_AT) & FLAG_AWAITS_COPY != 0,
+            nonce: u64_at(b, NONCES_AT),
+            nonce_before: u64_at(b, NONCES_AT + 8),
         };
+        let newer = s.awaits_copy || s.nonce != 0 || s.nonce_before != 0;
         // What no field covers is zero, or another version wrote it.
-        if s.encode()[..] != b[..SUPERBLOCK_LEN] {
+        if version == 1 && newer || s.encode()[..] != b[..SUPERBLOCK_LEN] {
             return Err(field("reserved", 0));
         }
         Ok(s)
@@ -273,6 +291,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_and_flips_are_found() {
         let s = Superblock {
+            version: SUPERBLOCK_VERSION,
             sequence: 3,
             volume_id: 99,
             promised: 5,
@@ -305,9 +324,27 @@ mod tests {
             life: 12,
             ring_lost: true,
             awaits_copy: false,
+            nonce: 21,
+            nonce_before: 20,
         };
         let b = s.encode();
         assert_eq!(Superblock::decode(&b[..]).unwrap(), s);
+        // As the version before wrote it: the nonces, and a flag, were reserved.
+        let versioned = |s: &Superblock, version: u32| {
+            let s = Superblock {
+                version,
+                ..s.clone()
+            };
+            Superblock::decode(&s.encode()[..])
+        };
+        let mut old = s.clone();
+        (old.version, old.nonce, old.nonce_before) = (1, 0, 0);
+        assert_eq!(versioned(&old, 1), Ok(old.clone()));
+        assert!(versioned(&s, 1).is_err());
+        for other in [0, 3, 70_000] {
+            let e = versioned(&old, other).unwrap_err();
+            assert!(matches!(e, FormatError::Version { known: 2, .. }), "{e}");
+        }
         for bit in (0..b.len() * 8).step_by(7) {
             let mut c = b.clone();
             c[bit / 8] ^= 1 << (bit % 8);

@@ -122,8 +122,10 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
                 state: State::Whole,
                 member: true,
                 tail: 8,
+                known: 9,
                 level: 3,
                 life: 6,
+                max_file: 7,
                 history: history(),
             }
             .encode(),
@@ -254,6 +256,7 @@ fn frames() -> Vec<Vec<u8>> {
 
 fn superblock() -> Vec<u8> {
     Superblock {
+        version: mojim_format::superblock::SUPERBLOCK_VERSION,
         sequence: 3,
         volume_id: 99,
         promised: 5,
@@ -277,6 +280,8 @@ fn superblock() -> Vec<u8> {
         life: 12,
         ring_lost: false,
         awaits_copy: false,
+        nonce: 0x4e,
+        nonce_before: 0,
     }
     .encode()
     .to_vec()

@@ -7,7 +7,7 @@ use mojim_format::frame::{MAX_BODY, WIRE_VERSION};
 use mojim_format::message::{Message, Started};
 use mojim_format::pad::{PAD_LEN, Pad};
 use mojim_format::record::{MAX_OPS, MAX_RECORD};
-use mojim_format::superblock::MAX_HISTORY;
+use mojim_format::superblock::{MAX_HISTORY, SUPERBLOCK_VERSION};
 use mojim_format::*;
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format.md");
@@ -122,6 +122,7 @@ fn the_catalogue_and_the_message() {
 #[test]
 fn the_superblock() {
     let s = Superblock {
+        version: mojim_format::superblock::SUPERBLOCK_VERSION,
         sequence: 9,
         volume_id: VOLUME,
         promised: 3,
@@ -154,6 +155,8 @@ fn the_superblock() {
         life: 0,
         ring_lost: false,
         awaits_copy: false,
+        nonce: 0x4e,
+        nonce_before: 0,
     };
     let b = s.encode();
     let shown = hex("superblock");
@@ -166,6 +169,7 @@ fn the_superblock() {
     assert_eq!(b[364..366], *b"\x01b");
     assert_eq!(b[432..440], 1024u64.to_le_bytes());
     assert_eq!(b[944 + 16 + 8..944 + 32], 8u64.to_le_bytes());
+    assert_eq!(b[3008..3016], 0x4eu64.to_le_bytes());
     assert_eq!(b[4092..], crc32c(&b[..4092]).to_le_bytes());
     assert_eq!(Superblock::decode(&b[..]), Ok(s));
 }
@@ -197,6 +201,7 @@ fn the_constants_are_the_codes() {
         .collect();
     let ours = [
         ("FORMAT_VERSION", FORMAT_VERSION as usize),
+        ("SUPERBLOCK_VERSION", SUPERBLOCK_VERSION as usize),
         ("WIRE_VERSION", WIRE_VERSION as usize),
         ("RECORD_HEADER_LEN", RECORD_HEADER_LEN),
         ("OP_LEN", OP_LEN),

@@ -49,6 +49,7 @@ api! {
     mojim_unmap: fn(*mut c_void, usize) -> c_int;
     mojim_msync: fn(*mut c_void, usize, c_int) -> c_int;
     mojim_fsync: fn(Handle, Str) -> c_int;
+    gmsync: fn(*const c_void, c_int, c_int) -> c_int;
     mojim_create: fn(Handle, Str) -> c_int;
     mojim_remove: fn(Handle, Str) -> c_int;
     mojim_rename: fn(Handle, Str, Str) -> c_int;

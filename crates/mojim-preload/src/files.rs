@@ -14,7 +14,7 @@ use crate::locks;
 use crate::path::{Kind, Target, resolve};
 use crate::process::{self, Opened, attach, check_owner, enter, is_owner, names, on, takes_paths};
 use crate::real::{self, check, real, say};
-use crate::table::{self, APPEND, Entry, MAX_FD, READ, WRITE};
+use crate::table::{self, APPEND, DURABLE, Entry, MAX_FD, READ, WRITE};
 
 /// A name for the C interface.
 pub fn c_name(name: &str) -> Result<CString, c_int> {
@@ -40,7 +40,7 @@ pub fn present_name(fd: c_int, e: Entry) -> Result<String, c_int> {
         return Ok(name);
     }
     let inode = names()[e.id()].inode;
-    let (dir, canonical) = process::directory().ok_or(libc::ENOSYS)?;
+    let (dir, canonical) = process::directory()?;
     let is_of = |name: &str| {
         let there = std::fs::symlink_metadata(dir.join(name));
         there.is_ok_and(|m| (m.dev(), m.ino()) == inode)
@@ -115,7 +115,7 @@ unsafe fn open_at(
     }
     let fd = enter(Some(-1), || {
         // SAFETY: the caller's promise.
-        let target = unsafe { resolve(dirfd, path, flags & libc::O_NOFOLLOW == 0) };
+        let target = unsafe { resolve(dirfd, path, flags & libc::O_NOFOLLOW == 0)? };
         target.map_or(Ok(None), |t| open_file(&t, flags))
     });
     fd.unwrap_or_else(pass)
@@ -147,10 +147,10 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         ));
         return Err(libc::EROFS);
     }
+    check_open(t, flags, how)?;
     let (h, api) = (attach()?, api()?);
     let name = c_name(&t.name)?;
     let path = &t.path;
-    let mut fresh = false;
     if flags & libc::O_CREAT != 0 && process::reads() {
         if flags & libc::O_EXCL != 0 {
             return Err(libc::EEXIST);
@@ -161,10 +161,10 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         match unsafe { (api.mojim_create)(h, name.as_ptr()) } {
             -1 => return Err(failed(api)),
             0 if flags & libc::O_EXCL != 0 => return Err(libc::EEXIST),
-            made => fresh = made != 0,
+            _ => {}
         }
     }
-    let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME;
+    let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME | libc::O_SYNC;
     let fd = real_openat(
         libc::AT_FDCWD,
         path.as_ptr(),
@@ -179,22 +179,16 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         say(&format!("{}: descriptor {fd} is beyond {MAX_FD}", t.name));
         return Err(libc::EMFILE);
     }
-    let append = if flags & libc::O_APPEND != 0 {
-        APPEND
-    } else {
-        0
-    };
-    let opened = id_of(fd, &t.name).and_then(|id| {
-        let e = Entry::new(id, how | append);
-        // What cannot be undone, when nothing else can fail.
-        if flags & libc::O_TRUNC != 0 && how & WRITE != 0 && !fresh {
-            truncate_name(&present_name(fd, e)?, 0)?;
-        }
-        Ok(e)
-    });
-    match opened {
-        Ok(e) => {
-            table::set(fd, Some(e));
+    let mut how = how;
+    if flags & libc::O_APPEND != 0 {
+        how |= APPEND;
+    }
+    if flags & libc::O_DSYNC != 0 {
+        how |= DURABLE;
+    }
+    match id_of(fd, &t.name) {
+        Ok(id) => {
+            table::set(fd, Some(Entry::new(id, how)));
             Ok(Some(fd))
         }
         Err(errno) => {
@@ -202,6 +196,26 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
             Err(errno)
         }
     }
+}
+
+/// Refuses, before anything has changed, an open whose purpose is a write(2) that
+/// would be refused afterwards: the old bytes would be gone by then, or a file
+/// made that stays empty. So O_TRUNC never cuts: what it is let through for is
+/// empty.
+fn check_open(t: &Target, flags: c_int, how: u32) -> Result<(), c_int> {
+    let has = |all: c_int| flags & all == all;
+    let cuts = has(libc::O_TRUNC) && how & WRITE != 0 && t.size > 0;
+    // Nothing that is open for writing only can be mapped for it.
+    let anew = has(libc::O_TRUNC) || has(libc::O_APPEND) || has(libc::O_CREAT | libc::O_EXCL);
+    if cuts || how == WRITE && anew {
+        return refuse(format!(
+            "opening {} to write it anew is refused, and nothing was changed: write(2) to a file \
+             of a volume is not supported unless it is mapped there; open it with O_RDWR and \
+             without O_TRUNC, give it its size by ftruncate, and map it",
+            t.name
+        ));
+    }
+    Ok(())
 }
 
 /// The engine makes directories as names need them; open does not.
@@ -216,20 +230,21 @@ fn check_parent(t: &Target) -> Result<(), c_int> {
     }
 }
 
-/// Defines exported functions: `unsafe extern "C"`, under their own names.
+/// Defines exported functions, under their own names: `C-unwind`, since a thread may be
+/// cancelled in what a call passes to, and ends by unwinding.
 /// With `|pass|`, each body has a closure of that name that makes the call as
 /// it would be made without this library.
 macro_rules! exports {
     (|$pass:ident| $(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $t),*) -> $ret {
+        unsafe extern "C-unwind" fn $name($($arg: $t),*) -> $ret {
             let $pass = || crate::real::real!($name($($arg => $t),*) -> $ret);
             $body
         }
     )+};
     ($(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($arg: $t),*) -> $ret $body
+        unsafe extern "C-unwind" fn $name($($arg: $t),*) -> $ret $body
     )+};
 }
 pub(crate) use exports;
@@ -431,6 +446,14 @@ fn truncate_fd(fd: c_int, e: Entry, size: off_t) -> Result<(), c_int> {
     if !e.may(WRITE) || size < 0 {
         return Err(libc::EINVAL);
     }
+    // Editors cut so what they are about to write anew, as by O_TRUNC (`check_open`).
+    if !e.may(READ) && (size as u64) < size_of(fd)? {
+        return refuse(format!(
+            "{}: cutting a file that is open for writing only is refused, and nothing was \
+             changed, since write(2) to it is not supported; open it with O_RDWR",
+            name_of(e)?
+        ));
+    }
     check_owner()?;
     truncate_name(&present_name(fd, e)?, size)
 }
@@ -481,7 +504,7 @@ unsafe fn with_target(
     }
     enter(Some(-1), || {
         // SAFETY: the program's path.
-        match unsafe { resolve(dirfd, path, follow) } {
+        match unsafe { resolve(dirfd, path, follow)? } {
             Some(t) if t.kind == Kind::File => f(t).map(Some),
             _ => Ok(None),
         }
@@ -578,12 +601,19 @@ unsafe fn rename_any(
     }
     enter(Some(-1), || {
         // SAFETY: the program's paths.
-        let (a, b) = unsafe { (resolve(from.0, from.1, false), resolve(to.0, to.1, false)) };
+        let (a, b) = unsafe { (resolve(from.0, from.1, false)?, resolve(to.0, to.1, false)?) };
         let (a, b) = match (a, b) {
             (None, None) => return Ok(None),
             (Some(a), Some(b)) => (a, b),
             // As between file systems: programs copy instead.
-            _ => return Err(libc::EXDEV),
+            (Some(_), None) => return Err(libc::EXDEV),
+            // They would remove the file that is there first.
+            (None, Some(b)) => {
+                return refuse(format!(
+                    "{}: a file from elsewhere cannot be moved into a volume",
+                    b.name
+                ));
+            }
         };
         if a.kind == Kind::Nothing {
             return Err(libc::ENOENT);
@@ -623,7 +653,7 @@ unsafe fn link_any(from: (c_int, *const c_char), to: (c_int, *const c_char)) -> 
     }
     enter(Some(-1), || {
         // SAFETY: the program's paths.
-        let (a, b) = unsafe { (resolve(from.0, from.1, false), resolve(to.0, to.1, false)) };
+        let (a, b) = unsafe { (resolve(from.0, from.1, false)?, resolve(to.0, to.1, false)?) };
         match a.or(b) {
             None => Ok(None),
             Some(t) => refuse(format!(

@@ -20,7 +20,10 @@
 //!   those on a volume's descriptor or a region, which only a signal handler makes
 //!   that interrupted it, fail with EDEADLK (`process::enter`). The engine makes
 //!   such calls past this library.
-//! - No panic leaves: it becomes EIO. Nothing here ends the process.
+//! - No panic leaves: it becomes EIO. Nothing here ends the process, but before its
+//!   main, if its configuration cannot be read.
+//! - Without its configuration no path can be told from a volume's: calls fail. What
+//!   the program executes runs with this library, or not at all (`exec`).
 //! - What cannot be done right is refused with an errno and one line on
 //!   standard error, not done halfway.
 
@@ -34,11 +37,13 @@ compile_error!(
 );
 
 mod api;
+mod exec;
 mod files;
 mod locks;
 mod memory;
 mod path;
 mod process;
+mod program;
 mod real;
 mod regions;
 mod rw;

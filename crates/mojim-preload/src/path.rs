@@ -4,11 +4,13 @@
 //! and symbolic links, whether or not the file, or its directory, is there yet.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use crate::process::{self, Inode};
+use crate::real::say;
 
 /// A path inside the volume's directory.
 pub struct Target {
@@ -20,6 +22,8 @@ pub struct Target {
     pub kind: Kind,
     /// Which one; zeros if nothing is.
     pub inode: Inode,
+    /// Its bytes, if it is a file.
+    pub size: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,51 +34,73 @@ pub enum Kind {
     Other,
 }
 
-/// The path's place in the volume; None if it is elsewhere. `follow` says
-/// whether a symbolic link at its end is followed. Called inside.
+/// The path's place in the volume; None if it is elsewhere, an error if that
+/// cannot be told. `follow` says whether a symbolic link at its end is followed.
+/// Called inside.
 ///
 /// # Safety
 /// `path` is null or a C string.
-pub unsafe fn resolve(dirfd: c_int, path: *const c_char, follow: bool) -> Option<Target> {
+pub unsafe fn resolve(
+    dirfd: c_int,
+    path: *const c_char,
+    follow: bool,
+) -> Result<Option<Target>, c_int> {
     if path.is_null() {
-        return None;
+        return Ok(None);
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     if bytes.is_empty() || is_elsewhere(bytes) {
-        return None;
+        return Ok(None);
     }
     let given = Path::new(OsStr::from_bytes(bytes));
     let whole = if given.is_absolute() {
         given.to_owned()
     } else if dirfd == libc::AT_FDCWD {
-        std::env::current_dir().ok()?.join(given)
+        match std::env::current_dir() {
+            Ok(dir) => dir.join(given),
+            // One that was removed has no files.
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e.raw_os_error().unwrap_or(libc::EIO)),
+        }
     } else {
-        std::fs::read_link(format!("/proc/self/fd/{dirfd}"))
-            .ok()?
-            .join(given)
+        match std::fs::read_link(format!("/proc/self/fd/{dirfd}")) {
+            Ok(dir) => dir.join(given),
+            // SAFETY: no pointers.
+            Err(_) if unsafe { libc::syscall(libc::SYS_fcntl, dirfd, libc::F_GETFD) } < 0 => {
+                return Ok(None);
+            }
+            Err(e) => {
+                say(&format!(
+                    "{}: where descriptor {dirfd} leads cannot be told: /proc: {e}",
+                    given.display()
+                ));
+                return Err(libc::EIO);
+            }
+        }
     };
     let (dir, canonical) = process::directory()?;
     let whole = canonicalize(&whole, follow);
     let name = [Some(&dir), canonical.as_ref()]
         .into_iter()
         .flatten()
-        .find_map(|d| whole.strip_prefix(d).ok())?;
-    if name.as_os_str().is_empty() {
-        return None;
-    }
-    let (kind, inode) = match std::fs::symlink_metadata(&whole) {
-        Ok(m) if m.is_file() => (Kind::File, (m.dev(), m.ino())),
-        Ok(m) => (Kind::Other, (m.dev(), m.ino())),
-        Err(_) => (Kind::Nothing, (0, 0)),
+        .find_map(|d| whole.strip_prefix(d).ok());
+    let Some(name) = name.filter(|n| !n.as_os_str().is_empty()) else {
+        return Ok(None);
     };
-    Some(Target {
+    let (kind, inode, size) = match std::fs::symlink_metadata(&whole) {
+        Ok(m) if m.is_file() => (Kind::File, (m.dev(), m.ino()), m.len()),
+        Ok(m) => (Kind::Other, (m.dev(), m.ino()), 0),
+        Err(_) => (Kind::Nothing, (0, 0), 0),
+    };
+    Ok(Some(Target {
         // A name that is no UTF-8 becomes empty, and is refused as such.
         name: name.to_str().unwrap_or("").to_owned(),
-        path: CString::new(whole.as_os_str().as_bytes()).ok()?,
+        path: CString::new(whole.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)?,
         kind,
         inode,
-    })
+        size,
+    }))
 }
 
 /// Paths that cannot be a volume's, told without an allocation: allocators

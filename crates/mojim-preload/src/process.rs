@@ -111,7 +111,15 @@ pub fn enter<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
     run_inside(failed, f)
 }
 
+/// The thread is not cancelled inside.
 fn run_inside<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
+    let cancel = real::cancel_waits();
+    let done = run_uncancelled(failed, f);
+    real::cancel_again(cancel);
+    done
+}
+
+fn run_uncancelled<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
     let before = real::errno();
     INSIDE.with(|i| i.set(i.get() + 1));
     let r = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
@@ -199,27 +207,25 @@ struct Settings {
     directory: PathBuf,
 }
 
-/// The settings; None, and off, if they are of no use.
-fn settings() -> Option<&'static Settings> {
-    static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+/// The settings. While they cannot be had, no path can be told from a volume's:
+/// the call fails, and the next one tries again.
+fn settings() -> Result<&'static Settings, c_int> {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
     if let Some(known) = SETTINGS.get() {
-        return known.as_ref();
+        return Ok(known);
     }
     // Without the lock: it registers the engine's handlers of forks, for which it may
     // have to wait for a fork, which waits for this one.
-    let read = read_settings();
+    let read = read_settings()?;
     let _held = starting();
-    SETTINGS.get_or_init(|| read).as_ref()
+    Ok(SETTINGS.get_or_init(|| read))
 }
 
-fn read_settings() -> Option<Settings> {
+fn read_settings() -> Result<Settings, c_int> {
     use std::os::unix::ffi::OsStringExt;
     let (config, node) = (setting("MOJIM_CONFIG"), setting("MOJIM_NODE"));
     let volume = setting("MOJIM_VOLUME").filter(|v| !v.is_empty());
-    let Ok(api) = api() else {
-        SWITCH.store(1, Relaxed);
-        return None;
-    };
+    let api = api()?;
     let mut dir = vec![0u8; libc::PATH_MAX as usize];
     // SAFETY: C strings, and the buffer's own length.
     let n = unsafe {
@@ -232,12 +238,15 @@ fn read_settings() -> Option<Settings> {
         )
     };
     let Ok(n) = usize::try_from(n) else {
-        real::say(&format!("{}; running without Mojim", api::last_error(api)));
-        SWITCH.store(1, Relaxed);
-        return None;
+        let errno = real::errno();
+        real::say(&format!(
+            "{}; without its configuration this program can open no file",
+            api::last_error(api)
+        ));
+        return Err(errno);
     };
     dir.truncate(n);
-    Some(Settings {
+    Ok(Settings {
         config,
         node,
         volume,
@@ -247,7 +256,7 @@ fn read_settings() -> Option<Settings> {
 
 /// Where processes of the node that share the volume keep their locks.
 pub fn locks_directory() -> Result<CString, c_int> {
-    let (s, api) = (settings().ok_or(libc::ENOSYS)?, api()?);
+    let (s, api) = (settings()?, api()?);
     let mut dir = vec![0u8; libc::PATH_MAX as usize];
     let (config, node, volume) = (or_null(&s.config), or_null(&s.node), or_null(&s.volume));
     // SAFETY: C strings, and the buffer's own length.
@@ -257,7 +266,7 @@ pub fn locks_directory() -> Result<CString, c_int> {
 }
 
 /// The volume's directory, as configured and, if it is there, without symbolic links.
-pub fn directory() -> Option<(PathBuf, Option<PathBuf>)> {
+pub fn directory() -> Result<(PathBuf, Option<PathBuf>), c_int> {
     static CANONICAL: OnceLock<PathBuf> = OnceLock::new();
     let dir = &settings()?.directory;
     let canonical = match CANONICAL.get() {
@@ -268,7 +277,7 @@ pub fn directory() -> Option<(PathBuf, Option<PathBuf>)> {
             found.map(|c| CANONICAL.get_or_init(|| c).clone())
         }
     };
-    Some((dir.clone(), canonical))
+    Ok((dir.clone(), canonical))
 }
 
 /// The volume, attached at the first call.
@@ -279,7 +288,7 @@ pub fn attach() -> Result<Handle, c_int> {
         return Ok(h);
     }
     let api = api()?;
-    let s = settings().ok_or(libc::ENOSYS)?;
+    let s = settings()?;
     let _lock = names();
     let h = HANDLE.load(Acquire);
     if !h.is_null() {
@@ -356,8 +365,33 @@ extern "C" fn at_exit() {
     });
 }
 
+/// Ends a program that could not know its volume, before its main.
+fn check_start() {
+    crate::exec::remember();
+    let config = setting("MOJIM_CONFIG").unwrap_or_default();
+    // SAFETY: a C string.
+    let r = unsafe {
+        libc::syscall(
+            libc::SYS_faccessat,
+            libc::AT_FDCWD,
+            config.as_ptr(),
+            libc::R_OK,
+        )
+    };
+    if r != 0 {
+        let why = std::io::Error::last_os_error();
+        real::say(&format!(
+            "{}: {why}; without its configuration the program is not started",
+            config.to_string_lossy()
+        ));
+        // SAFETY: nothing of the program has run yet.
+        unsafe { libc::_exit(126) };
+    }
+}
+
 extern "C" fn at_start() {
     if decide() {
+        check_start();
         // SAFETY: handlers that touch this module's statics only.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     }

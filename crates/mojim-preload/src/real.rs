@@ -45,7 +45,8 @@ macro_rules! real {
             // SAFETY: the C library's function of this name and type; the
             // arguments are the program's own.
             unsafe {
-                let f = std::mem::transmute::<usize, unsafe extern "C" fn($($t),*) -> $ret>(p);
+                // A thread that is cancelled in it ends there, as without this library.
+                let f = std::mem::transmute::<usize, unsafe extern "C-unwind" fn($($t),*) -> $ret>(p);
                 f($($arg),*)
             }
         }
@@ -61,6 +62,26 @@ pub fn errno() -> c_int {
 pub fn set_errno(e: c_int) {
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = e };
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// From here on nobody ends the calling thread by `pthread_cancel`. Gives what it was.
+#[must_use]
+pub fn cancel_waits() -> c_int {
+    const DISABLE: c_int = 1;
+    let mut before = 0;
+    // SAFETY: a state that there is, and room for the one before.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    before
+}
+
+/// As it was; it may not return, so the caller has nothing left to drop.
+pub fn cancel_again(before: c_int) {
+    // SAFETY: a state that this thread had.
+    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
 }
 
 /// -1 as the errno that a raw call left.

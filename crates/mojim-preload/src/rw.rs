@@ -7,7 +7,7 @@
 //!
 //! Invariant: a descriptor's position is that of the real descriptor.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard};
 
 use libc::{iovec, off_t, size_t};
@@ -16,8 +16,8 @@ use crate::api::{api, failed};
 use crate::files::{c_name, exports, name_of, present_name, size_of, stat_of};
 use crate::process::{self, attach, attached, check_owner, enter, on};
 use crate::real::{self, say};
-use crate::regions;
-use crate::table::{self, APPEND, Entry, READ, WRITE};
+use crate::regions::{self, Region};
+use crate::table::{self, APPEND, DURABLE, Entry, READ, WRITE};
 
 /// Brings the data files up to what is committed.
 pub fn settle() -> Result<(), c_int> {
@@ -206,10 +206,96 @@ unsafe fn reads(fd: c_int, e: Entry, v: *const iovec, n: c_int, at: At) -> Resul
 }
 
 unsafe fn writes(fd: c_int, e: Entry, v: *const iovec, n: c_int, at: At) -> Result<isize, c_int> {
+    // SAFETY: the caller's promise.
+    unsafe { writes_with(fd, e, v, n, at, e.may(DURABLE)) }
+}
+
+/// Writes; `durable`: what was written is committed, as one sync point, when this
+/// returns.
+unsafe fn writes_with(
+    fd: c_int,
+    e: Entry,
+    v: *const iovec,
+    n: c_int,
+    at: At,
+    durable: bool,
+) -> Result<isize, c_int> {
     positioned(fd, at, e.may(APPEND), |at| {
         // SAFETY: the program's vector and buffers.
-        unsafe { each(v, n, at, |p, len, at| write_at(fd, e, p, len, at)) }
+        let n = unsafe { each(v, n, at, |p, len, at| write_at(fd, e, p, len, at))? };
+        if durable && n > 0 {
+            commit(
+                regions::of_file(e.id(), at as u64, n as u64),
+                at as u64,
+                n as u64,
+            )?;
+        }
+        Ok(n)
     })
+}
+
+/// A range of gmsync, as the header has it.
+#[repr(C)]
+struct Range {
+    address: *mut c_void,
+    length: c_int,
+}
+
+/// One sync point of `[at, at + n)` of files, as far as it lies in these regions.
+fn commit(there: impl Iterator<Item = Region>, at: u64, n: u64) -> Result<(), c_int> {
+    /// What a range's length can hold.
+    const MOST: u64 = 1 << 30;
+    let mut there: Vec<_> = there.filter(|r| r.write).collect();
+    there.sort_by_key(|r| (r.file, r.offset));
+    let mut ranges = Vec::new();
+    let (mut file, mut covered) = (usize::MAX, at);
+    for r in &there {
+        if r.file != file {
+            (file, covered) = (r.file, at);
+        }
+        // Memory that several mappings show is named once.
+        let (mut from, to) = (
+            r.offset.max(covered),
+            r.file_end().min(at.saturating_add(n)),
+        );
+        covered = covered.max(to);
+        while from < to {
+            let length = (to - from).min(MOST);
+            ranges.push(Range {
+                address: (r.start as u64 + (from - r.offset)) as *mut c_void,
+                length: length as c_int,
+            });
+            from += length;
+        }
+    }
+    if ranges.is_empty() {
+        return Ok(());
+    }
+    let api = api()?;
+    let n = c_int::try_from(ranges.len()).map_err(|_| libc::ENOMEM)?;
+    // SAFETY: so many ranges, of regions; the program is told not to store meanwhile.
+    match unsafe { (api.gmsync)(ranges.as_ptr().cast(), n, libc::MS_SYNC) } {
+        0 => Ok(()),
+        _ => Err(failed(api)),
+    }
+}
+
+/// One sync point of all that this process has mapped.
+fn sync_all() -> Result<c_int, c_int> {
+    if process::reads() || !regions::any() {
+        return Ok(0);
+    }
+    check_owner()?;
+    commit(regions::all(), 0, u64::MAX)?;
+    Ok(0)
+}
+
+/// syncfs on any descriptor: true if the volume lies on its file system.
+fn is_of_the_volume(fd: c_int) -> Result<bool, c_int> {
+    use std::os::unix::fs::MetadataExt;
+    let (dir, _) = process::directory()?;
+    let there = std::fs::metadata(dir).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+    Ok(stat_of(fd)?.st_dev == there.dev())
 }
 
 fn one(buf: *const c_void, n: size_t) -> iovec {
@@ -348,14 +434,14 @@ exports! { |pass|
     fn pwritev2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
-            Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, or_current(offset, flags)?) }),
+            Some(e) => enter(-1, || unsafe { flagged(fd, e, v, n, offset, flags) }),
             None => pass(),
         }
     }
     fn pwritev64v2(fd: c_int, v: *const iovec, n: c_int, offset: off_t, flags: c_int) -> isize {
         match ours(fd) {
             // SAFETY: the program's vector.
-            Some(e) => enter(-1, || unsafe { writes(fd, e, v, n, or_current(offset, flags)?) }),
+            Some(e) => enter(-1, || unsafe { flagged(fd, e, v, n, offset, flags) }),
             None => pass(),
         }
     }
@@ -368,6 +454,22 @@ fn or_current(offset: off_t, flags: c_int) -> Result<At, c_int> {
         (0, offset) => at(offset),
         _ => Err(libc::EOPNOTSUPP),
     }
+}
+
+/// pwritev2: its flags may ask for what O_DSYNC and O_SYNC do.
+unsafe fn flagged(
+    fd: c_int,
+    e: Entry,
+    v: *const iovec,
+    n: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> Result<isize, c_int> {
+    const SYNC: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
+    let at = or_current(offset, flags & !SYNC)?;
+    let durable = flags & SYNC != 0 || e.may(DURABLE);
+    // SAFETY: the caller's promise.
+    unsafe { writes_with(fd, e, v, n, at, durable) }
 }
 
 /// A sync point of all regions of a file, whichever process's, atomic as a whole.
@@ -401,5 +503,49 @@ exports! { |pass|
             Some(e) => enter(-1, || sync_file(fd, e)),
             None => pass(),
         }
+    }
+    fn sync() -> () {
+        if regions::any() {
+            // It can say on standard error only that it failed.
+            enter(-1, sync_all);
+        }
+        pass()
+    }
+    fn syncfs(fd: c_int) -> c_int {
+        if regions::any()
+            && enter(-1, || if is_of_the_volume(fd)? { sync_all() } else { Ok(0) }) != 0
+        {
+            return -1;
+        }
+        pass()
+    }
+    fn sync_file_range(fd: c_int, offset: off_t, n: off_t, flags: c_uint) -> c_int {
+        match ours(fd) {
+            // What is wrong with the arguments, the kernel says.
+            Some(e) if flags != 0 && pass() == 0 => enter(-1, || sync_file(fd, e)),
+            _ => pass(),
+        }
+    }
+    // The C library's own fsync, from a thread of its own, is none of ours.
+    fn aio_fsync(op: c_int, cb: *mut libc::aiocb) -> c_int {
+        if commit_first(cb) { pass() } else { -1 }
+    }
+    fn aio_fsync64(op: c_int, cb: *mut libc::aiocb) -> c_int {
+        if commit_first(cb) { pass() } else { -1 }
+    }
+}
+
+/// aio_fsync: what is to be synced is committed before the C library's call begins,
+/// which then has nothing to do but to tell the program. False, with errno, if it
+/// cannot be.
+fn commit_first(cb: *mut libc::aiocb) -> bool {
+    if cb.is_null() {
+        return true;
+    }
+    // SAFETY: the program's, as aio_fsync(3) asks for.
+    let fd = unsafe { (*cb).aio_fildes };
+    match ours(fd) {
+        Some(e) => enter(-1, || sync_file(fd, e)) == 0,
+        None => true,
     }
 }

@@ -22,7 +22,7 @@ unsafe fn reading(
     mode: *const c_char,
 ) -> Result<Option<(Target, c_int)>, c_int> {
     // SAFETY: the caller's promise.
-    let Some(t) = (unsafe { resolve(libc::AT_FDCWD, path, true) }) else {
+    let Some(t) = (unsafe { resolve(libc::AT_FDCWD, path, true)? }) else {
         return Ok(None);
     };
     if t.kind == Kind::Other || mode.is_null() {

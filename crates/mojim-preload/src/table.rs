@@ -19,9 +19,11 @@ static FDS: [AtomicU32; MAX_FD] = [const { AtomicU32::new(0) }; MAX_FD];
 pub const READ: u32 = 1;
 pub const WRITE: u32 = 2;
 pub const APPEND: u32 = 4;
+/// O_DSYNC or O_SYNC: what is written is committed before the call returns.
+pub const DURABLE: u32 = 8;
 /// A refused write was reported.
-const WARNED: u32 = 8;
-const SHIFT: u32 = 4;
+const WARNED: u32 = 16;
+const SHIFT: u32 = 5;
 
 /// An open file of a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -81,6 +81,73 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
     }
 }
 
+/// What the two nodes of an attach know to have been acknowledged, or not to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Known {
+    /// The last LSN that the primary's copy tells to have been acknowledged; it
+    /// may lie beyond the copy's tail.
+    pub primary: u64,
+    /// The same of the mirror's.
+    pub mirror: u64,
+    /// The primary lost its ring while what only its mirror had counted as
+    /// acknowledged, and no register says whether the mirror still has it.
+    pub ring_lost: bool,
+    /// The mirror says that it held everything when it was last linked.
+    pub member: bool,
+}
+
+/// Why an attach may not begin as planned: a person decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// Sync points up to this LSN were acknowledged, and are not in the copy that
+    /// both nodes would then have.
+    Known(u64),
+    /// What only the lost ring held may have been acknowledged, and the node that
+    /// answers for the mirror is not the copy that acknowledged it.
+    Ring,
+}
+
+/// Whether an attach by `plan` would begin with less than what was acknowledged, as
+/// far as that is known, or with a copy that nobody can vouch for.
+pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> Option<Loss> {
+    let (kept, other) = match plan {
+        Plan::Resend { .. } | Plan::CopyTo => (primary, mirror),
+        Plan::CopyFrom => (mirror, primary),
+        Plan::Foreign | Plan::Nothing => return None,
+    };
+    // What was acknowledged in an epoch that the copy which stays has ended was
+    // given up when that one's began.
+    let same = |of: &Holding, lsn: u64| {
+        of.volume_id == kept.volume_id
+            && of.state == State::Whole
+            && of.history.epoch_at(lsn) == kept.history.epoch_at(lsn)
+    };
+    let all = [(primary, known.primary), (mirror, known.mirror)];
+    let beyond = all
+        .into_iter()
+        .filter(|(of, lsn)| *lsn > kept.tail && same(of, *lsn));
+    if let Some(lsn) = beyond.map(|(_, lsn)| lsn).max() {
+        return Some(Loss::Known(lsn));
+    }
+    if !known.ring_lost || primary.state != State::Whole {
+        return None;
+    }
+    let vouches = match plan {
+        // All that is here, and more: what the mirror had in that view's end.
+        Plan::CopyFrom => other.volume_id == kept.volume_id,
+        Plan::Resend { from } => known.member && *from >= known.primary,
+        _ => false,
+    };
+    (!vouches).then_some(Loss::Ring)
+}
+
+/// Whether the mirror lacks something that it once acknowledged, of which all up to
+/// `known` is known: where its word counts it is no member then, until it has caught
+/// up, or what it lost would be missing without a word once the primary is lost too.
+pub fn has_lost(plan: &Plan, known: u64) -> bool {
+    matches!(plan, Plan::Resend { from } if *from < known)
+}
+
 /// Why a node may not become primary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PromoteRefusal {
@@ -181,6 +248,77 @@ mod tests {
         assert_eq!(reconcile(&new, &lost, 1, true), Plan::Nothing);
         assert_eq!(reconcile(&lost, &new, 1, true), Plan::Nothing);
         assert_eq!(reconcile(&new, &new, 1, true), Plan::CopyTo);
+    }
+
+    /// An attach that would begin with less than what was acknowledged: by a log
+    /// that is damaged, on either side, or by what a lost ring leaves open.
+    #[test]
+    fn no_attach_begins_with_less_than_is_known() {
+        use State::*;
+        let p = |t| copy(1, Whole, t, &[(1, 1)]);
+        let plan_and_loss = |a: &Holding, b: &Holding, known| {
+            let plan = reconcile(a, b, 1, true);
+            let loss = loss(&plan, a, b, known);
+            (plan, loss)
+        };
+        let nothing = Known::default();
+        let own = |primary| Known { primary, ..nothing };
+        let of_mirror = |mirror| Known { mirror, ..nothing };
+        let refused = |a: &Holding, b: &Holding, known| plan_and_loss(a, b, known).1;
+        // the primary's log is damaged: the mirror is behind, has some of the rest, all of it
+        assert_eq!(refused(&p(10), &p(8), own(20)), Some(Loss::Known(20)));
+        assert_eq!(refused(&p(10), &p(15), own(20)), Some(Loss::Known(20)));
+        assert_eq!(
+            plan_and_loss(&p(10), &p(20), own(20)),
+            (Plan::CopyFrom, None)
+        );
+        let empty = copy(0, Empty, 0, &[]);
+        assert_eq!(refused(&p(10), &empty, own(20)), Some(Loss::Known(20)));
+        assert_eq!(refused(&p(10), &empty, own(10)), None);
+        // the mirror's is: the primary has all, or has not; or is empty
+        assert_eq!(refused(&p(20), &p(8), of_mirror(20)), None);
+        assert_eq!(refused(&p(19), &p(8), of_mirror(20)), Some(Loss::Known(20)));
+        assert_eq!(refused(&p(6), &p(8), of_mirror(20)), Some(Loss::Known(20)));
+        assert_eq!(refused(&empty, &p(8), of_mirror(20)), Some(Loss::Known(20)));
+        assert_eq!(refused(&empty, &p(20), of_mirror(20)), None);
+        // what the primary's view gave up when it began counts no more
+        let b = copy(1, Whole, 150, &[(1, 1), (2, 101)]);
+        assert_eq!(
+            plan_and_loss(&b, &p(120), of_mirror(160)),
+            (Plan::CopyTo, None)
+        );
+        let ring = |member, primary| Known {
+            primary,
+            ring_lost: true,
+            member,
+            ..nothing
+        };
+        // after a loss of the ring, what the mirror is counts
+        assert_eq!(refused(&p(10), &p(8), ring(true, 8)), None);
+        assert_eq!(refused(&p(10), &p(8), ring(false, 8)), Some(Loss::Ring));
+        assert_eq!(refused(&p(10), &p(8), ring(true, 9)), Some(Loss::Ring));
+        assert_eq!(refused(&p(10), &p(12), ring(true, 10)), None);
+        for b in [&empty, &copy(1, Empty, 0, &[])] {
+            for member in [true, false] {
+                assert_eq!(refused(&p(10), b, ring(member, 8)), Some(Loss::Ring));
+            }
+        }
+        // a whole one that has forked, or that the log does not reach
+        let forked = copy(1, Whole, 8, &[(1, 1), (2, 6)]);
+        assert_eq!(refused(&p(10), &forked, ring(true, 5)), Some(Loss::Ring));
+    }
+
+    /// The mirror's log was damaged at 10 of 20 acknowledged: the attach took it for
+    /// the member that it was, and a loss of the primary before the rest had been sent
+    /// again let it be promoted without a word.
+    #[test]
+    fn a_mirror_that_lost_what_it_acknowledged_is_known() {
+        let p = |t| copy(1, State::Whole, t, &[(1, 1)]);
+        let plan = |t| reconcile(&p(20), &p(t), 1, true);
+        assert!(has_lost(&plan(10), 20));
+        assert!(!has_lost(&plan(10), 10));
+        assert!(!has_lost(&plan(20), 20));
+        assert!(!has_lost(&Plan::CopyTo, 20));
     }
 
     #[test]

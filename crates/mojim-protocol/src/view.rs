@@ -7,7 +7,7 @@
 //! acknowledged sync point**, so a view may only be proposed by one of its
 //! predecessor's members, and only with members that hold them all.
 //!
-//! Mojim 4.3; DESIGN.md, "Views and failover".
+//! Mojim 4.3; docs/protocol.md, "Views in a register".
 
 use serde::{Deserialize, Serialize};
 

@@ -25,8 +25,9 @@ pub mod replica;
 use std::sync::Arc;
 
 use mojim::Result;
+use mojim::config::MediumKind;
 use mojim::env::Env;
-use mojim::log::{Log, LogSpec, Survival};
+use mojim::log::{Known, Log, LogSpec, Survival};
 use mojim_protocol::History;
 
 /// How one primary's writes reach all replicas.
@@ -82,5 +83,14 @@ fn history() -> History {
 /// Opens the log that belongs to the run of `volume`, as it is.
 fn open(env: &Arc<dyn Env>, spec: &LogSpec, volume: u64) -> Result<(Log, Survival)> {
     let align = Log::align_for(&**env, spec)?;
-    Log::open(env, spec.clone(), align, volume, 0, None)
+    let known = Known {
+        incarnation: volume,
+        nonce: 0,
+        or: 0,
+    };
+    let opened = Log::open(env, spec.clone(), align, known, 0, None)?;
+    if spec.medium != MediumKind::Disk {
+        opened.0.own(known);
+    }
+    Ok(opened)
 }

@@ -136,7 +136,7 @@ pub struct Acked {
     rule: AckRule,
     /// Who was primary, and who was its mirror.
     pair: [usize; 2],
-    /// How often each node had failed by then.
+    /// How often each node had lost its power by then.
     failures: [u32; 3],
 }
 
@@ -169,8 +169,10 @@ struct Hold {
 struct Copy {
     hold: Hold,
     /// What it had at each of its failures: its acknowledgements may be on
-    /// their way. With it, how often it had failed before.
+    /// their way. With it, how often it had lost its power before.
     was: Vec<(usize, u32)>,
+    /// How often it has lost its power. A process that is killed loses nothing:
+    /// ring, memory and disk stay.
     failures: u32,
     /// The highest point that was seen applied to the data area.
     applied: usize,
@@ -197,6 +199,9 @@ pub struct Checker {
     /// By the register it did, or will when it has begun: nobody else
     /// acknowledges anything.
     pub sole: Option<usize>,
+    /// Acknowledged by a mirror, and lost to more failures than the mode survives:
+    /// nobody goes on with less before an operator says so.
+    lost: Option<usize>,
     /// The nodes of the view.
     pub view: [bool; 3],
     /// Sync points acknowledged.
@@ -231,6 +236,7 @@ impl Default for Checker {
             copies,
             left: 0,
             sole: None,
+            lost: None,
             view: [true, true, false],
             acks: 0,
             excused: 0,
@@ -450,8 +456,8 @@ impl Checker {
         if let Some(had) = had {
             c.was.push((had, c.failures));
         }
-        c.failures += 1;
         if kind == CrashKind::Power {
+            c.failures += 1;
             c.hold.kill = c.hold.power;
         }
         if let Some(l) = limit {
@@ -510,7 +516,7 @@ impl Checker {
     /// |---|---|
     /// | own log only, on a disk or pmem | any failures of this node |
     /// | own log only, in memory (alone after a promotion) | kills |
-    /// | the mirror's log (and the own, in sync-flush) | any one node's failure |
+    /// | the mirror's log (and the own, in sync-flush) | kills, and the loss of any one node's power |
     ///
     /// What is left may have been acknowledged in an earlier view, which had other
     /// members, and may be lost to the same failures.
@@ -544,13 +550,48 @@ impl Checker {
         };
         if !excused {
             return Err(format!(
-                "3: acknowledged {} is lost after one failure or none; {} is left",
+                "3: acknowledged {} is lost, though not both lost their power; {} is left",
                 self.text(lost),
                 self.text(left)
             ));
         }
+        let last = |p: Option<usize>| p.map_or(0, |p| self.points[p].last);
+        if a.rule == AckRule::MIRROR && self.points[lost].last > last(self.lost) {
+            self.lost = Some(lost);
+        }
         self.settle(left);
         Ok(())
+    }
+
+    /// An operator, or the configuration, says that somebody goes on with what is left.
+    pub fn word(&mut self) {
+        self.lost = None;
+    }
+
+    /// Node `n` goes on with `p`, and nobody was asked: it needs all that was ever
+    /// acknowledged.
+    pub fn by_itself(&mut self, n: usize, p: usize) -> Checked {
+        match self.lost.take() {
+            Some(lost) if !self.is_within(lost, p) => Err(format!(
+                "3: node {n} goes on by itself with {}, but {} was acknowledged",
+                self.text(p),
+                self.text(lost)
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The view says that node `n`, whose log is on a medium that outlives its power,
+    /// is alone: what was acknowledged rests on that log.
+    pub fn alone(&self, n: usize) -> Checked {
+        let hold = self.copies[n].hold.power;
+        if self.floor == 0 || hold.is_some_and(|h| self.is_within(self.floor, h)) {
+            return Ok(());
+        }
+        Err(format!(
+            "2: node {n} is alone by the view, but acknowledged {} is not persistent in its log",
+            self.text(self.floor)
+        ))
     }
 
     /// The floor is now `p`, after a loss that is excused.
@@ -571,7 +612,8 @@ impl Checker {
         }
     }
 
-    fn failures(&self) -> [u32; 3] {
+    /// How often each node has lost its power.
+    pub fn failures(&self) -> [u32; 3] {
         [0, 1, 2].map(|n| self.copies[n].failures)
     }
 
@@ -631,10 +673,17 @@ impl Checker {
         self.looked(n, store)
     }
 
+    /// Node `n` was promoted by the register alone.
+    pub fn took_over(&mut self, n: usize) -> Checked {
+        let p = self.copies[n].hold.kill.expect("it was promoted with it");
+        self.by_itself(n, p)
+    }
+
     /// The register agreed that the backup `n` goes on with what it has: what the
     /// others acknowledged beyond that until now is given up, and from now on
     /// they acknowledge nothing.
     pub fn given_up(&mut self, n: usize) {
+        self.word();
         self.sole = Some(n);
         let p = self.copies[n].hold.kill.unwrap_or(0);
         if !self.is_within(self.floor, p) {

@@ -36,7 +36,7 @@ use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
 use mojim_protocol::AckRule;
 use mojim_protocol::pairing::may_promote;
-use mojim_protocol::view::Member;
+use mojim_protocol::view::{Member, Register};
 
 use crate::check::{BACKUP, Change, Checker, Files, Violation};
 use crate::rng::Rng;
@@ -117,11 +117,21 @@ pub enum Mutation {
     IgnoreLease,
     /// Fallback: a primary's signs of life leave no trace.
     LookSilently,
+    /// A primary does not remember that its ring was lost.
+    ForgetRing,
+    /// Views: a primary goes on alone with what only its ring has.
+    AloneInRing,
+    /// A log's room is released before the superblock is durable.
+    ReleaseEarly,
+    /// A promise is given before it is durable.
+    PromiseEarly,
+    /// No checksum is looked at on receipt.
+    TrustWire,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 25] = [
+    pub const ALL: [(Mutation, &'static str); 30] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -159,6 +169,17 @@ impl Mutation {
         (Mutation::AskConfigured, "ask_configured"),
         (Mutation::IgnoreLease, "ignore_lease"),
         (Mutation::LookSilently, "look_silently"),
+        (
+            Mutation::ForgetRing,
+            "forget_ring (what a lost ring held may be on the mirror alone)",
+        ),
+        (Mutation::AloneInRing, "alone_in_ring"),
+        (
+            Mutation::ReleaseEarly,
+            "release_early (a log's room is released when the superblock is durable)",
+        ),
+        (Mutation::PromiseEarly, "promise_early"),
+        (Mutation::TrustWire, "trust_wire"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -171,6 +192,7 @@ impl Mutation {
                 | Mutation::NoFence
                 | Mutation::AdmitEarly
                 | Mutation::ReadyEarly
+                | Mutation::AloneInRing
         ) || self.is_of_succession()
     }
 
@@ -221,6 +243,10 @@ impl Mutation {
             // Somebody waits for a node that does not take part.
             Mutation::KeepEpoch | Mutation::AskConfigured => &["live:", "3:"],
             Mutation::IgnoreLease | Mutation::LookSilently => &["3:"],
+            Mutation::ForgetRing => &["3:"],
+            Mutation::AloneInRing => &["2:"],
+            Mutation::TrustWire => &["1:", "3:", "4:"],
+            Mutation::ReleaseEarly => &["1:", "2:", "3:", "4:"],
             _ => &["2:", "3:"],
         }
     }
@@ -408,6 +434,8 @@ struct Node {
     restart: Duration,
     /// Not before the fault-free phase.
     gone: bool,
+    /// It does not go on by itself: an operator promotes it when it starts.
+    word: bool,
     /// Its copy was replaced or cut back in the step in which it crashed.
     replaced: bool,
     /// It took over, up to this LSN, and has not closed its copy yet: its other
@@ -480,6 +508,8 @@ pub struct Cluster {
     pub appended: u64,
     /// Promotions.
     pub promotions: u64,
+    /// Of these, the ones after an attach that only an operator could settle.
+    pub words: u64,
     /// Restarts of processes.
     pub starts: u64,
     /// Whole copies taken in, and those that rest partly on older files.
@@ -501,10 +531,24 @@ pub struct Cluster {
     /// The mirror, if it was a backup before.
     risen: Option<usize>,
     register: Arc<Mutex<SimRegister>>,
+    /// The register as it was last looked at.
+    seen: Register,
+    /// Draws when a mirror's copy is to be made anew.
+    anew: Rng,
+    /// That mirror, which takes over if its primary is dead by the next trouble.
+    suspects: Option<usize>,
+    /// Disks become full, if there is one.
+    full: Option<Rng>,
     mutation: Option<Mutation>,
     calm: bool,
     /// Nothing is left that could go on by itself.
     over: bool,
+    /// How often a node had lost its power when the register first named this
+    /// life of its copy.
+    named: BTreeMap<(usize, u64), u32>,
+    /// The register's version, and how often each had lost its power when it came: who
+    /// was named by the next one may have lost it while that was asked for.
+    version: (u64, [u32; 3]),
     /// A node whose promotion failed at its end: it may have happened.
     half_promoted: Option<usize>,
     names: u64,
@@ -555,6 +599,13 @@ impl Cluster {
             faults.write_error = 0;
             faults.sync_error = 0;
         }
+        let mut full = Rng::new(seed ^ 0x6675_6c6c);
+        let full = (full.below(8) == 0 && !setup.sound).then_some(full);
+        // By a generator of its own, so that the other seeds stay what they were.
+        let mut rot = Rng::new(seed ^ 0x0072_6f74);
+        if rot.below(8) == 0 || mutation == Some(Mutation::TrustWire) {
+            faults.rot = rot.between(1, 5) as u32;
+        }
         match mutation {
             Some(Mutation::IgnoreFailedSync) => {
                 faults.sync_error = faults.sync_error.max(30);
@@ -569,6 +620,7 @@ impl Cluster {
             role: Role::Down,
             restart: Duration::ZERO,
             gone: false,
+            word: false,
             replaced: false,
             taken: None,
             forwards: Vec::new(),
@@ -582,6 +634,7 @@ impl Cluster {
             check: Checker::default(),
             appended: 0,
             promotions: 0,
+            words: 0,
             starts: 0,
             copies: [0; 2],
             counted: [[0; 2]; 3],
@@ -594,9 +647,15 @@ impl Cluster {
             pair: [0, 1],
             risen: None,
             register: Arc::new(Mutex::new(register)),
+            seen: Register::default(),
+            anew: Rng::new(seed ^ 0x616e_6577),
+            suspects: None,
+            full,
             mutation,
             calm: false,
             over: false,
+            named: BTreeMap::new(),
+            version: (0, [0; 3]),
             half_promoted: None,
             names: 0,
         }
@@ -688,10 +747,18 @@ impl Cluster {
 
     /// What the checker is to know of the view.
     fn follow_view(&mut self) {
+        let reg = lock(&self.register).now.clone();
+        if reg.version != self.version.0 {
+            let before = self.version.1;
+            for m in [&reg.primary, &reg.mirror].into_iter().flatten() {
+                let n = node(&m.node);
+                self.named.entry((n, m.incarnation)).or_insert(before[n]);
+            }
+            self.version = (reg.version, self.check.failures());
+        }
         if !self.is_free() {
             return;
         }
-        let reg = lock(&self.register).now.clone();
         let Some(primary) = reg.primary else {
             return;
         };
@@ -805,6 +872,11 @@ impl Cluster {
                 Mutation::AskConfigured => &store.mutations.ask_configured,
                 Mutation::IgnoreLease => &store.mutations.ignore_lease,
                 Mutation::LookSilently => &store.mutations.look_silently,
+                Mutation::ForgetRing => &store.mutations.forget_ring,
+                Mutation::AloneInRing => &store.mutations.alone_in_ring,
+                Mutation::ReleaseEarly => &store.mutations.release_early,
+                Mutation::PromiseEarly => &store.mutations.promise_early,
+                Mutation::TrustWire => &store.mutations.trust_wire,
             };
             switch.store(true, Relaxed);
         }
@@ -831,6 +903,7 @@ impl Cluster {
                 let lossy = self.setup.mode == Mode::Async;
                 // Where it lost its copy as well, it attaches to the other's.
                 if store.superblock().state == State::Whole {
+                    self.check.word();
                     self.check.promoted(n, &store, store.tail(), lossy)?;
                 }
                 // The other node may have come back as the primary it was.
@@ -845,6 +918,10 @@ impl Cluster {
             Err(_) => return self.observe(n),
         };
         self.follow_register();
+        if std::mem::take(&mut self.nodes[n].word) && n == self.primary {
+            drop(listener);
+            return self.go_on_by_word(n, store);
+        }
         if n != self.primary {
             let m = Arc::new(Mirror::new(store, NAMES[n], self.setup.secondary));
             self.forward(n, m.clone());
@@ -897,6 +974,56 @@ impl Cluster {
             closing: false,
         }));
         self.observe(n)
+    }
+
+    /// As `mojim promote --force` does where an attach was refused: the operator has
+    /// looked, and what is missing is lost for good.
+    fn go_on_by_word(&mut self, n: usize, store: Arc<Store>) -> Checked {
+        self.check.word();
+        // It may have nothing: then whoever has the most of those that run.
+        let whole = |to: usize| match &self.nodes[to].role {
+            Role::Mirror(mir) if mir.m.store.superblock().state == State::Whole => {
+                Some((mir.m.tail(), to, mir.m.clone()))
+            }
+            _ => None,
+        };
+        let other = match store.superblock().state {
+            State::Whole => None,
+            _ => (0..3).filter_map(whole).max_by_key(|(tail, ..)| *tail),
+        };
+        if let Some((_, to, m)) = other {
+            drop(store);
+            self.world.kill(NAMES[n]);
+            self.fallen(n)?;
+            return self.promote_by_word(to, m);
+        }
+        let m = Arc::new(Mirror::new(store, NAMES[n], self.setup.secondary));
+        self.promote_by_word(n, m)
+    }
+
+    fn promote_by_word(&mut self, n: usize, m: Arc<Mirror>) -> Checked {
+        let done = match self.setup.views {
+            true => m.force(&*self.views(n)),
+            false => m.promote().map(Some),
+        };
+        self.note(|| format!("node {} goes on by an operator's word: {done:?}", NAMES[n]));
+        if let Ok(Some((_, tail))) = done
+            && self.world.crashed(NAMES[n]).is_none()
+        {
+            self.promotions += 1;
+            self.words += 1;
+            self.check.promoted(n, &m.store, tail, false)?;
+            self.primary = n;
+            m.close();
+            if m.store.close_clean(tail).is_ok() {
+                self.check.closed(n, &m.store)?;
+            }
+            return self.end(n);
+        }
+        self.nodes[n].word = true;
+        drop(m);
+        self.world.kill(NAMES[n]);
+        self.fallen(n)
     }
 
     /// As the daemon and the program do: to each other node that holds the
@@ -995,8 +1122,27 @@ impl Cluster {
         self.check.crashed(n, kind, limit, had)
     }
 
+    /// A running primary that leaves its mirror has all that was acknowledged in a
+    /// log that outlives its power, if it has one.
+    fn watch_register(&mut self) -> Checked {
+        let now = lock(&self.register).now.clone();
+        let was = std::mem::replace(&mut self.seen, now.clone());
+        let leaves = was.mirror.is_some() && now.mirror.is_none();
+        match &now.primary {
+            Some(p) if leaves && was.primary == now.primary && was.epoch == now.epoch => {
+                let n = node(&p.node);
+                match self.setup.persistent()[n] {
+                    true => self.check.alone(n),
+                    false => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// After anything that node `n` did: what do we see?
     fn observe(&mut self, n: usize) -> Checked {
+        self.watch_register()?;
         self.follow_fallback()?;
         self.follow_view();
         // What a dead process believes it did is not seen by anyone.
@@ -1158,6 +1304,7 @@ impl Cluster {
                 None => adopted,
                 Some(_) => return Err("attached with sync points under way".into()),
             };
+            self.check.by_itself(n, adopted)?;
             self.check.acked(pair, adopted, rule, persistent)?;
         }
         if became {
@@ -1234,7 +1381,28 @@ impl Cluster {
         if self.is_time_for_trouble() {
             self.trouble()?;
         }
+        self.fill();
         Ok(())
+    }
+
+    /// Disks become full, and have room again.
+    fn fill(&mut self) {
+        let Some(rng) = &mut self.full else {
+            return;
+        };
+        if rng.below(20_000) >= self.setup.trouble {
+            return;
+        }
+        let n = rng.below(3) as usize;
+        let room = match rng.coin() {
+            true => None,
+            false => Some(rng.below(8)),
+        };
+        self.note(|| format!("node {}: room for {room:?} pages", NAMES[n]));
+        match room {
+            Some(pages) => self.world.fill(NAMES[n], pages),
+            None => self.world.set_quota(NAMES[n], None),
+        }
     }
 
     /// Where the nodes change places most of the trouble is of that kind, and
@@ -1517,18 +1685,22 @@ impl Cluster {
                     let e = e.to_string();
                     self.note(|| format!("node {} cannot attach: {e}", NAMES[n]));
                     // The mirror began a promotion that failed: attach again.
-                    let again = e.contains("is promised")
+                    let refused = p.session.loss().is_some();
+                    let again = refused
+                        || e.contains("is promised")
                         || e.contains("cannot be made")
                         || n != self.primary;
                     // No copy is complete: a person has to decide, and the run ends.
                     let lost = e.contains("incomplete") || e.contains("no usable copy");
-                    if lost && (self.check.has_lost() || !self.setup.persistent()[n]) {
+                    let memory = !self.setup.persistent()[n] && self.check.failures()[n] > 0;
+                    if lost && (self.check.has_lost() || memory) {
                         self.over = true;
                         return Ok(());
                     }
                     if !again && !self.check.all_lost() {
                         return Err(format!("live: node {n} cannot attach: {e}"));
                     }
+                    self.nodes[n].word |= refused && n == self.primary;
                 }
                 self.note(|| format!("node {} is reopened", NAMES[n]));
                 self.world.kill(NAMES[n]);
@@ -1652,11 +1824,23 @@ impl Cluster {
         if prim.p.is_ready() {
             return Ok(false);
         }
+        if prim.p.store.check_complete().is_err() {
+            self.ask_operator(n)?;
+            return Ok(true);
+        }
         if prim.session.go_alone().is_ok() {
             let tail = prim.p.last();
             let _ = prim.p.store.apply(tail, usize::MAX);
         }
         Ok(true)
+    }
+
+    /// The program ends, and says why.
+    fn ask_operator(&mut self, n: usize) -> Checked {
+        self.note(|| format!("node {} lacks what was acknowledged", NAMES[n]));
+        self.nodes[n].word = true;
+        self.world.kill(NAMES[n]);
+        self.observe(n)
     }
 
     /// As `Volume::attach` does: a primary that is alone by its last view
@@ -1689,6 +1873,9 @@ impl Cluster {
             && prim.epoch == 0
         {
             self.world.note(|| "--- goes alone".into());
+            if prim.p.store.check_complete().is_err() {
+                return self.ask_operator(n);
+            }
             if prim.session.go_alone().is_ok() {
                 let tail = prim.p.last();
                 let _ = prim.p.store.apply(tail, usize::MAX);
@@ -1846,6 +2033,25 @@ impl Cluster {
     /// Something goes wrong, or someone intervenes.
     fn trouble(&mut self) -> Checked {
         let pair = [self.primary, self.mirror()];
+        if self.anew.below(16) == 0
+            && let Role::Mirror(m) = &self.nodes[pair[1]].role
+        {
+            // As `mojim repair --anew`; its primary dies, perhaps before the new copy
+            // has all that the old one had.
+            self.note(|| format!("node {} is to be copied anew", NAMES[pair[1]]));
+            m.m.distrust();
+            let after = self.anew.between(1, 60);
+            self.world
+                .arm_crash_on_send(NAMES[pair[0]], after, CrashKind::Kill);
+            self.suspects = Some(pair[1]);
+            return Ok(());
+        }
+        if let Some(n) = self.suspects.take()
+            && self.setup.views
+            && matches!(self.nodes[self.primary].role, Role::Down)
+        {
+            return self.take_over(n);
+        }
         let i = self.rng.below(2) as usize;
         let (n, other) = (pair[i], pair[1 - i]);
         let name = NAMES[n];
@@ -1987,6 +2193,7 @@ impl Cluster {
         }
         self.promotions += 1;
         let lossy = self.setup.mode == Mode::Async;
+        self.check.word();
         self.check.promoted(n, &m.store, tail, lossy)?;
         self.primary = n;
         m.close();
@@ -2031,7 +2238,10 @@ impl Cluster {
         self.follow_fallback()?;
         match self.fell_back(n, &m.store, tail)? {
             true => {}
-            false => self.check.promoted(n, &m.store, tail, false)?,
+            false => {
+                self.check.promoted(n, &m.store, tail, false)?;
+                self.check.took_over(n)?;
+            }
         }
         self.primary = n;
         self.nodes[n].taken = Some(tail);
@@ -2169,6 +2379,7 @@ impl Cluster {
             r.lost = 0;
         }
         for n in 0..3 {
+            self.world.set_quota(NAMES[n], None);
             self.world.disarm(NAMES[n]);
             self.nodes[n].restart = self.world.now();
             self.check.look_again(n);
@@ -2217,7 +2428,7 @@ impl Cluster {
                 break;
             }
             let now = self.world.now();
-            if self.nobody_may() && now - start > Duration::from_secs(20) {
+            if now - start > Duration::from_secs(20) && self.nobody_may()? {
                 return Ok(());
             }
             // A link that goes silent at a copy's very end is noticed late.
@@ -2238,8 +2449,9 @@ impl Cluster {
     }
 
     /// Every node that the register names has begun another life since: a
-    /// person has to decide what is given up.
-    fn nobody_may(&self) -> bool {
+    /// person has to decide what is given up. That is so only where each of them
+    /// lost what its power took with it.
+    fn nobody_may(&self) -> Checked<bool> {
         let reg = lock(&self.register).now.clone();
         let lives = self.nodes.iter().enumerate().filter_map(|(n, node)| {
             let store = match &node.role {
@@ -2259,16 +2471,37 @@ impl Cluster {
             _ => false,
         };
         if reg.primary.as_ref().is_some_and(damaged) {
-            return true;
+            return Ok(true);
         }
         let lost = |m: &Member| {
             lives
                 .iter()
                 .any(|(n, l)| *n == m.node && *l != m.incarnation)
         };
-        self.setup.views
+        let nobody = self.setup.views
             && reg.primary.as_ref().is_some_and(lost)
-            && reg.mirror.as_ref().is_none_or(lost)
+            && reg.mirror.as_ref().is_none_or(lost);
+        if !nobody {
+            return Ok(false);
+        }
+        for (m, leads) in [(&reg.primary, true), (&reg.mirror, false)] {
+            let Some(m) = m else { continue };
+            let n = node(&m.node);
+            let before = self.named.get(&(n, m.incarnation)).copied().unwrap_or(0);
+            // With a persistent log only the ring of a pair's primary goes, whose mirror
+            // alone counts; one that has just begun to go on alone may be taken for it,
+            // since its superblock says so later than the register.
+            let ring = leads && self.setup.mode == Mode::Sync;
+            let may_lose = ring || !self.setup.persistent()[n];
+            if !may_lose || self.check.failures()[n] == before {
+                return Err(format!(
+                    "live: nobody may go on, but {} had no cause to begin another life: {reg:?}, {}",
+                    m.node,
+                    self.state()
+                ));
+            }
+        }
+        Ok(true)
     }
 
     /// The backup has what the primary has. One of another volume waits for a
@@ -2480,7 +2713,10 @@ fn accept(mir: &mut Mir, n: usize) -> bool {
         moved = true;
         match f.kind {
             FrameKind::Hello => {
-                let h = Hello::decode(&body).expect("the engine's own");
+                let Ok(h) = Hello::decode(&body) else {
+                    w.conn.close();
+                    continue;
+                };
                 assert!(h.cluster == CLUSTER && h.volume == VOLUME && h.to == NAMES[n]);
                 match ControlIn::answer(mir.m.clone(), w, &h) {
                     Ok(c) => mir.control.push(c),
@@ -2491,7 +2727,10 @@ fn accept(mir: &mut Mir, n: usize) -> bool {
                 }
             }
             FrameKind::Lane => {
-                let l = Lane::decode(&body).expect("the engine's own");
+                let Ok(l) = Lane::decode(&body) else {
+                    w.conn.close();
+                    continue;
+                };
                 match LaneServer::accept(mir.m.clone(), w, f.epoch, &l) {
                     Ok(s) => mir.lanes.push(s),
                     Err((mut w, no)) => {
@@ -2501,7 +2740,10 @@ fn accept(mir: &mut Mir, n: usize) -> bool {
                 }
             }
             FrameKind::CopyStream => {
-                let s = CopyStream::decode(&body).expect("the engine's own");
+                let Ok(s) = CopyStream::decode(&body) else {
+                    w.conn.close();
+                    continue;
+                };
                 let stream = StreamIn::accept(&mir.m.store, w, f.epoch, &s);
                 mir.streams.extend(stream);
             }

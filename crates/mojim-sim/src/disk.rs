@@ -320,6 +320,7 @@ impl Inode {
 #[derive(Debug)]
 enum NameOp {
     MakeDir(PathBuf),
+    RemoveDir(PathBuf),
     Make(PathBuf, u64),
     Remove(PathBuf),
     Rename(PathBuf, PathBuf),
@@ -328,11 +329,16 @@ enum NameOp {
 impl NameOp {
     fn paths(&self) -> [&Path; 2] {
         match self {
-            NameOp::MakeDir(p) | NameOp::Make(p, _) | NameOp::Remove(p) => [p, p],
+            NameOp::MakeDir(p) | NameOp::RemoveDir(p) | NameOp::Make(p, _) | NameOp::Remove(p) => {
+                [p, p]
+            }
             NameOp::Rename(from, to) => [from, to],
         }
     }
 }
+
+/// The most bytes of a file.
+pub(crate) const MAX_FILE: u64 = (1 << 43) - 1;
 
 /// The names of one disk.
 #[derive(Debug, Default, Clone)]
@@ -346,6 +352,9 @@ impl Names {
         match op {
             NameOp::MakeDir(p) => {
                 self.dirs.insert(p.clone());
+            }
+            NameOp::RemoveDir(p) => {
+                self.dirs.remove(p);
             }
             NameOp::Make(p, ino) => {
                 self.files.insert(p.clone(), *ino);
@@ -479,7 +488,7 @@ impl Disk {
         Ok(())
     }
 
-    fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         let named: BTreeSet<u64> = self.live.files.values().copied().collect();
         let counted = |(ino, inode): &(&u64, &Inode)| inode.open > 0 || named.contains(ino);
         let inodes = self.inodes.iter().filter(counted);
@@ -599,7 +608,7 @@ impl Disk {
     }
 
     pub(crate) fn set_len(&mut self, ino: u64, len: u64) -> io::Result<()> {
-        if len >= 1 << 43 {
+        if len > MAX_FILE {
             return Err(io::Error::from_raw_os_error(27));
         }
         let inode = self.inode(ino);
@@ -660,6 +669,25 @@ impl Disk {
                 return Err(error(io::ErrorKind::NotADirectory, dir));
             }
             self.name(NameOp::MakeDir(dir.to_path_buf()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn remove_empty_dirs(&mut self, path: &Path) -> io::Result<()> {
+        if !self.live.is_dir(path) {
+            return Err(error(io::ErrorKind::NotADirectory, path));
+        }
+        if !self.list(path)?.is_empty() {
+            return Err(error(io::ErrorKind::DirectoryNotEmpty, path));
+        }
+        let within = self.live.dirs.range(path.to_path_buf()..);
+        let mut within: Vec<_> = within
+            .take_while(|d| d.starts_with(path))
+            .cloned()
+            .collect();
+        within.reverse();
+        for dir in within {
+            self.name(NameOp::RemoveDir(dir));
         }
         Ok(())
     }

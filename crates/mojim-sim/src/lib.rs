@@ -23,7 +23,10 @@ mod net;
 pub mod rng;
 pub mod run;
 pub mod shadow;
+pub mod threads;
+pub mod turns;
 pub mod views;
+pub mod voter;
 pub mod world;
 
 pub use rng::Rng;

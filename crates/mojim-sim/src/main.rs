@@ -8,10 +8,15 @@ use std::time::{Duration, Instant};
 use mojim_sim::cluster::Mutation;
 use mojim_sim::run::{Total, catch_mutation, catch_panics, run};
 use mojim_sim::shadow::{Broken, Shown, catch, run as run_shadow, run_states};
+use mojim_sim::threads;
+use mojim_sim::voter;
 
 const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--jobs N] [--json]
        mojim-sim --seed N [--trace]
        mojim-sim --mutations [--only NAME] [--seeds N] [--first N]
+       mojim-sim --threads [--seeds N] [--first N] [--minutes M] [--jobs N]
+       mojim-sim --threads --seed N
+       mojim-sim --threads --mutations [--only NAME] [--seeds N] [--first N]
        mojim-sim --shadow [--states N] [--first N] [--jobs N] [--json]
        mojim-sim --shadow --seed N
        mojim-sim --shadow --mutations [--only NAME] [--seeds N] [--first N]";
@@ -20,6 +25,7 @@ fn main() -> ExitCode {
     let (mut seeds, mut first, mut seed, mut minutes) = (1000u64, 1u64, None, None);
     let mut jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let (mut trace, mut json, mut mutations, mut shadow) = (false, false, false, false);
+    let mut by_threads = false;
     let mut states = 1_000_000u64;
     let mut only = String::new();
     let mut args = std::env::args().skip(1);
@@ -46,6 +52,10 @@ fn main() -> ExitCode {
             }
             "--mutations" => {
                 let _: () = mutations = true;
+                Some(())
+            }
+            "--threads" => {
+                let _: () = by_threads = true;
                 Some(())
             }
             "--shadow" => {
@@ -86,11 +96,28 @@ fn main() -> ExitCode {
             }
         };
     }
+    if by_threads {
+        let within = minutes.map(|m| Duration::from_secs(60 * m));
+        return match (mutations, seed) {
+            (true, _) => thread_mutations(&only, first, seeds),
+            (false, Some(s)) => thread_seeds(s, 1, 1, None),
+            (false, None) => thread_seeds(first, seeds, jobs, within),
+        };
+    }
     if mutations {
         let mut missed = false;
         let named = |name: &str| name.starts_with(&only);
         for (m, name) in Mutation::ALL.into_iter().filter(|(_, n)| named(n)) {
             match catch_mutation(m, first, seeds, jobs) {
+                Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
+                None => {
+                    println!("{name}: NOT caught in {seeds} seeds");
+                    missed = true;
+                }
+            }
+        }
+        for (b, name) in voter::Broken::ALL.into_iter().filter(|(_, n)| named(n)) {
+            match voter::catch(b, first, seeds) {
                 Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
                 None => {
                     println!("{name}: NOT caught in {seeds} seeds");
@@ -147,6 +174,67 @@ fn main() -> ExitCode {
     let rate = total.seeds as f64 * 60.0 / begun.elapsed().as_secs_f64();
     report(&total, rate, json);
     ExitCode::from(u8::from(!total.failures.is_empty()))
+}
+
+/// Runs several threads of a program, seed by seed.
+fn thread_seeds(first: u64, seeds: u64, jobs: u64, within: Option<Duration>) -> ExitCode {
+    let begun = Instant::now();
+    let next = AtomicU64::new(first);
+    let total = Mutex::new((0u64, threads::Outcome::default(), 0u64));
+    let work = || loop {
+        let s = next.fetch_add(1, Relaxed);
+        if s >= first.saturating_add(seeds) || within.is_some_and(|w| begun.elapsed() > w) {
+            return;
+        }
+        let o = threads::run(s, None);
+        let (ran, sum, failed) = &mut *total.lock().expect("no thread panics");
+        *ran += 1;
+        sum.turns += o.turns;
+        sum.begun += o.begun;
+        sum.acks += o.acks;
+        sum.failed += o.failed;
+        sum.shared += o.shared;
+        sum.crashes += o.crashes;
+        if let Some(f) = o.failure {
+            *failed += 1;
+            eprintln!("seed {s} FAILED: {f}");
+            eprintln!("  replay: mojim-sim --threads --seed {s}");
+        }
+    };
+    std::thread::scope(|s| {
+        for _ in 0..jobs {
+            s.spawn(work);
+        }
+    });
+    let (ran, sum, failed) = total.into_inner().expect("no thread panics");
+    println!(
+        "seeds {ran}, in shared memory {}, crashes {}",
+        sum.shared, sum.crashes
+    );
+    println!(
+        "turns {}, sync points {}, acknowledged {}, calls that failed after a fault {}",
+        sum.turns, sum.begun, sum.acks, sum.failed
+    );
+    println!("failures {failed}");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+/// Each mutation of the threads' rung.
+fn thread_mutations(only: &str, first: u64, seeds: u64) -> ExitCode {
+    let mut missed = false;
+    for (broken, name) in threads::Broken::ALL
+        .into_iter()
+        .filter(|(_, n)| n.starts_with(only))
+    {
+        match threads::catch(broken, first, seeds) {
+            Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
+            None => {
+                println!("{name}: NOT caught in {seeds} seeds");
+                missed = true;
+            }
+        }
+    }
+    ExitCode::from(u8::from(missed))
 }
 
 /// Each control program and each mutation, on stderr.
@@ -210,7 +298,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -228,6 +316,9 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.backups.mirrors,
             s.backups.primaries,
             s.backups.fallbacks,
+            s.voter.starts,
+            s.voter.calls,
+            s.voter.ends,
             faults.join(","),
             failures.join(",")
         );
@@ -250,6 +341,10 @@ fn report(t: &Total, rate: f64, json: bool) {
     println!(
         "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
         s.backups.mirrors, s.backups.primaries, s.backups.fallbacks
+    );
+    println!(
+        "a voter's files: starts {}, calls {}, ends {}",
+        s.voter.starts, s.voter.calls, s.voter.ends
     );
     for (k, n) in &s.faults {
         println!("  {k}: {n}");

@@ -437,6 +437,10 @@ impl Net {
                 bytes.extend_from_slice(&slice[..k]);
                 slice = &slice[k..];
             }
+            if ctx.faults.rot > 0 && ctx.fault(ctx.faults.rot, "flipped bits") {
+                let bit = ctx.rng.below(8 * m as u64) as usize;
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
             pipe.chunks.push_back(Chunk { at, bytes, read: 0 });
             if at != NEVER {
                 pipe.last = at;

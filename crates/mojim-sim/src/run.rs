@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::cluster::{Backups, Cluster, Mutation};
+use crate::voter;
 
 /// What one seed did.
 #[derive(Debug, Clone, Default)]
@@ -38,6 +39,8 @@ pub struct Outcome {
     pub with_backup: u64,
     /// What backups did.
     pub backups: Backups,
+    /// What became of a voter's files.
+    pub voter: voter::Shown,
     /// What happened, if that was asked for.
     pub trace: Vec<String>,
 }
@@ -65,8 +68,22 @@ pub(crate) fn panic_text(p: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or_default()
 }
 
-/// Runs one seed.
+/// Runs one seed: a cluster, and where nothing is broken there a voter's files.
 pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
+    let mut outcome = run_cluster(seed, mutation, trace);
+    if mutation.is_none() && outcome.failure.is_none() {
+        let (shown, result, world) = voter::run(seed, None, trace);
+        outcome.voter = shown;
+        outcome.failure = result.err();
+        for (k, n) in world.counts() {
+            *outcome.faults.entry(k).or_default() += n;
+        }
+        outcome.trace.extend(world.trace());
+    }
+    outcome
+}
+
+fn run_cluster(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
     let mut cluster = Cluster::new(seed, mutation);
     if trace {
         cluster.world.trace_on();
@@ -90,6 +107,7 @@ pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
         compared: cluster.check.compared,
         with_backup: u64::from(cluster.setup.backup),
         backups: cluster.backups,
+        voter: voter::Shown::default(),
         trace: cluster.world.trace(),
     };
     if outcome.failure.is_some() {
@@ -134,6 +152,9 @@ impl Total {
         self.sum.backups.mirrors += o.backups.mirrors;
         self.sum.backups.primaries += o.backups.primaries;
         self.sum.backups.fallbacks += o.backups.fallbacks;
+        self.sum.voter.starts += o.voter.starts;
+        self.sum.voter.calls += o.voter.calls;
+        self.sum.voter.ends += o.voter.ends;
         if let Some(f) = &o.failure {
             self.failures.push((o.seed, f.clone()));
         }

@@ -7,7 +7,7 @@
 //! - Time moves in [`World::advance`] only.
 //! - Each fault that happened is counted under its name.
 
-use crate::disk::{Disk, eio};
+use crate::disk::{Disk, MAX_FILE, eio};
 use crate::memory::Region;
 use crate::net::Net;
 use crate::rng::Rng;
@@ -56,6 +56,9 @@ pub struct Faults {
     pub half_open: u32,
     /// A connection attempt is refused.
     pub connect_refused: u32,
+    /// One bit of a send is another when it arrives, and no checksum of the network's
+    /// tells.
+    pub rot: u32,
     /// Bytes that a connection holds in each direction.
     pub buffer: usize,
     /// How long bytes survive a partition.
@@ -79,6 +82,7 @@ impl Faults {
             reset: 0,
             half_open: 0,
             connect_refused: 0,
+            rot: 0,
             buffer: 256 << 10,
             retransmit_limit: Duration::from_secs(15),
         }
@@ -534,6 +538,14 @@ impl World {
         st.nodes[n].disk.set_quota(quota);
     }
 
+    /// Leaves the node's files so many more pages than they take now.
+    pub fn fill(&self, node: &str, pages: u64) {
+        let mut st = self.shared.lock();
+        let n = st.node(node);
+        let disk = &mut st.nodes[n].disk;
+        disk.set_quota(Some((disk.used() + pages) * crate::memory::PAGE as u64));
+    }
+
     /// Flips a bit of a file, in the cache and on the medium; `bit` counts
     /// from the file's start. False if there is no such byte.
     pub fn flip_bit(&self, node: &str, path: &Path, bit: u64) -> bool {
@@ -690,6 +702,18 @@ impl Env for SimEnv {
             || format!("mkdir {}", path.display()),
             |disk, _| disk.create_dir_all(path),
         )
+    }
+
+    fn remove_empty_dirs(&self, path: &Path) -> io::Result<()> {
+        self.place.enter()?.change(
+            self.place.node,
+            || format!("remove directories {}", path.display()),
+            |disk, _| disk.remove_empty_dirs(path),
+        )
+    }
+
+    fn max_file_size(&self, _dir: &Path) -> io::Result<u64> {
+        self.place.enter().map(|_| MAX_FILE)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

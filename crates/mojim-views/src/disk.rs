@@ -24,7 +24,9 @@
 //! before. Readers refuse any other `format`.
 //!
 //! Invariants:
-//! - What a call here reports as done is durable. `vote` and `snapshot` are
+//! - What a call here reports as done is durable, and so is what [`Disk::open`]
+//!   has read when it returns: it has written all of it anew, since what can be
+//!   read may lie in the page cache alone. `vote` and `snapshot` are
 //!   only ever replaced: a new file is written and synced, renamed, and the
 //!   directory synced. The log is appended to and synced; when it loses entries
 //!   at either end it is replaced too.
@@ -56,12 +58,8 @@ use crate::types::{Entry, LogId, Membership, Registers, SnapshotMeta, Vote, numb
 const MAGIC: [u8; 4] = [0xF7, b'M', b'J', b'V'];
 const HEAD_LEN: usize = 12;
 const FORMAT: u32 = 1;
-
-const WRITE: OpenHow = OpenHow {
-    create: false,
-    write: true,
-    durable: false,
-};
+/// Most bytes of a file that is read.
+const MOST: u64 = 1 << 30;
 
 /// What to do about a directory that cannot be used.
 const ADVICE: &str = "Keep this voter stopped and its directory as it is; while a majority of the \
@@ -178,7 +176,12 @@ fn decode<T: DeserializeOwned>(path: &Path, what: &str, body: &[u8]) -> Result<T
 fn contents(env: &dyn Env, path: &Path) -> Result<Option<Vec<u8>>> {
     let read = || -> io::Result<Vec<u8>> {
         let file = env.open(path, OpenHow::default())?;
-        let mut bytes = vec![0; file.len()? as usize];
+        let len = file.len()?;
+        if len > MOST {
+            let text = format!("{len} bytes; a register's file has {MOST} at most");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let mut bytes = vec![0; len as usize];
         let got = file.read_at(&mut bytes, 0)?;
         bytes.truncate(got);
         Ok(bytes)
@@ -205,8 +208,6 @@ fn single<T: DeserializeOwned>(env: &dyn Env, path: &Path, what: &str) -> Result
 struct Read {
     head: Head,
     entries: BTreeMap<u64, Entry>,
-    /// Where its whole frames end.
-    end: usize,
 }
 
 fn read_log(path: &Path, bytes: &[u8]) -> Result<Read> {
@@ -242,11 +243,7 @@ fn read_log(path: &Path, bytes: &[u8]) -> Result<Read> {
         }
         at += HEAD_LEN + body.len();
     }
-    Ok(Read {
-        head,
-        entries,
-        end: at,
-    })
+    Ok(Read { head, entries })
 }
 
 /// Puts `bytes` in the place of a file, durably.
@@ -254,7 +251,8 @@ fn replace(env: &dyn Env, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Ar
     let (path, new) = (dir.join(name), dir.join(format!("{name}.new")));
     let how = OpenHow {
         create: true,
-        ..WRITE
+        write: true,
+        durable: false,
     };
     let file = env.open(&new, how)?;
     file.set_len(0)?;
@@ -306,10 +304,9 @@ impl Disk {
             snapshot: single(&*env, &snapshot, "the snapshot")?,
             ..Kept::default()
         };
-        let bytes = contents(&*env, &log)?;
-        let end = match &bytes {
+        match contents(&*env, &log)? {
             Some(bytes) => {
-                let read = read_log(&log, bytes)?;
+                let read = read_log(&log, &bytes)?;
                 let h = &read.head;
                 if h.format != FORMAT {
                     return Err(Error::Unsupported(format!(
@@ -328,7 +325,6 @@ impl Disk {
                 }
                 kept.purged = h.purged;
                 kept.entries = read.entries;
-                Some(read.end)
             }
             None if kept.vote.is_some() || kept.snapshot.is_some() => {
                 return Err(damaged(
@@ -336,8 +332,8 @@ impl Disk {
                     "there is no log, but what was written after it",
                 ));
             }
-            None => None,
-        };
+            None => {}
+        }
         // A vote is durable before an entry of its leader is, and a snapshot
         // before the entries in it are dropped.
         let leader = kept.vote.unwrap_or_default().leader_id;
@@ -368,17 +364,24 @@ impl Disk {
         {
             v.committed = false;
         }
-        let whole = end == bytes.as_ref().map(Vec::len);
-        let log = match end {
-            Some(end) if whole => LogFile {
-                file: env
-                    .open(&log, WRITE)
-                    .map_err(io(format!("opening {}", log.display())))?,
-                end: end as u64,
-            },
-            _ => write_log(&*env, dir, cluster, node, &kept)
-                .map_err(io(format!("writing {}", log.display())))?,
-        };
+        // What was read need not be on the medium. A process that died before its
+        // sync, or whose sync failed, leaves bytes in the page cache that the next
+        // loss of power takes, and another sync of that file may find nothing to
+        // write. openraft acknowledges entries that it finds here without writing
+        // them again, and repeats a vote that it finds. So everything is written
+        // anew, in the order in which it first was, and an error ends the start.
+        if let Some(v) = &kept.vote {
+            frame(v)
+                .and_then(|f| replace(&*env, dir, "vote", &f))
+                .map_err(io(format!("writing {}", vote.display())))?;
+        }
+        if let Some(s) = &kept.snapshot {
+            frame(s)
+                .and_then(|f| replace(&*env, dir, "snapshot", &f))
+                .map_err(io(format!("writing {}", snapshot.display())))?;
+        }
+        let log = write_log(&*env, dir, cluster, node, &kept)
+            .map_err(io(format!("writing {}", log.display())))?;
         Ok(Disk {
             env,
             dir: dir.to_owned(),

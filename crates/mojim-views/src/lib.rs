@@ -7,10 +7,12 @@
 //!
 //! From the bottom: `types` (what the log holds) → `disk` (its bytes, on this
 //! node's disk) → `store` (the log and the registers, as openraft asks for
-//! them) and `net` (the way to the other voters) → `views`.
+//! them) and `net` (the way to the other voters) → `views`. `files` is `disk`
+//! for the simulator.
 //!
 //! Invariants:
-//! - Nothing is told to another voter or to a caller before it is durable here.
+//! - Nothing is told to another voter or to a caller before it is durable here,
+//!   what was found at the start included: it is written anew before it is used.
 //! - A read is not older than its call; a swap that was reported as done stays
 //!   done while a majority of the voters keeps its directories.
 //! - Every call from outside is bounded in time.
@@ -23,6 +25,7 @@
 //!   its name: it may have promised what it no longer holds.
 
 mod disk;
+pub mod files;
 mod net;
 mod store;
 mod types;

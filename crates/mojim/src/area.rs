@@ -80,12 +80,15 @@ pub struct Area {
     names_dirty: bool,
     /// Names of files that it removed.
     removed: Vec<String>,
-    /// Spill files that were applied and can go after the next checkpoint.
-    spills: Vec<u64>,
+    /// Spill files that were applied, with the LSNs of their records: they can go
+    /// when these have.
+    spills: Vec<(u64, u64)>,
     /// A write that failed outside of applying: nothing after it counts.
     failed: Option<Error>,
     /// Most files that are kept open.
     pub max_open: usize,
+    /// The most bytes that a file can have here.
+    max_file: u64,
 }
 
 impl Area {
@@ -107,10 +110,20 @@ impl Area {
         if !there || env.sync_dir(dir).is_err() {
             make_dirs(&**env, dir, Path::new("/"))?;
         }
-        Ok(Area {
+        let mut area = Area::closed(env, dir, meta, volume);
+        area.max_file = env
+            .max_file_size(dir)
+            .context(|| format!("how large files may be in {}", dir.display()))?;
+        Ok(area)
+    }
+
+    /// One that nothing is known of.
+    fn closed(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Area {
+        Area {
+            max_file: 0,
             env: env.clone(),
             dir: dir.to_owned(),
-            catalog_path,
+            catalog_path: meta.join("catalog"),
             volume,
             catalog_lsn: 0,
             files: BTreeMap::new(),
@@ -123,7 +136,17 @@ impl Area {
             spills: Vec::new(),
             failed: None,
             max_open: MAX_OPEN,
-        })
+        }
+    }
+
+    /// Whether it could be opened, as far as its catalogue tells, and where `all` is
+    /// applied the sizes of its files: a look that changes nothing.
+    pub fn look(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64, all: bool) -> Result<()> {
+        let mut area = Area::closed(env, dir, meta, volume);
+        // One after the other.
+        area.max_open = 1;
+        area.read_catalog()?;
+        if all { area.check_sizes() } else { Ok(()) }
     }
 
     fn read_catalog(&mut self) -> Result<()> {
@@ -176,7 +199,7 @@ impl Area {
             return Ok(()); // done, and in the catalogue
         }
         let (from, to) = (self.dir.join(&r.from), self.dir.join(&r.to));
-        match self.env.rename(&from, &to) {
+        match self.in_place_of_dirs(&to, || self.env.rename(&from, &to)) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             r => r.context(|| format!("renaming {}", from.display()))?,
         }
@@ -352,7 +375,8 @@ impl Area {
     }
 
     fn keep_open(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
-        if self.open.len() >= self.max_open {
+        // The limit may have become smaller since the area was opened.
+        if self.open.len() >= self.max_open.min(self.env.most_open()) {
             // Those with bytes that still need a sync stay.
             let dirty = &self.dirty;
             self.open.retain(|id, _| dirty.contains_key(id));
@@ -365,7 +389,7 @@ impl Area {
                 if let Err(e) = f.sync() {
                     // Whoever asked may not be applying; the next who is must
                     // not take another descriptor's word for it.
-                    let e = Error::Poisoned(format!("syncing file {id}: {e}"));
+                    let e = Error::poisoned(format!("syncing file {id}"), &e);
                     self.failed = Some(e.clone());
                     return Err(e);
                 }
@@ -399,9 +423,21 @@ impl Area {
                 self.flush()?;
                 let f = self.file(op.file)?;
                 let size = op.offset;
-                f.set_len(size).map_err(|e| {
-                    Error::io(format!("resizing file {} to {size} bytes", op.file), &e)
-                })?;
+                match f.set_len(size) {
+                    // Its call failed where it was made: a primary tries a size, and
+                    // knows what its mirror can do, before it makes a record of it.
+                    // So this one is of an earlier version, which found out behind the
+                    // record. Every node of the volume skips it.
+                    // The same on a backup that can have less than they: its source
+                    // forwards nothing more to it then.
+                    Err(e)
+                        if size > self.max_file
+                            && matches!(e.raw_os_error(), Some(libc::EFBIG | libc::EINVAL)) =>
+                    {
+                        return Ok(());
+                    }
+                    r => r.context(|| format!("resizing file {} to {size} bytes", op.file))?,
+                }
                 self.dirty.insert(op.file, ());
                 self.files.get_mut(&op.file).expect("just seen").size = size;
                 self.names_dirty = true;
@@ -433,16 +469,13 @@ impl Area {
                     // does not know would outlive a copy that is given up.
                     self.write_catalog()?;
                 }
+                let how = OpenHow {
+                    create: true,
+                    write: true,
+                    durable: false,
+                };
                 let f = self
-                    .env
-                    .open(
-                        &path,
-                        OpenHow {
-                            create: true,
-                            write: true,
-                            durable: false,
-                        },
-                    )
+                    .in_place_of_dirs(&path, || self.env.open(&path, how))
                     .context(|| format!("creating {}", path.display()))?;
                 f.set_len(0)
                     .context(|| format!("creating {}", path.display()))?;
@@ -484,8 +517,7 @@ impl Area {
                     to: name.clone(),
                 };
                 replace_file(&*self.env, &self.rename_path(), &note.encode())?;
-                self.env
-                    .rename(&from, &to)
+                self.in_place_of_dirs(&to, || self.env.rename(&from, &to))
                     .context(|| format!("renaming {}", from.display()))?;
                 self.sync_parent(&e.name)?;
                 self.sync_parent(&name)?;
@@ -515,12 +547,80 @@ impl Area {
         self.image.retain(|k, _| k.0 != id);
     }
 
+    /// Directories are what the files in them need: those that removed files left, with
+    /// nothing in them, give way to a file.
+    fn in_place_of_dirs<T>(
+        &self,
+        path: &Path,
+        make: impl Fn() -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        match make() {
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
+                self.env.remove_empty_dirs(path)?;
+                make()
+            }
+            r => r,
+        }
+    }
+
+    /// The most bytes that a file can have here: by its file system, and by what the
+    /// process may do.
+    pub fn max_file(&self) -> u64 {
+        self.max_file.min(self.env.file_size_limit())
+    }
+
+    /// Whether a file of that name can come to be here, before a record says that it
+    /// does. True if another file, none of the volume's, lies there.
+    pub fn check_name(&self, name: &str) -> Result<bool> {
+        let path = self.dir.join(name);
+        let refuse = |errno: i32, what: String| Error::Io {
+            what,
+            errno,
+            error: std::io::Error::from_raw_os_error(errno).to_string(),
+        };
+        let below = |file: &str, dir: &str| {
+            let rest = file.strip_prefix(dir);
+            rest.is_some_and(|rest| rest.starts_with('/'))
+        };
+        for f in self.files.values() {
+            if below(&f.name, name) {
+                let what = format!("file {:?} lies in the directory {name:?}", f.name);
+                return Err(refuse(libc::EISDIR, what));
+            }
+            if below(name, &f.name) {
+                let what = format!("{:?} is a file, in which {name:?} cannot lie", f.name);
+                return Err(refuse(libc::ENOTDIR, what));
+            }
+        }
+        let how = OpenHow {
+            write: true,
+            ..OpenHow::default()
+        };
+        match self.env.open(&path, how) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
+                match self
+                    .env
+                    .list(&path)
+                    .context(|| format!("listing {}", path.display()))?
+                {
+                    files if files.is_empty() => Ok(false),
+                    _ => {
+                        let what = format!("{} is a directory with files", path.display());
+                        Err(refuse(libc::EISDIR, what))
+                    }
+                }
+            }
+            Err(e) => Err(Error::io(format!("opening {}", path.display()), &e)),
+        }
+    }
+
     fn remove_quietly(&self, name: &str) -> Result<()> {
         let path = self.dir.join(name);
         match self.env.remove(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io(format!("removing {}", path.display()), &e))
-            }
+            // Another file of the volume needed its directory, or its name for one.
+            Err(e) if !is_gone(&e) => Err(Error::io(format!("removing {}", path.display()), &e)),
             _ => Ok(()),
         }
     }
@@ -529,9 +629,7 @@ impl Area {
         let path = self.dir.join(name);
         let parent = path.parent().unwrap_or(&self.dir);
         match self.env.sync_dir(parent) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::io(format!("syncing {}", parent.display()), &e))
-            }
+            Err(e) if !is_gone(&e) => Err(Error::io(format!("syncing {}", parent.display()), &e)),
             _ => Ok(()),
         }
     }
@@ -561,7 +659,7 @@ impl Area {
             self.dirty.insert(id, ());
             return f
                 .write_at(bytes, offset)
-                .map_err(|e| Error::Poisoned(format!("writing file {id} at {offset}: {e}")));
+                .map_err(|e| Error::poisoned(format!("writing file {id} at {offset}"), &e));
         }
         let mut offset = offset;
         while !bytes.is_empty() {
@@ -664,7 +762,7 @@ impl Area {
         let got = self
             .file(id)?
             .read_at(bytes, at)
-            .map_err(|e| Error::Poisoned(format!("reading file {id}: {e}")))?;
+            .map_err(|e| Error::poisoned(format!("reading file {id}"), &e))?;
         bytes[got..].fill(0);
         Ok(())
     }
@@ -680,7 +778,7 @@ impl Area {
         let f = self.file(id)?;
         self.dirty.insert(id, ());
         f.write_at(&bytes[..n], at)
-            .map_err(|e| Error::Poisoned(format!("writing file {id} at {at}: {e}")))
+            .map_err(|e| Error::poisoned(format!("writing file {id} at {at}"), &e))
     }
 
     /// Puts right what the medium gave back wrong: bytes within one file, which
@@ -708,7 +806,7 @@ impl Area {
             }
             let f = self.file(id)?;
             f.sync()
-                .map_err(|e| Error::Poisoned(format!("syncing file {id}: {e}")))?;
+                .map_err(|e| Error::poisoned(format!("syncing file {id}"), &e))?;
         }
         Ok(())
     }
@@ -743,9 +841,10 @@ impl Area {
         replace_file(&*self.env, &self.removal_path(), &note.encode())
     }
 
-    /// Spill files that may be removed once what was applied is durable.
-    pub fn take_spills(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.spills)
+    /// Spill files of applied records up to `gone`, which are in no log any more.
+    pub fn take_spills(&mut self, gone: u64) -> Vec<u64> {
+        let all = self.spills.extract_if(.., |(lsn, _)| *lsn <= gone);
+        all.map(|(_, id)| id).collect()
     }
 
     /// Replaces the catalogue durably.
@@ -760,7 +859,7 @@ impl Area {
 
     fn apply_spill(&mut self, lsn: u64, op: &Op, payload: &[u8], meta: &Path) -> Result<()> {
         let id = spill_id(payload)?;
-        self.spills.push(id);
+        self.spills.push((lsn, id));
         let path = spill_path(meta, id);
         let what = || format!("spill file {}", path.display());
         let f = match self.env.open(&path, OpenHow::default()) {
@@ -840,6 +939,12 @@ impl Area {
         f.read_at(buf, offset)
             .context(|| format!("reading file {id}"))
     }
+}
+
+/// Whether no file of the volume can lie where that was the answer.
+pub fn is_gone(e: &std::io::Error) -> bool {
+    use std::io::ErrorKind::*;
+    matches!(e.kind(), NotFound | NotADirectory | IsADirectory)
 }
 
 /// Names that the notes in `meta` tell of, beside a catalogue as of `lsn`: of
@@ -992,6 +1097,19 @@ pub fn spill_id(payload: &[u8]) -> Result<u64> {
         .map_err(|_| Error::Protocol("a record names a spill file wrongly".into()))
 }
 
+/// The number and length of the spill file that a record names, if it does.
+pub fn named_spill(r: &RecordView<'_>) -> Result<Option<(u64, u64)>> {
+    if r.header.ops != 1 {
+        return Ok(None);
+    }
+    match r.ops().next() {
+        Some((op, payload)) if op.kind == OpKind::Spill => {
+            Ok(Some((spill_id(payload)?, op.offset)))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Where a spill file lies.
 pub fn spill_path(meta: &Path, id: u64) -> PathBuf {
     meta.join(format!("spill.{id}"))
@@ -1013,8 +1131,7 @@ pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
         .context(what)?;
     f.set_len(0).context(what)?;
     f.write_at(bytes, 0).context(what)?;
-    f.sync()
-        .map_err(|e| Error::Poisoned(format!("{}: {e}", what())))?;
+    f.sync().map_err(|e| Error::poisoned(what(), &e))?;
     drop(f);
     env.rename(&tmp, path).context(what)?;
     if let Some(dir) = path.parent() {

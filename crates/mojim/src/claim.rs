@@ -277,6 +277,16 @@ impl Claim {
         }
     }
 
+    /// Whether an attach may make this node's copy the mirror's: the register would
+    /// refuse it to a node that is its primary by name only.
+    pub(crate) fn check_copy_to(&self, store: &Store) -> Result<()> {
+        let (reg, me) = (&self.register, member(store));
+        match reg.version == 0 || reg.is_primary(&me) {
+            true => Ok(()),
+            false => Err(Claimant::of(store).refused(reg, Refusal::NotMember)),
+        }
+    }
+
     /// An attach without a mirror begins `epoch`. Waits for the register.
     pub(crate) fn attach_alone(&mut self, store: &Store, epoch: u64) -> Result<()> {
         assert!(!self.is_asking());

@@ -41,7 +41,8 @@ pub struct OpenHow {
 pub trait File: Send + Sync {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Writes all of `buf` at `offset`.
+    /// Writes all of `buf` at `offset`; EFBIG, and no signal, beyond
+    /// [`Env::file_size_limit`].
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
     /// Makes everything written before durable (`fdatasync`).
     fn sync(&self) -> io::Result<()>;
@@ -196,6 +197,25 @@ pub trait Env: Send + Sync {
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>>;
     /// Makes a directory and its parents.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
+    /// Removes a directory in which there is, however deep, nothing but
+    /// directories; `DirectoryNotEmpty`, and nothing that is no directory is
+    /// removed, otherwise.
+    fn remove_empty_dirs(&self, _path: &Path) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// The most bytes that a file in this directory can have on its file system.
+    fn max_file_size(&self, _dir: &Path) -> io::Result<u64> {
+        Ok(i64::MAX as u64)
+    }
+    /// The most bytes that this process may make a file have (RLIMIT_FSIZE).
+    fn file_size_limit(&self) -> u64 {
+        u64::MAX
+    }
+    /// Most files of one volume that are kept open, for descriptors that must
+    /// do for others too.
+    fn most_open(&self) -> usize {
+        usize::MAX
+    }
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Renames a file, replacing what had the new name.

@@ -25,7 +25,7 @@ pub enum Error {
     /// It can only be read here.
     #[error("{0}")]
     ReadOnly(String),
-    /// No acknowledgement within `resend_timeout` × `resend_attempts`. The
+    /// The mirror stood still for `resend_timeout` × `resend_attempts`. The
     /// sync point is in doubt: it is there whole or not at all.
     #[error("{0}")]
     Timeout(String),
@@ -36,6 +36,9 @@ pub enum Error {
     /// attached again and verified (DESIGN.md, invariant 6).
     #[error("poisoned: {0}")]
     Poisoned(String),
+    /// The same, since there is no room on its disk.
+    #[error("poisoned: {0}; make room on that disk, then attach again")]
+    Full(String),
     /// Stored bytes are not what they should be.
     #[error("{path}: {what}")]
     Damaged {
@@ -84,6 +87,22 @@ impl Error {
         }
     }
 
+    /// A write or sync of a log or data file has failed: `what` was tried, and where.
+    pub fn poisoned(what: impl std::fmt::Display, e: &io::Error) -> Error {
+        Error::io(what.to_string(), e).into_poison()
+    }
+
+    /// This error as what poisons a store.
+    pub fn into_poison(self) -> Error {
+        match self {
+            Error::Poisoned(_) | Error::Full(_) => self,
+            Error::Io { errno, .. } if [libc::ENOSPC, libc::EDQUOT].contains(&errno) => {
+                Error::Full(self.to_string())
+            }
+            other => Error::Poisoned(other.to_string()),
+        }
+    }
+
     /// The `errno` value that stands for this error in C.
     pub fn errno(&self) -> i32 {
         match self {
@@ -96,6 +115,7 @@ impl Error {
             Error::Timeout(_) => libc::ETIMEDOUT,
             Error::Stale(_) => libc::ESTALE,
             Error::Poisoned(_) => libc::EIO,
+            Error::Full(_) => libc::ENOSPC,
             Error::Damaged { .. } => libc::EUCLEAN,
             Error::Protocol(_) => libc::EPROTO,
             Error::Io { errno, .. } => *errno,

@@ -23,10 +23,10 @@ use std::time::Duration;
 use mojim_format::message::{
     CopyData, CopyHave, CopyWant, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
 };
-use mojim_format::{Frame, FrameKind, OpKind, RecordView};
+use mojim_format::{Frame, FrameKind};
 use mojim_protocol::{History, Holding, Plan, Prefix, reconcile};
 
-use crate::area::{spill_id, spill_path};
+use crate::area::{named_spill, spill_path};
 use crate::copy::CopyOut;
 use crate::env::{Address, Conn, File, OpenHow};
 use crate::error::{Context, Error, Result};
@@ -69,6 +69,10 @@ struct Spill {
     len: u64,
     at: u64,
     ended: bool,
+    /// Bytes that the link has taken.
+    taken: u64,
+    /// All that is to be sent is; the confirmation is out.
+    confirming: bool,
 }
 
 /// Forwards one source to one backup.
@@ -93,6 +97,8 @@ pub struct Forward {
     /// backup before something does.
     stalled: bool,
     force_copy: bool,
+    /// The largest file that the backup can have.
+    max_file: u64,
     backoff: Duration,
     /// Why the last try failed.
     pub last_error: Option<String>,
@@ -122,6 +128,7 @@ impl Forward {
             moved: now,
             stalled: false,
             force_copy: false,
+            max_file: u64::MAX,
             backoff: Duration::from_millis(10),
             last_error: None,
             source,
@@ -296,6 +303,8 @@ impl Forward {
         moved |= self.pump_spill()?;
         let patience = match self.phase {
             Phase::Sending(..) | Phase::Sent { .. } => COPY_SILENCE,
+            // It syncs all of that before it answers.
+            _ if self.confirms_spill() => COPY_SILENCE,
             _ => SILENCE,
         };
         if now.saturating_sub(self.heard) > patience {
@@ -428,6 +437,7 @@ impl Forward {
             return;
         };
         if let Some(s) = self.spill.take_if(|s| s.id == id && s.ended) {
+            self.moved = self.source.store().env().now();
             let lane = &mut lanes[s.lane];
             let log = &self.source.store().logs()[s.lane];
             if let Some((_, _, next)) = log.record(lane.seen) {
@@ -436,7 +446,23 @@ impl Forward {
         }
     }
 
+    /// A backup that cannot have one of the files passes its size over, and what is
+    /// written there with it: it follows nobody.
+    fn check_sizes(&mut self) -> Result<()> {
+        let largest = self.source.store().largest_file();
+        let Some((name, size)) = largest.filter(|(_, size)| *size > self.max_file) else {
+            return Ok(());
+        };
+        self.backoff = COPY_AGAIN;
+        Err(Error::Invalid(format!(
+            "file {name:?} has {size} bytes, node {} can have files of at most {} (its file system, or its limit RLIMIT_FSIZE): it is no backup of this volume",
+            self.peer, self.max_file
+        )))
+    }
+
     fn agree(&mut self, w: Welcome) -> Result<()> {
+        self.max_file = w.max_file;
+        self.check_sizes()?;
         let store = self.source.store().clone();
         let theirs = Holding {
             volume_id: w.volume_id,
@@ -670,6 +696,8 @@ impl Forward {
                         len,
                         at: 0,
                         ended: false,
+                        taken: 0,
+                        confirming: false,
                     });
                     lane.seen = at;
                     moved = true;
@@ -702,6 +730,10 @@ impl Forward {
             due |= lane.rx.acked_at < log.head();
             self.progress.reached(i, lane.rx.acked_at);
         }
+        let patience = match self.confirms_spill() {
+            true => COPY_SILENCE,
+            false => SILENCE,
+        };
         let acked = self.acked.get();
         if came {
             self.hold.advance(acked);
@@ -714,13 +746,18 @@ impl Forward {
             } else if self.stalled {
                 self.follows();
             }
-        } else if now.saturating_sub(self.moved) > SILENCE {
+        } else if now.saturating_sub(self.moved) > patience {
             return Err(Error::Timeout(format!(
-                "{}: nothing moved on the lanes for {SILENCE:?}, LSN {acked} is acknowledged",
+                "{}: nothing moved on the lanes for {patience:?}, LSN {acked} is acknowledged",
                 self.peer
             )));
         }
         Ok(moved)
+    }
+
+    /// Whether all of a spill file is sent and its confirmation is out.
+    fn confirms_spill(&self) -> bool {
+        self.spill.as_ref().is_some_and(|s| s.confirming)
     }
 
     fn pump_spill(&mut self) -> Result<bool> {
@@ -753,9 +790,17 @@ impl Forward {
             wire.say(FrameKind::Spill, epoch, &m);
             out.at += n as u64;
         }
-        if moved {
-            // A large file takes longer than a lane may stand still.
+        wire.flush()?;
+        let backlog = wire.backlog() as u64;
+        let taken = out.at.saturating_sub(backlog);
+        let confirming = out.ended && backlog == 0;
+        if taken > out.taken || confirming && !out.confirming {
+            out.taken = taken;
+            out.confirming |= confirming;
+            // A large file takes longer than a lane may stand still, and the answer
+            // to the last heartbeat may be behind all of it.
             self.moved = self.source.store().env().now();
+            self.heard = self.moved;
         }
         Ok(moved)
     }
@@ -765,6 +810,7 @@ impl Forward {
         if fresh || matches!(self.phase, Phase::Greeting) {
             return Ok(());
         }
+        self.check_sizes()?;
         let committed = if self.is_active() {
             self.committed()
         } else {
@@ -837,17 +883,4 @@ pub fn run(
     forward.farewell();
     drop(forward);
     streams.join();
-}
-
-/// The number and length of the spill file that a record names, if it does.
-fn named_spill(r: &RecordView<'_>) -> Result<Option<(u64, u64)>> {
-    if r.header.ops != 1 {
-        return Ok(None);
-    }
-    match r.ops().next() {
-        Some((op, payload)) if op.kind == OpKind::Spill => {
-            Ok(Some((spill_id(payload)?, op.offset)))
-        }
-        _ => Ok(None),
-    }
 }

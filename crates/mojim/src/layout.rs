@@ -37,6 +37,16 @@ pub fn share_socket(node: &Node, volume: &str) -> PathBuf {
     meta_dir(node, volume).join("share.sock")
 }
 
+/// The directories of a volume on a node that nobody else may change.
+pub fn own_dirs(node: &Node, volume: &str) -> [PathBuf; 4] {
+    [
+        node.directory.clone(),
+        node.directory.join(".mojim"),
+        meta_dir(node, volume),
+        data_dir(node, volume),
+    ]
+}
+
 /// Where programs of the node that share the volume keep locks on its files.
 pub fn locks_dir(node: &Node, volume: &str) -> PathBuf {
     meta_dir(node, volume).join("locks")
@@ -62,13 +72,19 @@ pub fn certificate(keys: &Path, subject: &Subject) -> PathBuf {
 
 /// A name for a node's memory that no other node on this host has: its own,
 /// and a hash of its directory.
-fn memory_dir(config: &Config, node: &Node) -> PathBuf {
+pub(crate) fn memory_dir(config: &Config, node: &Node) -> PathBuf {
+    let hash = directory_hash(&node.directory);
+    node.ring
+        .join(format!("mojim-{}-{}-{hash}", config.cluster, node.name))
+}
+
+/// A node's directory, as the name of its memory ends with it.
+pub(crate) fn directory_hash(directory: &Path) -> String {
     let mut h = 0xcbf2_9ce4_8422_2325u64; // FNV-1a, 64 bits
-    for b in node.directory.to_string_lossy().bytes() {
+    for b in directory.to_string_lossy().bytes() {
         h = (h ^ b as u64).wrapping_mul(0x0100_0000_01b3);
     }
-    node.ring
-        .join(format!("mojim-{}-{}-{h:016x}", config.cluster, node.name))
+    format!("{h:016x}")
 }
 
 /// Where the logs of a volume on a node lie, and how large they are.
@@ -171,13 +187,20 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         Failover::Automatic => config.failure_limit * 2 + VIEW_TIMEOUT,
         Failover::Manual => Duration::ZERO,
     };
-    let timeout = volume.resend_timeout.max(Duration::from_millis(1));
-    let attempts = outcome.as_micros().div_ceil(timeout.as_micros());
+    // There a mirror that stands still again and again, each time for less than the
+    // limit, is to be noticed: its link is suspected sooner, and tried more often.
+    let timeout = match volume.failover {
+        Failover::Automatic => volume.resend_timeout.min(config.failure_limit / 4),
+        Failover::Manual => volume.resend_timeout,
+    };
+    let timeout = timeout.max(Duration::from_millis(1));
+    let bound = outcome.max(volume.resend_timeout * volume.resend_attempts);
+    let attempts = bound.as_micros().div_ceil(timeout.as_micros());
     PrimarySpec {
         rule: rule(volume),
         background_send: volume.mode == Mode::Async,
         spin: volume.spin,
-        resend_timeout: volume.resend_timeout,
+        resend_timeout: timeout,
         resend_attempts: volume
             .resend_attempts
             .max(u32::try_from(attempts).unwrap_or(u32::MAX)),

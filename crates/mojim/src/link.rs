@@ -142,6 +142,15 @@ impl Tx {
         self.sent
     }
 
+    /// The same of a stream, with what it has taken of the record behind. Shared
+    /// memory takes everything at once, which tells nothing: 0.
+    pub(crate) fn taken(&self) -> u64 {
+        match self.carrier {
+            Carrier::Shared(_) => 0,
+            Carrier::Stream => self.sent + self.off as u64,
+        }
+    }
+
     /// Sends all that the link takes of what the log holds.
     #[inline]
     pub fn pump(&mut self, log: &Log, epoch: u64, committed: u64) -> io::Result<()> {

@@ -34,8 +34,23 @@ use crate::error::{Context, Error, Result};
 pub const CONTROL_LEN: usize = 4096;
 const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"MJRING01");
 
-/// Which word of the identity is the boot.
+/// Which word of the identity is the boot,
 const BOOT_AT: usize = 4;
+/// and which the nonce.
+const NONCE_AT: usize = 5;
+const IDENTITY_LEN: usize = 6;
+
+/// By what a log's memory is known from any other: also from what it was itself, when it
+/// was last used before another took its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// The copy's.
+    pub incarnation: u64,
+    /// What it was given when it was last opened,
+    pub nonce: u64,
+    /// or, if not 0, this.
+    pub or: u64,
+}
 
 /// Live figures, as `AtomicU64` at `LIVE_AT + 8 × index` of lane 0's control
 /// page, for `mojim status`.
@@ -124,6 +139,8 @@ pub struct Log {
     start: AtomicU64,
     /// No record counted when it was opened.
     fresh: bool,
+    /// Its memory was this log's before.
+    known: bool,
 }
 
 /// Whether the bytes of a log were still there when it was opened.
@@ -153,16 +170,17 @@ impl Log {
     }
 
     /// Opens the log, making and preallocating it if it is not there. Positions
-    /// are set to `start`; `recover` finds the records. `incarnation` tells
-    /// this log's memory from one left by another. `closed`: under which it
+    /// are set to `start`; `recover` finds the records. `known` tells
+    /// this log's memory from one left by another. `closed`: as what it
     /// was closed when no record in it counted any more; then nothing is read.
+    /// Memory that is not known is not marked before [`Log::own`].
     pub fn open(
         env: &Arc<dyn Env>,
         spec: LogSpec,
         align: u64,
-        incarnation: u64,
+        known: Known,
         start: u64,
-        closed: Option<u64>,
+        closed: Option<Known>,
     ) -> Result<(Log, Survival)> {
         assert!(spec.size.is_multiple_of(align) && spec.size.is_multiple_of(4096));
         let len = CONTROL_LEN + spec.size as usize;
@@ -186,7 +204,7 @@ impl Log {
                 let what = || format!("ring {}", spec.ring.display());
                 let mut memory = env.memory(&spec.ring, len).context(what)?;
                 if let Some(last) = closed
-                    && !Self::is_of(&**env, &spec, &memory, last)
+                    && !Self::is_of(&**env, &spec, &memory, last, false)
                 {
                     // Nothing will be read over what some other use left here.
                     env.remove_memory(&spec.ring).context(what)?;
@@ -195,7 +213,7 @@ impl Log {
                 (memory, Medium::Disk(file), Survival::Medium)
             }
         };
-        let log = Log {
+        let mut log = Log {
             env: env.clone(),
             memory,
             medium,
@@ -204,22 +222,20 @@ impl Log {
             persisted: AtomicU64::new(start),
             start: AtomicU64::new(start),
             fresh: closed.is_some(),
+            known: false,
             spec,
         };
-        let identity = log.identity(incarnation);
-        let is = |i: usize| log.control(i * 8).load(Acquire) == identity[i];
+        let is = |any_boot| Self::is_of(&*log.env, &log.spec, &log.memory, known, any_boot);
+        let (this_boot, any_boot) = (is(false), is(true));
         match &log.medium {
-            _ if (0..identity.len()).all(is) => survival = Survival::Memory,
+            _ if this_boot => survival = Survival::Memory,
             // Persistent memory outlives a boot, but not what was in caches.
-            Medium::Pmem if (0..BOOT_AT).all(is) => survival = Survival::Medium,
+            Medium::Pmem if any_boot => survival = Survival::Medium,
             Medium::Disk(_) if log.fresh => {}
             Medium::Disk(file) => log.load_from(&**file)?,
-            // Known from now on, but not as memory of this boot.
-            Medium::Pmem => log.stamp(&[identity[0], identity[1], identity[2], identity[3], 0]),
-            // The superblock's boot id is durable before anything relies on
-            // this memory.
-            Medium::Dram => log.own(incarnation),
+            Medium::Pmem | Medium::Dram => {}
         }
+        log.known = this_boot || matches!(log.medium, Medium::Pmem) && any_boot;
         // Whoever was attached is not any more; what it did stays to be seen.
         for gone in [Live::Pid, Live::LinkUp] {
             log.live(gone).store(0, Release);
@@ -230,43 +246,61 @@ impl Log {
         Ok((log, survival))
     }
 
-    fn identity_of(env: &dyn Env, spec: &LogSpec, incarnation: u64) -> [u64; 5] {
+    fn identity_of(env: &dyn Env, spec: &LogSpec, known: Known) -> [u64; IDENTITY_LEN] {
         let boot = u64_at(&env.boot_id(), 0);
         [
             CONTROL_MAGIC,
-            incarnation,
+            known.incarnation,
             spec.size,
             spec.lane as u64,
             boot,
+            known.nonce,
         ]
     }
 
-    fn identity(&self, incarnation: u64) -> [u64; 5] {
-        Self::identity_of(&*self.env, &self.spec, incarnation)
+    /// Whether `memory` is this log's of this boot, or of any.
+    fn is_of(env: &dyn Env, spec: &LogSpec, memory: &Memory, known: Known, any_boot: bool) -> bool {
+        let identity = Self::identity_of(env, spec, known);
+        identity.iter().enumerate().all(|(i, want)| {
+            let found = control_word(memory, i * 8).load(Acquire);
+            let before = i == NONCE_AT && known.or != 0 && found == known.or;
+            found == *want || before || i == BOOT_AT && any_boot
+        })
     }
 
-    /// Whether `memory` was this log's in `incarnation` and this boot.
-    fn is_of(env: &dyn Env, spec: &LogSpec, memory: &Memory, incarnation: u64) -> bool {
-        let identity = Self::identity_of(env, spec, incarnation);
-        identity
-            .iter()
-            .enumerate()
-            .all(|(i, want)| control_word(memory, i * 8).load(Acquire) == *want)
+    /// Whether its memory was this log's before it was opened.
+    pub fn was_known(&self) -> bool {
+        self.known
     }
 
-    /// From now on this memory is known as this log's, in this boot. Not
-    /// before it is durable what its loss meant.
-    pub fn own(&self, incarnation: u64) {
-        let identity = self.identity(incarnation);
+    /// Memory that is known gets this nonce, which is durable in the superblock.
+    pub fn renew(&self, nonce: u64) {
+        if !self.known {
+            return;
+        }
+        self.control(NONCE_AT * 8).store(nonce, Release);
+        // Also where it was there: who stored it may have been killed before its flush.
+        if let Medium::Pmem = self.medium {
+            self.env.flush(&self.memory, 0, CONTROL_LEN);
+        }
+    }
+
+    /// From now on this memory is known as this log's, in this boot, by the nonce. Not
+    /// before it is durable what its loss meant, and that the nonce is this one; but
+    /// for a copy that was closed clean, before the superblock counts on it.
+    pub fn own(&self, known: Known) {
+        let identity = Self::identity_of(&*self.env, &self.spec, known);
         if (0..identity.len()).all(|i| self.control(i * 8).load(Acquire) == identity[i]) {
             return;
         }
-        self.stamp(&identity);
+        self.stamp(&identity, known);
     }
 
-    fn stamp(&self, identity: &[u64; 5]) {
-        for i in 0..16 {
-            self.control(LIVE_AT + i * 8).store(0, Relaxed);
+    fn stamp(&self, identity: &[u64; IDENTITY_LEN], known: Known) {
+        if !Self::is_of(&*self.env, &self.spec, &self.memory, known, false) {
+            for i in 0..16 {
+                self.control(LIVE_AT + i * 8).store(0, Relaxed);
+            }
         }
         // The magic goes last, so that a half-made page is not known.
         for i in (0..identity.len()).rev() {
@@ -610,7 +644,7 @@ impl Log {
                     // SAFETY: inside the ring.
                     let bytes = unsafe { std::slice::from_raw_parts(self.ring().add(at), n) };
                     file.write_at(bytes, at as u64).map_err(|e| {
-                        Error::Poisoned(format!("log {}: {e}", self.spec.path.display()))
+                        Error::poisoned(format!("log {}", self.spec.path.display()), &e)
                     })?;
                 }
             }
@@ -628,12 +662,6 @@ impl Log {
         assert!(self.start() <= head && head <= self.head());
         self.head.store(head, Release);
         self.persisted.fetch_min(head, AcqRel);
-    }
-
-    /// Says that everything up to the head is persistent (after recovery from
-    /// the medium).
-    pub fn assume_persisted(&self) {
-        self.persisted.store(self.head(), Release);
     }
 
     /// Makes everything up to `to` persistent. One thread at a time.
@@ -660,7 +688,7 @@ impl Log {
                         std::slice::from_raw_parts(self.ring().add(off as usize), n as usize)
                     };
                     file.write_at(bytes, off).map_err(|e| {
-                        Error::Poisoned(format!("log {}: {e}", self.spec.path.display()))
+                        Error::poisoned(format!("log {}", self.spec.path.display()), &e)
                     })?;
                     at += n;
                 }

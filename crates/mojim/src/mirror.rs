@@ -17,7 +17,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use mojim_format::frame::WAITS;
@@ -25,14 +25,16 @@ use mojim_format::message::{
     CopyBegin, CopyData, CopyFile, CopyHave, CopySums, CopyWant, Hello, Lane, Message, Refuse,
     RefuseCode, Start, Started, Welcome,
 };
-use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, OpKind, RecordView, State, View};
+use mojim_format::{
+    CatalogEntry, FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View,
+};
 use mojim_protocol::view::Register;
 use mojim_protocol::{Arrival, History, LaneIn, Prefix};
 
-use crate::area::{spill_id, spill_path};
+use crate::area::named_spill;
 use crate::claim::member;
 use crate::copy::{CopyOut, copy_ends};
-use crate::env::{Conn, OpenHow};
+use crate::env::Conn;
 use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::link::{Front, PAGE_LEN, Page, RingIn, Wire};
@@ -41,6 +43,7 @@ use crate::outflow::{Outflow, Source, Term};
 use crate::pass::answers_are_taken;
 use crate::session::{COPY_SILENCE, HEARTBEAT, SILENCE};
 use crate::store::{Page as FilePage, Store};
+use crate::turns::Mutex;
 use crate::views::Views;
 
 /// How many epochs a promotion skips: more than a node given up can have begun
@@ -57,6 +60,9 @@ pub struct Mirror {
     me: String,
     /// Silence after which a link counts as broken.
     pub silence: Duration,
+    /// How many records wait before they are applied, but when the log is half
+    /// full or nothing comes (`checkpoint_threshold`).
+    pub checkpoint_threshold: u64,
     session: AtomicU64,
     /// The contiguous prefix of what is in the logs.
     pub received: Prefix,
@@ -112,7 +118,7 @@ impl No {
 impl From<Error> for No {
     fn from(e: Error) -> No {
         let code = match e {
-            Error::Poisoned(_) | Error::Io { .. } => RefuseCode::Poisoned,
+            Error::Poisoned(_) | Error::Full(_) | Error::Io { .. } => RefuseCode::Poisoned,
             Error::Busy(_) => RefuseCode::Busy,
             _ => RefuseCode::Protocol,
         };
@@ -184,6 +190,7 @@ impl Mirror {
         Mirror {
             me: me.to_owned(),
             silence: SILENCE,
+            checkpoint_threshold: 1,
             session: AtomicU64::new(0),
             received,
             // What is in the data area was committed.
@@ -393,8 +400,14 @@ impl Mirror {
             } else {
                 0
             },
+            known: if state == State::Whole {
+                self.store.known_acknowledged()
+            } else {
+                0
+            },
             level: self.store.level() as u16,
             life: sb.life,
+            max_file: self.store.area().max_file(),
             history: self.store.history().entries().to_vec(),
         };
         Ok((welcome, generation))
@@ -453,6 +466,8 @@ impl Mirror {
             self.store.truncate(keep)?;
             self.received.reset(keep);
         }
+        // Each session sends a spill file from its beginning.
+        self.store.forget_arriving();
         let member = s.member;
         self.store.follow(
             history,
@@ -509,7 +524,11 @@ impl Mirror {
         if self.store.mutations.apply_uncommitted.load(Relaxed) {
             limit = self.received.get();
         }
-        self.store.apply(limit, 1 << 20)?;
+        let full = self.store.pressure() > 0.5;
+        let enough = limit.saturating_sub(before) >= self.checkpoint_threshold;
+        if enough || idle || full {
+            self.store.apply(limit, 1 << 20)?;
+        }
         let applied = self.store.applied();
         if applied > self.store.checkpointed() && (idle || self.store.pressure() > 0.5) {
             self.store.checkpoint()?;
@@ -538,13 +557,7 @@ impl Mirror {
     pub fn force_from(&self, reg: &Register, views: &dyn Views) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
         self.store.check()?;
-        let sb = self.store.superblock();
-        if sb.state != State::Whole {
-            return Err(Error::Invalid(format!(
-                "node {} has no whole copy of volume {}: there is nothing to go on with",
-                sb.node, sb.volume
-            )));
-        }
+        let sb = self.whole()?;
         self.generation.fetch_add(1, SeqCst);
         self.unsettle();
         self.stop_session();
@@ -559,6 +572,18 @@ impl Mirror {
             return Ok(None);
         }
         self.become_primary(epoch).map(Some)
+    }
+
+    /// What the superblock says, of a copy that one can go on with.
+    fn whole(&self) -> Result<Superblock> {
+        let sb = self.store.superblock();
+        match sb.state {
+            State::Whole => Ok(sb),
+            _ => Err(Error::Invalid(format!(
+                "node {} has no whole copy of volume {}: there is nothing to go on with",
+                sb.node, sb.volume
+            ))),
+        }
     }
 
     /// Whether this node is the view's primary, though it may not have begun
@@ -641,10 +666,10 @@ impl Mirror {
     /// Returns the epoch and the last LSN. The store is then closed cleanly.
     pub fn promote(&self) -> Result<(u64, u64)> {
         let _change = lock(&self.change);
+        let sb = self.whole()?;
         self.generation.fetch_add(1, SeqCst);
         self.unsettle();
         self.stop_session();
-        let sb = self.store.superblock();
         // From here on the old primary has nothing acknowledged any more.
         // A leap, so that it also outranks what the other node began unseen.
         let epoch = self.store.next_epoch(sb.promised.max(sb.view.epoch) + LEAP);
@@ -903,20 +928,13 @@ impl ControlIn {
             }
             (Stage::Running { session, primary }, FrameKind::Spill) if f.flags == 1 => {
                 m.hear(&primary, 0);
-                let file = store.spill_file(f.lsn)?;
-                let synced = file
-                    .sync()
-                    .and_then(|()| store.env().sync_dir(&store.spec().meta))
-                    .map_err(|e| Error::Poisoned(format!("spill file: {e}")));
-                store.fail(synced)?;
+                store.sync_spill(f.lsn)?;
                 self.wire.queue(FrameKind::Spill, self.epoch, f.lsn, 2, &[]);
                 Stage::Running { session, primary }
             }
             (s @ Stage::Running { .. }, FrameKind::Spill) => {
-                let c = CopyData::decode(body).map_err(bad)?;
-                let file = store.spill_file(c.id)?;
-                file.write_at(&c.bytes, c.offset)
-                    .map_err(|e| Error::io("writing a spill file", &e))?;
+                let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
+                store.write_spill(id, offset, bytes)?;
                 s
             }
             (s, FrameKind::Heartbeat) => {
@@ -1094,7 +1112,7 @@ impl LaneServer {
 
     #[cold]
     fn refuse(&mut self, e: &Error) {
-        if let Error::Protocol(_) | Error::Poisoned(_) = e {
+        if let Error::Protocol(_) | Error::Poisoned(_) | Error::Full(_) = e {
             let mut wire = Wire::new(self.conn.clone());
             refuse(&mut wire, self.epoch, &No::from(e.clone()));
         }
@@ -1119,50 +1137,56 @@ impl LaneServer {
         let history = &self.history;
         let mut step = Step::Moved;
         let first = log.head();
-        loop {
-            let head = log.head();
-            check_len(len, log.size())?;
-            let place = log.place(head, len);
-            let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
-                step = m.blocked(self.lane, place.is_some());
-                break;
-            };
-            self.said = None;
-            // SAFETY: this lane's lock is held, so only this thread appends;
-            // `at` is of the present head. A pad written for a record that is
-            // then refused lies beyond the head and means nothing.
-            let slot = unsafe { log.slot(head, at, len, self.volume, lane.last() + 1) };
-            ring.take(slot);
-            let r = RecordView::decode(slot)
-                .map_err(|e| Error::Protocol(format!("a record in shared memory: {e}")))?;
-            let h = r.header;
-            if h.len as usize != len {
-                return Err(Error::Protocol(
-                    "a record changed while it was copied".into(),
-                ));
-            }
-            m.check_spill(&r)?;
-            match lane.arrive(&h, history) {
-                Arrival::Accept => {
-                    if at != head {
-                        // SAFETY: as above; the pad now names its record.
-                        let _ = unsafe { log.slot(head, at, 0, h.volume, h.lsn) };
+        let mut take = || -> Result<()> {
+            loop {
+                let head = log.head();
+                check_len(len, log.size())?;
+                let place = log.place(head, len);
+                let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
+                    step = m.blocked(self.lane, place.is_some());
+                    return Ok(());
+                };
+                self.said = None;
+                // SAFETY: this lane's lock is held, so only this thread appends;
+                // `at` is of the present head. A pad written for a record that is
+                // then refused lies beyond the head and means nothing.
+                let slot = unsafe { log.slot(head, at, len, self.volume, lane.last() + 1) };
+                ring.take(slot);
+                let r = RecordView::decode(slot)
+                    .map_err(|e| Error::Protocol(format!("a record in shared memory: {e}")))?;
+                let h = r.header;
+                if h.len as usize != len {
+                    return Err(Error::Protocol(
+                        "a record changed while it was copied".into(),
+                    ));
+                }
+                m.check_spill(&r)?;
+                match lane.arrive(&h, history) {
+                    Arrival::Accept => {
+                        if at != head {
+                            // SAFETY: as above; the pad now names its record.
+                            let _ = unsafe { log.slot(head, at, 0, h.volume, h.lsn) };
+                        }
+                        log.publish(at, len);
                     }
-                    log.publish(at, len);
+                    Arrival::Duplicate => {
+                        m.received.mark(h.lsn);
+                    }
+                    Arrival::Refuse(why) => return Err(Error::Protocol(why)),
                 }
-                Arrival::Duplicate => {
-                    m.received.mark(h.lsn);
+                match ring.front()? {
+                    Front::Record(n) => len = n,
+                    Front::Nothing => return Ok(()),
                 }
-                Arrival::Refuse(why) => return Err(Error::Protocol(why)),
             }
-            match ring.front()? {
-                Front::Record(n) => len = n,
-                Front::Nothing => break,
-            }
-        }
+        };
+        let taken = take();
+        // Also what came before one that cannot be taken: this lane's log acknowledges
+        // it in the next session, and a promotion cuts off what does not count.
+        m.landed(self.lane, first)?;
+        taken?;
         let committed = ring.committed();
         let last = lane.last();
-        m.landed(self.lane, first)?;
         ring.ack(last, m.store.level() as u16);
         if step == Step::Held && m.tells(&mut self.said) {
             ring.say_waits();
@@ -1222,48 +1246,62 @@ impl LaneServer {
         let mut committed = 0;
         let mut size = 0;
         let mut step = Step::Moved;
-        while has_whole(&buf[*from..*to])? {
-            let f = Frame::decode(&buf[*from..*to]).expect("checked by has_whole");
-            if f.epoch != self.epoch || f.kind != FrameKind::Record {
-                return Err(Error::Protocol(format!(
-                    "{:?} of epoch {} on a lane of epoch {}",
-                    f.kind, f.epoch, self.epoch
-                )));
-            }
-            let body = &buf[*from + FRAME_LEN..*from + FRAME_LEN + f.body as usize];
-            let r = RecordView::decode(body).map_err(|e| Error::Protocol(e.to_string()))?;
-            let len = r.bytes().len();
-            if len != body.len() {
-                return Err(Error::Protocol("a frame larger than its record".into()));
-            }
-            check_len(len, log.size())?;
-            let head = log.head();
-            let place = log.place(head, len);
-            // Also of one that has no room: a log may be full of what is committed
-            // and not known to be.
-            committed = committed.max(f.lsn);
-            let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
-                step = m.blocked(self.lane, place.is_some());
-                break;
-            };
-            self.said = None;
-            m.check_spill(&r)?;
-            match lane.arrive(&r.header, &history) {
-                Arrival::Accept => {
-                    // SAFETY: this lane's lock is held, so only this thread
-                    // appends; `at` is of the present head.
-                    let slot = unsafe { log.slot(head, at, len, r.header.volume, r.header.lsn) };
-                    slot.copy_from_slice(r.bytes());
-                    log.publish(at, len);
+        let mut take = || -> Result<()> {
+            while has_whole(&buf[*from..*to])? {
+                let f = Frame::decode(&buf[*from..*to]).expect("checked by has_whole");
+                if f.epoch != self.epoch || f.kind != FrameKind::Record {
+                    return Err(Error::Protocol(format!(
+                        "{:?} of epoch {} on a lane of epoch {}",
+                        f.kind, f.epoch, self.epoch
+                    )));
                 }
-                Arrival::Duplicate => {
-                    m.received.mark(r.header.lsn);
+                let body = &buf[*from + FRAME_LEN..*from + FRAME_LEN + f.body as usize];
+                let r = match m.store.mutations.trust_wire.load(Relaxed) {
+                    false => RecordView::decode(body),
+                    true => RecordView::trusted(body),
+                };
+                let r = r.map_err(|e| Error::Protocol(e.to_string()))?;
+                let len = r.bytes().len();
+                if len != body.len() {
+                    return Err(Error::Protocol("a frame larger than its record".into()));
                 }
-                Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+                check_len(len, log.size())?;
+                let head = log.head();
+                let place = log.place(head, len);
+                // Also of one that has no room: a log may be full of what is committed
+                // and not known to be.
+                committed = committed.max(f.lsn);
+                let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
+                    step = m.blocked(self.lane, place.is_some());
+                    return Ok(());
+                };
+                self.said = None;
+                m.check_spill(&r)?;
+                match lane.arrive(&r.header, &history) {
+                    Arrival::Accept => {
+                        // SAFETY: this lane's lock is held, so only this thread
+                        // appends; `at` is of the present head.
+                        let slot =
+                            unsafe { log.slot(head, at, len, r.header.volume, r.header.lsn) };
+                        slot.copy_from_slice(r.bytes());
+                        log.publish(at, len);
+                    }
+                    Arrival::Duplicate => {
+                        m.received.mark(r.header.lsn);
+                    }
+                    Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+                }
+                size = len;
+                *from += FRAME_LEN + len;
             }
-            size = len;
-            *from += FRAME_LEN + len;
+            Ok(())
+        };
+        let taken = take();
+        if taken.is_err() {
+            // What came before counts, as in shared memory.
+            m.landed(self.lane, first)?;
         }
+        taken?;
         let mut flags = m.store.level() as u16;
         if step != Step::Moved && size == 0 {
             m.learn(committed);
@@ -1394,31 +1432,21 @@ impl Mirror {
         due
     }
 
-    /// A record that names a spill file is worth nothing without it.
+    /// A record that names a spill file is worth nothing without it, durable here.
     #[inline]
     fn check_spill(&self, r: &RecordView<'_>) -> Result<()> {
-        if r.header.ops != 1 {
+        let Some((id, want)) = named_spill(r)? else {
             return Ok(());
+        };
+        let len = self.store.durable_spill(id);
+        if len != Some(want) {
+            return Err(Error::Protocol(format!(
+                "record {} names spill file {id} of {want} bytes; {} are durable here",
+                r.header.lsn,
+                len.unwrap_or(0)
+            )));
         }
-        match r.ops().next() {
-            Some((op, payload)) if op.kind == OpKind::Spill => {
-                let path = spill_path(&self.store.spec().meta, spill_id(payload)?);
-                let len = self
-                    .store
-                    .env()
-                    .open(&path, OpenHow::default())
-                    .and_then(|f| f.len())
-                    .unwrap_or(0);
-                if len != op.offset {
-                    return Err(Error::Protocol(format!(
-                        "record {} names a spill file of {} bytes; {len} are here",
-                        r.header.lsn, op.offset
-                    )));
-                }
-                Ok(())
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Records from position `first` on are in the log: makes them persistent

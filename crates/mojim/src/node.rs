@@ -25,6 +25,7 @@ use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{Frame, FrameKind, State};
 
 pub mod contents;
+mod heal;
 pub mod readers;
 mod requests;
 mod watch;
@@ -37,8 +38,9 @@ use crate::forward;
 use crate::layout;
 use crate::link::Wire;
 use crate::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
-use crate::os::{Door, Listener, Os, guard_sigbus};
+use crate::os::{Door, Listener, Os, guard_sigbus, trust};
 use crate::outflow::Source;
+use crate::rings;
 use crate::spinner::Spinner;
 use crate::store::{Store, read_superblock};
 use crate::stream::StreamIn;
@@ -60,8 +62,21 @@ pub struct Node {
     /// who connects over TCP must answer to.
     os: Os,
     mirrors: Mutex<HashMap<String, Arc<Mirror>>>,
+    /// Why a copy could not be opened, or made persistent, the last time, and the sequence
+    /// of its superblock then: of one that somebody has used since it says nothing; by volume.
+    ills: Mutex<HashMap<String, (Option<u64>, String)>>,
+    /// Of copies that a program left without detaching: up to which LSN this node found
+    /// records, where it could look, and the sequence of the superblock then.
+    settled: Mutex<HashMap<String, (u64, Option<u64>)>>,
+    /// The copies that this node has open for a look, and how often.
+    looks: Mutex<HashMap<String, usize>>,
     /// Where views lie, in a cluster with enough voters.
     views: Option<Arc<dyn Views>>,
+    /// The volumes whose mirrors this node brings up to date, and whether it was asked to
+    /// give way.
+    healing: Mutex<HashMap<String, Arc<AtomicBool>>>,
+    /// Something about that has changed.
+    heals: Event,
     links: AtomicUsize,
     streams: AtomicUsize,
     stopping: AtomicBool,
@@ -73,12 +88,31 @@ pub struct Node {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// What happened, for the daemon's own output.
     report: Box<dyn Fn(&str) + Send + Sync>,
+    /// What a volume's copy lives on, made of this machine.
+    over: Box<dyn Fn(Os) -> Arc<dyn Env> + Send + Sync>,
     /// Has the daemon go on with another configuration.
     reloads: OnceLock<Box<dyn Fn(Config) + Send + Sync>>,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// While a node has a copy of its own open for a look: nobody is attached to it then.
+struct Look<'a> {
+    node: &'a Node,
+    volume: String,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        let mut looks = lock(&self.node.looks);
+        let n = looks.entry(self.volume.clone()).or_default();
+        *n -= 1;
+        if *n == 0 {
+            looks.remove(&self.volume);
+        }
+    }
 }
 
 impl Node {
@@ -90,6 +124,19 @@ impl Node {
         views: Option<Arc<dyn Views>>,
         report: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Arc<Node>> {
+        Node::start_over(config, name, views, |os| Arc::new(os), report)
+    }
+
+    /// The same over an environment that is made of this machine's: for tests of
+    /// what a machine may do.
+    #[doc(hidden)]
+    pub fn start_over(
+        config: &Config,
+        name: &str,
+        views: Option<Arc<dyn Views>>,
+        over: impl Fn(Os) -> Arc<dyn Env> + Send + Sync + 'static,
+        report: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Arc<Node>> {
         let me = config
             .node(name)
             .map_err(|e| Error::Config(e.to_string()))?
@@ -99,10 +146,21 @@ impl Node {
             .map_err(|e| Error::Config(e.to_string()))?;
         guard_sigbus();
         let os = Os::of(config, &Subject::Node(me.name.clone()))?;
-        let env: Arc<dyn Env> = Arc::new(os.clone());
+        let env = over(os.clone());
         let meta = me.directory.join(".mojim");
         env.create_dir_all(&meta)
             .context(|| format!("making {}", meta.display()))?;
+        let held = config.volumes.values();
+        let held = held.filter(|v| v.data_nodes().contains(&me.name.as_str()));
+        let dirs = held.flat_map(|v| layout::own_dirs(&me, &v.name));
+        let dirs: Vec<_> = [me.directory.clone(), meta.clone()]
+            .into_iter()
+            .chain(dirs)
+            .collect();
+        trust::check(&dirs).context(|| format!("node {name}"))?;
+        if !dirs[2..].is_empty() {
+            rings::note(config, &me)?;
+        }
         let listen =
             |at: Address| Listener::bind(&at).context(|| format!("node {name}: listening on {at}"));
         let listeners = vec![
@@ -115,6 +173,11 @@ impl Node {
             env,
             os,
             mirrors: Mutex::new(HashMap::new()),
+            ills: Mutex::default(),
+            settled: Mutex::default(),
+            looks: Mutex::default(),
+            healing: Mutex::default(),
+            heals: Event::default(),
             views,
             links: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
@@ -124,6 +187,7 @@ impl Node {
             listeners,
             threads: Mutex::new(Vec::new()),
             report: Box::new(report),
+            over: Box::new(over),
             reloads: OnceLock::new(),
         });
         for v in node.volumes() {
@@ -146,6 +210,10 @@ impl Node {
         let n = node.clone();
         node.spawn("rings", move || n.ring_loop())?;
         for v in node.volumes() {
+            if v.mirror.is_some() {
+                let (n, v) = (node.clone(), v.clone());
+                node.spawn("heal", move || n.heal_loop(&v))?;
+            }
             if let Some(views) = node.register(&v) {
                 let n = node.clone();
                 node.spawn("watch", move || n.watch_loop(&v, &*views))?;
@@ -167,6 +235,44 @@ impl Node {
 
     fn say(&self, text: &str) {
         (self.report)(text);
+    }
+
+    /// Remembers whether this node's copy could be used, for who asks. That somebody
+    /// else uses it says nothing.
+    fn note<T>(&self, v: &Volume, how: &Result<T>) {
+        match how {
+            Ok(_) => lock(&self.ills).remove(&v.name),
+            Err(Error::Busy(_)) => None,
+            Err(e) => {
+                let found = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
+                let sequence = found.ok().flatten().map(|sb| sb.sequence);
+                lock(&self.ills).insert(v.name.clone(), (sequence, e.to_string()))
+            }
+        };
+    }
+
+    /// From before a copy is opened, which nobody else uses, until it is closed.
+    fn look(&self, v: &Volume) -> Look<'_> {
+        *lock(&self.looks).entry(v.name.clone()).or_default() += 1;
+        Look {
+            node: self,
+            volume: v.name.clone(),
+        }
+    }
+
+    /// Up to where records were found in a copy that a program left, if somebody looked and
+    /// nobody has used it since.
+    fn settled(&self, v: &Volume, sequence: u64) -> Option<Option<u64>> {
+        let settled = lock(&self.settled);
+        let (at, found) = settled.get(&v.name)?;
+        (*at == sequence).then_some(*found)
+    }
+
+    /// What was remembered of a copy, if nobody has used it since.
+    fn noted(&self, v: &Volume, sequence: Option<u64>) -> Option<String> {
+        let ills = lock(&self.ills);
+        let (at, why) = ills.get(&v.name)?;
+        (*at == sequence).then(|| why.clone())
     }
 
     /// The volumes that this node holds.
@@ -212,6 +318,7 @@ impl Node {
     pub fn stop(&self) {
         self.stopping.store(true, SeqCst);
         self.posts.notify();
+        self.heals.notify();
         for l in &self.listeners {
             l.close();
         }
@@ -275,6 +382,7 @@ impl Node {
         if self.stopping.load(SeqCst) {
             return Err(Error::Busy("this node is stopping".into()));
         }
+        let mut unapplied = None;
         if let Some(m) = mirrors.get(&v.name) {
             if m.store.poisoned().is_none() {
                 return Ok(m.clone());
@@ -287,11 +395,14 @@ impl Node {
             ));
             m.close();
             let old = mirrors.remove(&v.name).expect("just seen");
+            unapplied = old.store.unapplied();
             wait_for_last(old)?;
         }
         // It forwards over links of this volume.
-        let env: Arc<dyn Env> = Arc::new(self.os.clone().encrypting(v.encrypt));
-        let store = Arc::new(Store::open(&env, layout::store(&self.config, &self.me, v))?);
+        let env = (self.over)(self.os.clone().encrypting(v.encrypt));
+        let opened = Store::open(&env, layout::store(&self.config, &self.me, v));
+        self.note(v, &opened);
+        let store = Arc::new(opened?);
         if store.superblock().state == State::Empty {
             self.say(&format!("volume {}: no usable copy here yet", v.name));
         } else {
@@ -301,7 +412,20 @@ impl Node {
                 store.tail()
             ));
         }
+        if let Some(lsn) = unapplied.filter(|lsn| *lsn <= store.tail())
+            && store.superblock().state == State::Whole
+            && let Err(e) = store.apply_all(lsn)
+        {
+            // It acknowledges nothing more, and cannot take over: it says so to whoever
+            // greets it, and is opened again then.
+            self.say(&format!(
+                "volume {}: this copy cannot apply what it acknowledged: {e}",
+                v.name
+            ));
+            store.note_unapplied(lsn);
+        }
         let mut m = Mirror::new(store, &self.me.name, v.secondary_threshold);
+        m.checkpoint_threshold = v.checkpoint_threshold;
         if v.failover == Failover::Automatic {
             m.silence = m.silence.min(self.config.failure_limit);
         }
@@ -653,7 +777,7 @@ impl Node {
                 break Error::Busy("this node is stopping".into());
             }
         };
-        if let Error::Protocol(_) | Error::Poisoned(_) = ended {
+        if let Error::Protocol(_) | Error::Poisoned(_) | Error::Full(_) = ended {
             self.say(&format!("lane of {}: {ended}", lane.conn().peer()));
         }
         lane.conn().close();
@@ -699,7 +823,6 @@ impl Node {
     /// Programs that died leave what they committed in their ring: it is made
     /// persistent here (DESIGN.md, "Records, order, acknowledgement").
     fn ring_loop(self: Arc<Node>) {
-        let mut settled: HashMap<String, u64> = HashMap::new();
         let mut told: HashMap<String, u64> = HashMap::new();
         while !self.stopping.load(Acquire) {
             for v in self.volumes() {
@@ -709,12 +832,16 @@ impl Node {
                 };
                 let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
                 if !unclean
-                    || settled.get(&v.name) == Some(&sb.sequence)
+                    || self.settled(&v, sb.sequence).is_some()
                     || lock(&self.mirrors).contains_key(&v.name)
+                    || self.in_use(&v)
                 {
                     continue;
                 }
-                match Store::open(&self.env, layout::store(&self.config, &self.me, &v)) {
+                let look = self.look(&v);
+                let opened = Store::open(&self.env, layout::store(&self.config, &self.me, &v));
+                self.note(&v, &opened);
+                match opened {
                     // Somebody had a look at a clean copy just now.
                     Ok(s) if s.was_clean() => {
                         if let Err(e) = s.close_clean(s.tail()) {
@@ -723,7 +850,17 @@ impl Node {
                     }
                     Ok(s) => {
                         let before = s.tail();
-                        match s.persist_all() {
+                        let done = s.persist_all();
+                        // What it has is safe; it may be less than what was acknowledged.
+                        let missing = s.known_missing().filter(|known| *known > before);
+                        let whole = done.clone().and_then(|()| match missing {
+                            None => Ok(()),
+                            Some(known) => Err(Error::Invalid(format!(
+                                "its log is damaged: sync points up to LSN {known} were acknowledged, LSN {before} is the last that can be read here"
+                            ))),
+                        });
+                        self.note(&v, &whole);
+                        match done {
                             // Somebody had a look at what was settled already.
                             Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
                             Ok(()) => self.say(&format!(
@@ -732,14 +869,19 @@ impl Node {
                             )),
                             Err(e) => self.say(&format!("volume {}: {e}", v.name)),
                         }
-                        settled.insert(v.name.clone(), s.superblock().sequence);
+                        let found = (s.superblock().sequence, Some(before));
+                        lock(&self.settled).insert(v.name.clone(), found);
                     }
                     Err(Error::Busy(_)) => {}
                     Err(e) => {
                         self.say(&format!("volume {}: {e}", v.name));
-                        settled.insert(v.name.clone(), sb.sequence);
+                        // It may have come as far as to change it.
+                        let now = read_superblock(&*self.env, &meta).ok().flatten();
+                        let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
+                        lock(&self.settled).insert(v.name.clone(), (sequence, None));
                     }
                 }
+                drop(look);
             }
             for _ in 0..10 {
                 if self.stopping.load(Acquire) {

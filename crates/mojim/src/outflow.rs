@@ -10,11 +10,12 @@
 //! session begins.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use crate::event::Event;
 use crate::store::Store;
+use crate::turns::Mutex;
 
 /// How far above the present epoch one may be that a node has promised: some
 /// thousand promotions by force.

@@ -19,8 +19,9 @@
 //! taken, except by the session, which takes tx and rx of one lane at a time,
 //! and by `raise`, which takes every lane's append in their order.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 use mojim_format::record::MAX_OPS;
@@ -34,8 +35,10 @@ use crate::event::Event;
 use crate::link::{Rx, Tx};
 use crate::log::{Live, Log};
 use crate::outflow::{Outflow, Source, Term};
+use crate::session::COPY_SILENCE;
 use crate::spinner::Spinner;
 use crate::store::Store;
+use crate::turns::Mutex;
 
 /// Most LSNs that may be in flight at once.
 const WINDOW: usize = 1 << 16;
@@ -45,6 +48,10 @@ const WINDOW: usize = 1 << 16;
 const TRIPS: u32 = 3;
 /// The longest of such waits: a link that stood still was measured too.
 const LONGEST_TRIPS: Duration = Duration::from_secs(1);
+
+/// Bytes a second that the slowest mirror is expected to take in and write: what
+/// it lacks lengthens the wait before the link is suspected.
+const LEAST_PACE: u64 = 8 << 20;
 
 /// One operation of a sync point, as the caller has it.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +67,18 @@ pub enum Piece<'a> {
         ptr: *const u8,
         /// Bytes.
         len: usize,
+    },
+    /// Bytes of another file that go to the same place of the file: read only when
+    /// they are written to a spill file, piece by piece.
+    Copy {
+        /// The file's number.
+        file: u32,
+        /// Byte offset in both.
+        offset: u64,
+        /// Bytes.
+        len: usize,
+        /// The other file; what it does not have is zero.
+        from: OtherFile<'a>,
     },
     /// A new file.
     Create {
@@ -96,12 +115,22 @@ pub enum Piece<'a> {
     },
 }
 
+/// A file to read from.
+#[derive(Clone, Copy)]
+pub struct OtherFile<'a>(pub &'a dyn File);
+
+impl std::fmt::Debug for OtherFile<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OtherFile")
+    }
+}
+
 impl Piece<'_> {
     /// Bytes of payload.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
-            Piece::Write { len, .. } => *len,
+            Piece::Write { len, .. } | Piece::Copy { len, .. } => *len,
             Piece::Create { name, .. } | Piece::Rename { name, .. } => name.len(),
             Piece::Resize { .. } | Piece::Remove { .. } => 0,
             Piece::Spill { .. } => 8,
@@ -116,7 +145,9 @@ impl Piece<'_> {
     #[inline]
     fn op(&self) -> Op {
         let (file, kind, offset) = match *self {
-            Piece::Write { file, offset, .. } => (file, OpKind::Write, offset),
+            Piece::Write { file, offset, .. } | Piece::Copy { file, offset, .. } => {
+                (file, OpKind::Write, offset)
+            }
             Piece::Create { file, .. } => (file, OpKind::Create, 0),
             Piece::Resize { file, size } => (file, OpKind::Resize, size),
             Piece::Remove { file } => (file, OpKind::Remove, 0),
@@ -128,6 +159,47 @@ impl Piece<'_> {
             kind,
             offset,
             len: self.len() as u32,
+        }
+    }
+
+    /// Its first `n` bytes, which are not all, and the others; `None` where it is one.
+    fn split(self, n: usize) -> Option<(Self, Self)> {
+        assert!(n < self.len());
+        match self {
+            Piece::Write {
+                file,
+                offset,
+                ptr,
+                len,
+            } => {
+                let piece = |offset, ptr, len| Piece::Write {
+                    file,
+                    offset,
+                    ptr,
+                    len,
+                };
+                // SAFETY: n < len.
+                let behind = unsafe { ptr.add(n) };
+                Some((
+                    piece(offset, ptr, n),
+                    piece(offset + n as u64, behind, len - n),
+                ))
+            }
+            Piece::Copy {
+                file,
+                offset,
+                len,
+                from,
+            } => {
+                let piece = |offset, len| Piece::Copy {
+                    file,
+                    offset,
+                    len,
+                    from,
+                };
+                Some((piece(offset, n), piece(offset + n as u64, len - n)))
+            }
+            _ => None,
         }
     }
 
@@ -144,9 +216,40 @@ impl Piece<'_> {
                 to.copy_from_slice(name.as_bytes());
             }
             Piece::Resize { .. } | Piece::Remove { .. } => {}
+            Piece::Copy { .. } => unreachable!("its bytes are read before it is encoded"),
             Piece::Spill { id, .. } => to.copy_from_slice(&id),
         }
     }
+}
+
+/// The pieces, with what they copy read into `bytes`.
+fn read_copies<'a>(pieces: &[Piece<'a>], bytes: &mut Vec<u8>) -> std::io::Result<Vec<Piece<'a>>> {
+    let copied = |p: &Piece<'_>| matches!(p, Piece::Copy { .. });
+    bytes.clear();
+    bytes.resize(pieces.iter().filter(|p| copied(p)).map(Piece::len).sum(), 0);
+    let mut rest = &mut bytes[..];
+    let mut out = pieces.to_vec();
+    for p in &mut out {
+        if let Piece::Copy {
+            file,
+            offset,
+            len,
+            from,
+        } = *p
+        {
+            let (to, more) = rest.split_at_mut(len);
+            rest = more;
+            from.0.read_at(to, offset)?;
+            let ptr = to.as_ptr();
+            *p = Piece::Write {
+                file,
+                offset,
+                ptr,
+                len,
+            };
+        }
+    }
+    Ok(out)
 }
 
 /// Encodes pieces as one record. Returns its length.
@@ -187,29 +290,12 @@ pub fn cut<'a>(pieces: &[Piece<'a>], max: usize) -> Vec<Vec<Piece<'a>>> {
                 part.push(p);
                 break;
             }
-            if let Piece::Write {
-                file,
-                offset,
-                ptr,
-                len,
-            } = p
-                && !full
+            if !full
                 && left >= OP_LEN + 64
+                && let Some((first, rest)) = p.split(left - OP_LEN)
             {
-                let n = left - OP_LEN;
-                part.push(Piece::Write {
-                    file,
-                    offset,
-                    ptr,
-                    len: n,
-                });
-                p = Piece::Write {
-                    file,
-                    offset: offset + n as u64,
-                    // SAFETY: n < len, since the whole did not fit.
-                    ptr: unsafe { ptr.add(n) },
-                    len: len - n,
-                };
+                part.push(first);
+                p = rest;
             }
             parts.push(Vec::new());
             left = max - RECORD_OVERHEAD;
@@ -235,6 +321,58 @@ impl RxSlot {
         self.acked = 0;
         self.held = false;
     }
+}
+
+/// How far the way to the mirror had got when a waiting call last looked.
+///
+/// Invariant: it only grows, and not beyond what the logs held when the wait
+/// began. What is sent a second time over a new link is no progress, nor is what
+/// others append meanwhile, or a mirror that takes everything in and acknowledges
+/// nothing would be waited for without end.
+struct Motion {
+    /// Bytes that the logs held.
+    until: u64,
+    handed: u64,
+    lsn: u64,
+    acked: u64,
+    spilled: u64,
+}
+
+impl Motion {
+    /// Of a wait for `lsn` that begins now.
+    fn of(p: &Primary, lsn: u64) -> Motion {
+        let mut motion = Motion {
+            until: p.store.logs().iter().map(Log::head).sum(),
+            handed: 0,
+            lsn,
+            acked: 0,
+            spilled: 0,
+        };
+        motion.goes_on(p);
+        motion
+    }
+
+    /// Whether the mirror has moved on since this was asked last: it has taken
+    /// or acknowledged more than ever before, spill files included, which go ahead
+    /// of records; or a whole copy is under way, whose own standstill ends its link
+    /// (`session::COPY_SILENCE`).
+    fn goes_on(&mut self, p: &Primary) -> bool {
+        let handed = p.handed().min(self.until);
+        let acked = p.acked.get().min(self.lsn);
+        let spilled = p.spilled();
+        let more = handed > self.handed || acked > self.acked || spilled > self.spilled;
+        self.handed = self.handed.max(handed);
+        self.acked = self.acked.max(acked);
+        self.spilled = spilled;
+        more || p.is_copying()
+    }
+}
+
+/// A wait for room in the log: how long, since anything moved.
+#[derive(Default)]
+struct RoomWait {
+    waited: Duration,
+    spilled: u64,
 }
 
 /// One lane's shared ends.
@@ -269,7 +407,7 @@ pub struct PrimarySpec {
     pub background_send: bool,
     /// How long a sync point polls before it blocks.
     pub spin: Duration,
-    /// After which wait records are sent again.
+    /// After which standstill records are sent again.
     pub resend_timeout: Duration,
     /// How often, before a sync point fails.
     pub resend_attempts: u32,
@@ -314,7 +452,8 @@ pub struct Primary {
     epoch: AtomicU64,
     /// Whom the session is with.
     mirror: Mutex<String>,
-    rule: AtomicU8,
+    /// The rule and what is beside it; above [`CHANGES`], how often it was set.
+    rule: AtomicU64,
     /// Of a leased primary: what was committed within its lease.
     held_at: AtomicU64,
     /// Until when what the rule says counts, in nanoseconds of the clock.
@@ -348,8 +487,20 @@ pub struct Primary {
     pub(crate) ready: AtomicBool,
     /// The spill file that the mirror is to get, and whether it has it.
     spill: Mutex<Option<(SpillFile, bool)>>,
+    /// Bytes of spill files that got further towards the mirror than ever before,
+    /// and of each file how far it got. What is sent a second time over a new link
+    /// is no progress, or a mirror that cannot take one in would be waited for
+    /// without end.
+    spilled: AtomicU64,
+    reached: Mutex<BTreeMap<u64, u64>>,
+    /// All of a spill file is sent, and the mirror makes it durable.
+    confirming: AtomicBool,
+    /// Why the last link on which a spill file was sent ended.
+    spill_error: Mutex<Option<String>>,
     /// Sync points whose bytes go to spill files, before they have an LSN.
     spilling: AtomicUsize,
+    /// The most bytes that a file can have at the mirror, as that said last.
+    pub(crate) mirror_max_file: AtomicU64,
     /// The backups, while there is no mirror that forwards to them.
     pub outflow: Outflow,
 }
@@ -363,15 +514,25 @@ pub(crate) struct SpillFile {
 }
 
 /// Beside a rule: nothing counts at present.
-const HELD: u8 = 4;
+const HELD: u64 = 4;
 /// Beside a rule: it counts until the lease is over.
-const LEASED: u8 = 8;
+const LEASED: u64 = 8;
+/// Counts the changes of the rule, in the same word.
+const CHANGES: u32 = 8;
 
-fn pack(r: AckRule) -> u8 {
-    r.local as u8 | (r.mirror as u8) << 1
+/// A point at which another thread may change the rule and the prefixes; tests
+/// do so there.
+#[inline(always)]
+fn interleave() {
+    #[cfg(test)]
+    tests::interleave();
 }
 
-fn unpack(r: u8) -> AckRule {
+fn pack(r: AckRule) -> u64 {
+    r.local as u64 | (r.mirror as u64) << 1
+}
+
+fn unpack(r: u64) -> AckRule {
     AckRule {
         local: r & 1 != 0,
         mirror: r & 2 != 0,
@@ -458,7 +619,7 @@ impl Primary {
             volume: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             mirror: Mutex::default(),
-            rule: AtomicU8::new(pack(spec.rule)),
+            rule: AtomicU64::new(pack(spec.rule)),
             held_at: AtomicU64::new(0),
             lease: AtomicU64::new(0),
             next: AtomicU64::new(tail + 1),
@@ -478,7 +639,12 @@ impl Primary {
             round_trip: AtomicU64::new(0),
             ready: AtomicBool::new(false),
             spill: Mutex::new(None),
+            spilled: AtomicU64::new(0),
+            reached: Mutex::default(),
+            confirming: AtomicBool::new(false),
+            spill_error: Mutex::new(None),
             spilling: AtomicUsize::new(0),
+            mirror_max_file: AtomicU64::new(u64::MAX),
             outflow: Outflow::new(store.logs().len(), spec.secondary_threshold),
             store,
             spec,
@@ -578,8 +744,11 @@ impl Primary {
     pub(crate) fn set_rule(&self, r: AckRule) {
         // Sequentially consistent: who takes an LSN after this sees it, and who
         // took one before is seen by who reads the last LSN after this.
-        let beside = self.rule.load(SeqCst) & (HELD | LEASED);
-        self.rule.store(pack(r) | beside, SeqCst);
+        let now = self.rule.load(SeqCst);
+        let changes = (now >> CHANGES) + 1;
+        let beside = now & (HELD | LEASED);
+        self.rule
+            .store(pack(r) | beside | changes << CHANGES, SeqCst);
     }
 
     /// The committed LSN.
@@ -588,26 +757,47 @@ impl Primary {
         if self.store.mutations.ack_early.load(Relaxed) {
             return self.last();
         }
-        let rule = self.rule.load(SeqCst);
-        if rule & (HELD | LEASED) != 0 {
-            return self.committed_by_lease(rule);
+        loop {
+            let rule = self.rule.load(SeqCst);
+            if rule & (HELD | LEASED) != 0 {
+                match self.committed_by_lease(rule) {
+                    Some(committed) => return committed,
+                    None => continue,
+                }
+            }
+            if let Some(committed) = self.committed_by(rule) {
+                return committed;
+            }
         }
-        unpack(rule).committed(self.persisted.get(), self.acked.get())
+    }
+
+    /// What was committed at one instant at which this was the rule. `None`: it
+    /// was set meanwhile, and what a mirror acknowledged may have counted for
+    /// nothing when it was read.
+    #[inline]
+    fn committed_by(&self, rule: u64) -> Option<u64> {
+        interleave();
+        let persisted = self.persisted.get();
+        interleave();
+        let acked = self.acked.get();
+        interleave();
+        let committed = unpack(rule).committed(persisted, acked);
+        (self.rule.load(SeqCst) == rule).then_some(committed)
     }
 
     /// What became committed within a lease stays so, and nothing else does.
     /// Whoever is about to acknowledge looks at the clock itself: the thread
     /// that would hold commits may sleep, or wait for a disk.
-    fn committed_by_lease(&self, rule: u8) -> u64 {
+    fn committed_by_lease(&self, rule: u64) -> Option<u64> {
         if rule & HELD == 0 {
-            let committed = unpack(rule).committed(self.persisted.get(), self.acked.get());
+            let committed = self.committed_by(rule)?;
             // The clock last: what counts now was committed before.
             if (self.store.env().now().as_nanos() as u64) < self.lease.load(SeqCst) {
                 self.held_at.fetch_max(committed, AcqRel);
-                return committed;
+                return Some(committed);
             }
         }
-        self.held_at.load(Acquire)
+        Some(self.held_at.load(Acquire))
     }
 
     /// Until `end`, and no longer, this primary commits. By the session's
@@ -671,6 +861,11 @@ impl Primary {
         if self.closed.load(SeqCst) {
             return Err(Error::Invalid("this volume is being detached".into()));
         }
+        if !self.is_ready() {
+            // There is no epoch yet, in which a record could be made.
+            self.check()?;
+            return Err(Error::Invalid("this volume is not attached yet".into()));
+        }
         self.check()
     }
 
@@ -691,12 +886,12 @@ impl Primary {
         let payload: usize = pieces.iter().map(Piece::len).sum();
         let len = RecordWriter::len_for(pieces.len(), payload);
         if len <= self.spec.max_record && pieces.len() <= MAX_OPS {
-            let mut waited = Duration::ZERO;
+            let mut wait = RoomWait::default();
             loop {
                 if let Some(done) = self.try_append(pieces, len) {
                     return Ok(done);
                 }
-                self.wait_for_room(&mut waited)?;
+                self.wait_for_room(&mut wait)?;
             }
         }
         let parts = cut(pieces, self.spec.max_record);
@@ -705,12 +900,12 @@ impl Primary {
                 "a sync point larger than the log must go through a spill file".into(),
             ));
         }
-        let mut waited = Duration::ZERO;
+        let mut wait = RoomWait::default();
         loop {
             if let Some(done) = self.try_append_parts(&parts) {
                 return Ok(done);
             }
-            self.wait_for_room(&mut waited)?;
+            self.wait_for_room(&mut wait)?;
         }
     }
 
@@ -846,11 +1041,11 @@ impl Primary {
         (own, g)
     }
 
-    fn wait_for_room(&self, waited: &mut Duration) -> Result<()> {
+    fn wait_for_room(&self, wait: &mut RoomWait) -> Result<()> {
         self.check_open()?;
         let limit = self.patience().limit() + Duration::from_secs(30);
-        if *waited > limit {
-            return Err(self.timeout("the log is full"));
+        if wait.waited > self.standstill(limit) {
+            return Err(self.timeout("the log is full", limit));
         }
         // Whatever is in the rings moves on only if somebody drives it.
         for lane in 0..self.lanes.len() {
@@ -869,33 +1064,59 @@ impl Primary {
         // Back-pressure lasts as long as a backup that is alive needs.
         let held = self.outflow.is_full(&self.store)
             || self.is_held_back(now)
+            || self.is_copying()
             || (0..self.lanes.len()).any(|lane| self.store.is_kept(lane));
-        *waited = match held {
+        let spilled = self.spilled();
+        let held = held || std::mem::replace(&mut wait.spilled, spilled) != spilled;
+        wait.waited = match held {
             true => Duration::ZERO,
-            false => *waited + (now - start),
+            false => wait.waited + (now - start),
         };
         Ok(())
     }
 
-    fn timeout(&self, what: &str) -> Error {
-        let why = self
-            .link_error
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .clone();
+    fn timeout(&self, what: &str, limit: Duration) -> Error {
+        // What an earlier link ended with says nothing of one that is up.
+        let why = match self.link_up.load(Acquire) {
+            true => Some("the link to it is up, and nothing moves on it".to_owned()),
+            false => self
+                .link_error
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .clone(),
+        };
         Error::Timeout(format!(
-            "{what}; the mirror did not acknowledge within {} × {:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
-            self.spec.resend_attempts,
-            self.resend_after(),
+            "{what}; the mirror did not move on within {limit:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
             why.map(|w| format!(" ({w})")).unwrap_or_default()
         ))
     }
 
+    /// Whether a whole copy is being made from here or to here.
+    fn is_copying(&self) -> bool {
+        let now = self.store.env().now();
+        self.store.progress.get(now).is_some_and(|c| c.running)
+    }
+
+    /// Bytes of the logs that the streams to the mirror have taken, over all
+    /// lanes; without those that somebody is sending on at this moment.
+    pub(crate) fn handed(&self) -> u64 {
+        let lanes = self.lanes.iter();
+        let sent = lanes.filter_map(|l| l.tx.try_lock().ok()?.as_ref().map(Tx::taken));
+        sent.sum()
+    }
+
     /// How long a sync point waits before it suspects the link:
-    /// `resend_timeout`, and the time of some round trips over this link.
+    /// `resend_timeout`, the time of some round trips over this link, and what
+    /// the slowest mirror needs for the bytes that it lacks.
     pub fn resend_after(&self) -> Duration {
         let trip = Duration::from_nanos(self.round_trip.load(Relaxed));
-        self.spec.resend_timeout + (trip * TRIPS).min(LONGEST_TRIPS)
+        // Without a link nothing is taken in: it is not waited for.
+        let behind = match self.link_up.load(Acquire) {
+            true => self.bytes_behind(),
+            false => 0,
+        };
+        let bytes = Duration::from_micros(behind * 1_000_000 / LEAST_PACE);
+        self.spec.resend_timeout + (trip * TRIPS).min(LONGEST_TRIPS) + bytes
     }
 
     fn patience(&self) -> Patience {
@@ -1141,6 +1362,7 @@ impl Primary {
         let env = self.store.env();
         let mut start = env.now();
         let mut patience = self.patience();
+        let mut motion = Motion::of(self, lsn);
         loop {
             if self.committed() >= lsn {
                 return Ok(());
@@ -1160,22 +1382,27 @@ impl Primary {
             if self.committed() >= lsn {
                 return Ok(());
             }
+            // Before what tells that it has ended.
+            let confirms = self.standstill(Duration::ZERO);
             let now = env.now();
-            if self.is_held_back(now) {
-                // As long as the mirror says so; a link that fails is noticed
-                // by its silence.
+            if motion.goes_on(self) || self.is_held_back(now) {
+                // The bounds are on standstill. As long as the mirror says that
+                // it is held back; a link that fails is noticed by its silence.
                 (start, patience) = (now, self.patience());
             }
+            let linked = self.link_up.load(Acquire);
             match patience.step(now - start) {
                 Verdict::Wait => {}
+                // The records come behind a spill file that the mirror is syncing.
+                Verdict::GiveUp if !linked && now - start < confirms => {}
                 // A link that is still being made gets its time.
-                Verdict::Resend if !self.link_up.load(Acquire) => {}
+                Verdict::Resend if !linked => {}
                 // Nor is it the link that keeps it.
                 Verdict::Resend if self.is_held() => {}
                 Verdict::Resend => self.suspect("no acknowledgement in time".into()),
                 Verdict::GiveUp => {
                     self.link_work.notify();
-                    return Err(self.timeout(&format!("LSN {lsn}")));
+                    return Err(self.timeout(&format!("LSN {lsn}"), patience.limit()));
                 }
             }
             let slice = Duration::from_millis(2).min(self.spec.resend_timeout);
@@ -1202,6 +1429,27 @@ impl Primary {
         }
     }
 
+    /// Fails where this node or the mirror cannot make a file that large: before
+    /// there is a record of it.
+    pub fn check_size(&self, size: u64) -> Result<()> {
+        let here = self.store.area().max_file();
+        let there = self.mirror_max_file.load(Acquire);
+        if size <= here.min(there) {
+            return Ok(());
+        }
+        let (node, most) = match here <= there {
+            true => (self.store.spec().node.clone(), here),
+            false => (self.mirror(), there),
+        };
+        Err(Error::Io {
+            what: format!(
+                "a file of {size} bytes: node {node} can have at most {most} (its file system, or its limit RLIMIT_FSIZE)"
+            ),
+            errno: libc::EFBIG,
+            error: "file too large".into(),
+        })
+    }
+
     /// One sync point from beginning to end. Returns its LSN.
     #[inline]
     pub fn commit(&self, pieces: &[Piece<'_>]) -> Result<u64> {
@@ -1216,14 +1464,19 @@ impl Primary {
     pub fn begin_commit(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         let bytes: usize = pieces.iter().map(|p| p.len() + OP_LEN).sum();
         if self.spills(bytes) {
-            self.spilling.fetch_add(1, SeqCst);
-            let begun = self.begin_spilled(pieces);
-            self.spilling.fetch_sub(1, SeqCst);
-            return begun;
+            return self.begin_copied(pieces);
         }
         let (lsn, lane) = self.append(pieces)?;
         let hint = bytes + RECORD_OVERHEAD;
         Ok(Begun { lsn, lane, hint })
+    }
+
+    /// The same by a spill file, whatever its size: for pieces that are copied.
+    pub fn begin_copied(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
+        self.spilling.fetch_add(1, SeqCst);
+        let begun = self.begin_spilled(pieces);
+        self.spilling.fetch_sub(1, SeqCst);
+        begun
     }
 
     /// Whether a sync point of these pieces takes its bytes before it has an LSN.
@@ -1281,6 +1534,9 @@ impl Primary {
         // It may be the turn of another.
         handed.take_if(|(s, _)| s.id == id);
         drop(handed);
+        let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
+        reached.remove(&id);
+        drop(reached);
         if begun.is_err() {
             self.store.remove_spill(id);
         }
@@ -1291,9 +1547,11 @@ impl Primary {
         let file = self.store.spill_file(id)?;
         let fail = |e: std::io::Error| Error::io("writing a spill file", &e);
         let parts = cut(pieces, 1 << 20);
-        let mut buf = Vec::new();
+        let (mut buf, mut copied) = (Vec::new(), Vec::new());
         let mut len = 0u64;
         for (i, part) in parts.iter().enumerate() {
+            let part = &read_copies(part, &mut copied)
+                .map_err(|e| Error::io("reading what goes to a spill file", &e))?[..];
             let payload = part.iter().map(Piece::len).sum();
             buf.resize(RecordWriter::len_for(part.len(), payload), 0);
             let last = i + 1 == parts.len();
@@ -1327,8 +1585,9 @@ impl Primary {
         let env = self.store.env();
         let needed = || self.rule().mirror || self.link_up.load(Acquire);
         // One spill at a time: the others wait their turn.
-        let limit = self.patience().limit();
+        let usual = self.patience().limit();
         let mut quiet = env.now();
+        let mut spilled = self.spilled();
         let id = s.id;
         loop {
             if !needed() {
@@ -1339,19 +1598,78 @@ impl Primary {
                 let mut slot = self.spill.lock().unwrap_or_else(|e| e.into_inner());
                 match &*slot {
                     None => *slot = Some((s.clone(), false)),
-                    Some((x, true)) if x.id == id => return Ok(()),
+                    Some((x, true)) if x.id == id => {
+                        // Whether the log has room for its record is not the next one's.
+                        *slot = None;
+                        return Ok(());
+                    }
                     Some(_) => {}
                 }
             }
             self.link_work.notify();
             self.done.wait_unless(|| false, Duration::from_millis(1));
+            // Before what tells that it has ended.
+            let limit = self.standstill(usual);
             let now = env.now();
-            if self.link_up.load(Acquire) {
+            let before = std::mem::replace(&mut spilled, self.spilled());
+            if spilled > before || self.is_copying() {
                 quiet = now;
-            } else if now - quiet > limit {
-                return Err(self.timeout("the spill file of a large sync point"));
+            }
+            if now - quiet > limit {
+                let spill_error = self.spill_error.lock().unwrap_or_else(|e| e.into_inner());
+                let link_error = self.link_error.lock().unwrap_or_else(|e| e.into_inner());
+                let why = spill_error.as_ref().or(link_error.as_ref());
+                return Err(Error::Timeout(format!(
+                    "the spill file of a large sync point got no further to the mirror within {limit:?}{}. There is no record of this sync point; its extents count as changed",
+                    why.map(|w| format!(" ({w})")).unwrap_or_default()
+                )));
             }
         }
+    }
+
+    /// Bytes of spill files that got further than ever before.
+    pub(crate) fn spilled(&self) -> u64 {
+        self.spilled.load(Acquire)
+    }
+
+    /// How long nothing may move towards a mirror that is otherwise waited for
+    /// `usual`: one that syncs a whole spill file says nothing meanwhile.
+    pub(crate) fn standstill(&self, usual: Duration) -> Duration {
+        match self.confirming.load(Acquire) {
+            true => usual.max(COPY_SILENCE),
+            false => usual,
+        }
+    }
+
+    /// The link has taken a spill file up to byte `at`; one more than it has: the
+    /// mirror has confirmed it.
+    pub(crate) fn spill_reached(&self, id: u64, at: u64) {
+        let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
+        let had = reached.entry(id).or_default();
+        if at > *had {
+            self.spilled.fetch_add(at - *had, AcqRel);
+            *had = at;
+        }
+    }
+
+    /// A session begins that sends these spill files first: how far others got
+    /// counts no more.
+    pub(crate) fn spills_begin(&self, ids: impl Iterator<Item = u64>) {
+        let ids: Vec<u64> = ids.collect();
+        let own = self.spill_wanted().map(|s| s.id);
+        let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
+        reached.retain(|id, _| Some(*id) == own || ids.contains(id));
+    }
+
+    /// Whether all of a spill file is sent and its confirmation is out.
+    pub(crate) fn set_confirming(&self, is: bool) {
+        self.confirming.store(is, Release);
+    }
+
+    /// The link on which a spill file was sent has ended.
+    pub(crate) fn spill_failed(&self, why: &str) {
+        let mut error = self.spill_error.lock().unwrap_or_else(|e| e.into_inner());
+        *error = Some(why.to_owned());
     }
 
     /// The spill file that the session is to send.
@@ -1367,7 +1685,9 @@ impl Primary {
         if let Some((s, there)) = &mut *self.spill.lock().unwrap_or_else(|e| e.into_inner())
             && s.id == id
         {
+            self.spill_reached(id, s.len + 1);
             *there = true;
+            *self.spill_error.lock().unwrap_or_else(|e| e.into_inner()) = None;
         }
         self.done.notify();
     }
@@ -1468,7 +1788,8 @@ pub(crate) fn thread_number() -> usize {
     thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
     NUMBER.with(|n| {
         if n.get() == usize::MAX {
-            n.set(NEXT.fetch_add(1, Relaxed));
+            let turns = crate::turns::current();
+            n.set(turns.map_or_else(|| NEXT.fetch_add(1, Relaxed), |t| t.number()));
         }
         n.get()
     })
@@ -1476,6 +1797,9 @@ pub(crate) fn thread_number() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
     use super::*;
     use crate::config::MediumKind;
     use crate::log::LogSpec;
@@ -1526,6 +1850,102 @@ mod tests {
 
     const LOG: u64 = 16 << 20;
 
+    thread_local! {
+        /// What other threads do at the next point.
+        static OTHERS: RefCell<Option<Box<dyn FnMut()>>> = RefCell::default();
+    }
+
+    pub(super) fn interleave() {
+        let others = OTHERS.take();
+        if let Some(mut others) = others {
+            others();
+            OTHERS.set(Some(others));
+        }
+    }
+
+    /// A thread that was about to acknowledge stood still between its look at the
+    /// rule and its looks at the prefixes, while the mirror was given up and another
+    /// one began to join: it acknowledged by that one alone what the view says is
+    /// committed only in the own log. Every interleaving of one thread's looks with
+    /// such a history, with and without a lease.
+    #[test]
+    fn nothing_is_committed_that_was_at_no_instant() {
+        type Step = fn(&Primary);
+        let history: &[Step] = &[
+            // Its mirror is silent.
+            |p| p.set_rule(AckRule::BOTH),
+            |p| p.persisted.advance(10),
+            // The view says that it is alone.
+            |p| p.set_rule(AckRule::LOCAL),
+            |p| p.acked.reset(4),
+            // The mirror joins, and has what is not in the own log yet.
+            |p| p.set_rule(AckRule::BOTH),
+            |p| p.acked.advance(12),
+            // It is lost again, and comes back without what it had.
+            |p| p.set_rule(AckRule::LOCAL),
+            |p| p.acked.reset(5),
+            |p| p.persisted.advance(11),
+            |p| p.set_rule(AckRule::BOTH),
+            |p| p.acked.advance(13),
+            |p| p.persisted.advance(13),
+            // It is a member.
+            |p| p.set_rule(AckRule::MIRROR),
+            |p| p.acked.advance(14),
+        ];
+        let (p, dir) = alone("interleavings", WriteBack::Eager);
+        let p = Arc::new(p);
+        // All ways to have some of the history done before, and some at each point.
+        let n = history.len();
+        let mut looks = 0;
+        for leased in [false, true] {
+            for begin in 0..n {
+                for first in begin..=n {
+                    for second in first..=n {
+                        for third in second..=n {
+                            p.persisted.reset(5);
+                            p.acked.reset(7);
+                            p.rule.store(pack(AckRule::MIRROR), SeqCst);
+                            p.held_at.store(0, SeqCst);
+                            history[..begin].iter().for_each(|step| step(&p));
+                            if leased {
+                                p.lease_until(Duration::MAX / 2);
+                                // What it held before is not looked at here.
+                                p.held_at.store(0, SeqCst);
+                            }
+                            let at =
+                                |p: &Primary| p.rule().committed(p.persisted.get(), p.acked.get());
+                            let seen = Rc::new(RefCell::new(vec![at(&p)]));
+                            let mut ends = vec![third, second, first];
+                            let (mut done, others) = (begin, (p.clone(), seen.clone()));
+                            OTHERS.set(Some(Box::new(move || {
+                                let (p, seen) = &others;
+                                let end = ends.pop().unwrap_or(done);
+                                for step in &history[done..end] {
+                                    step(p);
+                                    seen.borrow_mut().push(at(p));
+                                }
+                                done = end;
+                            })));
+                            let committed = p.committed();
+                            OTHERS.take();
+                            let seen = seen.borrow();
+                            // It may be less than at the end, and more than at none.
+                            let most = seen.iter().max().expect("the first");
+                            assert!(
+                                committed <= *most,
+                                "{committed} of {seen:?}; {begin}, {first}, {second}, {third}"
+                            );
+                            looks += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(looks > 5_000, "{looks}");
+        drop(p);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
     /// What each policy applies, by what waits and what the program does.
     #[test]
     fn what_waits_is_written_back_by_the_policy() {
@@ -1534,6 +1954,7 @@ mod tests {
             let (p, dir) = alone(&format!("write-back-{write_back}"), write_back);
             p.store.make_new().unwrap();
             p.begin(1, mojim_format::View::default()).unwrap();
+            p.ready.store(true, Release);
             (p, dir)
         };
         let bytes = vec![1u8; 2000];

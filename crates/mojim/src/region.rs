@@ -21,6 +21,7 @@ use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
 use crate::fork::is_forked;
+use crate::places;
 use crate::track::{self, Meter, Tracker, TwoLevel};
 use crate::users::{User, Users};
 
@@ -43,7 +44,8 @@ pub struct MapFlags {
     pub shared: bool,
     /// Byte offset in the file, a multiple of the page size.
     pub offset: u64,
-    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0.
+    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0; `Busy` where that is
+    /// a region, or a part of one.
     pub fixed_at: usize,
 }
 
@@ -113,7 +115,7 @@ unsafe impl Sync for Private {}
 pub struct MapOptions {
     /// Where, if the program asks for an address (must be free).
     pub at: Option<usize>,
-    /// Replace what is mapped there (`MAP_FIXED`).
+    /// Replace what is mapped there (`MAP_FIXED`): addresses that the caller has claimed.
     pub fixed: bool,
     /// Allow stores.
     pub write: bool,
@@ -158,6 +160,9 @@ impl Private {
             true => Some(unsafe { attach_tracker(base, mapped, kind, meter, o.fixed)? }),
             false => None,
         };
+        if !o.fixed {
+            places::add(base as usize, mapped);
+        }
         Ok(Private {
             base,
             len,
@@ -320,6 +325,8 @@ impl WorkingCopy for Private {
             // A thread of the parent may have held it at the fork.
             true => drop(self.tracker.try_write().map(|mut t| t.take())),
         }
+        // Before others can have them.
+        places::release(self.base as usize);
         // SAFETY: our own mapping; the program gave it back.
         unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) }
             .map_err(std::io::Error::from)

@@ -15,6 +15,7 @@
 //!   and the new view allow it.
 //! - The mirror is another node only in another epoch: each has one.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
@@ -25,8 +26,9 @@ use mojim_format::message::{
 };
 use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
-use mojim_protocol::{AckRule, History, Holding, Plan, reconcile};
+use mojim_protocol::{AckRule, History, Holding, Known, Loss, Plan, has_lost, loss, reconcile};
 
+use crate::area::named_spill;
 use crate::claim::{Change, Claim, Outcome};
 use crate::copy::{CopyOut, copy_ends};
 use crate::env::Conn;
@@ -35,7 +37,7 @@ use crate::holders::{Holders, Peer};
 use crate::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
 use crate::log::{CONTROL_LEN, Live};
 use crate::pass::{COPY_BACKLOG, COPY_CHUNK, answers_are_taken};
-use crate::primary::Primary;
+use crate::primary::{Primary, SpillFile};
 use crate::stream::StreamOut;
 
 /// How often each side says that it is there.
@@ -75,6 +77,12 @@ enum Phase {
     Claiming { resume: u64, keep: u64 },
     /// `Start` is out.
     Starting { resume: u64 },
+    /// Spill files go ahead of the records that name them and that the mirror lacks.
+    Spilling {
+        session: u64,
+        resume: u64,
+        files: VecDeque<SpillFile>,
+    },
     /// The lanes' first words are out.
     Opening { lanes: Vec<Opening> },
     /// Records flow.
@@ -111,8 +119,9 @@ pub struct Session {
     /// What an attach adopted; the application waits until it is acknowledged.
     keep: u64,
     force_copy: bool,
-    /// When the mirror's acknowledgements last moved on, and to where.
-    progress: (Duration, u64),
+    /// When something last moved on the links, and how far it was: what is
+    /// acknowledged, what the lanes have taken, and spill files.
+    progress: (Duration, [u64; 3]),
     /// The last LSN that may have been acknowledged without this mirror.
     join: Option<u64>,
     backoff: Duration,
@@ -122,6 +131,8 @@ pub struct Session {
     continues: bool,
     /// Why attaching cannot succeed.
     fatal: Option<Error>,
+    /// It would begin with less than was acknowledged: an operator decides.
+    loss: Option<Loss>,
     /// Why the last try failed.
     pub last_error: Option<String>,
     spill: Option<SpillOut>,
@@ -164,6 +175,10 @@ struct SpillOut {
     id: u64,
     at: u64,
     ended: bool,
+    /// Bytes that the link has taken.
+    taken: u64,
+    /// All that is to be sent is; the confirmation is out.
+    confirming: bool,
 }
 
 impl Session {
@@ -190,12 +205,13 @@ impl Session {
             member,
             keep: 0,
             force_copy: false,
-            progress: (now, 0),
+            progress: (now, [0; 3]),
             join: None,
             backoff: Duration::from_millis(10),
             adopting: false,
             continues: false,
             fatal: None,
+            loss: None,
             last_error: None,
             spill: None,
             claim: None,
@@ -225,7 +241,8 @@ impl Session {
         let sb = store.superblock();
         // What only the lost ring held may have been acknowledged by a mirror
         // that rules alone: this copy does not count as a member's any more.
-        if sb.ring_lost && !self.primary.spec.rule.local {
+        let is_lost = sb.ring_lost && !store.mutations.forget_ring.load(Relaxed);
+        if is_lost && !self.primary.spec.rule.local {
             let life = store.env().random();
             store.update(|s| {
                 s.life = life;
@@ -549,6 +566,9 @@ impl Session {
     /// of a primary before its mirror leaves it (DESIGN.md).
     fn lean_on_own_log(&mut self) -> Result<()> {
         let p = &self.primary;
+        if p.store.mutations.alone_in_ring.load(Relaxed) {
+            return Ok(());
+        }
         if p.rule().mirror {
             p.set_rule(AckRule::BOTH);
         }
@@ -616,6 +636,11 @@ impl Session {
     /// Why attaching cannot succeed, if so.
     pub fn fatal(&self) -> Option<&Error> {
         self.fatal.as_ref()
+    }
+
+    /// What an attach would give up that only an operator may.
+    pub fn loss(&self) -> Option<Loss> {
+        self.loss
     }
 
     /// Whether records flow.
@@ -701,7 +726,10 @@ impl Session {
                 }
             }
         }
-        self.spill = None;
+        if self.spill.take().is_some() && !why.is_empty() {
+            p.spill_failed(why);
+        }
+        p.set_confirming(false);
         self.join = None;
         if self.alone {
             // The mirror that was joining is gone again.
@@ -772,12 +800,11 @@ impl Session {
             self.hear(f, &body)?;
         }
         self.check_copy()?;
-        // While it takes in a copy the mirror may sync for long.
-        let patience = if matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. }) {
-            COPY_SILENCE
-        } else {
-            self.silence
-        };
+        // While it takes in a copy the mirror may sync for long, and so where all of
+        // a spill file has come.
+        let long = matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. })
+            || self.spill.as_ref().is_some_and(|s| s.confirming);
+        let patience = if long { COPY_SILENCE } else { self.silence };
         if now.saturating_sub(self.heard) > patience {
             return Err(Error::Protocol(format!(
                 "{} has been silent for {patience:?}",
@@ -787,8 +814,8 @@ impl Session {
         self.keep_alive(now)?;
         if self.is_active() {
             self.settle()?;
-            moved |= self.pump_spill()?;
         }
+        moved |= self.pump_spill()?;
         self.watch_lanes(now)?;
         if let Some(wire) = &mut self.wire {
             wire.flush()?;
@@ -868,13 +895,12 @@ impl Session {
         let sb = self.primary.store.superblock();
         let mirror = &sb.view.mirror;
         let replaced = !mirror.is_empty() && *mirror != self.peer.name && mirror != JOINING;
-        let misses = sb.ring_lost && !self.primary.spec.rule.local && replaced;
-        if !self.attach || self.claim.is_some() || !misses {
+        if !self.attach || !replaced || !self.misses_ring() {
             return Ok(());
         }
         let e = Error::Invalid(format!(
-            "this node lost its power, and node {mirror}, which was the mirror of volume {}, may be the only one that holds its last sync points; node {} in its place does not have them. Name {mirror} as the mirror again, or promote it",
-            sb.volume, self.peer.name
+            "this node lost its power, and node {mirror}, which was the mirror of volume {}, may be the only one that holds its last sync points; node {} in its place does not have them. Name {mirror} as the mirror again, or promote it; if it is lost for good, `mojim promote --volume {} --name {}` goes on with what is here",
+            sb.volume, self.peer.name, sb.volume, self.me
         ));
         self.fatal = Some(e.clone());
         Err(e)
@@ -1000,7 +1026,29 @@ impl Session {
                     }
                     claim.peer = Some(peer);
                 }
-                return self.begin_lanes(s.session, resume);
+                return self.send_spills(s.session, resume);
+            }
+            (
+                Phase::Spilling {
+                    session,
+                    resume,
+                    mut files,
+                },
+                FrameKind::Spill,
+            ) => {
+                if let Some(s) = files.front().filter(|s| s.id == f.lsn) {
+                    self.primary.spill_reached(s.id, s.len + 1);
+                    files.pop_front();
+                }
+                if files.is_empty() {
+                    return self.begin_lanes(session, resume);
+                }
+                let next = Phase::Spilling {
+                    session,
+                    resume,
+                    files,
+                };
+                (next, Ok(()))
             }
             (p @ Phase::Active, FrameKind::Spill) => {
                 self.primary.spill_arrived(f.lsn);
@@ -1113,6 +1161,16 @@ impl Session {
             history: History::from_entries(&w.history)
                 .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
         };
+        // A node that comes back empty knows no epoch, and its copy may come from a
+        // mirror that has promised none above this one's.
+        let theirs_last = theirs.history.last_epoch();
+        if self.attach && theirs_last >= self.epoch {
+            self.epoch = store.next_epoch(theirs_last);
+            return Err(Error::Protocol(format!(
+                "node {} knows epoch {theirs_last}: a later one is begun",
+                self.peer.name
+            )));
+        }
         self.primary.mirror_level.store(w.level, Relaxed);
         if let Some(claim) = &mut self.claim {
             claim.peer = Some(Member {
@@ -1120,6 +1178,14 @@ impl Session {
                 incarnation: w.life,
             });
         }
+        let largest = store.largest_file();
+        if let Some((name, size)) = largest.filter(|(_, size)| *size > w.max_file) {
+            return Err(self.copy_failed(format!(
+                "file {name:?} has {size} bytes, node {} can have files of at most {} (its file system, or its limit RLIMIT_FSIZE)",
+                self.peer.name, w.max_file
+            )));
+        }
+        self.primary.mirror_max_file.store(w.max_file, Release);
         // What is in the logs now stays there until the lanes are open.
         store.freeze(true);
         let tail = if self.attach {
@@ -1127,7 +1193,8 @@ impl Session {
         } else {
             self.primary.last()
         };
-        let mut plan = reconcile(&store.holding(tail), &theirs, store.oldest(), self.attach);
+        let ours = store.holding(tail);
+        let mut plan = reconcile(&ours, &theirs, store.oldest(), self.attach);
         if self.force_copy && matches!(plan, Plan::Resend { .. }) {
             plan = Plan::CopyTo;
         }
@@ -1142,12 +1209,30 @@ impl Session {
         {
             plan = Plan::CopyTo;
         }
+        if self.attach {
+            let known = Known {
+                primary: store.known_acknowledged(),
+                mirror: w.known,
+                ring_lost: self.misses_ring(),
+                member: w.member,
+            };
+            self.refuse_loss(loss(&plan, &ours, &theirs, known), &ours, &theirs)?;
+        }
+        // The log of a mirror may be damaged, also where this copy lacks nothing.
+        let lost = self.attach
+            && self.paired_rule.mirror
+            && has_lost(&plan, store.known_acknowledged().max(w.known));
         if let Some(claim) = &mut self.claim {
-            claim.adopted = matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
-            if plan == Plan::CopyTo && self.attach {
+            claim.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
+            if self.attach && (lost || plan == Plan::CopyTo) {
+                // What the register would refuse is not put over the other copy.
+                claim.check_copy_to(&store)?;
                 // It will have everything only when it has caught up.
                 self.member = false;
             }
+        }
+        if lost {
+            self.member = false;
         }
         match plan {
             Plan::Resend { from } => {
@@ -1210,6 +1295,47 @@ impl Session {
                 Err(e)
             }
         }
+    }
+
+    /// Whether this node lost its ring while what only the mirror had counted as
+    /// acknowledged, and no register says who still has it.
+    fn misses_ring(&self) -> bool {
+        let store = &self.primary.store;
+        let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.load(Relaxed);
+        is_lost && self.claim.is_none() && !self.primary.spec.rule.local
+    }
+
+    /// The attach ends where it would begin with less than was acknowledged, or may
+    /// have been: nothing is changed on either node before an operator says so.
+    fn refuse_loss(&mut self, lost: Option<Loss>, ours: &Holding, theirs: &Holding) -> Result<()> {
+        let Some(lost) = lost else {
+            return Ok(());
+        };
+        self.loss = Some(lost);
+        let store = &self.primary.store;
+        let (volume, peer) = (&store.spec().volume, &self.peer.name);
+        let e = match lost {
+            // Its own log is damaged: the file is named.
+            Loss::Known(_) if !store.is_complete() => match store.check_complete() {
+                Err(e) => e,
+                Ok(()) => unreachable!("it is not complete"),
+            },
+            Loss::Known(lsn) => Error::Invalid(format!(
+                "sync points of volume {volume} up to LSN {lsn} were acknowledged; node {} has them up to LSN {} and node {peer} up to LSN {}, where its log is damaged or ends too early. Restore that log, or give the others up: `mojim promote --force --volume {volume} --name` with the node that is to go on",
+                self.me, ours.tail, theirs.tail
+            )),
+            Loss::Ring => Error::Invalid(format!(
+                "this node's memory was lost, and with it what only node {peer}, the mirror of volume {volume}, may have besides; node {peer} answers, but its copy {}, so acknowledged sync points behind LSN {} may be missing from both. If that copy can be found (its disk, or the node itself), start node {peer} with it; if it is lost for good, `mojim promote --volume {volume} --name {}` goes on with what is here",
+                match theirs.state {
+                    State::Whole => "is not the one that acknowledged them",
+                    _ => "was lost too, or is new",
+                },
+                ours.tail,
+                self.me
+            )),
+        };
+        self.fatal = Some(e.clone());
+        Err(e)
     }
 
     fn copy_out(&mut self) -> Result<()> {
@@ -1285,17 +1411,59 @@ impl Session {
         }
     }
 
-    /// Sends the spill file of a large sync point that waits for it.
+    /// Sends the spill files of the records above `resume`, then opens the lanes.
+    /// The mirror may have had and confirmed them: it keeps one only as long as a
+    /// record in its log names it.
+    fn send_spills(&mut self, session: u64, resume: u64) -> Result<()> {
+        let store = &self.primary.store;
+        let mut files = VecDeque::new();
+        for (i, log) in store.logs().iter().enumerate() {
+            let mut at = store.seek(i, resume);
+            while let Some((r, _, next)) = log.record(at) {
+                if let Some((id, len)) = named_spill(&r)? {
+                    // Without the file the mirror needs a copy.
+                    let file = store
+                        .open_spill(id)
+                        .inspect_err(|_| self.force_copy = true)?;
+                    files.push_back(SpillFile { id, len, file });
+                }
+                at = next;
+            }
+        }
+        self.primary.spills_begin(files.iter().map(|s| s.id));
+        if files.is_empty() {
+            return self.begin_lanes(session, resume);
+        }
+        self.phase = Phase::Spilling {
+            session,
+            resume,
+            files,
+        };
+        Ok(())
+    }
+
+    /// Sends the spill file whose turn it is: of a record that is sent again, or of
+    /// a large sync point that waits for it.
     fn pump_spill(&mut self) -> Result<bool> {
-        let Some(wanted) = self.primary.spill_wanted() else {
-            self.spill = None;
+        let wanted = match &self.phase {
+            Phase::Spilling { files, .. } => files.front().cloned(),
+            Phase::Active => self.primary.spill_wanted(),
+            _ => None,
+        };
+        let Some(wanted) = wanted else {
+            if self.spill.take().is_some() {
+                self.primary.set_confirming(false);
+            }
             return Ok(false);
         };
         if self.spill.as_ref().is_none_or(|s| s.id != wanted.id) {
+            self.primary.set_confirming(false);
             self.spill = Some(SpillOut {
                 id: wanted.id,
                 at: 0,
                 ended: false,
+                taken: 0,
+                confirming: false,
             });
         }
         let out = self.spill.as_mut().expect("just put there");
@@ -1326,6 +1494,19 @@ impl Session {
             out.at += n as u64;
         }
         wire.flush()?;
+        let backlog = wire.backlog() as u64;
+        let taken = out.at.saturating_sub(backlog);
+        let confirming = out.ended && backlog == 0;
+        if taken > out.taken || confirming && !out.confirming {
+            out.taken = taken;
+            self.primary.spill_reached(out.id, taken);
+            // Its answer to the last heartbeat may be behind all this.
+            self.heard = self.primary.store.env().now();
+        }
+        if confirming && !out.confirming {
+            out.confirming = true;
+            self.primary.set_confirming(true);
+        }
         Ok(moved)
     }
 
@@ -1507,6 +1688,8 @@ impl Session {
     /// nobody waits for it: without progress for `SILENCE`, start anew.
     fn watch_lanes(&mut self, now: Duration) -> Result<()> {
         let acked = self.primary.acked.get();
+        let spill = self.spill.as_ref().map_or(0, |s| s.taken);
+        let reached = [acked, self.primary.handed(), spill];
         let waits = match self.phase {
             Phase::Active => acked < self.primary.last(),
             Phase::Opening { .. } | Phase::Starting { .. } => true,
@@ -1514,10 +1697,10 @@ impl Session {
         };
         // A mirror that says that it waits for a backup is neither stuck nor,
         // where its stalls are counted, to blame.
-        if !waits || acked != self.progress.1 || self.primary.is_held_back(now) {
-            self.progress = (now, acked);
+        if !waits || reached != self.progress.1 || self.primary.is_held_back(now) {
+            self.progress = (now, reached);
         } else if now - self.progress.0 > self.silence {
-            self.progress = (now, acked);
+            self.progress = (now, reached);
             return Err(Error::Protocol(format!(
                 "{}: nothing moved on the lanes for {:?}, LSN {acked} is acknowledged",
                 self.peer.name, self.silence

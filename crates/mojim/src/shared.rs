@@ -26,6 +26,7 @@ use crate::config::TrackerKind;
 use crate::env::File;
 use crate::error::{Context, Error, Result};
 use crate::os::available;
+use crate::places;
 use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip};
 use crate::track::{Marks, Tracker, unite};
 
@@ -261,6 +262,9 @@ impl Shared {
             true => Some(unsafe { attach_tracker(base, mapped, kind, None, o.fixed)? }),
             false => None,
         };
+        if !o.fixed {
+            places::add(base as usize, mapped);
+        }
         let id = self.add(Window {
             id: 0,
             at: o.offset as usize,
@@ -310,6 +314,7 @@ impl Shared {
         found.into_iter().for_each(|part| self.marks.add(part));
         drop(window.tracker);
         if let Some(base) = window.base {
+            places::release(base);
             // SAFETY: the window's mapping; the program gave it back.
             unsafe { rustix::mm::munmap(base as *mut _, window.len) }
                 .map_err(std::io::Error::from)

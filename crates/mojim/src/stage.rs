@@ -29,7 +29,9 @@ use mojim_format::catalog::valid_file_name;
 use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopySums};
 use mojim_format::{Catalog, CatalogEntry};
 
-use crate::area::{MAX_CATALOG, REMOVAL_NOTE, RENAME_NOTE, make_dirs, noted_names, replace_file};
+use crate::area::{
+    MAX_CATALOG, REMOVAL_NOTE, RENAME_NOTE, is_gone, make_dirs, noted_names, replace_file,
+};
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
 use crate::pass::{WINDOW, sum};
@@ -176,23 +178,33 @@ impl Stage {
         // What stands in its way is better found now than when the present
         // copy is half replaced.
         let to = self.dir.join(&entry.name);
-        if let Some(parent) = to.parent() {
-            make_dirs(&*self.env, parent, &self.dir)?;
-        }
         let how = OpenHow {
             create: false,
             write: true,
             durable: false,
         };
-        match self.env.open(&to, how) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io(
-                    format!("{} is in the way of a file of the volume", to.display()),
-                    &e,
-                ));
-            }
-            _ => {}
-        }
+        let ours = |name: &str| self.old.values().any(|o| o == name);
+        let above = |a: &Path| a.to_str().is_some_and(ours);
+        let clear = match self.env.open(&to, how) {
+            Ok(_) => Ok(()),
+            Err(e) => match e.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                // A file of the present copy goes, before this one comes.
+                std::io::ErrorKind::NotADirectory
+                    if Path::new(&entry.name).ancestors().skip(1).any(above) =>
+                {
+                    Ok(())
+                }
+                std::io::ErrorKind::IsADirectory => {
+                    let inside = self.env.list(&to).context(|| to.display().to_string())?;
+                    let all = inside.iter().map(|p| Path::new(&entry.name).join(p));
+                    let mut all = all.map(|p| p.to_str().is_some_and(ours));
+                    if all.all(|ours| ours) { Ok(()) } else { Err(e) }
+                }
+                _ => Err(e),
+            },
+        };
+        clear.context(|| format!("{} is in the way of a file of the volume", to.display()))?;
         let id = entry.id;
         let size = entry.size;
         let f = self.create(id)?;
@@ -515,7 +527,7 @@ fn read_catalog(env: &dyn Env, path: &Path) -> Result<Option<(Catalog, Vec<u8>)>
 
 fn size_of(env: &dyn Env, path: &Path) -> Result<Option<u64>> {
     match env.open(path, OpenHow::default()) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) if is_gone(&e) => Ok(None),
         r => r
             .and_then(|f| f.len())
             .map(Some)
@@ -562,7 +574,10 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
     let names: BTreeSet<&str> = c.files.iter().map(|f| f.name.as_str()).collect();
     let mut parents = BTreeSet::from([dir.to_owned(), dir.join(STAGED)]);
     for name in old.iter().filter(|n| !names.contains(n.as_str())) {
-        remove(env, &dir.join(name)).context(what)?;
+        match env.remove(&dir.join(name)) {
+            Err(e) if is_gone(&e) => {}
+            r => r.context(what)?,
+        }
         parents.extend(dir.join(name).parent().map(Path::to_owned));
     }
     for e in &c.files {
@@ -571,14 +586,22 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
             make_dirs(env, parent, dir)?;
             parents.insert(parent.to_owned());
         }
-        match env.rename(&staged(dir, e.id), &to) {
+        let from = staged(dir, e.id);
+        let moved = match env.rename(&from, &to) {
+            // What files of the old copy left.
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => env
+                .remove_empty_dirs(&to)
+                .and_then(|()| env.rename(&from, &to)),
+            r => r,
+        };
+        match moved {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             r => r.context(|| format!("renaming to {}", to.display()))?,
         }
     }
     for p in parents {
         match env.sync_dir(&p) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) if is_gone(&e) => {}
             r => r.context(|| format!("syncing {}", p.display()))?,
         }
     }

@@ -19,23 +19,24 @@
 //!   that would make something durable returns that error.
 
 use std::any::Any;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, RwLock, Weak};
 
-use mojim_format::superblock::MAX_HISTORY;
-use mojim_format::{Level, OpKind, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
+use mojim_format::superblock::{MAX_HISTORY, SUPERBLOCK_VERSION};
+use mojim_format::{FormatError, Level, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding};
 
-use crate::area::{Area, make_dirs, replace_file, spill_id, spill_path};
+use crate::area::{Area, make_dirs, named_spill, replace_file, spill_path};
 use crate::config::MediumKind;
 use crate::copy::Progress;
 use crate::env::{Env, File, OpenHow};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
-use crate::log::{Found, Live, Log, LogSpec, Survival};
+use crate::log::{Found, Known, Live, Log, LogSpec, Survival};
 use crate::stage::Stage;
+use crate::turns::Mutex;
 
 mod apply;
 mod hold;
@@ -90,10 +91,14 @@ impl StoreSpec {
 /// not yet a member: it may not go on alone, and the mirror may not be promoted.
 /// Everything acknowledged is persistent in its own log. No node can have this name.
 pub const JOINING: &str = "~";
+/// Bytes of a spill file that come in between two syncs.
+const SPILL_SYNC: u64 = 8 << 20;
 
 struct SuperblockFile {
     file: Arc<dyn File>,
     now: Superblock,
+    /// By a mutation: it is not durable yet.
+    late: bool,
 }
 
 /// One node's copy of a volume.
@@ -132,10 +137,24 @@ pub struct Store {
     /// Of the copy that is taken in or given, or was the last.
     pub progress: Progress,
     poison: OnceLock<Error>,
+    /// The committed sync point that could not be applied, by its last LSN.
+    unapplied: OnceLock<u64>,
     was_clean: bool,
     /// The last LSN known to have been acknowledged, if it is beyond the tail,
     /// and where its log ends early.
-    missing: OnceLock<(u64, PathBuf, u64)>,
+    missing: Mutex<Option<(u64, PathBuf, u64)>>,
+    /// Valid records stand behind one of the same log that cannot be read. Without:
+    /// a log ends before what another lane's tells of.
+    has_hole: AtomicBool,
+    /// The last LSN that the logs, or the data area, told when this copy was opened
+    /// to have been acknowledged; less where it was cut back or replaced since.
+    known: AtomicU64,
+    /// Spill files that are durable here, with their lengths: those that this process
+    /// synced, or synced again when it opened the copy.
+    spills: Mutex<BTreeMap<u64, u64>>,
+    /// The one that is coming in and not durable yet, and how many of its bytes were
+    /// written since it was last synced.
+    arriving: Mutex<Option<(u64, u64)>>,
     /// Test-only switches.
     pub mutations: Mutations,
     held: Mutex<Option<Box<dyn Any + Send + Sync>>>,
@@ -162,6 +181,17 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
         .chunks(SUPERBLOCK_LEN)
         .map(Superblock::decode)
         .collect();
+    let other = |s: &Result<_, FormatError>| match s {
+        Err(e @ FormatError::Version { .. }) => Some(e.to_string()),
+        _ => None,
+    };
+    // Also where the other slot can be read: what it says may be older.
+    if let Some(e) = slots.iter().find_map(other) {
+        return Err(Error::Config(format!(
+            "{}: {e}. A newer release of Mojim wrote it: open it with that one",
+            path.display()
+        )));
+    }
     let newest = slots.iter().flatten().max_by_key(|s| s.sequence).cloned();
     match newest {
         Some(s) => Ok(Some(s)),
@@ -229,6 +259,7 @@ impl Store {
             }
             None => {
                 let sb = Superblock {
+                    version: SUPERBLOCK_VERSION,
                     sequence: 1,
                     volume_id: 0,
                     promised: 0,
@@ -248,6 +279,8 @@ impl Store {
                     life: env.random(),
                     ring_lost: false,
                     awaits_copy: false,
+                    nonce: 0,
+                    nonce_before: 0,
                 };
                 let mut b = sb.encode().to_vec();
                 b.resize(2 * SUPERBLOCK_LEN, 0);
@@ -271,11 +304,11 @@ impl Store {
         // be on the medium.
         file.write_at(&sb.encode()[..], (sb.sequence % 2) * SUPERBLOCK_LEN as u64)
             .and_then(|()| file.sync())
-            .map_err(|e| Error::Poisoned(format!("superblock {}: {e}", sb_path.display())))?;
+            .map_err(|e| Error::poisoned(format!("superblock {}", sb_path.display()), &e))?;
 
         if sb.logs != 0 && sb.logs != hash {
             return Err(Error::Config(format!(
-                "volume {} on node {}: its logs were configured otherwise when it was last used and still hold records. Start it once with the old `log` and `connections`, end it cleanly, then change them",
+                "volume {} on node {}: its logs were configured otherwise when it was last used (or by another release's defaults) and still hold records. Start it once with the old `log` and `connections`, end it cleanly, then change them",
                 spec.volume, spec.node
             )));
         }
@@ -286,7 +319,12 @@ impl Store {
             lost = Some("the machine was restarted, and its log was in memory");
         }
         let was_clean = sb.logs == 0;
-        let closed = was_clean.then_some(sb.incarnation);
+        let known = |sb: &Superblock| Known {
+            incarnation: sb.incarnation,
+            nonce: sb.nonce,
+            or: sb.nonce_before,
+        };
+        let closed = was_clean.then(|| known(&sb));
         if was_clean {
             // Clean: whatever lies in the logs is from before.
             sb.starts = vec![0; spec.logs.len()];
@@ -318,7 +356,7 @@ impl Store {
                 }
             }
             let (log, survival) =
-                Log::open(env, l.clone(), align, sb.incarnation, sb.starts[i], closed)?;
+                Log::open(env, l.clone(), align, known(&sb), sb.starts[i], closed)?;
             if survival == Survival::Lost && sb.logs != 0 && lost.is_none() {
                 lost = Some("its log was in memory and is gone");
             }
@@ -339,6 +377,9 @@ impl Store {
             sb.life = env.random();
             if sb.view.mirror == sb.node {
                 sb.view.mirror.clear();
+            } else if sb.view.mirror.is_empty() && sb.view.primary == sb.node {
+                // It was alone: who comes with an older copy has more than this node.
+                sb.view.primary.clear();
             }
             sb.incarnation = env.random();
             sb.checkpoint = 0;
@@ -346,7 +387,7 @@ impl Store {
             sb.starts = vec![0; logs.len()];
             for (i, slot) in logs.iter_mut().enumerate() {
                 // The memory of the old incarnation is not known any more.
-                *slot = Log::open(env, spec.logs[i].clone(), align, sb.incarnation, 0, None)?;
+                *slot = Log::open(env, spec.logs[i].clone(), align, known(&sb), 0, None)?;
             }
         }
         if in_memory {
@@ -355,7 +396,7 @@ impl Store {
         sb.logs = hash;
         let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
         let level = logs[0].0.level();
-        let (logs, survivals): (Vec<Log>, Vec<Survival>) = logs.into_iter().unzip();
+        let logs: Vec<Log> = logs.into_iter().map(|(log, _)| log).collect();
         if let Some(lsn) = switching {
             // A crash came between; from here it is as if none had. Also for a
             // copy that is then discarded, so that the catalogue knows its files.
@@ -369,7 +410,17 @@ impl Store {
             }
             Err(e) => return Err(e),
         };
-        area.max_open = spec.max_open;
+        area.max_open = spec.max_open.min(env.most_open());
+        let disks = spec.logs.iter().filter(|l| l.medium == MediumKind::Disk);
+        let sizes = disks.map(|l| l.size).chain(area.files().map(|f| f.size));
+        let (largest, limit) = (sizes.max().unwrap_or(0), env.file_size_limit());
+        if largest > limit {
+            // A write beyond it would end the program by a signal.
+            return Err(Error::Config(format!(
+                "volume {} on node {}: its largest file or log has {largest} bytes, and this process may write {limit} (RLIMIT_FSIZE, `ulimit -f`); raise that limit",
+                spec.volume, spec.node
+            )));
+        }
         if in_memory && !was_clean && sb.state == State::Whole {
             // The checkpoints of a process that was killed synced nothing, and
             // no record will be applied again for what they let go.
@@ -381,6 +432,7 @@ impl Store {
             superblock: Mutex::new(SuperblockFile {
                 file,
                 now: sb.clone(),
+                late: false,
             }),
             history: RwLock::new(Arc::new(history)),
             area: Mutex::new(area),
@@ -402,13 +454,44 @@ impl Store {
             crowded: AtomicBool::new(false),
             progress: Progress::default(),
             poison: OnceLock::new(),
+            unapplied: OnceLock::new(),
             was_clean,
-            missing: OnceLock::new(),
+            missing: Mutex::default(),
+            has_hole: AtomicBool::new(false),
+            known: AtomicU64::new(sb.checkpoint),
+            spills: Mutex::default(),
+            arriving: Mutex::default(),
             mutations: Mutations::default(),
             logs,
             spec,
             held: Mutex::new(Some(held)),
         };
+        // A ring that is put back after another was used in its place has a nonce that
+        // the superblock does not know any more. Until all rings have the new one, one
+        // before counts too; so those that the last opening did not come to get that first.
+        for log in &store.logs {
+            log.renew(sb.nonce);
+        }
+        let kept = store.logs.iter().filter(|log| log.was_known()).count();
+        if sb.nonce == 0 && kept > 0 {
+            // Of a release that knew no nonces: zero cannot be the one before, so the
+            // rings get one that can.
+            let first = env.random();
+            store.update(|s| s.nonce_before = first)?;
+            for log in &store.logs {
+                log.renew(first);
+            }
+            sb.nonce = first;
+        }
+        sb.nonce_before = if kept > 0 { sb.nonce } else { 0 };
+        sb.nonce = env.random();
+        if was_clean {
+            // It needs no log, so its memory is known before the superblock counts on
+            // it: behind that, a crash in between would be the loss of a log in memory.
+            for log in &store.logs {
+                log.own(known(&sb));
+            }
+        }
         // Durable before anything is appended or applied: the log's identity
         // and, for a log in memory, the boot it belongs to.
         store.update(|s| {
@@ -418,26 +501,30 @@ impl Store {
             }
         })?;
         for log in &store.logs {
-            log.own(sb.incarnation);
+            log.own(known(&sb));
+        }
+        // From here on none has the one before; the next update says so. A ring that was not
+        // there now may come back with it: not after this.
+        lock(&store.superblock).now.nonce_before = 0;
+        if kept > 0 && kept < store.logs.len() {
+            store.update(|_| {})?;
         }
         store.live(Live::Applied).store(sb.checkpoint, SeqCst);
         store.live(Live::Limit).store(sb.checkpoint, SeqCst);
         if sb.state == State::Whole {
-            store.recover(&sb, &survivals)?;
+            store.recover(&sb)?;
         }
+        store.keep_named_spills()?;
         // Last, when what is here was seen to be right.
         Stage::clear(&**env, &store.spec.dir, &meta)?;
         Ok(store)
     }
 
-    fn recover(&self, sb: &Superblock, survivals: &[Survival]) -> Result<()> {
+    fn recover(&self, sb: &Superblock) -> Result<()> {
         let history = self.history();
         let mut all: Vec<Found> = Vec::new();
-        for (log, survival) in self.logs.iter().zip(survivals) {
+        for log in &self.logs {
             all.extend(log.recover(sb.volume_id, &history, sb.checkpoint));
-            if *survival == Survival::Medium {
-                log.assume_persisted();
-            }
         }
         all.sort_by_key(|f| f.lsn);
         let mut tail = sb.checkpoint;
@@ -462,19 +549,22 @@ impl Store {
             *a = Applier::at(starts, a.applied);
         }
         for log in &self.logs {
-            let known = all
-                .iter()
-                .map(|f| f.committed)
-                .chain([log.beyond(sb.volume_id, &history, sb.checkpoint)])
-                .max()
-                .unwrap_or(0);
-            if known > tail && self.missing.get().is_none_or(|(k, ..)| known > *k) {
+            let beyond = log.beyond(sb.volume_id, &history, sb.checkpoint);
+            if beyond > tail {
+                self.has_hole.store(true, Release);
+            }
+            let known = all.iter().map(|f| f.committed).chain([beyond]);
+            let known = known.max().unwrap_or(0);
+            self.known.fetch_max(known, AcqRel);
+            let mut missing = lock(&self.missing);
+            if known > tail && missing.as_ref().is_none_or(|(k, ..)| known > *k) {
                 let at = log.head() % log.size();
-                let _ = self.missing.set((known, log.path().to_owned(), at));
+                *missing = Some((known, log.path().to_owned(), at));
             }
         }
         // What only the memory of a killed process had counts as persistent
-        // from now on, so it has to be.
+        // from now on, so it has to be. So has what was read from the medium: a
+        // write that failed, or that was cut off, may lie in a cache of the disk's.
         self.persist_all()?;
         if all.is_empty() {
             lock(&self.area).check_sizes()?;
@@ -485,33 +575,63 @@ impl Store {
     /// Whether no record that was acknowledged is missing from this copy, as
     /// far as its logs tell: for a primary that has no other copy to ask.
     pub fn is_complete(&self) -> bool {
-        self.missing.get().is_none()
+        lock(&self.missing).is_none()
     }
 
     /// The last LSN that its logs tell was acknowledged, though it was not
     /// found in them.
     pub fn known_missing(&self) -> Option<u64> {
-        self.missing.get().map(|m| m.0)
+        lock(&self.missing).as_ref().map(|m| m.0)
     }
 
-    /// The same, as an error.
-    pub fn check_complete(&self) -> Result<()> {
-        let Some((known, path, at)) = self.missing.get() else {
+    /// Whether what is missing is known by a damaged log, and not only by lanes that
+    /// end at different LSNs.
+    pub fn has_hole(&self) -> bool {
+        self.has_hole.load(Acquire)
+    }
+
+    /// The last LSN that is known here to have been acknowledged, in this copy's
+    /// history, whether it is here or not.
+    pub fn known_acknowledged(&self) -> u64 {
+        self.known.load(Acquire)
+    }
+
+    /// Fails where less than what is known to have been acknowledged is here, of
+    /// which everything up to `tail` is.
+    pub fn check_complete_at(&self, tail: u64) -> Result<()> {
+        let missing = lock(&self.missing).clone();
+        let Some((known, path, at)) = missing.filter(|m| m.0 > tail) else {
             return Ok(());
         };
-        // What was read from the damaged log must not outlive this.
-        for log in &self.logs {
-            log.remove_ring();
-        }
+        let why = match self.has_hole.load(Acquire) {
+            true => format!("the record at byte {at} of the log is damaged"),
+            false => format!("the log ends too early, at byte {at} or in another lane"),
+        };
         Err(Error::Damaged {
-            path: path.clone(),
+            path,
             what: format!(
-                "the record at byte {at} of the log is damaged: sync points up to LSN {known} were acknowledged, LSN {} is the last that can be read. Restore the log, or give the others up with `mojim promote --force --volume {} --name {}`",
-                self.tail(),
-                self.spec.volume,
-                self.spec.node
+                "{why}: sync points up to LSN {known} were acknowledged, LSN {tail} is the last that can be read. Restore the log, or give the others up with `mojim promote --force --volume {} --name {}`",
+                self.spec.volume, self.spec.node
             ),
         })
+    }
+
+    /// The same of what was found in the logs, by whoever has just opened them.
+    pub fn check_complete(&self) -> Result<()> {
+        let found = self.check_complete_at(self.tail());
+        if found.is_err() {
+            // What was read from the damaged log must not outlive this.
+            for log in &self.logs {
+                log.remove_ring();
+            }
+        }
+        found
+    }
+
+    /// What lies beyond `keep` is given up: it is not missing any more.
+    fn forget_beyond(&self, keep: u64) {
+        self.known.fetch_min(keep, AcqRel);
+        lock(&self.missing).take_if(|m| m.0 > keep);
     }
 
     /// This node's surroundings.
@@ -595,6 +715,24 @@ impl Store {
         lock(&self.area)
     }
 
+    /// The name and size of the largest file.
+    pub fn largest_file(&self) -> Option<(String, u64)> {
+        let area = self.area();
+        let largest = area.files().max_by_key(|f| f.size);
+        largest.map(|f| (f.name.clone(), f.size))
+    }
+
+    /// The last LSN of the committed sync point whose application failed: who opens
+    /// this copy again applies it before anything more is acknowledged.
+    pub fn unapplied(&self) -> Option<u64> {
+        self.unapplied.get().copied()
+    }
+
+    /// The sync point that ends there could not be applied.
+    pub fn note_unapplied(&self, lsn: u64) {
+        let _ = self.unapplied.set(lsn);
+    }
+
     /// The error that poisoned this store, if one did.
     pub fn poisoned(&self) -> Option<&Error> {
         self.poison.get()
@@ -617,32 +755,42 @@ impl Store {
                 if self.mutations.ignore_failed_sync.load(Relaxed) {
                     return Err(e);
                 }
-                let e = match e {
-                    Error::Poisoned(t) => Error::Poisoned(t),
-                    other => Error::Poisoned(other.to_string()),
-                };
-                Err(self.poison.get_or_init(|| e).clone())
+                Err(self.poison.get_or_init(|| e.into_poison()).clone())
             }
         }
     }
 
     /// Changes the superblock durably.
     pub fn update(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
+        self.write_superblock(change, true)
+    }
+
+    /// The same; not `durable`: a mutation, it is only written, and durable before the
+    /// next one is.
+    pub(super) fn write_superblock(
+        &self,
+        change: impl FnOnce(&mut Superblock),
+        durable: bool,
+    ) -> Result<()> {
         self.check()?;
         let mut s = lock(&self.superblock);
+        if s.late {
+            let synced = s.file.sync();
+            self.fail(synced.map_err(|e| Error::poisoned("the superblock before", &e)))?;
+        }
+        s.late = !durable;
         let mut new = s.now.clone();
         change(&mut new);
         new.sequence = s.now.sequence + 1;
+        new.version = SUPERBLOCK_VERSION;
         let at = (new.sequence % 2) * SUPERBLOCK_LEN as u64;
         let wrote = s
             .file
             .write_at(&new.encode()[..], at)
-            .and_then(|()| s.file.sync())
+            .and_then(|()| if durable { s.file.sync() } else { Ok(()) })
             .map_err(|e| {
-                Error::Poisoned(format!(
-                    "superblock {}: {e}",
-                    self.spec.meta.join("superblock").display()
-                ))
+                let path = self.spec.meta.join("superblock");
+                Error::poisoned(format!("superblock {}", path.display()), &e)
             });
         if wrote.is_err() && self.mutations.ignore_failed_sync.load(Relaxed) {
             s.now = new;
@@ -764,7 +912,8 @@ impl Store {
 
     /// Promises not to accept anything of an epoch below `epoch` any more.
     pub fn promise(&self, epoch: u64) -> Result<()> {
-        self.update(|s| s.promised = s.promised.max(epoch))
+        let durable = !self.mutations.promise_early.load(Relaxed);
+        self.write_superblock(|s| s.promised = s.promised.max(epoch), durable)
     }
 
     /// Drops every record above `keep` from the logs' heads. The caller sees
@@ -793,6 +942,7 @@ impl Store {
         }
         self.tail.store(keep, Release);
         self.shown.fetch_min(keep, AcqRel);
+        self.forget_beyond(keep);
         Ok(())
     }
 
@@ -835,28 +985,35 @@ impl Store {
         self.logs[0].live(what)
     }
 
-    /// Removes a spill file that no record names.
+    /// Removes a spill file that no record needs.
     pub fn remove_spill(&self, id: u64) {
+        lock(&self.spills).remove(&id);
         // Left behind, it only costs space until the next start.
         let _ = self.env.remove(&spill_path(&self.spec.meta, id));
     }
 
-    /// Removes spill files that no record in the logs names.
-    pub fn remove_stray_spills(&self) {
-        let mut named = BTreeSet::new();
+    /// The spill files that records in the logs name, with their lengths.
+    fn named_spills(&self) -> BTreeMap<u64, u64> {
+        let mut named = BTreeMap::new();
         for log in &self.logs {
             let mut at = log.start();
             while let Some((r, _, next)) = log.record(at) {
-                for (op, payload) in r.ops() {
-                    if op.kind == OpKind::Spill
-                        && let Ok(id) = spill_id(payload)
-                    {
-                        named.insert(id);
-                    }
+                if let Ok(Some((id, len))) = named_spill(&r) {
+                    named.insert(id, len);
                 }
                 at = next;
             }
         }
+        named
+    }
+
+    /// Removes spill files that no record in the logs names: the primary sends
+    /// one again, ahead of its record, in whichever session that record comes.
+    pub fn remove_stray_spills(&self) {
+        self.remove_spills_but(&self.named_spills());
+    }
+
+    fn remove_spills_but(&self, named: &BTreeMap<u64, u64>) {
         let Ok(names) = self.env.list(&self.spec.meta) else {
             return;
         };
@@ -865,13 +1022,105 @@ impl Store {
                 .to_str()
                 .and_then(|n| n.strip_prefix("spill."))
                 .and_then(|n| n.parse::<u64>().ok());
-            if let Some(id) = id.filter(|id| !named.contains(id)) {
+            if let Some(id) = id.filter(|id| !named.contains_key(id)) {
                 self.remove_spill(id);
             }
         }
     }
 
-    /// Opens a spill file for writing, empty.
+    /// At the start: strays go, the others count as durable once they are synced
+    /// again. What is there of one that arrived in part and was never synced is
+    /// named by no record.
+    fn keep_named_spills(&self) -> Result<()> {
+        let named = self.named_spills();
+        self.remove_spills_but(&named);
+        for id in named.into_keys() {
+            let path = spill_path(&self.spec.meta, id);
+            match self.env.open(&path, OpenHow::default()) {
+                // Who applies its record says so; one that is applied needs it no more.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                f => drop(f.context(|| format!("opening {}", path.display()))?),
+            }
+            self.sync_spill(id)?;
+        }
+        Ok(())
+    }
+
+    /// All pieces of a spill file are here: makes it durable, name included, so
+    /// that a record may name it.
+    pub fn sync_spill(&self, id: u64) -> Result<()> {
+        if lock(&self.spills).contains_key(&id) {
+            return Ok(());
+        }
+        let file = self.spill_file(id)?;
+        let skipped = self.mutations.spill_unsynced.load(Relaxed);
+        let synced = match skipped {
+            true => file.len(),
+            false => file
+                .sync()
+                .and_then(|()| self.env.sync_dir(&self.spec.meta))
+                .and_then(|()| file.len()),
+        };
+        let len = self.spill_synced(id, synced)?;
+        // Nobody's any more only when its record is gone.
+        lock(&self.arriving).take_if(|(arriving, _)| *arriving == id);
+        lock(&self.spills).insert(id, len);
+        Ok(())
+    }
+
+    fn spill_synced<T>(&self, id: u64, r: std::io::Result<T>) -> Result<T> {
+        self.fail(r.map_err(|e| {
+            let path = spill_path(&self.spec.meta, id);
+            Error::Poisoned(format!("spill file {}: {e}", path.display()))
+        }))
+    }
+
+    /// Bytes of a spill file, as they come. Of one that is durable here already
+    /// nothing is written again.
+    ///
+    /// Files come one after the other, each from its beginning in each session: one
+    /// that is not durable when the next one comes is nobody's.
+    pub fn write_spill(&self, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        if lock(&self.spills).contains_key(&id) {
+            return Ok(());
+        }
+        let had = lock(&self.arriving).filter(|(arriving, _)| *arriving == id);
+        if had.is_none() {
+            self.forget_arriving();
+            *lock(&self.arriving) = Some((id, 0));
+        }
+        let file = self.spill_file(id)?;
+        if let Err(e) = file.write_at(bytes, offset) {
+            // What is here of it is in the way of what there may be room for.
+            drop(file);
+            self.forget_arriving();
+            return Err(Error::io("writing a spill file", &e));
+        }
+        let mut unsynced = had.map_or(0, |(_, n)| n) + bytes.len() as u64;
+        // In parts, so that the last sync, with which nothing moves, is short.
+        if unsynced >= SPILL_SYNC && !self.mutations.spill_unsynced.load(Relaxed) {
+            self.spill_synced(id, file.sync())?;
+            unsynced = 0;
+        }
+        *lock(&self.arriving) = Some((id, unsynced));
+        Ok(())
+    }
+
+    /// Removes the spill file that began to come in and never became durable: no
+    /// record can name it.
+    pub fn forget_arriving(&self) {
+        let arriving = lock(&self.arriving).take();
+        if let Some((id, _)) = arriving {
+            self.remove_spill(id);
+        }
+    }
+
+    /// The bytes of a spill file that is durable here.
+    pub fn durable_spill(&self, id: u64) -> Option<u64> {
+        lock(&self.spills).get(&id).copied()
+    }
+
+    /// Opens a spill file for writing, and makes it if it is not there.
     pub fn spill_file(&self, id: u64) -> Result<Arc<dyn File>> {
         let path = spill_path(&self.spec.meta, id);
         let how = OpenHow {
@@ -882,6 +1131,14 @@ impl Store {
         self.env
             .open(&path, how)
             .context(|| format!("spill file {}", path.display()))
+    }
+
+    /// Opens a spill file that a record in the logs names, for reading.
+    pub fn open_spill(&self, id: u64) -> Result<Arc<dyn File>> {
+        let path = spill_path(&self.spec.meta, id);
+        self.env
+            .open(&path, OpenHow::default())
+            .context(|| format!("opening spill file {}", path.display()))
     }
 
     /// Everything up to the head of each lane made persistent.
@@ -945,5 +1202,71 @@ impl Store {
     /// Whether it had been closed cleanly when it was opened.
     pub fn was_clean(&self) -> bool {
         self.was_clean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::MediumKind;
+
+    /// A mirror kept every spill file whose primary had given up, to its next start:
+    /// each try of one large sync point left a whole file, until the disk was full.
+    /// What it has confirmed stays: the record that names it may be on its way.
+    #[test]
+    fn a_spill_file_that_never_became_durable_goes_when_another_comes() {
+        let dir = std::env::temp_dir().join(format!("mojim-spills-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let env: Arc<dyn Env> = Arc::new(crate::os::Os::new().unwrap());
+        let log = LogSpec {
+            lane: 0,
+            medium: MediumKind::Dram,
+            path: dir.join("log"),
+            ring: dir.join("ring"),
+            size: 64 << 10,
+        };
+        let spec = StoreSpec {
+            cluster: "c".into(),
+            volume: "v".into(),
+            node: "b".into(),
+            dir: dir.join("data"),
+            meta: dir.join("meta"),
+            logs: vec![log],
+            rank: 1,
+            holders: 2,
+            max_open: 16,
+            copy_streams: 1,
+        };
+        let store = Store::open(&env, spec).unwrap();
+        let there = |id| spill_path(&store.spec.meta, id).exists();
+        let piece = [7; 4096];
+        let write = |id, at| store.write_spill(id, at, &piece);
+        write(1, 0).unwrap();
+        store.sync_spill(1).unwrap();
+        // Its primary gives up, and tries again.
+        write(2, 0).unwrap();
+        write(2, 4096).unwrap();
+        write(3, 0).unwrap();
+        assert_eq!([1, 2, 3].map(there), [true, false, true]);
+        // A piece that has no place (no file is that long).
+        let too_far = i64::MAX as u64 - 100;
+        write(3, too_far).unwrap_err();
+        assert_eq!([1, 3].map(there), [true, false]);
+        store.check().unwrap();
+        // A link that ended, and another session.
+        write(3, 0).unwrap();
+        store.forget_arriving();
+        write(3, 0).unwrap();
+        write(3, 4096).unwrap();
+        store.sync_spill(3).unwrap();
+        // Of one that is durable nothing is written again.
+        write(1, too_far).unwrap();
+        write(4, 0).unwrap();
+        store.forget_arriving();
+        assert_eq!([1, 3, 4].map(there), [true, true, false]);
+        assert_eq!(store.durable_spill(3), Some(8192));
+        drop(store);
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -333,7 +333,7 @@ impl StreamIn {
     fn refuse(&mut self, e: &Error) {
         let code = match e {
             Error::Protocol(_) => RefuseCode::Protocol,
-            Error::Io { .. } | Error::Poisoned(_) => RefuseCode::Poisoned,
+            Error::Io { .. } | Error::Poisoned(_) | Error::Full(_) => RefuseCode::Poisoned,
             _ => return self.wire.conn.close(),
         };
         self.store.stream_fails(self.copy, e);

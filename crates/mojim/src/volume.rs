@@ -18,10 +18,14 @@ use std::time::Duration;
 
 use mojim_format::certificate::Subject;
 use mojim_format::{Level, State, View};
+use serde_json::json;
 
 use crate::claim::Claim;
+use crate::client::Client;
 use crate::committed;
-use crate::config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig, Working};
+use crate::config::{
+    Config, Failover, Fallback, MediumKind, Mode, Node, Volume as VolumeConfig, Working,
+};
 use crate::env::{Address, Env};
 use crate::error::{Context, Error, Result};
 use crate::event::Event;
@@ -29,9 +33,10 @@ use crate::fork::{check_fork, is_other_process, watch_forks};
 use crate::forward;
 use crate::holders::{self, Holders, Peer};
 use crate::layout;
-use crate::os::{Os, SignalsWait};
+use crate::os::{Os, SignalsWait, trust};
 use crate::outflow::Source;
 use crate::primary::{Pace, Primary};
+use crate::rings;
 use crate::session::Session;
 use crate::share::{Guest, guest};
 use crate::store::{AT_ONCE, Store, read_superblock};
@@ -55,6 +60,9 @@ pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
 use windows::SharedCopies;
 pub use windows::{describe, is_region, unmap};
 
+/// How long a program waits for a daemon that brings the mirror up to date to give way.
+const GIVES_WAY: Duration = Duration::from_secs(30);
+
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
 
@@ -64,6 +72,9 @@ const LATE: u32 = 1000;
 
 /// How long a process waits for one that holds a volume to share it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long a backup's answer is waited for.
+const BACKUP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the bytes of a sync point are (X11).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -196,6 +207,48 @@ impl Volume {
         Volume::attach_over(config, node, volume, |os| Arc::new(os), progress)
     }
 
+    /// The same for a node's daemon, which brings the mirror up to date where no program
+    /// does: it never begins alone what was not alone, shares nothing, and ends with
+    /// `Busy` as soon as `gives_way` says so.
+    pub(crate) fn attach_to_heal(
+        config: &Config,
+        node: &str,
+        volume: &str,
+        gives_way: &dyn Fn() -> bool,
+    ) -> Result<Volume> {
+        let mut config = config.clone();
+        if let Some(v) = config.volumes.get_mut(volume) {
+            v.working = Working::Private;
+        }
+        let over = |os| -> Arc<dyn Env> { Arc::new(os) };
+        Volume::attach_as(
+            &config,
+            node,
+            Some(volume),
+            over,
+            |_, _| {},
+            Some(gives_way),
+        )
+    }
+
+    /// Whether the mirror follows and has everything.
+    pub(crate) fn is_level(&self) -> bool {
+        let p = &self.0.primary;
+        let view = p.store.superblock().view;
+        p.link_up.load(Acquire) && view.mirror == p.mirror() && p.acked.get() >= p.last()
+    }
+
+    /// What the mirror has; grows while it is brought up to date.
+    pub(crate) fn mirror_has(&self) -> u64 {
+        let p = &self.0.primary;
+        let moved = p
+            .store
+            .progress
+            .get(self.0.env.now())
+            .map_or(0, |c| c.moved);
+        p.acked.get().wrapping_add(moved)
+    }
+
     /// The same over an environment that is made of this machine's: for tests
     /// of what a machine may do.
     #[doc(hidden)]
@@ -204,7 +257,18 @@ impl Volume {
         node: &str,
         volume: Option<&str>,
         over: impl FnOnce(Os) -> Arc<dyn Env>,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Volume> {
+        Volume::attach_as(config, node, volume, over, progress, None)
+    }
+
+    fn attach_as(
+        config: &Config,
+        node: &str,
+        volume: Option<&str>,
+        over: impl FnOnce(Os) -> Arc<dyn Env>,
         mut progress: impl FnMut(u64, u64),
+        gives_way: Option<&dyn Fn() -> bool>,
     ) -> Result<Volume> {
         check_fork()?;
         watch_forks();
@@ -228,7 +292,7 @@ impl Volume {
             .map(|sb| sb.view)
             .unwrap_or_default();
         Self::check_primary(&node, &volume, &view)?;
-        let store = Self::open_store(config, &node, &volume, &env)?;
+        let store = Self::open_store(config, &node, &volume, &env, gives_way.is_none())?;
         let sb = store.superblock();
         Self::check_primary(&node, &volume, &sb.view)?;
         if sb.state == State::Whole && store.poisoned().is_none() {
@@ -259,7 +323,8 @@ impl Volume {
                         s = s.leased();
                     }
                 }
-                Self::wait_attached(&mut s, &primary, config, &volume, &mut progress)?;
+                let heard = &mut progress;
+                Self::wait_attached(&mut s, &primary, config, &volume, heard, gives_way)?;
                 Some(s)
             }
         };
@@ -313,18 +378,41 @@ impl Volume {
     }
 
     /// A node daemon holds the lock for a moment while it looks after the
-    /// ring of a program that died.
+    /// ring of a program that died, and for longer while it brings the mirror up to
+    /// date; then it is asked to give way.
     fn open_store(
         config: &Config,
         node: &Node,
         volume: &VolumeConfig,
         env: &Arc<dyn Env>,
+        is_program: bool,
     ) -> Result<Store> {
         let start = env.now();
+        let mut patience = Duration::from_secs(1);
+        let heals = || {
+            let daemon = Address::Unix(layout::socket(node));
+            let q = json!({
+                "what": "give-way", "cluster": config.cluster, "volume": volume.name,
+            });
+            let answer = Client::connect(env, &daemon, Duration::from_secs(1));
+            answer.and_then(|mut c| c.ask(&q)).is_ok_and(|a| a == true)
+        };
+        let dirs = layout::own_dirs(node, &volume.name);
+        let check = || trust::check(&dirs).context(|| format!("volume {}", volume.name));
+        check()?;
+        rings::note(config, node)?;
         loop {
             match Store::open(env, layout::store(config, node, volume)) {
+                // Also of those that were made just now.
+                Ok(store) => return check().map(|()| store),
                 Err(Error::Busy(e)) => {
-                    if env.now() - start > Duration::from_secs(1) {
+                    if !is_program {
+                        return Err(Error::Busy(e));
+                    }
+                    if patience < GIVES_WAY && heals() {
+                        patience = GIVES_WAY;
+                    }
+                    if env.now() - start > patience {
                         return Err(Error::Busy(format!(
                             "{e}; only one process can be attached as primary"
                         )));
@@ -342,6 +430,7 @@ impl Volume {
         config: &Config,
         volume: &VolumeConfig,
         progress: &mut impl FnMut(u64, u64),
+        gives_way: Option<&dyn Fn() -> bool>,
     ) -> Result<()> {
         let env = primary.store.env().clone();
         let sb = primary.store.superblock();
@@ -366,6 +455,7 @@ impl Volume {
         let patience = limit + VIEW_TIMEOUT * 2;
         let mut since = env.now();
         let mut copied = 0;
+        let mut spilled = primary.spilled();
         // They end with their copy, also where this is given up.
         let mut streams = StreamThreads::default();
         while !primary.ready.load(Acquire) {
@@ -378,6 +468,9 @@ impl Volume {
                 return Err(e.clone());
             }
             primary.store.check()?;
+            if gives_way.is_some_and(|says| says()) {
+                return Err(Error::Busy("a program is about to attach".into()));
+            }
             let now = env.now();
             if let Some(c) = primary.store.progress.get(now)
                 && c.running
@@ -387,6 +480,11 @@ impl Volume {
                 progress(c.done, c.total);
                 since = now;
             }
+            // Spill files go ahead of the records that name them.
+            if std::mem::replace(&mut spilled, primary.spilled()) != spilled {
+                since = now;
+            }
+            let limit = primary.standstill(limit);
             // One that has begun goes on by itself, alone if need be.
             if now - since > limit && !s.is_active() && s.is_attaching() && !s.is_asking() {
                 let mut unknown = None;
@@ -398,7 +496,7 @@ impl Volume {
                         false
                     }
                 };
-                if may_go_alone {
+                if may_go_alone && gives_way.is_none() {
                     primary.store.check_complete()?;
                     match s.go_alone() {
                         // The register did not answer, or changed meanwhile.
@@ -502,7 +600,8 @@ impl Volume {
         self.0.settle(self.0.primary.committed())
     }
 
-    /// Which node has `lsn`, and how safe it is there.
+    /// Which node has `lsn`, and how safe it is there: this node, the mirror, and the
+    /// backups. Each backup is asked, for at most a second.
     pub fn copies(&self, lsn: u64) -> Vec<CopyReport> {
         let (own, mirror) = self.0.primary.copies(lsn);
         let mut out = vec![CopyReport {
@@ -515,6 +614,14 @@ impl Volume {
                 node: name,
                 level: mirror,
             });
+        }
+        for node in &self.0.volume.backups {
+            if out.iter().all(|c| c.node != *node) {
+                out.push(CopyReport {
+                    node: node.clone(),
+                    level: self.0.level_on(node, lsn),
+                });
+            }
         }
         out
     }
@@ -567,6 +674,7 @@ impl Volume {
             Err(e) if unmap => return Err(e),
             settled => done = done.and(settled),
         }
+        inner.apply_now();
         let mine = inner.windows();
         for m in mine.iter().filter(|m| !m.window.atomic) {
             let mut range = m.all();
@@ -592,6 +700,37 @@ impl Volume {
 }
 
 impl Inner {
+    /// How safe `lsn` is on a backup, by what that node says of itself now.
+    fn level_on(&self, name: &str, lsn: u64) -> Option<Level> {
+        let node = self.config.nodes.get(name)?;
+        let question = json!({
+            "what": "status", "cluster": self.config.cluster, "volume": self.volume.name,
+            "register": false,
+        });
+        let to = Address::Tcp(node.address);
+        let mut c = Client::connect(&self.env, &to, BACKUP_PATIENCE).ok()?;
+        let answer = c.ask(&question).ok()?;
+        let mut all = answer["volumes"].as_array()?.iter();
+        let said = all.find(|v| v["volume"] == *self.volume.name)?;
+        let reaches = |key: &str| said[key].as_u64().is_some_and(|l| l >= lsn);
+        let follows = said["state"] == "whole"
+            && said.get("error").is_none()
+            && said["epoch"] == self.primary.epoch();
+        if !follows || !reaches("last_lsn") {
+            return None;
+        }
+        let durable =
+            reaches("checkpoint") || reaches("persisted") || said["level"] == "persistent";
+        let medium = layout::logs(&self.config, node, &self.volume)
+            .first()?
+            .medium;
+        Some(match medium {
+            MediumKind::Disk if durable => Level::Disk,
+            MediumKind::Pmem if durable => Level::Pmem,
+            _ => Level::Received,
+        })
+    }
+
     /// All regions of a file, as parts of a sync point.
     fn parts_of(&self, file: &str) -> Result<Vec<Part>> {
         let mut names = self.names()?;
@@ -889,6 +1028,23 @@ impl Inner {
             self.primary.wait(lsn, 0)?;
         }
         Ok(())
+    }
+
+    /// Has the data files show what is committed, as far as that goes at once: a page
+    /// of which records wait cannot be compared, and would be sent whole.
+    fn apply_now(&self) {
+        let p = &self.primary;
+        // Who cannot, says so with the sync point that follows.
+        let persisted = (0..p.lanes.len()).try_for_each(|lane| p.persist_wait(lane));
+        // What others commit meanwhile, at a program's end without end, is not waited for.
+        let limit = p.apply_limit();
+        let mut before = None;
+        while persisted.is_ok() && before != Some(p.store.applied()) {
+            before = Some(p.store.applied());
+            if p.store.apply(limit, AT_ONCE).is_err() {
+                return;
+            }
+        }
     }
 
     /// Waits until the data files show every record up to `lsn`, which is

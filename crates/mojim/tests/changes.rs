@@ -1092,3 +1092,47 @@ fn what_an_exact_sync_point_commits_no_spilled_one_undoes() {
     }
     v.detach().unwrap();
 }
+
+/// A file that somebody has put into the directory is taken in by pieces: of a sparse one
+/// only what is there. One of 8 TiB ended the program, which asked for that much memory.
+#[test]
+fn a_sparse_file_is_taken_in_by_what_it_has() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let dir = Dir::new("sparse");
+    let config = config(&dir.0, "auto", "");
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    // Few bytes go in a record, more of them by a spill file.
+    for (name, bytes) in [("few", 100usize), ("many", 3 << 20), ("none", 0)] {
+        let path = v.directory().join(name);
+        let f = std::fs::File::create_new(&path).unwrap();
+        let sizes = [8u64 << 40, 1 << 40, 1 << 30];
+        let size = sizes.into_iter().find(|s| f.set_len(*s).is_ok()).unwrap();
+        let mut next = random(bytes as u64);
+        let data: Vec<u8> = (0..bytes).map(|_| next(256) as u8).collect();
+        let places = [0, size / 3 + 17, size - bytes as u64];
+        places
+            .iter()
+            .for_each(|at| f.write_all_at(&data, *at).unwrap());
+        drop(f);
+        assert_eq!(v.size(name).unwrap(), None);
+        v.truncate(name, size).unwrap();
+        assert_eq!(v.size(name).unwrap(), Some(size));
+        v.settle().unwrap();
+        let f = std::fs::File::open(&path).unwrap();
+        let meta = f.metadata().unwrap();
+        assert_eq!(meta.len(), size);
+        assert!(meta.blocks() * 512 < 16 << 20, "{} blocks", meta.blocks());
+        for at in places {
+            let mut got = vec![0; bytes];
+            f.read_exact_at(&mut got, at).unwrap();
+            assert!(got == data, "{name} at {at}");
+        }
+        let mut beside = [1; 8];
+        f.read_exact_at(&mut beside, size / 3 + 9).unwrap();
+        assert_eq!(beside, [0; 8]);
+    }
+    v.detach().unwrap();
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    assert!(v.size("many").unwrap().is_some());
+    v.detach().unwrap();
+}

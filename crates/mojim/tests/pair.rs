@@ -164,6 +164,23 @@ fn sync_flush() {
     both("sync-flush", "tcp", 1);
 }
 
+/// The node that comes back with an empty disk knows no epoch; the copy that it
+/// takes has some.
+#[test]
+fn an_empty_primary_takes_its_mirrors_copy_in_its_first_epoch() {
+    let place = Place::new("empty-primary");
+    let c = place.config("sync", "tcp", 1);
+    let b = Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap_or_else(|e| panic!("{e}"));
+    let v = attach(&c, "a");
+    work(&v, 3);
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    std::fs::remove_dir_all(place.dir.join("a")).unwrap();
+    let v = attach(&c, "a");
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    assert!(place.bytes("a", "log") == expected(3));
+    b.stop();
+}
+
 /// Without its mirror nothing is committed: a sync point whose call did not wait
 /// is the error of each that does, and nothing is rolled back, since nobody knows
 /// to what. When the mirror is back all of it is there.
@@ -328,4 +345,153 @@ fn an_end_while_a_size_is_in_doubt_begins_what_is_in_no_doubt() {
         let bytes = place.bytes(node, "f");
         assert_eq!((bytes.len(), bytes[500_000]), (1 << 20, 7), "{node}");
     }
+}
+
+/// Waits until the mirror has acknowledged `lsn`.
+fn caught_up(v: &Volume, lsn: u64) {
+    let has = || {
+        v.copies(lsn)
+            .iter()
+            .any(|c| c.node == "b" && c.level.is_some())
+    };
+    for _ in 0..6000 {
+        if has() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("the mirror never has LSN {lsn}: {:?}", v.copies(lsn));
+}
+
+/// Where a sync point is: a backup is named too, also where it is away.
+#[test]
+fn backups_are_named_among_the_copies() {
+    let place = Place::new("copies");
+    let port = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let ports = [port(), port(), port()];
+    let mut text = String::from(
+        "cluster = \"test\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\nbackups = [\"c\"]\nfailover = \"manual\"\n",
+    );
+    for (name, port) in ["a", "b", "c"].iter().zip(&ports) {
+        text += &format!(
+            "[node.{name}]\naddress = \"{}\"\ndirectory = \"{}/{name}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = \"4MiB\" }}\n",
+            port.local_addr().unwrap(),
+            place.dir.display(),
+            place.shm.display(),
+        );
+    }
+    drop(ports);
+    let config = Config::parse(&text, Path::new("test.toml")).unwrap();
+    let start =
+        |n: &'static str| Node::start(&config, n, None, move |t| eprintln!("{n}: {t}")).unwrap();
+    let (b, c) = (start("b"), start("c"));
+    let v = attach(&config, "a");
+    v.map("f", 4096, CREATE).unwrap();
+    let lsn = v.fsync("f").unwrap();
+    let levels = |v: &Volume| -> Vec<(String, Option<mojim::Level>)> {
+        let all = v.copies(lsn).into_iter();
+        all.map(|c| (c.node, c.level)).collect()
+    };
+    for _ in 0..6000 {
+        if levels(&v)[2].1 == Some(mojim::Level::Disk) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let all = levels(&v);
+    assert_eq!(all[2], ("c".into(), Some(mojim::Level::Disk)), "{all:?}");
+    assert_eq!((&all[0].0[..], &all[1].0[..], all.len()), ("a", "b", 3));
+    c.stop();
+    assert_eq!(levels(&v)[2], ("c".into(), None));
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+}
+
+/// Once, a spill file that a mirror did not have (it was away, or had confirmed it and
+/// removed it as nobody's when it was stopped before the record came) never came
+/// again: the record that named it was refused in every session from then on.
+#[test]
+fn a_spill_file_goes_ahead_of_its_record_in_every_session() {
+    let place = Place::new("spill");
+    let c = place.config("async", "tcp", 2);
+    let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let b = start();
+    let v = attach(&c, "a");
+    const SIZE: usize = 16 << 20;
+    let m = v.map("f", SIZE, CREATE).unwrap();
+    b.stop();
+    // SAFETY: the mapping, which only this thread uses.
+    unsafe { std::ptr::write_bytes(m.ptr, 7, SIZE) };
+    let lsn = msync(m.ptr, m.len).unwrap();
+    let b = start();
+    caught_up(&v, lsn);
+    // SAFETY: as above.
+    unsafe { m.ptr.write(8) };
+    let lsn = msync(m.ptr, 1).unwrap();
+    caught_up(&v, lsn);
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+    let bytes = place.bytes("b", "f");
+    assert!(bytes.len() == SIZE && bytes[0] == 8 && bytes[1..].iter().all(|x| *x == 7));
+}
+
+/// Once, a name that a mirror had as a directory, whose files were removed, could not
+/// become a file's there: the mirror failed, opened its copy again, acknowledged, and
+/// failed again; and it could not be promoted.
+#[test]
+fn a_name_is_a_file_where_it_was_a_directory() {
+    let place = Place::new("names");
+    let c = place.config("sync", "tcp", 1);
+    let b = Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let v = attach(&c, "a");
+    v.create("d/e/f").unwrap();
+    v.truncate("d/e/f", 4096).unwrap();
+    // Whoever has a file in it keeps it.
+    let errno = |r: mojim::Result<bool>| r.unwrap_err().errno();
+    assert_eq!(errno(v.create("d")), 21, "EISDIR");
+    assert_eq!(errno(v.create("d/e/f/g")), 20, "ENOTDIR");
+    v.create("g").unwrap();
+    assert_eq!(v.rename("g", "d/e").unwrap_err().errno(), 21, "EISDIR");
+    v.remove("d/e/f").unwrap();
+    std::fs::remove_dir_all(place.dir.join("a/v/d")).unwrap();
+    v.create("d").unwrap();
+    v.truncate("d", 4096).unwrap();
+    v.remove("d").unwrap();
+    v.create("d/h").unwrap();
+    v.remove("d/h").unwrap();
+    v.rename("g", "d").unwrap();
+    v.truncate("d", 100).unwrap();
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+    for node in ["a", "b"] {
+        assert_eq!(place.bytes(node, "d").len(), 100, "{node}");
+    }
+}
+
+/// Once, a size that no file can have was committed on both nodes, and then failed on
+/// both, at every attach from then on.
+#[test]
+fn a_size_that_cannot_be_is_refused_before_there_is_a_record_of_it() {
+    let place = Place::new("size-refused");
+    let c = place.config("sync", "tcp", 1);
+    let b = Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let probe = std::fs::File::create(place.dir.join("probe")).unwrap();
+    let size = 1u64 << 62;
+    if probe.set_len(size).is_ok() {
+        return; // Here it can be.
+    }
+    for _ in 0..2 {
+        let v = attach(&c, "a");
+        let m = v.map("f", 1 << 20, CREATE).unwrap();
+        let e = v.truncate("f", size).unwrap_err();
+        assert_eq!(e.errno(), 27, "EFBIG: {e}");
+        let e = v.map("g", size as usize, CREATE).err().unwrap();
+        assert!([12, 22, 27].contains(&e.errno()), "{e}");
+        // SAFETY: inside the mapping, which only this thread uses.
+        unsafe { m.ptr.write_volatile(m.ptr.read_volatile() + 1) };
+        assert!(msync(m.ptr, m.len).unwrap() > 0);
+        v.detach().unwrap_or_else(|e| panic!("{e}"));
+    }
+    b.stop();
+    assert_eq!(place.bytes("b", "f")[0], 2);
 }

@@ -532,6 +532,67 @@ fn child_reader(dir: &Path) -> Reader {
 /// Pages of its file: more than its reader keeps.
 const LOCKED_PAGES: usize = 96;
 
+/// A mapping at an address of a region, of whatever kind, hides it: a load from a reader's
+/// that lay over another never came back, and a writer's committed the reader's bytes.
+#[test]
+fn no_mapping_takes_the_place_of_a_region() {
+    let place = Place::new("fixed");
+    let _nodes = ["a", "b"].map(|n| place.node(n));
+    let v = place.program();
+    let private = v.map("f", 8 * PAGE, CREATE).unwrap();
+    let shared = MapFlags {
+        shared: true,
+        ..CREATE
+    };
+    let shared_one = v.map("g", 8 * PAGE, shared).unwrap();
+    put(&private, 0..8 * PAGE, 5);
+    let lsn = commit(&private);
+    let r = place.reader("b");
+    r.wait(lsn, DEADLINE).unwrap();
+    let read = r.map("f", 8 * PAGE, READ).unwrap();
+    for m in [private, shared_one, read] {
+        let start = m.ptr as usize;
+        for (at, len) in [
+            (start, 8 * PAGE),
+            (start + 7 * PAGE, 1),
+            (start - PAGE, 2 * PAGE),
+            (start - PAGE, 0),
+        ] {
+            let over = |flags| MapFlags {
+                fixed_at: at,
+                ..flags
+            };
+            let done = [
+                v.map("h", if len == 0 { 2 * PAGE } else { len }, over(CREATE)),
+                v.map("g", len, over(shared)),
+                r.map("g", len, over(READ)),
+            ];
+            for done in done {
+                assert!(matches!(done, Err(Error::Busy(_))), "{done:?}");
+            }
+        }
+    }
+    // Before anything had changed.
+    assert_eq!(v.size("h").unwrap(), None);
+    // SAFETY: inside the mappings.
+    unsafe {
+        assert_eq!((*private.ptr, *shared_one.ptr, *read.ptr), (5, 0, 5));
+        *private.ptr = 6;
+    }
+    r.wait(commit(&private), DEADLINE).unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { *read.ptr }, 6);
+    r.detach().unwrap();
+    // What was given back is free, for any of them.
+    let there = MapFlags {
+        fixed_at: read.ptr as usize,
+        ..CREATE
+    };
+    let m = v.map("h", 3 * PAGE, there).unwrap();
+    unmap(m.ptr, m.len).unwrap();
+    v.detach().unwrap();
+}
+
 /// A program that keeps all of its memory, also what comes, from being swapped
 /// (mlockall) was shown zeros for ever: the kernel filled a region's mapping
 /// with the pages of a memory that was still empty, before anyone was told of

@@ -314,6 +314,12 @@ fn peer() {
                 unmap(m.ptr, m.len).unwrap();
                 String::new()
             }
+            // In a process of its own: elsewhere another test's region may take the place.
+            "unmap-msync" => {
+                let m = m.take().unwrap();
+                unmap(m.ptr, m.len).unwrap();
+                msync(m.ptr, 8).is_err().to_string()
+            }
             // An answer with a descriptor, for which there is no room.
             "no-room" => {
                 // SAFETY: the process's own limit, given back at once.
@@ -968,7 +974,9 @@ fn names_sizes_and_rollbacks_go_over_the_line() {
     assert_eq!(msync(h.ptr, 3 * PAGE).unwrap_err().errno(), libc::EINVAL);
     assert!(unmap(h.ptr, PAGE).is_err());
     unmap(h.ptr, h.len).unwrap();
-    assert!(msync(h.ptr, 8).is_err());
+    let mut q = Peer::guest(&dir);
+    assert_eq!(q.ask("unmap-msync"), "true");
+    drop(q);
     g.remove("h").unwrap();
     // Larger than its file.
     let m = g.map("f", 2 * LEN, flags()).unwrap();
@@ -978,4 +986,64 @@ fn names_sizes_and_rollbacks_go_over_the_line() {
     g.settle().unwrap_err();
     p.ask("settle");
     assert_eq!(dir.byte(2 * PAGES - 1), 9);
+}
+
+/// What a mapping at an address of a region did: the one it lay over committed its bytes into
+/// its own file, and took it away when it was unmapped. Here of a guest, and of an owner.
+#[test]
+fn a_mapping_in_place_of_a_region_is_refused() {
+    let refused = |v: &Joined, byte| {
+        let m = map(v, flags()).unwrap();
+        store(m, 5, byte);
+        let start = m.ptr as usize;
+        for (at, len) in [
+            (start, LEN),
+            (start + PAGE, PAGE),
+            (start + LEN - PAGE, 2 * PAGE),
+            (start - PAGE, PAGE + 1),
+            (start - PAGE, 0),
+        ] {
+            for file in ["f", "g", "new"] {
+                let over = MapFlags {
+                    fixed_at: at,
+                    ..flags()
+                };
+                let done = match v {
+                    Joined::Owner(v) => v.map(file, len, over),
+                    Joined::Guest(g) => g.map(file, len, over),
+                };
+                let e = done.expect_err("it is a region");
+                // A file that was only made has no bytes.
+                let want = match (len, file) {
+                    (0, "new") => libc::EINVAL,
+                    _ => libc::EBUSY,
+                };
+                assert_eq!(e.errno(), want, "{e}");
+            }
+        }
+        // Nothing came of it, but for what was given back.
+        assert_eq!((load(m, 5), synced(m)), (byte, 0));
+        unmap(m.ptr, m.len).unwrap();
+        let there = MapFlags {
+            fixed_at: start,
+            ..flags()
+        };
+        let again = map(v, there).unwrap();
+        assert_eq!((again.ptr as usize, load(again, 5)), (start, byte));
+        unmap(again.ptr, again.len).unwrap();
+    };
+    let dir = Dir::new("fixed");
+    let v = Joined::Owner(owner(&dir));
+    let Joined::Owner(own) = &v else {
+        unreachable!()
+    };
+    own.create("g").unwrap();
+    own.truncate("g", LEN as u64).unwrap();
+    refused(&v, 7);
+    own.detach().unwrap();
+    let mut p = Peer::start(&dir);
+    assert_eq!(p.ask("join"), "owner");
+    let g = join(&config(&dir.0), "a", None).unwrap();
+    assert!(matches!(g, Joined::Guest(_)));
+    refused(&g, 8);
 }

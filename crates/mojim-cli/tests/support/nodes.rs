@@ -184,7 +184,7 @@ impl Nodes {
         let mut t = format!(
             "cluster = \"partitions\"\ninsecure_network = true\n\
              heartbeat = \"50ms\"\nfailure_limit = \"1s\"\n\
-             [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\n\
+             [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nmirror = \"b\"\nresend_timeout = \"50ms\"\n\
              transport = \"tcp\"\nconnections = 2\n"
         );
         for (i, name) in NAMES.iter().take(DATA + witnesses).enumerate() {

@@ -30,6 +30,10 @@ mod tests;
 
 /// The smallest log, in bytes, that one connection of a volume works with: 64 KiB.
 pub const MIN_LOG: u64 = 64 << 10;
+
+/// The log where the configuration does not say: so that the rings of three volumes, or
+/// nodes, fit the 64 MiB that a container's /dev/shm usually has.
+pub const DEFAULT_LOG: u64 = 16 << 20;
 /// The largest log of one volume on one node, in bytes: 1 TiB.
 pub const MAX_LOG: u64 = 1 << 40;
 /// A connection's share of a log is a multiple of this many bytes. It is a unit of the
@@ -103,18 +107,19 @@ words! {
     Mode {
         /// `unreplicated`: persistent on the primary; there is no mirror.
         Unreplicated = "unreplicated",
-        /// `async`: persistent on the primary and handed to the link; what had not arrived at the
-        /// mirror is lost with the primary.
+        /// `async`: persistent on the primary and handed to the link, or sent when the mirror can be
+        /// reached again; what had not arrived there is lost with the primary.
         Async = "async",
         /// `sync`: in the mirror's log; the primary flushes nothing on the path.
         Sync = "sync",
         /// `sync-flush`: as `sync`, and persistent on the primary.
         SyncFlush = "sync-flush",
         /// `sync-disk`: as `sync`, with the mirror's log in `dram` or `pmem` and its data area on a
-        /// disk; nothing reads on that mirror. A mirror with its log on `disk` is refused.
+        /// disk; nothing reads on that mirror once it is a member. A mirror with its log on `disk`
+        /// is refused.
         SyncDisk = "sync-disk",
-        /// `sync-sec`: as `sync`, and the mirror forwards to the backups over a fast link. Needs
-        /// `backups`.
+        /// `sync-sec`: as `sync`, and the mirror forwards to the backups, so far over TCP, as in
+        /// `sync-seceth`. Needs `backups`.
         SyncSec = "sync-sec",
         /// `sync-seceth`: as `sync`, and the mirror forwards to the backups over plain TCP. Needs
         /// `backups`.
@@ -131,8 +136,8 @@ words! {
     /// least [`AUTOMATIC_VOTERS`] nodes vote and the volume has a mirror, but not in mode `async`;
     /// otherwise `manual`.
     Failover {
-        /// `automatic`: the mirror itself, once a majority of the voters agrees. In mode `async`
-        /// it loses what had not arrived.
+        /// `automatic`: the mirror itself, once a majority of the voters agrees. Refused in mode
+        /// `async`, where it may lack what was acknowledged.
         Automatic = "automatic",
         /// `manual`: an operator.
         Manual = "manual",
@@ -142,7 +147,8 @@ words! {
     Fallback {
         /// `manual`: an operator.
         Manual = "manual",
-        /// `automatic`: the backup itself, once a majority of the voters agrees. Needs `backups`.
+        /// `automatic`: the backup itself, once a majority of the voters agrees. Needs `backups`;
+        /// does nothing where `failover` is `manual`.
         Automatic = "automatic",
     }
     /// Which bytes `msync` commits. The default is `exact`.
@@ -181,7 +187,8 @@ words! {
         /// `async`: when `write_back_pages` pages wait.
         Async = "async",
     }
-    /// Whose stores a mapping shows (DESIGN.md, "The working copy"). The default is `auto`.
+    /// Whose stores a mapping shows (ARCHITECTURE.md, "The life of a sync point"). The default is
+    /// `auto`.
     Working {
         /// `auto`: what the program asks for; private by the interfaces, shared under `mojim run`.
         Auto = "auto",
@@ -276,11 +283,12 @@ pub struct Volume {
     pub write_back_pages: u64,
     /// `msync_rounding`: which bytes msync commits. Default `exact`.
     pub rounding: Rounding,
-    /// `resend_timeout`: how long to wait for an acknowledgement before a record is sent again,
-    /// up to an hour. Default 50 ms.
+    /// `resend_timeout`: how long a mirror may stand still before records are sent to it again,
+    /// up to an hour. Default 2 s.
     pub resend_timeout: Duration,
-    /// `resend_attempts`: how many times a record is sent again before the sync point fails, at
-    /// least 1. Default 5.
+    /// `resend_attempts`: after how many of these a sync point fails, at least 1. The time counts
+    /// anew whenever the mirror moves on, and not at all during a whole copy; while the mirror syncs
+    /// a spill file it is 120 s at least. Default 5.
     pub resend_attempts: u32,
     /// `copy_streams`: links that carry a whole copy to another node, from 1 to 16; 1 is the
     /// session's own. Default: half of the sending machine's cores, at most 4.
@@ -364,7 +372,7 @@ pub struct LogConfig {
     /// `<directory>/.mojim` for `disk` and `pmem`, under `ring` for `dram`.
     pub path: Option<PathBuf>,
     /// `log.size`: bytes of log for each volume on this node, divided equally among the volume's
-    /// connections. Default 64 MiB, at most [`MAX_LOG`]; a share is at least [`MIN_LOG`].
+    /// connections. Default [`DEFAULT_LOG`], at most [`MAX_LOG`]; a share is at least [`MIN_LOG`].
     pub size: u64,
 }
 

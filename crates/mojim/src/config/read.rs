@@ -469,7 +469,7 @@ impl Reader {
                 .field(log.as_ref(), "medium", read_word)
                 .or(MediumKind::Disk),
             log_path: self.field(log.as_ref(), "path", read_path),
-            log_size: self.field(log.as_ref(), "size", read_size).or(64 << 20),
+            log_size: self.field(log.as_ref(), "size", read_size).or(DEFAULT_LOG),
             replaces,
         }
     }
@@ -570,7 +570,7 @@ impl Reader {
             .or(Rounding::Exact);
         let timeout = self
             .field(of, "resend_timeout", |item| read_duration(item, ANY_WAIT))
-            .or(Duration::from_millis(50));
+            .or(Duration::from_secs(2));
         let attempts = self
             .field(of, "resend_attempts", |item| {
                 read_int(item, 1..=i64::from(u32::MAX))

@@ -12,7 +12,7 @@ mirror = "b"
 connections = 2
 checkpoint_threshold = 1
 msync_rounding = "exact" # exact | page
-resend_timeout = "50ms"
+resend_timeout = "2s"
 resend_attempts = 5
 
 [node.a]
@@ -69,7 +69,7 @@ fn the_example_reads_exactly() {
         write_back: WriteBack::Auto,
         write_back_pages: 128,
         rounding: Rounding::Exact,
-        resend_timeout: Duration::from_millis(50),
+        resend_timeout: Duration::from_secs(2),
         resend_attempts: 5,
         copy_streams: None,
         transport: Transport::Tcp,
@@ -142,7 +142,7 @@ fn defaults_and_optional_keys() {
     let node = config.node("a").unwrap();
     assert_eq!(
         (node.log.medium, node.log.size, &node.log.path),
-        (MediumKind::Disk, 64 << 20, &None)
+        (MediumKind::Disk, crate::config::DEFAULT_LOG, &None)
     );
     assert_eq!(node.directory.to_str(), Some("/a/x"));
 
@@ -234,21 +234,21 @@ fn a_mistake_in_a_volume_has_its_key_and_line() {
         "between 1",
     );
     wrong(
-        "\"50ms\"",
+        "\"2s\"",
         "\"0ms\"",
         10,
         &key("resend_timeout"),
         "longer than zero",
     );
     wrong(
-        "\"50ms\"",
+        "\"2s\"",
         "50",
         10,
         &key("resend_timeout"),
         "wants a duration",
     );
     wrong(
-        "\"50ms\"",
+        "\"2s\"",
         "\"99999999999999999999s\"",
         10,
         &key("resend_timeout"),
@@ -470,7 +470,7 @@ fn six_mistakes_are_reported_at_once_in_line_order() {
         .replace("mode = ", "mood = ")
         .replace("primary = \"a\"", "primary = \"z\"")
         .replace("connections = 2", "connections = true")
-        .replace("\"50ms\"", "\"fifty\"")
+        .replace("\"2s\"", "\"fifty\"")
         .replace("7402", "7401")
         .replace("\"dram\"", "\"tape\"");
     let shown = parse(&text).unwrap_err().to_string();
@@ -902,7 +902,7 @@ fn the_secondary_threshold_fits_into_half_of_each_log() {
     let less = format!("connections = 16\n{}", give((32 << 10) - 1));
     wrong_tiers(&[(threshold, &less)], &[(11, key, "too few")]);
     let large = [("1MiB", "1GiB"), (threshold, "")];
-    assert_eq!(read(&large), 32 << 20, "the others have 64 MiB");
+    assert_eq!(read(&large), 8 << 20, "the others have 16 MiB");
 }
 
 #[test]

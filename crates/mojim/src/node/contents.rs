@@ -21,6 +21,7 @@ use mojim_format::{Catalog, CatalogEntry, State};
 use serde_json::{Value, json};
 
 use super::{Node, lock};
+use crate::area::MAX_CATALOG;
 use crate::client::Client;
 use crate::config::Volume;
 use crate::env::{Address, File, OpenHow};
@@ -95,9 +96,10 @@ impl Node {
                 self.me.name, v.name
             )));
         }
-        if self.attached(v) {
+        if self.in_use(v) {
             return self.see_from_outside(v, f);
         }
+        let _look = self.look(v);
         let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
         // Nobody is attached. What the primary's ring holds counts; what is
         // not yet applied is compared by LSN.
@@ -130,7 +132,7 @@ impl Node {
         let path = spec.meta.join("catalog");
         let what = || format!("reading {}", path.display());
         let file = self.env.open(&path, OpenHow::default()).context(what)?;
-        let mut bytes = vec![0; file.len().context(what)? as usize];
+        let mut bytes = vec![0; file.len().context(what)?.min(MAX_CATALOG) as usize];
         let got = file.read_at(&mut bytes, 0).context(what)?;
         let c = Catalog::decode(&bytes[..got]).map_err(|e| Error::Damaged {
             path: path.clone(),
@@ -277,8 +279,12 @@ impl Node {
         let meta = layout::meta_dir(&self.me, &v.name);
         match read_superblock(&*self.env, &meta)? {
             Some(sb) if sb.view.epoch > 0 && sb.view.primary != self.me.name => self.mirror(v),
+            Some(sb) if sb.view.epoch > 0 => Err(Error::Invalid(format!(
+                "node {} was the primary of volume {} in epoch {}, the last that it knows, and follows nobody. If another node is primary now, that one brings this copy up to date as soon as it reaches it; if none is, the others are made equal to this copy",
+                self.me.name, v.name, sb.view.epoch
+            ))),
             _ => Err(Error::Invalid(format!(
-                "node {} does not follow a primary of volume {}: its own copy is the one that the others are made equal to",
+                "node {} has no copy of volume {} yet, and follows nobody",
                 self.me.name, v.name
             ))),
         }

@@ -22,9 +22,11 @@ use serde_json::{Value, json};
 
 use super::requests::MAX_WAIT;
 use super::{Node, lock};
-use crate::config::Volume;
+use crate::config::{Mode, Volume};
 use crate::error::{Context, Error, Result};
+use crate::layout;
 use crate::mirror::Mirror;
+use crate::store::read_superblock;
 
 /// Most bytes of records in one answer; a reader that lacks more begins anew.
 pub const MOST_RECORDS: usize = 896 << 10;
@@ -50,6 +52,24 @@ impl Node {
         )))
     }
 
+    /// The mirror of a volume in mode `sync-disk` serves nobody who reads. Its own superblock
+    /// names it only once its primary has told it that it is a member: while it catches up it
+    /// is served as a backup is.
+    fn check_readable(&self, v: &Volume) -> Result<()> {
+        if v.mode != Mode::SyncDisk {
+            return Ok(());
+        }
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let view = read_superblock(&*self.env, &meta)?.map(|sb| sb.view);
+        if view.is_some_and(|view| view.mirror == self.me.name) {
+            return Err(Error::Invalid(format!(
+                "volume {} is in mode sync-disk: nobody reads on its mirror {}. Read on a backup, or choose mode sync",
+                v.name, self.me.name
+            )));
+        }
+        Ok(())
+    }
+
     pub(super) fn read(
         self: &Arc<Node>,
         v: &Volume,
@@ -57,6 +77,7 @@ impl Node {
         bytes: &mut Vec<u8>,
     ) -> Result<Value> {
         let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
+        self.check_readable(v)?;
         let after = number("after");
         let end = self.env.now() + Duration::from_millis(number("wait")).min(MAX_WAIT);
         let m = loop {

@@ -15,6 +15,7 @@ use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
 use super::{Node, lock, wait_for_last};
+use crate::area::Area;
 use crate::claim::member;
 use crate::client::Client;
 use crate::config::{Config, Volume};
@@ -136,6 +137,10 @@ impl Node {
             ("read", proof) if *proof != Proof::Local => no(
                 "readers are served over the node's Unix socket only: run them on the node".into(),
             ),
+            // Who asks it again and again keeps the daemon from healing.
+            ("give-way", proof) if *proof != Proof::Local => {
+                no("a daemon gives way to programs of its own node".into())
+            }
             ("raft", Proof::Node { name, .. }) if name != text("from") => no(format!(
                 "node {name}, by its certificate, speaks as {:?}",
                 text("from")
@@ -255,6 +260,7 @@ impl Node {
             ),
             "read" => self.read(&volume(text("volume"))?, q, more),
             "rewrite" => self.rewrite(&volume(text("volume"))?, number("id"), number("offset")),
+            "give-way" => Ok(json!(self.give_way(&volume(text("volume"))?))),
             "copy-anew" => self.copy_anew(&volume(text("volume"))?),
             other => Err(Error::Invalid(format!("unknown request {other:?}"))),
         }
@@ -346,6 +352,12 @@ impl Node {
 
     /// Whether a program is attached here as primary: it holds the lock.
     pub(super) fn attached(&self, v: &Volume) -> bool {
+        !lock(&self.looks).contains_key(&v.name) && self.in_use(v)
+    }
+
+    /// Whether this node's copy cannot be opened now: a program is attached, or this node
+    /// has a look at it.
+    pub(super) fn in_use(&self, v: &Volume) -> bool {
         if lock(&self.mirrors).contains_key(&v.name) {
             return false;
         }
@@ -372,19 +384,60 @@ impl Node {
         }
     }
 
+    /// What is free for the volume's data files, and what the logs may have to put
+    /// there. A file system that counts no blocks says nothing.
+    fn status_of_room(&self, v: &Volume, out: &mut Value) {
+        let path = &self.me.directory;
+        let Ok(free) = crate::os::free_bytes(path) else {
+            return;
+        };
+        let logs = layout::logs(&self.config, &self.me, v);
+        let needs: u64 = logs.iter().map(|l| l.size).sum();
+        out["room"] = json!({ "free": free, "needs": needs, "path": path.display().to_string() });
+    }
+
+    /// What is wrong, by a look from outside, with a copy that nobody has open. One
+    /// that was ended in order is opened by nobody before a program needs it.
+    fn seen_damaged(&self, v: &Volume, sb: &Superblock) -> Option<String> {
+        if sb.state != State::Whole {
+            return None;
+        }
+        let spec = layout::store(&self.config, &self.me, v);
+        let clean = sb.logs == 0;
+        let seen = Area::look(&self.env, &spec.dir, &spec.meta, sb.volume_id, clean);
+        let why = seen.err()?.to_string();
+        // Somebody may use it, or have begun to meanwhile.
+        let now = read_superblock(&*self.env, &spec.meta).ok().flatten();
+        let same = now.is_some_and(|now| now.sequence == sb.sequence);
+        (same && !self.in_use(v)).then_some(why)
+    }
+
     fn status(&self, v: &Volume, register: bool) -> Result<Value> {
         let meta = layout::meta_dir(&self.me, &v.name);
-        let sb = read_superblock(&*self.env, &meta)?;
         let mirror = lock(&self.mirrors).get(&v.name).cloned();
         let mut out = json!({
             "volume": v.name,
             "mode": v.mode.to_string(),
             "node": self.me.name,
         });
-        let Some(sb) = sb else {
-            out["role"] = json!(self.role(v, None, None));
-            out["state"] = json!("new");
-            return Ok(out);
+        self.status_of_room(v, &mut out);
+        let sb = match read_superblock(&*self.env, &meta) {
+            Ok(Some(sb)) => sb,
+            Ok(None) => {
+                out["role"] = json!(self.role(v, None, None));
+                out["state"] = json!("new");
+                if let Some(e) = self.noted(v, None) {
+                    out["error"] = json!(e);
+                }
+                return Ok(out);
+            }
+            // This node answers all the same, and for its other volumes.
+            Err(e) => {
+                out["role"] = json!(self.role(v, None, mirror.as_deref()));
+                out["state"] = json!("damaged");
+                out["error"] = json!(e.to_string());
+                return Ok(out);
+            }
         };
         out["role"] = json!(self.role(v, Some(&sb), mirror.as_deref()));
         out["epoch"] = json!(sb.view.epoch);
@@ -440,13 +493,15 @@ impl Node {
             }
             let mut backups = m.outflow.progress();
             backups.retain(|b| b.name != sb.view.primary);
-            if !backups.is_empty() {
+            // Others who follow forward to nobody, and must not be asked about it.
+            if !backups.is_empty() && out["role"] == "mirror" {
                 let rows = backups.iter().map(|b| {
                     json!({
                         "node": b.name,
                         "active": b.active.load(Acquire),
                         "acked": b.acked.load(Acquire),
                         "copies": b.copies.load(Acquire),
+                        "lag": b.lag(&m.store),
                     })
                 });
                 out["backups"] = rows.collect();
@@ -456,10 +511,28 @@ impl Node {
                 out["error"] = json!(e.to_string());
             }
         } else {
-            let attached = self.attached(v);
+            let healing = self.is_healing(v);
+            let attached = self.attached(v) && !healing;
             out["attached"] = json!(attached);
+            if healing {
+                out["healing"] = json!(true);
+            }
+            if !attached && !healing {
+                let ill = self.noted(v, Some(sb.sequence));
+                if let Some(e) = ill.or_else(|| self.seen_damaged(v, &sb)) {
+                    out["error"] = json!(e);
+                }
+            }
             out["last_lsn"] = json!(sb.checkpoint);
-            if sb.logs != 0
+            let settled = self.settled(v, sb.sequence);
+            let left = sb.logs != 0 && !attached && !healing;
+            if left && settled.is_none() {
+                // What a program has left is not looked at yet.
+                out["settling"] = json!(true);
+            }
+            if let Some(Some(found)) = settled.filter(|_| left) {
+                out["last_lsn"] = json!(found);
+            } else if sb.logs != 0
                 && let Some(l) = self.live(v)
                 && l[Live::Last as usize] >= sb.checkpoint
             {
@@ -575,7 +648,9 @@ impl Node {
         };
         match self.open_unserved(v, open)? {
             None => Ok(()),
-            Some(Own::Kept(m)) => check(&m.store),
+            Some(Own::Kept(m)) => {
+                check(&m.store).and_then(|()| m.store.check_complete_at(m.tail()))
+            }
             Some(Own::Opened(s)) => {
                 let found = check(&s).and_then(|()| s.check_complete());
                 if s.was_clean() {
@@ -656,15 +731,31 @@ impl Node {
                 self.me.name, v.name
             ))
         })?;
-        if sb.view.primary == self.me.name && sb.view.mirror.is_empty() {
-            match self.check_own(v, |_| Ok(())) {
-                Ok(()) => {
+        let alone = sb.view.primary == self.me.name && sb.view.mirror.is_empty();
+        if alone || !force {
+            // Where success never meant this copy, its log may end anywhere: what only
+            // the lost memory had is given up by any promotion, and behind `async` a
+            // mirror's lanes end where they were cut.
+            let rule = layout::rule(v);
+            let mut expected = false;
+            // Who opens a copy first after its memory was lost finds that out.
+            let mut lost = false;
+            let look = |s: &Store| {
+                lost = s.superblock().state != State::Whole;
+                let led = sb.view.primary == self.me.name;
+                let lags = !rule.mirror && !led && !s.has_hole();
+                expected = lags || led && !rule.local && s.superblock().ring_lost;
+                Ok(())
+            };
+            match self.check_own(v, look) {
+                Ok(()) if alone && !lost => {
                     return Ok(
                         json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
                     );
                 }
+                Ok(()) => {}
                 // The rest of a damaged log is given up on the operator's word.
-                Err(Error::Damaged { .. }) if force => {}
+                Err(Error::Damaged { .. }) if force || expected => {}
                 Err(e) => return Err(e),
             }
         }
@@ -676,7 +767,7 @@ impl Node {
         let may = may_promote(
             &self.me.name,
             &m.store.standing(),
-            sb.state,
+            m.store.superblock().state,
             alive.is_some(),
         );
         // Who is no member may lack what was acknowledged: the operator's word.

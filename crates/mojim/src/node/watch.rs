@@ -22,6 +22,9 @@ use crate::mirror::Mirror;
 use crate::views::Views;
 use crate::vigil::Vigil;
 
+/// Between two openings of a copy that has failed.
+const AGAIN: Duration = Duration::from_secs(1);
+
 impl Node {
     /// Watches over the primary of a volume for as long as this node runs.
     pub(super) fn watch_loop(self: Arc<Node>, v: &Volume, views: &dyn Views) {
@@ -37,6 +40,8 @@ impl Node {
         // Whether anybody of the view was ever heard of: who was just started may
         // be the first of all to come back.
         let (mut vigil, mut met) = (Vigil::default(), false);
+        // When a copy that failed may be opened again: what it failed for may last.
+        let mut again = Duration::ZERO;
         while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
             std::thread::sleep(beat);
             let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
@@ -55,6 +60,10 @@ impl Node {
                 continue;
             }
             if m.store.poisoned().is_some() {
+                if self.env.now() < again {
+                    continue;
+                }
+                again = self.env.now() + AGAIN;
                 drop(m);
                 m = match self.mirror(v) {
                     Ok(m) => m,

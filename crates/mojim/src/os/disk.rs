@@ -20,6 +20,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
@@ -35,6 +36,8 @@ const LEAST_SECTOR: usize = 512;
 pub(super) struct DiskFile {
     fd: OwnedFd,
     direct: bool,
+    /// Its room was allocated beforehand: writes make it no longer.
+    durable: bool,
 }
 
 impl DiskFile {
@@ -49,18 +52,26 @@ impl DiskFile {
             flags |= OFlags::CREATE;
         }
         if !how.durable {
-            let fd = retry_on_intr(|| fs::open(path, flags, FILE_MODE))?;
-            return Ok(DiskFile { fd, direct: false });
+            let fd = open_fd(path, flags, FILE_MODE)?;
+            return Ok(DiskFile::new(fd, false, how));
         }
         flags |= OFlags::DSYNC;
-        match retry_on_intr(|| fs::open(path, flags | OFlags::DIRECT, FILE_MODE)) {
-            Ok(fd) => Ok(DiskFile { fd, direct: true }),
+        match open_fd(path, flags | OFlags::DIRECT, FILE_MODE) {
+            Ok(fd) => Ok(DiskFile::new(fd, true, how)),
             // The file system has no O_DIRECT (it may have made the file).
             Err(Errno::INVAL) => {
-                let fd = retry_on_intr(|| fs::open(path, flags, FILE_MODE))?;
-                Ok(DiskFile { fd, direct: false })
+                let fd = open_fd(path, flags, FILE_MODE)?;
+                Ok(DiskFile::new(fd, false, how))
             }
             Err(e) => Err(e.into()),
+        }
+    }
+
+    fn new(fd: OwnedFd, direct: bool, how: OpenHow) -> DiskFile {
+        DiskFile {
+            fd,
+            direct,
+            durable: how.durable,
         }
     }
 
@@ -77,6 +88,14 @@ impl DiskFile {
             );
         }
         e.into()
+    }
+}
+
+impl Drop for DiskFile {
+    fn drop(&mut self) {
+        if SHORT.load(Relaxed) {
+            refill();
+        }
     }
 }
 
@@ -104,6 +123,12 @@ impl File for DiskFile {
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        let end = offset.saturating_add(buf.len() as u64);
+        // The kernel's way to say so is a signal, which ends the process. A log's
+        // room was asked for when it was made.
+        if !self.durable && !buf.is_empty() && end > file_size_limit() {
+            return Err(Errno::FBIG.into());
+        }
         let mut done = 0;
         while done < buf.len() {
             let at = offset + done as u64;
@@ -124,6 +149,10 @@ impl File for DiskFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        // As above.
+        if len > file_size_limit() && len > self.len()? {
+            return Err(Errno::FBIG.into());
+        }
         Ok(retry_on_intr(|| fs::ftruncate(&self.fd, len))?)
     }
 
@@ -161,12 +190,130 @@ impl File for DiskFile {
     }
 }
 
+/// Bytes that the file system of `path` has for who is not its superuser; an error
+/// also where it counts none.
+pub(crate) fn free_bytes(path: &Path) -> io::Result<u64> {
+    let v = fs::statvfs(path)?;
+    if v.f_blocks == 0 {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(v.f_bavail.saturating_mul(v.f_frsize))
+}
+
+/// Descriptors in reserve: what the engine opens for a moment (a directory to sync,
+/// a catalogue to replace) it can open although the program has taken all others.
+static RESERVE: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+
+/// Some of the reserve was given away.
+static SHORT: AtomicBool = AtomicBool::new(true);
+
+/// How many there are: a change of names needs three at a time, and more than one
+/// thread may be at it.
+const RESERVED: usize = 8;
+
+/// Fills the reserve, as far as there are descriptors.
+fn refill() {
+    let Ok(mut all) = RESERVE.try_lock() else {
+        return;
+    };
+    while all.len() < RESERVED {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        match retry_on_intr(|| fs::open("/", flags, Mode::empty())) {
+            Ok(fd) => all.push(fd),
+            Err(_) => return,
+        }
+    }
+    SHORT.store(false, Relaxed);
+}
+
+/// Opens a file, where no descriptor is left with one of the reserve.
+fn open_fd(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    if SHORT.load(Relaxed) {
+        refill();
+    }
+    let open = || retry_on_intr(|| fs::open(path, flags, mode));
+    let mut got = open();
+    while matches!(got, Err(Errno::MFILE | Errno::NFILE)) {
+        let mut all = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(one) = all.pop() else {
+            break;
+        };
+        SHORT.store(true, Relaxed);
+        drop(one);
+        got = open();
+    }
+    got
+}
+
+/// See [`crate::env::Env::most_open`]: a sixteenth of what this process may have,
+/// so that several volumes and the program fit beside each other.
+pub(super) fn most_open() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |n| (n / 16).max(4) as usize)
+}
+
+/// See [`crate::env::Env::file_size_limit`].
+pub(super) fn file_size_limit() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    limit.unwrap_or(u64::MAX)
+}
+
+/// See [`crate::env::Env::max_file_size`]: seen by trying, on a file without a name.
+pub(super) fn max_file_size(dir: &Path) -> io::Result<u64> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    // What cannot be tried is not limited.
+    let Ok(probe) = open_fd(dir, flags, FILE_MODE) else {
+        return Ok(i64::MAX as u64);
+    };
+    let takes = |len: u64| {
+        let done = retry_on_intr(|| fs::ftruncate(&probe, len));
+        !matches!(done, Err(Errno::FBIG | Errno::INVAL))
+    };
+    // Beyond the process's own limit there is a signal for an answer.
+    let most = file_size_limit().min(i64::MAX as u64);
+    if takes(most) {
+        return Ok(i64::MAX as u64);
+    }
+    let (mut fits, mut not) = (0, most);
+    while not - fits > 1 {
+        let middle = fits + (not - fits) / 2;
+        match takes(middle) {
+            true => fits = middle,
+            false => not = middle,
+        }
+    }
+    Ok(fits)
+}
+
+/// See [`crate::env::Env::remove_empty_dirs`].
+pub(super) fn remove_empty_dirs(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let dir = open_fd(path, flags, Mode::empty())?;
+    for entry in fs::Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        match remove_empty_dirs(&path.join(OsStr::from_bytes(name.to_bytes()))) {
+            Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
+                return Err(Errno::NOTEMPTY.into());
+            }
+            r => r?,
+        }
+    }
+    Ok(fs::rmdir(path)?)
+}
+
 /// `fallocate` of the first `len` bytes, refused beforehand where the file
 /// system has not that much: it may take all there is before it fails, and
 /// for that time fail everybody else's writes.
 pub(super) fn allocate(fd: &OwnedFd, flags: FallocateFlags, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());
+    }
+    if len > file_size_limit() {
+        return Err(Errno::FBIG.into());
     }
     let full = |left| {
         let text = format!("no space for {len} bytes, {left} are free");
@@ -255,7 +402,7 @@ fn existing_dir(path: &Path, e: Errno) -> io::Result<()> {
 /// `fsync` of a directory.
 pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let fd = retry_on_intr(|| fs::open(path, flags, Mode::empty()))?;
+    let fd = open_fd(path, flags, Mode::empty())?;
     match fs::fsync(&fd) {
         // The file system has nothing to sync for directories.
         Err(Errno::INVAL) => Ok(()),
@@ -267,7 +414,7 @@ pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
 pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut found = Vec::new();
-    let top = retry_on_intr(|| fs::open(path, flags, Mode::empty()))?;
+    let top = open_fd(path, flags, Mode::empty())?;
     list_into(top, Path::new(""), &mut found)?;
     found.sort();
     Ok(found)
@@ -307,7 +454,7 @@ fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result
 /// The first bytes of a file, at most `most`.
 pub(super) fn read_start(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let fd = retry_on_intr(|| fs::open(path, flags, Mode::empty()))?;
+    let fd = open_fd(path, flags, Mode::empty())?;
     read_start_of(&fd, most)
 }
 
@@ -383,7 +530,7 @@ impl Lock {
                 Err(e) => return Err(e.into()),
             }
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let fd = retry_on_intr(|| fs::open(path, flags, FILE_MODE))?;
+            let fd = open_fd(path, flags, FILE_MODE)?;
             let id = Held::of(&fs::fstat(&fd)?, pid);
             if all.contains(&id) {
                 // Renamed into place between the two calls. Not closing it

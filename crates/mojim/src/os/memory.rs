@@ -7,25 +7,27 @@
 //! Invariants:
 //! - Memory made here has all its space reserved before it is mapped, except
 //!   for anonymous memory, whose pages come when they are first touched.
-//! - A file that is not ours, or is reached through a symbolic link, is never
+//! - A file that is not ours, or is reached through a symbolic link, or lies where
+//!   others can put another in its place, is never
 //!   mapped by name: another user could change its size or its bytes.
 //! - A file of the wrong length is replaced, never cut: whoever still maps the
 //!   old one keeps it.
 //! - Every mapping received from a peer is in [`GUARDED`] while it lives.
 
-use super::disk::{allocate, create_dir_all, parent, sync_dir};
+use super::disk::{allocate, parent, sync_dir};
+use super::trust;
 use super::{error, timespec};
 use crate::env::Memory;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{self, FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::thread::futex;
-use std::ffi::c_void;
+use std::ffi::{OsStr, c_void};
 use std::io;
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -151,18 +153,19 @@ pub(super) fn populate(memory: &Memory) {
 /// See [`crate::env::Env::memory`]. Two that make the same name anew at the
 /// same time may get different memory: callers hold a lock.
 pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
-    let (fd, made) = match open_ours(path)? {
+    let place = Place::of(path)?;
+    let (fd, made) = match place.open_ours()? {
         Some((fd, old)) if old == len as u64 => (fd, false),
         Some(_) => {
-            fs::unlink(path)?;
-            (make(path, len)?, true)
+            place.unlink()?;
+            (place.make(len)?, true)
         }
-        None => (make(path, len)?, true),
+        None => (place.make(len)?, true),
     };
     let mapped =
         reserve(&fd, path, len).and_then(|()| Mapping::new(fd, len, true, MapFlags::SHARED));
     if mapped.is_err() && made {
-        let _ = fs::unlink(path);
+        let _ = place.unlink();
     }
     Ok(mapped?.into_memory())
 }
@@ -175,6 +178,7 @@ pub(super) fn anonymous(len: usize) -> io::Result<Memory> {
         Err(Errno::INVAL) => fs::memfd_create("mojim", sealable),
         other => other,
     }?;
+    check_size(len)?;
     fs::ftruncate(&fd, len as u64)?;
     fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let mut mapping = Mapping::new(fd, len, true, filled(len))?;
@@ -186,7 +190,8 @@ pub(super) fn anonymous(len: usize) -> io::Result<Memory> {
 /// another length is refused: unlike memory that ends with the power, it may
 /// hold the only copy of something.
 pub(super) fn persistent(path: &Path, len: usize) -> io::Result<Memory> {
-    let (fd, made) = match open_ours(path)? {
+    let place = Place::of(path)?;
+    let (fd, made) = match place.open_ours()? {
         Some((fd, old)) if old == len as u64 => (fd, false),
         // Made, but not completed, by someone who died.
         Some((fd, 0)) => {
@@ -202,7 +207,7 @@ pub(super) fn persistent(path: &Path, len: usize) -> io::Result<Memory> {
                 ),
             ));
         }
-        None => (make(path, len)?, true),
+        None => (place.make(len)?, true),
     };
     let mapped = reserve(&fd, path, len).and_then(|()| {
         if made {
@@ -223,56 +228,85 @@ pub(super) fn persistent(path: &Path, len: usize) -> io::Result<Memory> {
         })
     });
     if mapped.is_err() && made {
-        let _ = fs::unlink(path);
+        let _ = place.unlink();
     }
     Ok(mapped?.into_memory())
 }
 
-/// Opens what is at `path`, if it is a file of ours, and tells its length.
-fn open_ours(path: &Path) -> io::Result<Option<(OwnedFd, u64)>> {
-    let refuse = |why: &str| {
-        Err(error(
-            io::ErrorKind::PermissionDenied,
-            format!("{}: {why}", path.display()),
-        ))
-    };
-    // NONBLOCK: do not wait in the open of something that is no file.
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let fd = match retry_on_intr(|| fs::open(path, flags, Mode::empty())) {
-        Ok(fd) => fd,
-        Err(Errno::NOENT) => return Ok(None),
-        Err(Errno::LOOP) => return refuse("is a symbolic link; shared memory must be a file"),
-        Err(e) => return Err(e.into()),
-    };
-    let s = fs::fstat(&fd)?;
-    if !FileType::from_raw_mode(s.st_mode).is_file() {
-        return refuse("is not a regular file");
+/// Refuses what the process may not make, for which the kernel sends a signal.
+fn check_size(len: usize) -> io::Result<()> {
+    match len as u64 > super::disk::file_size_limit() {
+        true => Err(Errno::FBIG.into()),
+        false => Ok(()),
     }
-    if s.st_uid != rustix::process::geteuid().as_raw() {
-        return refuse(&format!(
-            "belongs to user {}, not to this process's",
-            s.st_uid
-        ));
-    }
-    if s.st_mode & 0o022 != 0 {
-        return refuse(&format!(
-            "others may write to it (mode {:o})",
-            s.st_mode & 0o7777
-        ));
-    }
-    Ok(Some((fd, s.st_size as u64)))
 }
 
-/// Makes a new file of `len` zero bytes, and the directories above it.
-fn make(path: &Path, len: usize) -> io::Result<OwnedFd> {
-    create_dir_all(parent(path))?;
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = retry_on_intr(|| fs::open(path, flags, FILE_MODE))?;
-    if let Err(e) = retry_on_intr(|| fs::ftruncate(&fd, len as u64)) {
-        let _ = fs::unlink(path);
-        return Err(e.into());
+/// A name in a directory that nobody else can change.
+struct Place<'a> {
+    path: &'a Path,
+    dir: OwnedFd,
+    name: &'a OsStr,
+}
+
+impl Place<'_> {
+    /// Makes the directory, and those above it, where they are missing.
+    fn of(path: &Path) -> io::Result<Place<'_>> {
+        let name = path.file_name().ok_or(Errno::ISDIR)?;
+        let dir = trust::directory(parent(path), true)?.ok_or(Errno::NOENT)?;
+        Ok(Place { path, dir, name })
     }
-    Ok(fd)
+
+    /// Opens what is there, if it is a file of ours, and tells its length.
+    fn open_ours(&self) -> io::Result<Option<(OwnedFd, u64)>> {
+        let refuse = |why: &str| {
+            Err(error(
+                io::ErrorKind::PermissionDenied,
+                format!("{}: {why}", self.path.display()),
+            ))
+        };
+        // NONBLOCK: do not wait in the open of something that is no file.
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = match retry_on_intr(|| fs::openat(&self.dir, self.name, flags, Mode::empty())) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::LOOP) => return refuse("is a symbolic link; shared memory must be a file"),
+            Err(e) => return Err(e.into()),
+        };
+        let s = fs::fstat(&fd)?;
+        if !FileType::from_raw_mode(s.st_mode).is_file() {
+            return refuse("is not a regular file");
+        }
+        if s.st_uid != rustix::process::geteuid().as_raw() {
+            return refuse(&format!(
+                "belongs to user {}, not to this process's",
+                s.st_uid
+            ));
+        }
+        if s.st_mode & 0o022 != 0 {
+            return refuse(&format!(
+                "others may write to it (mode {:o})",
+                s.st_mode & 0o7777
+            ));
+        }
+        Ok(Some((fd, s.st_size as u64)))
+    }
+
+    /// Makes a new file of `len` zero bytes.
+    fn make(&self, len: usize) -> io::Result<OwnedFd> {
+        check_size(len)?;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = retry_on_intr(|| fs::openat(&self.dir, self.name, flags, FILE_MODE))?;
+        if let Err(e) = retry_on_intr(|| fs::ftruncate(&fd, len as u64)) {
+            let _ = self.unlink();
+            return Err(e.into());
+        }
+        Ok(fd)
+    }
+
+    fn unlink(&self) -> io::Result<()> {
+        Ok(fs::unlinkat(&self.dir, self.name, AtFlags::empty())?)
+    }
 }
 
 /// Has the file system set the space aside, so that no store ends in SIGBUS.
@@ -282,8 +316,15 @@ fn reserve(fd: &OwnedFd, path: &Path, len: usize) -> io::Result<()> {
     if fs::fstat(fd)?.st_blocks as u64 * 512 >= len as u64 {
         return Ok(());
     }
-    allocate(fd, FallocateFlags::empty(), len as u64)
-        .map_err(|e| error(e.kind(), format!("{}: {e}", path.display())))
+    allocate(fd, FallocateFlags::empty(), len as u64).map_err(|e| {
+        let advice = match e.kind() {
+            io::ErrorKind::StorageFull => {
+                ". Make this file system larger, the node's `log.size` smaller, or have its `ring` or `log.path` elsewhere; `mojim clean` removes what nobody uses there"
+            }
+            _ => "",
+        };
+        error(e.kind(), format!("{}: {e}{advice}", path.display()))
+    })
 }
 
 /// The descriptor to pass for a memory of this environment. Anonymous memory
@@ -496,6 +537,9 @@ fn replace_page(addr: usize, page: usize) -> bool {
 /// timeout; after true the caller looks at the word again, since it may be
 /// woken for nothing. The word may be in memory shared between processes.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) -> bool {
+    if let Some(turns) = crate::turns::current() {
+        return turns.sleep(&|| word.load(SeqCst) != expected, timeout);
+    }
     let done = futex::wait(
         word,
         futex::Flags::empty(),

@@ -18,7 +18,9 @@ mod flush;
 mod memory;
 mod net;
 mod tls;
+pub(crate) mod trust;
 
+pub(crate) use disk::free_bytes;
 pub use door::Door;
 
 pub use flush::{flush_kind, flush_range};
@@ -136,6 +138,18 @@ impl Env for Os {
     }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         disk::create_dir_all(path)
+    }
+    fn remove_empty_dirs(&self, path: &Path) -> io::Result<()> {
+        disk::remove_empty_dirs(path)
+    }
+    fn max_file_size(&self, dir: &Path) -> io::Result<u64> {
+        disk::max_file_size(dir)
+    }
+    fn file_size_limit(&self) -> u64 {
+        disk::file_size_limit()
+    }
+    fn most_open(&self) -> usize {
+        disk::most_open()
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
         Ok(rustix::fs::unlink(path)?)
@@ -320,6 +334,34 @@ pub fn block_signals() {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
     }
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// What a thread was before [`cancel_waits`].
+#[must_use]
+pub struct Cancel(libc::c_int);
+
+/// From here on nobody ends the calling thread by `pthread_cancel`: that would unwind
+/// it from any call of the C library, with locks held and through frames that cannot
+/// be unwound. Costs a store to a variable of the thread.
+#[inline]
+pub fn cancel_waits() -> Cancel {
+    const DISABLE: libc::c_int = 1;
+    let mut before = 0;
+    // SAFETY: a state that there is, and room for the one before.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    Cancel(before)
+}
+
+/// As it was. A thread that can be cancelled at any moment, and has been meanwhile,
+/// ends in here: the caller has nothing left to drop.
+#[inline]
+pub fn cancel_again(before: Cancel) {
+    // SAFETY: a state that this thread had.
+    unsafe { pthread_setcancelstate(before.0, std::ptr::null_mut()) };
 }
 
 /// While it lives, the calling thread runs no signal handler; signals wait.

@@ -40,6 +40,7 @@ use crate::fork::{check_fork, watch_forks};
 use crate::layout;
 use crate::node::readers::MOST_PAGES;
 use crate::os::{Os, SignalsWait, block_signals};
+use crate::places::{self, Claim};
 use crate::region::{MapFlags, Mapping};
 use crate::uffd;
 
@@ -306,7 +307,12 @@ impl Reader {
             offset: flags.offset,
             fixed_at: flags.fixed_at,
         };
+        let claim = Claim::of(file, flags.fixed_at, len)?;
         let start = view.map(id, known, place)?;
+        match claim {
+            Some(claim) => claim.keep(),
+            None => places::add(start, len),
+        }
         drop(view);
         lock(&REGIONS).push((start..start + len, self.0.clone()));
         Ok(Mapping {

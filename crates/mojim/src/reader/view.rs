@@ -29,6 +29,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::error::{Context, Error, Result};
+use crate::places;
 use crate::uffd;
 
 /// Bytes of a page; what the node's answers are counted in, too.
@@ -212,6 +213,11 @@ impl View {
         let system = std::io::Error::from;
         let pages = place.len.div_ceil(PAGE);
         let len = pages * PAGE;
+        // Beyond this limit the kernel sends a signal, which ends the program.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if limit.is_some_and(|limit| len as u64 > limit) {
+            return Err(Error::io(what(), &rustix::io::Errno::FBIG.into()));
+        }
         let memory = rustix::fs::memfd_create("mojim-view", MemfdFlags::CLOEXEC)
             .map_err(system)
             .context(what)?;
@@ -281,6 +287,7 @@ impl View {
         if self.regions.iter().all(|other| other.file != r.file) {
             self.files.remove(&r.file);
         }
+        places::release(start);
         // SAFETY: our own mapping; the program gave it back.
         unsafe { rustix::mm::munmap(start as *mut std::ffi::c_void, len) }
             .map_err(std::io::Error::from)

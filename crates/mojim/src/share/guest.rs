@@ -25,6 +25,7 @@ use crate::error::{Context, Error, Result};
 use crate::fork::{is_forked, refused};
 use crate::last;
 use crate::layout;
+use crate::places::{self, Claim};
 use crate::region::{MapFlags, Mapping};
 use crate::shared;
 use crate::track::{Armed, arm, arm_inherited, own_pagemap};
@@ -430,6 +431,7 @@ impl Guest {
     /// Maps a file, or a part of it, with a shared working copy.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
         let attached = self.attached()?;
+        let mut place = Claim::of(file, flags.fixed_at, len)?;
         let mut answer = attached.ask(&Request::Map {
             file: file.to_owned(),
             offset: flags.offset,
@@ -464,6 +466,9 @@ impl Guest {
                 ..Shown::default()
             }));
         };
+        if place.is_none() {
+            place = Claim::of(file, flags.fixed_at, len).inspect_err(|_| give_up())?;
+        }
         // SAFETY: a new mapping; with `fixed_at` the caller asked to replace what is there, as
         // mmap(2) says.
         let base = unsafe { mmap(hint, mapped, prot, how, memory.as_fd(), flags.offset) }
@@ -489,6 +494,10 @@ impl Guest {
         let watched = armed.and_then(|a| Ok((a, attached.ask(&Request::Show(shown))?)));
         match watched {
             Ok((armed, answer)) => {
+                match place {
+                    Some(place) => place.keep(),
+                    None => places::add(start, mapped),
+                }
                 table().add(Window {
                     span: start..start + len,
                     number: answer.value,
@@ -601,7 +610,8 @@ impl Guest {
         let done = attached.ask(&Request::Detach).map(drop);
         attached.end();
         for w in attached.take_windows() {
-            // The mapping stays, so what arms it does.
+            // The mapping stays, so what arms it does; it is no region any more.
+            places::release(w.span.start);
             std::mem::forget(w);
         }
         done
@@ -722,6 +732,7 @@ fn unmap_window(w: &Window) -> Result<()> {
     let (start, len) = (w.span.start, w.span.len());
     // Before the mapping: it unregisters its pages.
     *lock(&w.armed) = None;
+    places::release(start);
     let mapped = len.next_multiple_of(rustix::param::page_size());
     // SAFETY: the window's mapping; the program gave it back.
     unsafe { munmap(start as *mut _, mapped) }

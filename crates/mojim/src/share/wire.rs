@@ -383,6 +383,7 @@ fn put_error(w: &mut Writer<'_>, e: &Error) {
         Error::Poisoned(t) => (9, t),
         Error::Protocol(t) => (10, t),
         Error::Config(t) => (11, t),
+        Error::Full(t) => (14, t),
         Error::Damaged { path, what } => {
             put_text(w.u8(12), &path.to_string_lossy());
             return put_text(w, what);
@@ -408,6 +409,7 @@ fn error(r: &mut Reader<'_>) -> Result<Error> {
         9 => Error::Poisoned,
         10 => Error::Protocol,
         11 => Error::Config,
+        14 => Error::Full,
         12 => {
             let path = PathBuf::from(text(r)?);
             let what = text(r)?;
@@ -499,6 +501,7 @@ mod tests {
             Error::Timeout(t()),
             Error::Stale(t()),
             Error::Poisoned(t()),
+            Error::Full(t()),
             Error::Protocol(t()),
             Error::Config(t()),
             Error::Damaged {

@@ -172,20 +172,23 @@ impl Store {
                 let (r, _, next) = log.record(p).expect("seen above");
                 left = left.saturating_sub(r.header.len as usize);
                 let done = area.apply(&r, meta);
-                self.fail(done)?;
+                self.fail(done).inspect_err(|_| self.note_unapplied(end))?;
                 p = next;
                 if r.header.lsn == end {
                     break;
                 }
             }
             let ended = area.end_sync_point(end);
-            self.fail(ended)?;
+            self.fail(ended).inspect_err(|_| self.note_unapplied(end))?;
             a.cursors[lane] = p;
             a.applied = end;
             a.recount();
         }
+        // Most of what is applied is written here.
         let flushed = area.flush();
-        self.fail(flushed)?;
+        let last = a.applied;
+        self.fail(flushed)
+            .inspect_err(|_| self.note_unapplied(last))?;
         // Now that the bytes are there: who reads a page before this reads it again.
         watches.iter().for_each(|w| w.note(&changes));
         if self.applied.swap(a.applied, AcqRel) != a.applied {
@@ -350,18 +353,28 @@ impl Store {
         let applied = a.applied;
         let (starts, lost) = self.releasable(&a);
         let lost = if starts == a.durable { applied } else { lost };
-        self.update(|s| {
-            s.checkpoint = applied;
-            s.starts = starts.clone();
-        })?;
+        let durable = !self.mutations.release_early.load(Relaxed);
+        self.write_superblock(
+            |s| {
+                s.checkpoint = applied;
+                s.starts = starts.clone();
+            },
+            durable,
+        )?;
         self.checkpoint.store(applied, Release);
         self.retained.store(lost, Release);
         for (log, &start) in self.logs.iter().zip(&starts) {
             log.release(start);
         }
-        let spills = lock(&self.area).take_spills();
-        spills.into_iter().for_each(|id| self.remove_spill(id));
+        self.remove_released_spills();
         Ok(())
+    }
+
+    /// A record that is kept for another node may be sent again, and its spill
+    /// file ahead of it.
+    fn remove_released_spills(&self) {
+        let gone = lock(&self.area).take_spills(self.retained.load(Acquire));
+        gone.into_iter().for_each(|id| self.remove_spill(id));
     }
 
     /// Where each log may be released to, and the last LSN that goes with it.
@@ -419,6 +432,7 @@ impl Store {
         for (log, &start) in self.logs.iter().zip(&starts) {
             log.release(start);
         }
+        self.remove_released_spills();
         Ok(true)
     }
 

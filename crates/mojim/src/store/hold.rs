@@ -9,11 +9,12 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use mojim_format::message::COPY_PAGE;
 
 use super::{Store, lock};
+use crate::turns::Mutex;
 
 /// Keeps records in the logs after their checkpoint, for a reader of them that
 /// has everything up to an LSN.

@@ -51,7 +51,7 @@ impl Store {
             volume_id,
             copy,
             old,
-            spec.max_open,
+            spec.max_open.min(self.env.most_open()),
         )?;
         *lock(&self.stage) = Some(stage);
         self.progress.begin(self.env.now(), true, bytes);
@@ -219,7 +219,7 @@ impl Store {
         let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
             .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
         *area = self.fail(opened)?;
-        area.max_open = self.spec.max_open;
+        area.max_open = self.spec.max_open.min(self.env.most_open());
         drop(area);
         self.update(|s| s.state = State::Whole)?;
         *lock(&self.stage) = None;
@@ -267,6 +267,9 @@ impl Store {
         self.checkpoint.store(lsn, Release);
         self.tail.store(lsn, Release);
         self.shown.store(lsn, Release);
+        self.known.store(lsn, Release);
+        // Of another copy.
+        *lock(&self.missing) = None;
         Ok(())
     }
 

@@ -56,4 +56,16 @@ pub struct Mutations {
     pub look_silently: AtomicBool,
     /// An attach is over before the mirror on its link is a member.
     pub ready_early: AtomicBool,
+    /// A primary whose ring was lost does not remember it.
+    pub forget_ring: AtomicBool,
+    /// A primary goes on alone with what only its ring has.
+    pub alone_in_ring: AtomicBool,
+    /// Room of a log is released before the superblock that says so is durable.
+    pub release_early: AtomicBool,
+    /// A promise is given before it is durable.
+    pub promise_early: AtomicBool,
+    /// A mirror takes a record whose checksum it did not look at.
+    pub trust_wire: AtomicBool,
+    /// A mirror confirms a spill file that it did not sync.
+    pub spill_unsynced: AtomicBool,
 }

@@ -119,6 +119,7 @@ pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dy
     if len == 0 || addr == 0 || (addr | len) & (page - 1) != 0 || addr.checked_add(len).is_none() {
         return Err(rustix::io::Errno::INVAL.into());
     }
+    check_room(len)?;
     // SAFETY: the caller's promise is that of both functions.
     unsafe {
         match kind {
@@ -154,8 +155,18 @@ pub unsafe fn attach_metered(
             "this kernel has no write tracking by userfaultfd (Linux 6.7), without which memory cannot be bounded; remove `memory` and `max_uncommitted` from the volume's section",
         ));
     }
+    check_room(len)?;
     // SAFETY: the caller's promise.
     unsafe { two_level::attach_metered(base as usize, len, meter) }
+}
+
+/// Fails where what is noted of so large a range has no room: a program gives its length,
+/// and where one of the allocations fails the process ends.
+fn check_room(len: usize) -> io::Result<()> {
+    // A bit for each page, or some words for each chunk: less than this.
+    let mut probe = Vec::<u8>::new();
+    let room = probe.try_reserve_exact(len >> 12);
+    room.map_err(|_| rustix::io::Errno::NOMEM.into())
 }
 
 /// Refuses a range that is not page aligned or not within `len`.

@@ -21,6 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::error::Result;
 use crate::fork::{Once, is_forked, register};
 use crate::layout;
+use crate::os::{cancel_again, cancel_waits};
 use crate::share::Guest;
 use crate::share::guest::{self, Inherited, Still};
 use crate::share::line::End;
@@ -95,6 +96,7 @@ pub fn expect_forks() {
 }
 
 extern "C" fn before() {
+    let cancel = cancel_waits();
     let _ = catch_unwind(|| {
         let mut family = Family::default();
         let still = TABLE.still();
@@ -115,12 +117,14 @@ extern "C" fn before() {
         // that it does not have.
         let _ = AT_FORK.try_with(|f| f.set(Some(family)));
     });
+    cancel_again(cancel);
 }
 
 extern "C" fn in_parent() {
     let Some(mut family) = AT_FORK.try_with(Cell::take).ok().flatten() else {
         return;
     };
+    let cancel = cancel_waits();
     let _ = catch_unwind(AssertUnwindSafe(|| {
         // Before another thread can fork.
         let child = family.done.take().map(Done::of_parent);
@@ -133,12 +137,14 @@ extern "C" fn in_parent() {
             inner.take_back(&copy, id, false);
         }
     }));
+    cancel_again(cancel);
 }
 
 extern "C" fn in_child() {
     let Some(family) = AT_FORK.try_with(Cell::take).ok().flatten() else {
         return;
     };
+    let cancel = cancel_waits();
     let Family {
         all,
         ends,
@@ -153,6 +159,7 @@ extern "C" fn in_child() {
     if let Some(done) = done {
         done.say();
     }
+    cancel_again(cancel);
 }
 
 impl Inner {

@@ -12,18 +12,59 @@
 //!   after.
 //! - While it is in doubt where a file's end is, its regions have the nearer one.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, MutexGuard};
 
 use mojim_format::catalog::valid_file_name;
 
+use crate::env::File;
 use crate::error::{Context, Error, Result};
 use crate::fork::check_fork;
 use crate::last;
-use crate::primary::Piece;
+use crate::primary::{Begun, OtherFile, Piece};
 use crate::region::Region;
 
 use super::{Inner, Volume, lock};
+
+/// Bytes of a file that is taken into a volume, up to which all of them are in memory.
+const AT_ONCE: u64 = 1 << 20;
+/// A hole smaller than this counts as data.
+const LEAST_HOLE: u64 = 64 << 10;
+/// Most parts that such a file may have between its holes.
+const MOST_PARTS: usize = 1 << 20;
+
+fn too_large(errno: i32, name: &str, why: &str) -> Error {
+    let e = std::io::Error::from_raw_os_error(errno);
+    Error::io(format!("taking {name} into the volume ({why})"), &e)
+}
+
+/// The parts of a file of `size` bytes that may be other than zero.
+fn data_of(f: &dyn File, size: u64, name: &str) -> Result<Vec<Range<u64>>> {
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let found = f.next_data(at).context(|| name.to_owned())?;
+        let Some(found) = found.filter(|r| r.start < size) else {
+            break;
+        };
+        at = found.end;
+        let found = found.start..found.end.min(size);
+        let known = parts.len();
+        match parts.last_mut() {
+            Some(last) if found.start - last.end < LEAST_HOLE => last.end = found.end,
+            _ if known == MOST_PARTS => {
+                return Err(too_large(
+                    libc::EFBIG,
+                    name,
+                    &format!("it has more than {MOST_PARTS} parts between holes"),
+                ));
+            }
+            _ => parts.push(found),
+        }
+    }
+    Ok(parts)
+}
 
 /// What is known of a volume's names.
 #[derive(Default)]
@@ -90,6 +131,7 @@ impl Volume {
         if let Some(old) = self.0.primary.store.area().find(to).map(|f| f.id) {
             self.0.refuse_mapped(old, to)?;
         }
+        self.0.primary.store.area().check_name(to)?;
         // One that fails now may come true later.
         names.renamed = true;
         self.0
@@ -130,8 +172,13 @@ impl Inner {
         }
         let id = area.next_id();
         let path = area.path(file);
+        let stranger = area.check_name(file)?;
         drop(area);
-        match self.env.open(&path, crate::env::OpenHow::default()) {
+        let stranger = match stranger {
+            true => self.env.open(&path, crate::env::OpenHow::default()),
+            false => Err(std::io::ErrorKind::NotFound.into()),
+        };
+        match stranger {
             Ok(f) => {
                 let size = f.len().context(|| path.display().to_string())?;
                 self.import(names, id, file, &*f, size)?;
@@ -163,27 +210,40 @@ impl Inner {
         names: &mut Names,
         id: u32,
         name: &str,
-        f: &dyn crate::env::File,
+        f: &dyn File,
         size: u64,
     ) -> Result<()> {
-        let mut bytes = vec![
-            0u8;
-            usize::try_from(size).map_err(|_| {
-                Error::Invalid(format!("{name}: too large to take into the volume"))
-            })?
-        ];
-        let got = f.read_at(&mut bytes, 0).context(|| name.to_owned())?;
-        bytes.truncate(got);
-        let mut pieces = vec![
+        self.primary.check_size(size)?;
+        let parts = data_of(f, size, name)?;
+        let bytes: u64 = parts.iter().map(|p| p.end - p.start).sum();
+        let mut pieces = Vec::new();
+        let room = pieces.try_reserve_exact(parts.len() + 2);
+        room.map_err(|e| too_large(libc::ENOMEM, name, &e.to_string()))?;
+        pieces.extend([
             Piece::Create { file: id, name },
             Piece::Resize { file: id, size },
-        ];
-        if got > 0 {
+        ]);
+        if bytes > AT_ONCE {
+            pieces.extend(parts.into_iter().map(|p| Piece::Copy {
+                file: id,
+                offset: p.start,
+                len: (p.end - p.start) as usize,
+                from: OtherFile(f),
+            }));
+            let begun = self.primary.begin_copied(&pieces)?;
+            return self.see_through(names, &begun);
+        }
+        let mut bytes = vec![0; bytes as usize];
+        let mut rest = &mut bytes[..];
+        for p in parts {
+            let (part, more) = rest.split_at_mut((p.end - p.start) as usize);
+            rest = more;
+            f.read_at(part, p.start).context(|| name.to_owned())?;
             pieces.push(Piece::Write {
                 file: id,
-                offset: 0,
-                ptr: bytes.as_ptr(),
-                len: got,
+                offset: p.start,
+                ptr: part.as_ptr(),
+                len: part.len(),
             });
         }
         self.change_names(names, &pieces)
@@ -200,9 +260,18 @@ impl Inner {
     /// Commits a change and applies it here, so that the file system shows it when
     /// the call returns.
     fn change_names(&self, names: &mut Names, pieces: &[Piece<'_>]) -> Result<()> {
+        for p in pieces {
+            if let Piece::Resize { size, .. } = p {
+                self.primary.check_size(*size)?;
+            }
+        }
         let begun = self.primary.begin_commit(pieces)?;
+        self.see_through(names, &begun)
+    }
+
+    fn see_through(&self, names: &mut Names, begun: &Begun) -> Result<()> {
         names.doubt = begun.lsn;
-        self.primary.finish_commit(&begun)?;
+        self.primary.finish_commit(begun)?;
         last::set(begun.lsn);
         self.settle(begun.lsn)?;
         names.doubt = 0;

@@ -16,6 +16,7 @@ use crate::committed::Committed;
 use crate::config::Working;
 use crate::error::{Error, Result};
 use crate::fork::{check_fork, is_forked};
+use crate::places::Claim;
 use crate::reader;
 use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use crate::share::guest;
@@ -263,12 +264,13 @@ impl Volume {
     ///
     /// # Errors
     /// `Busy` where bytes of a private working copy are asked for again, or a
-    /// file of one kind as the other; `Invalid`, `NotFound`, `Io` (ENOMEM: no
+    /// file of one kind as the other, or where there is a region at `fixed_at`; `Invalid`, `NotFound`, `Io` (ENOMEM: no
     /// room for a shared working copy), and those of a sync point.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
         check_fork()?;
         let inner = &self.0;
         inner.check_attached()?;
+        let mut place = Claim::of(file, flags.fixed_at, len)?;
         let mut names = inner.names()?;
         let shared = match inner.volume.working {
             // What is bounded must be able to go.
@@ -279,9 +281,13 @@ impl Volume {
         let end = flags.offset + len as u64;
         let page = rustix::param::page_size() as u64;
         inner.check_free(file, id, flags.offset..end.next_multiple_of(page), shared)?;
+        if place.is_none() {
+            place = Claim::of(file, flags.fixed_at, len)?;
+        }
         let done = inner.map_known(&mut names, file, (id, size), len, flags, shared);
-        if done.is_err() {
-            inner.drop_unused();
+        match done {
+            Ok(_) => place.into_iter().for_each(Claim::keep),
+            Err(_) => inner.drop_unused(),
         }
         done
     }

@@ -1,0 +1,48 @@
+//! `mojim clean`: what unclean ends have left in memory.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use mojim::rings;
+
+use crate::failure::{Done, Failure};
+
+/// List the memory of nodes and volumes that are gone, or remove it.
+///
+/// A ring outlives its program and its daemon, and is removed when the volume is closed in order. Where
+/// instead a node's directory, or a volume's in it, was removed, its ring stays in /dev/shm. This looks
+/// for such rings of the calling user. A directory on a file system that is not mounted looks as if it
+/// were gone: mount it first. Exit code 1 if something is left.
+#[derive(clap::Args)]
+pub struct Clean {
+    /// Where rings are: the nodes' `ring`.
+    #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
+    ring: PathBuf,
+    /// Remove it.
+    #[arg(long)]
+    remove: bool,
+}
+
+impl Clean {
+    /// Runs it.
+    pub fn run(self) -> Done {
+        let left = rings::left_in(&self.ring).map_err(|e| Failure::failed(e.to_string()))?;
+        let mut out = std::io::stdout();
+        for l in &left {
+            let (path, of) = (l.path.display(), l.of.display());
+            let done = match self.remove {
+                true => {
+                    l.remove().map_err(|e| Failure::failed(e.to_string()))?;
+                    "removed"
+                }
+                false => "left",
+            };
+            writeln!(
+                out,
+                "{done}: {path}, {} bytes, of {of}, which is gone",
+                l.bytes
+            )?;
+        }
+        Ok(u8::from(!left.is_empty() && !self.remove))
+    }
+}

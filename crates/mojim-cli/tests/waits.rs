@@ -1,0 +1,174 @@
+//! How long a sync point waits for its mirror: as long as that moves on, and
+//! for seconds where it stands still. Two real nodes on loopback, with a
+//! program that ends at its first sync point that fails.
+//!
+//! Owns its temporary directories, shared memory and processes.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
+
+use mojim::config::Config;
+use mojim::{Error, MapFlags, Volume, msync};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+mod support;
+use support::cluster::{Cluster, SYNC};
+use support::{await_that, link};
+
+/// A cluster whose configuration says of its waits what `waits` says.
+fn cluster(waits: &str) -> Cluster {
+    let c = Cluster::new(SYNC);
+    let text = fs::read_to_string(c.file()).unwrap();
+    let usual = "resend_timeout = \"5s\"\n";
+    assert!(text.contains(usual));
+    c.configure(&text.replace(usual, waits));
+    c
+}
+
+/// The program reaches b over a link that takes `burst` bytes each 10 ms.
+/// Returns the configuration of the nodes themselves.
+fn slow(c: &Cluster, burst: usize) -> PathBuf {
+    let near = c.file().with_extension("near");
+    fs::copy(c.file(), &near).unwrap();
+    let address = format!("127.0.0.1:{}", c.ports[1].number);
+    let port = link::slow(address.clone(), burst, Duration::from_millis(10));
+    let text = fs::read_to_string(c.file()).unwrap();
+    c.configure(&text.replace(&address, &format!("127.0.0.1:{port}")));
+    near
+}
+
+/// With the bounds that a volume has where nothing is said, a mirror that stood
+/// still for a second ended the program.
+#[test]
+fn a_mirror_that_stands_still_for_seconds_fails_no_sync_point() {
+    let c = cluster("");
+    let _a = c.node("a");
+    let b = c.node("b");
+    let (mut p, _) = c.program("a", &["--entries", "400", "--pace", "500"]);
+    p.acknowledged(0, 50);
+    b.signal("STOP");
+    // Longer than a quarter of a second and five times three round trips of a
+    // busy machine; the time is what the test is about.
+    sleep(Duration::from_secs(2));
+    b.signal("CONT");
+    p.acknowledged(50, 400);
+    p.finish();
+    c.assert_equal();
+}
+
+/// A sync point of 16 MiB failed on a mirror that was taking it in all the
+/// time, in parts, as a spill file, or as both.
+#[test]
+fn a_large_sync_point_is_waited_for_while_it_moves() {
+    for size in ["4MiB", "64MiB"] {
+        let c = cluster("resend_timeout = \"50ms\"\nresend_attempts = 5\n");
+        let text = fs::read_to_string(c.file()).unwrap();
+        c.configure(&text.replace("4MiB", size));
+        let _a = c.node("a");
+        let _b = c.node("b");
+        slow(&c, 64 << 10);
+        let ballast = (16 << 20).to_string();
+        let args = ["--entries", "10", "--ballast", &ballast];
+        let (mut p, _) = c.program("a", &args);
+        p.acknowledged(0, 10);
+        p.finish();
+        c.assert_equal();
+    }
+}
+
+/// While a mirror that came back without anything got its copy, every sync
+/// point failed.
+#[test]
+fn a_whole_copy_under_load_fails_no_sync_point() {
+    let c = cluster("resend_timeout = \"1s\"\nresend_attempts = 5\ncopy_streams = 1\n");
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let ballast = (16 << 20).to_string();
+    // The copy takes longer than a sync point waits for a mirror that stands still.
+    let near = slow(&c, 16 << 10);
+    let args = ["--entries", "400", "--pace", "500", "--ballast", &ballast];
+    let (mut p, _) = c.program("a", &args);
+    p.acknowledged(0, 50);
+    b.kill();
+    fs::remove_dir_all(c.dir.join("b")).unwrap();
+    c.lose_memory("b");
+    let _b = c.node_as(&near, "b");
+    p.acknowledged(50, 400);
+    p.finish();
+    c.assert_equal();
+}
+
+/// A mirror that could not take in the spill file of a large sync point refused it,
+/// and was linked to again 10 ms later, which counted as progress: that call never
+/// returned, and each other large one waited behind it. Where the limit was the
+/// process's own there was no refusal: a signal ended the mirror's daemon. And each
+/// try left what had come of its file behind.
+#[test]
+fn a_large_sync_point_fails_where_the_mirror_cannot_take_it_in() {
+    let c = cluster("resend_timeout = \"200ms\"\nresend_attempts = 5\n");
+    const SIZE: usize = 16 << 20;
+    // The file fits, the spill file of all of it has some bytes more.
+    c.prepare(|_, command| {
+        let limit = Rlimit {
+            current: Some(SIZE as u64),
+            maximum: Some(SIZE as u64),
+        };
+        // SAFETY: one system call.
+        unsafe { command.pre_exec(move || Ok(setrlimit(Resource::Fsize, limit)?)) };
+    });
+    let b = c.node("b");
+    let config = Config::load(&c.file()).unwrap();
+    let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let large = ["f", "g"].map(|name| v.map(name, SIZE, flags).unwrap());
+    let small = v.map("h", 4096, flags).unwrap();
+    for (i, m) in large.iter().enumerate() {
+        // SAFETY: the mapping, which only this thread uses.
+        unsafe { std::ptr::write_bytes(m.ptr, i as u8 + 7, SIZE) };
+    }
+    std::thread::scope(|s| {
+        let calls = large.each_ref().map(|m| {
+            let at = m.ptr as usize;
+            s.spawn(move || msync(at as *const u8, SIZE))
+        });
+        // What others commit goes on.
+        for i in 0..20 {
+            // SAFETY: as above.
+            unsafe { small.ptr.write_volatile(i) };
+            msync(small.ptr, 1).unwrap_or_else(|e| panic!("{e} {}", b.errors()));
+        }
+        for call in calls {
+            let e = call.join().unwrap().unwrap_err();
+            assert!(matches!(e, Error::Timeout(_)), "{e}");
+            let text = e.to_string();
+            assert!(text.contains("node b") && text.contains("too large"), "{e}");
+        }
+    });
+    let left = || {
+        let names = fs::read_dir(c.dir.join("b/.mojim/v")).unwrap();
+        let names = names.map(|n| n.unwrap().file_name().into_string().unwrap());
+        names.filter(|n| n.starts_with("spill.")).count()
+    };
+    // Of the last try, where that was given up between two pieces.
+    assert!(left() <= 1, "{}", left());
+    // The same bytes in what it can take, by the same daemon.
+    for m in &large {
+        for half in [0, SIZE / 2] {
+            msync(m.ptr.wrapping_add(half), SIZE / 2).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    await_that("the mirror's end of the session", || {
+        let same = ["f", "g"].iter().enumerate().all(|(i, name)| {
+            let bytes = fs::read(c.dir.join("b/v").join(name)).unwrap();
+            bytes.len() == SIZE && bytes.iter().all(|x| *x == i as u8 + 7)
+        });
+        same.then_some(())
+    });
+}

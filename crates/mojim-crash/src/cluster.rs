@@ -1,0 +1,698 @@
+//! Power for clusters: two nodes, each on a device that records, real daemons
+//! and a program of several threads; then nodes lose their power at any moment
+//! of that, come back or not, and what the cluster serves afterwards is compared
+//! with what was acknowledged.
+//!
+//! Owns the choice of states and what each may have lost: the tables of
+//! `docs/guarantees.md`. A state is a moment of the common clock, and for each
+//! node that loses its power what its device had flushed before, and of the rest
+//! any part (as in `blocks.rs`); its memory is gone. A node that only loses its
+//! processes keeps its page cache and its memory.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use mojim_sim::Rng;
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::blocks::{Piece, last_flush, put, survivors};
+use crate::device::Event;
+use crate::journal::Told;
+use crate::machine::Fault;
+use crate::sys::Lab;
+
+mod live;
+pub mod parts;
+mod program;
+pub mod setup;
+mod stand;
+
+use live::{End, Faults, History, Stage};
+use program::{Model, PART};
+use setup::{Mode, NODES, Places, Setup};
+use stand::{Back, Outcome, Plan, Stand};
+
+/// How the rung runs.
+pub struct Options {
+    /// The command `mojim-crash`.
+    pub exe: PathBuf,
+    /// Which subjects, by their names; all of them where there is none.
+    pub subjects: Vec<String>,
+    /// Which modes `mojim` runs in.
+    pub modes: Vec<Mode>,
+    /// With a register and without.
+    pub registers: Vec<bool>,
+    /// What happens to the nodes.
+    pub failures: Vec<Failures>,
+    /// States of `mojim` in all.
+    pub states: u64,
+    /// Most states of a subject that must be found out,
+    pub tries: u64,
+    /// and how often it must be.
+    pub enough: u64,
+    /// States of one history.
+    pub of_each: u64,
+    /// Steps of each thread in one history.
+    pub steps: u64,
+    /// How many histories are looked at at one time.
+    pub jobs: usize,
+    /// The first seed.
+    pub seed: u64,
+    /// No history is begun when so much time has passed.
+    pub limit: Duration,
+    /// Tells of what failed when it does.
+    pub loud: bool,
+}
+
+/// What happens to the two nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Failures {
+    /// Both lose their power and come back.
+    Both,
+    /// `a` is lost for good, `b` loses its power.
+    AGone,
+    /// `b` is lost for good, `a` loses its power.
+    BGone,
+    /// The same, and `a` comes back with an empty disk.
+    AEmpty,
+    /// The same of `b`.
+    BEmpty,
+    /// `a` loses its power, `b` its processes.
+    APower,
+    /// `b` loses its power, `a` its processes.
+    BPower,
+}
+
+impl Failures {
+    /// All of them, with the words by which one is chosen.
+    pub const ALL: [(Failures, &'static str); 7] = [
+        (Failures::Both, "both"),
+        (Failures::AGone, "a-gone"),
+        (Failures::BGone, "b-gone"),
+        (Failures::AEmpty, "a-empty"),
+        (Failures::BEmpty, "b-empty"),
+        (Failures::APower, "a-power"),
+        (Failures::BPower, "b-power"),
+    ];
+
+    /// By its word.
+    pub fn of(word: &str) -> std::result::Result<Failures, String> {
+        let found = Failures::ALL.into_iter().find(|(_, w)| *w == word);
+        found
+            .map(|(f, _)| f)
+            .ok_or_else(|| format!("one of {}", Failures::ALL.map(|(_, w)| w).join(", ")))
+    }
+
+    /// Those that come of one moment's power.
+    const POWER: [Failures; 5] = [
+        Failures::Both,
+        Failures::AGone,
+        Failures::BGone,
+        Failures::AEmpty,
+        Failures::BEmpty,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Failures::Both => "a's power, b's power",
+            Failures::AGone => "a for good, b's power",
+            Failures::BGone => "a's power, b for good",
+            Failures::AEmpty => "a comes back empty, b's power",
+            Failures::BEmpty => "a's power, b comes back empty",
+            Failures::APower => "a's power, b's processes",
+            Failures::BPower => "a's processes, b's power",
+        }
+    }
+
+    fn plan(self, mode: Mode, register: bool, rng: &mut Rng) -> Plan {
+        let (attach, promote) = match self {
+            // With a register the one that is left goes on by itself.
+            Failures::AGone | Failures::AEmpty if register => (Some(1), 1),
+            Failures::AGone => (None, 1),
+            // In `async` the table has the other node promoted.
+            Failures::AEmpty => ((mode != Mode::Async).then_some(0), 1),
+            // Who waits for the other waits for seconds.
+            Failures::BGone => ((rng.below(40) == 0).then_some(0), 0),
+            _ => (Some(0), 0),
+        };
+        Plan { attach, promote }
+    }
+}
+
+/// What may be missing: a word of the guarantees' tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// Nothing.
+    Kept,
+    /// The last of it, after an operator's word.
+    Part,
+    /// All of it: nobody serves.
+    Lost,
+}
+
+fn word(mode: Mode, failures: Failures) -> Word {
+    use Failures::*;
+    match (mode, failures) {
+        (_, APower | BPower) => Word::Kept,
+        (Mode::Async, AGone | AEmpty) => Word::Part,
+        (Mode::SyncDisk, AGone | AEmpty) => Word::Lost,
+        (Mode::SyncDisk, Both) => Word::Part,
+        (Mode::Sync | Mode::SyncDisk, BGone | BEmpty) => Word::Part,
+        _ => Word::Kept,
+    }
+}
+
+/// Who is looked at.
+struct Subject {
+    name: &'static str,
+    /// In which modes; all that were asked for where there is none.
+    modes: &'static [Mode],
+    faults: Faults,
+    /// What the machines have on which it recovers.
+    recovers: Option<Fault>,
+    /// What the program believes that the mode is.
+    believed: Option<Mode>,
+}
+
+const MOJIM: Subject = Subject {
+    name: "mojim",
+    modes: &[],
+    faults: [None, None],
+    recovers: None,
+    believed: None,
+};
+
+/// Those that must be found out.
+const BROKEN: [Subject; 8] = [
+    Subject {
+        name: "mirror-no-log-flush",
+        modes: &[Mode::Sync],
+        faults: [None, Some(Fault::NoLogFlush)],
+        ..MOJIM
+    },
+    Subject {
+        name: "mirror-no-superblock-flush",
+        modes: &[Mode::Sync],
+        faults: [None, Some(Fault::NoSuperblockFlush)],
+        ..MOJIM
+    },
+    Subject {
+        name: "mirror-data-first",
+        modes: &[Mode::Sync],
+        faults: [None, Some(Fault::DataFirst)],
+        ..MOJIM
+    },
+    Subject {
+        name: "mirror-superblock-late",
+        modes: &[Mode::Sync],
+        faults: [None, Some(Fault::SuperblockLate)],
+        ..MOJIM
+    },
+    Subject {
+        name: "primary-superblock-late",
+        modes: &[Mode::SyncFlush],
+        faults: [Some(Fault::SuperblockLate), None],
+        ..MOJIM
+    },
+    Subject {
+        name: "primary-no-superblock-flush",
+        modes: &[Mode::SyncFlush],
+        faults: [Some(Fault::NoSuperblockFlush), None],
+        ..MOJIM
+    },
+    Subject {
+        name: "without-the-mirror",
+        modes: &[Mode::SyncFlush],
+        believed: Some(Mode::Async),
+        ..MOJIM
+    },
+    Subject {
+        name: "ring-forgotten",
+        modes: &[Mode::Sync],
+        recovers: Some(Fault::ForgetRing),
+        ..MOJIM
+    },
+];
+
+/// What was found of one subject, mode and kind of failures.
+#[derive(Debug, Clone, Default)]
+struct Row {
+    states: u64,
+    /// Everything acknowledged was there.
+    kept: u64,
+    /// What may be missing was, after a word.
+    allowed: u64,
+    /// Something else was, or nobody served.
+    lost: u64,
+    /// Half of a step was there, or one without one before it.
+    torn: u64,
+    unmountable: u64,
+    first: Option<String>,
+}
+
+impl Row {
+    fn failures(&self) -> u64 {
+        self.lost + self.torn
+    }
+
+    fn join(&mut self, other: Row) {
+        self.states += other.states;
+        self.kept += other.kept;
+        self.allowed += other.allowed;
+        self.lost += other.lost;
+        self.torn += other.torn;
+        self.unmountable += other.unmountable;
+        self.first = self.first.take().or(other.first);
+    }
+}
+
+type Rows = BTreeMap<(bool, String, Failures), Row>;
+
+/// Runs the rung.
+pub fn run(o: &Options) -> Result<Report> {
+    let begun = Instant::now();
+    let mut found = Vec::new();
+    for subject in std::iter::once(&MOJIM).chain(&BROKEN) {
+        if o.subjects.is_empty() || o.subjects.iter().any(|s| s == subject.name) {
+            found.push((subject.name, look_at(o, subject)?));
+        }
+    }
+    Ok(Report {
+        subjects: found,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
+}
+
+fn look_at(o: &Options, subject: &Subject) -> Result<Rows> {
+    let must_stand = subject.name == MOJIM.name;
+    let states = if must_stand { o.states } else { o.tries };
+    let begun = Instant::now();
+    let total = Mutex::new(Rows::new());
+    let next = AtomicU64::new(0);
+    let goes_on = || {
+        let rows = total.lock().expect("no thread panics");
+        let seen: u64 = rows.values().map(|r| r.states).sum();
+        let failures: u64 = rows.values().map(Row::failures).sum();
+        seen < states && begun.elapsed() < o.limit && (must_stand || failures < o.enough)
+    };
+    let job = || -> Result<()> {
+        let mut bench = Bench::new(o)?;
+        while goes_on() {
+            let n = next.fetch_add(1, Relaxed);
+            let rows = bench.look_at(o, subject, n)?;
+            let mut total = total.lock().expect("no thread panics");
+            for (key, row) in rows {
+                total.entry(key).or_default().join(row);
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|s| {
+        let jobs: Vec<_> = (0..o.jobs).map(|_| s.spawn(job)).collect();
+        jobs.into_iter().try_for_each(|j| match j.join() {
+            Ok(done) => done,
+            Err(e) => std::panic::resume_unwind(e),
+        })
+    })?;
+    Ok(total.into_inner().expect("no thread panics"))
+}
+
+/// One job's disks.
+struct Bench {
+    // In the order in which they must go.
+    stand: Stand,
+    stage: Stage,
+    places: Places,
+    _lab: Lab,
+}
+
+impl Bench {
+    fn new(o: &Options) -> Result<Bench> {
+        let lab = Lab::new()?;
+        let stage = Stage::new(&lab, &o.exe)?;
+        let places = Places::new(lab.path("cluster"));
+        let stand = Stand::new(&lab, places.clone(), stage.pristine())?;
+        Ok(Bench {
+            stand,
+            stage,
+            places,
+            _lab: lab,
+        })
+    }
+
+    /// Looks at states of the `n`th history.
+    fn look_at(&mut self, o: &Options, subject: &Subject, n: u64) -> Result<Rows> {
+        let seed = o.seed + n;
+        let modes = match subject.modes {
+            [] => &o.modes,
+            modes => modes,
+        };
+        let mode = modes[n as usize % modes.len()];
+        let turn = n as usize / modes.len();
+        let register = o.registers[turn % o.registers.len()] && mode != Mode::Async;
+        let mut setup = Setup::new(seed, mode, register, o.steps);
+        setup.believed = subject.believed.unwrap_or(mode);
+        let mut rng = Rng::new(seed ^ 0x0c10_57e4);
+        let wanted = |f: &Failures| o.failures.contains(f);
+        // One life of three ends for one node alone.
+        let of_power: Vec<Failures> = Failures::POWER.into_iter().filter(wanted).collect();
+        let alone: Vec<usize> = [Failures::BPower, Failures::APower]
+            .iter()
+            .enumerate()
+            .filter(|(_, f)| wanted(f))
+            .map(|(node, _)| node)
+            .collect();
+        let end = match rng.below(3) {
+            n if !alone.is_empty() && (n == 0 || of_power.is_empty()) => End::Killed {
+                node: *rng.pick(&alone),
+                step: rng.between(1, o.steps - o.steps / 4),
+            },
+            _ => End::Done,
+        };
+        let places = &self.places;
+        let history = self.stage.run(places, &setup, subject.faults, end)?;
+        let of_each = match end {
+            End::Done => o.of_each,
+            // They have one moment.
+            End::Killed { .. } => o.of_each / 4,
+        };
+        let mut rows = Rows::new();
+        let mut models: Vec<_> = (0..setup.threads).map(|t| Model::new(seed, t)).collect();
+        let mut disks: Vec<_> = history
+            .nodes
+            .iter()
+            .map(|past| Disk::new(past, self.stage.pristine()))
+            .collect();
+        for moment in moments(&history, &mut rng, of_each) {
+            disks.iter_mut().for_each(|d| d.go_to(moment));
+            let failures = match &history.kept {
+                Some(k) if k.node == 0 => Failures::BPower,
+                Some(_) => Failures::APower,
+                None => *rng.pick(&of_power),
+            };
+            let plan = failures.plan(mode, register, &mut rng);
+            let back: Vec<Back<'_>> = disks
+                .iter()
+                .enumerate()
+                .map(|(i, d)| back(failures, &history, i, d, &mut rng))
+                .collect();
+            let (outcome, said) = self.stand.recover(&setup, &back, plan, subject.recovers)?;
+            let key = (register, mode.name().to_owned(), failures);
+            let row = rows.entry(key).or_default();
+            let judged = judge(
+                outcome,
+                word(mode, failures),
+                &history.told,
+                moment,
+                &mut models,
+            );
+            let bad = row.count(judged, || {
+                format!(
+                    "seed {seed} ({n}), {}, moment {moment} of {}",
+                    failures.name(),
+                    history.end
+                )
+            });
+            if let (Some(bad), true) = (bad, o.loud) {
+                eprintln!(
+                    "{}, {}{}: {bad}\n{said}",
+                    subject.name,
+                    mode.name(),
+                    if register { ", register" } else { "" }
+                );
+            }
+            let failures: u64 = rows.values().map(Row::failures).sum();
+            if subject.name != MOJIM.name && failures >= o.enough {
+                break;
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// A node's device while time goes on.
+struct Disk<'a> {
+    events: &'a [Event],
+    times: &'a [u64],
+    /// What is on the medium whatever happens,
+    medium: Vec<u8>,
+    /// which is the requests up to here.
+    durable: usize,
+    seen: usize,
+}
+
+impl<'a> Disk<'a> {
+    fn new(past: &'a live::Past, pristine: &[u8]) -> Disk<'a> {
+        Disk {
+            events: &past.events,
+            times: &past.times,
+            medium: pristine.to_vec(),
+            durable: 0,
+            seen: 0,
+        }
+    }
+
+    fn go_to(&mut self, moment: u64) {
+        self.seen = self.times.partition_point(|t| *t < moment);
+        let flushed = last_flush(&self.events[self.durable..self.seen]).unwrap_or(0);
+        for e in &self.events[self.durable..self.durable + flushed] {
+            if let Event::Write(at, bytes) = e {
+                put(&mut self.medium, *at, bytes);
+            }
+        }
+        self.durable += flushed;
+    }
+
+    fn unflushed(&self) -> &'a [Event] {
+        &self.events[self.durable..self.seen]
+    }
+}
+
+fn back<'a>(
+    failures: Failures,
+    history: &'a History,
+    node: usize,
+    disk: &'a Disk<'_>,
+    rng: &mut Rng,
+) -> Back<'a> {
+    use Failures::*;
+    if let Some(k) = history.kept.as_ref().filter(|k| k.node == node) {
+        return Back::Kept(&k.disk, &k.ring);
+    }
+    match (failures, NODES[node]) {
+        (AGone, "a") | (BGone, "b") => Back::Gone,
+        (AEmpty, "a") | (BEmpty, "b") => Back::Empty,
+        // The witness keeps its power.
+        (_, "w") => Back::Power(&disk.medium, written(disk.unflushed())),
+        _ => Back::Power(&disk.medium, survivors(disk.unflushed(), rng)),
+    }
+}
+
+fn written(events: &[Event]) -> Vec<Piece> {
+    let write = |e: &Event| match e {
+        Event::Write(at, bytes) => Some((*at, bytes.clone())),
+        Event::Flush => None,
+    };
+    events.iter().filter_map(write).collect()
+}
+
+/// When the power goes, in ascending order: often just when something was
+/// acknowledged, or one of the devices flushed; seldom while all is set up.
+fn moments(history: &History, rng: &mut Rng, n: u64) -> Vec<u64> {
+    let (ready, end) = (history.told.ready, history.end);
+    let first = history.kept.as_ref().map_or(ready, |k| k.since).min(end);
+    let mut marks: Vec<u64> = history
+        .told
+        .threads
+        .iter()
+        .flatten()
+        .map(|(_, a)| a + 1)
+        .collect();
+    for past in &history.nodes {
+        let flushes = past.events.iter().zip(&past.times);
+        marks.extend(
+            flushes
+                .filter(|(e, _)| **e == Event::Flush)
+                .map(|(_, t)| *t),
+        );
+    }
+    marks.retain(|t| (first..=end).contains(t));
+    let mut all: Vec<u64> = (0..n)
+        .map(|i| match i % 16 {
+            0 if history.kept.is_none() => rng.between(1, first),
+            1..=9 if !marks.is_empty() => *rng.pick(&marks),
+            _ => rng.between(first, end),
+        })
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// What is said of a state.
+enum Judged {
+    Kept,
+    Allowed,
+    Lost(String),
+    Torn(String),
+    Unmountable,
+}
+
+fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [Model]) -> Judged {
+    let anything = told.ready < moment;
+    let (bytes, by_hand) = match outcome {
+        Outcome::Unmountable => return Judged::Unmountable,
+        // Before there was a volume there is nobody to promote.
+        Outcome::Refused(_) if !anything => return Judged::Kept,
+        Outcome::Refused(_) if word == Word::Lost => return Judged::Allowed,
+        Outcome::Refused(why) => return Judged::Lost(format!("nobody serves: {why}")),
+        Outcome::Found { bytes, by_hand } => (bytes, by_hand),
+    };
+    let mut found = Vec::new();
+    for (thread, model) in models.iter_mut().enumerate() {
+        let begun = told.begun(thread, moment);
+        match model.step_of(&bytes[thread * PART..][..PART], begun) {
+            Ok(step) => found.push(step),
+            Err(e) => return Judged::Torn(e),
+        }
+    }
+    if let Some(e) = told.disorder(&found) {
+        return Judged::Torn(e);
+    }
+    let missing: Vec<String> = found
+        .iter()
+        .enumerate()
+        .map(|(thread, n)| (thread, *n, told.acknowledged(thread, moment)))
+        .filter(|(_, n, acknowledged)| n < acknowledged)
+        .map(|(thread, n, acknowledged)| {
+            format!("thread {thread}: step {n} is there, {acknowledged} was acknowledged")
+        })
+        .collect();
+    match (missing.is_empty(), word) {
+        (true, _) => Judged::Kept,
+        (false, Word::Part) if by_hand => Judged::Allowed,
+        _ => Judged::Lost(format!(
+            "{}{}",
+            missing.join(", "),
+            if by_hand {
+                ", after a promotion"
+            } else {
+                ", without a word"
+            }
+        )),
+    }
+}
+
+impl Row {
+    /// Counts a state; what is wrong with it.
+    fn count(&mut self, judged: Judged, what: impl FnOnce() -> String) -> Option<String> {
+        if let Judged::Unmountable = judged {
+            self.unmountable += 1;
+            return None;
+        }
+        self.states += 1;
+        let (counted, why) = match judged {
+            Judged::Kept => (&mut self.kept, None),
+            Judged::Allowed => (&mut self.allowed, None),
+            Judged::Lost(e) => (&mut self.lost, Some(format!("lost: {e}"))),
+            Judged::Torn(e) => (&mut self.torn, Some(format!("torn: {e}"))),
+            Judged::Unmountable => unreachable!("said above"),
+        };
+        *counted += 1;
+        let why = format!("{}: {}", what(), why?);
+        self.first.get_or_insert_with(|| why.clone());
+        Some(why)
+    }
+}
+
+/// All that the rung found.
+pub struct Report {
+    subjects: Vec<(&'static str, Rows)>,
+    seconds: f64,
+}
+
+fn is_right(name: &str, rows: &Rows) -> bool {
+    let sum = |f: fn(&Row) -> u64| rows.values().map(f).sum::<u64>();
+    let (states, unmountable) = (sum(|r| r.states), sum(|r| r.unmountable));
+    let compared = states > 0 && unmountable <= states / 20 + 2;
+    compared && (sum(Row::failures) == 0) == (name == MOJIM.name)
+}
+
+impl Report {
+    /// Whether the rung counts, and found nothing.
+    pub fn is_right(&self) -> bool {
+        self.subjects
+            .iter()
+            .all(|(name, rows)| is_right(name, rows))
+    }
+
+    /// As data.
+    pub fn json(&self) -> Value {
+        let row = |((register, mode, failures), r): (&(bool, String, Failures), &Row)| {
+            json!({
+                "mode": mode,
+                "register": register,
+                "failures": failures.name(),
+                "states": r.states,
+                "kept": r.kept,
+                "allowed": r.allowed,
+                "lost": r.lost,
+                "torn": r.torn,
+                "unmountable": r.unmountable,
+                "first": r.first,
+            })
+        };
+        let subject = |(name, rows): &(&'static str, Rows)| {
+            json!({
+                "subject": name,
+                "must_fail": *name != MOJIM.name,
+                "right": is_right(name, rows),
+                "rows": rows.iter().map(row).collect::<Vec<_>>(),
+            })
+        };
+        json!({
+            "rung": "power for clusters",
+            "seconds": self.seconds,
+            "right": self.is_right(),
+            "subjects": self.subjects.iter().map(subject).collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "power for clusters, {:.0} s", self.seconds)?;
+        for (name, rows) in &self.subjects {
+            let states: u64 = rows.values().map(|r| r.states).sum();
+            let verdict = match (is_right(name, rows), *name == MOJIM.name) {
+                (true, true) => "stands",
+                (true, false) => "found out",
+                (false, true) => "FAILED",
+                (false, false) => "NOT FOUND OUT",
+            };
+            writeln!(f, "  {name:<28} {states:>6} states: {verdict}")?;
+            for ((register, mode, failures), r) in rows {
+                let with = if *register { "register" } else { "" };
+                writeln!(
+                    f,
+                    "    {mode:<10} {with:<8} {:<30} {:>6}: {} kept, {} allowed, {} lost, {} torn, {} did not mount",
+                    failures.name(),
+                    r.states,
+                    r.kept,
+                    r.allowed,
+                    r.lost,
+                    r.torn,
+                    r.unmountable
+                )?;
+                if let Some(first) = &r.first {
+                    writeln!(f, "      {first}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

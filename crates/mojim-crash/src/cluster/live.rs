@@ -1,0 +1,317 @@
+//! One cluster that runs: each node's disk is a device that records, its daemon
+//! and the program are processes.
+//!
+//! Owns the devices, mounts and processes, and how what they did becomes a
+//! history. Invariant: all that is in a history has a time of one clock
+//! (`journal.rs`), which the devices ask too.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::setup::{DATA, NODES, Places, Setup};
+use crate::device::{Device, Event};
+use crate::journal::{Journal, Told};
+use crate::machine::Fault;
+use crate::subject::Place;
+use crate::sys::{Lab, Loop, Mounted, make_file_system};
+use crate::{Result, WRITE_BACK_EVERY, write_back};
+
+/// Bytes of a node's disk.
+pub const DISK: u64 = 16 << 20;
+/// When a node of a running cluster counts as failed: longer than anything here
+/// takes.
+const LIMIT: u64 = 20_000;
+
+/// What a node's device was asked, and when.
+#[derive(Default)]
+pub struct Past {
+    /// The requests.
+    pub events: Vec<Event>,
+    /// The time of each.
+    pub times: Vec<u64>,
+}
+
+/// What a node that keeps its power has, when its processes are killed.
+pub struct Kept {
+    /// Whose it is.
+    pub node: usize,
+    /// Its directory, as its page cache shows it, on the medium.
+    pub disk: Vec<u8>,
+    /// The files of its memory.
+    pub ring: Vec<(PathBuf, Vec<u8>)>,
+    /// When they were killed.
+    pub since: u64,
+}
+
+/// All that is known of a life of a cluster.
+pub struct History {
+    /// Of each node.
+    pub nodes: Vec<Past>,
+    /// What the program had acknowledged.
+    pub told: Told,
+    /// Who was killed with its memory left.
+    pub kept: Option<Kept>,
+    /// The last time of which all is known.
+    pub end: u64,
+}
+
+/// A node's disk, which records.
+struct Site {
+    // In the order in which they must go.
+    recorded: Loop,
+    device: Device,
+}
+
+/// Disks on which clusters run, one after the other.
+pub struct Stage {
+    sites: Vec<Site>,
+    pristine: Vec<u8>,
+    exe: PathBuf,
+}
+
+/// Ends with its owner.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command) -> Result<Running> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        // SAFETY: the call between fork and exec is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        Ok(Running(command.spawn()?))
+    }
+
+    /// Until it says that it has come so far.
+    fn wait(&mut self, what: &str) -> Result<()> {
+        let pipe = self.0.stdout.take().expect("it is piped");
+        let mut line = String::new();
+        BufReader::new(pipe).read_line(&mut line)?;
+        match line.is_empty() {
+            false => Ok(()),
+            true => Err(format!("{what} ended by itself").into()),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A cluster's faults: the machine of `a`'s program, and that of `b`'s daemon.
+pub type Faults = [Option<Fault>; DATA];
+
+/// When a cluster's life is over.
+#[derive(Debug, Clone, Copy)]
+pub enum End {
+    /// When the program has made all its steps.
+    Done,
+    /// When the first thread has made so many: the processes of this node are
+    /// killed, and the other's go on for a moment.
+    Killed {
+        /// Which node.
+        node: usize,
+        /// Steps.
+        step: u64,
+    },
+}
+
+impl Stage {
+    /// Makes the disks; `exe`: the command `mojim-crash`.
+    pub fn new(lab: &Lab, exe: &Path) -> Result<Stage> {
+        let image = lab.path("pristine");
+        make_file_system("ext4", &image, DISK)?;
+        let pristine = std::fs::read(&image)?;
+        let site = |node: &&str| -> Result<Site> {
+            let device = Device::new(&lab.path(&format!("device.{node}")), pristine.clone())?;
+            let recorded = Loop::new(device.path())?;
+            Ok(Site { recorded, device })
+        };
+        let sites = NODES.iter().map(site).collect::<Result<_>>()?;
+        Ok(Stage {
+            sites,
+            pristine,
+            exe: exe.to_owned(),
+        })
+    }
+
+    /// A disk that nobody has used.
+    pub fn pristine(&self) -> &[u8] {
+        &self.pristine
+    }
+
+    /// Runs a cluster to its end.
+    pub fn run(&self, at: &Places, setup: &Setup, faults: Faults, end: End) -> Result<History> {
+        let top = at.top();
+        let _ = std::fs::remove_dir_all(top);
+        std::fs::create_dir_all(top)?;
+        let journal_path = top.join("journal");
+        let journal = Arc::new(Journal::open(&journal_path)?);
+        let nodes = if setup.register { NODES.len() } else { DATA };
+        let mut mounts = Vec::new();
+        for (site, node) in self.sites.iter().zip(NODES).take(nodes) {
+            site.device.load(self.pristine.clone());
+            let clock = journal.clone();
+            site.device.record_by(Arc::new(move || clock.now()));
+            site.recorded.forget()?;
+            mounts.push(Mounted::new("ext4", site.recorded.path(), &at.disk(node))?);
+            std::fs::create_dir_all(at.directory(node))?;
+            std::fs::create_dir_all(at.ring(node))?;
+        }
+        let text = |program| setup.text(at, LIMIT, program);
+        let (theirs, its) = (top.join("cluster.toml"), top.join("program.toml"));
+        std::fs::write(&theirs, text(false))?;
+        std::fs::write(&its, text(true))?;
+
+        let command = |word: &str, config: &Path, node: &str, fault: Option<Fault>| {
+            let mut c = Command::new(&self.exe);
+            c.args([word, "--name", node, "--config"]).arg(config);
+            c.args(fault.iter().flat_map(|f| ["--fault", f.name()]));
+            c.stderr(std::fs::File::create(top.join(format!("{word}.{node}")))?);
+            Ok::<_, std::io::Error>(c)
+        };
+        let over = AtomicBool::new(false);
+        let over = &over;
+        let (told, end, kept) = std::thread::scope(|s| -> Result<_> {
+            let disks: Vec<_> = NODES.iter().take(nodes).map(|n| at.directory(n)).collect();
+            let kernel = s.spawn(move || {
+                while !over.load(Relaxed) {
+                    for dir in &disks {
+                        write_back(&Place {
+                            dir: dir.clone(),
+                            ring: PathBuf::new(),
+                            medium: String::new(),
+                        })?;
+                    }
+                    std::thread::sleep(WRITE_BACK_EVERY);
+                }
+                Ok::<_, std::io::Error>(())
+            });
+            let run = || -> Result<_> {
+                let mut daemons = Vec::new();
+                for (i, node) in NODES.iter().enumerate().take(nodes) {
+                    let fault = if i == 1 { faults[1] } else { None };
+                    daemons.push(Running::start(command("node", &theirs, node, fault)?)?);
+                }
+                for (d, node) in daemons.iter_mut().zip(NODES) {
+                    d.wait(&format!("node {node}"))?;
+                }
+                let mut c = command("program", &its, "a", faults[0])?;
+                c.arg("--journal").arg(&journal_path);
+                c.args(["--seed", &setup.seed.to_string()]);
+                c.args(["--threads", &setup.threads.to_string()]);
+                c.args(["--steps", &setup.steps.to_string()]);
+                let mut program = Some(Running::start(c)?);
+                let waits = program.as_mut().expect("just started");
+                let end = match end {
+                    End::Done => {
+                        waits.wait("the program").map_err(|e| self.say(top, e))?;
+                        None
+                    }
+                    End::Killed { node, step } => {
+                        // No event tells of it.
+                        while journal.acknowledged(0) < step {
+                            if waits.0.try_wait()?.is_some() {
+                                return Err(self.say(top, "the program ended".into()));
+                            }
+                            std::thread::sleep(Duration::from_micros(200));
+                        }
+                        if node == 0 {
+                            program = None;
+                        }
+                        drop(daemons.remove(node));
+                        Some(node)
+                    }
+                };
+                let kept = end.map(|node| -> Result<Kept> {
+                    let since = journal.now();
+                    // What was under way at the other one.
+                    std::thread::sleep(Duration::from_millis(3));
+                    let ring = files(&at.ring(NODES[node]))?;
+                    Ok(Kept {
+                        node,
+                        disk: Vec::new(),
+                        ring,
+                        since,
+                    })
+                });
+                let kept = kept.transpose()?;
+                // What begins from here on is behind the history's end.
+                let end = journal.now();
+                let told = journal.told(setup.threads);
+                drop((program, daemons));
+                Ok((told, end, kept))
+            };
+            let ran = run();
+            over.store(true, Relaxed);
+            kernel.join().expect("it does not panic")?;
+            ran
+        })?;
+        let mut kept = kept;
+        let mut past = Vec::new();
+        for (i, (site, mounted)) in self.sites.iter().zip(mounts).enumerate() {
+            if let Some(k) = kept.as_mut().filter(|k| k.node == i) {
+                // The page cache goes to the medium, as it will by itself.
+                mounted.unmount()?;
+                k.disk = site.device.bytes();
+                let (events, times) = site.device.take_timed_history();
+                past.push(Past { events, times });
+                continue;
+            }
+            let (events, times) = site.device.take_timed_history();
+            past.push(Past { events, times });
+            mounted.unmount()?;
+        }
+        Ok(History {
+            nodes: past,
+            told,
+            kept,
+            end,
+        })
+    }
+
+    /// With what its processes said.
+    fn say(
+        &self,
+        top: &Path,
+        e: Box<dyn std::error::Error + Send + Sync>,
+    ) -> Box<dyn std::error::Error + Send + Sync> {
+        let said: Vec<String> = ["program.a", "node.a", "node.b", "node.w"]
+            .iter()
+            .filter_map(|n| {
+                std::fs::read_to_string(top.join(n))
+                    .ok()
+                    .map(|t| format!("{n}: {t}"))
+            })
+            .collect();
+        format!("{e}; {}", said.join("; ")).into()
+    }
+}
+
+/// All files below a directory, by their paths in it.
+fn files(top: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let (mut out, mut dirs) = (Vec::new(), vec![top.to_owned()]);
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else {
+                let bytes = std::fs::read(&path)?;
+                out.push((path.strip_prefix(top)?.to_owned(), bytes));
+            }
+        }
+    }
+    Ok(out)
+}

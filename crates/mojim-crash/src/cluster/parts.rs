@@ -1,0 +1,200 @@
+//! The processes of a cluster: a node's daemon, and the program.
+//!
+//! Owns how each is begun over a machine that may cheat. The daemon is made as
+//! `mojim node` makes it, with its part in the register.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim::config::{AUTOMATIC_VOTERS, Config};
+use mojim::env::{Address, Env};
+use mojim::os::Os;
+use mojim::views::Views;
+use mojim::{MapFlags, Mapping, Volume, gmsync, msync, node};
+use mojim_views::{Options, RaftViews};
+
+use super::program::{PART, changes};
+use super::setup::{FILE, Mode};
+use crate::Result;
+use crate::journal::Journal;
+use crate::machine::{Fault, Machine};
+
+/// How long the voters may take over one answer.
+const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A node's machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    /// Which boot of it.
+    pub boot: u8,
+    /// What is broken in it.
+    pub fault: Option<Fault>,
+}
+
+impl Made {
+    /// Of this machine, for a node with this directory.
+    pub fn over(self, os: Os, directory: &Path) -> Arc<dyn Env> {
+        Arc::new(Machine {
+            os,
+            boot: self.boot,
+            fault: self.fault,
+            data: directory.join("v").join(FILE),
+        })
+    }
+}
+
+/// A node's daemon.
+pub struct Daemon {
+    node: Arc<node::Node>,
+    voter: Option<Arc<RaftViews>>,
+}
+
+impl Daemon {
+    /// Starts one.
+    pub fn start(
+        config: &Config,
+        name: &str,
+        made: Made,
+        report: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Daemon> {
+        let me = config.node(name)?.directory.clone();
+        let env = made.over(Os::new()?, &me);
+        let voters = config.voters();
+        let votes = voters.len() >= AUTOMATIC_VOTERS && voters.iter().any(|v| v.name == name);
+        let voter = match votes {
+            false => None,
+            true => Some(RaftViews::start(
+                env,
+                Options {
+                    cluster: config.cluster.clone(),
+                    me: name.to_owned(),
+                    voters: voters
+                        .iter()
+                        .map(|n| (n.name.clone(), Address::Tcp(n.address)))
+                        .collect(),
+                    replaced: Default::default(),
+                    volumes: config.volumes.keys().cloned().collect(),
+                    dir: me.join(".mojim").join("views"),
+                    heartbeat: config.heartbeat,
+                    election: (config.failure_limit / 3, config.failure_limit / 2),
+                    timeout: VIEW_TIMEOUT,
+                },
+            )?),
+        };
+        let views = voter.clone().map(|v| -> Arc<dyn Views> { v });
+        let over = move |os| made.over(os, &me);
+        match node::Node::start_over(config, name, views, over, report) {
+            Ok(node) => Ok(Daemon { node, voter }),
+            Err(e) => {
+                voter.iter().for_each(|v| v.stop());
+                Err(e.into())
+            }
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.node.stop();
+        self.voter.iter().for_each(|v| v.stop());
+    }
+}
+
+/// Runs a daemon until the process is killed.
+pub fn run_node(config: &Path, name: &str, made: Made) -> Result<()> {
+    let daemon = Daemon::start(&Config::load(config)?, name, made, |text| {
+        eprintln!("{text}");
+    })?;
+    println!("ready");
+    loop {
+        std::thread::park();
+        // It ends with the process only.
+        let _ = &daemon;
+    }
+}
+
+/// What the program is told.
+pub struct Work {
+    /// Its configuration.
+    pub config: PathBuf,
+    /// Where it notes what it does.
+    pub journal: PathBuf,
+    /// Its node.
+    pub name: String,
+    /// That node's machine.
+    pub made: Made,
+    /// What its steps follow from,
+    pub seed: u64,
+    /// how many threads make them,
+    pub threads: usize,
+    /// and how many each.
+    pub steps: u64,
+}
+
+/// Attaches, makes every thread's steps, and stays attached until the process
+/// is killed.
+pub fn run_program(w: &Work) -> Result<()> {
+    let config = Config::load(&w.config)?;
+    let directory = config.node(&w.name)?.directory.clone();
+    let over = |os| w.made.over(os, &directory);
+    let volume = Volume::attach_over(&config, &w.name, None, over, |_, _| {})?;
+    let flags = MapFlags {
+        create: true,
+        atomic: true,
+        shared: w.seed % 2 == 1,
+        ..MapFlags::default()
+    };
+    let region = volume.map(FILE, w.threads * PART, flags)?;
+    let journal = Journal::open(&w.journal)?;
+    journal.ready();
+    let work = |thread: usize| -> Result<()> {
+        for step in 1..=w.steps {
+            let region: &Mapping = &region;
+            // SAFETY: inside the region, of which this thread alone uses this part.
+            let part = unsafe { region.ptr.add(thread * PART) };
+            let mut places = vec![(part.cast_const(), 8)];
+            // SAFETY: as above; eight bytes of it.
+            unsafe { part.copy_from(step.to_le_bytes().as_ptr(), 8) };
+            for c in changes(w.seed, thread, step) {
+                assert!(c.at + c.bytes.len() <= PART);
+                // SAFETY: inside the thread's part.
+                let at = unsafe { part.add(c.at) };
+                // SAFETY: as above.
+                unsafe { at.copy_from(c.bytes.as_ptr(), c.bytes.len()) };
+                places.push((at.cast_const(), c.bytes.len()));
+            }
+            journal.begin(thread, step);
+            match step % 3 {
+                0 => msync(part, PART)?,
+                _ => gmsync(&places)?,
+            };
+            journal.acknowledge(thread, step);
+        }
+        Ok(())
+    };
+    std::thread::scope(|s| {
+        let work = &work;
+        let threads: Vec<_> = (0..w.threads).map(|t| s.spawn(move || work(t))).collect();
+        threads.into_iter().try_for_each(|t| match t.join() {
+            Ok(done) => done,
+            Err(e) => std::panic::resume_unwind(e),
+        })
+    })?;
+    println!("done");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// A mode by its name.
+pub fn mode(name: &str) -> std::result::Result<Mode, String> {
+    let all = Mode::ALL.into_iter();
+    let found = all.clone().find(|m| m.name() == name);
+    found.ok_or_else(|| {
+        format!(
+            "one of {}",
+            all.map(Mode::name).collect::<Vec<_>>().join(", ")
+        )
+    })
+}

@@ -1,0 +1,118 @@
+//! What the threads of the cluster's program store, and what must be found.
+//!
+//! Owns the steps. Each thread has a part of the one region to itself: a word
+//! with the number of its last step, and bytes that follow from the seed, the
+//! thread and its steps. Invariant: a step changes its word and all its places
+//! by one sync point, so that any part of a step can be told.
+
+use mojim_sim::Rng;
+
+use crate::workload::{Change, PAGE};
+
+/// Bytes of a thread's part.
+pub const PART: usize = 24 * PAGE;
+const WORD: usize = 8;
+
+/// What step `step`, counted from 1, of a thread changes besides its word.
+pub fn changes(seed: u64, thread: usize, step: u64) -> Vec<Change> {
+    let mut rng = Rng::new(seed.rotate_left(24) ^ (thread as u64) << 48 ^ step);
+    let mut sizes = Vec::new();
+    if rng.below(48) == 0 {
+        // More than a small log takes in one record.
+        sizes.push(rng.between(20_000, 70_000) as usize);
+    } else {
+        for _ in 0..rng.between(1, 5) {
+            sizes.push(match rng.below(4) {
+                0 => 8,
+                1 => rng.between(1, 64),
+                2 => rng.between(64, 512),
+                _ => rng.between(512, 5000),
+            } as usize);
+        }
+    }
+    let of = |n: usize| {
+        let mut bytes = vec![0; n];
+        rng.fill(&mut bytes);
+        let at = WORD + rng.below((PART - WORD - n) as u64) as usize;
+        Change { at, bytes }
+    };
+    sizes.into_iter().map(of).collect()
+}
+
+/// A thread's part after each step.
+pub struct Model {
+    seed: u64,
+    thread: usize,
+    step: u64,
+    bytes: Vec<u8>,
+}
+
+impl Model {
+    /// Before the first one.
+    pub fn new(seed: u64, thread: usize) -> Model {
+        Model {
+            seed,
+            thread,
+            step: 0,
+            bytes: vec![0; PART],
+        }
+    }
+
+    /// Which step `found` is the result of, of those up to `begun`; or in what it
+    /// is none.
+    pub fn step_of(&mut self, found: &[u8], begun: u64) -> Result<u64, String> {
+        let thread = self.thread;
+        let step = u64::from_le_bytes(found[..WORD].try_into().expect("eight bytes"));
+        if step > begun {
+            return Err(format!(
+                "thread {thread}: step {step} is there, {begun} were begun"
+            ));
+        }
+        if step < self.step {
+            *self = Model::new(self.seed, thread);
+        }
+        while self.step < step {
+            self.step += 1;
+            for c in changes(self.seed, thread, self.step) {
+                self.bytes[c.at..c.at + c.bytes.len()].copy_from_slice(&c.bytes);
+            }
+        }
+        self.bytes[..WORD].copy_from_slice(&step.to_le_bytes());
+        if self.bytes == found {
+            return Ok(step);
+        }
+        let differ = |(a, b): (&u8, &u8)| a != b;
+        let pairs = || self.bytes.iter().zip(found);
+        Err(format!(
+            "thread {thread}: {} bytes are not as after its step {step}, the first at {}",
+            pairs().filter(|p| differ(*p)).count(),
+            pairs().position(differ).unwrap_or(PART),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_step_is_told_and_half_of_one_is_none() {
+        let mut part = vec![0; PART];
+        let mut model = Model::new(5, 1);
+        assert_eq!(model.step_of(&part, 0), Ok(0));
+        for step in 1..=200u64 {
+            let before = part.clone();
+            for c in changes(5, 1, step) {
+                part[c.at..c.at + c.bytes.len()].copy_from_slice(&c.bytes);
+            }
+            assert!(step == 1 || model.step_of(&part, 200).is_err());
+            part[..WORD].copy_from_slice(&step.to_le_bytes());
+            assert_eq!(model.step_of(&part, 200), Ok(step));
+            assert!(model.step_of(&part, step - 1).is_err());
+            let mut half = before;
+            half[..WORD].copy_from_slice(&step.to_le_bytes());
+            assert!(model.step_of(&half, 200).is_err());
+        }
+        assert_ne!(changes(5, 1, 1), changes(5, 0, 1));
+    }
+}

@@ -1,0 +1,197 @@
+//! How one cluster of the rung is made: its mode, its logs, its threads.
+//!
+//! Owns the configuration's text. All follows from the seed, the mode and
+//! whether there is a register.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use mojim::Config;
+use mojim_sim::Rng;
+
+use super::program::PART;
+use crate::Result;
+
+/// The volume's one file.
+pub const FILE: &str = "f";
+/// The nodes that hold the volume, and the witness.
+pub const NODES: [&str; 3] = ["a", "b", "w"];
+/// How many of them hold it.
+pub const DATA: usize = 2;
+
+/// The modes in which a node's copy is not the only one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Mode {
+    Async,
+    Sync,
+    SyncFlush,
+    SyncDisk,
+}
+
+impl Mode {
+    /// All of them.
+    pub const ALL: [Mode; 4] = [Mode::Async, Mode::Sync, Mode::SyncFlush, Mode::SyncDisk];
+
+    /// As the configuration has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Async => "async",
+            Mode::Sync => "sync",
+            Mode::SyncFlush => "sync-flush",
+            Mode::SyncDisk => "sync-disk",
+        }
+    }
+}
+
+/// One cluster.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// What all follows from.
+    pub seed: u64,
+    /// The mode.
+    pub mode: Mode,
+    /// The mode that the program's own configuration has, in a control.
+    pub believed: Mode,
+    /// Whether there is a witness, and views lie in a register.
+    pub register: bool,
+    /// The program's threads.
+    pub threads: usize,
+    /// Steps of each.
+    pub steps: u64,
+    connections: u64,
+    threshold: u64,
+    log: u64,
+    shm: bool,
+}
+
+/// Where the nodes of one cluster are, on this machine.
+#[derive(Clone)]
+pub struct Places {
+    top: PathBuf,
+    net: Ipv4Addr,
+}
+
+impl Places {
+    /// Below `top`, at addresses that nobody else uses.
+    pub fn new(top: PathBuf) -> Places {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let n = NUMBER.fetch_add(1, Relaxed) as u8;
+        let pid = std::process::id();
+        let net = Ipv4Addr::new(127, 64 | (pid >> 8) as u8 & 63, pid as u8, n);
+        Places { top, net }
+    }
+
+    /// The directory of all of it.
+    pub fn top(&self) -> &Path {
+        &self.top
+    }
+
+    /// What a node's disk is mounted at.
+    pub fn disk(&self, node: &str) -> PathBuf {
+        self.top.join(node).join("disk")
+    }
+
+    /// A node's directory on it.
+    pub fn directory(&self, node: &str) -> PathBuf {
+        self.disk(node).join("d")
+    }
+
+    /// A node's memory that goes with its power.
+    pub fn ring(&self, node: &str) -> PathBuf {
+        self.top.join(node).join("ring")
+    }
+}
+
+impl Setup {
+    /// The one of a seed.
+    pub fn new(seed: u64, mode: Mode, register: bool, steps: u64) -> Setup {
+        let mut rng = Rng::new(!seed ^ 0xc1a5);
+        let connections = rng.between(1, 2);
+        Setup {
+            seed,
+            mode,
+            believed: mode,
+            register,
+            threads: *rng.pick(&[1, 2, 3, 4, 4]),
+            steps,
+            connections,
+            threshold: *rng.pick(&[1, 1, 4, 32]),
+            log: connections * *rng.pick(&[64, 64, 128]),
+            shm: rng.coin(),
+        }
+    }
+
+    /// Bytes of the region.
+    pub fn region(&self) -> usize {
+        self.threads * PART
+    }
+
+    /// The text for nodes that are there, where a node counts as failed after
+    /// `limit` milliseconds. `program`: the one that the program has.
+    pub fn text(&self, at: &Places, limit: u64, program: bool) -> String {
+        let mode = if program { self.believed } else { self.mode };
+        let mut text = format!(
+            "cluster = \"crash\"\nheartbeat = \"50ms\"\nfailure_limit = \"{limit}ms\"\n\
+             [volume.v]\nmode = \"{}\"\nprimary = \"a\"\nmirror = \"b\"\nfailover = \"{}\"\n\
+             transport = \"{}\"\nconnections = {}\ncheckpoint_threshold = {}\n\
+             resend_timeout = \"500ms\"\nresend_attempts = 40\n",
+            mode.name(),
+            if self.register { "automatic" } else { "manual" },
+            if self.shm { "shm" } else { "tcp" },
+            self.connections,
+            self.threshold,
+        );
+        for (i, node) in NODES.iter().enumerate() {
+            if i >= DATA && !self.register {
+                break;
+            }
+            text += &format!(
+                "[node.{node}]\naddress = \"{}:{}\"\ndirectory = \"{}\"\n",
+                at.net,
+                7401 + i,
+                at.directory(node).display(),
+            );
+            if i >= DATA {
+                text += "role = \"witness\"\n";
+                continue;
+            }
+            let in_memory = *node == "b" && self.mode == Mode::SyncDisk;
+            text += &format!(
+                "ring = \"{}\"\nlog = {{ medium = \"{}\", size = \"{}KiB\" }}\n",
+                at.ring(node).display(),
+                if in_memory { "dram" } else { "disk" },
+                self.log,
+            );
+        }
+        text
+    }
+
+    /// The same, read.
+    pub fn config(&self, at: &Places, limit: u64) -> Result<Config> {
+        let text = self.text(at, limit, false);
+        Ok(Config::parse(&text, Path::new("cluster.toml"))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_configuration_is_one() {
+        let at = Places::new("/nowhere".into());
+        for mode in Mode::ALL {
+            for seed in 0..50 {
+                for register in [false, true] {
+                    if register && mode == Mode::Async {
+                        continue;
+                    }
+                    let s = Setup::new(seed, mode, register, 10);
+                    s.config(&at, 1000).unwrap();
+                }
+            }
+        }
+    }
+}

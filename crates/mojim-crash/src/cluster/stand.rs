@@ -1,0 +1,342 @@
+//! A cluster after its failures: disks as they may be, daemons, an operator who
+//! does what the guarantees name, and a program that attaches.
+//!
+//! Owns the order in which they come back. What recovers is the shipped engine,
+//! in this process: [`Daemon`] for each node that is back, and a volume that is
+//! attached as the program would attach it.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use mojim::client::Client;
+use mojim::config::Config;
+use mojim::env::{Address, Env};
+use mojim::os::Os;
+use mojim::{MapFlags, Volume};
+use serde_json::json;
+
+use super::live::DISK;
+use super::parts::{Daemon, Made};
+use super::setup::{DATA, FILE, NODES, Places, Setup};
+use crate::Result;
+use crate::blocks::Piece;
+use crate::machine::Fault;
+use crate::sys::{Lab, Loop, Mounted};
+
+/// When a node counts as failed where a cluster is recovered.
+const LIMIT: u64 = 2400;
+/// How long an operator waits for an answer.
+const ANSWER: Duration = Duration::from_secs(30);
+/// How long a program tries to attach where the register may yet name its node.
+const VIEWS_PATIENCE: Duration = Duration::from_secs(12);
+/// How long an operator tries to promote: much longer than it takes until that is
+/// possible.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is back of a node.
+pub enum Back<'a> {
+    /// Nothing.
+    Gone,
+    /// Its name, and a disk that nobody has used.
+    Empty,
+    /// What its device had durably, and what else reached the medium.
+    Power(&'a [u8], Vec<Piece>),
+    /// All of it, with the files of its memory.
+    Kept(&'a [u8], &'a [(PathBuf, Vec<u8>)]),
+}
+
+/// Who does what when the nodes are back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Where the program attaches, without anybody's word.
+    pub attach: Option<usize>,
+    /// Which node is promoted where that was refused.
+    pub promote: usize,
+}
+
+/// What became of a state.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The region's bytes; `by_hand` after a promotion.
+    Found {
+        /// They.
+        bytes: Vec<u8>,
+        /// Whether an operator's word was needed.
+        by_hand: bool,
+    },
+    /// Nobody serves it; why.
+    Refused(String),
+    /// A file system did not mount.
+    Unmountable,
+}
+
+/// Disks for states.
+pub struct Stand {
+    images: Vec<(File, Loop)>,
+    /// Where the cluster was: a log knows the paths of its configuration.
+    places: Places,
+    pristine: Vec<u8>,
+    lives: u64,
+}
+
+impl Stand {
+    /// Makes them, for clusters that lived at these places.
+    pub fn new(lab: &Lab, places: Places, pristine: &[u8]) -> Result<Stand> {
+        let image = |node: &&str| -> Result<_> {
+            let path = lab.path(&format!("image.{node}"));
+            File::create(&path)?.set_len(DISK)?;
+            let file = OpenOptions::new().write(true).open(&path)?;
+            Ok((file, Loop::new(&path)?))
+        };
+        Ok(Stand {
+            images: NODES.iter().map(image).collect::<Result<_>>()?,
+            places,
+            pristine: pristine.to_vec(),
+            lives: 0,
+        })
+    }
+
+    fn mount(&self, node: usize, back: &Back<'_>) -> Result<Option<Mounted>> {
+        let (image, disk) = &self.images[node];
+        match back {
+            Back::Gone => return Ok(None),
+            Back::Empty => image.write_all_at(&self.pristine, 0)?,
+            Back::Power(medium, pieces) => {
+                image.write_all_at(medium, 0)?;
+                for (at, bytes) in pieces {
+                    image.write_all_at(bytes, *at)?;
+                }
+            }
+            Back::Kept(medium, _) => image.write_all_at(medium, 0)?,
+        }
+        disk.forget()?;
+        let at = self.places.disk(NODES[node]);
+        Ok(Mounted::new("ext4", disk.path(), &at).ok())
+    }
+
+    /// Lets the nodes come back and the program attach; what was said besides.
+    pub fn recover(
+        &mut self,
+        setup: &Setup,
+        back: &[Back<'_>],
+        plan: Plan,
+        fault: Option<Fault>,
+    ) -> Result<(Outcome, String)> {
+        self.lives += 1;
+        let config = setup.config(&self.places, LIMIT)?;
+        let mut mounts = Vec::new();
+        for (i, b) in back.iter().enumerate() {
+            let mounted = self.mount(i, b)?;
+            if mounted.is_none() && !matches!(b, Back::Gone) {
+                return Ok((Outcome::Unmountable, String::new()));
+            }
+            mounts.extend(mounted);
+            let node = NODES[i];
+            if let Back::Gone = b {
+                continue;
+            }
+            std::fs::create_dir_all(self.places.directory(node))?;
+            let ring = self.places.ring(node);
+            let _ = std::fs::remove_dir_all(&ring);
+            std::fs::create_dir_all(&ring)?;
+            if let Back::Kept(_, files) = b {
+                restore(&ring, files)?;
+            }
+        }
+        let said = Arc::new(Mutex::new(String::new()));
+        let cluster = Cluster {
+            config: &config,
+            setup,
+            places: &self.places,
+            back,
+            fault,
+            said: said.clone(),
+            daemons: HashMap::new(),
+        };
+        let outcome = cluster.go(plan);
+        for m in mounts {
+            m.unmount()?;
+        }
+        let said = std::mem::take(&mut *said.lock().expect("no thread panics"));
+        Ok((outcome?, said))
+    }
+}
+
+/// Puts the files of a node's memory back.
+fn restore(ring: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
+    for (path, bytes) in files {
+        let path = ring.join(path);
+        std::fs::create_dir_all(path.parent().expect("a directory"))?;
+        std::fs::write(path, bytes)?;
+    }
+    Ok(())
+}
+
+struct Cluster<'a> {
+    config: &'a Config,
+    setup: &'a Setup,
+    places: &'a Places,
+    back: &'a [Back<'a>],
+    fault: Option<Fault>,
+    said: Arc<Mutex<String>>,
+    daemons: HashMap<usize, Daemon>,
+}
+
+impl Cluster<'_> {
+    fn say(&self, what: &str) {
+        let mut said = self.said.lock().expect("no thread panics");
+        said.push_str(what);
+        said.push('\n');
+    }
+
+    fn made(&self, node: usize) -> Made {
+        Made {
+            boot: match self.back[node] {
+                Back::Kept(..) => 0,
+                _ => 0xf0 + node as u8,
+            },
+            fault: self.fault,
+        }
+    }
+
+    fn start(&mut self, node: usize) -> Result<()> {
+        if matches!(self.back[node], Back::Gone) || self.daemons.contains_key(&node) {
+            return Ok(());
+        }
+        let (said, name) = (self.said.clone(), NODES[node]);
+        let daemon = Daemon::start(self.config, name, self.made(node), move |text| {
+            let mut said = said.lock().expect("no thread panics");
+            said.push_str(&format!("{name}: {text}\n"));
+        })?;
+        self.daemons.insert(node, daemon);
+        Ok(())
+    }
+
+    fn go(mut self, plan: Plan) -> Result<Outcome> {
+        let nodes = if self.setup.register {
+            NODES.len()
+        } else {
+            DATA
+        };
+        for node in 0..nodes {
+            // Without a register nobody asks the daemon beside the program.
+            if self.setup.register || Some(node) != plan.attach {
+                self.start(node)?;
+            }
+        }
+        let mut why = String::new();
+        // Who was refused tries again: what was known must still be.
+        for node in plan.attach.into_iter().chain(plan.attach) {
+            match self.attach(node) {
+                Ok(bytes) => {
+                    return Ok(Outcome::Found {
+                        bytes,
+                        by_hand: false,
+                    });
+                }
+                Err(e) => why = e,
+            }
+            self.say(&format!("without a word: {why}"));
+        }
+        self.start(plan.promote)?;
+        if let Err(e) = self.promote(plan.promote) {
+            return Ok(Outcome::Refused(format!("{why}; {e}")));
+        }
+        Ok(match self.attach(plan.promote) {
+            Ok(bytes) => Outcome::Found {
+                bytes,
+                by_hand: true,
+            },
+            Err(e) => Outcome::Refused(format!("{why}; after a promotion: {e}")),
+        })
+    }
+
+    /// Attaches, and reads all of the region.
+    fn attach(&self, node: usize) -> std::result::Result<Vec<u8>, String> {
+        let begun = Instant::now();
+        loop {
+            let tried = catch_unwind(AssertUnwindSafe(|| self.attach_once(node)));
+            let Ok(tried) = tried else {
+                return Err(format!("{}: the program panicked", NODES[node]));
+            };
+            match tried {
+                Ok(bytes) => return Ok(bytes),
+                // The register may yet say otherwise.
+                Err(e) => {
+                    let waits = self.setup.register
+                        && begun.elapsed() < VIEWS_PATIENCE
+                        && matches!(e, mojim::Error::Timeout(_) | mojim::Error::Stale(_));
+                    if !waits {
+                        return Err(format!("{}: {e}", NODES[node]));
+                    }
+                }
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn attach_once(&self, node: usize) -> mojim::Result<Vec<u8>> {
+        let name = NODES[node];
+        let (made, directory) = (self.made(node), self.places.directory(name));
+        let over = |os: Os| made.over(os, &directory);
+        let volume = Volume::attach_over(self.config, name, None, over, |_, _| {})?;
+        let flags = MapFlags {
+            create: true,
+            atomic: true,
+            ..MapFlags::default()
+        };
+        let read = volume.map(FILE, self.setup.region(), flags).map(|m| {
+            // SAFETY: mapped until the detach below; nobody stores.
+            unsafe { std::slice::from_raw_parts(m.ptr, m.len) }.to_vec()
+        });
+        volume.detach()?;
+        read
+    }
+
+    /// `mojim promote`, with `--force` where it says that it wants that.
+    fn promote(&self, node: usize) -> std::result::Result<(), String> {
+        let begun = Instant::now();
+        let mut force = false;
+        loop {
+            let e = match self.ask(node, force) {
+                Ok(()) => return Ok(()),
+                Err(e) => e,
+            };
+            self.say(&format!("promote, force {force}: {e}"));
+            if e.contains("--force") && !force {
+                force = true;
+                continue;
+            }
+            // Its copy may still be looked after, or the register without a leader.
+            let passes = [
+                "is alive",
+                "not served yet",
+                "register of views",
+                "look again",
+            ];
+            let passing = passes.iter().any(|p| e.contains(p));
+            if !passing || begun.elapsed() > PATIENCE {
+                return Err(format!("promote {}: {e}", NODES[node]));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn ask(&self, node: usize, force: bool) -> std::result::Result<(), String> {
+        let asked = || -> Result<()> {
+            let env: Arc<dyn Env> = Arc::new(Os::new()?);
+            let to = Address::Tcp(self.config.node(NODES[node])?.address);
+            let mut client = Client::connect(&env, &to, ANSWER)?;
+            client.ask(&json!({
+                "what": "promote", "cluster": self.config.cluster, "volume": "v", "force": force,
+            }))?;
+            Ok(())
+        };
+        asked().map_err(|e| e.to_string())
+    }
+}

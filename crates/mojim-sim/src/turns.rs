@@ -1,0 +1,531 @@
+//! Real threads of the engine, one at a time, in an order drawn from a seed.
+//!
+//! Owns who runs: of all threads of a [`Scheduler`] exactly one does. It gives way
+//! where threads could be interleaved with consequence: at each operation on a
+//! file or a connection, each look at the clock, each lock that is taken, each
+//! wait. Time moves when a thread looks at the clock, or when all of them wait.
+//!
+//! Invariants:
+//! - The same seed and the same threads, begun in the same order, give the same
+//!   run: no clock of the machine's, and no scheduler of its own, decides.
+//! - Who waits goes on when what it waits for has come, when its time is over,
+//!   or, now and then, for nothing, as futexes and streams do.
+//! - No lock of the simulated world is held while another thread runs.
+
+use std::any::Any;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mojim::env::{Address, Conn, Env, File, Memory, OpenHow, Proof};
+
+use crate::run::panic_text;
+use crate::world::{CrashKind, SECTOR, World};
+use crate::{Rng, SimEnv};
+
+/// A run with more turns than this does not end.
+const MOST_TURNS: u64 = 400_000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Runs,
+    /// Until this time, or for what its thread looks at itself.
+    Waits(Duration),
+    Ended,
+}
+
+struct Inner {
+    rng: Rng,
+    threads: Vec<State>,
+    /// Whose turn it is.
+    turn: usize,
+    turns: u64,
+    /// At this turn the node crashes.
+    crash: Option<(u64, &'static str, CrashKind)>,
+    /// Broken off: every wait ends at once, so that all threads do.
+    over: bool,
+    failures: Vec<String>,
+}
+
+/// Where the threads of one run are.
+pub struct Scheduler {
+    world: Arc<World>,
+    inner: Mutex<Inner>,
+    /// One for each thread.
+    wake: Vec<Condvar>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Scheduler {
+    /// For at most `most` threads of `world`, in an order drawn from `rng`.
+    pub fn new(world: Arc<World>, rng: Rng, most: usize) -> Arc<Scheduler> {
+        Arc::new(Scheduler {
+            world,
+            inner: Mutex::new(Inner {
+                rng,
+                threads: Vec::new(),
+                turn: usize::MAX,
+                turns: 0,
+                crash: None,
+                over: false,
+                failures: Vec::new(),
+            }),
+            wake: (0..most).map(|_| Condvar::new()).collect(),
+            handles: Mutex::default(),
+        })
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no thread panics with it")
+    }
+
+    /// Whether the run was broken off: its threads are to end.
+    pub fn is_over(&self) -> bool {
+        self.inner().over
+    }
+
+    /// A node crashes when so many turns are over.
+    pub fn crash_at(&self, turn: u64, node: &'static str, kind: CrashKind) {
+        self.inner().crash = Some((turn, node, kind));
+    }
+
+    /// Adds a thread; it runs once [`play`](Scheduler::play) is called.
+    pub fn thread(self: &Arc<Scheduler>, name: &str, body: impl FnOnce() + Send + 'static) {
+        let mut inner = self.inner();
+        let me = inner.threads.len();
+        assert!(me < self.wake.len(), "more threads than were announced");
+        inner.threads.push(State::Runs);
+        drop(inner);
+        let scheduler = self.clone();
+        let text = name.to_owned();
+        let work = move || {
+            ME.with(|m| m.set(me));
+            mojim::turns::follow(Arc::new(Me {
+                scheduler: scheduler.clone(),
+                me,
+            }));
+            drop(scheduler.until_mine(me, scheduler.inner()));
+            let result = catch_unwind(AssertUnwindSafe(body));
+            let mut inner = scheduler.inner();
+            if let Err(p) = result {
+                let why = format!("panic: {text}: {}", panic_text(&*p));
+                inner.failures.push(why);
+                inner.over = true;
+            }
+            inner.threads[me] = State::Ended;
+            scheduler.pass(me, inner, false);
+        };
+        let named = std::thread::Builder::new().name(name.into());
+        let handle = named.spawn(work).expect("a thread");
+        self.handles.lock().expect("as above").push(handle);
+    }
+
+    /// Runs all threads to their ends. The number of turns, and what went wrong
+    /// by itself.
+    pub fn play(&self) -> (u64, Vec<String>) {
+        let mut inner = self.inner();
+        inner.turn = 0;
+        drop(inner);
+        self.wake[0].notify_one();
+        let handles = std::mem::take(&mut *self.handles.lock().expect("as above"));
+        for h in handles {
+            h.join().expect("its panics are caught");
+        }
+        let mut inner = self.inner();
+        (inner.turns, std::mem::take(&mut inner.failures))
+    }
+
+    fn until_mine<'a>(&self, me: usize, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+        while inner.turn != me {
+            inner = self.wake[me].wait(inner).expect("as above");
+        }
+        inner
+    }
+
+    /// The next turn is drawn. Returns when it is `me`'s again, unless `me` ends.
+    fn pass<'a>(
+        &'a self,
+        me: usize,
+        mut inner: MutexGuard<'a, Inner>,
+        again: bool,
+    ) -> Option<MutexGuard<'a, Inner>> {
+        inner.turns += 1;
+        let turns = inner.turns;
+        if let Some((_, node, kind)) = inner.crash.take_if(|(at, ..)| *at <= turns) {
+            match kind {
+                CrashKind::Kill => self.world.kill(node),
+                CrashKind::Power => self.world.power_loss(node),
+            }
+        }
+        if inner.turns == MOST_TURNS {
+            let (now, threads) = (self.world.now(), &inner.threads);
+            let why = format!("live: the threads come to no end at {now:?}: {threads:?}");
+            inner.failures.push(why);
+            inner.over = true;
+        }
+        let next = self.draw(&mut inner);
+        let Some(next) = next else {
+            assert!(!again, "who calls this has not ended");
+            return None;
+        };
+        inner.turn = next;
+        if next != me {
+            self.wake[next].notify_one();
+        }
+        again.then(|| self.until_mine(me, inner))
+    }
+
+    /// Who goes on; time moves if everybody waits.
+    fn draw(&self, inner: &mut Inner) -> Option<usize> {
+        let alive: Vec<usize> = (0..inner.threads.len())
+            .filter(|t| inner.threads[*t] != State::Ended)
+            .collect();
+        if alive.is_empty() {
+            return None;
+        }
+        if inner.over || inner.rng.below(16) == 0 {
+            return Some(*inner.rng.pick(&alive));
+        }
+        let due = |inner: &Inner, now: Duration| -> Vec<usize> {
+            let able = |t: &usize| match inner.threads[*t] {
+                State::Waits(until) => until <= now,
+                state => state == State::Runs,
+            };
+            alive.iter().copied().filter(able).collect()
+        };
+        let now = self.world.now();
+        let able = due(inner, now);
+        if !able.is_empty() {
+            return Some(*inner.rng.pick(&able));
+        }
+        let first = alive.iter().filter_map(|t| match inner.threads[*t] {
+            State::Waits(until) => Some(until),
+            _ => None,
+        });
+        let first = first.min().expect("all of them wait");
+        let event = self.world.next_event().filter(|at| *at < first);
+        let to = event.unwrap_or(first).max(now + Duration::from_nanos(1));
+        self.world.advance(to - now);
+        // What arrived may be for any of them.
+        let able = match event {
+            Some(_) => alive,
+            None => due(inner, to),
+        };
+        Some(*inner.rng.pick(&able))
+    }
+
+    /// The calling thread may lose its turn here, one time in `n`.
+    fn perhaps(&self, me: usize, n: u64) {
+        let mut inner = self.inner();
+        if inner.rng.below(n) == 0 {
+            drop(self.pass(me, inner, true));
+        }
+    }
+
+    fn wait(&self, me: usize, ready: &dyn Fn() -> bool, timeout: Duration) -> bool {
+        let until = self.world.now() + timeout;
+        loop {
+            if ready() {
+                return true;
+            }
+            let mut inner = self.inner();
+            if inner.over {
+                // Whoever it waits for ends first.
+                drop(self.pass(me, inner, true));
+                return false;
+            }
+            if self.world.now() >= until {
+                return false;
+            }
+            inner.threads[me] = State::Waits(until);
+            let mut inner = self.pass(me, inner, true).expect("it has not ended");
+            inner.threads[me] = State::Runs;
+            // Woken for nothing, now and then.
+            if inner.rng.below(8) == 0 {
+                return true;
+            }
+        }
+    }
+}
+
+/// One thread, as the engine asks.
+struct Me {
+    scheduler: Arc<Scheduler>,
+    me: usize,
+}
+
+impl mojim::turns::Turns for Me {
+    fn number(&self) -> usize {
+        self.me
+    }
+
+    fn sleep(&self, ready: &dyn Fn() -> bool, timeout: Duration) -> bool {
+        self.scheduler.wait(self.me, ready, timeout)
+    }
+}
+
+thread_local! {
+    static ME: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+}
+
+/// Stops the calling thread, if it is a scheduler's, until `ready`, or for `timeout`.
+pub fn sleep(ready: &dyn Fn() -> bool, timeout: Duration) {
+    if let Some(turns) = mojim::turns::current() {
+        turns.sleep(ready, timeout);
+    }
+}
+
+/// A node's surroundings, at each of whose operations another thread may get
+/// its turn.
+pub struct TurnEnv {
+    env: Arc<SimEnv>,
+    scheduler: Arc<Scheduler>,
+    /// Broken: a durable write comes to its file when the next one does.
+    late: bool,
+}
+
+impl TurnEnv {
+    /// Around `env`. With `late`, durable writes are said to be done too early.
+    pub fn new(env: Arc<SimEnv>, scheduler: Arc<Scheduler>, late: bool) -> Arc<TurnEnv> {
+        Arc::new(TurnEnv {
+            env,
+            scheduler,
+            late,
+        })
+    }
+}
+
+/// A connection at whose operations another thread may get its turn.
+pub fn wrap(scheduler: &Arc<Scheduler>, conn: Arc<dyn Conn>) -> Arc<dyn Conn> {
+    Arc::new(TurnConn {
+        conn,
+        scheduler: scheduler.clone(),
+    })
+}
+
+/// Another thread may get its turn, if the calling one is one of its own.
+fn perhaps(scheduler: &Scheduler, n: u64) {
+    let me = ME.with(|m| m.get());
+    if me != usize::MAX {
+        scheduler.perhaps(me, n);
+    }
+}
+
+/// Bytes as durable writes want them.
+#[derive(Clone)]
+#[repr(align(512))]
+struct Sector([u8; SECTOR]);
+
+/// A write that was said to be done: its sectors, and where they go.
+type Late = (Vec<Sector>, u64);
+
+struct TurnFile {
+    file: Arc<dyn File>,
+    scheduler: Arc<Scheduler>,
+    /// `None`: writes are done when they say so.
+    late: Option<Mutex<Option<Late>>>,
+}
+
+impl TurnFile {
+    /// Keeps a durable write back until the next one.
+    fn write_late(&self, late: &Mutex<Option<Late>>, buf: &[u8], offset: u64) -> io::Result<()> {
+        let chunks = buf.chunks_exact(SECTOR);
+        let sectors = chunks
+            .map(|c| Sector(c.try_into().expect("a sector")))
+            .collect();
+        let before = late.lock().expect("no panic").replace((sectors, offset));
+        let Some((sectors, mut at)) = before else {
+            return Ok(());
+        };
+        for s in &sectors {
+            self.file.write_at(&s.0, at)?;
+            at += SECTOR as u64;
+        }
+        Ok(())
+    }
+}
+
+impl File for TurnFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        perhaps(&self.scheduler, 4);
+        self.file.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        perhaps(&self.scheduler, 1);
+        let done = match &self.late {
+            Some(late) => self.write_late(late, buf, offset),
+            None => self.file.write_at(buf, offset),
+        };
+        perhaps(&self.scheduler, 1);
+        done
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        perhaps(&self.scheduler, 2);
+        let done = self.file.sync();
+        perhaps(&self.scheduler, 2);
+        done
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        perhaps(&self.scheduler, 2);
+        self.file.set_len(len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.file.allocate(len)
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<std::ops::Range<u64>>> {
+        self.file.next_data(offset)
+    }
+}
+
+struct TurnConn {
+    conn: Arc<dyn Conn>,
+    scheduler: Arc<Scheduler>,
+}
+
+impl Conn for TurnConn {
+    fn send(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        perhaps(&self.scheduler, 2);
+        self.conn.send(bufs)
+    }
+
+    fn recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        perhaps(&self.scheduler, 2);
+        self.conn.recv(bufs)
+    }
+
+    fn wait(&self, to_send: bool, timeout: Duration) -> io::Result<bool> {
+        let ready = || !matches!(self.conn.wait(to_send, Duration::ZERO), Ok(false));
+        sleep(&ready, timeout);
+        self.conn.wait(to_send, Duration::ZERO)
+    }
+
+    fn close(&self) {
+        self.conn.close();
+    }
+
+    fn peer(&self) -> String {
+        self.conn.peer()
+    }
+
+    fn proof(&self) -> Proof {
+        self.conn.proof()
+    }
+
+    fn send_memory(&self, memory: &Memory) -> io::Result<()> {
+        self.conn.send_memory(memory)
+    }
+
+    fn recv_memory(&self, len: usize, write: bool) -> io::Result<Memory> {
+        // As a socket would, this waits for it, and no longer than a socket would:
+        // whose power is gone sends nothing (seed 5344).
+        let slice = Duration::from_millis(1);
+        let end = self.scheduler.world.now() + Duration::from_secs(1);
+        let came = std::cell::RefCell::new(None);
+        let ready = || {
+            let got = self.conn.recv_memory(len, write);
+            let more = matches!(&got, Err(e) if e.kind() == io::ErrorKind::WouldBlock);
+            *came.borrow_mut() = Some(got);
+            !more
+        };
+        while !ready() && !self.scheduler.is_over() && self.scheduler.world.now() < end {
+            sleep(&|| false, slice);
+        }
+        came.into_inner().expect("it was asked")
+    }
+}
+
+impl Env for TurnEnv {
+    fn now(&self) -> Duration {
+        let me = ME.with(|m| m.get());
+        if me != usize::MAX {
+            self.scheduler.world.advance(Duration::from_nanos(300));
+            self.scheduler.perhaps(me, 4);
+        }
+        self.env.now()
+    }
+
+    fn boot_id(&self) -> [u8; 16] {
+        self.env.boot_id()
+    }
+
+    fn random(&self) -> u64 {
+        self.env.random()
+    }
+
+    fn sector(&self, path: &Path) -> io::Result<usize> {
+        self.env.sector(path)
+    }
+
+    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>> {
+        let late = self.late && how.durable;
+        Ok(Arc::new(TurnFile {
+            file: self.env.open(path, how)?,
+            scheduler: self.scheduler.clone(),
+            late: late.then(Mutex::default),
+        }))
+    }
+
+    fn create_dir_all(&self, path: &Path) -> io::Result<()> {
+        self.env.create_dir_all(path)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        perhaps(&self.scheduler, 2);
+        self.env.remove(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        perhaps(&self.scheduler, 2);
+        self.env.rename(from, to)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        perhaps(&self.scheduler, 2);
+        self.env.sync_dir(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.env.list(path)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.env.lock(path)
+    }
+
+    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
+        self.env.memory(path, len)
+    }
+
+    fn remove_memory(&self, path: &Path) -> io::Result<()> {
+        self.env.remove_memory(path)
+    }
+
+    fn anonymous_memory(&self, len: usize) -> io::Result<Memory> {
+        self.env.anonymous_memory(len)
+    }
+
+    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
+        self.env.persistent_memory(path, len)
+    }
+
+    fn flush(&self, memory: &Memory, offset: usize, len: usize) {
+        perhaps(&self.scheduler, 2);
+        self.env.flush(memory, offset, len);
+    }
+
+    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>> {
+        Ok(wrap(&self.scheduler, self.env.connect(to)?))
+    }
+}

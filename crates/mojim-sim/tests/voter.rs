@@ -1,0 +1,22 @@
+//! A voter's files: what is promised, by a call or by what a start has read, is
+//! there after whatever comes; and each broken promise is noticed.
+
+use mojim_sim::voter::{Broken, catch, run};
+
+#[test]
+fn what_a_voter_has_promised_or_read_stays() {
+    let failed: Vec<_> = (1..=1000)
+        .filter_map(|seed| Some((seed, run(seed, None, false).1.err()?)))
+        .collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn every_broken_promise_is_noticed() {
+    for (broken, name) in Broken::ALL {
+        match catch(broken, 1, 1000) {
+            Some((seed, why)) => println!("{name}: seed {seed}: {why}"),
+            None => panic!("{name} went unnoticed"),
+        }
+    }
+}
