@@ -1004,7 +1004,7 @@ impl Cluster {
     fn promote_by_word(&mut self, n: usize, m: Arc<Mirror>) -> Checked {
         let done = match self.setup.views {
             true => m.force(&*self.views(n)),
-            false => m.promote().map(Some),
+            false => m.promote(0).map(Some),
         };
         self.note(|| format!("node {} goes on by an operator's word: {done:?}", NAMES[n]));
         if let Ok(Some((_, tail))) = done
@@ -2180,7 +2180,7 @@ impl Cluster {
         self.world.kill(NAMES[old]);
         self.observe(old)?;
         self.nodes[old].gone = self.rng.coin();
-        let promoted = m.promote();
+        let promoted = m.promote(0);
         self.note(|| format!("node {} is promoted: {promoted:?}", NAMES[n]));
         let Ok((_, tail)) = promoted.clone() else {
             drop(m);

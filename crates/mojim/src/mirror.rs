@@ -663,8 +663,9 @@ impl Mirror {
 
     /// Ends following and makes this node the primary of a view of its own
     /// (DESIGN.md: "the mirror swaps itself in as primary, completes its log").
-    /// Returns the epoch and the last LSN. The store is then closed cleanly.
-    pub fn promote(&self) -> Result<(u64, u64)> {
+    /// Returns the epoch, which is above `above`, and the last LSN. The store is then
+    /// closed cleanly.
+    pub fn promote(&self, above: u64) -> Result<(u64, u64)> {
         let _change = lock(&self.change);
         let sb = self.whole()?;
         self.generation.fetch_add(1, SeqCst);
@@ -672,7 +673,9 @@ impl Mirror {
         self.stop_session();
         // From here on the old primary has nothing acknowledged any more.
         // A leap, so that it also outranks what the other node began unseen.
-        let epoch = self.store.next_epoch(sb.promised.max(sb.view.epoch) + LEAP);
+        let epoch = self
+            .store
+            .next_epoch(sb.promised.max(sb.view.epoch).max(above) + LEAP);
         self.store.promise(epoch)?;
         self.become_primary(epoch)
     }

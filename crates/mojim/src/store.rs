@@ -377,9 +377,6 @@ impl Store {
             sb.life = env.random();
             if sb.view.mirror == sb.node {
                 sb.view.mirror.clear();
-            } else if sb.view.mirror.is_empty() && sb.view.primary == sb.node {
-                // It was alone: who comes with an older copy has more than this node.
-                sb.view.primary.clear();
             }
             sb.incarnation = env.random();
             sb.checkpoint = 0;

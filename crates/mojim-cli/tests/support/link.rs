@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
@@ -84,8 +84,11 @@ pub fn long(to: String, delay: Duration) -> u16 {
 /// A way between two nodes that can be cut; its connections end with that, its
 /// listener with the process.
 pub struct Way {
-    cut: Arc<Mutex<Option<Vec<TcpStream>>>>,
+    cut: Arc<Mutex<Option<Vec<Weak<Ends>>>>>,
 }
+
+/// The two ends of a connection, closed when the threads that carry it have ended.
+type Ends = [TcpStream; 2];
 
 impl Way {
     /// To `to`, and the port that leads there.
@@ -102,25 +105,32 @@ impl Way {
                 // One that is cut accepts, and closes; its port stays nobody else's.
                 let mut open = cut.lock().unwrap();
                 let Some(open) = &mut *open else { continue };
-                for (one, other) in [(&near, &far), (&far, &near)] {
-                    one.set_nodelay(true).unwrap();
-                    let mut from = one.try_clone().unwrap();
-                    let mut into = other.try_clone().unwrap();
+                let ends: Arc<Ends> = Arc::new([near, far]);
+                for s in &*ends {
+                    s.set_nodelay(true).unwrap();
+                }
+                open.retain(|e: &Weak<Ends>| e.strong_count() > 0);
+                open.push(Arc::downgrade(&ends));
+                for (from, into) in [(0, 1), (1, 0)] {
+                    let ends = ends.clone();
                     spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut into);
-                        let _ = into.shutdown(Shutdown::Both);
-                        let _ = from.shutdown(Shutdown::Both);
+                        let _ = std::io::copy(&mut &ends[from], &mut &ends[into]);
+                        for s in &*ends {
+                            let _ = s.shutdown(Shutdown::Both);
+                        }
                     });
                 }
-                open.extend([near, far]);
             }
         });
         (way, port)
     }
 
     pub fn cut(&self) {
-        for c in self.cut.lock().unwrap().take().into_iter().flatten() {
-            let _ = c.shutdown(Shutdown::Both);
+        let open = self.cut.lock().unwrap().take();
+        for ends in open.iter().flatten().filter_map(Weak::upgrade) {
+            for s in &*ends {
+                let _ = s.shutdown(Shutdown::Both);
+            }
         }
     }
 }

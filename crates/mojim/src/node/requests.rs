@@ -731,7 +731,11 @@ impl Node {
                 self.me.name, v.name
             ))
         })?;
-        let alone = sb.view.primary == self.me.name && sb.view.mirror.is_empty();
+        let other = self.ask_other_node(v);
+        // Both were promoted without the other: neither view ends the other's by
+        // itself, and a later one has what was acknowledged in it.
+        let later = matches!(&other, Ok(Some((_, epoch))) if *epoch > sb.view.epoch);
+        let alone = sb.view.primary == self.me.name && sb.view.mirror.is_empty() && !later;
         if alone || !force {
             // Where success never meant this copy, its log may end anywhere: what only
             // the lost memory had is given up by any promotion, and behind `async` a
@@ -761,8 +765,17 @@ impl Node {
         }
         let m = self.mirror_unserved(v)?;
         let alive = m.live_primary();
-        if alive.is_none() {
-            self.ask_other_node(v)?;
+        let mut above = 0;
+        if alive.is_none()
+            && let Some((node, epoch)) = other?
+        {
+            if later && !force {
+                return Err(Error::Invalid(format!(
+                    "node {node} knows a later view of volume {} (epoch {epoch}, this node knows {} only): what was acknowledged in it may be missing here. Start the program there; if that copy is lost, `mojim promote --force` here gives it up",
+                    v.name, sb.view.epoch
+                )));
+            }
+            above = epoch;
         }
         let may = may_promote(
             &self.me.name,
@@ -802,7 +815,7 @@ impl Node {
                 )),
             });
         }
-        let (epoch, last) = m.promote()?;
+        let (epoch, last) = m.promote(above)?;
         self.hand_over(v, m, last)?;
         self.say(&format!(
             "volume {}: this node is primary from epoch {epoch}, last LSN {last}",
@@ -812,8 +825,9 @@ impl Node {
     }
 
     /// A primary whose link to this node is down may still be alive: its own
-    /// node knows. If that does not answer, the operator's word counts.
-    fn ask_other_node(&self, v: &Volume) -> Result<()> {
+    /// node knows. If that does not answer, the operator's word counts. Otherwise: who
+    /// was asked, and the epoch of its view.
+    fn ask_other_node(&self, v: &Volume) -> Result<Option<(String, u64)>> {
         let meta = layout::meta_dir(&self.me, &v.name);
         let known = read_superblock(&*self.env, &meta)?.map(|sb| sb.view.primary);
         let primary = known.filter(|p| *p != self.me.name);
@@ -821,7 +835,7 @@ impl Node {
             Some(n) => n,
             None => match self.config.peer_of(v, &self.me.name) {
                 Some(n) => n,
-                None => return Ok(()),
+                None => return Ok(None),
             },
         };
         let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
@@ -830,10 +844,10 @@ impl Node {
             &Address::Tcp(other.address),
             Duration::from_secs(1),
         ) else {
-            return Ok(());
+            return Ok(None);
         };
         let Ok(answer) = c.ask(&q) else {
-            return Ok(());
+            return Ok(None);
         };
         let theirs = answer["volumes"]
             .as_array()
@@ -846,6 +860,8 @@ impl Node {
                 other.name, v.name, s["pid"], s["last_lsn"]
             )));
         }
-        Ok(())
+        let sane = |epoch: &u64| *epoch < u64::MAX / 4;
+        let epoch = theirs.and_then(|s| s["epoch"].as_u64()).filter(sane);
+        Ok(epoch.map(|epoch| (other.name.clone(), epoch)))
     }
 }
