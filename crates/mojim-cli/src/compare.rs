@@ -503,6 +503,11 @@ impl Comparison {
     }
 }
 
+/// So many of a thing.
+pub fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,7 +13,7 @@ use mojim::config::{Config, Node, Volume};
 use serde_json::{Value, json};
 
 use crate::ask::{Asked, LONG, SHORT, ask, load, plain};
-use crate::compare::{Difference, Found, compare};
+use crate::compare::{Difference, Found, compare, count};
 use crate::failure::{Done, Failure};
 use crate::status::{gather, holders};
 
@@ -156,12 +156,12 @@ impl Repair {
             false => "each such page is rewritten",
         };
         eprint!(
-            "Volume {}: {} differences in {} files; {first}.\n\
+            "Volume {}: {} in {}; {first}.\n\
              The copy of node {} is made equal to the primary's: {how}. If it is the primary's copy that is\n\
              wrong, what is right is lost by this. Go on? [y/N] ",
             volume.name,
-            differences.len(),
-            files.len(),
+            count(differences.len(), "difference"),
+            count(files.len(), "file"),
             node.name
         );
         let mut word = String::new();

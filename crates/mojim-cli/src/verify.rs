@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::ask::load;
-use crate::compare::compare_all;
+use crate::compare::{compare_all, count};
 use crate::failure::{Done, Failure};
 
 /// Compare the copies of a volume on its nodes, also while a program is attached.
@@ -71,7 +71,10 @@ impl Verify {
             (
                 0,
                 json!({ "equal": true, "files": files, "bytes": bytes, "lsn": lsn }),
-                format!("the copies are equal: {files} files, {bytes} bytes, at LSN {lsn}"),
+                format!(
+                    "the copies are equal: {}, {bytes} bytes, at LSN {lsn}",
+                    count(files, "file")
+                ),
             )
         };
         let mut out = std::io::stdout().lock();

@@ -108,10 +108,14 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     for n in nodes.iter().filter(|n| n["reachable"] == true) {
         of_copy(n, newest, &mut ills);
     }
+    let mut mirror = None;
     if let Some(p) = first.first() {
         of_mirror(expected, p, nodes, &mut ills);
+        // One that joins has no place in the view yet.
+        mirror = p["view"]["mirror"].as_str();
+        mirror = mirror.filter(|m| nodes.iter().any(|n| n["node"] == *m));
     }
-    of_backups(expected, newest, nodes, &mut ills);
+    of_backups(expected, newest, mirror, nodes, &mut ills);
     ills
 }
 
@@ -243,7 +247,7 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
             name,
             "alone",
             format!("node {name} is alone: what it commits has one copy"),
-            "start the other node, and the program if it does not run",
+            "start the node that is to be its mirror, and the program if it does not run",
         ));
         return;
     }
@@ -292,8 +296,15 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
     }
 }
 
-/// Whether each backup follows, and how far.
-fn of_backups(expected: &Expected<'_>, newest: u64, nodes: &[Value], ills: &mut Vec<Ill>) {
+/// Whether each backup follows, and how far. A node that came back while another is the
+/// view's `mirror` takes itself for the mirror until somebody forwards to it.
+fn of_backups(
+    expected: &Expected<'_>,
+    newest: u64,
+    mirror: Option<&str>,
+    nodes: &[Value],
+    ills: &mut Vec<Ill>,
+) {
     let in_use = nodes.iter().any(|n| n["attached"] == true);
     let most = nodes.iter().map(committed).max().unwrap_or(0);
     let forwards = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
@@ -301,7 +312,8 @@ fn of_backups(expected: &Expected<'_>, newest: u64, nodes: &[Value], ills: &mut 
         let rows = nodes.iter().filter(forwards);
         rows.filter_map(|n| n["backups"].as_array()).flatten()
     };
-    let backups = nodes.iter().filter(|n| n["role"] == "backup");
+    let outside = |n: &Value| n["role"] == "mirror" && mirror.is_some_and(|m| n["node"] != m);
+    let backups = nodes.iter().filter(|n| n["role"] == "backup" || outside(n));
     // One that cannot be used is said to be so.
     let usable = |n: &&Value| n["reachable"] == true && n["error"].is_null();
     for b in backups.filter(usable).filter(|n| n["state"] == "whole") {
@@ -309,13 +321,19 @@ fn of_backups(expected: &Expected<'_>, newest: u64, nodes: &[Value], ills: &mut 
         let row = rows().find(|r| r["node"] == name);
         let follows = b["link"]["up"] == true || row.is_some_and(|r| r["active"] == true);
         let has = b["last_lsn"].as_u64().unwrap_or(0);
-        if !follows && (in_use || has < most) {
+        let is_old = outside(b) && epoch(b) < newest;
+        if !follows && (in_use || is_old || has < most) {
             ills.push(Ill::new(
                 name,
                 "backup-away",
-                format!(
-                    "backup {name} follows nobody: it has LSN {has}, and LSN {most} is committed"
-                ),
+                match mirror.filter(|_| outside(b)) {
+                    Some(mirror) => format!(
+                        "node {name} follows nobody, and node {mirror} is the mirror: it has LSN {has}, and LSN {most} is committed"
+                    ),
+                    None => format!(
+                        "backup {name} follows nobody: it has LSN {has}, and LSN {most} is committed"
+                    ),
+                },
                 "look again in a few seconds; if it stays so, read what its daemon and the mirror's say, and start the program if it does not run",
             ));
         }
@@ -414,6 +432,17 @@ mod tests {
 
     fn one(node: &str, kind: &str) -> Vec<(String, String)> {
         vec![(node.to_owned(), kind.to_owned())]
+    }
+
+    /// It was judged by nobody: the node is no backup, and the mirror is another.
+    #[test]
+    fn who_came_back_and_has_no_place_in_the_view_is_not_well() {
+        let mut nodes = cluster();
+        nodes.push(row("e", "mirror"));
+        nodes[4]["link"] = json!({ "up": false });
+        assert_eq!(judge(&nodes), one("e", "backup-away"));
+        nodes[4]["link"]["up"] = json!(true);
+        assert_eq!(judge(&nodes), []);
     }
 
     #[test]

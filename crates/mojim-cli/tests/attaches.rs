@@ -275,3 +275,90 @@ fn a_damaged_log_is_mended_from_a_mirror_that_has_all() {
     program.finish();
     drop(b);
 }
+
+/// In `async` a mirror lags. A primary that came back empty under its name began an
+/// empty volume where the mirror did not answer, and took the mirror's copy for all
+/// there ever was where it did.
+#[test]
+fn an_empty_primary_does_not_take_a_copy_that_lags_for_everything() {
+    let c = Cluster::new(Setup {
+        mode: "async",
+        ..SYNC
+    });
+    let (mut a, b) = (c.node("a"), c.node("b"));
+    let (mut program, _) = c.program("a", &["--entries", "50"]);
+    program.acknowledged(0, 50);
+    program.finish();
+    kill(b);
+    let (mut program, _) = c.program("a", &["--entries", "50"]);
+    program.acknowledged(50, 100);
+    program.finish();
+    a.kill();
+    replace_disk(&c, "a");
+    let _a = c.node("a");
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(said.contains("b cannot be reached"), "{said}");
+        assert!(said.contains("no whole copy"), "{said}");
+    }
+    let _b = c.node("b");
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(said.contains("up to LSN"), "{said}");
+        assert!(
+            said.contains("`mojim promote --volume v --name b`"),
+            "{said}"
+        );
+    }
+    let out = c.mojim("promote", &["--volume", "v", "--name", "b"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let said = refused(&c, "a");
+    assert!(said.contains("node b is itself the primary"), "{said}");
+    let (mut program, left) = c.program("b", &["--entries", "20", "--linger"]);
+    assert_eq!(left, 50);
+    program.acknowledged(left, left + 20);
+    c.assert_equal();
+    program.finish();
+}
+
+/// A primary that had gone on alone, by an operator's word, lost its memory, and with
+/// it its copy: its mirror, which did not know that it had been given up, was taken for
+/// a member, and what was acknowledged without it was gone without a word.
+#[test]
+fn a_copy_that_was_left_behind_is_not_all_there_was() {
+    let c = Cluster::new(SYNC);
+    let on_disk = "medium = \"disk\"";
+    let in_memory = c
+        .text(SYNC, "e2e")
+        .replacen(on_disk, "medium = \"dram\"", 1);
+    c.configure(&in_memory);
+    let (mut a, b) = (c.node("a"), c.node("b"));
+    let (mut program, _) = c.program("a", &["--entries", "50"]);
+    program.acknowledged(0, 50);
+    program.finish();
+    kill(b);
+    c.promote("a");
+    let (program, _) = busy(&c, "a");
+    program.await_more(100);
+    a.kill();
+    assert!(program.stop() > 50);
+    c.lose_memory("a");
+    let (_a, _b) = (c.node("a"), c.node("b"));
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(said.contains("went on without it"), "{said}");
+    }
+    // The node that went on without it knows a later view.
+    let said = not_promoted(&c, "b");
+    assert!(
+        said.contains("a later view") && said.contains("--force"),
+        "{said}"
+    );
+    let out = c.mojim("promote", &["--force", "--yes", "--name", "b"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let (mut program, left) = c.program("b", &["--entries", "20", "--linger"]);
+    assert_eq!(left, 50);
+    program.acknowledged(left, left + 20);
+    c.assert_equal();
+    program.finish();
+}

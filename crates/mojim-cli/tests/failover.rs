@@ -80,6 +80,43 @@ fn the_mirror_takes_over(c: &Cluster) {
     c.assert_equal();
 }
 
+/// The register names it the primary, and its disk is new: where its daemon was back
+/// before anybody took its place, `mojim run` waited for its copy, on both nodes, for ever.
+#[test]
+fn an_empty_primary_that_is_back_in_time_takes_the_copy_of_its_mirror() {
+    let c = Cluster::new("sync", "disk");
+    c.rewrite("failure_limit = \"1s\"", "failure_limit = \"10s\"");
+    let mut a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let (mut p, _) = c.program("a", &[]);
+    p.acknowledged(0, 300);
+    c.await_mirror();
+    a.kill();
+    p.kill();
+    let acknowledged = rest(&mut p).map_or(300, |last| last + 1);
+    // What it has as a voter stays.
+    let a = c.dir.join("a");
+    fs::remove_dir_all(a.join("v")).unwrap();
+    fs::remove_dir_all(a.join(".mojim/v")).unwrap();
+    fs::remove_file(a.join(".mojim/v.log.0")).unwrap();
+    for d in fs::read_dir(&c.memory).unwrap().map(Result::unwrap) {
+        if d.file_name().to_str().unwrap().contains("-a-") {
+            fs::remove_dir_all(d.path()).unwrap();
+        }
+    }
+    let _a = c.node("a");
+    let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+    let a = Address::Tcp(([127, 0, 0, 1], c.ports[0].number).into());
+    let q = json!({ "what": "post", "cluster": "failover", "volume": "v", "wait": 0 });
+    let ready = || {
+        let post = Client::connect(&env, &a, DEADLINE).and_then(|mut a| a.ask(&q));
+        post.is_ok_and(|p| p["ready"] == true).then_some(())
+    };
+    await_that("that a program may start", ready);
+    goes_on_at("a", &c, acknowledged);
+}
+
 #[test]
 fn the_mirror_takes_over_and_the_old_primary_follows() {
     the_mirror_takes_over(&Cluster::new("sync", "disk"));

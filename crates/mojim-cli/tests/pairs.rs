@@ -56,6 +56,10 @@ const ASYNC: &str = "\
 |---|---|---|---|---|---|
 | b's copy | kept | kept | kept | kept | lost |
 
+| at the same time | nothing else | b's processes | b's power | b for good |
+|---|---|---|---|---|
+| a's copy | lag | lag | lag | lost |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | since |
@@ -81,6 +85,10 @@ const SYNC: &str = "\
 | at the same time | nothing else | a's program | a's processes | a's power | a for good |
 |---|---|---|---|---|---|
 | b's copy | kept | kept | kept | ring | lost |
+
+| at the same time | nothing else | b's processes | b's power | b for good |
+|---|---|---|---|---|
+| a's copy | kept | kept | kept | lost |
 
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
@@ -112,6 +120,10 @@ const SYNC_FLUSH: &str = "\
 |---|---|---|---|---|---|
 | b's copy | kept | kept | kept | kept | lost |
 
+| at the same time | nothing else | b's processes | b's power | b for good |
+|---|---|---|---|---|
+| a's copy | kept | kept | kept | lost |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | since |
@@ -141,6 +153,10 @@ const SYNC_DISK: &str = "\
 | at the same time | nothing else | a's program | a's processes | a's power | a for good |
 |---|---|---|---|---|---|
 | b's copy | kept | kept | kept | ring | lost |
+
+| at the same time | nothing else | b's processes | b's power | b for good |
+|---|---|---|---|---|
+| a's copy | kept | kept | lost | lost |
 
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
@@ -178,6 +194,10 @@ const SYNC_SEC: &str = "\
 |---|---|---|---|---|---|
 | b's copy | kept | kept | kept | lag | lag |
 
+| at the same time | nothing else | b's processes | b's power | b for good |
+|---|---|---|---|---|
+| a's copy | kept | kept | kept | lag |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | lag |
@@ -210,6 +230,10 @@ const BY_HAND: &str = "\
 |---|---|---|---|---|---|
 | b's copy | kept | kept | kept | ring | lost |
 
+| at the same time | nothing else | b's processes | b's power | b for good |
+|---|---|---|---|---|
+| a's copy | kept | kept | kept | lost |
+
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|
 | b's processes; a goes on alone | kept | kept | kept | since |
@@ -239,6 +263,10 @@ const DISK_BY_HAND: &str = "\
 | at the same time | nothing else | a's program | a's processes | a's power | a for good |
 |---|---|---|---|---|---|
 | b's copy | kept | kept | kept | ring | lost |
+
+| at the same time | nothing else | b's processes | b's power | b for good |
+|---|---|---|---|---|
+| a's copy | kept | kept | lost | lost |
 
 | one after the other | then its program | its processes | its power | it for good |
 |---|---|---|---|---|

@@ -129,13 +129,12 @@ impl Failures {
         }
     }
 
-    fn plan(self, mode: Mode, register: bool, rng: &mut Rng) -> Plan {
+    fn plan(self, register: bool, rng: &mut Rng) -> Plan {
         let (attach, promote) = match self {
             // With a register the one that is left goes on by itself.
             Failures::AGone | Failures::AEmpty if register => (Some(1), 1),
             Failures::AGone => (None, 1),
-            // In `async` the table has the other node promoted.
-            Failures::AEmpty => ((mode != Mode::Async).then_some(0), 1),
+            Failures::AEmpty => (Some(0), 1),
             // Who waits for the other waits for seconds.
             Failures::BGone => ((rng.below(40) == 0).then_some(0), 0),
             _ => (Some(0), 0),
@@ -395,7 +394,7 @@ impl Bench {
                 Some(_) => Failures::APower,
                 None => *rng.pick(&of_power),
             };
-            let plan = failures.plan(mode, register, &mut rng);
+            let plan = failures.plan(register, &mut rng);
             let back: Vec<Back<'_>> = disks
                 .iter()
                 .enumerate()

@@ -14,6 +14,6 @@ pub mod view;
 
 pub use history::History;
 pub use lane::{Arrival, LaneIn};
-pub use pairing::{Holding, Known, Loss, Plan, PromoteRefusal, has_lost, loss, reconcile};
+pub use pairing::{Holding, Known, Lacks, Loss, Plan, PromoteRefusal, has_lost, loss, reconcile};
 pub use prefix::Prefix;
 pub use rule::{AckRule, Patience, Verdict};

@@ -105,6 +105,19 @@ pub enum Loss {
     /// What only the lost ring held may have been acknowledged, and the node that
     /// answers for the mirror is not the copy that acknowledged it.
     Ring,
+    /// The primary's copy is gone, and the mirror's may have less than was acknowledged.
+    Copy(Lacks),
+}
+
+/// Why a mirror's copy may lack what its primary, whose own is gone, acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lacks {
+    /// It was catching up.
+    CatchingUp,
+    /// The primary went on without it.
+    Alone,
+    /// No sync point waits for it.
+    Behind,
 }
 
 /// Whether an attach by `plan` would begin with less than what was acknowledged, as

@@ -34,9 +34,9 @@ use mojim::views::Views;
 use mojim::vigil::Vigil;
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
-use mojim_protocol::AckRule;
 use mojim_protocol::pairing::may_promote;
 use mojim_protocol::view::{Member, Register};
+use mojim_protocol::{AckRule, Lacks, Loss};
 
 use crate::check::{BACKUP, Change, Checker, Files, Violation};
 use crate::rng::Rng;
@@ -1685,13 +1685,15 @@ impl Cluster {
                     let e = e.to_string();
                     self.note(|| format!("node {} cannot attach: {e}", NAMES[n]));
                     // The mirror began a promotion that failed: attach again.
-                    let refused = p.session.loss().is_some();
+                    let catching_up = Loss::Copy(Lacks::CatchingUp);
+                    let refused = p.session.loss().is_some_and(|l| l != catching_up);
                     let again = refused
                         || e.contains("is promised")
                         || e.contains("cannot be made")
                         || n != self.primary;
                     // No copy is complete: a person has to decide, and the run ends.
-                    let lost = e.contains("incomplete") || e.contains("no usable copy");
+                    let lost =
+                        p.session.loss() == Some(catching_up) || e.contains("no usable copy");
                     let memory = !self.setup.persistent()[n] && self.check.failures()[n] > 0;
                     if lost && (self.check.has_lost() || memory) {
                         self.over = true;
@@ -1828,7 +1830,7 @@ impl Cluster {
             self.ask_operator(n)?;
             return Ok(true);
         }
-        if prim.session.go_alone().is_ok() {
+        if prim.p.begin_unreplicated(NAMES[n]).is_ok() {
             let tail = prim.p.last();
             let _ = prim.p.store.apply(tail, usize::MAX);
         }
@@ -1853,8 +1855,7 @@ impl Cluster {
         let sb = prim.p.store.superblock();
         let may = sb.state == State::Whole
             && sb.view.epoch > 0
-            && (sb.view.mirror.is_empty() || asynchronous)
-            || sb.view.epoch == 0 && asynchronous;
+            && (sb.view.mirror.is_empty() || asynchronous);
         let may = match self.setup.views {
             false => may,
             true => {

@@ -26,7 +26,9 @@ use mojim_format::message::{
 };
 use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
-use mojim_protocol::{AckRule, History, Holding, Known, Loss, Plan, has_lost, loss, reconcile};
+use mojim_protocol::{
+    AckRule, History, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile,
+};
 
 use crate::area::named_spill;
 use crate::claim::{Change, Claim, Outcome};
@@ -383,9 +385,8 @@ impl Session {
 
     /// Begins the epoch without a mirror.
     fn begin(&mut self, view: View) -> Result<()> {
-        if self.primary.store.superblock().state == State::Empty {
-            self.primary.store.make_new()?;
-        }
+        // A mirror that does not answer may have what an empty copy lacks.
+        assert_ne!(self.primary.store.superblock().state, State::Empty);
         if let Some(claim) = &mut self.claim {
             let claimed = claim.attach_alone(&self.primary.store, self.epoch);
             self.claimed(claimed)?;
@@ -1260,20 +1261,9 @@ impl Session {
                 self.start(from, keep)
             }
             Plan::CopyTo => self.copy_out(),
-            // A copy that has all of this one and more may be taken in any case.
-            Plan::CopyFrom
-                if !w.member
-                    && (!self.member || store.superblock().view.epoch == 0)
-                    && store.superblock().state == State::Empty =>
-            {
-                let e = Error::Invalid(format!(
-                    "this node's copy is incomplete, and node {}'s was still catching up when it was last linked: acknowledged sync points may be missing from both. Restore a copy",
-                    self.peer.name
-                ));
-                self.fatal = Some(e.clone());
-                Err(e)
-            }
             Plan::CopyFrom => {
+                let lacks = self.may_lack(w.member).filter(|_| !self.adopting);
+                self.refuse_loss(lacks.map(Loss::Copy), &ours, &theirs)?;
                 self.adopting = true;
                 let wire = self.wire.as_mut().expect("connected");
                 wire.queue(FrameKind::CopyRequest, self.epoch, 0, 0, &[]);
@@ -1305,6 +1295,27 @@ impl Session {
         is_lost && self.claim.is_none() && !self.primary.spec.rule.local
     }
 
+    /// Why the mirror's copy, of a member or not, may lack what this node, whose own is
+    /// empty, acknowledged without it. A copy that has all of this one and more may be
+    /// taken in any case.
+    fn may_lack(&self, member: bool) -> Option<Lacks> {
+        let sb = self.primary.store.superblock();
+        if sb.state != State::Empty {
+            return None;
+        }
+        let is_new = sb.view.epoch == 0;
+        if !member && (is_new || !self.member) {
+            return Some(Lacks::CatchingUp);
+        }
+        if self.claim.is_some() {
+            return None;
+        }
+        if !is_new && !self.member {
+            return Some(Lacks::Alone);
+        }
+        (!self.paired_rule.mirror).then_some(Lacks::Behind)
+    }
+
     /// The attach ends where it would begin with less than was acknowledged, or may
     /// have been: nothing is changed on either node before an operator says so.
     fn refuse_loss(&mut self, lost: Option<Loss>, ours: &Holding, theirs: &Holding) -> Result<()> {
@@ -1333,6 +1344,18 @@ impl Session {
                 ours.tail,
                 self.me
             )),
+            Loss::Copy(lacks) => {
+                // The other node asks for it, since this one's view is later.
+                let (why, force) = match lacks {
+                    Lacks::CatchingUp => ("it was catching up when it was last linked", " --force"),
+                    Lacks::Alone => ("this node went on without it", " --force"),
+                    Lacks::Behind => ("no sync point waits for it", ""),
+                };
+                Error::Invalid(format!(
+                    "this node has no whole copy of volume {volume}: its disk is new, or what it had in memory is gone. Node {peer}'s, up to LSN {}, may lack acknowledged sync points: {why}. Restore a copy, or go on with that one: `mojim promote{force} --volume {volume} --name {peer}`, and start the program there",
+                    theirs.tail
+                ))
+            }
         };
         self.fatal = Some(e.clone());
         Err(e)

@@ -438,8 +438,7 @@ impl Volume {
         let may_go_alone = sb.state == State::Whole
             && sb.view.epoch > 0
             && primary.store.standing().primary == sb.view.primary
-            && (sb.view.mirror.is_empty() || volume.mode == Mode::Async)
-            || sb.view.epoch == 0 && volume.mode == Mode::Async;
+            && (sb.view.mirror.is_empty() || volume.mode == Mode::Async);
         let limit = if volume.failover == Failover::Automatic {
             config.failure_limit
         } else if may_go_alone {
@@ -515,8 +514,16 @@ impl Volume {
                 if let Some(e) = unknown {
                     return Err(e);
                 }
+                let what_then = match sb.state {
+                    State::Whole => {
+                        "If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here"
+                    }
+                    _ => {
+                        "This node has no whole copy: a volume begins with its mirror, which may have one"
+                    }
+                };
                 return Err(Error::Timeout(format!(
-                    "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here",
+                    "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. {what_then}",
                     volume.name,
                     s.peer(),
                     s.last_error.as_deref().unwrap_or("no answer")

@@ -72,6 +72,20 @@ impl Place {
         Place { dir, shm, config }
     }
 
+    /// In `sync-disk`, whose mirror has its log in memory.
+    fn sync_disk(mut self) -> Place {
+        let file = self.dir.join("mojim.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let (a, b) = text.split_once("[node.b]").unwrap();
+        let a = a.replace("mode = \"sync\"", "mode = \"sync-disk\"");
+        let b = b.replacen("medium = \"disk\"", "medium = \"dram\"", 1);
+        let text = format!("{a}[node.b]{b}");
+        self.config =
+            Config::parse(&text, Path::new("test.toml")).unwrap_or_else(|e| panic!("{e}"));
+        std::fs::write(file, text).unwrap();
+        self
+    }
+
     fn node(&self, name: &'static str) -> Arc<Node> {
         let say = move |t: &str| eprintln!("{name}: {t}");
         Node::start(&self.config, name, None, say).unwrap_or_else(|e| panic!("{e}"))
@@ -937,6 +951,31 @@ fn a_primary_and_a_network_have_no_readers() {
     let why = client.ask(&q).unwrap_err();
     assert_eq!(why.errno(), libc::EACCES, "{why}");
     w.volume.detach().unwrap();
+}
+
+/// Once, the mirror of `sync-disk` was read until it knew that it was a member.
+#[test]
+fn the_mirror_of_sync_disk_has_no_readers_before_and_after_it_is_a_member() {
+    let place = Place::new("sync-disk").sync_disk();
+    let nodes = ["a", "b", "c"].map(|n| place.node(n));
+    let refused = |node: &str| {
+        let r = Reader::attach_with(&place.config, node, None, ReaderOptions::default());
+        r.map(drop).unwrap_err().to_string()
+    };
+    // It has no copy yet, and is to be the mirror.
+    let why = refused("b");
+    assert!(why.contains("nobody reads on its mirror b"), "{why}");
+    let mut w = Writer::new(&place);
+    let lsn = w.write();
+    let why = refused("b");
+    assert!(why.contains("nobody reads on its mirror b"), "{why}");
+    let r = place.reader("c");
+    r.wait(lsn, LONG).unwrap();
+    let mut l = Looker::new(r);
+    assert_eq!(l.look().unwrap(), Some(w.count));
+    l.reader.detach().unwrap();
+    w.volume.detach().unwrap();
+    drop(nodes);
 }
 
 /// The mirror becomes primary: what a reader shows there stands still. On the

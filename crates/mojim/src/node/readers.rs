@@ -52,16 +52,15 @@ impl Node {
         )))
     }
 
-    /// The mirror of a volume in mode `sync-disk` serves nobody who reads. Its own superblock
-    /// names it only once its primary has told it that it is a member: while it catches up it
-    /// is served as a backup is.
+    /// The mirror of a volume in mode `sync-disk` serves nobody who reads, nor does one that
+    /// is to be its mirror and catches up.
     fn check_readable(&self, v: &Volume) -> Result<()> {
         if v.mode != Mode::SyncDisk {
             return Ok(());
         }
-        let meta = layout::meta_dir(&self.me, &v.name);
-        let view = read_superblock(&*self.env, &meta)?.map(|sb| sb.view);
-        if view.is_some_and(|view| view.mirror == self.me.name) {
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))?;
+        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        if self.role(v, sb.as_ref(), mirror.as_deref()) == "mirror" {
             return Err(Error::Invalid(format!(
                 "volume {} is in mode sync-disk: nobody reads on its mirror {}. Read on a backup, or choose mode sync",
                 v.name, self.me.name

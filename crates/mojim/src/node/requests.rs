@@ -325,14 +325,17 @@ impl Node {
         let reg = self.voted(v)?.read(&v.name)?;
         let primary = reg.primary.as_ref().map(|p| p.node.clone());
         let meta = layout::meta_dir(&self.me, &v.name);
-        let ready = match (&primary, read_superblock(&*self.env, &meta)?) {
-            (Some(p), Some(sb)) => {
+        let sb = read_superblock(&*self.env, &meta)?;
+        let view = sb.map(|sb| sb.view).filter(|view| view.epoch > 0);
+        let ready = match (&primary, view) {
+            (Some(p), Some(view)) => {
                 *p == self.me.name
-                    && sb.view.primary == self.me.name
+                    && view.primary == self.me.name
                     && !lock(&self.mirrors).contains_key(&v.name)
             }
+            // Its copy is gone, and its place is not: an attach takes the mirror's.
+            (Some(p), None) => *p == self.me.name,
             (None, _) => v.primary == self.me.name,
-            _ => false,
         };
         Ok(json!({ "primary": primary, "ready": ready }))
     }
@@ -369,7 +372,12 @@ impl Node {
     }
 
     /// What this node is to the volume, by its own superblock and whom it follows.
-    fn role(&self, v: &Volume, sb: Option<&Superblock>, m: Option<&Mirror>) -> &'static str {
+    pub(super) fn role(
+        &self,
+        v: &Volume,
+        sb: Option<&Superblock>,
+        m: Option<&Mirror>,
+    ) -> &'static str {
         let view = sb.map(|sb| &sb.view).filter(|view| view.epoch > 0);
         let primary = view.map_or(&v.primary, |view| &view.primary);
         let mirror = view.map(|view| &view.mirror);
