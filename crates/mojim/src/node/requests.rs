@@ -333,8 +333,9 @@ impl Node {
                     && view.primary == self.me.name
                     && !lock(&self.mirrors).contains_key(&v.name)
             }
-            // Its copy is gone, and its place is not: an attach takes the mirror's.
-            (Some(p), None) => *p == self.me.name,
+            // Its copy is gone, and its place is not: an attach takes the mirror's. Where
+            // the configuration names another node, this one has its copy open to follow.
+            (Some(p), None) => *p == self.me.name && v.primary == *p,
             (None, _) => v.primary == self.me.name,
         };
         Ok(json!({ "primary": primary, "ready": ready }))
