@@ -77,10 +77,10 @@
  *                  by more than secondary_threshold
  *
  * A primary that is alone (its mirror was given up, or it was promoted) has them
- * persistent on itself, in every mode: then they are lost with its disk. In async
- * a program that is started on a node whose disk is new, while the mirror does not
- * answer, begins an empty volume. docs/guarantees.md has each mode, failure by
- * failure.
+ * persistent on itself, in every mode: then they are lost with its disk. In
+ * unreplicated a program that is started on a node whose disk is new begins an
+ * empty volume; in every other mode a volume begins with its mirror.
+ * docs/guarantees.md has each mode, failure by failure.
  *
  * The bytes of one sync point are there all, or none, after any such failure.
  * A medium "dram" is never persistent; mojim_copies tells how things stand.

@@ -12,7 +12,8 @@ use crate::failure::{Done, Failure};
 ///
 /// Refused (exit code 1) while a program is attached to the primary, where that can be known, and
 /// where this node's copy may lack acknowledged sync points; but in mode async, and after the node
-/// lost its memory, what only the other node has is given up without --force. In a cluster with
+/// lost its memory, what only a node has that does not answer is given up without --force. If
+/// another node knows a later view, or was promoted too, --force is needed. In a cluster with
 /// automatic failover the view's mirror becomes primary by itself; --force makes a node primary that
 /// is no member of the view, or whose log is damaged, when the others are lost for good. The copies
 /// of other nodes are made equal to the new primary's as soon as they answer.

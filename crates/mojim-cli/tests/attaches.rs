@@ -362,3 +362,113 @@ fn a_copy_that_was_left_behind_is_not_all_there_was() {
     c.assert_equal();
     program.finish();
 }
+
+/// Each of two nodes was promoted while the other was away, and served: when they met, the
+/// one with the higher epoch, which was the earlier, replaced the copy of the other, and
+/// what had been acknowledged there was gone without a word.
+#[test]
+fn of_two_that_were_promoted_unknown_to_each_other_a_person_chooses() {
+    for chosen in ["a", "b"] {
+        let c = Cluster::new(SYNC);
+        let (mut a, mut b) = (c.node("a"), c.node("b"));
+        let (mut program, _) = c.program("a", &["--entries", "50"]);
+        program.acknowledged(0, 50);
+        program.finish();
+        // b serves alone, and begins more epochs than a will.
+        a.kill();
+        c.promote("b");
+        for at in [50, 60, 70] {
+            let (mut program, left) = c.program("b", &["--entries", "10"]);
+            assert_eq!(left, at);
+            program.acknowledged(at, at + 10);
+            program.finish();
+        }
+        b.kill();
+        // a is repaired first: the operator knows of no other.
+        let mut a = c.node("a");
+        c.promote("a");
+        let (mut program, left) = c.program("a", &["--entries", "5", "--linger"]);
+        assert_eq!(left, 50);
+        program.acknowledged(50, 55);
+        program.finish();
+        let b = c.node("b");
+        // Neither daemon makes the copies equal, and neither node attaches.
+        await_that("the daemon's refusal", || {
+            let said = c.logs();
+            (said.contains("cannot be brought up to date") && said.contains("both promoted"))
+                .then_some(())
+        });
+        let said = refused(&c, "a");
+        assert!(said.contains("is itself the primary"), "{said}");
+        let said = refused(&c, "b");
+        assert!(said.contains("neither knowing of the other"), "{said}");
+        let out = c.mojim("status", &[]);
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+        for node in ["a", "b"] {
+            let said = not_promoted(&c, node);
+            assert!(said.contains("--force"), "{said}");
+        }
+        // Nothing has changed by all that, also across another life of both daemons.
+        a.kill();
+        kill(b);
+        let (_a, _b) = (c.node("a"), c.node("b"));
+        let out = c.mojim("promote", &["--force", "--yes", "--name", chosen]);
+        assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+        let (mut program, left) = c.program(chosen, &["--entries", "5", "--linger"]);
+        assert_eq!(left, if chosen == "a" { 55 } else { 80 });
+        program.acknowledged(left, left + 5);
+        c.assert_equal();
+        program.finish();
+    }
+}
+
+/// A promotion that was refused kept the copy open: no program could attach on that node
+/// until its daemon was started again, and it was told that another one was attached.
+#[test]
+fn a_promotion_that_is_refused_leaves_the_copy_to_a_program() {
+    let c = Cluster::new(SYNC);
+    let (a, b) = (c.node("a"), c.node("b"));
+    let (mut program, _) = c.program("a", &["--entries", "50"]);
+    program.acknowledged(0, 50);
+    program.finish();
+    drop(a);
+    kill(b);
+    let text = c.text(SYNC, "e2e");
+    c.configure(&text.replacen("medium = \"disk\"", "medium = \"dram\"", 1));
+    c.lose_memory("a");
+    replace_disk(&c, "a");
+    let _a = c.node("a");
+    // An attach that fails leaves a superblock.
+    refused(&c, "a");
+    let said = not_promoted(&c, "a");
+    assert!(said.contains("no whole copy"), "{said}");
+    let _b = c.node("b");
+    let (mut program, left) = c.program("a", &["--entries", "5", "--linger"]);
+    assert_eq!(left, 50);
+    program.acknowledged(50, 55);
+    program.finish();
+}
+
+/// The old primary had lost its memory, and its mirror answered with more than it had: a
+/// plain promotion of it gave that up.
+#[test]
+fn a_promotion_asks_whether_the_mirror_has_more() {
+    let c = Cluster::new(SYNC);
+    keep_records(&c, SYNC);
+    let (mut a, b) = (c.node("a"), c.node("b"));
+    let (program, _) = busy(&c, "a");
+    program.await_more(200);
+    let acknowledged = program.stop();
+    a.kill();
+    c.lose_memory("a");
+    cut(&c, "a");
+    let _a = c.node("a");
+    let said = not_promoted(&c, "a");
+    assert!(said.contains("takes them over"), "{said}");
+    assert!(said.contains("--force"), "{said}");
+    let (mut program, left) = c.program("a", &["--entries", "5", "--linger"]);
+    assert!(left >= acknowledged, "{left} of {acknowledged}");
+    program.acknowledged(left, left + 5);
+    program.finish();
+    drop(b);
+}

@@ -321,8 +321,14 @@ fn a_spill_file_reaches_a_slow_backup() {
 fn a_slow_backup_paces_a_primary_without_a_mirror() {
     let (c, slow) = with_slow_backup("async", 256 << 10, "");
     let _a = c.node("a");
+    let mut b = c.node("b");
     let _c = c.node("c");
     let _d = c.node("d");
+    // A volume begins with its mirror, which then goes.
+    let (mut p, _) = c.program("a", &["--entries", "1", "--linger"]);
+    p.acknowledged(0, 1);
+    p.finish();
+    b.kill();
     let begin = std::time::Instant::now();
     let errors = c.dir.join("program-a.txt");
     let file = slow.to_str().unwrap();
@@ -337,8 +343,8 @@ fn a_slow_backup_paces_a_primary_without_a_mirror() {
         "--linger",
     ];
     let mut p = Process::start(&words, &errors);
-    assert_eq!(p.line().as_deref().map(|l| l.ends_with(" 0")), Some(true));
-    p.acknowledged(0, 3000);
+    assert_eq!(p.line().as_deref().map(|l| l.ends_with(" 1")), Some(true));
+    p.acknowledged(1, 3001);
     // Some 2 MiB of records, but for what the link and the threshold hold.
     let took = begin.elapsed();
     assert!(
@@ -347,7 +353,7 @@ fn a_slow_backup_paces_a_primary_without_a_mirror() {
     );
     // Its last words get half a second, which may not be enough for the rest.
     await_that("all entries at c", || {
-        (entries(&c.log("c")) == 3000).then_some(())
+        (entries(&c.log("c")) == 3001).then_some(())
     });
     p.finish();
     c.assert_same("c", "a");

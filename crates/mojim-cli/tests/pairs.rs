@@ -878,7 +878,8 @@ impl Cluster {
         self.nodes.keys().copied().find(|n| name == **n)
     }
 
-    /// Until the view is so, by the register, or else by the primary's own copy.
+    /// Until the view is so, by the register, or else by both copies: a mirror hears that
+    /// it counts a moment after its primary has written it down.
     fn await_view(&self, primary: &str, mirror: Option<&str>) {
         await_or(
             &format!("the view {primary} and {mirror:?}"),
@@ -888,8 +889,12 @@ impl Cluster {
                     let r = self.read_register();
                     r["primary"]["node"] == primary && r["mirror"]["node"].as_str() == mirror
                 } else {
-                    let v = Cluster::says(&self.status(), primary)["view"].clone();
-                    v["primary"] == primary && v["mirror"] == mirror.unwrap_or("")
+                    let all = self.status();
+                    let so = |node: &str| {
+                        let v = &Cluster::says(&all, node)["view"];
+                        v["primary"] == primary && v["mirror"] == mirror.unwrap_or("")
+                    };
+                    so(primary) && mirror.is_none_or(so)
                 };
                 is.then_some(())
             },

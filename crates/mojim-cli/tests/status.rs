@@ -504,6 +504,11 @@ fn a_backup_that_is_cut_off_or_lags_is_named() {
     *nodes.at("b") = Some(c.node_as(&as_b(port), "b"));
     let mut p = c.program("a");
     c.await_well("the backup follows, with a program");
+    // Forwarding takes its time: it is level before it is cut off.
+    await_that("all of it at c", || {
+        let (a, c) = (c.says("a"), c.says("c"));
+        (c["last_lsn"].is_u64() && c["last_lsn"] == a["last_lsn"]).then_some(())
+    });
     way.cut();
     c.await_late(
         "c cut off, with a program",

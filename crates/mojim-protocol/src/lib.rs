@@ -14,6 +14,8 @@ pub mod view;
 
 pub use history::History;
 pub use lane::{Arrival, LaneIn};
-pub use pairing::{Holding, Known, Lacks, Loss, Plan, PromoteRefusal, has_lost, loss, reconcile};
+pub use pairing::{
+    Holding, Known, LEAP, Lacks, Loss, Plan, PromoteRefusal, has_lost, is_rival, loss, reconcile,
+};
 pub use prefix::Prefix;
 pub use rule::{AckRule, Patience, Verdict};

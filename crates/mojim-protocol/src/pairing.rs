@@ -81,6 +81,36 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
     }
 }
 
+/// How far a promotion by hand goes above every epoch that is known where it is made, so
+/// that it also outranks what the other node began unseen.
+pub const LEAP: u64 = 1 << 20;
+
+/// Whether `other`, which `kept` would replace, is its rival: both were promoted by hand,
+/// neither knowing of the other's promotion, and what `other` acknowledged since is not
+/// in `kept`. Their numbers say nothing about which was the later: a person decides.
+/// A promotion that knew `other`'s epochs lies a leap above them.
+/// `led_here`: the epochs that are `kept`'s node's own to begin, all of which it knew.
+pub fn is_rival(kept: &Holding, other: &Holding, led_here: impl Fn(u64) -> bool) -> bool {
+    if kept.volume_id != other.volume_id || other.state != State::Whole || other.tail == 0 {
+        return false;
+    }
+    let Some(epoch) = other.history.epoch_at(other.tail) else {
+        return false;
+    };
+    let fork = kept
+        .history
+        .common(kept.tail, &other.history, other.tail)
+        .unwrap_or(0);
+    if fork == other.tail || led_here(epoch) {
+        return false;
+    }
+    let begun = other.history.epoch_at(fork).unwrap_or(0);
+    let was_promoted = epoch - begun >= LEAP / 2;
+    let knew = kept.history.last_epoch() >= epoch + LEAP / 2;
+    let has_it = kept.history.entries().iter().any(|e| e.epoch == epoch);
+    was_promoted && !knew && !has_it
+}
+
 /// What the two nodes of an attach know to have been acknowledged, or not to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known {
@@ -332,6 +362,46 @@ mod tests {
         assert!(!has_lost(&plan(10), 10));
         assert!(!has_lost(&plan(20), 20));
         assert!(!has_lost(&Plan::CopyTo, 20));
+    }
+
+    /// Each of two nodes was promoted while the other was away, and acknowledged: the one
+    /// whose epoch was higher replaced the other's copy when they met, whichever was later.
+    #[test]
+    fn two_that_were_promoted_unknown_to_each_other_are_rivals() {
+        use State::*;
+        let of = |tail, e: &[(u64, u64)]| copy(1, Whole, tail, e);
+        // a's epochs are even, b's odd
+        let rival = |kept: &Holding, other: &Holding, rank: u64| {
+            assert_eq!(
+                reconcile(kept, other, 1, true),
+                if kept.history.common(kept.tail, &other.history, other.tail) == Some(other.tail) {
+                    Plan::Resend { from: other.tail }
+                } else {
+                    Plan::CopyTo
+                }
+            );
+            is_rival(kept, other, |e| e % 2 == rank)
+        };
+        let (a, b) = (LEAP + 4, LEAP + 3);
+        let kept = of(150, &[(2, 1), (b + 6, 101)]);
+        assert!(rival(&kept, &of(120, &[(2, 1), (a, 101)]), 1));
+        // by a fork of its own, or from the first record on
+        assert!(rival(&kept, &of(120, &[(2, 1), (a, 90)]), 1));
+        assert!(rival(&kept, &of(20, &[(a, 1)]), 1));
+        // and where this one has nothing of its own yet
+        assert!(rival(&of(100, &[(2, 1), (b + 6, 101)]), &of(120, &[(2, 1), (a, 101)]), 1));
+        // promoted, and nothing came of it
+        assert!(!rival(&kept, &of(100, &[(2, 1), (a, 101)]), 1));
+        // the old primary: a promotion ends what it has
+        assert!(!rival(&kept, &of(120, &[(2, 1)]), 1));
+        assert!(!rival(&kept, &of(120, &[(2, 1), (4, 101)]), 1));
+        // promoted in the knowledge of the other's
+        let knew = of(150, &[(2, 1), (a + LEAP + 1, 101)]);
+        assert!(!rival(&knew, &of(120, &[(2, 1), (a, 101)]), 1));
+        // what this node led itself, and what it has
+        assert!(!rival(&kept, &of(120, &[(2, 1), (b + 2, 101)]), 1));
+        let went_on = of(150, &[(2, 1), (a, 101), (a + 1, 130)]);
+        assert!(!rival(&went_on, &of(140, &[(2, 1), (a, 101)]), 1));
     }
 
     #[test]

@@ -804,6 +804,7 @@ impl Cluster {
             holders: self.setup.nodes() as u64,
             max_open: 3,
             copy_streams: self.setup.copy_streams,
+            by_hand: !self.setup.views,
         }
     }
 

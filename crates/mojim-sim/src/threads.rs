@@ -199,6 +199,7 @@ fn store_spec(node: &str, setup: &Setup) -> StoreSpec {
         holders: 2,
         max_open: 3,
         copy_streams: 1,
+        by_hand: true,
     }
 }
 

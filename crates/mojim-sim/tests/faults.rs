@@ -46,6 +46,7 @@ fn start_on(world: &World, medium: MediumKind) -> mojim::Result<Primary> {
         holders: 2,
         max_open: 3,
         copy_streams: 1,
+        by_hand: true,
     };
     let how = PrimarySpec {
         rule: AckRule::LOCAL,

@@ -128,6 +128,7 @@ pub fn store(config: &Config, node: &Node, volume: &Volume) -> StoreSpec {
         logs: logs(config, node, volume),
         max_open: crate::area::MAX_OPEN,
         copy_streams: volume.copy_streams.unwrap_or_else(copy_streams),
+        by_hand: volume.failover != Failover::Automatic,
         rank: places
             .iter()
             .position(|p| *p == node.place())

@@ -29,7 +29,7 @@ use mojim_format::{
     CatalogEntry, FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View,
 };
 use mojim_protocol::view::Register;
-use mojim_protocol::{Arrival, History, LaneIn, Prefix};
+use mojim_protocol::{Arrival, History, Holding, LEAP, LaneIn, Prefix};
 
 use crate::area::named_spill;
 use crate::claim::member;
@@ -45,10 +45,6 @@ use crate::session::{COPY_SILENCE, HEARTBEAT, SILENCE};
 use crate::store::{Page as FilePage, Store};
 use crate::turns::Mutex;
 use crate::views::Views;
-
-/// How many epochs a promotion skips: more than a node given up can have begun
-/// without this node's knowledge.
-const LEAP: u64 = 1 << 20;
 
 /// Most LSNs that may be received out of order.
 const WINDOW: usize = 1 << 17;
@@ -360,6 +356,20 @@ impl Mirror {
                     sb.view.primary, sb.volume, sb.view.epoch, h.from, h.view
                 ),
             ));
+        }
+        if sb.state == State::Whole {
+            let history = History::from_entries(&h.history).ok_or_else(|| {
+                No::new(RefuseCode::Stranger, "epochs out of order")
+            })?;
+            let theirs = Holding {
+                volume_id: h.volume_id,
+                state: State::Whole,
+                tail: h.tail,
+                history,
+            };
+            self.store
+                .check_rival(self.tail(), &theirs, h.epoch, &h.from)
+                .map_err(|why| No::new(RefuseCode::Foreign, why))?;
         }
         // No two nodes begin the same epoch, so an equal one is of the same
         // primary. One above the promised one may also come from a primary that

@@ -620,7 +620,7 @@ impl Node {
     }
 
     fn serve_control(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
-        let answer = (|| -> Result<(Arc<Mirror>, Hello), No> {
+        let answer = (|| -> Result<(Arc<Mirror>, Hello, Option<Volume>), No> {
             let h = Hello::decode(body).map_err(|e| self.stranger(e.to_string()))?;
             let v = self.meant(&h.cluster, &h.volume)?;
             if h.to != self.me.name {
@@ -642,17 +642,23 @@ impl Node {
                 && sb.view.epoch > h.view
             {
                 return Err(No {
-                    code: RefuseCode::Superseded,
+                    // A primary that is at work goes on, where this node's copy is gone.
+                    code: match sb.state == State::Empty && !h.attach {
+                        true => RefuseCode::Busy,
+                        false => RefuseCode::Superseded,
+                    },
                     text: format!(
                         "node {} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
                         self.me.name, v.name, sb.view.epoch, h.from, h.view
                     ),
                 });
             }
+            // One that this node leads is opened for who may replace it.
+            let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
             let m = self.mirror(&v).map_err(No::from)?;
-            Ok((m, h))
+            Ok((m, h, led.then_some(v)))
         })();
-        let (mirror, hello) = match answer {
+        let (mirror, hello, led) = match answer {
             Ok(x) => x,
             Err(no) => {
                 self.say(&format!("refused {}: {}", wire.conn.peer(), no.text));
@@ -668,6 +674,12 @@ impl Node {
                 let epoch = mirror.store.superblock().promised;
                 refuse(&mut wire, epoch, &no);
                 wire.conn.close();
+                drop(mirror);
+                if let Some(v) = led.filter(|_| no.code == RefuseCode::Foreign)
+                    && let Err(e) = self.let_go_of_mirror(&v)
+                {
+                    self.say(&format!("volume {}: {e}", v.name));
+                }
                 return;
             }
         };

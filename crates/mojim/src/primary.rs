@@ -1830,6 +1830,7 @@ mod tests {
             holders: 2,
             max_open: 16,
             copy_streams: 1,
+            by_hand: true,
         };
         let store = Arc::new(Store::open(&env, spec).unwrap());
         let spec = PrimarySpec {

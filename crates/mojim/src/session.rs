@@ -1123,6 +1123,11 @@ impl Session {
                 self.fatal = Some(Error::Invalid(text.clone()));
                 Err(Error::Protocol(text))
             }
+            RefuseCode::Foreign => {
+                // It goes on without that node, which a person has to look at.
+                self.backoff = COPY_AGAIN;
+                Err(Error::Protocol(text))
+            }
             _ => Err(Error::Protocol(text)),
         }
     }
@@ -1280,7 +1285,7 @@ impl Session {
                 Err(e)
             }
             Plan::Nothing => {
-                let e = Error::Invalid("no usable copy is left on either node: a copy between them was interrupted and its source is gone; restore one".into());
+                let e = Error::Invalid("no usable copy is left on either node: what both had was lost, or a copy between them was interrupted and its source is gone; restore one".into());
                 self.fatal = Some(e.clone());
                 Err(e)
             }

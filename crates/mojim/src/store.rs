@@ -26,7 +26,7 @@ use std::sync::{Arc, MutexGuard, OnceLock, RwLock, Weak};
 
 use mojim_format::superblock::{MAX_HISTORY, SUPERBLOCK_VERSION};
 use mojim_format::{FormatError, Level, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
-use mojim_protocol::{History, Holding};
+use mojim_protocol::{History, Holding, is_rival};
 
 use crate::area::{Area, make_dirs, named_spill, replace_file, spill_path};
 use crate::config::MediumKind;
@@ -75,6 +75,8 @@ pub struct StoreSpec {
     pub max_open: usize,
     /// Streams over which a copy is sent; 1: the session's own link.
     pub copy_streams: usize,
+    /// The view lies in no register: a person changes it.
+    pub by_hand: bool,
 }
 
 impl StoreSpec {
@@ -827,6 +829,29 @@ impl Store {
         e + (self.spec.rank + n - e % n) % n
     }
 
+    /// Whether this copy, with this `tail`, may be brought to that of a primary of `epoch`,
+    /// which node `from` has, without an operator's word; if not, why.
+    pub fn check_rival(
+        &self,
+        tail: u64,
+        theirs: &Holding,
+        epoch: u64,
+        from: &str,
+    ) -> std::result::Result<(), String> {
+        let led_there = |e| e % self.spec.holders == epoch % self.spec.holders;
+        let ours = self.holding(tail);
+        if !self.spec.by_hand || !is_rival(theirs, &ours, led_there) {
+            return Ok(());
+        }
+        let (me, volume) = (&self.spec.node, &self.spec.volume);
+        Err(format!(
+            "nodes {from} and {me} were both promoted for volume {volume}, neither knowing of the other's promotion: node {me} has sync points up to LSN {tail} of epoch {}, node {from} up to LSN {} of epoch {}, and neither has all of the other's. Decide which node goes on, and run `mojim promote --force --volume {volume} --name` with it while both daemons run: that gives up what only the other has",
+            ours.history.last_epoch(),
+            theirs.tail,
+            theirs.history.last_epoch(),
+        ))
+    }
+
     /// The view as far as this node may still rely on it: if it has promised a
     /// later epoch to the other node, it is the primary of its view no longer.
     pub fn standing(&self) -> View {
@@ -1234,6 +1259,7 @@ mod tests {
             holders: 2,
             max_open: 16,
             copy_streams: 1,
+            by_hand: true,
         };
         let store = Store::open(&env, spec).unwrap();
         let there = |id| spill_path(&store.spec.meta, id).exists();

@@ -55,6 +55,7 @@ fn spec() -> StoreSpec {
         holders: 2,
         max_open: 3,
         copy_streams: 1,
+        by_hand: true,
     }
 }
 

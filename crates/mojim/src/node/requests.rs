@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mojim_format::message::checked;
 use mojim_format::{Frame, FrameKind, State, Superblock};
-use mojim_protocol::pairing::{PromoteRefusal, may_promote};
+use mojim_protocol::pairing::{LEAP, PromoteRefusal, may_promote};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
@@ -19,9 +19,9 @@ use crate::area::Area;
 use crate::claim::member;
 use crate::client::Client;
 use crate::config::{Config, Volume};
-use crate::env::{Address, OpenHow, Proof};
+use crate::env::{OpenHow, Proof};
 use crate::error::{Error, Result};
-use crate::holders::to_json;
+use crate::holders::{Peer, to_json};
 use crate::layout;
 use crate::link::Wire;
 use crate::log::{LIVE_AT, Live};
@@ -39,6 +39,16 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 /// For how long somebody has a copy open that counts as served. Until then it may be
 /// that only its ring still says so, of a program that is dead.
 const SERVED_AFTER: Duration = Duration::from_secs(2);
+
+/// Another node's copy, as its daemon says.
+struct Other {
+    node: String,
+    epoch: u64,
+    /// By its view it is the primary, and has a whole copy.
+    leads: bool,
+    /// The last LSN of a whole copy.
+    has: Option<u64>,
+}
 
 /// A node's own copy, looked at.
 enum Own {
@@ -587,12 +597,7 @@ impl Node {
         let m = self.mirror_unserved(v)?;
         let done = self.promote_mirror(v, views, &reg, m, force, mine);
         if opened && done.is_err() {
-            // As it was before: free for a program of this node.
-            let m = lock(&self.mirrors).remove(&v.name);
-            if let Some(m) = m {
-                self.close_mirror(&m)?;
-                wait_for_last(m)?;
-            }
+            self.let_go_of_mirror(v)?;
         }
         done
     }
@@ -699,7 +704,7 @@ impl Node {
                     reg.epoch
                 )));
             }
-            self.ask_other_node(v)?;
+            self.ask_others(v)?;
             if !m.is_member(reg) {
                 return Err(Error::Invalid(format!(
                     "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
@@ -732,6 +737,25 @@ impl Node {
         if let Some(views) = self.register(v) {
             return self.promote_by_register(v, &*views, force);
         }
+        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
+        let done = self.promote_by_hand(v, force);
+        if opened && done.is_err() {
+            self.let_go_of_mirror(v)?;
+        }
+        done
+    }
+
+    /// This node's copy, which was opened and is this node's to lead: free for a program.
+    pub(super) fn let_go_of_mirror(&self, v: &Volume) -> Result<()> {
+        let m = lock(&self.mirrors).remove(&v.name);
+        if let Some(m) = m {
+            self.close_mirror(&m)?;
+            wait_for_last(m)?;
+        }
+        Ok(())
+    }
+
+    fn promote_by_hand(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
         let backup = v.backups.contains(&self.me.name);
         let meta = layout::meta_dir(&self.me, &v.name);
         let sb = read_superblock(&*self.env, &meta)?.ok_or_else(|| {
@@ -740,11 +764,16 @@ impl Node {
                 self.me.name, v.name
             ))
         })?;
-        let other = self.ask_other_node(v);
-        // Both were promoted without the other: neither view ends the other's by
-        // itself, and a later one has what was acknowledged in it.
-        let later = matches!(&other, Ok(Some((_, epoch))) if *epoch > sb.view.epoch);
-        let alone = sb.view.primary == self.me.name && sb.view.mirror.is_empty() && !later;
+        let others = self.ask_others(v);
+        let led = sb.view.primary == self.me.name;
+        // Both were promoted without the other: neither view ends the other's, which has
+        // what was acknowledged in it.
+        let contested = |o: &Other| {
+            let later = o.epoch > sb.view.epoch;
+            later || led && o.leads && o.epoch + LEAP / 2 > sb.view.epoch
+        };
+        let is_contested = others.as_ref().is_ok_and(|all| all.iter().any(contested));
+        let alone = led && sb.view.mirror.is_empty() && others.is_ok() && !is_contested;
         if alone || !force {
             // Where success never meant this copy, its log may end anywhere: what only
             // the lost memory had is given up by any promotion, and behind `async` a
@@ -755,7 +784,6 @@ impl Node {
             let mut lost = false;
             let look = |s: &Store| {
                 lost = s.superblock().state != State::Whole;
-                let led = sb.view.primary == self.me.name;
                 let lags = !rule.mirror && !led && !s.has_hole();
                 expected = lags || led && !rule.local && s.superblock().ring_lost;
                 Ok(())
@@ -775,16 +803,13 @@ impl Node {
         let m = self.mirror_unserved(v)?;
         let alive = m.live_primary();
         let mut above = 0;
-        if alive.is_none()
-            && let Some((node, epoch)) = other?
-        {
-            if later && !force {
-                return Err(Error::Invalid(format!(
-                    "node {node} knows a later view of volume {} (epoch {epoch}, this node knows {} only): what was acknowledged in it may be missing here. Start the program there; if that copy is lost, `mojim promote --force` here gives it up",
-                    v.name, sb.view.epoch
-                )));
+        if alive.is_none() {
+            // Again: a program may have attached since.
+            let others = self.ask_others(v)?;
+            if !force {
+                self.check_others(v, &m, &others, contested)?;
             }
-            above = epoch;
+            above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
         }
         let may = may_promote(
             &self.me.name,
@@ -833,44 +858,76 @@ impl Node {
         Ok(json!({ "epoch": epoch, "last_lsn": last }))
     }
 
-    /// A primary whose link to this node is down may still be alive: its own
-    /// node knows. If that does not answer, the operator's word counts. Otherwise: who
-    /// was asked, and the epoch of its view.
-    fn ask_other_node(&self, v: &Volume) -> Result<Option<(String, u64)>> {
-        let meta = layout::meta_dir(&self.me, &v.name);
-        let known = read_superblock(&*self.env, &meta)?.map(|sb| sb.view.primary);
-        let primary = known.filter(|p| *p != self.me.name);
-        let other = match primary.and_then(|p| self.config.nodes.get(&p)) {
-            Some(n) => n,
-            None => match self.config.peer_of(v, &self.me.name) {
-                Some(n) => n,
-                None => return Ok(None),
-            },
-        };
-        let q = json!({ "what": "status", "cluster": self.config.cluster, "volume": v.name });
-        let Ok(mut c) = Client::connect(
-            &self.env,
-            &Address::Tcp(other.address),
-            Duration::from_secs(1),
-        ) else {
-            return Ok(None);
-        };
-        let Ok(answer) = c.ask(&q) else {
-            return Ok(None);
-        };
-        let theirs = answer["volumes"]
-            .as_array()
-            .and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()));
-        if let Some(s) = theirs
-            && s["attached"] == true
-        {
-            return Err(Error::Busy(format!(
-                "primary {} of volume {} is alive: process {} is attached there, last LSN {}, though no link to this node is up. End it first",
-                other.name, v.name, s["pid"], s["last_lsn"]
+    /// What the other nodes have that a promotion of this copy would give up: that takes
+    /// `--force`.
+    fn check_others(
+        &self,
+        v: &Volume,
+        m: &Mirror,
+        others: &[Other],
+        contested: impl Fn(&Other) -> bool,
+    ) -> Result<()> {
+        let sb = m.store.superblock();
+        let (volume, rule) = (&v.name, layout::rule(v));
+        let last = others.iter().max_by_key(|o| o.epoch);
+        if let Some(o) = last.filter(|o| contested(o)) {
+            let what = match o.epoch > sb.view.epoch {
+                true => "knows a later view",
+                false => "was promoted too, and has a view of its own",
+            };
+            return Err(Error::Invalid(format!(
+                "node {} {what} of volume {volume} (epoch {}, this node knows {} only): what was acknowledged in it may be missing here. Start the program there; if that copy is lost, `mojim promote --force` here gives it up",
+                o.node, o.epoch, sb.view.epoch
             )));
         }
-        let sane = |epoch: &u64| *epoch < u64::MAX / 4;
-        let epoch = theirs.and_then(|s| s["epoch"].as_u64()).filter(sane);
-        Ok(epoch.map(|epoch| (other.name.clone(), epoch)))
+        // What only the mirror has may have been acknowledged.
+        let led = sb.view.primary == self.me.name && rule.mirror && !rule.local;
+        let ahead = others.iter().filter(|o| o.epoch == sb.view.epoch);
+        let ahead = ahead.filter_map(|o| o.has.map(|has| (o, has)));
+        let ahead = ahead.max_by_key(|(_, has)| *has);
+        if let Some((o, has)) = ahead.filter(|(_, has)| led && *has > m.tail()) {
+            return Err(Error::Invalid(format!(
+                "node {} has sync points of volume {volume} up to LSN {has}, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
+                o.node,
+                m.tail(),
+                o.node
+            )));
+        }
+        Ok(())
+    }
+
+    /// What the other nodes' daemons say of their copies, of those that answer; for the
+    /// others the operator's word counts. An error where a program is attached: a primary
+    /// whose link to this node is down may still be alive.
+    fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
+        let q = json!({
+            "what": "status", "cluster": self.config.cluster, "volume": v.name, "register": false,
+        });
+        let ask = |peer: Peer| -> Option<(String, Value)> {
+            let mut c = Client::connect(&self.env, &peer.tcp, Duration::from_secs(1)).ok()?;
+            let answer = c.ask(&q).ok()?;
+            let all = answer["volumes"].as_array()?;
+            let theirs = all.iter().find(|s| s["volume"] == v.name.as_str())?;
+            Some((peer.name, theirs.clone()))
+        };
+        let peers = layout::others(&self.config, &self.me, v).into_iter();
+        let mut others = Vec::new();
+        for (node, s) in peers.filter_map(ask) {
+            if s["attached"] == true {
+                return Err(Error::Busy(format!(
+                    "primary {node} of volume {} is alive: process {} is attached there, last LSN {}, though no link to this node is up. End it first",
+                    v.name, s["pid"], s["last_lsn"]
+                )));
+            }
+            // What it says is not taken on trust.
+            let number = |k: &str| s[k].as_u64().filter(|n| *n < u64::MAX / 4);
+            others.push(Other {
+                epoch: number("epoch").unwrap_or(0),
+                leads: s["view"]["primary"] == node.as_str() && s["state"] == "whole",
+                has: number("last_lsn").filter(|_| s["state"] == "whole"),
+                node,
+            });
+        }
+        Ok(others)
     }
 }

@@ -325,6 +325,7 @@ mod tests {
             holders: 2,
             max_open: 16,
             copy_streams: 1,
+            by_hand: true,
         };
         let store = Store::open(&env, spec).unwrap();
         let over = AtomicBool::new(false);
