@@ -26,6 +26,9 @@ const PAGES: u64 = 2048;
 /// Most pages that are looked at again; more are not told apart.
 const MOST: usize = 16 << 10;
 
+/// Between two looks at a copy of which it is decided what is committed.
+const SETTLES: Duration = Duration::from_millis(500);
+
 /// Files by name: their numbers and sizes.
 type Files = BTreeMap<String, (u64, u64)>;
 
@@ -171,6 +174,7 @@ pub fn compare(
         volume: volume.name.clone(),
         nodes: [a, b],
         moving: String::new(),
+        settle_by: Instant::now() + wait / 2,
     };
     loop {
         match work.run(wait)? {
@@ -216,6 +220,8 @@ struct Comparison {
     nodes: [Asked; 2],
     /// Why the last try came to nothing.
     moving: String,
+    /// For so long it waits until it is decided what is committed; then it sees what it can.
+    settle_by: Instant,
 }
 
 impl Comparison {
@@ -267,11 +273,36 @@ impl Comparison {
         })))
     }
 
+    /// Has the one who leads decide what is committed of what a program that was killed has
+    /// left. True while it does.
+    fn settles(&mut self, listings: &[Listing; 2]) -> bool {
+        if listings.iter().all(|l| l.low == l.last) || Instant::now() >= self.settle_by {
+            return false;
+        }
+        let q = json!({ "volume": self.volume });
+        let mut settles = false;
+        for node in &mut self.nodes {
+            // One of an older build does not know the word: then it stays open.
+            if node.ask("settle", q.clone()).is_ok_and(|v| v == true) {
+                self.moving = format!("{} decides what is committed", node.who());
+                settles = true;
+            }
+        }
+        if settles {
+            // Its daemon needs the copy, which a look takes.
+            std::thread::sleep(SETTLES);
+        }
+        settles
+    }
+
     /// One comparison; `None` if it could not be made now.
     fn run(&mut self, wait: Duration) -> Result<Option<Found>, Failure> {
         let Some(first) = self.listings()? else {
             return Ok(None);
         };
+        if self.settles(&first) {
+            return Ok(None);
+        }
         let began = [first[0].low, first[1].low];
         let mut found = Found::default();
         let Some(files) = self.names(first, wait, &mut found)? else {
@@ -296,7 +327,7 @@ impl Comparison {
             for (l, node) in [&a, &b].into_iter().zip(&self.nodes) {
                 if l.low != l.last {
                     self.moving = format!(
-                        "{} has records up to LSN {} of which those above {} are not known to be committed; attach a program once",
+                        "{} has records up to LSN {} of which those above {} are not known to be committed, after the end of a program without a detach. The primary's daemon decides that where both nodes of the pair answer, or says why it cannot; a program that attaches does, too",
                         node.who(),
                         l.last,
                         l.low

@@ -22,6 +22,11 @@ use crate::well::{Expected, Ill, copies, ills};
 /// program: without one, no link is missed, but a copy that lacks what another one has
 /// committed is. A volume that no program has used yet has nothing to copy.
 ///
+/// After the loss of a mirror that had acknowledged what the primary's own log did not have yet, the
+/// primary's node says how much of that is in its memory only (with --json `at_risk_bytes`, while
+/// there is some), and how much it was the last time, and for how long (`last_risk`, with `bytes`
+/// and `milliseconds`). That makes no volume less well.
+///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's), `kind` (unreachable, refused, voter, quorum,
 /// promotion, primaries, copy, room, stale, alone, link, behind, backup-away, backup-lag), `text`
@@ -291,6 +296,7 @@ fn text(all: &Value) -> String {
                     b["acked"]
                 );
             }
+            t += &at_risk(n);
             t += &copying(n).unwrap_or_default();
         }
         for c in v["copies"]["nodes"].as_array().unwrap_or(&empty) {
@@ -309,6 +315,24 @@ fn text(all: &Value) -> String {
             t += &format!("  ! {}\n", i["text"].as_str().unwrap_or(""));
             t += &format!("    what to do: {}\n", i["do"].as_str().unwrap_or(""));
         }
+    }
+    t
+}
+
+/// The lines about what only a primary has, or had, in its memory, since its mirror was lost.
+fn at_risk(n: &Value) -> String {
+    let mut t = String::new();
+    let name = n["node"].as_str().unwrap_or("");
+    if let Some(bytes) = n["at_risk_bytes"].as_u64() {
+        t += &format!(
+            "  node {name}: {bytes} B that its lost mirror had acknowledged are in its memory only\n"
+        );
+    }
+    let last = &n["last_risk"];
+    if let (Some(bytes), Some(ms)) = (last["bytes"].as_u64(), last["milliseconds"].as_f64()) {
+        t += &format!(
+            "  node {name}: its mirror was lost, and {bytes} B were in its memory only, for {ms:.1} ms\n"
+        );
     }
     t
 }

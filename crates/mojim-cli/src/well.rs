@@ -11,6 +11,8 @@
 //! - What one answer cannot show is not concluded from it: a count of primaries
 //!   needs every node's answer.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
 
 /// What the configuration says of a volume, as far as its health goes.
@@ -30,7 +32,7 @@ pub struct Ill {
     node: String,
     kind: &'static str,
     text: String,
-    todo: &'static str,
+    todo: Cow<'static, str>,
 }
 
 impl Ill {
@@ -39,7 +41,7 @@ impl Ill {
             node: node.to_owned(),
             kind,
             text,
-            todo,
+            todo: Cow::Borrowed(todo),
         }
     }
 
@@ -79,6 +81,25 @@ fn committed(n: &Value) -> u64 {
 
 /// Everything about a volume that is not as it should be.
 pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
+    let mut ills = found(expected, nodes);
+    // What has failed does not pass.
+    let newest = nodes.iter().map(epoch).max().unwrap_or(0);
+    let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest;
+    if let Some(p) = nodes.iter().find(leads)
+        && let Some(why) = p["heal_error"].as_str()
+    {
+        let name = text(p, "node");
+        let refused = format!(
+            "the daemon of node {name} has tried to bring the other copies up to date, and could not: {why}. Mend that; it tries again in minutes, and a program that is started there at once"
+        );
+        for i in ills.iter_mut().filter(|i| i.todo == PROGRAM) {
+            i.todo = Cow::Owned(refused.clone());
+        }
+    }
+    ills
+}
+
+fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let mut ills = Vec::new();
     for n in nodes {
         of_node(n, &mut ills);
@@ -523,6 +544,28 @@ mod tests {
         assert_eq!(judge(&nodes), []);
         nodes[3]["last_lsn"] = json!(89);
         assert_eq!(judge(&nodes), one("d", "backup-away"));
+    }
+
+    /// "Nothing, if this passes" was said of what a daemon had refused.
+    #[test]
+    fn what_a_daemon_could_not_heal_is_not_said_to_pass() {
+        let mut nodes = cluster();
+        nodes[0]["attached"] = json!(false);
+        nodes[1]["state"] = json!("empty");
+        let todo = |nodes: &[Value]| {
+            let expected = Expected {
+                mirrored: true,
+                threshold: 1000,
+                voters: &[],
+            };
+            ills(&expected, nodes)[0].todo.clone()
+        };
+        assert_eq!(todo(&nodes), PROGRAM);
+        // Of another view: it leads nobody any more.
+        nodes[2]["heal_error"] = json!("old");
+        assert_eq!(todo(&nodes), PROGRAM);
+        nodes[0]["heal_error"] = json!("what a had was lost; `mojim promote --force`");
+        assert!(todo(&nodes).contains("could not: what a had was lost; `mojim promote --force`"));
     }
 
     #[test]

@@ -86,3 +86,30 @@ fn a_lost_copy_is_made_again_and_a_program_goes_first() {
     await_level(&c, "b", "a");
     c.assert_equal();
 }
+
+/// After a program was killed, nobody knew of its last records whether they were committed:
+/// the copies could not be compared before somebody had attached.
+#[test]
+fn copies_are_compared_after_a_program_was_killed() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let (mut p, _) = c.program("a", &["--entries", "2000"]);
+    p.acknowledged(0, 400);
+    p.kill();
+    // Nothing else is behind, that the daemon would see to it by itself.
+    let level = || {
+        let (a, b) = (c.says("a"), c.says("b"));
+        let is = a["settling"] != true && a["last_lsn"].is_u64() && a["last_lsn"] == b["last_lsn"];
+        is.then_some(a)
+    };
+    let before = await_that("both copies at rest", level);
+    assert!(before["checkpoint"].as_u64() < before["last_lsn"].as_u64());
+    c.assert_equal();
+    let after = c.says("a");
+    assert_eq!(after["checkpoint"], after["last_lsn"], "{after}");
+    let (mut p, found) = c.program("a", &["--entries", "10"]);
+    assert!(found >= 400);
+    p.acknowledged(found, found + 10);
+    p.finish();
+}

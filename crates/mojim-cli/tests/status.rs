@@ -474,13 +474,16 @@ fn a_poisoned_copy_is_named() {
     disk.fail(Work::Sync, "/v/log");
     disk.release();
     await_that("the fault", || disk.has_failed().then_some(()));
-    c.await_late(
+    // What b had not forwarded by then c does not have.
+    let ills: [&[Known]; 2] = [&[("b", "copy")], &[("c", "backup-away")]];
+    c.await_said(
         "the copy of b poisoned, without a program",
-        &[("b", "copy")],
+        ills.into(),
         &[
             "the copy of node b cannot be used: poisoned: ",
             "Input/output error",
         ],
+        0,
     );
     nodes.end("b");
     nodes.start(&c, "b");

@@ -14,9 +14,12 @@ use mojim::config::Config;
 use mojim::{Error, MapFlags, Volume, msync};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+#[path = "support/disk.rs"]
+mod disk;
 mod support;
+use disk::{Disk, Work};
 use support::cluster::{Cluster, SYNC};
-use support::{await_that, link};
+use support::{await_that, link, text};
 
 /// A cluster whose configuration says of its waits what `waits` says.
 fn cluster(waits: &str) -> Cluster {
@@ -171,4 +174,49 @@ fn a_large_sync_point_fails_where_the_mirror_cannot_take_it_in() {
         });
         same.then_some(())
     });
+}
+
+/// What a mirror had acknowledged lay in the primary's memory only when the mirror was lost,
+/// and nobody said how much that was, and for how long.
+#[test]
+fn what_the_loss_of_a_mirror_puts_at_risk_is_said() {
+    let c = cluster("");
+    let Some(disk) = Disk::mount_or_skip(&c.dir.join("a")) else {
+        return;
+    };
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let (mut p, _) = c.program("a", &["--entries", "300", "--pace", "2000"]);
+    p.acknowledged(0, 20);
+    let says = c.says("a");
+    assert!(says["last_risk"].is_null(), "{says}");
+    disk.hold(Work::Write, "/v.log.0");
+    await_that("work for the log's disk", || {
+        disk.is_holding().then_some(())
+    });
+    p.acknowledged(20, 60);
+    b.kill();
+    let risk = await_that("bytes at risk", || c.says("a")["at_risk_bytes"].as_u64());
+    assert!(risk > 0);
+    let said = text(&c.mojim("status", &[]).stdout);
+    let words = format!("node a: {risk} B that its lost mirror had acknowledged are in its memory");
+    assert!(said.contains(&words), "{said}");
+    // For so long, at least.
+    sleep(Duration::from_millis(200));
+    disk.release();
+    let last = await_that("the end of that", || {
+        let says = c.says("a");
+        let over = says["at_risk_bytes"].is_null() && says["last_risk"].is_object();
+        over.then(|| says["last_risk"].clone())
+    });
+    assert_eq!(last["bytes"], risk);
+    assert!(last["milliseconds"].as_f64().unwrap() >= 200.0, "{last}");
+    let words = format!("volume v: the mirror was lost; {risk} bytes that it had acknowledged");
+    await_that("the daemon's word", || {
+        c.logs().contains(&words).then_some(())
+    });
+    let _b = c.node("b");
+    p.acknowledged(60, 300);
+    p.finish();
+    c.assert_equal();
 }

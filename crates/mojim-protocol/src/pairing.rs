@@ -99,12 +99,16 @@ pub fn is_rival(kept: &Holding, other: &Holding, led_here: impl Fn(u64) -> bool)
     };
     let fork = kept
         .history
-        .common(kept.tail, &other.history, other.tail)
-        .unwrap_or(0);
-    if fork == other.tail || led_here(epoch) {
+        .common(kept.tail, &other.history, other.tail);
+    if fork == Some(other.tail) || led_here(epoch) {
         return false;
     }
-    let begun = other.history.epoch_at(fork).unwrap_or(0);
+    // Beyond what both remember the fork was in no later epoch than the first that one does.
+    let oldest = kept.history.entries().first().map_or(0, |e| e.epoch);
+    let begun = match fork {
+        Some(lsn) => other.history.epoch_at(lsn).unwrap_or(0),
+        None => oldest.min(epoch),
+    };
     let was_promoted = epoch - begun >= LEAP / 2;
     let knew = kept.history.last_epoch() >= epoch + LEAP / 2;
     let has_it = kept.history.entries().iter().any(|e| e.epoch == epoch);
@@ -390,6 +394,9 @@ mod tests {
         assert!(rival(&kept, &of(20, &[(a, 1)]), 1));
         // and where this one has nothing of its own yet
         assert!(rival(&of(100, &[(2, 1), (b + 6, 101)]), &of(120, &[(2, 1), (a, 101)]), 1));
+        // forgotten where: an old mirror is not taken for one that was promoted
+        let long = of(150, &[(b + 6, 101)]);
+        assert!(!is_rival(&long, &of(90, &[(b + 4, 1)]), |_| false));
         // promoted, and nothing came of it
         assert!(!rival(&kept, &of(100, &[(2, 1), (a, 101)]), 1));
         // the old primary: a promotion ends what it has

@@ -38,13 +38,19 @@ pub fn share_socket(node: &Node, volume: &str) -> PathBuf {
 }
 
 /// The directories of a volume on a node that nobody else may change.
-pub fn own_dirs(node: &Node, volume: &str) -> [PathBuf; 4] {
+pub fn own_dirs(node: &Node, volume: &str) -> Vec<PathBuf> {
+    // One that is memory is looked at where it is mapped.
+    let log = node.log.path.clone();
+    let log = log.filter(|_| node.log.medium == MediumKind::Disk);
     [
         node.directory.clone(),
         node.directory.join(".mojim"),
         meta_dir(node, volume),
         data_dir(node, volume),
     ]
+    .into_iter()
+    .chain(log)
+    .collect()
 }
 
 /// Where programs of the node that share the volume keep locks on its files.

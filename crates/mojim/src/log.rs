@@ -81,6 +81,15 @@ pub enum Live {
     BytesBehind,
     /// No record above it has reached the data area, not even in part.
     Limit,
+    /// Bytes that were acknowledged by a mirror that is lost, and are in the
+    /// primary's memory only.
+    AtRisk,
+    /// Bytes that were so when the mirror was lost the last time,
+    LastRisk,
+    /// and for how long, in microseconds.
+    LastRiskTime,
+    /// How often a mirror was lost and that is over.
+    Losses,
 }
 
 /// Where and how one log is kept.
@@ -237,7 +246,7 @@ impl Log {
         }
         log.known = this_boot || matches!(log.medium, Medium::Pmem) && any_boot;
         // Whoever was attached is not any more; what it did stays to be seen.
-        for gone in [Live::Pid, Live::LinkUp] {
+        for gone in [Live::Pid, Live::LinkUp, Live::AtRisk] {
             log.live(gone).store(0, Release);
         }
         if !matches!(log.medium, Medium::Pmem) {

@@ -254,6 +254,11 @@ impl Mirror {
         self.outflow.work.notify();
     }
 
+    /// Whether records, or a whole copy, come from somebody.
+    pub fn has_session(&self) -> bool {
+        self.session.load(Acquire) != 0 || self.store.is_loading()
+    }
+
     /// Ends the present session: its lanes accept nothing more once this
     /// returns, and a copy that was being taken in is given up.
     fn stop_session(&self) {
@@ -357,7 +362,8 @@ impl Mirror {
                 ),
             ));
         }
-        if sb.state == State::Whole {
+        // One that has nothing replaces nothing.
+        if sb.state == State::Whole && !h.history.is_empty() {
             let history = History::from_entries(&h.history).ok_or_else(|| {
                 No::new(RefuseCode::Stranger, "epochs out of order")
             })?;
@@ -566,6 +572,7 @@ impl Mirror {
     /// The same, if the register is still as it was read.
     pub fn force_from(&self, reg: &Register, views: &dyn Views) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
+        self.open()?;
         self.store.check()?;
         let sb = self.whole()?;
         self.generation.fetch_add(1, SeqCst);
@@ -677,17 +684,40 @@ impl Mirror {
     /// closed cleanly.
     pub fn promote(&self, above: u64) -> Result<(u64, u64)> {
         let _change = lock(&self.change);
+        self.open()?;
         let sb = self.whole()?;
         self.generation.fetch_add(1, SeqCst);
         self.unsettle();
         self.stop_session();
         // From here on the old primary has nothing acknowledged any more.
-        // A leap, so that it also outranks what the other node began unseen.
-        let epoch = self
-            .store
-            .next_epoch(sb.promised.max(sb.view.epoch).max(above) + LEAP);
+        let epoch = self.epoch_to_promote(&sb, above);
         self.store.promise(epoch)?;
         self.become_primary(epoch)
+    }
+
+    /// A leap above what is known, so that it also outranks what the other node began
+    /// unseen. A leap tells that this was known (`is_rival`): one that was promised by a
+    /// promotion that failed is not leapt over again, nor is a view of this node alone.
+    fn epoch_to_promote(&self, sb: &Superblock, above: u64) -> u64 {
+        let goes_on = sb.view.primary == self.me && sb.view.mirror.is_empty();
+        if goes_on && above + LEAP / 2 <= sb.view.epoch {
+            return self.store.next_epoch(sb.promised.max(sb.view.epoch));
+        }
+        let known = sb.view.epoch.max(above);
+        if sb.promised > known && self.store.is_own(sb.promised) {
+            return match sb.promised >= known + LEAP {
+                true => sb.promised,
+                false => self.store.next_epoch(sb.promised + LEAP),
+            };
+        }
+        self.store.next_epoch(known.max(sb.promised) + LEAP)
+    }
+
+    fn open(&self) -> Result<()> {
+        match self.is_closed() {
+            true => Err(Error::Busy("this copy is being closed; try again".into())),
+            false => Ok(()),
+        }
     }
 
     /// Everything of its contiguous prefix is this node's own from now on.

@@ -14,7 +14,7 @@
 //! - A volume's copy is open here only while this node follows, or while a
 //!   question needs it; a primary on this node takes it over by its lock.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
@@ -37,6 +37,7 @@ use crate::event::Event;
 use crate::forward;
 use crate::layout;
 use crate::link::Wire;
+use crate::log::Live;
 use crate::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
 use crate::os::{Door, Listener, Os, guard_sigbus, trust};
 use crate::outflow::Source;
@@ -75,6 +76,11 @@ pub struct Node {
     /// The volumes whose mirrors this node brings up to date, and whether it was asked to
     /// give way.
     healing: Mutex<HashMap<String, Arc<AtomicBool>>>,
+    /// Volumes that somebody compares, and whose last program left records of which it is
+    /// not known whether they are committed.
+    unsettled: Mutex<HashSet<String>>,
+    /// Why other copies cannot be brought up to date, by volume, as the last try said.
+    unhealed: Mutex<HashMap<String, String>>,
     /// Something about that has changed.
     heals: Event,
     links: AtomicUsize,
@@ -177,6 +183,8 @@ impl Node {
             settled: Mutex::default(),
             looks: Mutex::default(),
             healing: Mutex::default(),
+            unsettled: Mutex::default(),
+            unhealed: Mutex::default(),
             heals: Event::default(),
             views,
             links: AtomicUsize::new(0),
@@ -642,11 +650,7 @@ impl Node {
                 && sb.view.epoch > h.view
             {
                 return Err(No {
-                    // A primary that is at work goes on, where this node's copy is gone.
-                    code: match sb.state == State::Empty && !h.attach {
-                        true => RefuseCode::Busy,
-                        false => RefuseCode::Superseded,
-                    },
+                    code: RefuseCode::Superseded,
                     text: format!(
                         "node {} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
                         self.me.name, v.name, sb.view.epoch, h.from, h.view
@@ -674,11 +678,8 @@ impl Node {
                 let epoch = mirror.store.superblock().promised;
                 refuse(&mut wire, epoch, &no);
                 wire.conn.close();
-                drop(mirror);
-                if let Some(v) = led.filter(|_| no.code == RefuseCode::Foreign)
-                    && let Err(e) = self.let_go_of_mirror(&v)
-                {
-                    self.say(&format!("volume {}: {e}", v.name));
+                if let Some(v) = led {
+                    self.let_go_of_mirror(&v, mirror);
                 }
                 return;
             }
@@ -832,12 +833,31 @@ impl Node {
         stream.conn().close();
     }
 
+    /// Says what a loss of the mirror has put at risk here, once that is over.
+    /// `losses`: how many of each volume are known, none before the first look.
+    fn tell_risk(&self, v: &Volume, losses: &mut HashMap<String, u64>) {
+        let live = self.live(v);
+        let of = |l: Live| live.map_or(0, |all| all[l as usize]);
+        let now = of(Live::Losses);
+        let known = losses.insert(v.name.clone(), now).unwrap_or(now);
+        if now > known {
+            self.say(&format!(
+                "volume {}: the mirror was lost; {} bytes that it had acknowledged were only in this node's memory, for {:.1} ms",
+                v.name,
+                of(Live::LastRisk),
+                of(Live::LastRiskTime) as f64 / 1000.0
+            ));
+        }
+    }
+
     /// Programs that died leave what they committed in their ring: it is made
     /// persistent here (DESIGN.md, "Records, order, acknowledgement").
     fn ring_loop(self: Arc<Node>) {
         let mut told: HashMap<String, u64> = HashMap::new();
+        let mut losses = HashMap::new();
         while !self.stopping.load(Acquire) {
             for v in self.volumes() {
+                self.tell_risk(&v, &mut losses);
                 let meta = layout::meta_dir(&self.me, &v.name);
                 let Ok(Some(sb)) = read_superblock(&*self.env, &meta) else {
                     continue;

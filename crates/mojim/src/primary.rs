@@ -311,6 +311,8 @@ pub(crate) struct RxSlot {
     acked: u64,
     /// Some of what it acknowledged could not be counted yet.
     held: bool,
+    /// Where what the mirror's last link acknowledged ended, once that is over.
+    acked_at: u64,
     spinner: Spinner,
 }
 
@@ -321,6 +323,23 @@ impl RxSlot {
         self.acked = 0;
         self.held = false;
     }
+
+    /// The link is over.
+    pub(crate) fn end(&mut self) -> Option<Rx> {
+        let rx = self.rx.take()?;
+        self.acked_at = rx.acked_at;
+        Some(rx)
+    }
+}
+
+/// What one memory alone has, since the mirror was lost.
+struct Risk {
+    /// Bytes of records, when that was seen,
+    bytes: u64,
+    /// and when.
+    since: Duration,
+    /// Where they end, lane by lane.
+    ends: Vec<u64>,
 }
 
 /// How far the way to the mirror had got when a waiting call last looked.
@@ -480,6 +499,8 @@ pub struct Primary {
     /// Why the link is down, for error texts.
     pub(crate) link_error: Mutex<Option<String>>,
     pub(crate) mirror_level: AtomicU16,
+    /// What was acknowledged, and would go with this node's power.
+    risk: Mutex<Option<Risk>>,
     /// Silence after which a link counts as broken, in nanoseconds.
     silence: AtomicU64,
     /// The usual round trip over the link, in nanoseconds; 0: not known yet.
@@ -585,6 +606,12 @@ impl Primary {
     /// The session is with this node: nobody else speaks to it.
     pub(crate) fn pair_with(&self, mirror: &str) {
         let mut name = self.mirror.lock().unwrap_or_else(|e| e.into_inner());
+        if *name != mirror {
+            // What another one acknowledged this one does not have.
+            for lane in &self.lanes {
+                lane.rx.lock().unwrap_or_else(|e| e.into_inner()).acked_at = 0;
+            }
+        }
         mirror.clone_into(&mut name);
         drop(name);
         self.outflow.work.notify();
@@ -609,6 +636,7 @@ impl Primary {
                     rx: None,
                     acked: 0,
                     held: false,
+                    acked_at: 0,
                     spinner: Spinner::new(spec.spin),
                 }),
                 waits: AtomicU64::new(0),
@@ -635,6 +663,7 @@ impl Primary {
             stale: std::sync::OnceLock::new(),
             link_error: Mutex::new(None),
             mirror_level: AtomicU16::new(0),
+            risk: Mutex::default(),
             silence: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
             ready: AtomicBool::new(false),
@@ -1228,7 +1257,7 @@ impl Primary {
                 true
             }
             Err(e) => {
-                slot.rx = None;
+                slot.end();
                 self.suspect(e.to_string());
                 return false;
             }
@@ -1697,10 +1726,62 @@ impl Primary {
         (0..self.lanes.len())
             .filter_map(|i| {
                 let slot = self.lanes[i].rx.try_lock().ok()?;
-                let at = slot.rx.as_ref().map_or(self.log(i).start(), |r| r.acked_at);
-                Some(self.log(i).head().saturating_sub(at))
+                // Without a link, by what the last one acknowledged.
+                let at = slot.rx.as_ref().map_or(slot.acked_at, |r| r.acked_at);
+                let log = self.log(i);
+                Some(log.head().saturating_sub(at.max(log.start())))
             })
             .sum()
+    }
+
+    /// The mirror is lost, seen at `now`: what it acknowledged and the own log does
+    /// not have yet is in this node's memory alone. Nothing is where the mode has
+    /// the own log acknowledge too, and with a log that is memory everything stays so.
+    pub(crate) fn mirror_lost(&self, now: Duration) {
+        let rule = self.rule();
+        let alone = rule.local || !rule.mirror || !self.store.level().is_persistent();
+        let mut risk = self.risk.lock().unwrap_or_else(|e| e.into_inner());
+        if alone || risk.is_some() || self.store.check().is_err() {
+            return;
+        }
+        let of = |l: &OutLane| l.rx.lock().unwrap_or_else(|e| e.into_inner()).acked_at;
+        let ends: Vec<u64> = self.lanes.iter().map(of).collect();
+        *risk = Some(Risk {
+            bytes: self.unpersisted(&ends),
+            since: now,
+            ends,
+        });
+        drop(risk);
+        self.settle_risk(false);
+    }
+
+    /// Bytes before `ends` that the own log does not have.
+    fn unpersisted(&self, ends: &[u64]) -> u64 {
+        let lanes = ends.iter().enumerate();
+        lanes
+            .map(|(i, end)| end.saturating_sub(self.log(i).persisted()))
+            .sum()
+    }
+
+    /// Counts what is at risk, and ends that once the own log has it, or the mirror
+    /// is back with all of it.
+    pub(crate) fn settle_risk(&self, back: bool) {
+        let mut risk = self.risk.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(r) = &*risk else {
+            return;
+        };
+        let left = if back { 0 } else { self.unpersisted(&r.ends) };
+        let live = |l| self.store.logs()[0].live(l);
+        live(Live::AtRisk).store(left, Relaxed);
+        if left > 0 {
+            return;
+        }
+        let took = self.store.env().now().saturating_sub(r.since);
+        live(Live::LastRisk).store(r.bytes, Relaxed);
+        live(Live::LastRiskTime).store(took.as_micros() as u64, Relaxed);
+        // Who reads this one first sees those of it, or of a later one.
+        live(Live::Losses).fetch_add(1, Release);
+        *risk = None;
     }
 
     /// One turn of the background's work on the own copy: persists what the
@@ -1714,6 +1795,7 @@ impl Primary {
                 self.persist_wait(lane)?;
             }
         }
+        self.settle_risk(false);
         let before = self.store.applied();
         let limit = self.apply_limit();
         let full = self.store.pressure() > 0.5;
@@ -1808,13 +1890,21 @@ mod tests {
 
     /// A primary without a mirror, of a volume in a directory of its own.
     fn alone(name: &str, write_back: WriteBack) -> (Primary, std::path::PathBuf) {
+        alone_on(name, write_back, MediumKind::Dram)
+    }
+
+    fn alone_on(
+        name: &str,
+        write_back: WriteBack,
+        medium: MediumKind,
+    ) -> (Primary, std::path::PathBuf) {
         let dir = std::env::temp_dir().join(format!("mojim-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
         let env: Arc<dyn crate::env::Env> = Arc::new(Os::new().unwrap());
         let log = LogSpec {
             lane: 0,
-            medium: MediumKind::Dram,
+            medium,
             path: dir.join("log"),
             ring: dir.join("ring"),
             size: LOG,
@@ -2021,6 +2111,65 @@ mod tests {
             drop(p);
             std::fs::remove_dir_all(&dir).unwrap();
         }
+    }
+
+    /// Nobody knew how much would have gone with the primary's power, and until when.
+    /// And all of the log counted as missing at a mirror that was gone.
+    #[test]
+    fn what_a_lost_mirror_acknowledged_is_at_risk_until_the_own_log_has_it() {
+        let (p, dir) = alone_on("risk", WriteBack::Async, MediumKind::Disk);
+        p.store.make_new().unwrap();
+        p.begin(1, mojim_format::View::default()).unwrap();
+        p.ready.store(true, Release);
+        p.set_rule(AckRule::MIRROR);
+        let bytes = [1u8; 8];
+        let append = || {
+            let ptr = bytes.as_ptr();
+            let (file, offset, len) = (1, 0, bytes.len());
+            p.append(&[Piece::Write {
+                file,
+                offset,
+                ptr,
+                len,
+            }])
+            .unwrap();
+            p.log(0).head()
+        };
+        let start = p.log(0).persisted();
+        append();
+        let acked_at = append();
+        let head = append();
+        p.lanes[0].rx.lock().unwrap().acked_at = acked_at;
+        assert_eq!(p.bytes_behind(), head - acked_at);
+        let live = |l| p.store.logs()[0].live(l).load(Relaxed);
+        let told = || [Live::AtRisk, Live::LastRisk, Live::Losses].map(live);
+        let lost = || p.mirror_lost(p.store.env().now());
+        let bytes_at_risk = acked_at - start;
+        lost();
+        assert_eq!(told(), [bytes_at_risk, 0, 0]);
+        std::thread::sleep(Duration::from_millis(2));
+        // A second link that breaks is the same loss.
+        lost();
+        p.checkpoint_step(Pace::Busy).unwrap();
+        assert_eq!(told(), [0, bytes_at_risk, 1]);
+        assert!(live(Live::LastRiskTime) >= 2000);
+        lost();
+        assert_eq!(told(), [0, 0, 2]);
+        // Or until a mirror is back that has all of it.
+        p.lanes[0].rx.lock().unwrap().acked_at = append();
+        lost();
+        assert!(live(Live::AtRisk) > 0);
+        p.settle_risk(true);
+        assert_eq!(told()[0], 0);
+        assert_eq!(live(Live::Losses), 3);
+        // What counted is in the own log by the rule.
+        p.set_rule(AckRule::BOTH);
+        lost();
+        assert_eq!(live(Live::Losses), 3);
+        p.pair_with("another");
+        assert_eq!(p.bytes_behind(), p.log(0).head() - p.log(0).start());
+        drop(p);
+        std::fs::remove_dir_all(dir).unwrap();
     }
 
     /// The lease was looked at by the session's thread only: a thread that slept

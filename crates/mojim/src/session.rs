@@ -576,6 +576,7 @@ impl Session {
         for lane in 0..p.lanes.len() {
             p.persist_wait(lane)?;
         }
+        p.settle_risk(false);
         Ok(())
     }
 
@@ -687,7 +688,12 @@ impl Session {
             // Two ends that disagree are not brought together by trying again.
             self.force_copy = text.contains("refused a record");
         }
+        let paired = self.is_active() && !self.attach;
         self.abandon_link(&text);
+        if paired {
+            let p = &self.primary;
+            p.mirror_lost(p.store.env().now());
+        }
     }
 
     fn abandon_link(&mut self, why: &str) {
@@ -716,7 +722,7 @@ impl Session {
         for lane in p.lanes.iter() {
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
-            if let Some(rx) = slot.rx.take() {
+            if let Some(rx) = slot.end() {
                 rx.close();
             }
         }
@@ -1707,6 +1713,10 @@ impl Session {
         }
         for i in 0..self.primary.lanes.len() {
             self.primary.send(i);
+        }
+        if self.member {
+            // It has what it acknowledged, or would be none any more.
+            self.primary.settle_risk(true);
         }
         self.primary.done.notify();
         Ok(true)

@@ -829,6 +829,11 @@ impl Store {
         e + (self.spec.rank + n - e % n) % n
     }
 
+    /// Whether an epoch is this node's to begin.
+    pub fn is_own(&self, epoch: u64) -> bool {
+        epoch % self.spec.holders == self.spec.rank
+    }
+
     /// Whether this copy, with this `tail`, may be brought to that of a primary of `epoch`,
     /// which node `from` has, without an operator's word; if not, why.
     pub fn check_rival(
@@ -857,7 +862,7 @@ impl Store {
     pub fn standing(&self) -> View {
         let sb = self.superblock();
         let mut v = sb.view;
-        let to_other = sb.promised % self.spec.holders != self.spec.rank;
+        let to_other = !self.is_own(sb.promised);
         if v.primary == self.spec.node && sb.promised > v.epoch && to_other {
             v.primary.clear();
         }

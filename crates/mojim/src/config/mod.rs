@@ -592,12 +592,7 @@ impl Config {
                 quoted(rack)
             ));
         }
-        if volume.fallback == Fallback::Automatic && volume.failover == Failover::Manual {
-            all.push(format!(
-                "volume.{name}.fallback is automatic, but failover is manual: no backup acts by \
-                 itself then; choose failover = \"automatic\" (three voters or more, not mode async)"
-            ));
-        } else if volume.fallback == Fallback::Automatic {
+        if volume.fallback == Fallback::Automatic {
             let voters = self.voters();
             let apart = |node: &&&Node| node.name != *primary && node.name != *mirror;
             let (all_of_them, left) = (voters.len(), voters.iter().filter(apart).count());

@@ -690,6 +690,16 @@ impl Reader {
             self.note(fallback.line, key("fallback"), message);
         }
         let failover = self.failover(section, &mode, mirror.given, voters);
+        if fallback.value == Some(Fallback::Automatic)
+            && !alone
+            && failover == Some(Failover::Manual)
+        {
+            let message = format!(
+                "failover is \"manual\", so no backup acts by itself; set failover = \"automatic\" \
+                 ({AUTOMATIC_VOTERS} voters or more, not in mode async), or choose \"manual\""
+            );
+            self.note(fallback.line, key("fallback"), message);
+        }
         let [primary_medium, mirror_medium] = pair.map(|name| Some(&nodes[name?].medium));
         if let (Some(word), Some(medium)) = (mode.value, primary_medium)
             && matches!(word, Mode::Unreplicated | Mode::Async | Mode::SyncFlush)

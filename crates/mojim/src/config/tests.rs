@@ -590,7 +590,8 @@ fn pmem_must_be_mapped_with_dax() {
     assert_eq!((error.mistakes[0].line, &error.mistakes[0].key), (21, &key));
 }
 
-/// Every key that is about failures, none at its default.
+/// Every key that is about failures, none at its default but `failover`: nothing falls back
+/// without it.
 const TIERS: &str = r#"cluster = "tiers"
 heartbeat = "20ms"
 failure_limit = "80ms"
@@ -601,7 +602,7 @@ primary = "a"
 mirror = "b"
 backups = ["d", "c"]
 secondary_threshold = "64KiB"
-failover = "manual"
+failover = "automatic"
 fallback = "automatic"
 
 [node.a]
@@ -666,7 +667,7 @@ fn the_tiers_read_exactly() {
     assert_eq!(volume.backups, ["d", "c"]);
     assert_eq!(volume.data_nodes(), ["a", "b", "d", "c"]);
     assert_eq!(volume.secondary_threshold, 64 << 10);
-    assert_eq!(volume.failover, Failover::Manual);
+    assert_eq!(volume.failover, Failover::Automatic);
     assert_eq!(volume.fallback, Fallback::Automatic);
     let of = |name: &str| {
         let node = config.node(name).unwrap();
@@ -822,6 +823,7 @@ fn backups_are_other_data_nodes() {
         ],
     );
     let fallback = ("fallback = \"automatic\"", "");
+    let failover = ("failover = \"automatic\"", "");
     for mode in ["sync-sec", "sync-seceth"] {
         let mode = ("\"sync-sec\"", &*format!("\"{mode}\""));
         wrong_tiers(
@@ -834,14 +836,19 @@ fn backups_are_other_data_nodes() {
         );
     }
     for mode in ["async", "sync", "sync-flush"] {
-        let text = with(TIERS, &[("sync-sec", mode)]);
+        let text = with(TIERS, &[("sync-sec", mode), failover, fallback]);
         assert_eq!(
             parse(&text).unwrap().volume(None).unwrap().backups,
             ["d", "c"]
         );
     }
     wrong_tiers(
-        &[("\"sync-sec\"", "\"unreplicated\""), ("mirror = \"b\"", "")],
+        &[
+            ("\"sync-sec\"", "\"unreplicated\""),
+            ("mirror = \"b\"", ""),
+            failover,
+            fallback,
+        ],
         &[(9, key, "no mirror that could forward")],
     );
     wrong_tiers(
@@ -849,8 +856,18 @@ fn backups_are_other_data_nodes() {
         &[(12, "volume.orders.fallback", "no backup to fall back to")],
     );
     wrong_tiers(
-        &[("\"automatic\"", "true")],
+        &[("fallback = \"automatic\"", "fallback = true")],
         &[(12, "volume.orders.fallback", "wants a string")],
+    );
+    // It was taken, and nobody fell back.
+    let manual =
+        "failover is \"manual\", so no backup acts by itself; set failover = \"automatic\"";
+    let by_hand = ("failover = \"automatic\"", "failover = \"manual\"");
+    wrong_tiers(&[by_hand], &[(12, "volume.orders.fallback", manual)]);
+    // Also where that is the default.
+    wrong_tiers(
+        &[failover, ("sync-sec", "async")],
+        &[(12, "volume.orders.fallback", manual)],
     );
     // Their logs are the volume's too.
     wrong_tiers(
@@ -939,23 +956,27 @@ fn failover_is_automatic_only_with_a_majority() {
         let config = parse(&with(TIERS, replaced)).unwrap();
         config.volume(None).unwrap().failover
     };
-    let default = ("failover = \"manual\"", "");
-    let automatic = ("\"manual\"", "\"automatic\"");
+    let default = ("failover = \"automatic\"", "");
+    let no_fallback = ("fallback = \"automatic\"", "");
     assert_eq!(read(&[default]), Failover::Automatic);
-    assert_eq!(read(&[automatic]), Failover::Automatic);
-    assert_eq!(read(&[default, ("sync-sec", "async")]), Failover::Manual);
+    assert_eq!(read(&[]), Failover::Automatic);
+    let asynchronous = ("sync-sec", "async");
+    assert_eq!(
+        read(&[default, no_fallback, asynchronous]),
+        Failover::Manual
+    );
 
     // What a promotion would lose is a person's to decide.
-    let error = parse(&with(TIERS, &[automatic, ("sync-sec", "async")])).unwrap_err();
+    let error = parse(&with(TIERS, &[asynchronous])).unwrap_err();
     assert!(error.to_string().contains("a person who knows"), "{error}");
 
     // Without c's vote a, b and w are left; without w, too few.
     let three = ("log = {", "vote = false\nlog = {");
     let (head, _) = TIERS.split_once("[node.w]").unwrap();
     assert_eq!(read(&[default, three]), Failover::Automatic);
-    let manual = parse(&with(head, &[default, three])).unwrap();
+    let manual = parse(&with(head, &[default, no_fallback, three])).unwrap();
     assert_eq!(manual.volume(None).unwrap().failover, Failover::Manual);
-    let error = parse(&with(head, &[automatic, three])).unwrap_err();
+    let error = parse(&with(head, &[three])).unwrap_err();
     assert_eq!(error.mistakes.len(), 1, "{error}");
     let mistake = &error.mistakes[0];
     let place = (mistake.line, mistake.key.as_str());
@@ -965,17 +986,16 @@ fn failover_is_automatic_only_with_a_majority() {
         "{error}"
     );
     // A vote that cannot be read may be one.
-    let error = parse(&with(head, &[automatic, ("log = {", "vote = 3\nlog = {")])).unwrap_err();
+    let error = parse(&with(head, &[("log = {", "vote = 3\nlog = {")])).unwrap_err();
     assert_eq!(error.mistakes.len(), 1, "{error}");
 
     let key = "volume.orders.failover";
     wrong_tiers(
-        &[("\"manual\"", "\"maybe\"")],
+        &[("failover = \"automatic\"", "failover = \"maybe\"")],
         &[(11, key, "automatic, manual")],
     );
     wrong_tiers(
         &[
-            automatic,
             ("\"sync-sec\"", "\"unreplicated\""),
             ("mirror = \"b\"", ""),
             ("backups = [\"d\", \"c\"]", ""),
@@ -993,7 +1013,7 @@ fn mistakes_about_failures_are_reported_at_once() {
         ("\"a\"", "\"w\""),
         ("[\"d\", \"c\"]", "[\"d\", \"d\"]"),
         ("\"64KiB\"", "1"),
-        ("\"manual\"", "\"no\""),
+        ("failover = \"automatic\"", "failover = \"no\""),
         ("\"automatic\"", "\"yes\""),
         ("\"data\"", "\"date\""),
         ("rack = \"left\"", "rack = []"),
@@ -1043,13 +1063,10 @@ fn warnings_say_what_protects_less_than_it_seems() {
              `failover`, add a [node.NAME] with role = \"witness\", until at least 3 nodes vote"
         ]
     );
-    let silent = [("vote = false", ""), ("\"automatic\"", "\"manual\"")];
+    let silent = [("vote = false", ""), ("fallback = \"automatic\"", "")];
     assert_eq!(warnings(TIERS, &silent), [""; 0]);
-    let useless = warnings(TIERS, &[("vote = false", "")]);
-    assert!(useless[0].contains("no backup acts"), "{useless:?}");
-    let acts = ("failover = \"manual\"", "failover = \"automatic\"");
     assert_eq!(
-        warnings(TIERS, &[("\"right\"", "\"left\""), acts]),
+        warnings(TIERS, &[("\"right\"", "\"left\"")]),
         [
             "4 nodes vote, which outlive no more failures than 3 would; set vote = false in one \
              [node.NAME], or add one with role = \"witness\"",
@@ -1062,14 +1079,11 @@ fn warnings_say_what_protects_less_than_it_seems() {
         ]
     );
     // c, d and w of five voters are a majority without a; so the pair may keep one vote.
-    let outlives = [
-        ("vote = false", ""),
-        ("rack = \"left\"", "vote = false"),
-        acts,
-    ];
+    let outlives = [("vote = false", ""), ("rack = \"left\"", "vote = false")];
     let even = warnings(TIERS, &outlives);
     assert_eq!(even.len(), 1, "{even:?}");
-    let asynchronous = [silent[0], silent[1], ("sync-sec", "async")];
+    let default = ("failover = \"automatic\"", "");
+    let asynchronous = [silent[0], silent[1], default, ("sync-sec", "async")];
     assert_eq!(warnings(TIERS, &asynchronous), [""; 0]);
     let one = with(EXAMPLE, &[("log = {", "vote = false\nlog = {")]);
     assert!(warnings(&one, &[])[0].starts_with("only 1 node votes, so"));

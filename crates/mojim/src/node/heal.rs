@@ -1,14 +1,15 @@
 //! What a primary's node does where no program is attached and the mirror is behind:
 //! after a take-over, a copy that was lost, or an end of the program while the mirror
-//! was away. The daemon attaches as a program does, brings the mirror up to date, and
-//! detaches.
+//! was away. Also where somebody compares copies of which a program that was killed has left
+//! it open what is committed. The daemon attaches as a program does, brings the mirror up
+//! to date, and detaches.
 //!
 //! Owns the decision to do so, and who it gives way to: a program that is about to
 //! attach asks for it.
 //!
 //! Invariants:
 //! - It begins only where a primary's whole copy is here, that was one before, and the
-//!   other node says that it is behind. It never goes on alone.
+//!   other node answers, and says that it is behind, or is equal. It never goes on alone.
 //! - What an attach refuses is refused here too, and said once.
 
 use std::sync::Arc;
@@ -41,18 +42,36 @@ impl Node {
         while !self.stopping.load(Acquire) {
             self.heals
                 .wait_unless(|| self.stopping.load(Acquire), EVERY);
-            if self.env.now() < next || self.stopping.load(Acquire) {
+            let asked = lock(&self.unsettled).remove(&v.name);
+            let waits = self.env.now() < next;
+            // Who asks changes nothing about what has failed.
+            let asked = asked && !(waits && lock(&self.unhealed).contains_key(&v.name));
+            if waits && !asked || self.stopping.load(Acquire) {
                 continue;
             }
             // Twice: a program that ended may be about to be started again.
             let before = seen;
             let found = self.behind(v);
             seen = found.is_some();
-            let Some(behind) = found.filter(|_| before) else {
+            let failed = lock(&self.unhealed).contains_key(&v.name);
+            let open = (asked || failed) && self.is_unsettled(v).unwrap_or(false);
+            if !seen && !open {
+                lock(&self.unhealed).remove(&v.name);
+            }
+            let asked = asked && open && !seen;
+            let why =
+                || "the mirror may have what is not committed, after a program's end".to_owned();
+            let found = found.filter(|_| before).or_else(|| asked.then(why));
+            let Some(behind) = found else {
                 continue;
             };
             let done = self.heal(v, &behind);
             let now = self.env.now();
+            match &done {
+                Err(e) => drop(lock(&self.unhealed).insert(v.name.clone(), e.to_string())),
+                Ok(true) => drop(lock(&self.unhealed).remove(&v.name)),
+                Ok(false) => {}
+            }
             match done {
                 Ok(true) => (wait, said) = (AGAIN, String::new()),
                 // Somebody else has the copy, or is about to.
@@ -71,6 +90,28 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Somebody compares this copy with another: if a program that was killed has left it
+    /// open what is committed, that is decided soon. Says whether it is.
+    pub(super) fn settle(&self, v: &Volume) -> Result<bool> {
+        let open = v.mirror.is_some() && self.is_unsettled(v)?;
+        if open {
+            lock(&self.unsettled).insert(v.name.clone());
+        }
+        Ok(open)
+    }
+
+    /// Whether this copy leads, is nobody's at present, and was not left in order.
+    fn is_unsettled(&self, v: &Volume) -> Result<bool> {
+        if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
+            return Ok(false);
+        }
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))?;
+        Ok(sb.is_some_and(|sb| {
+            let leads = sb.view.epoch > 0 && sb.view.primary == self.me.name;
+            leads && sb.state == State::Whole && sb.logs != 0
+        }))
     }
 
     /// Why the mirror of a volume that this node leads, and to which nobody is

@@ -209,6 +209,7 @@ impl Node {
                 Ok(json!({ "node": self.me.name, "config": sum, "volumes": all? }))
             }
             "pulse" => Ok(json!(true)),
+            "settle" => self.settle(&volume(text("volume"))?).map(Value::Bool),
             "post" => {
                 let v = volume(text("volume"))?;
                 self.await_post(&v, Duration::from_millis(number("wait")).min(MAX_WAIT))
@@ -536,6 +537,9 @@ impl Node {
             if healing {
                 out["healing"] = json!(true);
             }
+            if let Some(why) = lock(&self.unhealed).get(&v.name) {
+                out["heal_error"] = json!(why);
+            }
             if !attached && !healing {
                 let ill = self.noted(v, Some(sb.sequence));
                 if let Some(e) = ill.or_else(|| self.seen_damaged(v, &sb)) {
@@ -560,10 +564,19 @@ impl Node {
                 out["acked"] = json!(l[Live::Acked as usize]);
                 out["persisted"] = json!(l[Live::Persisted as usize]);
                 out["applied"] = json!(l[Live::Applied as usize]);
+                if l[Live::Losses as usize] != 0 {
+                    out["last_risk"] = json!({
+                        "bytes": l[Live::LastRisk as usize],
+                        "milliseconds": l[Live::LastRiskTime as usize] as f64 / 1000.0,
+                    });
+                }
                 if attached {
                     // Who has not begun its epoch yet has no link either.
                     if l[Live::Pid as usize] != 0 {
                         out["pid"] = json!(l[Live::Pid as usize]);
+                    }
+                    if l[Live::AtRisk as usize] != 0 {
+                        out["at_risk_bytes"] = json!(l[Live::AtRisk as usize]);
                     }
                     out["bytes_behind"] = json!(l[Live::BytesBehind as usize]);
                     out["link"] = json!({
@@ -595,9 +608,9 @@ impl Node {
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
         let m = self.mirror_unserved(v)?;
-        let done = self.promote_mirror(v, views, &reg, m, force, mine);
+        let done = self.promote_mirror(v, views, &reg, m.clone(), force, mine);
         if opened && done.is_err() {
-            self.let_go_of_mirror(v)?;
+            self.let_go_of_mirror(v, m);
         }
         done
     }
@@ -739,20 +752,28 @@ impl Node {
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
         let done = self.promote_by_hand(v, force);
-        if opened && done.is_err() {
-            self.let_go_of_mirror(v)?;
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        if let Some(m) = m.filter(|_| opened && done.is_err()) {
+            self.let_go_of_mirror(v, m);
         }
         done
     }
 
-    /// This node's copy, which was opened and is this node's to lead: free for a program.
-    pub(super) fn let_go_of_mirror(&self, v: &Volume) -> Result<()> {
-        let m = lock(&self.mirrors).remove(&v.name);
-        if let Some(m) = m {
-            self.close_mirror(&m)?;
-            wait_for_last(m)?;
+    /// This node's copy, which was opened for a question, and which nobody forwards to: free
+    /// for a program of this node again.
+    pub(super) fn let_go_of_mirror(&self, v: &Volume, m: Arc<Mirror>) {
+        // Meanwhile no program has it, whatever its lock says.
+        let _look = self.look(v);
+        let mut mirrors = lock(&self.mirrors);
+        let is_it = mirrors.get(&v.name).is_some_and(|now| Arc::ptr_eq(now, &m));
+        if !is_it || m.has_session() {
+            return;
         }
-        Ok(())
+        mirrors.remove(&v.name);
+        drop(mirrors);
+        if let Err(e) = self.close_mirror(&m).and_then(|()| wait_for_last(m)) {
+            self.say(&format!("volume {}: closing a copy: {e}", v.name));
+        }
     }
 
     fn promote_by_hand(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
@@ -802,6 +823,15 @@ impl Node {
         }
         let m = self.mirror_unserved(v)?;
         let alive = m.live_primary();
+        // It has promised a view that a node was promoted to, and not got it: that one went
+        // on without this copy.
+        let promised = m.store.superblock().promised;
+        if !force && promised >= sb.view.epoch + LEAP / 2 && !m.store.is_own(promised) {
+            return Err(Error::Invalid(format!(
+                "node {} was about to be brought up to date with a view of volume {} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
+                self.me.name, v.name, sb.view.epoch
+            )));
+        }
         let mut above = 0;
         if alive.is_none() {
             // Again: a program may have attached since.
@@ -875,8 +905,12 @@ impl Node {
                 true => "knows a later view",
                 false => "was promoted too, and has a view of its own",
             };
+            let then = match o.has {
+                Some(_) => "Start the program there; `mojim promote --force` here gives it up",
+                None => "Its copy is gone: `mojim promote --force` goes on with what is here",
+            };
             return Err(Error::Invalid(format!(
-                "node {} {what} of volume {volume} (epoch {}, this node knows {} only): what was acknowledged in it may be missing here. Start the program there; if that copy is lost, `mojim promote --force` here gives it up",
+                "node {} {what} of volume {volume} (epoch {}, this node knows {} only): what was acknowledged in it may be missing here. {then}",
                 o.node, o.epoch, sb.view.epoch
             )));
         }

@@ -8,7 +8,9 @@
 //! - What lies in a directory to which everybody may write (which must be sticky, as /tmp
 //!   and /dev/shm are) belongs to this process's user or to root.
 //! - So does the directory at the end, and nobody else may write to it; unless it is such
-//!   a one itself, and root's.
+//!   a one itself, and root's, and what is used in it is looked at, too.
+//! - A directory of keys may be another user's where this process is root's: who is root
+//!   uses what a service of this host proves its name with.
 
 use super::error;
 use rustix::fd::OwnedFd;
@@ -69,9 +71,9 @@ fn check_way(path: &Path, s: &Stat) -> io::Result<()> {
     Ok(())
 }
 
-fn check_end(path: &Path, s: &Stat) -> io::Result<()> {
-    check_owner(path, s)?;
-    if s.st_mode & 0o022 != 0 && !(is_sticky(s) && s.st_uid == 0) {
+/// Nobody but its owner makes names in it.
+fn check_closed(path: &Path, s: &Stat) -> io::Result<()> {
+    if s.st_mode & 0o022 != 0 {
         return Err(refused(
             path,
             &format!(
@@ -94,6 +96,19 @@ fn parts_of(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
 /// Opens a directory, for the names in it, that only this process's user or root can
 /// change; with `make`, makes what of it is missing. `None` where it is missing.
 pub(super) fn directory(path: &Path, make: bool) -> io::Result<Option<OwnedFd>> {
+    let Some((at, dir)) = walk(path, make)? else {
+        return Ok(None);
+    };
+    let s = fs::fstat(&dir)?;
+    check_owner(&at, &s)?;
+    if !(is_sticky(&s) && s.st_uid == 0) {
+        check_closed(&at, &s)?;
+    }
+    Ok(Some(dir))
+}
+
+/// To a directory; also how it is shown.
+fn walk(path: &Path, make: bool) -> io::Result<Option<(PathBuf, OwnedFd)>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open_at = |name: &Path| retry_on_intr(|| fs::open(name, flags, Mode::empty()));
     let start = |path: &Path| Path::new(if path.has_root() { "/" } else { "." });
@@ -144,8 +159,7 @@ pub(super) fn directory(path: &Path, make: bool) -> io::Result<Option<OwnedFd>> 
             _ => return Err(refused(&shown, "is not a directory")),
         }
     }
-    check_end(&at, &fs::fstat(&dir)?)?;
-    Ok(Some(dir))
+    Ok(Some((at, dir)))
 }
 
 fn open_entry(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
@@ -162,9 +176,37 @@ pub(crate) fn make(path: &Path) -> io::Result<()> {
 /// it or the way to it.
 pub(crate) fn check(directories: &[PathBuf]) -> io::Result<()> {
     for d in directories {
-        directory(d, false)?;
+        if let Some((at, dir)) = walk(d, false)? {
+            let s = fs::fstat(&dir)?;
+            check_owner(&at, &s)?;
+            check_closed(&at, &s)?;
+        }
     }
     Ok(())
+}
+
+/// Fails where somebody else can put keys into this directory.
+pub(super) fn check_keys(path: &Path) -> io::Result<()> {
+    let Some((at, dir)) = walk(path, false)? else {
+        // Who reads one says so.
+        return Ok(());
+    };
+    let s = fs::fstat(&dir)?;
+    check_key_owner(&at, &s)?;
+    check_closed(&at, &s)
+}
+
+/// Fails where somebody else made this file of keys, or can change it.
+pub(super) fn check_key(path: &Path, s: &Stat) -> io::Result<()> {
+    check_key_owner(path, s)?;
+    check_closed(path, s)
+}
+
+fn check_key_owner(path: &Path, s: &Stat) -> io::Result<()> {
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => check_owner(path, s),
+    }
 }
 
 #[cfg(test)]
@@ -227,7 +269,12 @@ mod tests {
                 assert!(why(&shared.join("ours")).contains("others may write"));
             }
         }
+        // The name of what lies there might be anybody's, and nobody looks at it.
+        mode(&shared.join("ours"), 0o1777);
+        let e = check(&[shared.join("ours")]).unwrap_err();
+        assert!(e.to_string().contains("others may write"), "{e}");
         mode(&shared.join("ours"), 0o700);
+        check(&[shared.join("ours")]).unwrap();
         symlink("ours/ring", shared.join("link")).unwrap();
         directory(&shared.join("link"), true).unwrap();
         std::fs::write(shared.join("file"), "").unwrap();
@@ -259,6 +306,15 @@ mod tests {
                 .to_string()
                 .contains("belongs to user 65534")
         );
+        // Keys are taken from root and from oneself; root takes anybody's.
+        let keys = dir.path("keys");
+        std::fs::create_dir(&keys).unwrap();
+        mode(&keys, 0o755);
+        check_keys(&keys).unwrap();
+        as_nobody(|| check_keys(&keys).unwrap());
+        fs::chown(&keys, Some(Uid::from_raw(1)), None::<Gid>).unwrap();
+        check_keys(&keys).unwrap();
+        as_nobody(|| assert!(check_keys(&keys).is_err()));
         // Also where nobody else could have made it: it is theirs.
         let given = dir.path("given");
         std::fs::create_dir(&given).unwrap();

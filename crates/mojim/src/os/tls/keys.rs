@@ -31,7 +31,7 @@ use rustls::{
 };
 
 use crate::config::Config;
-use crate::os::{disk, error};
+use crate::os::{disk, error, trust};
 
 /// The longest certificate file.
 const MAX_FILE: usize = 64 << 10;
@@ -72,11 +72,12 @@ fn wrong(path: &Path, what: impl std::fmt::Display) -> io::Error {
     )
 }
 
-/// Reads a file; a secret one must be closed to other users.
+/// Reads a file that nobody else can change; a secret one must be closed to other users.
 fn read(path: &Path, secret: bool) -> io::Result<Vec<u8>> {
     let named = |e: io::Error| error(e.kind(), format!("{}: {e}", path.display()));
+    let stat = rustix::fs::stat(path).map_err(|e| named(e.into()))?;
     if secret {
-        let mode = rustix::fs::stat(path).map_err(|e| named(e.into()))?.st_mode & 0o777;
+        let mode = stat.st_mode & 0o777;
         if mode & 0o077 != 0 {
             let text = format!(
                 "{}: others may use this key (mode {mode:03o}); chmod 600 it, and renew it if they may have",
@@ -85,6 +86,7 @@ fn read(path: &Path, secret: bool) -> io::Result<Vec<u8>> {
             return Err(error(io::ErrorKind::PermissionDenied, text));
         }
     }
+    trust::check_key(path, &stat)?;
     let bytes = disk::read_start(path, MAX_FILE + 1).map_err(named)?;
     if bytes.len() > MAX_FILE {
         return Err(wrong(path, "too long for a certificate"));
@@ -110,6 +112,7 @@ impl Keys {
     ) -> io::Result<Arc<Keys>> {
         let authority = crate::layout::authority(dir);
         let own = crate::layout::certificate(dir, subject);
+        trust::check_keys(dir)?;
         let mut roots = RootCertStore::empty();
         let text = read(&authority, false)?;
         let root = CertificateDer::from_pem_slice(&text).map_err(|e| wrong(&authority, e))?;

@@ -668,9 +668,23 @@ fn keys_that_cannot_work_are_refused_at_the_start() {
         Err(e) => e.to_string(),
     };
     let path = layout::certificate(c.dir.root(), &node("b"));
-    let all = std::fs::Permissions::from_mode(0o644);
-    std::fs::set_permissions(&path, all).unwrap();
-    assert!(why(&node("b")).contains("others may use this key"));
+    let mode = |path: &Path, m| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(m)).unwrap();
+    };
+    for m in [0o640, 0o604, 0o620, 0o602] {
+        mode(&path, m);
+        assert!(why(&node("b")).contains("others may use this key"));
+    }
+    mode(&path, 0o600);
+    Os::of(&c.config, &node("b")).unwrap();
+    // Who can put another authority there can be any node.
+    for there in [layout::authority(c.dir.root()), c.dir.root().to_owned()] {
+        let before = std::fs::metadata(&there).unwrap().permissions();
+        mode(&there, before.mode() | 0o020);
+        assert!(why(&node("b")).contains("others may write to it"));
+        std::fs::set_permissions(&there, before).unwrap();
+    }
+    Os::of(&c.config, &node("b")).unwrap();
     c.give(&node("b"), &c.issue(&node("a")));
     assert!(why(&node("b")).contains("is the certificate of node a"));
     let other = Authority::make("c").unwrap().authority;
