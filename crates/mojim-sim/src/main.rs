@@ -136,6 +136,9 @@ fn main() -> ExitCode {
             "seed {s}: {} sync points, {} acknowledged, {} starts, {} promotions, faults {:?}",
             o.sync_points, o.acks, o.starts, o.promotions, o.faults
         );
+        if let Some(least) = &o.nobody {
+            println!("seed {s}: nobody may go on, for {least:?}");
+        }
         if let Some(f) = o.failure {
             println!("seed {s} FAILED: {f}");
             return ExitCode::FAILURE;
@@ -298,7 +301,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"damaged_logs\":{},\"blurred\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"nobody_may\":{{\"runs\":{},\"failures_least\":{},\"failures_most\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -308,6 +311,8 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.copies[0],
             s.copies[1],
             s.excused,
+            s.damaged[0],
+            s.damaged[1],
             s.with_backup,
             s.backups.copies,
             s.backups.by_log,
@@ -316,6 +321,9 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.backups.mirrors,
             s.backups.primaries,
             s.backups.fallbacks,
+            t.nobody.0,
+            t.nobody.1,
+            t.nobody.2,
             s.voter.starts,
             s.voter.calls,
             s.voter.ends,
@@ -341,6 +349,14 @@ fn report(t: &Total, rate: f64, json: bool) {
     println!(
         "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
         s.backups.mirrors, s.backups.primaries, s.backups.fallbacks
+    );
+    println!(
+        "damaged logs that cost their copies something {}; runs in which one went on whose files may show parts of that {}",
+        s.damaged[0], s.damaged[1]
+    );
+    println!(
+        "runs after which nobody may go on {}, for {} to {} failures each, others left out",
+        t.nobody.0, t.nobody.1, t.nobody.2
     );
     println!(
         "a voter's files: starts {}, calls {}, ends {}",
