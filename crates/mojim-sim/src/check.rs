@@ -217,9 +217,11 @@ pub struct Checker {
     /// Damaged logs that cost their copies something.
     pub damaged: u64,
     /// Somebody went on with a damaged log and with a data area into which what was
-    /// given up may have been applied in part. What the files are then nothing says;
-    /// they are compared with each other only, at the end.
+    /// given up may have been applied in part. What the files are then nothing says,
+    /// nor that they are the same on all nodes, or fit the catalogue.
     pub blurred: bool,
+    /// Times that a node took over without what its damaged log does not tell.
+    pub untold: u64,
 }
 
 /// A broken invariant.
@@ -252,6 +254,7 @@ impl Default for Checker {
             compared: 0,
             damaged: 0,
             blurred: false,
+            untold: 0,
         }
     }
 }
@@ -507,7 +510,7 @@ impl Checker {
     }
 
     /// Whether node `n` lacks what is acknowledged, its log being damaged, and the
-    /// other has it.
+    /// other, up or down, has it.
     pub fn has_less(&self, n: usize, other: usize) -> bool {
         self.is_damaged(n) && !self.holds(n, self.floor) && self.holds(other, self.floor)
     }
@@ -713,6 +716,14 @@ impl Checker {
             ));
         };
         self.sole = self.sole.filter(|s| *s == n);
+        // What a damaged log does not tell looks never written: its node goes on as
+        // one that has everything.
+        let known = |t| self.is_within(self.before(self.floor, t), p);
+        if !self.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
+            self.untold += 1;
+            let left = self.common(self.floor, p);
+            self.settle(left);
+        }
         self.begins_behind(n, p);
         self.copies[n].hold.kill = Some(p);
         if store.level().is_persistent() {

@@ -29,9 +29,11 @@ pub struct Outcome {
     pub acks: u64,
     /// Losses that the mode does not promise to prevent.
     pub excused: u64,
-    /// Logs whose damage cost their copies something, and runs in which somebody went
-    /// on with a data area that may show parts of what was given up with it.
-    pub damaged: [u64; 2],
+    /// Logs whose damage cost their copies something; take-overs without what those do
+    /// not tell; runs in which somebody went on with a data area that may show parts of
+    /// what was given up; of these, copies that could not be opened, and runs at whose
+    /// end copies differ.
+    pub damaged: [u64; 5],
     /// Promotions.
     pub promotions: u64,
     /// Starts of processes.
@@ -73,6 +75,11 @@ pub(crate) fn panic_text(p: &(dyn std::any::Any + Send)) -> String {
     let text = text.or_else(|| p.downcast_ref::<String>().cloned());
     let text = text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string()));
     text.unwrap_or_default()
+}
+
+/// Runs one seed's cluster, of whose failures only some happen.
+pub fn run_with(seed: u64, only: Only) -> Outcome {
+    run_cluster(seed, None, true, only).0
 }
 
 /// Runs one seed: a cluster, and where nothing is broken there a voter's files.
@@ -127,7 +134,13 @@ fn run_cluster(
         sync_points: cluster.appended,
         acks: cluster.check.acks,
         excused: cluster.check.excused,
-        damaged: [cluster.check.damaged, u64::from(cluster.check.blurred)],
+        damaged: [
+            cluster.check.damaged,
+            cluster.check.untold,
+            u64::from(cluster.check.blurred),
+            cluster.unopened,
+            cluster.differ,
+        ],
         promotions: cluster.promotions,
         starts: cluster.starts,
         copies: cluster.copies,
