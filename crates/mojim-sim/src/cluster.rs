@@ -2296,6 +2296,12 @@ impl Cluster {
         if may_promote(NAMES[n], &view, sb.state, false).is_err() {
             return Ok(());
         }
+        // As `Node::promote`: a log that is damaged is given up by force alone, but in
+        // `async` one whose lanes end where they were cut.
+        let missing = m.store.known_missing().is_some_and(|k| k > m.tail());
+        if missing && (self.setup.mode != Mode::Async || m.store.has_hole()) {
+            return Ok(());
+        }
         // It may still take itself for the primary of a view that the other
         // node's promotion ended unseen. The operator, who promoted that one,
         // knows better.
@@ -2605,13 +2611,20 @@ impl Cluster {
                 .iter()
                 .any(|(n, l)| *n == m.node && *l != m.incarnation)
         };
+        // The operator wanted the mirror's copy made anew, so its word does not count.
+        let distrusted = |m: &Member| match &self.nodes[node(&m.node)].role {
+            Role::Mirror(mir) => mir.m.is_distrusted(),
+            _ => false,
+        };
+        let given_up = reg.mirror.as_ref().is_some_and(distrusted);
         let nobody = self.setup.views
             && reg.primary.as_ref().is_some_and(lost)
-            && reg.mirror.as_ref().is_none_or(lost);
+            && (given_up || reg.mirror.as_ref().is_none_or(lost));
+        let mirror = reg.mirror.as_ref().filter(|_| !given_up);
         if !nobody {
             return Ok(false);
         }
-        for (m, leads) in [(&reg.primary, true), (&reg.mirror, false)] {
+        for (m, leads) in [(reg.primary.as_ref(), true), (mirror, false)] {
             let Some(m) = m else { continue };
             let n = node(&m.node);
             let before = self.named.get(&(n, m.incarnation)).copied().unwrap_or(0);
@@ -2628,7 +2641,7 @@ impl Cluster {
                 ));
             }
         }
-        let members = [&reg.primary, &reg.mirror].into_iter().flatten();
+        let members = reg.primary.iter().chain(mirror);
         self.nobody = Some(members.map(|m| node(&m.node)).collect());
         Ok(true)
     }
