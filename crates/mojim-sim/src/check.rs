@@ -183,6 +183,9 @@ struct Copy {
     compared: Option<usize>,
     /// It is a backup; with what was applied when it became one.
     backup: Option<usize>,
+    /// Its log was damaged: up to which LSN what can be read of it tells what was
+    /// acknowledged.
+    told: Option<u64>,
 }
 
 /// The history of one volume.
@@ -211,6 +214,14 @@ pub struct Checker {
     pub excused: u64,
     /// Comparisons of a whole data area.
     pub compared: u64,
+    /// Damaged logs that cost their copies something.
+    pub damaged: u64,
+    /// Somebody went on with a damaged log and with a data area into which what was
+    /// given up may have been applied in part. What the files are then nothing says,
+    /// nor that they are the same on all nodes, or fit the catalogue.
+    pub blurred: bool,
+    /// Times that a node took over without what its damaged log does not tell.
+    pub untold: u64,
 }
 
 /// A broken invariant.
@@ -241,6 +252,9 @@ impl Default for Checker {
             acks: 0,
             excused: 0,
             compared: 0,
+            damaged: 0,
+            blurred: false,
+            untold: 0,
         }
     }
 }
@@ -441,6 +455,7 @@ impl Checker {
         c.applied = 0;
         c.mixed = 0;
         c.compared = None;
+        c.told = None;
     }
 
     /// Node `n`'s process ended; `limit` is up to where it may have been
@@ -464,6 +479,47 @@ impl Checker {
             self.mix(n, l);
         }
         self.lower()
+    }
+
+    /// A log of node `n` is about to be read, and is damaged: all up to `left` can be,
+    /// and what can be tells that everything up to `told` was acknowledged. What is
+    /// behind `left` is lost to this copy, as a log in memory is to a loss of power;
+    /// but unlike that the copy knows it, as far as it is told.
+    pub fn damaged(&mut self, n: usize, left: u64, told: u64) -> Checked {
+        let Some(hold) = self.copies[n].hold.kill else {
+            return Ok(());
+        };
+        if self.points[hold].last <= left {
+            return Ok(());
+        }
+        let p = self.before(hold, left);
+        let applied = self.before(self.copies[n].applied, left);
+        let c = &mut self.copies[n];
+        c.hold.kill = Some(p);
+        c.hold.power = c.hold.power.map(|_| p);
+        c.applied = applied;
+        c.failures += 1;
+        c.told = Some(told.max(left));
+        self.damaged += 1;
+        self.lower()
+    }
+
+    /// Whether node `n`'s log is damaged, and it has not what it held again.
+    pub fn is_damaged(&self, n: usize) -> bool {
+        self.copies[n].told.is_some()
+    }
+
+    /// Whether node `n` lacks what is acknowledged, its log being damaged, and the
+    /// other, up or down, has it.
+    pub fn has_less(&self, n: usize, other: usize) -> bool {
+        self.is_damaged(n) && !self.holds(n, self.floor) && self.holds(other, self.floor)
+    }
+
+    /// Node `n` begins behind `p`, whatever its data area has beyond.
+    fn begins_behind(&mut self, n: usize, p: usize) {
+        let c = &mut self.copies[n];
+        let beyond = self.points[c.mixed].last > self.points[p].last;
+        self.blurred |= c.told.take().is_some() && beyond;
     }
 
     /// The data area may have been changed up to `limit`.
@@ -556,8 +612,14 @@ impl Checker {
             ));
         }
         let last = |p: Option<usize>| p.map_or(0, |p| self.points[p].last);
-        if a.rule == AckRule::MIRROR && self.points[lost].last > last(self.lost) {
-            self.lost = Some(lost);
+        // Of what a damaged log does not tell nobody can know that it is missing: its
+        // last records look like torn ones.
+        let counted = a.pair.into_iter().take(1 + usize::from(a.rule.mirror));
+        let told = counted.filter_map(|n| self.copies[n].told).min();
+        let known = told.map_or(lost, |t| self.before(lost, t));
+        let is_known = a.rule == AckRule::MIRROR || told.is_some();
+        if is_known && self.points[known].last > last(self.lost) {
+            self.lost = Some(known);
         }
         self.settle(left);
         Ok(())
@@ -634,6 +696,7 @@ impl Checker {
                 self.text(self.floor)
             ));
         }
+        self.begins_behind(n, p);
         self.copies[n].hold.kill = Some(p);
         if store.level().is_persistent() {
             self.copies[n].hold.power = Some(p);
@@ -653,6 +716,15 @@ impl Checker {
             ));
         };
         self.sole = self.sole.filter(|s| *s == n);
+        // What a damaged log does not tell looks never written: its node goes on as
+        // one that has everything.
+        let known = |t| self.is_within(self.before(self.floor, t), p);
+        if !self.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
+            self.untold += 1;
+            let left = self.common(self.floor, p);
+            self.settle(left);
+        }
+        self.begins_behind(n, p);
         self.copies[n].hold.kill = Some(p);
         if store.level().is_persistent() {
             self.copies[n].hold.power = Some(p);
@@ -778,6 +850,12 @@ impl Checker {
             pair,
             failures,
         });
+        // Who counts has it all again.
+        for (n, counts) in [(n, rule.local), (mirror, rule.mirror)] {
+            if counts {
+                self.copies[n].told = None;
+            }
+        }
         if self.points[p].last > self.points[self.floor].last {
             if !self.is_within(self.floor, p) {
                 return Err(format!(
@@ -897,7 +975,8 @@ impl Checker {
             ));
         };
         let c = &mut self.copies[n];
-        if c.compared == Some(p) || self.points[p].last < self.points[c.mixed].last {
+        let mixed = self.points[p].last < self.points[c.mixed].last;
+        if c.compared == Some(p) || mixed || self.blurred {
             return Ok(());
         }
         c.compared = Some(p);

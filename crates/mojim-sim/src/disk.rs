@@ -535,7 +535,10 @@ impl Disk {
         }
         let mut offset = offset;
         if durable && self.misdirect.is_some_and(|(i, _)| i == ino) {
-            offset = self.misdirect.take().expect("checked").1;
+            let to = self.misdirect.take().expect("checked").1;
+            // Within the file: the medium of it does not grow.
+            let most = self.inode(ino).len.saturating_sub(data.len() as u64);
+            offset = to.min(most);
             ctx.hit("misdirected writes");
         }
         let inode = self.inode(ino);
@@ -786,6 +789,7 @@ impl Disk {
                 pmem.region = pmem.region.copy();
             }
         }
+        self.misdirect = None;
         self.collect();
     }
 

@@ -18,11 +18,14 @@
 pub mod check;
 pub mod cluster;
 mod disk;
+pub mod failures;
 mod memory;
 mod net;
 pub mod rng;
+mod rot;
 pub mod run;
 pub mod shadow;
+pub mod shrink;
 pub mod threads;
 pub mod turns;
 pub mod views;

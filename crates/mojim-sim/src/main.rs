@@ -1,18 +1,19 @@
 //! The command `mojim-sim`: runs seeds and reports what broke.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use mojim_sim::cluster::Mutation;
-use mojim_sim::run::{Total, catch_mutation, catch_panics, run};
+use mojim_sim::run::{Total, catch_mutation, catch_panics, run, run_with};
 use mojim_sim::shadow::{Broken, Shown, catch, run as run_shadow, run_states};
 use mojim_sim::threads;
 use mojim_sim::voter;
 
 const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--jobs N] [--json]
-       mojim-sim --seed N [--trace]
+       mojim-sim --seed N [--trace] [--failures A,B,...]
        mojim-sim --mutations [--only NAME] [--seeds N] [--first N]
        mojim-sim --threads [--seeds N] [--first N] [--minutes M] [--jobs N]
        mojim-sim --threads --seed N
@@ -28,10 +29,18 @@ fn main() -> ExitCode {
     let mut by_threads = false;
     let mut states = 1_000_000u64;
     let mut only = String::new();
+    // Of the failures of one seed, those that are to happen.
+    let mut failures = None;
     let mut args = std::env::args().skip(1);
     while let Some(a) = args.next() {
         if a == "--only" {
             only = args.next().unwrap_or_default();
+            continue;
+        }
+        if a == "--failures" {
+            let numbers = args.next().unwrap_or_default();
+            let numbers = numbers.split(',').filter_map(|n| n.trim().parse().ok());
+            failures = Some(numbers.collect::<BTreeSet<u64>>());
             continue;
         }
         let mut number = || args.next().and_then(|v| v.parse::<u64>().ok());
@@ -128,7 +137,10 @@ fn main() -> ExitCode {
         return ExitCode::from(u8::from(missed));
     }
     if let Some(s) = seed {
-        let o = run(s, None, trace);
+        let o = match failures {
+            None => run(s, None, trace),
+            some => run_with(s, some),
+        };
         for line in &o.trace {
             println!("{line}");
         }
@@ -136,6 +148,9 @@ fn main() -> ExitCode {
             "seed {s}: {} sync points, {} acknowledged, {} starts, {} promotions, faults {:?}",
             o.sync_points, o.acks, o.starts, o.promotions, o.faults
         );
+        if let Some(least) = &o.nobody {
+            println!("seed {s}: nobody may go on, for {least:?}");
+        }
         if let Some(f) = o.failure {
             println!("seed {s} FAILED: {f}");
             return ExitCode::FAILURE;
@@ -298,7 +313,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"damaged_logs\":{:?},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"nobody_may\":{{\"runs\":{},\"failures_least\":{},\"failures_most\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -308,6 +323,7 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.copies[0],
             s.copies[1],
             s.excused,
+            s.damaged,
             s.with_backup,
             s.backups.copies,
             s.backups.by_log,
@@ -316,6 +332,9 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.backups.mirrors,
             s.backups.primaries,
             s.backups.fallbacks,
+            t.nobody.0,
+            t.nobody.1,
+            t.nobody.2,
             s.voter.starts,
             s.voter.calls,
             s.voter.ends,
@@ -341,6 +360,17 @@ fn report(t: &Total, rate: f64, json: bool) {
     println!(
         "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
         s.backups.mirrors, s.backups.primaries, s.backups.fallbacks
+    );
+    let [damaged, untold, parts, unopened, differ] = s.damaged;
+    println!(
+        "damaged logs that cost their copies something {damaged}, take-overs without what those do not tell {untold}"
+    );
+    println!(
+        "runs in which files may show parts of what was given up with a damaged log {parts}; copies that did not open for it {unopened}, ends with copies that differ {differ}"
+    );
+    println!(
+        "runs after which nobody may go on {}, for {} to {} failures each, others left out",
+        t.nobody.0, t.nobody.1, t.nobody.2
     );
     println!(
         "a voter's files: starts {}, calls {}, ends {}",

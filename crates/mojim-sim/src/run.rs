@@ -10,6 +10,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::cluster::{Backups, Cluster, Mutation};
+use crate::failures::{Failure, Only};
+use crate::shrink::{Nobody, Ran, shrink};
 use crate::voter;
 
 /// What one seed did.
@@ -27,6 +29,11 @@ pub struct Outcome {
     pub acks: u64,
     /// Losses that the mode does not promise to prevent.
     pub excused: u64,
+    /// Logs whose damage cost their copies something; take-overs without what those do
+    /// not tell; runs in which somebody went on with a data area that may show parts of
+    /// what was given up; of these, copies that could not be opened, and runs at whose
+    /// end copies differ.
+    pub damaged: [u64; 5],
     /// Promotions.
     pub promotions: u64,
     /// Starts of processes.
@@ -39,6 +46,8 @@ pub struct Outcome {
     pub with_backup: u64,
     /// What backups did.
     pub backups: Backups,
+    /// Where nobody may go on: the fewest failures with which it ends so.
+    pub nobody: Option<Vec<Failure>>,
     /// What became of a voter's files.
     pub voter: voter::Shown,
     /// What happened, if that was asked for.
@@ -68,9 +77,27 @@ pub(crate) fn panic_text(p: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or_default()
 }
 
+/// Runs one seed's cluster, of whose failures only some happen.
+pub fn run_with(seed: u64, only: Only) -> Outcome {
+    run_cluster(seed, None, true, only).0
+}
+
 /// Runs one seed: a cluster, and where nothing is broken there a voter's files.
 pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
-    let mut outcome = run_cluster(seed, mutation, trace);
+    let (mut outcome, nobody) = run_cluster(seed, mutation, trace, None);
+    if let Some(nobody) = nobody.filter(|_| outcome.failure.is_none()) {
+        let again = |only| {
+            let (outcome, nobody) = run_cluster(seed, mutation, false, only);
+            Ran {
+                failure: outcome.failure,
+                nobody,
+            }
+        };
+        match shrink(nobody, again) {
+            Ok(least) => outcome.nobody = Some(least),
+            Err(e) => outcome.failure = Some(e),
+        }
+    }
     if mutation.is_none() && outcome.failure.is_none() {
         let (shown, result, world) = voter::run(seed, None, trace);
         outcome.voter = shown;
@@ -83,8 +110,14 @@ pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
     outcome
 }
 
-fn run_cluster(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
+fn run_cluster(
+    seed: u64,
+    mutation: Option<Mutation>,
+    trace: bool,
+    only: Only,
+) -> (Outcome, Option<Nobody>) {
     let mut cluster = Cluster::new(seed, mutation);
+    cluster.world.only_failures(only);
     if trace {
         cluster.world.trace_on();
     }
@@ -101,20 +134,29 @@ fn run_cluster(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
         sync_points: cluster.appended,
         acks: cluster.check.acks,
         excused: cluster.check.excused,
+        damaged: [
+            cluster.check.damaged,
+            cluster.check.untold,
+            u64::from(cluster.check.blurred),
+            cluster.unopened,
+            cluster.differ,
+        ],
         promotions: cluster.promotions,
         starts: cluster.starts,
         copies: cluster.copies,
         compared: cluster.check.compared,
         with_backup: u64::from(cluster.setup.backup),
         backups: cluster.backups,
+        nobody: None,
         voter: voter::Shown::default(),
         trace: cluster.world.trace(),
     };
+    let nobody = cluster.nobody();
     if outcome.failure.is_some() {
         // What a panic left may panic again when it is dropped.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(cluster)));
     }
-    outcome
+    (outcome, nobody)
 }
 
 /// The sum of many seeds.
@@ -124,6 +166,9 @@ pub struct Total {
     pub seeds: u64,
     /// Everything but the failures, summed.
     pub sum: Outcome,
+    /// Runs after which nobody may go on, and the fewest and the most failures that
+    /// were left of one.
+    pub nobody: (u64, usize, usize),
     /// Seeds that failed, with why.
     pub failures: Vec<(u64, String)>,
 }
@@ -143,6 +188,9 @@ impl Total {
         for (sum, n) in self.sum.copies.iter_mut().zip(o.copies) {
             *sum += n;
         }
+        for (sum, n) in self.sum.damaged.iter_mut().zip(o.damaged) {
+            *sum += n;
+        }
         self.sum.compared += o.compared;
         self.sum.with_backup += o.with_backup;
         self.sum.backups.copies += o.backups.copies;
@@ -155,6 +203,13 @@ impl Total {
         self.sum.voter.starts += o.voter.starts;
         self.sum.voter.calls += o.voter.calls;
         self.sum.voter.ends += o.voter.ends;
+        if let Some(n) = o.nobody.as_ref().map(Vec::len) {
+            let (runs, least, most) = self.nobody;
+            self.nobody = match runs {
+                0 => (1, n, n),
+                _ => (runs + 1, least.min(n), most.max(n)),
+            };
+        }
         if let Some(f) = &o.failure {
             self.failures.push((o.seed, f.clone()));
         }

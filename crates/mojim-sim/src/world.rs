@@ -8,6 +8,7 @@
 //! - Each fault that happened is counted under its name.
 
 use crate::disk::{Disk, MAX_FILE, eio};
+use crate::failures::{Failure, Failures, Only, Takes};
 use crate::memory::Region;
 use crate::net::Net;
 use crate::rng::Rng;
@@ -145,6 +146,7 @@ pub(crate) struct Ctx {
     pub(crate) now: Duration,
     pub(crate) rng: Rng,
     pub(crate) faults: Faults,
+    pub(crate) failures: Failures,
     counts: BTreeMap<&'static str, u64>,
     trace: Option<VecDeque<String>>,
 }
@@ -172,6 +174,16 @@ impl Ctx {
         happens
     }
 
+    /// The same of a fault of a node's disk, which is one of the run's failures.
+    fn failure(&mut self, rate: u32, name: &'static str, node: &Arc<str>) -> bool {
+        if !self.rng.per_mille(rate) || !self.failures.draw(node, Takes::Call) {
+            return false;
+        }
+        self.hit(name);
+        self.trace(|| format!("fault: {name}"));
+        true
+    }
+
     /// Of what is not durable, how many in 1000 survive this crash: none, all,
     /// or a mixture.
     pub(crate) fn keep(&mut self) -> u32 {
@@ -193,7 +205,7 @@ impl Ctx {
 }
 
 struct Node {
-    name: String,
+    name: Arc<str>,
     disk: Disk,
     memories: BTreeMap<PathBuf, Arc<Region>>,
     boot_id: [u8; 16],
@@ -235,7 +247,7 @@ impl State {
         self.names.insert(name.to_string(), n);
         self.net.add_node();
         self.nodes.push(Node {
-            name: name.to_string(),
+            name: name.into(),
             disk: Disk::default(),
             memories: BTreeMap::new(),
             boot_id: boot_id(&mut self.ctx.rng),
@@ -306,16 +318,18 @@ impl State {
         &mut self,
         n: usize,
         text: impl FnOnce() -> String,
-        change: impl FnOnce(&mut Disk, &mut Ctx) -> io::Result<T>,
+        change: impl FnOnce(&mut Disk, &mut Ctx, &Arc<str>) -> io::Result<T>,
     ) -> io::Result<T> {
         if let Some(kind) = self.step(n, text) {
             if self.ctx.rng.coin() {
-                let _ = change(&mut self.nodes[n].disk, &mut self.ctx);
+                let node = &mut self.nodes[n];
+                let _ = change(&mut node.disk, &mut self.ctx, &node.name);
             }
             self.crash(n, kind);
             return Err(crashed());
         }
-        change(&mut self.nodes[n].disk, &mut self.ctx)
+        let node = &mut self.nodes[n];
+        change(&mut node.disk, &mut self.ctx, &node.name)
     }
 }
 
@@ -354,6 +368,7 @@ impl World {
                     now: Duration::ZERO,
                     rng: Rng::new(seed),
                     faults,
+                    failures: Failures::default(),
                     counts: BTreeMap::new(),
                     trace: None,
                 },
@@ -566,6 +581,13 @@ impl World {
         st.nodes[n].disk.misdirect(path, to)
     }
 
+    /// Whether a node's memory of this name is there.
+    pub fn has_memory(&self, node: &str, path: &Path) -> bool {
+        let mut st = self.shared.lock();
+        let n = st.node(node);
+        st.nodes[n].memories.contains_key(path)
+    }
+
     /// A file as a process would read it; of a crashed node, what is left.
     pub fn contents(&self, node: &str, path: &Path) -> Option<Vec<u8>> {
         let mut st = self.shared.lock();
@@ -583,6 +605,23 @@ impl World {
     /// How often each fault has happened.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.shared.lock().ctx.counts.clone()
+    }
+
+    /// Lets only these of the failures happen that are drawn from now on.
+    pub fn only_failures(&self, only: Only) {
+        self.shared.lock().ctx.failures.only(only);
+    }
+
+    /// A failure of a node was drawn: whether it happens.
+    pub fn fails(&self, node: &str, takes: Takes) -> bool {
+        let st = &mut *self.shared.lock();
+        let n = st.node(node);
+        st.ctx.failures.draw(&st.nodes[n].name, takes)
+    }
+
+    /// The failures that happened.
+    pub fn failures(&self) -> Vec<Failure> {
+        self.shared.lock().ctx.failures.happened()
     }
 
     /// Begins to record what happens: the latest 20,000 events.
@@ -637,7 +676,7 @@ impl SimEnv {
     /// The node's name.
     pub fn node(&self) -> String {
         let st = self.place.shared.lock();
-        st.nodes[self.place.node].name.clone()
+        st.nodes[self.place.node].name.to_string()
     }
 
     /// Whether the process still runs.
@@ -683,7 +722,7 @@ impl Env for SimEnv {
             st.change(
                 n,
                 || format!("create {}", path.display()),
-                |disk, _| disk.open(path, true),
+                |disk, _, _| disk.open(path, true),
             )?
         } else {
             st.nodes[n].disk.open(path, false)?
@@ -700,7 +739,7 @@ impl Env for SimEnv {
         self.place.enter()?.change(
             self.place.node,
             || format!("mkdir {}", path.display()),
-            |disk, _| disk.create_dir_all(path),
+            |disk, _, _| disk.create_dir_all(path),
         )
     }
 
@@ -708,7 +747,7 @@ impl Env for SimEnv {
         self.place.enter()?.change(
             self.place.node,
             || format!("remove directories {}", path.display()),
-            |disk, _| disk.remove_empty_dirs(path),
+            |disk, _, _| disk.remove_empty_dirs(path),
         )
     }
 
@@ -720,7 +759,7 @@ impl Env for SimEnv {
         self.place.enter()?.change(
             self.place.node,
             || format!("remove {}", path.display()),
-            |disk, _| disk.remove(path),
+            |disk, _, _| disk.remove(path),
         )
     }
 
@@ -728,7 +767,7 @@ impl Env for SimEnv {
         self.place.enter()?.change(
             self.place.node,
             || format!("rename {} to {}", from.display(), to.display()),
-            |disk, _| disk.rename(from, to),
+            |disk, _, _| disk.rename(from, to),
         )
     }
 
@@ -736,8 +775,8 @@ impl Env for SimEnv {
         self.place.enter()?.change(
             self.place.node,
             || format!("sync directory {}", path.display()),
-            |disk, ctx| {
-                if ctx.fault(ctx.faults.sync_error, "sync errors") {
+            |disk, ctx, node| {
+                if ctx.failure(ctx.faults.sync_error, "sync errors", node) {
                     return Err(eio());
                 }
                 disk.sync_dir(path)
@@ -798,7 +837,7 @@ impl Env for SimEnv {
         self.place.enter()?.change(
             self.place.node,
             || format!("pmem {} of {len}", path.display()),
-            |disk, ctx| {
+            |disk, ctx, _| {
                 let pmem = disk.pmem(path, len);
                 if let Err(error) = &pmem
                     && error.kind() == ErrorKind::StorageFull
@@ -898,10 +937,11 @@ impl File for SimFile {
         if !self.aligned(buf.as_ptr(), buf.len(), offset) {
             return Err(io::Error::from_raw_os_error(22));
         }
-        if st.ctx.fault(st.ctx.faults.read_error, "read errors") {
+        let (node, ctx) = (&mut st.nodes[self.place.node], &mut st.ctx);
+        if ctx.failure(ctx.faults.read_error, "read errors", &node.name) {
             return Err(eio());
         }
-        Ok(st.nodes[self.place.node].disk.read(self.ino, buf, offset))
+        Ok(node.disk.read(self.ino, buf, offset))
     }
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
@@ -916,14 +956,15 @@ impl File for SimFile {
         self.writable()?;
         let (n, durable) = (self.place.node, self.how.durable);
         let crash = st.step(n, || self.text("write", offset, buf.len() as u64));
-        let (disk, ctx) = (&mut st.nodes[n].disk, &mut st.ctx);
+        let (node, ctx) = (&mut st.nodes[n], &mut st.ctx);
+        let disk = &mut node.disk;
         if let Some(kind) = crash {
             let power = kind == CrashKind::Power;
             disk.write_torn(self.ino, buf, offset, durable, power, ctx);
             st.crash(n, kind);
             return Err(crashed());
         }
-        if ctx.fault(ctx.faults.write_error, "write errors") {
+        if ctx.failure(ctx.faults.write_error, "write errors", &node.name) {
             disk.write_torn(self.ino, buf, offset, durable, true, ctx);
             return Err(eio());
         }
@@ -934,8 +975,8 @@ impl File for SimFile {
         self.place.enter()?.change(
             self.place.node,
             || format!("sync {}", self.path.display()),
-            |disk, ctx| {
-                if ctx.fault(ctx.faults.sync_error, "sync errors") {
+            |disk, ctx, node| {
+                if ctx.failure(ctx.faults.sync_error, "sync errors", node) {
                     disk.sync_failed(self.ino, &mut ctx.rng);
                     return Err(eio());
                 }
@@ -951,7 +992,7 @@ impl File for SimFile {
         st.change(
             self.place.node,
             || self.text("set length", 0, len),
-            |disk, ctx| no_space(disk.set_len(self.ino, len), ctx),
+            |disk, ctx, _| no_space(disk.set_len(self.ino, len), ctx),
         )
     }
 
@@ -967,7 +1008,7 @@ impl File for SimFile {
         st.change(
             self.place.node,
             || self.text("allocate", 0, len),
-            |disk, ctx| no_space(disk.allocate(self.ino, len), ctx),
+            |disk, ctx, _| no_space(disk.allocate(self.ino, len), ctx),
         )
     }
 

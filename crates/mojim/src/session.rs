@@ -243,7 +243,8 @@ impl Session {
         let sb = store.superblock();
         // What only the lost ring held may have been acknowledged by a mirror
         // that rules alone: this copy does not count as a member's any more.
-        let is_lost = sb.ring_lost && !store.mutations.forget_ring.load(Relaxed);
+        let is_lost = sb.ring_lost && !store.mutations.forget_ring.load(Relaxed)
+            || store.mutations.other_life.load(Relaxed);
         if is_lost && !self.primary.spec.rule.local {
             let life = store.env().random();
             store.update(|s| {

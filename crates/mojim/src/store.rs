@@ -574,13 +574,18 @@ impl Store {
     /// Whether no record that was acknowledged is missing from this copy, as
     /// far as its logs tell: for a primary that has no other copy to ask.
     pub fn is_complete(&self) -> bool {
-        lock(&self.missing).is_none()
+        self.missing().is_none()
+    }
+
+    fn missing(&self) -> Option<(u64, PathBuf, u64)> {
+        let missing = lock(&self.missing).clone();
+        missing.filter(|_| !self.mutations.forget_missing.load(Relaxed))
     }
 
     /// The last LSN that its logs tell was acknowledged, though it was not
     /// found in them.
     pub fn known_missing(&self) -> Option<u64> {
-        lock(&self.missing).as_ref().map(|m| m.0)
+        self.missing().map(|m| m.0)
     }
 
     /// Whether what is missing is known by a damaged log, and not only by lanes that
@@ -592,13 +597,17 @@ impl Store {
     /// The last LSN that is known here to have been acknowledged, in this copy's
     /// history, whether it is here or not.
     pub fn known_acknowledged(&self) -> u64 {
-        self.known.load(Acquire)
+        let known = self.known.load(Acquire);
+        match self.mutations.forget_missing.load(Relaxed) {
+            true => known.min(self.tail()),
+            false => known,
+        }
     }
 
     /// Fails where less than what is known to have been acknowledged is here, of
     /// which everything up to `tail` is.
     pub fn check_complete_at(&self, tail: u64) -> Result<()> {
-        let missing = lock(&self.missing).clone();
+        let missing = self.missing();
         let Some((known, path, at)) = missing.filter(|m| m.0 > tail) else {
             return Ok(());
         };

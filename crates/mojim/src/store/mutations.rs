@@ -58,6 +58,8 @@ pub struct Mutations {
     pub ready_early: AtomicBool,
     /// A primary whose ring was lost does not remember it.
     pub forget_ring: AtomicBool,
+    /// A primary takes its ring for lost at each attach.
+    pub other_life: AtomicBool,
     /// A primary goes on alone with what only its ring has.
     pub alone_in_ring: AtomicBool,
     /// Room of a log is released before the superblock that says so is durable.
@@ -66,6 +68,8 @@ pub struct Mutations {
     pub promise_early: AtomicBool,
     /// A mirror takes a record whose checksum it did not look at.
     pub trust_wire: AtomicBool,
+    /// A log that is damaged before its end is taken for a shorter one.
+    pub forget_missing: AtomicBool,
     /// A mirror confirms a spill file that it did not sync.
     pub spill_unsynced: AtomicBool,
 }
