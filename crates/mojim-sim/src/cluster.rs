@@ -43,6 +43,10 @@ use crate::rng::Rng;
 use crate::views::{SimErrands, SimRegister, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
 
+mod spill;
+
+pub use spill::Spills;
+
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const CLUSTER: &str = "sim";
 const VOLUME: &str = "v";
@@ -127,11 +131,15 @@ pub enum Mutation {
     PromiseEarly,
     /// No checksum is looked at on receipt.
     TrustWire,
+    /// A spill file is confirmed before it is durable.
+    SpillUnsynced,
+    /// A spill file goes ahead of its record once, whatever became of it.
+    SpillOnce,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 30] = [
+    pub const ALL: [(Mutation, &'static str); 32] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -180,6 +188,14 @@ impl Mutation {
         ),
         (Mutation::PromiseEarly, "promise_early"),
         (Mutation::TrustWire, "trust_wire"),
+        (
+            Mutation::SpillUnsynced,
+            "spill_unsynced (a spill file is confirmed when it is durable)",
+        ),
+        (
+            Mutation::SpillOnce,
+            "spill_once (a spill file goes ahead of its record in every session)",
+        ),
     ];
 
     /// Whether it breaks a rule of views.
@@ -221,6 +237,11 @@ impl Mutation {
         ) || self.is_of_succession()
     }
 
+    /// Whether it breaks a rule of spill files.
+    fn is_of_spills(self) -> bool {
+        matches!(self, Mutation::SpillUnsynced | Mutation::SpillOnce)
+    }
+
     /// What the checker's reports of it begin with: bytes that a failed sync
     /// did not make durable show up as a loss or as a copy that differs.
     pub fn breaks(self) -> &'static [&'static str] {
@@ -246,6 +267,9 @@ impl Mutation {
             Mutation::ForgetRing => &["3:"],
             Mutation::AloneInRing => &["2:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
+            Mutation::SpillUnsynced => &["3:"],
+            // Its record is refused for ever.
+            Mutation::SpillOnce => &["live:"],
             Mutation::ReleaseEarly => &["1:", "2:", "3:", "4:"],
             _ => &["2:", "3:"],
         }
@@ -400,6 +424,8 @@ struct Prim {
     head: usize,
     epoch: u64,
     pending: VecDeque<Pending>,
+    /// Those whose bytes stand in a spill file and that have no record yet.
+    spills: Vec<spill::Spill>,
     session: Session,
     errands: SimErrands,
     since: Duration,
@@ -496,6 +522,8 @@ pub struct Backups {
 struct Pending {
     point: usize,
     since: Duration,
+    /// It went through a spill file.
+    spilled: bool,
 }
 
 /// The simulated cluster of one seed.
@@ -518,6 +546,8 @@ pub struct Cluster {
     counted: [[u64; 2]; 3],
     /// What backups did.
     pub backups: Backups,
+    /// What became of spill files.
+    pub spilled: Spills,
     /// What was drawn.
     pub setup: Setup,
     rng: Rng,
@@ -539,6 +569,8 @@ pub struct Cluster {
     suspects: Option<usize>,
     /// Disks become full, if there is one.
     full: Option<Rng>,
+    /// Sync points larger than the log are made, if there is one.
+    spills: Option<Rng>,
     mutation: Option<Mutation>,
     calm: bool,
     /// Nothing is left that could go on by itself.
@@ -599,6 +631,12 @@ impl Cluster {
             faults.write_error = 0;
             faults.sync_error = 0;
         }
+        let mut spills = Rng::new(seed ^ 0x7370_696c_6c00);
+        let spills = (spills.below(6) == 0 || mutation.is_some_and(Mutation::is_of_spills))
+            .then_some(spills);
+        if spills.is_some() {
+            setup.log = setup.log.map(|size| size.min(spill::LOG));
+        }
         let mut full = Rng::new(seed ^ 0x6675_6c6c);
         let full = (full.below(8) == 0 && !setup.sound).then_some(full);
         // By a generator of its own, so that the other seeds stay what they were.
@@ -639,6 +677,10 @@ impl Cluster {
             copies: [0; 2],
             counted: [[0; 2]; 3],
             backups: Backups::default(),
+            spilled: Spills {
+                seeds: u64::from(spills.is_some()),
+                ..Spills::default()
+            },
             setup,
             rng,
             nodes: [node(), node(), node()],
@@ -651,6 +693,7 @@ impl Cluster {
             anew: Rng::new(seed ^ 0x616e_6577),
             suspects: None,
             full,
+            spills,
             mutation,
             calm: false,
             over: false,
@@ -877,6 +920,8 @@ impl Cluster {
                 Mutation::ReleaseEarly => &store.mutations.release_early,
                 Mutation::PromiseEarly => &store.mutations.promise_early,
                 Mutation::TrustWire => &store.mutations.trust_wire,
+                Mutation::SpillUnsynced => &store.mutations.spill_unsynced,
+                Mutation::SpillOnce => &store.mutations.spill_once,
             };
             switch.store(true, Relaxed);
         }
@@ -963,6 +1008,7 @@ impl Cluster {
             head: 0,
             epoch: 0,
             pending: VecDeque::new(),
+            spills: Vec::new(),
             session,
             errands,
             since: self.world.now(),
@@ -1317,8 +1363,9 @@ impl Cluster {
         while let Some(f) = prim.pending.front()
             && self.check.points[f.point].last <= committed
         {
-            let point = f.point;
+            let (point, spilled) = (f.point, f.spilled);
             prim.pending.pop_front();
+            self.spilled.acked += u64::from(spilled);
             self.check.acked(pair, point, rule, persistent)?;
             self.check.acks += 1;
         }
@@ -1370,6 +1417,7 @@ impl Cluster {
         }
         for n in 0..3 {
             self.stream_turn(n)?;
+            self.spill_turn(n)?;
         }
         if self.setup.backup {
             self.backup_step()?;
@@ -1925,8 +1973,15 @@ impl Cluster {
         }
         let p = prim.p.clone();
         let (head, epoch) = (prim.head, prim.epoch);
+        let spilling = !prim.spills.is_empty();
+        if self.is_time_for_spill() {
+            return self.begin_spill(n);
+        }
         let files = self.check.points[head].files.clone();
         let changes = self.changes(&files);
+        if spilling && !spill::is_plain(&changes) {
+            return Ok(());
+        }
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
         let before = p.last();
         let heads = || p.store.logs().iter().map(Log::head).collect::<Vec<_>>();
@@ -1943,7 +1998,11 @@ impl Cluster {
                 self.note(|| format!("appended LSN {}..={last} on lane {lane}", before + 1));
                 if let Role::Primary(prim) = &mut self.nodes[n].role {
                     prim.head = point;
-                    prim.pending.push_back(Pending { point, since });
+                    prim.pending.push_back(Pending {
+                        point,
+                        since,
+                        spilled: false,
+                    });
                 }
             }
             Ok(None) => {
@@ -2342,7 +2401,8 @@ impl Cluster {
         };
         let p = prim.p.clone();
         let last = p.last();
-        if !prim.closing || p.committed() < last || p.store.poisoned().is_some() {
+        let busy = p.committed() < last || !prim.spills.is_empty();
+        if !prim.closing || busy || p.store.poisoned().is_some() {
             return Ok(());
         }
         self.observe(n)?;
@@ -2401,6 +2461,7 @@ impl Cluster {
             for _ in 0..12 {
                 for n in 0..3 {
                     moved |= self.stream_turn(n)?;
+                    self.spill_turn(n)?;
                 }
                 moved |= self.turn(self.primary)?;
                 if self.setup.replicated() {
@@ -2536,6 +2597,7 @@ impl Cluster {
         let (p, last) = (&prim.p, prim.p.last());
         let own = prim.ready
             && prim.pending.is_empty()
+            && prim.spills.is_empty()
             && p.committed() == last
             && p.store.applied() == last
             && self.backup_is_settled(p);

@@ -298,7 +298,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -316,6 +316,12 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.backups.mirrors,
             s.backups.primaries,
             s.backups.fallbacks,
+            s.spills.seeds,
+            s.spills.begun,
+            s.spills.confirmed,
+            s.spills.alone,
+            s.spills.failed,
+            s.spills.acked,
             s.voter.starts,
             s.voter.calls,
             s.voter.ends,
@@ -341,6 +347,15 @@ fn report(t: &Total, rate: f64, json: bool) {
     println!(
         "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
         s.backups.mirrors, s.backups.primaries, s.backups.fallbacks
+    );
+    println!(
+        "seeds with spill files {}, written {}, appended when a mirror had confirmed them {}, without a mirror {}, given up {}, acknowledged {}",
+        s.spills.seeds,
+        s.spills.begun,
+        s.spills.confirmed,
+        s.spills.alone,
+        s.spills.failed,
+        s.spills.acked
     );
     println!(
         "a voter's files: starts {}, calls {}, ends {}",

@@ -1454,6 +1454,9 @@ impl Session {
             }
         }
         self.primary.spills_begin(files.iter().map(|s| s.id));
+        if store.mutations.spill_once.load(Relaxed) {
+            files.clear();
+        }
         if files.is_empty() {
             return self.begin_lanes(session, resume);
         }

@@ -68,4 +68,6 @@ pub struct Mutations {
     pub trust_wire: AtomicBool,
     /// A mirror confirms a spill file that it did not sync.
     pub spill_unsynced: AtomicBool,
+    /// A session does not send the spill files of the records that the mirror lacks.
+    pub spill_once: AtomicBool,
 }
