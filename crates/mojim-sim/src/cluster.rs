@@ -1,8 +1,8 @@
-//! Two nodes, in many seeds a third one, an application and an operator, driven
-//! step by step.
+//! Two nodes, in many seeds a third and a fourth one, an application and an
+//! operator, driven step by step.
 //!
-//! With a register of views, each of three nodes may be primary, mirror and
-//! backup; without one the third is the backup.
+//! With a register of views, each of three or four nodes may be primary, mirror and
+//! backup; without one the third and the fourth are the backups.
 //!
 //! Owns what real threads and people would do: appending sync points, moving
 //! lanes, sessions and checkpoints, accepting links, failing, restarting,
@@ -38,7 +38,7 @@ use mojim_protocol::pairing::may_promote;
 use mojim_protocol::view::{Member, Register};
 use mojim_protocol::{AckRule, Lacks, Loss};
 
-use crate::check::{BACKUP, Change, Checker, Files, Violation};
+use crate::check::{BACKUP, Change, Checker, Files, NODES, SECOND, Violation};
 use crate::rng::Rng;
 use crate::views::{SimErrands, SimRegister, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
@@ -47,7 +47,7 @@ mod spill;
 
 pub use spill::Spills;
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
 const CLUSTER: &str = "sim";
 const VOLUME: &str = "v";
 const MS: Duration = Duration::from_millis(1);
@@ -294,9 +294,9 @@ pub struct Setup {
     /// Lanes.
     pub lanes: usize,
     /// Bytes of each log, by node.
-    pub log: [u64; 3],
+    pub log: [u64; NODES],
     /// Media of the logs, by node.
-    pub medium: [MediumKind; 3],
+    pub medium: [MediumKind; NODES],
     /// Committed records that make a checkpoint due.
     pub threshold: u64,
     /// When they are applied.
@@ -313,6 +313,8 @@ pub struct Setup {
     pub limit: Duration,
     /// The volume has a backup.
     pub backup: bool,
+    /// And another one.
+    pub second: bool,
     /// Bytes that may wait for it (`secondary_threshold`).
     pub secondary: u64,
     /// No disk fails.
@@ -346,11 +348,11 @@ impl Setup {
         let mut setup = Setup {
             mode,
             lanes: rng.between(1, 3) as usize,
-            log: [0, 1, 2].map(|n| match n {
-                BACKUP => 0,
-                _ => *rng.pick(&[64, 64, 128, 256]) << 10,
+            log: std::array::from_fn(|n| match n < BACKUP {
+                false => 0,
+                true => *rng.pick(&[64, 64, 128, 256]) << 10,
             }),
-            medium: [first, *rng.pick(&[Disk, Dram, Pmem]), Disk],
+            medium: [first, *rng.pick(&[Disk, Dram, Pmem]), Disk, Disk, Disk],
             threshold: *rng.pick(&[1, 1, 10, 1000]),
             write_back: WriteBack::Eager,
             write_back_pages: 0,
@@ -359,6 +361,7 @@ impl Setup {
             views: matches!(mode, Mode::Sync | Mode::SyncFlush) && rng.coin(),
             limit: *rng.pick(&[20 * MS, 300 * MS, 5000 * MS]),
             backup: false,
+            second: false,
             secondary: u64::MAX,
             sound: false,
             fallback: false,
@@ -393,11 +396,23 @@ impl Setup {
         self.secondary = *rng.pick(&[u64::MAX, 32 << 10, 8 << 10, 1 << 10]);
     }
 
+    /// Draws a second backup beside the first.
+    fn draw_second(&mut self, rng: &mut Rng) {
+        use MediumKind::{Disk, Dram, Pmem};
+        if !self.backup || rng.coin() {
+            return;
+        }
+        self.second = true;
+        self.log[SECOND] = *rng.pick(&[64, 64, 128, 256]) << 10;
+        self.medium[SECOND] = *rng.pick(&[Disk, Dram, Pmem]);
+    }
+
     /// How many nodes there are.
     fn nodes(&self) -> usize {
-        match self.backup {
-            true => 3,
-            false => 2,
+        match (self.backup, self.second) {
+            (false, _) => 2,
+            (true, false) => 3,
+            (true, true) => 4,
         }
     }
 
@@ -409,7 +424,7 @@ impl Setup {
         }
     }
 
-    fn persistent(&self) -> [bool; 3] {
+    fn persistent(&self) -> [bool; NODES] {
         self.medium.map(|m| m != MediumKind::Dram)
     }
 
@@ -502,6 +517,8 @@ struct Forwarding {
 /// What backups did.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Backups {
+    /// Seeds with two of them.
+    pub pairs: u64,
     /// Sessions that began with a whole copy.
     pub copies: u64,
     /// Sessions that began with what the logs still had.
@@ -543,7 +560,7 @@ pub struct Cluster {
     /// Whole copies taken in, and those that rest partly on older files.
     pub copies: [u64; 2],
     /// What the processes of each node have counted of them.
-    counted: [[u64; 2]; 3],
+    counted: [[u64; 2]; NODES],
     /// What backups did.
     pub backups: Backups,
     /// What became of spill files.
@@ -551,9 +568,14 @@ pub struct Cluster {
     /// What was drawn.
     pub setup: Setup,
     rng: Rng,
-    nodes: [Node; 3],
+    nodes: [Node; NODES],
     /// The longest record so far, with what may lie before it in a ring.
     longest: u64,
+    /// The nodes that hold the volume, by their place in the configuration: primary,
+    /// mirror, backups.
+    places: Vec<usize>,
+    /// Which of several backups a step is about.
+    which: Rng,
     /// Where the program runs: as the operator wants it, or as the register says.
     primary: usize,
     /// The last primary that had a mirror, and the mirror.
@@ -580,7 +602,7 @@ pub struct Cluster {
     named: BTreeMap<(usize, u64), u32>,
     /// The register's version, and how often each had lost its power when it came: who
     /// was named by the next one may have lost it while that was asked for.
-    version: (u64, [u32; 3]),
+    version: (u64, [u32; NODES]),
     /// A node whose promotion failed at its end: it may have happened.
     half_promoted: Option<usize>,
     names: u64,
@@ -624,6 +646,7 @@ impl Cluster {
             setup.stream_pace = 30;
         }
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
+        setup.draw_second(&mut Rng::new(seed ^ 0x7477_6f00));
         setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         let mut faults = Faults::draw(&mut rng);
         if setup.sound {
@@ -652,6 +675,7 @@ impl Cluster {
             Some(_) => setup.trouble = setup.trouble.max(400),
             None => {}
         }
+        let places = (0..setup.nodes()).collect();
         let register = SimRegister::new(rng.next_u64());
         // While the first copies are made, nothing fails: that is setting up.
         let node = || Node {
@@ -675,16 +699,21 @@ impl Cluster {
             words: 0,
             starts: 0,
             copies: [0; 2],
-            counted: [[0; 2]; 3],
-            backups: Backups::default(),
+            counted: [[0; 2]; NODES],
+            backups: Backups {
+                pairs: u64::from(setup.second),
+                ..Backups::default()
+            },
             spilled: Spills {
                 seeds: u64::from(spills.is_some()),
                 ..Spills::default()
             },
             setup,
             rng,
-            nodes: [node(), node(), node()],
+            nodes: std::array::from_fn(|_| node()),
             longest: 0,
+            places,
+            which: Rng::new(seed ^ 0x7365_636f_6e64),
             primary: 0,
             pair: [0, 1],
             risen: None,
@@ -698,7 +727,7 @@ impl Cluster {
             calm: false,
             over: false,
             named: BTreeMap::new(),
-            version: (0, [0; 3]),
+            version: (0, [0; NODES]),
             half_promoted: None,
             names: 0,
         }
@@ -755,7 +784,10 @@ impl Cluster {
 
     /// Whom the configuration names beside node `n`.
     fn peer(&self, n: usize) -> usize {
-        usize::from(n == 0)
+        match self.places[0] == n {
+            true => self.places[1],
+            false => self.places[0],
+        }
     }
 
     /// The mirror, or who is to be it: the register's, or whom the primary
@@ -772,20 +804,30 @@ impl Cluster {
         }
     }
 
-    /// The third node.
-    fn backup(&self) -> usize {
-        let (primary, mirror) = (self.primary, self.mirror());
-        let mut others = (0..3).filter(|n| *n != primary && *n != mirror);
-        others.next().expect("two of three")
+    /// Who is neither primary nor mirror.
+    fn backups(&self) -> Vec<usize> {
+        let pair = [self.primary, self.mirror()];
+        let mut others = self.places.clone();
+        others.retain(|n| self.setup.backup && !pair.contains(n));
+        others
+    }
+
+    /// One of them.
+    fn backup(&mut self) -> usize {
+        let all = self.backups();
+        match all[..] {
+            [only] => only,
+            _ => *self.which.pick(&all),
+        }
     }
 
     /// One of the nodes that may be primary.
     fn some_node(&mut self) -> usize {
         let most = match self.is_free() {
-            true => 3,
+            true => self.places.len() as u64,
             false => 2,
         };
-        self.rng.below(most) as usize
+        self.places[self.rng.below(most) as usize]
     }
 
     /// What the checker is to know of the view.
@@ -806,7 +848,7 @@ impl Cluster {
             return;
         };
         let primary = node(&primary.node);
-        self.check.view = [0, 1, 2].map(|n| n == primary);
+        self.check.view = std::array::from_fn(|n| n == primary);
         let Some(mirror) = reg.mirror.map(|m| node(&m.node)) else {
             return;
         };
@@ -995,7 +1037,7 @@ impl Cluster {
             true => {
                 let carried = Box::new(errands.clone());
                 let claim = Claim::new(self.views(n), carried, self.setup.limit);
-                let others = (0..self.setup.nodes()).filter(|to| *to != n);
+                let others = self.places.iter().copied().filter(|to| *to != n);
                 match session.with_views(claim, Holders::new(others.map(peer).collect())) {
                     Ok(s) if self.setup.fallback => s.leased(),
                     Ok(s) => s,
@@ -1035,7 +1077,7 @@ impl Cluster {
         };
         let other = match store.superblock().state {
             State::Whole => None,
-            _ => (0..3).filter_map(whole).max_by_key(|(tail, ..)| *tail),
+            _ => (0..NODES).filter_map(whole).max_by_key(|(tail, ..)| *tail),
         };
         if let Some((_, to, m)) = other {
             drop(store);
@@ -1078,7 +1120,7 @@ impl Cluster {
         if !self.setup.backup {
             return;
         }
-        for to in (0..3).filter(|to| *to != n) {
+        for to in self.places.clone().into_iter().filter(|to| *to != n) {
             let there = Address::Tcp(address(to));
             self.nodes[n].forwards.push(Forwarding {
                 to,
@@ -1415,7 +1457,7 @@ impl Cluster {
             97 => self.patience(),
             _ => self.restarts()?,
         }
-        for n in 0..3 {
+        for n in 0..NODES {
             self.stream_turn(n)?;
             self.spill_turn(n)?;
         }
@@ -1441,7 +1483,7 @@ impl Cluster {
         if rng.below(20_000) >= self.setup.trouble {
             return;
         }
-        let n = rng.below(3) as usize;
+        let n = rng.below(3.max(self.setup.nodes() as u64)) as usize;
         let room = match rng.coin() {
             true => None,
             false => Some(rng.below(8)),
@@ -1467,11 +1509,21 @@ impl Cluster {
     /// What backups add to a step.
     fn backup_step(&mut self) -> Checked {
         match self.rng.below(20) {
-            0..=7 => drop(self.turn(self.backup())?),
+            0..=7 => {
+                for n in self.backups() {
+                    self.turn(n)?;
+                }
+            }
             8..=12 => drop(self.forward_turn(self.primary)?),
             13..=17 => drop(self.forward_turn(self.mirror())?),
-            18 => self.checkpoint(self.backup(), self.rng.clone().below(3) == 0)?,
-            _ => drop(self.forward_turn(self.backup())?),
+            18 => {
+                let n = self.backup();
+                self.checkpoint(n, self.rng.clone().below(3) == 0)?;
+            }
+            _ => {
+                let n = self.backup();
+                self.forward_turn(n)?;
+            }
         }
         if self.is_time_for_trouble() {
             self.backup_trouble()?;
@@ -1480,7 +1532,7 @@ impl Cluster {
             return Ok(());
         }
         // A session takes hundreds of turns to begin.
-        for _ in 0..3 {
+        for _ in 0..self.places.len() {
             let n = self.some_node();
             self.turn(n)?;
             self.forward_turn(n)?;
@@ -1489,7 +1541,7 @@ impl Cluster {
             self.succession()?;
         }
         if self.setup.fallback {
-            for n in 0..3 {
+            for n in 0..NODES {
                 self.keep_vigil(n)?;
             }
             if self.appended > 0 && self.rng.below(100_000) < self.setup.trouble {
@@ -1555,7 +1607,7 @@ impl Cluster {
             return Ok(());
         }
         self.nodes[n].falls_back = Fallback::Agreed;
-        for o in (0..3).filter(|o| *o != n) {
+        for o in self.places.clone().into_iter().filter(|o| *o != n) {
             if self.world.crashed(NAMES[o]).is_none() {
                 self.acknowledge(o)?;
             }
@@ -1579,7 +1631,7 @@ impl Cluster {
     /// it, with the voters or without.
     fn lose_both(&mut self) -> Checked {
         let pair = [self.primary, self.mirror()];
-        let backup = NAMES[self.backup()];
+        let backups = self.backups();
         let how = self.rng.below(4);
         for n in pair {
             let away = self.setup.limit * self.rng.between(1, 12) as u32;
@@ -1593,10 +1645,13 @@ impl Cluster {
                     let node = &mut self.nodes[n];
                     node.restart = node.restart.max(self.world.now() + away);
                 }
-                1 => self.world.partition(NAMES[n], backup, false, true),
                 _ => {
-                    self.world.partition(NAMES[n], backup, false, true);
-                    lock(&self.register).cut[n] = true;
+                    for backup in &backups {
+                        self.world.partition(NAMES[n], NAMES[*backup], false, true);
+                    }
+                    if how != 1 {
+                        lock(&self.register).cut[n] = true;
+                    }
                 }
             }
         }
@@ -1710,14 +1765,14 @@ impl Cluster {
     /// A process that has ended, or whose store failed, starts again.
     fn restarts(&mut self) -> Checked {
         self.follow_register();
-        for n in 0..3 {
+        for n in 0..NODES {
             self.hand_over(n)?;
         }
         if self.setup.views && matches!(self.nodes[self.primary].role, Role::Mirror(_)) {
             // The register's answer was lost: it is the primary already.
             self.take_over(self.primary)?;
         }
-        for n in 0..self.setup.nodes() {
+        for n in self.places.clone() {
             if n == 1 && !self.setup.replicated() {
                 continue;
             }
@@ -2142,7 +2197,7 @@ impl Cluster {
             }
             11..=13 => {
                 self.world.partition(name, NAMES[other], false, false);
-                lock(&self.register).cut = [false; 3];
+                lock(&self.register).cut = [false; NODES];
             }
             14 => self.world.reset_connections(name, NAMES[other]),
             15 | 16 if self.setup.views => return self.take_over(other),
@@ -2431,15 +2486,17 @@ impl Cluster {
         self.note(|| "calm".into());
         self.calm = true;
         self.world.set_faults(Faults::none());
-        for (x, y) in [("a", "b"), ("a", "c"), ("b", "c")] {
-            self.world.partition(x, y, false, false);
+        for y in 0..self.setup.nodes().max(3) {
+            for x in 0..y {
+                self.world.partition(NAMES[x], NAMES[y], false, false);
+            }
         }
         {
             let mut r = lock(&self.register);
-            r.cut = [false; 3];
+            r.cut = [false; NODES];
             r.lost = 0;
         }
-        for n in 0..3 {
+        for n in 0..self.setup.nodes().max(3) {
             self.world.set_quota(NAMES[n], None);
             self.world.disarm(NAMES[n]);
             self.nodes[n].restart = self.world.now();
@@ -2459,7 +2516,7 @@ impl Cluster {
             }
             let mut moved = false;
             for _ in 0..12 {
-                for n in 0..3 {
+                for n in 0..NODES {
                     moved |= self.stream_turn(n)?;
                     self.spill_turn(n)?;
                 }
@@ -2468,14 +2525,16 @@ impl Cluster {
                     moved |= self.turn(self.mirror())?;
                 }
                 if self.setup.backup {
-                    moved |= self.turn(self.backup())?;
-                    for n in 0..3 {
+                    for n in self.backups() {
+                        moved |= self.turn(n)?;
+                    }
+                    for n in 0..NODES {
                         moved |= self.forward_turn(n)?;
                     }
                 }
             }
             self.patience();
-            for n in 0..3 {
+            for n in 0..NODES {
                 self.checkpoint(n, rounds.is_multiple_of(4))?;
             }
             if asked < 3
@@ -2566,24 +2625,21 @@ impl Cluster {
         Ok(true)
     }
 
-    /// The backup has what the primary has. One of another volume waits for a
+    /// A backup has what the primary has. One of another volume waits for a
     /// person, who removes it.
-    fn backup_is_settled(&self, p: &Primary) -> bool {
-        if !self.setup.backup {
-            return true;
-        }
-        let Role::Mirror(c) = &self.nodes[self.backup()].role else {
+    fn backup_is_settled(&self, n: usize, p: &Primary) -> bool {
+        let Role::Mirror(c) = &self.nodes[n].role else {
             return false;
         };
         let sb = c.m.store.superblock();
-        self.is_foreign(p)
+        self.is_foreign(n, p)
             || sb.state == State::Whole
                 && c.m.received.get() == p.last()
                 && c.m.store.applied() == p.last()
     }
 
-    fn is_foreign(&self, p: &Primary) -> bool {
-        let Role::Mirror(c) = &self.nodes[self.backup()].role else {
+    fn is_foreign(&self, n: usize, p: &Primary) -> bool {
+        let Role::Mirror(c) = &self.nodes[n].role else {
             return false;
         };
         let sb = c.m.store.superblock();
@@ -2600,7 +2656,7 @@ impl Cluster {
             && prim.spills.is_empty()
             && p.committed() == last
             && p.store.applied() == last
-            && self.backup_is_settled(p);
+            && self.backups().iter().all(|n| self.backup_is_settled(*n, p));
         if !self.setup.replicated() {
             return own;
         }
@@ -2665,10 +2721,10 @@ impl Cluster {
     /// The copies are the same, byte for byte.
     fn finally(&mut self) -> Checked {
         let mut areas: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
-        for n in 0..self.setup.nodes() {
+        for n in self.places.clone() {
             if let Role::Primary(p) = &self.nodes[self.primary].role
-                && n == self.backup()
-                && self.is_foreign(&p.p)
+                && self.backups().contains(&n)
+                && self.is_foreign(n, &p.p)
             {
                 continue;
             }

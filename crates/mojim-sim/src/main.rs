@@ -298,7 +298,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"seeds_with_two\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -309,6 +309,7 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.copies[1],
             s.excused,
             s.with_backup,
+            s.backups.pairs,
             s.backups.copies,
             s.backups.by_log,
             s.backups.stalls,
@@ -341,8 +342,8 @@ fn report(t: &Total, rate: f64, json: bool) {
         s.starts, s.promotions, s.compared, s.excused
     );
     println!(
-        "seeds with a backup {}, its copies {}, catch-ups by log {}, records that waited for it {}, openings of a log with what was kept for it {}",
-        s.with_backup, s.backups.copies, s.backups.by_log, s.backups.stalls, s.backups.held
+        "seeds with a backup {}, of these with two {}; copies to one {}, catch-ups by log {}, records that waited for one {}, openings of a log with what was kept for one {}",
+        s.with_backup, s.backups.pairs, s.backups.copies, s.backups.by_log, s.backups.stalls, s.backups.held
     );
     println!(
         "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",

@@ -148,6 +148,7 @@ impl Total {
         }
         self.sum.compared += o.compared;
         self.sum.with_backup += o.with_backup;
+        self.sum.backups.pairs += o.backups.pairs;
         self.sum.backups.copies += o.backups.copies;
         self.sum.backups.by_log += o.backups.by_log;
         self.sum.backups.stalls += o.backups.stalls;
