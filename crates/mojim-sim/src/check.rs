@@ -190,6 +190,8 @@ struct Copy {
     compared: Option<usize>,
     /// It is a backup; with what was applied when it became one.
     backup: Option<usize>,
+    /// Another node has its place; with how many points there were then.
+    gone: Option<usize>,
 }
 
 /// The history of one volume.
@@ -492,7 +494,20 @@ impl Checker {
 
     fn is_member(&self, n: usize) -> bool {
         let acked = self.points[self.floor].acked;
-        self.view[n] || acked.is_some_and(|a| a.pair.contains(&n))
+        self.copies[n].gone.is_none()
+            && (self.view[n] || acked.is_some_and(|a| a.pair.contains(&n)))
+    }
+
+    /// Node `old` is lost for good, and `new` has its place, in the view too where
+    /// `free` does not say that it follows the register. That is one failure; what was
+    /// acknowledged must be on the others.
+    pub fn replaced(&mut self, old: usize, new: usize, free: bool) -> Checked {
+        self.copies[old].gone = Some(self.points.len());
+        self.copies[old].failures += 1;
+        if !free && std::mem::take(&mut self.view[old]) {
+            self.view[new] = true;
+        }
+        self.covered()
     }
 
     /// Whether node `n`'s copy is bound to hold `p`.
@@ -745,6 +760,14 @@ impl Checker {
         if let Some(s) = self.sole.filter(|s| *s != n) {
             return Err(format!(
                 "3: {} is acknowledged by node {n}, but node {s} had gone on without it",
+                self.text(p)
+            ));
+        }
+        // The acknowledgement of what it had before may have been on its way.
+        let late = |n: usize| self.copies[n].gone.is_some_and(|at| p >= at);
+        if late(n) || rule.mirror && late(mirror) {
+            return Err(format!(
+                "replaced: {} is acknowledged by {pair:?}, one of whom was replaced before",
                 self.text(p)
             ));
         }

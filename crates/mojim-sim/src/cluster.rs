@@ -21,7 +21,7 @@ use mojim::claim::Claim;
 use mojim::config::{MediumKind, WriteBack};
 use mojim::env::{Address, Env};
 use mojim::forward::Forward;
-use mojim::holders::{Holders, Peer};
+use mojim::holders::Holders;
 use mojim::link::Wire;
 use mojim::log::{Log, LogSpec};
 use mojim::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
@@ -38,13 +38,15 @@ use mojim_protocol::pairing::may_promote;
 use mojim_protocol::view::{Member, Register};
 use mojim_protocol::{AckRule, Lacks, Loss};
 
-use crate::check::{BACKUP, Change, Checker, Files, NODES, SECOND, Violation};
+use crate::check::{BACKUP, Change, Checker, Files, NODES, SECOND, SPARE, Violation};
 use crate::rng::Rng;
 use crate::views::{SimErrands, SimRegister, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
 
+mod replace;
 mod spill;
 
+pub use replace::Replacements;
 pub use spill::Spills;
 
 const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
@@ -135,11 +137,13 @@ pub enum Mutation {
     SpillUnsynced,
     /// A spill file goes ahead of its record once, whatever became of it.
     SpillOnce,
+    /// Replacement: a primary calls its old mirror, though another has its place.
+    CallReplaced,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 32] = [
+    pub const ALL: [(Mutation, &'static str); 33] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -196,6 +200,7 @@ impl Mutation {
             Mutation::SpillOnce,
             "spill_once (a spill file goes ahead of its record in every session)",
         ),
+        (Mutation::CallReplaced, "call_replaced"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -209,6 +214,7 @@ impl Mutation {
                 | Mutation::AdmitEarly
                 | Mutation::ReadyEarly
                 | Mutation::AloneInRing
+                | Mutation::CallReplaced
         ) || self.is_of_succession()
     }
 
@@ -234,6 +240,7 @@ impl Mutation {
                 | Mutation::ForgetFloors
                 | Mutation::ForgetChanges
                 | Mutation::Overtake
+                | Mutation::CallReplaced
         ) || self.is_of_succession()
     }
 
@@ -268,6 +275,7 @@ impl Mutation {
             Mutation::AloneInRing => &["2:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
             Mutation::SpillUnsynced => &["3:"],
+            Mutation::CallReplaced => &["replaced:"],
             // Its record is refused for ever.
             Mutation::SpillOnce => &["live:"],
             Mutation::ReleaseEarly => &["1:", "2:", "3:", "4:"],
@@ -315,6 +323,8 @@ pub struct Setup {
     pub backup: bool,
     /// And another one.
     pub second: bool,
+    /// One of the nodes may be lost for good, and another one takes its place.
+    pub spare: bool,
     /// Bytes that may wait for it (`secondary_threshold`).
     pub secondary: u64,
     /// No disk fails.
@@ -362,6 +372,7 @@ impl Setup {
             limit: *rng.pick(&[20 * MS, 300 * MS, 5000 * MS]),
             backup: false,
             second: false,
+            spare: false,
             secondary: u64::MAX,
             sound: false,
             fallback: false,
@@ -407,7 +418,18 @@ impl Setup {
         self.medium[SECOND] = *rng.pick(&[Disk, Dram, Pmem]);
     }
 
-    /// How many nodes there are.
+    /// Draws whether a node is replaced, by one with a log as large as any.
+    fn draw_spare(&mut self, rng: &mut Rng, always: bool) {
+        use MediumKind::{Disk, Dram, Pmem};
+        if !self.backup || rng.below(5) != 0 && !always {
+            return;
+        }
+        self.spare = true;
+        self.log[SPARE] = self.log.into_iter().max().unwrap_or(0);
+        self.medium[SPARE] = *rng.pick(&[Disk, Dram, Pmem]);
+    }
+
+    /// How many nodes there are at first.
     fn nodes(&self) -> usize {
         match (self.backup, self.second) {
             (false, _) => 2,
@@ -443,6 +465,7 @@ struct Prim {
     spills: Vec<spill::Spill>,
     session: Session,
     errands: SimErrands,
+    holders: Arc<Holders>,
     since: Duration,
     /// When records flowed to its mirror for the first time, or it went alone.
     begun: Option<Duration>,
@@ -508,6 +531,8 @@ struct Forwarding {
     to: usize,
     forward: Forward,
     active: bool,
+    /// Sessions that had begun when it was last looked at.
+    sessions: u64,
     /// Whole copies begun when it was last active.
     copies: u64,
     /// What it lacked when it was last looked at.
@@ -565,6 +590,8 @@ pub struct Cluster {
     pub backups: Backups,
     /// What became of spill files.
     pub spilled: Spills,
+    /// What became of nodes that were replaced.
+    pub replaced: Replacements,
     /// What was drawn.
     pub setup: Setup,
     rng: Rng,
@@ -574,6 +601,12 @@ pub struct Cluster {
     /// The nodes that hold the volume, by their place in the configuration: primary,
     /// mirror, backups.
     places: Vec<usize>,
+    /// Each node's place at first, or that of the node that it replaced.
+    rank: [u64; NODES],
+    /// A node may be replaced, if that is there.
+    replacing: Option<replace::Replacing>,
+    /// The register has left the one that was.
+    left_gone: bool,
     /// Which of several backups a step is about.
     which: Rng,
     /// Where the program runs: as the operator wants it, or as the register says.
@@ -647,6 +680,8 @@ impl Cluster {
         }
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
         setup.draw_second(&mut Rng::new(seed ^ 0x7477_6f00));
+        let mut spare = Rng::new(seed ^ 0x7370_6172_6500);
+        setup.draw_spare(&mut spare, mutation == Some(Mutation::CallReplaced));
         setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         let mut faults = Faults::draw(&mut rng);
         if setup.sound {
@@ -708,6 +743,13 @@ impl Cluster {
                 seeds: u64::from(spills.is_some()),
                 ..Spills::default()
             },
+            replaced: Replacements {
+                seeds: u64::from(setup.spare),
+                ..Replacements::default()
+            },
+            replacing: setup.spare.then(|| replace::Replacing::new(spare)),
+            left_gone: false,
+            rank: std::array::from_fn(|n| n as u64),
             setup,
             rng,
             nodes: std::array::from_fn(|_| node()),
@@ -885,7 +927,7 @@ impl Cluster {
             dir: root.join("data"),
             meta: root.join("meta"),
             logs,
-            rank: n as u64,
+            rank: self.rank[n],
             holders: self.setup.nodes() as u64,
             max_open: 3,
             copy_streams: self.setup.copy_streams,
@@ -964,6 +1006,7 @@ impl Cluster {
                 Mutation::TrustWire => &store.mutations.trust_wire,
                 Mutation::SpillUnsynced => &store.mutations.spill_unsynced,
                 Mutation::SpillOnce => &store.mutations.spill_once,
+                Mutation::CallReplaced => &store.mutations.call_replaced,
             };
             switch.store(true, Relaxed);
         }
@@ -1024,21 +1067,16 @@ impl Cluster {
         }
         let p = Arc::new(Primary::new(store, self.primary_spec()));
         self.check.follows(n, false);
-        let peer = |to: usize| Peer {
-            name: NAMES[to].into(),
-            address: Address::Tcp(address(to)),
-            tcp: Address::Tcp(address(to)),
-            shared: false,
-        };
-        let session = Session::attach(p.clone(), NAMES[n], peer(self.peer(n)));
+        let session = Session::attach(p.clone(), NAMES[n], replace::peer(self.peer(n)));
+        let others = self.places.iter().filter(|to| **to != n);
+        let holders = Holders::new(others.map(|to| replace::peer(*to)).collect());
         let errands = SimErrands::default();
         let session = match self.setup.views {
             false => session,
             true => {
                 let carried = Box::new(errands.clone());
                 let claim = Claim::new(self.views(n), carried, self.setup.limit);
-                let others = self.places.iter().copied().filter(|to| *to != n);
-                match session.with_views(claim, Holders::new(others.map(peer).collect())) {
+                match session.with_views(claim, holders.clone()) {
                     Ok(s) if self.setup.fallback => s.leased(),
                     Ok(s) => s,
                     Err(e) => return self.failed_start(n, &e),
@@ -1053,6 +1091,7 @@ impl Cluster {
             spills: Vec::new(),
             session,
             errands,
+            holders,
             since: self.world.now(),
             begun: None,
             linked: false,
@@ -1126,6 +1165,7 @@ impl Cluster {
                 to,
                 forward: Forward::new(source.clone(), NAMES[n], NAMES[to], there),
                 active: false,
+                sessions: 0,
                 copies: 0,
                 lag: None,
             });
@@ -1261,9 +1301,12 @@ impl Cluster {
             let p = progress.iter().find(|p| p.name == to).expect("it joined");
             let active = f.forward.is_active();
             let mut had = f.lag.take();
-            if active && !f.active {
-                // It may lack any part of what the logs have.
+            let sessions = p.sessions.load(Relaxed);
+            if std::mem::replace(&mut f.sessions, sessions) != sessions {
+                // It may lack any part of what the logs have, also if it ended at once.
                 had = None;
+            }
+            if active && !f.active {
                 let copies = p.copies.load(Relaxed);
                 match copies == f.copies {
                     true => self.backups.by_log += 1,
@@ -1464,6 +1507,7 @@ impl Cluster {
         if self.setup.backup {
             self.backup_step()?;
         }
+        self.replace_step()?;
         if self.setup.views && self.is_time_for_trouble() {
             // A suspicion, wrong more often than not.
             self.take_over(self.mirror())?;
@@ -1825,6 +1869,7 @@ impl Cluster {
     /// One turn of one of a node's threads. True if something moved.
     fn turn(&mut self, n: usize) -> Checked<bool> {
         let lanes = self.setup.lanes as u64;
+        let gone = self.gone();
         if self.setup.views
             && let Role::Primary(prim) = &self.nodes[n].role
             && self.rng.below(4) == 0
@@ -1864,7 +1909,7 @@ impl Cluster {
                 }
             }
             Role::Mirror(m) => match self.rng.below(8) {
-                0 => accept(m, n),
+                0 => accept(m, n, gone),
                 1 | 2 => {
                     let mut moved = false;
                     m.control.retain_mut(|c| match c.step() {
@@ -2197,7 +2242,7 @@ impl Cluster {
             }
             11..=13 => {
                 self.world.partition(name, NAMES[other], false, false);
-                lock(&self.register).cut = [false; NODES];
+                lock(&self.register).cut = std::array::from_fn(|n| self.gone() == Some(n));
             }
             14 => self.world.reset_connections(name, NAMES[other]),
             15 | 16 if self.setup.views => return self.take_over(other),
@@ -2486,17 +2531,21 @@ impl Cluster {
         self.note(|| "calm".into());
         self.calm = true;
         self.world.set_faults(Faults::none());
-        for y in 0..self.setup.nodes().max(3) {
+        let most = match self.setup.spare {
+            true => NODES,
+            false => self.setup.nodes().max(3),
+        };
+        for y in 0..most {
             for x in 0..y {
                 self.world.partition(NAMES[x], NAMES[y], false, false);
             }
         }
         {
             let mut r = lock(&self.register);
-            r.cut = [false; NODES];
+            r.cut = std::array::from_fn(|n| self.gone() == Some(n));
             r.lost = 0;
         }
-        for n in 0..self.setup.nodes().max(3) {
+        for n in 0..most {
             self.world.set_quota(NAMES[n], None);
             self.world.disarm(NAMES[n]);
             self.nodes[n].restart = self.world.now();
@@ -2505,6 +2554,7 @@ impl Cluster {
         if let Role::Primary(p) = &mut self.nodes[self.primary].role {
             p.closing = false;
         }
+        self.find_new_mirror()?;
         let start = self.world.now();
         let mut asked = 0;
         let mut rounds = 0u64;
@@ -2524,6 +2574,7 @@ impl Cluster {
                 if self.setup.replicated() {
                     moved |= self.turn(self.mirror())?;
                 }
+                self.replace_step()?;
                 if self.setup.backup {
                     for n in self.backups() {
                         moved |= self.turn(n)?;
@@ -2548,6 +2599,7 @@ impl Cluster {
             if quiet {
                 break;
             }
+            self.ask_holders(self.primary);
             let now = self.world.now();
             if now - start > Duration::from_secs(20) && self.nobody_may()? {
                 return Ok(());
@@ -2566,6 +2618,7 @@ impl Cluster {
             };
             self.world.advance(by);
         }
+        self.count_members();
         self.finally()
     }
 
@@ -2594,10 +2647,12 @@ impl Cluster {
         if reg.primary.as_ref().is_some_and(damaged) {
             return Ok(true);
         }
+        let gone = self.gone();
         let lost = |m: &Member| {
-            lives
-                .iter()
-                .any(|(n, l)| *n == m.node && *l != m.incarnation)
+            gone == Some(node(&m.node))
+                || lives
+                    .iter()
+                    .any(|(n, l)| *n == m.node && *l != m.incarnation)
         };
         let nobody = self.setup.views
             && reg.primary.as_ref().is_some_and(lost)
@@ -2608,6 +2663,9 @@ impl Cluster {
         for (m, leads) in [(&reg.primary, true), (&reg.mirror, false)] {
             let Some(m) = m else { continue };
             let n = node(&m.node);
+            if gone == Some(n) {
+                continue;
+            }
             let before = self.named.get(&(n, m.incarnation)).copied().unwrap_or(0);
             // With a persistent log only the ring of a pair's primary goes, whose mirror
             // alone counts; one that has just begun to go on alone may be taken for it,
@@ -2813,8 +2871,9 @@ fn accept_busy(prim: &mut Prim, n: usize) {
     });
 }
 
-/// A mirror's accepting thread and the first words on its links.
-fn accept(mir: &mut Mir, n: usize) -> bool {
+/// A mirror's accepting thread and the first words on its links; `gone` has no part in
+/// the volume any more, but where it is `n` that does not know it.
+fn accept(mir: &mut Mir, n: usize, gone: Option<usize>) -> bool {
     while let Ok(Some(c)) = mir.listener.accept() {
         mir.fresh.push(Wire::new(c));
     }
@@ -2837,6 +2896,14 @@ fn accept(mir: &mut Mir, n: usize) -> bool {
                     continue;
                 };
                 assert!(h.cluster == CLUSTER && h.volume == VOLUME && h.to == NAMES[n]);
+                let from = Some(node(&h.from));
+                if gone != Some(n) && gone == from || gone == Some(n) && from == Some(SPARE) {
+                    let code = RefuseCode::Stranger;
+                    let text = format!("volume {VOLUME} has no node {:?}", h.from);
+                    refuse(&mut w, f.epoch, &No { code, text });
+                    w.conn.close();
+                    continue;
+                }
                 match ControlIn::answer(mir.m.clone(), w, &h) {
                     Ok(c) => mir.control.push(c),
                     Err((mut w, no)) => {

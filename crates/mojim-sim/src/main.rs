@@ -298,7 +298,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"seeds_with_two\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"backups\":{{\"seeds\":{},\"seeds_with_two\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}},\"replacements\":{{\"seeds\":{},\"mirrors\":{},\"backups\":{},\"others\":{},\"refused\":{},\"members\":{},\"returns\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -323,6 +323,13 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.spills.alone,
             s.spills.failed,
             s.spills.acked,
+            s.replaced.seeds,
+            s.replaced.mirrors,
+            s.replaced.backups,
+            s.replaced.others,
+            s.replaced.refused,
+            s.replaced.members,
+            s.replaced.returns,
             s.voter.starts,
             s.voter.calls,
             s.voter.ends,
@@ -343,7 +350,12 @@ fn report(t: &Total, rate: f64, json: bool) {
     );
     println!(
         "seeds with a backup {}, of these with two {}; copies to one {}, catch-ups by log {}, records that waited for one {}, openings of a log with what was kept for one {}",
-        s.with_backup, s.backups.pairs, s.backups.copies, s.backups.by_log, s.backups.stalls, s.backups.held
+        s.with_backup,
+        s.backups.pairs,
+        s.backups.copies,
+        s.backups.by_log,
+        s.backups.stalls,
+        s.backups.held
     );
     println!(
         "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
@@ -357,6 +369,16 @@ fn report(t: &Total, rate: f64, json: bool) {
         s.spills.alone,
         s.spills.failed,
         s.spills.acked
+    );
+    println!(
+        "seeds with a node that is replaced {}: mirrors {}, backups {}, others {}, refused {}; new ones that are members at the end {}, replaced ones that came back {}",
+        s.replaced.seeds,
+        s.replaced.mirrors,
+        s.replaced.backups,
+        s.replaced.others,
+        s.replaced.refused,
+        s.replaced.members,
+        s.replaced.returns
     );
     println!(
         "a voter's files: starts {}, calls {}, ends {}",

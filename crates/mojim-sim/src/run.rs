@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::cluster::{Backups, Cluster, Mutation, Spills};
+use crate::cluster::{Backups, Cluster, Mutation, Replacements, Spills};
 use crate::voter;
 
 /// What one seed did.
@@ -41,6 +41,8 @@ pub struct Outcome {
     pub backups: Backups,
     /// What became of spill files.
     pub spills: Spills,
+    /// What became of nodes that were replaced.
+    pub replaced: Replacements,
     /// What became of a voter's files.
     pub voter: voter::Shown,
     /// What happened, if that was asked for.
@@ -110,6 +112,7 @@ fn run_cluster(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
         with_backup: u64::from(cluster.setup.backup),
         backups: cluster.backups,
         spills: cluster.spilled,
+        replaced: cluster.replaced,
         voter: voter::Shown::default(),
         trace: cluster.world.trace(),
     };
@@ -157,6 +160,7 @@ impl Total {
         self.sum.backups.primaries += o.backups.primaries;
         self.sum.backups.fallbacks += o.backups.fallbacks;
         self.sum.spills.add(&o.spills);
+        self.sum.replaced.add(&o.replaced);
         self.sum.voter.starts += o.voter.starts;
         self.sum.voter.calls += o.voter.calls;
         self.sum.voter.ends += o.voter.ends;

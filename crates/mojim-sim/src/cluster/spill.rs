@@ -103,7 +103,7 @@ impl Cluster {
         }
         let i = rng.below(spills.len() as u64) as usize;
         let lane = rng.below(lanes) as usize;
-        let (before, by_mirror) = (p.last(), p.rule().mirror);
+        let (before, by_mirror) = (p.last(), p.rule().mirror || p.is_linked());
         let done = p.spill_step(&mut spills[i].way, lane);
         if let Ok(None) = done {
             // As `wait_for_room`.
