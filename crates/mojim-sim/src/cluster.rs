@@ -580,6 +580,8 @@ pub struct Cluster {
     pub promotions: u64,
     /// Of these, the ones after an attach that only an operator could settle.
     pub words: u64,
+    /// The epoch of the last of these.
+    word_of: u64,
     /// Restarts of processes.
     pub starts: u64,
     /// Whole copies taken in, and those that rest partly on older files.
@@ -732,6 +734,7 @@ impl Cluster {
             appended: 0,
             promotions: 0,
             words: 0,
+            word_of: 0,
             starts: 0,
             copies: [0; 2],
             counted: [[0; 2]; NODES],
@@ -1134,9 +1137,10 @@ impl Cluster {
             false => m.promote(0).map(Some),
         };
         self.note(|| format!("node {} goes on by an operator's word: {done:?}", NAMES[n]));
-        if let Ok(Some((_, tail))) = done
+        if let Ok(Some((epoch, tail))) = done
             && self.world.crashed(NAMES[n]).is_none()
         {
+            self.word_of = epoch;
             self.promotions += 1;
             self.words += 1;
             self.check.promoted(n, &m.store, tail, false)?;
@@ -2334,6 +2338,11 @@ impl Cluster {
         // node's promotion ended unseen. The operator, who promoted that one,
         // knows better.
         if view.primary == NAMES[n] {
+            return Ok(());
+        }
+        // Nor does a copy go on that was left behind by a word of that operator, and does
+        // not know it: `mojim promote` asks the other node for its view.
+        if view.epoch < self.word_of {
             return Ok(());
         }
         self.note(|| format!("node {} is given up", NAMES[old]));
