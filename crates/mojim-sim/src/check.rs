@@ -16,8 +16,15 @@ use std::sync::Arc;
 
 use crate::world::{CrashKind, World};
 
-/// The node that is a backup at first; those before it are the view's.
+/// How many nodes there may be.
+pub const NODES: usize = 5;
+/// The node that is a backup at first, and another one; those before them are the
+/// view's.
 pub const BACKUP: usize = 2;
+/// The second backup.
+pub const SECOND: usize = 3;
+/// A node that takes the place of one that is lost for good.
+pub const SPARE: usize = 4;
 
 /// One operation of a sync point, with bytes of its own.
 #[derive(Debug, Clone)]
@@ -137,7 +144,7 @@ pub struct Acked {
     /// Who was primary, and who was its mirror.
     pair: [usize; 2],
     /// How often each node had lost its power by then.
-    failures: [u32; 3],
+    failures: [u32; NODES],
 }
 
 /// One sync point: a state of the volume.
@@ -186,6 +193,8 @@ struct Copy {
     /// Its log was damaged: up to which LSN what can be read of it tells what was
     /// acknowledged.
     told: Option<u64>,
+    /// Another node has its place; with how many points there were then.
+    gone: Option<usize>,
 }
 
 /// The history of one volume.
@@ -195,7 +204,7 @@ pub struct Checker {
     by: BTreeMap<(u64, u64), usize>,
     /// The newest point that the application was told is safe.
     pub floor: usize,
-    copies: [Copy; 3],
+    copies: [Copy; NODES],
     /// Where a backup went on in the place of primary and mirror: what is
     /// acknowledged from then on is behind it.
     left: usize,
@@ -206,7 +215,7 @@ pub struct Checker {
     /// nobody goes on with less before an operator says so.
     lost: Option<usize>,
     /// The nodes of the view.
-    pub view: [bool; 3],
+    pub view: [bool; NODES],
     /// Sync points acknowledged.
     pub acks: u64,
     /// Times that acknowledged sync points were lost to more failures than
@@ -238,8 +247,10 @@ impl Default for Checker {
             acked: None,
             settled: true,
         };
-        let mut copies: [Copy; 3] = Default::default();
-        copies[BACKUP].backup = Some(0);
+        let mut copies: [Copy; NODES] = Default::default();
+        for c in &mut copies[BACKUP..] {
+            c.backup = Some(0);
+        }
         Checker {
             points: vec![root],
             by: BTreeMap::new(),
@@ -248,7 +259,7 @@ impl Default for Checker {
             left: 0,
             sole: None,
             lost: None,
-            view: [true, true, false],
+            view: std::array::from_fn(|n| n < BACKUP),
             acks: 0,
             excused: 0,
             compared: 0,
@@ -533,13 +544,26 @@ impl Checker {
     /// The copies on which what is acknowledged rests: of the nodes of the view
     /// in which it was, and of the present one. Not a backup's.
     fn members(&self) -> impl Iterator<Item = &Copy> {
-        let nodes = (0..3).filter(|n| self.is_member(*n));
+        let nodes = (0..NODES).filter(|n| self.is_member(*n));
         nodes.map(|n| &self.copies[n])
     }
 
     fn is_member(&self, n: usize) -> bool {
         let acked = self.points[self.floor].acked;
-        self.view[n] || acked.is_some_and(|a| a.pair.contains(&n))
+        self.copies[n].gone.is_none()
+            && (self.view[n] || acked.is_some_and(|a| a.pair.contains(&n)))
+    }
+
+    /// Node `old` is lost for good, and `new` has its place, in the view too where
+    /// `free` does not say that it follows the register. That is one failure; what was
+    /// acknowledged must be on the others.
+    pub fn replaced(&mut self, old: usize, new: usize, free: bool) -> Checked {
+        self.copies[old].gone = Some(self.points.len());
+        self.copies[old].failures += 1;
+        if !free && std::mem::take(&mut self.view[old]) {
+            self.view[new] = true;
+        }
+        self.covered()
     }
 
     /// Whether node `n`'s copy is bound to hold `p`.
@@ -549,7 +573,7 @@ impl Checker {
     }
 
     fn is_covered(&self) -> bool {
-        (0..3).any(|n| self.is_member(n) && self.holds(n, self.floor))
+        (0..NODES).any(|n| self.is_member(n) && self.holds(n, self.floor))
     }
 
     /// No protocol step may leave what was acknowledged without a copy.
@@ -659,7 +683,7 @@ impl Checker {
     /// The floor is now `p`, after a loss that is excused.
     fn settle(&mut self, p: usize) {
         // What was not acknowledged itself is as safe as the copies that have it.
-        let holders = (0..3).filter(|n| self.is_member(*n) && self.holds(*n, p));
+        let holders = (0..NODES).filter(|n| self.is_member(*n) && self.holds(*n, p));
         let holders: Vec<_> = holders.collect();
         self.floor = p;
         let failures = self.failures();
@@ -675,8 +699,8 @@ impl Checker {
     }
 
     /// How often each node has lost its power.
-    pub fn failures(&self) -> [u32; 3] {
-        [0, 1, 2].map(|n| self.copies[n].failures)
+    pub fn failures(&self) -> [u32; NODES] {
+        std::array::from_fn(|n| self.copies[n].failures)
     }
 
     /// A primary began an epoch with `tail`: it must have every acknowledged
@@ -802,12 +826,20 @@ impl Checker {
         pair: [usize; 2],
         p: usize,
         rule: AckRule,
-        persistent: [bool; 3],
+        persistent: [bool; NODES],
     ) -> Checked {
         let [n, mirror] = pair;
         if let Some(s) = self.sole.filter(|s| *s != n) {
             return Err(format!(
                 "3: {} is acknowledged by node {n}, but node {s} had gone on without it",
+                self.text(p)
+            ));
+        }
+        // The acknowledgement of what it had before may have been on its way.
+        let late = |n: usize| self.copies[n].gone.is_some_and(|at| p >= at);
+        if late(n) || rule.mirror && late(mirror) {
+            return Err(format!(
+                "replaced: {} is acknowledged by {pair:?}, one of whom was replaced before",
                 self.text(p)
             ));
         }

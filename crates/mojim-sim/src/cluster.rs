@@ -1,8 +1,8 @@
-//! Two nodes, in many seeds a third one, an application and an operator, driven
-//! step by step.
+//! Two nodes, in many seeds a third and a fourth one, an application and an
+//! operator, driven step by step.
 //!
-//! With a register of views, each of three nodes may be primary, mirror and
-//! backup; without one the third is the backup.
+//! With a register of views, each of three or four nodes may be primary, mirror and
+//! backup; without one the third and the fourth are the backups.
 //!
 //! Owns what real threads and people would do: appending sync points, moving
 //! lanes, sessions and checkpoints, accepting links, failing, restarting,
@@ -21,7 +21,7 @@ use mojim::claim::Claim;
 use mojim::config::{MediumKind, WriteBack};
 use mojim::env::{Address, Env};
 use mojim::forward::Forward;
-use mojim::holders::{Holders, Peer};
+use mojim::holders::Holders;
 use mojim::link::Wire;
 use mojim::log::{Log, LogSpec};
 use mojim::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
@@ -38,7 +38,7 @@ use mojim_protocol::pairing::may_promote;
 use mojim_protocol::view::{Member, Register};
 use mojim_protocol::{AckRule, Lacks, Loss};
 
-use crate::check::{BACKUP, Change, Checker, Files, Violation};
+use crate::check::{BACKUP, Change, Checker, Files, NODES, SECOND, SPARE, Violation};
 use crate::failures::Takes;
 use crate::rng::Rng;
 use crate::rot::{self, Rot};
@@ -46,7 +46,13 @@ use crate::shrink::Nobody;
 use crate::views::{SimErrands, SimRegister, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+mod replace;
+mod spill;
+
+pub use replace::Replacements;
+pub use spill::Spills;
+
+const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
 const CLUSTER: &str = "sim";
 const VOLUME: &str = "v";
 const MS: Duration = Duration::from_millis(1);
@@ -134,11 +140,17 @@ pub enum Mutation {
     OtherLife,
     /// A log that is damaged before its end is taken for a shorter one.
     ForgetMissing,
+    /// A spill file is confirmed before it is durable.
+    SpillUnsynced,
+    /// A spill file goes ahead of its record once, whatever became of it.
+    SpillOnce,
+    /// Replacement: a primary calls its old mirror, though another has its place.
+    CallReplaced,
 }
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 32] = [
+    pub const ALL: [(Mutation, &'static str); 35] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -195,6 +207,15 @@ impl Mutation {
             Mutation::ForgetMissing,
             "forget_missing (a damaged log is given up by an operator alone)",
         ),
+        (
+            Mutation::SpillUnsynced,
+            "spill_unsynced (a spill file is confirmed when it is durable)",
+        ),
+        (
+            Mutation::SpillOnce,
+            "spill_once (a spill file goes ahead of its record in every session)",
+        ),
+        (Mutation::CallReplaced, "call_replaced"),
     ];
 
     /// Whether it breaks a rule of views.
@@ -209,6 +230,7 @@ impl Mutation {
                 | Mutation::ReadyEarly
                 | Mutation::AloneInRing
                 | Mutation::OtherLife
+                | Mutation::CallReplaced
         ) || self.is_of_succession()
     }
 
@@ -234,7 +256,13 @@ impl Mutation {
                 | Mutation::ForgetFloors
                 | Mutation::ForgetChanges
                 | Mutation::Overtake
+                | Mutation::CallReplaced
         ) || self.is_of_succession()
+    }
+
+    /// Whether it breaks a rule of spill files.
+    fn is_of_spills(self) -> bool {
+        matches!(self, Mutation::SpillUnsynced | Mutation::SpillOnce)
     }
 
     /// What the checker's reports of it begin with: bytes that a failed sync
@@ -265,6 +293,10 @@ impl Mutation {
             Mutation::OtherLife => &["shrunk:"],
             Mutation::ForgetMissing => &["3:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
+            Mutation::SpillUnsynced => &["3:"],
+            Mutation::CallReplaced => &["replaced:"],
+            // Its record is refused for ever.
+            Mutation::SpillOnce => &["live:"],
             Mutation::ReleaseEarly => &["1:", "2:", "3:", "4:"],
             _ => &["2:", "3:"],
         }
@@ -289,9 +321,9 @@ pub struct Setup {
     /// Lanes.
     pub lanes: usize,
     /// Bytes of each log, by node.
-    pub log: [u64; 3],
+    pub log: [u64; NODES],
     /// Media of the logs, by node.
-    pub medium: [MediumKind; 3],
+    pub medium: [MediumKind; NODES],
     /// Committed records that make a checkpoint due.
     pub threshold: u64,
     /// When they are applied.
@@ -308,6 +340,10 @@ pub struct Setup {
     pub limit: Duration,
     /// The volume has a backup.
     pub backup: bool,
+    /// And another one.
+    pub second: bool,
+    /// One of the nodes may be lost for good, and another one takes its place.
+    pub spare: bool,
     /// Bytes that may wait for it (`secondary_threshold`).
     pub secondary: u64,
     /// No disk fails.
@@ -341,11 +377,11 @@ impl Setup {
         let mut setup = Setup {
             mode,
             lanes: rng.between(1, 3) as usize,
-            log: [0, 1, 2].map(|n| match n {
-                BACKUP => 0,
-                _ => *rng.pick(&[64, 64, 128, 256]) << 10,
+            log: std::array::from_fn(|n| match n < BACKUP {
+                false => 0,
+                true => *rng.pick(&[64, 64, 128, 256]) << 10,
             }),
-            medium: [first, *rng.pick(&[Disk, Dram, Pmem]), Disk],
+            medium: [first, *rng.pick(&[Disk, Dram, Pmem]), Disk, Disk, Disk],
             threshold: *rng.pick(&[1, 1, 10, 1000]),
             write_back: WriteBack::Eager,
             write_back_pages: 0,
@@ -354,6 +390,8 @@ impl Setup {
             views: matches!(mode, Mode::Sync | Mode::SyncFlush) && rng.coin(),
             limit: *rng.pick(&[20 * MS, 300 * MS, 5000 * MS]),
             backup: false,
+            second: false,
+            spare: false,
             secondary: u64::MAX,
             sound: false,
             fallback: false,
@@ -388,11 +426,34 @@ impl Setup {
         self.secondary = *rng.pick(&[u64::MAX, 32 << 10, 8 << 10, 1 << 10]);
     }
 
-    /// How many nodes there are.
+    /// Draws a second backup beside the first.
+    fn draw_second(&mut self, rng: &mut Rng) {
+        use MediumKind::{Disk, Dram, Pmem};
+        if !self.backup || rng.coin() {
+            return;
+        }
+        self.second = true;
+        self.log[SECOND] = *rng.pick(&[64, 64, 128, 256]) << 10;
+        self.medium[SECOND] = *rng.pick(&[Disk, Dram, Pmem]);
+    }
+
+    /// Draws whether a node is replaced, by one with a log as large as any.
+    fn draw_spare(&mut self, rng: &mut Rng, always: bool) {
+        use MediumKind::{Disk, Dram, Pmem};
+        if !self.backup || rng.below(5) != 0 && !always {
+            return;
+        }
+        self.spare = true;
+        self.log[SPARE] = self.log.into_iter().max().unwrap_or(0);
+        self.medium[SPARE] = *rng.pick(&[Disk, Dram, Pmem]);
+    }
+
+    /// How many nodes there are at first.
     fn nodes(&self) -> usize {
-        match self.backup {
-            true => 3,
-            false => 2,
+        match (self.backup, self.second) {
+            (false, _) => 2,
+            (true, false) => 3,
+            (true, true) => 4,
         }
     }
 
@@ -404,7 +465,7 @@ impl Setup {
         }
     }
 
-    fn persistent(&self) -> [bool; 3] {
+    fn persistent(&self) -> [bool; NODES] {
         self.medium.map(|m| m != MediumKind::Dram)
     }
 
@@ -419,8 +480,11 @@ struct Prim {
     head: usize,
     epoch: u64,
     pending: VecDeque<Pending>,
+    /// Those whose bytes stand in a spill file and that have no record yet.
+    spills: Vec<spill::Spill>,
     session: Session,
     errands: SimErrands,
+    holders: Arc<Holders>,
     since: Duration,
     /// When records flowed to its mirror for the first time, or it went alone.
     begun: Option<Duration>,
@@ -486,6 +550,8 @@ struct Forwarding {
     to: usize,
     forward: Forward,
     active: bool,
+    /// Sessions that had begun when it was last looked at.
+    sessions: u64,
     /// Whole copies begun when it was last active.
     copies: u64,
     /// What it lacked when it was last looked at.
@@ -495,6 +561,8 @@ struct Forwarding {
 /// What backups did.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Backups {
+    /// Seeds with two of them.
+    pub pairs: u64,
     /// Sessions that began with a whole copy.
     pub copies: u64,
     /// Sessions that began with what the logs still had.
@@ -515,6 +583,8 @@ pub struct Backups {
 struct Pending {
     point: usize,
     since: Duration,
+    /// It went through a spill file.
+    spilled: bool,
 }
 
 /// The simulated cluster of one seed.
@@ -529,6 +599,8 @@ pub struct Cluster {
     pub promotions: u64,
     /// Of these, the ones after an attach that only an operator could settle.
     pub words: u64,
+    /// The epoch of the last of these.
+    word_of: u64,
     /// Restarts of processes.
     pub starts: u64,
     /// Copies that could not be opened, since their data areas had more than their
@@ -539,15 +611,30 @@ pub struct Cluster {
     /// Whole copies taken in, and those that rest partly on older files.
     pub copies: [u64; 2],
     /// What the processes of each node have counted of them.
-    counted: [[u64; 2]; 3],
+    counted: [[u64; 2]; NODES],
     /// What backups did.
     pub backups: Backups,
+    /// What became of spill files.
+    pub spilled: Spills,
+    /// What became of nodes that were replaced.
+    pub replaced: Replacements,
     /// What was drawn.
     pub setup: Setup,
     rng: Rng,
-    nodes: [Node; 3],
+    nodes: [Node; NODES],
     /// The longest record so far, with what may lie before it in a ring.
     longest: u64,
+    /// The nodes that hold the volume, by their place in the configuration: primary,
+    /// mirror, backups.
+    places: Vec<usize>,
+    /// Each node's place at first, or that of the node that it replaced.
+    rank: [u64; NODES],
+    /// A node may be replaced, if that is there.
+    replacing: Option<replace::Replacing>,
+    /// The register has left the one that was.
+    left_gone: bool,
+    /// Which of several backups a step is about.
+    which: Rng,
     /// Where the program runs: as the operator wants it, or as the register says.
     primary: usize,
     /// The last primary that had a mirror, and the mirror.
@@ -565,6 +652,8 @@ pub struct Cluster {
     full: Option<Rng>,
     /// Bits rot on disks, if there is one.
     rot: Option<Rot>,
+    /// Sync points larger than the log are made, if there is one.
+    spills: Option<Rng>,
     mutation: Option<Mutation>,
     calm: bool,
     /// Nothing is left that could go on by itself: whose copies must have lost
@@ -575,7 +664,7 @@ pub struct Cluster {
     named: BTreeMap<(usize, u64), u32>,
     /// The register's version, and how often each had lost its power when it came: who
     /// was named by the next one may have lost it while that was asked for.
-    version: (u64, [u32; 3]),
+    version: (u64, [u32; NODES]),
     /// A node whose promotion failed at its end: it may have happened.
     half_promoted: Option<usize>,
     names: u64,
@@ -626,12 +715,21 @@ impl Cluster {
             setup.stream_pace = 30;
         }
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
+        setup.draw_second(&mut Rng::new(seed ^ 0x7477_6f00));
+        let mut spare = Rng::new(seed ^ 0x7370_6172_6500);
+        setup.draw_spare(&mut spare, mutation == Some(Mutation::CallReplaced));
         setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         let mut faults = Faults::draw(&mut rng);
         if setup.sound {
             faults.read_error = 0;
             faults.write_error = 0;
             faults.sync_error = 0;
+        }
+        let mut spills = Rng::new(seed ^ 0x7370_696c_6c00);
+        let spills = (spills.below(6) == 0 || mutation.is_some_and(Mutation::is_of_spills))
+            .then_some(spills);
+        if spills.is_some() {
+            setup.log = setup.log.map(|size| size.min(spill::LOG));
         }
         let mut full = Rng::new(seed ^ 0x6675_6c6c);
         let full = (full.below(8) == 0 && !setup.sound).then_some(full);
@@ -649,6 +747,7 @@ impl Cluster {
             Some(_) => setup.trouble = setup.trouble.max(400),
             None => {}
         }
+        let places = (0..setup.nodes()).collect();
         let register = SimRegister::new(rng.next_u64());
         // While the first copies are made, nothing fails: that is setting up.
         let node = || Node {
@@ -670,16 +769,33 @@ impl Cluster {
             appended: 0,
             promotions: 0,
             words: 0,
+            word_of: 0,
             starts: 0,
             unopened: 0,
             differ: 0,
             copies: [0; 2],
-            counted: [[0; 2]; 3],
-            backups: Backups::default(),
+            counted: [[0; 2]; NODES],
+            backups: Backups {
+                pairs: u64::from(setup.second),
+                ..Backups::default()
+            },
+            spilled: Spills {
+                seeds: u64::from(spills.is_some()),
+                ..Spills::default()
+            },
+            replaced: Replacements {
+                seeds: u64::from(setup.spare),
+                ..Replacements::default()
+            },
+            replacing: setup.spare.then(|| replace::Replacing::new(spare)),
+            left_gone: false,
+            rank: std::array::from_fn(|n| n as u64),
             setup,
             rng,
-            nodes: [node(), node(), node()],
+            nodes: std::array::from_fn(|_| node()),
             longest: 0,
+            places,
+            which: Rng::new(seed ^ 0x7365_636f_6e64),
             primary: 0,
             pair: [0, 1],
             risen: None,
@@ -689,11 +805,12 @@ impl Cluster {
             suspects: None,
             full,
             rot: damage,
+            spills,
             mutation,
             calm: false,
             nobody: None,
             named: BTreeMap::new(),
-            version: (0, [0; 3]),
+            version: (0, [0; NODES]),
             half_promoted: None,
             names: 0,
         }
@@ -750,7 +867,10 @@ impl Cluster {
 
     /// Whom the configuration names beside node `n`.
     fn peer(&self, n: usize) -> usize {
-        usize::from(n == 0)
+        match self.places[0] == n {
+            true => self.places[1],
+            false => self.places[0],
+        }
     }
 
     /// The mirror, or who is to be it: the register's, or whom the primary
@@ -767,20 +887,30 @@ impl Cluster {
         }
     }
 
-    /// The third node.
-    fn backup(&self) -> usize {
-        let (primary, mirror) = (self.primary, self.mirror());
-        let mut others = (0..3).filter(|n| *n != primary && *n != mirror);
-        others.next().expect("two of three")
+    /// Who is neither primary nor mirror.
+    fn backups(&self) -> Vec<usize> {
+        let pair = [self.primary, self.mirror()];
+        let mut others = self.places.clone();
+        others.retain(|n| self.setup.backup && !pair.contains(n));
+        others
+    }
+
+    /// One of them.
+    fn backup(&mut self) -> usize {
+        let all = self.backups();
+        match all[..] {
+            [only] => only,
+            _ => *self.which.pick(&all),
+        }
     }
 
     /// One of the nodes that may be primary.
     fn some_node(&mut self) -> usize {
         let most = match self.is_free() {
-            true => 3,
+            true => self.places.len() as u64,
             false => 2,
         };
-        self.rng.below(most) as usize
+        self.places[self.rng.below(most) as usize]
     }
 
     /// What the checker is to know of the view.
@@ -801,7 +931,7 @@ impl Cluster {
             return;
         };
         let primary = node(&primary.node);
-        self.check.view = [0, 1, 2].map(|n| n == primary);
+        self.check.view = std::array::from_fn(|n| n == primary);
         let Some(mirror) = reg.mirror.map(|m| node(&m.node)) else {
             return;
         };
@@ -838,7 +968,7 @@ impl Cluster {
             dir: root.join("data"),
             meta: root.join("meta"),
             logs,
-            rank: n as u64,
+            rank: self.rank[n],
             holders: self.setup.nodes() as u64,
             max_open: 3,
             copy_streams: self.setup.copy_streams,
@@ -919,6 +1049,9 @@ impl Cluster {
                 Mutation::TrustWire => &store.mutations.trust_wire,
                 Mutation::OtherLife => &store.mutations.other_life,
                 Mutation::ForgetMissing => &store.mutations.forget_missing,
+                Mutation::SpillUnsynced => &store.mutations.spill_unsynced,
+                Mutation::SpillOnce => &store.mutations.spill_once,
+                Mutation::CallReplaced => &store.mutations.call_replaced,
             };
             switch.store(true, Relaxed);
         }
@@ -982,21 +1115,16 @@ impl Cluster {
         }
         let p = Arc::new(Primary::new(store, self.primary_spec()));
         self.check.follows(n, false);
-        let peer = |to: usize| Peer {
-            name: NAMES[to].into(),
-            address: Address::Tcp(address(to)),
-            tcp: Address::Tcp(address(to)),
-            shared: false,
-        };
-        let session = Session::attach(p.clone(), NAMES[n], peer(self.peer(n)));
+        let session = Session::attach(p.clone(), NAMES[n], replace::peer(self.peer(n)));
+        let others = self.places.iter().filter(|to| **to != n);
+        let holders = Holders::new(others.map(|to| replace::peer(*to)).collect());
         let errands = SimErrands::default();
         let session = match self.setup.views {
             false => session,
             true => {
                 let carried = Box::new(errands.clone());
                 let claim = Claim::new(self.views(n), carried, self.setup.limit);
-                let others = (0..self.setup.nodes()).filter(|to| *to != n);
-                match session.with_views(claim, Holders::new(others.map(peer).collect())) {
+                match session.with_views(claim, holders.clone()) {
                     Ok(s) if self.setup.fallback => s.leased(),
                     Ok(s) => s,
                     Err(e) => return self.failed_start(n, &e),
@@ -1008,8 +1136,10 @@ impl Cluster {
             head: 0,
             epoch: 0,
             pending: VecDeque::new(),
+            spills: Vec::new(),
             session,
             errands,
+            holders,
             since: self.world.now(),
             begun: None,
             linked: false,
@@ -1049,14 +1179,14 @@ impl Cluster {
     fn go_on_by_word(&mut self, n: usize, store: Arc<Store>) -> Checked {
         let has_less = |to: usize| self.check.has_less(n, to);
         let down = |to: usize| matches!(self.nodes[to].role, Role::Down);
-        if (0..3).any(|to| has_less(to) && down(to)) {
+        if (0..NODES).any(|to| has_less(to) && down(to)) {
             // Whoever has more is started first.
             self.nodes[n].word = true;
             drop(store);
             self.world.kill(NAMES[n]);
             return self.fallen(n);
         }
-        let has_less = (0..3).any(has_less);
+        let has_less = (0..NODES).any(has_less);
         self.check.word();
         // It may have nothing, or less than another one does, its log being damaged: then
         // whoever has the most of those that run.
@@ -1068,7 +1198,7 @@ impl Cluster {
         };
         let other = match store.superblock().state {
             State::Whole if !has_less => None,
-            _ => (0..3).filter_map(whole).max_by_key(|(tail, ..)| *tail),
+            _ => (0..NODES).filter_map(whole).max_by_key(|(tail, ..)| *tail),
         };
         if let Some((_, to, m)) = other {
             drop(store);
@@ -1080,15 +1210,27 @@ impl Cluster {
         self.promote_by_word(n, m)
     }
 
+    /// The latest view of the other nodes that are up: whoever promotes asks them.
+    fn latest_of_others(&self, n: usize) -> u64 {
+        let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != n);
+        let views = others.filter_map(|(_, node)| match &node.role {
+            Role::Down => None,
+            Role::Primary(p) => Some(p.p.store.superblock().view.epoch),
+            Role::Mirror(m) => Some(m.m.store.superblock().view.epoch),
+        });
+        views.max().unwrap_or(0)
+    }
+
     fn promote_by_word(&mut self, n: usize, m: Arc<Mirror>) -> Checked {
         let done = match self.setup.views {
             true => m.force(&*self.views(n)),
-            false => m.promote(0).map(Some),
+            false => m.promote(self.latest_of_others(n)).map(Some),
         };
         self.note(|| format!("node {} goes on by an operator's word: {done:?}", NAMES[n]));
-        if let Ok(Some((_, tail))) = done
+        if let Ok(Some((epoch, tail))) = done
             && self.world.crashed(NAMES[n]).is_none()
         {
+            self.word_of = epoch;
             self.promotions += 1;
             self.words += 1;
             self.check.promoted(n, &m.store, tail, false)?;
@@ -1111,12 +1253,13 @@ impl Cluster {
         if !self.setup.backup {
             return;
         }
-        for to in (0..3).filter(|to| *to != n) {
+        for to in self.places.clone().into_iter().filter(|to| *to != n) {
             let there = Address::Tcp(address(to));
             self.nodes[n].forwards.push(Forwarding {
                 to,
                 forward: Forward::new(source.clone(), NAMES[n], NAMES[to], there),
                 active: false,
+                sessions: 0,
                 copies: 0,
                 lag: None,
             });
@@ -1269,9 +1412,12 @@ impl Cluster {
             let p = progress.iter().find(|p| p.name == to).expect("it joined");
             let active = f.forward.is_active();
             let mut had = f.lag.take();
-            if active && !f.active {
-                // It may lack any part of what the logs have.
+            let sessions = p.sessions.load(Relaxed);
+            if std::mem::replace(&mut f.sessions, sessions) != sessions {
+                // It may lack any part of what the logs have, also if it ended at once.
                 had = None;
+            }
+            if active && !f.active {
                 let copies = p.copies.load(Relaxed);
                 match copies == f.copies {
                     true => self.backups.by_log += 1,
@@ -1413,8 +1559,9 @@ impl Cluster {
         while let Some(f) = prim.pending.front()
             && self.check.points[f.point].last <= committed
         {
-            let point = f.point;
+            let (point, spilled) = (f.point, f.spilled);
             prim.pending.pop_front();
+            self.spilled.acked += u64::from(spilled);
             self.check.acked(pair, point, rule, persistent)?;
             self.check.acks += 1;
         }
@@ -1464,12 +1611,14 @@ impl Cluster {
             97 => self.patience(),
             _ => self.restarts()?,
         }
-        for n in 0..3 {
+        for n in 0..NODES {
             self.stream_turn(n)?;
+            self.spill_turn(n)?;
         }
         if self.setup.backup {
             self.backup_step()?;
         }
+        self.replace_step()?;
         if self.setup.views && self.is_time_for_trouble() {
             // A suspicion, wrong more often than not.
             self.take_over(self.mirror())?;
@@ -1496,7 +1645,7 @@ impl Cluster {
         if rng.below(20_000) >= self.setup.trouble {
             return;
         }
-        let n = rng.below(3) as usize;
+        let n = rng.below(3.max(self.setup.nodes() as u64)) as usize;
         let room = match rng.coin() {
             true => None,
             false => Some(rng.below(8)),
@@ -1525,11 +1674,21 @@ impl Cluster {
     /// What backups add to a step.
     fn backup_step(&mut self) -> Checked {
         match self.rng.below(20) {
-            0..=7 => drop(self.turn(self.backup())?),
+            0..=7 => {
+                for n in self.backups() {
+                    self.turn(n)?;
+                }
+            }
             8..=12 => drop(self.forward_turn(self.primary)?),
             13..=17 => drop(self.forward_turn(self.mirror())?),
-            18 => self.checkpoint(self.backup(), self.rng.clone().below(3) == 0)?,
-            _ => drop(self.forward_turn(self.backup())?),
+            18 => {
+                let n = self.backup();
+                self.checkpoint(n, self.rng.clone().below(3) == 0)?;
+            }
+            _ => {
+                let n = self.backup();
+                self.forward_turn(n)?;
+            }
         }
         if self.is_time_for_trouble() {
             self.backup_trouble()?;
@@ -1538,7 +1697,7 @@ impl Cluster {
             return Ok(());
         }
         // A session takes hundreds of turns to begin.
-        for _ in 0..3 {
+        for _ in 0..self.places.len() {
             let n = self.some_node();
             self.turn(n)?;
             self.forward_turn(n)?;
@@ -1547,7 +1706,7 @@ impl Cluster {
             self.succession()?;
         }
         if self.setup.fallback {
-            for n in 0..3 {
+            for n in 0..NODES {
                 self.keep_vigil(n)?;
             }
             if self.appended > 0 && self.rng.below(100_000) < self.setup.trouble {
@@ -1613,7 +1772,7 @@ impl Cluster {
             return Ok(());
         }
         self.nodes[n].falls_back = Fallback::Agreed;
-        for o in (0..3).filter(|o| *o != n) {
+        for o in self.places.clone().into_iter().filter(|o| *o != n) {
             if self.world.crashed(NAMES[o]).is_none() {
                 self.acknowledge(o)?;
             }
@@ -1637,7 +1796,7 @@ impl Cluster {
     /// it, with the voters or without.
     fn lose_both(&mut self) -> Checked {
         let pair = [self.primary, self.mirror()];
-        let backup = NAMES[self.backup()];
+        let backups = self.backups();
         let how = self.rng.below(4);
         for n in pair {
             let away = self.setup.limit * self.rng.between(1, 12) as u32;
@@ -1651,10 +1810,13 @@ impl Cluster {
                     let node = &mut self.nodes[n];
                     node.restart = node.restart.max(self.world.now() + away);
                 }
-                1 => self.world.partition(NAMES[n], backup, false, true),
                 _ => {
-                    self.world.partition(NAMES[n], backup, false, true);
-                    lock(&self.register).cut[n] = true;
+                    for backup in &backups {
+                        self.world.partition(NAMES[n], NAMES[*backup], false, true);
+                    }
+                    if how != 1 {
+                        lock(&self.register).cut[n] = true;
+                    }
                 }
             }
         }
@@ -1768,14 +1930,14 @@ impl Cluster {
     /// A process that has ended, or whose store failed, starts again.
     fn restarts(&mut self) -> Checked {
         self.follow_register();
-        for n in 0..3 {
+        for n in 0..NODES {
             self.hand_over(n)?;
         }
         if self.setup.views && matches!(self.nodes[self.primary].role, Role::Mirror(_)) {
             // The register's answer was lost: it is the primary already.
             self.take_over(self.primary)?;
         }
-        for n in 0..self.setup.nodes() {
+        for n in self.places.clone() {
             if n == 1 && !self.setup.replicated() {
                 continue;
             }
@@ -1828,6 +1990,7 @@ impl Cluster {
     /// One turn of one of a node's threads. True if something moved.
     fn turn(&mut self, n: usize) -> Checked<bool> {
         let lanes = self.setup.lanes as u64;
+        let gone = self.gone();
         if self.setup.views
             && let Role::Primary(prim) = &self.nodes[n].role
             && self.rng.below(4) == 0
@@ -1867,7 +2030,7 @@ impl Cluster {
                 }
             }
             Role::Mirror(m) => match self.rng.below(8) {
-                0 => accept(m, n),
+                0 => accept(m, n, gone),
                 1 | 2 => {
                     let mut moved = false;
                     m.control.retain_mut(|c| match c.step() {
@@ -2031,8 +2194,15 @@ impl Cluster {
         }
         let p = prim.p.clone();
         let (head, epoch) = (prim.head, prim.epoch);
+        let spilling = !prim.spills.is_empty();
+        if self.is_time_for_spill() {
+            return self.begin_spill(n);
+        }
         let files = self.check.points[head].files.clone();
         let changes = self.changes(&files);
+        if spilling && !spill::is_plain(&changes) {
+            return Ok(());
+        }
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
         let before = p.last();
         let heads = || p.store.logs().iter().map(Log::head).collect::<Vec<_>>();
@@ -2049,7 +2219,11 @@ impl Cluster {
                 self.note(|| format!("appended LSN {}..={last} on lane {lane}", before + 1));
                 if let Role::Primary(prim) = &mut self.nodes[n].role {
                     prim.head = point;
-                    prim.pending.push_back(Pending { point, since });
+                    prim.pending.push_back(Pending {
+                        point,
+                        since,
+                        spilled: false,
+                    });
                 }
             }
             Ok(None) => {
@@ -2188,7 +2362,7 @@ impl Cluster {
             }
             11..=13 => {
                 self.world.partition(name, NAMES[other], false, false);
-                lock(&self.register).cut = [false; 3];
+                lock(&self.register).cut = std::array::from_fn(|n| self.gone() == Some(n));
             }
             14 => self.world.reset_connections(name, NAMES[other]),
             15 | 16 if self.setup.views => return self.take_over(other),
@@ -2309,11 +2483,16 @@ impl Cluster {
         if view.primary == NAMES[n] {
             return Ok(());
         }
+        // Nor does a copy go on that was left behind by a word of that operator, and does
+        // not know it: `mojim promote` asks the other node for its view.
+        if view.epoch < self.word_of {
+            return Ok(());
+        }
         self.note(|| format!("node {} is given up", NAMES[old]));
         self.world.kill(NAMES[old]);
         self.observe(old)?;
         self.nodes[old].gone = self.rng.coin();
-        let promoted = m.promote(0);
+        let promoted = m.promote(self.latest_of_others(n));
         self.note(|| format!("node {} is promoted: {promoted:?}", NAMES[n]));
         let Ok((_, tail)) = promoted.clone() else {
             drop(m);
@@ -2474,7 +2653,8 @@ impl Cluster {
         };
         let p = prim.p.clone();
         let last = p.last();
-        if !prim.closing || p.committed() < last || p.store.poisoned().is_some() {
+        let busy = p.committed() < last || !prim.spills.is_empty();
+        if !prim.closing || busy || p.store.poisoned().is_some() {
             return Ok(());
         }
         self.observe(n)?;
@@ -2503,15 +2683,21 @@ impl Cluster {
         self.note(|| "calm".into());
         self.calm = true;
         self.world.set_faults(Faults::none());
-        for (x, y) in [("a", "b"), ("a", "c"), ("b", "c")] {
-            self.world.partition(x, y, false, false);
+        let most = match self.setup.spare {
+            true => NODES,
+            false => self.setup.nodes().max(3),
+        };
+        for y in 0..most {
+            for x in 0..y {
+                self.world.partition(NAMES[x], NAMES[y], false, false);
+            }
         }
         {
             let mut r = lock(&self.register);
-            r.cut = [false; 3];
+            r.cut = std::array::from_fn(|n| self.gone() == Some(n));
             r.lost = 0;
         }
-        for n in 0..3 {
+        for n in 0..most {
             self.world.set_quota(NAMES[n], None);
             self.world.disarm(NAMES[n]);
             self.nodes[n].restart = self.world.now();
@@ -2520,6 +2706,7 @@ impl Cluster {
         if let Role::Primary(p) = &mut self.nodes[self.primary].role {
             p.closing = false;
         }
+        self.find_new_mirror()?;
         let start = self.world.now();
         let mut asked = 0;
         let mut rounds = 0u64;
@@ -2531,22 +2718,26 @@ impl Cluster {
             }
             let mut moved = false;
             for _ in 0..12 {
-                for n in 0..3 {
+                for n in 0..NODES {
                     moved |= self.stream_turn(n)?;
+                    self.spill_turn(n)?;
                 }
                 moved |= self.turn(self.primary)?;
                 if self.setup.replicated() {
                     moved |= self.turn(self.mirror())?;
                 }
+                self.replace_step()?;
                 if self.setup.backup {
-                    moved |= self.turn(self.backup())?;
-                    for n in 0..3 {
+                    for n in self.backups() {
+                        moved |= self.turn(n)?;
+                    }
+                    for n in 0..NODES {
                         moved |= self.forward_turn(n)?;
                     }
                 }
             }
             self.patience();
-            for n in 0..3 {
+            for n in 0..NODES {
                 self.checkpoint(n, rounds.is_multiple_of(4))?;
             }
             if asked < 3
@@ -2560,6 +2751,7 @@ impl Cluster {
             if quiet {
                 break;
             }
+            self.ask_holders(self.primary);
             let now = self.world.now();
             if now - start > Duration::from_secs(20) && self.nobody_may()? {
                 return Ok(());
@@ -2578,6 +2770,7 @@ impl Cluster {
             };
             self.world.advance(by);
         }
+        self.count_members();
         self.finally()
     }
 
@@ -2607,10 +2800,12 @@ impl Cluster {
             self.nobody = Some(Vec::new());
             return Ok(true);
         }
+        let gone = self.gone();
         let lost = |m: &Member| {
-            lives
-                .iter()
-                .any(|(n, l)| *n == m.node && *l != m.incarnation)
+            gone == Some(node(&m.node))
+                || lives
+                    .iter()
+                    .any(|(n, l)| *n == m.node && *l != m.incarnation)
         };
         // The operator wanted the mirror's copy made anew, so its word does not count.
         let distrusted = |m: &Member| match &self.nodes[node(&m.node)].role {
@@ -2628,6 +2823,9 @@ impl Cluster {
         for (m, leads) in [(reg.primary.as_ref(), true), (mirror, false)] {
             let Some(m) = m else { continue };
             let n = node(&m.node);
+            if gone == Some(n) {
+                continue;
+            }
             let before = self.named.get(&(n, m.incarnation)).copied().unwrap_or(0);
             // With a persistent log only the ring of a pair's primary goes, whose mirror
             // alone counts; one that has just begun to go on alone may be taken for it,
@@ -2656,24 +2854,21 @@ impl Cluster {
         })
     }
 
-    /// The backup has what the primary has. One of another volume waits for a
+    /// A backup has what the primary has. One of another volume waits for a
     /// person, who removes it.
-    fn backup_is_settled(&self, p: &Primary) -> bool {
-        if !self.setup.backup {
-            return true;
-        }
-        let Role::Mirror(c) = &self.nodes[self.backup()].role else {
+    fn backup_is_settled(&self, n: usize, p: &Primary) -> bool {
+        let Role::Mirror(c) = &self.nodes[n].role else {
             return false;
         };
         let sb = c.m.store.superblock();
-        self.is_foreign(p)
+        self.is_foreign(n, p)
             || sb.state == State::Whole
                 && c.m.received.get() == p.last()
                 && c.m.store.applied() == p.last()
     }
 
-    fn is_foreign(&self, p: &Primary) -> bool {
-        let Role::Mirror(c) = &self.nodes[self.backup()].role else {
+    fn is_foreign(&self, n: usize, p: &Primary) -> bool {
+        let Role::Mirror(c) = &self.nodes[n].role else {
             return false;
         };
         let sb = c.m.store.superblock();
@@ -2687,9 +2882,10 @@ impl Cluster {
         let (p, last) = (&prim.p, prim.p.last());
         let own = prim.ready
             && prim.pending.is_empty()
+            && prim.spills.is_empty()
             && p.committed() == last
             && p.store.applied() == last
-            && self.backup_is_settled(p);
+            && self.backups().iter().all(|n| self.backup_is_settled(*n, p));
         if !self.setup.replicated() {
             return own;
         }
@@ -2754,10 +2950,10 @@ impl Cluster {
     /// The copies are the same, byte for byte.
     fn finally(&mut self) -> Checked {
         let mut areas: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
-        for n in 0..self.setup.nodes() {
+        for n in self.places.clone() {
             if let Role::Primary(p) = &self.nodes[self.primary].role
-                && n == self.backup()
-                && self.is_foreign(&p.p)
+                && self.backups().contains(&n)
+                && self.is_foreign(n, &p.p)
             {
                 continue;
             }
@@ -2850,8 +3046,9 @@ fn accept_busy(prim: &mut Prim, n: usize) {
     });
 }
 
-/// A mirror's accepting thread and the first words on its links.
-fn accept(mir: &mut Mir, n: usize) -> bool {
+/// A mirror's accepting thread and the first words on its links; `gone` has no part in
+/// the volume any more, but where it is `n` that does not know it.
+fn accept(mir: &mut Mir, n: usize, gone: Option<usize>) -> bool {
     while let Ok(Some(c)) = mir.listener.accept() {
         mir.fresh.push(Wire::new(c));
     }
@@ -2874,6 +3071,14 @@ fn accept(mir: &mut Mir, n: usize) -> bool {
                     continue;
                 };
                 assert!(h.cluster == CLUSTER && h.volume == VOLUME && h.to == NAMES[n]);
+                let from = Some(node(&h.from));
+                if gone != Some(n) && gone == from || gone == Some(n) && from == Some(SPARE) {
+                    let code = RefuseCode::Stranger;
+                    let text = format!("volume {VOLUME} has no node {:?}", h.from);
+                    refuse(&mut w, f.epoch, &No { code, text });
+                    w.conn.close();
+                    continue;
+                }
                 match ControlIn::answer(mir.m.clone(), w, &h) {
                     Ok(c) => mir.control.push(c),
                     Err((mut w, no)) => {

@@ -313,7 +313,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
         let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
         println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"damaged_logs\":{:?},\"backups\":{{\"seeds\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"nobody_may\":{{\"runs\":{},\"failures_least\":{},\"failures_most\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
+            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"damaged_logs\":{:?},\"backups\":{{\"seeds\":{},\"seeds_with_two\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}},\"replacements\":{{\"seeds\":{},\"mirrors\":{},\"backups\":{},\"others\":{},\"refused\":{},\"members\":{},\"returns\":{}}},\"nobody_may\":{{\"runs\":{},\"failures_least\":{},\"failures_most\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
             t.seeds,
             s.sync_points,
             s.acks,
@@ -325,6 +325,7 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.excused,
             s.damaged,
             s.with_backup,
+            s.backups.pairs,
             s.backups.copies,
             s.backups.by_log,
             s.backups.stalls,
@@ -332,6 +333,19 @@ fn report(t: &Total, rate: f64, json: bool) {
             s.backups.mirrors,
             s.backups.primaries,
             s.backups.fallbacks,
+            s.spills.seeds,
+            s.spills.begun,
+            s.spills.confirmed,
+            s.spills.alone,
+            s.spills.failed,
+            s.spills.acked,
+            s.replaced.seeds,
+            s.replaced.mirrors,
+            s.replaced.backups,
+            s.replaced.others,
+            s.replaced.refused,
+            s.replaced.members,
+            s.replaced.returns,
             t.nobody.0,
             t.nobody.1,
             t.nobody.2,
@@ -354,8 +368,13 @@ fn report(t: &Total, rate: f64, json: bool) {
         s.starts, s.promotions, s.compared, s.excused
     );
     println!(
-        "seeds with a backup {}, its copies {}, catch-ups by log {}, records that waited for it {}, openings of a log with what was kept for it {}",
-        s.with_backup, s.backups.copies, s.backups.by_log, s.backups.stalls, s.backups.held
+        "seeds with a backup {}, of these with two {}; copies to one {}, catch-ups by log {}, records that waited for one {}, openings of a log with what was kept for one {}",
+        s.with_backup,
+        s.backups.pairs,
+        s.backups.copies,
+        s.backups.by_log,
+        s.backups.stalls,
+        s.backups.held
     );
     println!(
         "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
@@ -371,6 +390,25 @@ fn report(t: &Total, rate: f64, json: bool) {
     println!(
         "runs after which nobody may go on {}, for {} to {} failures each, others left out",
         t.nobody.0, t.nobody.1, t.nobody.2
+    );
+    println!(
+        "seeds with spill files {}, written {}, appended when a mirror had confirmed them {}, without a mirror {}, given up {}, acknowledged {}",
+        s.spills.seeds,
+        s.spills.begun,
+        s.spills.confirmed,
+        s.spills.alone,
+        s.spills.failed,
+        s.spills.acked
+    );
+    println!(
+        "seeds with a node that is replaced {}: mirrors {}, backups {}, others {}, refused {}; new ones that are members at the end {}, replaced ones that came back {}",
+        s.replaced.seeds,
+        s.replaced.mirrors,
+        s.replaced.backups,
+        s.replaced.others,
+        s.replaced.refused,
+        s.replaced.members,
+        s.replaced.returns
     );
     println!(
         "a voter's files: starts {}, calls {}, ends {}",

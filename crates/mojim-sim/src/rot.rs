@@ -20,6 +20,7 @@ use mojim_format::pad::Pad;
 use mojim_format::{RecordHeader, RecordView, SUPERBLOCK_LEN, State, Superblock};
 use mojim_protocol::History;
 
+use crate::check::NODES;
 use crate::failures::Takes;
 use crate::rng::Rng;
 use crate::world::{SECTOR, World};
@@ -174,9 +175,9 @@ pub fn readable(world: &World, node: &str, spec: &StoreSpec) -> Option<Readable>
 pub struct Rot {
     rng: Rng,
     /// Which nodes' logs may be damaged since they were last read.
-    damaged: [bool; 3],
+    damaged: [bool; NODES],
     /// How often each had lost its power when its copy was last opened.
-    opened: [u32; 3],
+    opened: [u32; NODES],
 }
 
 impl Rot {
@@ -185,8 +186,8 @@ impl Rot {
         let mut rng = Rng::new(seed ^ 0x0062_6974_726f_7473);
         (rng.below(8) == 0 || wanted).then_some(Rot {
             rng,
-            damaged: [false; 3],
-            opened: [0; 3],
+            damaged: [false; NODES],
+            opened: [0; NODES],
         })
     }
 

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::cluster::{Backups, Cluster, Mutation};
+use crate::cluster::{Backups, Cluster, Mutation, Replacements, Spills};
 use crate::failures::{Failure, Only};
 use crate::shrink::{Nobody, Ran, shrink};
 use crate::voter;
@@ -48,6 +48,10 @@ pub struct Outcome {
     pub backups: Backups,
     /// Where nobody may go on: the fewest failures with which it ends so.
     pub nobody: Option<Vec<Failure>>,
+    /// What became of spill files.
+    pub spills: Spills,
+    /// What became of nodes that were replaced.
+    pub replaced: Replacements,
     /// What became of a voter's files.
     pub voter: voter::Shown,
     /// What happened, if that was asked for.
@@ -148,6 +152,8 @@ fn run_cluster(
         with_backup: u64::from(cluster.setup.backup),
         backups: cluster.backups,
         nobody: None,
+        spills: cluster.spilled,
+        replaced: cluster.replaced,
         voter: voter::Shown::default(),
         trace: cluster.world.trace(),
     };
@@ -193,6 +199,7 @@ impl Total {
         }
         self.sum.compared += o.compared;
         self.sum.with_backup += o.with_backup;
+        self.sum.backups.pairs += o.backups.pairs;
         self.sum.backups.copies += o.backups.copies;
         self.sum.backups.by_log += o.backups.by_log;
         self.sum.backups.stalls += o.backups.stalls;
@@ -200,6 +207,8 @@ impl Total {
         self.sum.backups.mirrors += o.backups.mirrors;
         self.sum.backups.primaries += o.backups.primaries;
         self.sum.backups.fallbacks += o.backups.fallbacks;
+        self.sum.spills.add(&o.spills);
+        self.sum.replaced.add(&o.replaced);
         self.sum.voter.starts += o.voter.starts;
         self.sum.voter.calls += o.voter.calls;
         self.sum.voter.ends += o.voter.ends;

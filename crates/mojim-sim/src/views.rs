@@ -15,6 +15,7 @@ use mojim::views::{Errand, Errands, Views};
 use mojim_protocol::view::Register;
 use serde_json::Value;
 
+use crate::check::NODES;
 use crate::rng::Rng;
 use crate::world::{SimEnv, World};
 
@@ -23,7 +24,7 @@ pub struct SimRegister {
     /// As it stands.
     pub now: Register,
     /// Nodes that reach no majority.
-    pub cut: [bool; 3],
+    pub cut: [bool; NODES],
     /// Chance per 1,000 that an answer is lost.
     pub lost: u32,
     rng: Rng,
@@ -39,7 +40,7 @@ impl SimRegister {
         let mut rng = Rng::new(seed);
         SimRegister {
             now: Register::default(),
-            cut: [false; 3],
+            cut: [false; NODES],
             lost: *rng.pick(&[0, 0, 50, 300]),
             rng,
             late: Vec::new(),

@@ -55,6 +55,17 @@ fn what_comes_before_a_damaged_record_counts() {
     }
 }
 
+/// A mirror was replaced, its primary went on alone, and the old mirror came back with
+/// the file that it had: the primary still called it, and it was the view's mirror again,
+/// though the voters did not answer it, so that it could never have taken over.
+#[test]
+fn a_mirror_that_was_replaced_is_not_called_again() {
+    catch_panics();
+    for seed in [936, 1168, 1176, 1299, 1525] {
+        assert_eq!(run(seed, None, false).failure, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn a_seed_repeats() {
     for seed in 1..=20 {
@@ -75,6 +86,7 @@ fn every_mutation_is_noticed() {
             Mutation::KeepEpoch,
             Mutation::AloneInRing,
             Mutation::PromiseEarly,
+            Mutation::SpillUnsynced,
         ];
         if rare.contains(&mutation) {
             continue;

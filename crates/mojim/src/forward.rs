@@ -652,6 +652,7 @@ impl Forward {
         self.last_error = None;
         self.moved = now;
         self.progress.acked.store(self.acked.get(), Release);
+        self.progress.sessions.fetch_add(1, AcqRel);
         self.progress.active.store(true, Release);
         if !self.stalled {
             self.follows();

@@ -61,6 +61,8 @@ pub struct Progress {
     pub active: AtomicBool,
     /// Everything up to this LSN is in the backup's log.
     pub acked: AtomicU64,
+    /// Sessions in which records flowed.
+    pub sessions: AtomicU64,
     /// Whole copies that were begun.
     pub copies: AtomicU64,
     /// Of each log, the position up to which it is.
@@ -144,6 +146,7 @@ impl Outflow {
             name: name.to_owned(),
             active: AtomicBool::new(false),
             acked: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             positions,
             counts: AtomicU64::new(0),

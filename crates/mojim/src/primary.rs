@@ -526,6 +526,29 @@ pub struct Primary {
     pub outflow: Outflow,
 }
 
+/// A sync point whose bytes stand in a spill file and that has no record yet.
+pub struct Spilling {
+    file: SpillFile,
+    /// How long nothing may get further while others are waited for, and since when
+    /// nothing has.
+    usual: Duration,
+    quiet: Duration,
+    /// Bytes of spill files that had got further when it was last looked at.
+    spilled: u64,
+    /// The mirror has it, where one must.
+    handed: bool,
+}
+
+impl Spilling {
+    /// What its record says.
+    fn piece(&self) -> Piece<'static> {
+        Piece::Spill {
+            length: self.file.len,
+            id: self.file.id.to_le_bytes(),
+        }
+    }
+}
+
 /// A spill file that is to be sent.
 #[derive(Clone)]
 pub(crate) struct SpillFile {
@@ -1508,6 +1531,35 @@ impl Primary {
         begun
     }
 
+    /// As `begin_copied`, but never waits: the bytes are taken, the rest is done by
+    /// `spill_step`. For drivers that move time themselves.
+    pub fn try_spill_now(&self, pieces: &[Piece<'_>]) -> Result<Spilling> {
+        self.spilling.fetch_add(1, SeqCst);
+        let begun = self.write_spill(pieces);
+        if begun.is_err() {
+            self.spilling.fetch_sub(1, SeqCst);
+        }
+        begun
+    }
+
+    /// Goes on with it: the last LSN and the lane of its record once there is one,
+    /// `None` while the mirror lacks the file or the log has no room. It is over
+    /// after anything else than `None`.
+    pub fn spill_step(&self, s: &mut Spilling, lane: usize) -> Result<Option<(u64, usize)>> {
+        let next = match s.handed || self.is_handed(s)? {
+            false => return Ok(None),
+            true => self.try_append_now(&[s.piece()], lane),
+        };
+        s.handed = true;
+        next
+    }
+
+    /// A spilling sync point is over, with its record in the log or without one.
+    pub fn spill_over(&self, s: &Spilling, appended: bool) {
+        self.forget_spill(s, appended);
+        self.spilling.fetch_sub(1, SeqCst);
+    }
+
     /// Whether a sync point of these pieces takes its bytes before it has an LSN.
     pub fn must_spill(&self, pieces: &[Piece<'_>]) -> bool {
         self.spills(pieces.iter().map(|p| p.len() + OP_LEN).sum())
@@ -1556,9 +1608,34 @@ impl Primary {
     /// both nodes, durable there, and then one small record names it.
     #[cold]
     fn begin_spilled(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
+        let mut s = self.write_spill(pieces)?;
+        let begun = self.hand_spill(&mut s).and_then(|()| {
+            let (lsn, lane) = self.append(&[s.piece()])?;
+            Ok(Begun { lsn, lane, hint: 0 })
+        });
+        self.forget_spill(&s, begun.is_ok());
+        begun
+    }
+
+    fn write_spill(&self, pieces: &[Piece<'_>]) -> Result<Spilling> {
         self.check()?;
         let id = self.store.env().random();
-        let begun = self.spill_as(id, pieces);
+        let written = self.write_spill_as(id, pieces);
+        if written.is_err() {
+            self.store.remove_spill(id);
+        }
+        Ok(Spilling {
+            file: written?,
+            usual: self.patience().limit(),
+            quiet: self.store.env().now(),
+            spilled: self.spilled(),
+            handed: false,
+        })
+    }
+
+    /// Nobody is to get it any more but by its record, if it has one.
+    fn forget_spill(&self, s: &Spilling, appended: bool) {
+        let id = s.file.id;
         let mut handed = self.spill.lock().unwrap_or_else(|e| e.into_inner());
         // It may be the turn of another.
         handed.take_if(|(s, _)| s.id == id);
@@ -1566,13 +1643,12 @@ impl Primary {
         let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
         reached.remove(&id);
         drop(reached);
-        if begun.is_err() {
+        if !appended {
             self.store.remove_spill(id);
         }
-        begun
     }
 
-    fn spill_as(&self, id: u64, pieces: &[Piece<'_>]) -> Result<Begun> {
+    fn write_spill_as(&self, id: u64, pieces: &[Piece<'_>]) -> Result<SpillFile> {
         let file = self.store.spill_file(id)?;
         let fail = |e: std::io::Error| Error::io("writing a spill file", &e);
         let parts = cut(pieces, 1 << 20);
@@ -1600,60 +1676,56 @@ impl Primary {
         file.sync().map_err(fail)?;
         let env = self.store.env();
         env.sync_dir(&self.store.spec().meta).map_err(fail)?;
-        self.hand_spill(SpillFile { id, len, file })?;
-        let piece = Piece::Spill {
-            length: len,
-            id: id.to_le_bytes(),
-        };
-        let (lsn, lane) = self.append(&[piece])?;
-        Ok(Begun { lsn, lane, hint: 0 })
+        Ok(SpillFile { id, len, file })
     }
 
     /// Waits until the mirror has a spill file, where one must have it.
-    fn hand_spill(&self, s: SpillFile) -> Result<()> {
-        let env = self.store.env();
-        let needed = || self.rule().mirror || self.link_up.load(Acquire);
-        // One spill at a time: the others wait their turn.
-        let usual = self.patience().limit();
-        let mut quiet = env.now();
-        let mut spilled = self.spilled();
-        let id = s.id;
-        loop {
-            if !needed() {
-                return Ok(());
-            }
-            self.check()?;
-            {
-                let mut slot = self.spill.lock().unwrap_or_else(|e| e.into_inner());
-                match &*slot {
-                    None => *slot = Some((s.clone(), false)),
-                    Some((x, true)) if x.id == id => {
-                        // Whether the log has room for its record is not the next one's.
-                        *slot = None;
-                        return Ok(());
-                    }
-                    Some(_) => {}
-                }
-            }
+    fn hand_spill(&self, s: &mut Spilling) -> Result<()> {
+        while !self.is_handed(s)? {
             self.link_work.notify();
             self.done.wait_unless(|| false, Duration::from_millis(1));
-            // Before what tells that it has ended.
-            let limit = self.standstill(usual);
-            let now = env.now();
-            let before = std::mem::replace(&mut spilled, self.spilled());
-            if spilled > before || self.is_copying() {
-                quiet = now;
-            }
-            if now - quiet > limit {
-                let spill_error = self.spill_error.lock().unwrap_or_else(|e| e.into_inner());
-                let link_error = self.link_error.lock().unwrap_or_else(|e| e.into_inner());
-                let why = spill_error.as_ref().or(link_error.as_ref());
-                return Err(Error::Timeout(format!(
-                    "the spill file of a large sync point got no further to the mirror within {limit:?}{}. There is no record of this sync point; its extents count as changed",
-                    why.map(|w| format!(" ({w})")).unwrap_or_default()
-                )));
+        }
+        Ok(())
+    }
+
+    /// Whether the mirror has a spill file, where one must have it; or why it is
+    /// waited for no longer.
+    fn is_handed(&self, s: &mut Spilling) -> Result<bool> {
+        let needed = self.rule().mirror || self.link_up.load(Acquire);
+        if !needed {
+            return Ok(true);
+        }
+        self.check()?;
+        {
+            // One spill at a time: the others wait their turn.
+            let mut slot = self.spill.lock().unwrap_or_else(|e| e.into_inner());
+            match &*slot {
+                None => *slot = Some((s.file.clone(), false)),
+                Some((x, true)) if x.id == s.file.id => {
+                    // Whether the log has room for its record is not the next one's.
+                    *slot = None;
+                    return Ok(true);
+                }
+                Some(_) => {}
             }
         }
+        // Before what tells that it has ended.
+        let limit = self.standstill(s.usual);
+        let now = self.store.env().now();
+        let before = std::mem::replace(&mut s.spilled, self.spilled());
+        if s.spilled > before || self.is_copying() {
+            s.quiet = now;
+        }
+        if now.saturating_sub(s.quiet) > limit {
+            let spill_error = self.spill_error.lock().unwrap_or_else(|e| e.into_inner());
+            let link_error = self.link_error.lock().unwrap_or_else(|e| e.into_inner());
+            let why = spill_error.as_ref().or(link_error.as_ref());
+            return Err(Error::Timeout(format!(
+                "the spill file of a large sync point got no further to the mirror within {limit:?}{}. There is no record of this sync point; its extents count as changed",
+                why.map(|w| format!(" ({w})")).unwrap_or_default()
+            )));
+        }
+        Ok(false)
     }
 
     /// Bytes of spill files that got further than ever before.

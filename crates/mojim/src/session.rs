@@ -791,6 +791,9 @@ impl Session {
             if self.replace_mirror(now) {
                 return Ok(true);
             }
+            if self.is_replaced() {
+                return Ok(moved);
+            }
             return self.greet(now).map(|()| true);
         }
         moved |= self.pump_copy()?;
@@ -829,6 +832,15 @@ impl Session {
             wire.flush()?;
         }
         Ok(moved)
+    }
+
+    /// Whether another node has its mirror's place. Then it is nobody's mirror any
+    /// more, also if it answers, as its own configuration may have it.
+    fn is_replaced(&self) -> bool {
+        self.claim.is_some()
+            && !self.attach
+            && self.candidates.find(&self.peer.name).is_none()
+            && !self.primary.store.mutations.call_replaced.load(Relaxed)
     }
 
     fn greet(&mut self, now: Duration) -> Result<()> {
@@ -1466,6 +1478,9 @@ impl Session {
             }
         }
         self.primary.spills_begin(files.iter().map(|s| s.id));
+        if store.mutations.spill_once.load(Relaxed) {
+            files.clear();
+        }
         if files.is_empty() {
             return self.begin_lanes(session, resume);
         }

@@ -72,4 +72,8 @@ pub struct Mutations {
     pub forget_missing: AtomicBool,
     /// A mirror confirms a spill file that it did not sync.
     pub spill_unsynced: AtomicBool,
+    /// A session does not send the spill files of the records that the mirror lacks.
+    pub spill_once: AtomicBool,
+    /// A primary takes a node back as its mirror that was replaced.
+    pub call_replaced: AtomicBool,
 }

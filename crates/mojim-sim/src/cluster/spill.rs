@@ -1,0 +1,200 @@
+//! Sync points that are larger than the log: through a spill file.
+//!
+//! Owns when a program makes one, what it writes and what became of them. It
+//! takes the shipped path step by step (`Primary::try_spill_now`), so that
+//! anything may happen between the file and its record. Whatever the program
+//! does meanwhile leaves names and sizes alone: its changes must still be
+//! possible when the record comes.
+
+use mojim::primary::{Pace, Primary, Spilling};
+
+use super::{Change, Checked, Cluster, Files, NAMES, Pending, Prim, Rng, Role};
+
+/// Bytes of the logs of a seed with spill files.
+pub const LOG: u64 = 64 << 10;
+/// Of so many sync points of such a seed one is to be larger than the log.
+const ONE_OF: u64 = 12;
+/// That go on at a time.
+const MOST: usize = 2;
+
+/// What became of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Spills {
+    /// Seeds that had some.
+    pub seeds: u64,
+    /// Files written, to be sent.
+    pub begun: u64,
+    /// Records appended after a mirror had confirmed the file.
+    pub confirmed: u64,
+    /// Records appended where no mirror had to have it.
+    pub alone: u64,
+    /// Given up, since the mirror did not get the file or the log failed.
+    pub failed: u64,
+    /// Their sync points that were acknowledged.
+    pub acked: u64,
+}
+
+/// One on its way.
+pub struct Spill {
+    way: Spilling,
+    changes: Vec<Change>,
+}
+
+impl Spill {
+    fn is_plain(&self) -> bool {
+        is_plain(&self.changes)
+    }
+}
+
+/// Whether names and sizes stay.
+pub fn is_plain(changes: &[Change]) -> bool {
+    changes.iter().all(|c| matches!(c, Change::Write { .. }))
+}
+
+impl Cluster {
+    /// Whether the next sync point is to be one.
+    pub(super) fn is_time_for_spill(&mut self) -> bool {
+        let rng = self.spills.as_mut();
+        rng.is_some_and(|rng| rng.below(ONE_OF) == 0)
+    }
+
+    /// The program begins one on node `n`, whose primary is ready.
+    pub(super) fn begin_spill(&mut self, n: usize) -> Checked {
+        let (Role::Primary(prim), Some(rng)) = (&self.nodes[n].role, &mut self.spills) else {
+            return Ok(());
+        };
+        let (p, head) = (prim.p.clone(), prim.head);
+        let plain = match prim.spills.len() {
+            0 => false,
+            MOST => return Ok(()),
+            _ if prim.spills.iter().all(Spill::is_plain) => true,
+            _ => return Ok(()),
+        };
+        let files = self.check.points[head].files.clone();
+        let Some(changes) = changes(rng, &files, plain, &p) else {
+            return Ok(());
+        };
+        let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
+        match p.try_spill_now(&pieces) {
+            Ok(way) => {
+                self.spilled.begun += 1;
+                self.note(|| format!("node {} begins to spill {changes:?}", NAMES[n]));
+                if let Role::Primary(prim) = &mut self.nodes[n].role {
+                    prim.spills.push(Spill { way, changes });
+                }
+            }
+            Err(e) => {
+                self.spilled.failed += 1;
+                self.note(|| format!("no spill file: {e}"));
+            }
+        }
+        self.observe(n)
+    }
+
+    /// One turn of one of the threads that wait for a spill file's record.
+    pub(super) fn spill_turn(&mut self, n: usize) -> Checked {
+        let lanes = self.setup.lanes as u64;
+        let (Role::Primary(prim), Some(rng)) = (&mut self.nodes[n].role, &mut self.spills) else {
+            return Ok(());
+        };
+        let Prim { p, spills, .. } = &mut **prim;
+        if spills.is_empty() {
+            return Ok(());
+        }
+        let i = rng.below(spills.len() as u64) as usize;
+        let lane = rng.below(lanes) as usize;
+        let (before, by_mirror) = (p.last(), p.rule().mirror || p.is_linked());
+        let done = p.spill_step(&mut spills[i].way, lane);
+        if let Ok(None) = done {
+            // As `wait_for_room`.
+            for l in 0..self.setup.lanes {
+                let _ = p.drive(l);
+            }
+            let _ = p.checkpoint_step(Pace::Busy);
+            return self.observe(n);
+        }
+        let Spill { way, changes } = spills.remove(i);
+        p.spill_over(&way, done.is_ok());
+        let (head, epoch) = (prim.head, prim.epoch);
+        match done {
+            Ok(Some((last, lane))) => {
+                self.appended += 1;
+                match by_mirror {
+                    true => self.spilled.confirmed += 1,
+                    false => self.spilled.alone += 1,
+                }
+                let point = self
+                    .check
+                    .appended(n, head, epoch, before + 1, last, &changes)?;
+                let since = self.world.now();
+                self.note(|| format!("appended LSN {last} on lane {lane}, of a spill file"));
+                if let Role::Primary(prim) = &mut self.nodes[n].role {
+                    prim.head = point;
+                    prim.pending.push_back(Pending {
+                        point,
+                        since,
+                        spilled: true,
+                    });
+                }
+            }
+            Ok(None) => unreachable!("handled above"),
+            Err(e) => {
+                self.spilled.failed += 1;
+                self.note(|| format!("no record of a spill file: {e}"));
+            }
+        }
+        self.observe(n)
+    }
+}
+
+/// What it writes: enough for a spill file; where `plain`, to files as they are.
+fn changes(rng: &mut Rng, files: &Files, plain: bool, p: &Primary) -> Option<Vec<Change>> {
+    if files.is_empty() {
+        return None;
+    }
+    let mut out = Vec::new();
+    let mut sizes: Vec<(u32, u64)> = files
+        .iter()
+        .map(|(id, f)| (*id, f.data.len() as u64))
+        .collect();
+    for _ in 0..8 {
+        let i = rng.below(sizes.len() as u64) as usize;
+        let (file, size) = &mut sizes[i];
+        if !plain && (*size < 20_000 || rng.below(8) == 0) {
+            *size = rng.between(20_000, 60_000);
+            out.push(Change::Resize {
+                file: *file,
+                size: *size,
+            });
+        }
+        if *size == 0 {
+            continue;
+        }
+        let len = rng.between(*size / 2 + 1, *size);
+        let offset = rng.between(0, *size - len);
+        let mut bytes = vec![0; len as usize];
+        rng.fill(&mut bytes);
+        out.push(Change::Write {
+            file: *file,
+            offset,
+            bytes,
+        });
+        let pieces: Vec<_> = out.iter().map(Change::piece).collect();
+        if p.must_spill(&pieces) {
+            return Some(out);
+        }
+    }
+    None
+}
+
+impl Spills {
+    /// Adds those of another seed.
+    pub fn add(&mut self, o: &Spills) {
+        self.seeds += o.seeds;
+        self.begun += o.begun;
+        self.confirmed += o.confirmed;
+        self.alone += o.alone;
+        self.failed += o.failed;
+        self.acked += o.acked;
+    }
+}
