@@ -62,6 +62,7 @@ const VOTERS: &str = "start the other voters: a majority of them has to be there
 const VOTER: &str =
     "mend what the message names, if it names anything here, and start `mojim node` there again";
 const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
+const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
 const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
 const DISK: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
 
@@ -231,6 +232,12 @@ fn of_copy(n: &Value, newest: u64, ills: &mut Vec<Ill>) {
     match n["state"].as_str() {
         // What is damaged is an error, too.
         Some("whole" | "damaged") | None => {}
+        Some(_) if n["role"] == "primary" && newest > 0 => ills.push(Ill::new(
+            name,
+            "copy",
+            format!("node {name} is the primary, and its copy is gone"),
+            TAKE,
+        )),
         Some("new") => ills.push(Ill::new(
             name,
             "copy",
@@ -544,6 +551,24 @@ mod tests {
         assert_eq!(judge(&nodes), []);
         nodes[3]["last_lsn"] = json!(89);
         assert_eq!(judge(&nodes), one("d", "backup-away"));
+    }
+
+    /// "Nothing, if this passes" was said of the primary itself, which nobody heals.
+    #[test]
+    fn a_primary_whose_copy_is_gone_does_not_pass() {
+        let mut nodes = cluster();
+        for state in ["new", "empty"] {
+            nodes[0]["state"] = json!(state);
+            nodes[0]["attached"] = json!(false);
+            let expected = Expected {
+                mirrored: true,
+                threshold: 1000,
+                voters: &[],
+            };
+            let all = ills(&expected, &nodes);
+            let copy = all.iter().find(|i| i.kind == "copy").expect("it is named");
+            assert_eq!((copy.node.as_str(), &*copy.todo), ("a", TAKE));
+        }
     }
 
     /// "Nothing, if this passes" was said of what a daemon had refused.

@@ -97,9 +97,7 @@ pub fn is_rival(kept: &Holding, other: &Holding, led_here: impl Fn(u64) -> bool)
     let Some(epoch) = other.history.epoch_at(other.tail) else {
         return false;
     };
-    let fork = kept
-        .history
-        .common(kept.tail, &other.history, other.tail);
+    let fork = kept.history.common(kept.tail, &other.history, other.tail);
     if fork == Some(other.tail) || led_here(epoch) {
         return false;
     }
@@ -393,7 +391,11 @@ mod tests {
         assert!(rival(&kept, &of(120, &[(2, 1), (a, 90)]), 1));
         assert!(rival(&kept, &of(20, &[(a, 1)]), 1));
         // and where this one has nothing of its own yet
-        assert!(rival(&of(100, &[(2, 1), (b + 6, 101)]), &of(120, &[(2, 1), (a, 101)]), 1));
+        assert!(rival(
+            &of(100, &[(2, 1), (b + 6, 101)]),
+            &of(120, &[(2, 1), (a, 101)]),
+            1
+        ));
         // forgotten where: an old mirror is not taken for one that was promoted
         let long = of(150, &[(b + 6, 101)]);
         assert!(!is_rival(&long, &of(90, &[(b + 4, 1)]), |_| false));

@@ -526,6 +526,18 @@ impl Checker {
         self.is_damaged(n) && !self.holds(n, self.floor) && self.holds(other, self.floor)
     }
 
+    /// Node `n` goes on with `p`, which has all that its damaged log tells: what that does
+    /// not tell looks never written, and it goes on as one that has everything (a limit,
+    /// `docs/protocol.md`).
+    fn look_for_untold(&mut self, n: usize, p: usize) {
+        let known = |t| self.is_within(self.before(self.floor, t), p);
+        if !self.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
+            self.untold += 1;
+            let left = self.common(self.floor, p);
+            self.settle(left);
+        }
+    }
+
     /// Node `n` begins behind `p`, whatever its data area has beyond.
     fn begins_behind(&mut self, n: usize, p: usize) {
         let c = &mut self.copies[n];
@@ -712,6 +724,7 @@ impl Checker {
                 "3: epoch begins behind LSN {tail}, which ends no sync point"
             ));
         };
+        self.look_for_untold(n, p);
         if !self.is_within(self.floor, p) {
             return Err(format!(
                 "3: epoch {} begins behind {}, but {} is acknowledged",
@@ -740,14 +753,7 @@ impl Checker {
             ));
         };
         self.sole = self.sole.filter(|s| *s == n);
-        // What a damaged log does not tell looks never written: its node goes on as
-        // one that has everything.
-        let known = |t| self.is_within(self.before(self.floor, t), p);
-        if !self.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
-            self.untold += 1;
-            let left = self.common(self.floor, p);
-            self.settle(left);
-        }
+        self.look_for_untold(n, p);
         self.begins_behind(n, p);
         self.copies[n].hold.kill = Some(p);
         if store.level().is_persistent() {

@@ -56,6 +56,8 @@ const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
 const CLUSTER: &str = "sim";
 const VOLUME: &str = "v";
 const MS: Duration = Duration::from_millis(1);
+/// Seeds with this bit may replace a node (`mojim-sim --replacements`).
+pub const REPLACES: u64 = 1 << 62;
 
 type Checked<T = ()> = Result<T, Violation>;
 
@@ -697,6 +699,8 @@ fn crash_text(kind: CrashKind) -> &'static str {
 impl Cluster {
     /// A cluster that has not started.
     pub fn new(seed: u64, mutation: Option<Mutation>) -> Cluster {
+        let replaces = seed & REPLACES != 0 || mutation == Some(Mutation::CallReplaced);
+        let seed = seed & !REPLACES;
         let mut rng = Rng::new(seed ^ 0x6d6f_6a69_6d00);
         let mut setup = Setup::draw(&mut rng);
         let of_backups = mutation.is_some_and(Mutation::is_of_backups);
@@ -717,7 +721,9 @@ impl Cluster {
         setup.draw_backup(&mut Rng::new(seed ^ 0x6261_636b), of_backups);
         setup.draw_second(&mut Rng::new(seed ^ 0x7477_6f00));
         let mut spare = Rng::new(seed ^ 0x7370_6172_6500);
-        setup.draw_spare(&mut spare, mutation == Some(Mutation::CallReplaced));
+        if replaces {
+            setup.draw_spare(&mut spare, mutation == Some(Mutation::CallReplaced));
+        }
         setup.fallback |= mutation.is_some_and(Mutation::is_of_fallback);
         let mut faults = Faults::draw(&mut rng);
         if setup.sound {
@@ -739,6 +745,8 @@ impl Cluster {
             faults.rot = rot.between(1, 5) as u32;
         }
         let damage = Rot::draw(seed, mutation == Some(Mutation::ForgetMissing));
+        // What an operator does who replaces a node whose copy is damaged is not modelled.
+        let damage = damage.filter(|_| !setup.spare);
         match mutation {
             Some(Mutation::IgnoreFailedSync) => {
                 faults.sync_error = faults.sync_error.max(30);
@@ -923,6 +931,10 @@ impl Cluster {
                 self.named.entry((n, m.incarnation)).or_insert(before[n]);
             }
             self.version = (reg.version, self.check.failures());
+            // Another one took over from who went on alone.
+            let primary = reg.primary.as_ref().map(|m| node(&m.node));
+            let sole = self.check.sole;
+            self.check.sole = sole.filter(|s| primary.is_none_or(|p| p == *s));
         }
         if !self.is_free() {
             return;

@@ -6,13 +6,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use mojim_sim::cluster::Mutation;
+use mojim_sim::cluster::{Mutation, REPLACES};
 use mojim_sim::run::{Total, catch_mutation, catch_panics, run, run_with};
 use mojim_sim::shadow::{Broken, Shown, catch, run as run_shadow, run_states};
 use mojim_sim::threads;
 use mojim_sim::voter;
 
-const USAGE: &str = "usage: mojim-sim [--seeds N] [--first N] [--minutes M] [--jobs N] [--json]
+const USAGE: &str =
+    "usage: mojim-sim [--replacements] [--seeds N] [--first N] [--minutes M] [--jobs N] [--json]
        mojim-sim --seed N [--trace] [--failures A,B,...]
        mojim-sim --mutations [--only NAME] [--seeds N] [--first N]
        mojim-sim --threads [--seeds N] [--first N] [--minutes M] [--jobs N]
@@ -27,6 +28,8 @@ fn main() -> ExitCode {
     let mut jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     let (mut trace, mut json, mut mutations, mut shadow) = (false, false, false, false);
     let mut by_threads = false;
+    // In some of these seeds a node is replaced.
+    let mut replaces = 0;
     let mut states = 1_000_000u64;
     let mut only = String::new();
     // Of the failures of one seed, those that are to happen.
@@ -51,6 +54,10 @@ fn main() -> ExitCode {
             "--states" => number().map(|n| states = n),
             "--jobs" => number().map(|n| jobs = n.max(1)),
             "--minutes" => number().map(|n| minutes = Some(n)),
+            "--replacements" => {
+                let _: () = replaces = REPLACES;
+                Some(())
+            }
             "--trace" => {
                 let _: () = trace = true;
                 Some(())
@@ -157,6 +164,7 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    let first = first | replaces;
     let begun = Instant::now();
     // Each seed is on its own, so that threads share nothing but the count.
     let next = AtomicU64::new(first);

@@ -364,9 +364,8 @@ impl Mirror {
         }
         // One that has nothing replaces nothing.
         if sb.state == State::Whole && !h.history.is_empty() {
-            let history = History::from_entries(&h.history).ok_or_else(|| {
-                No::new(RefuseCode::Stranger, "epochs out of order")
-            })?;
+            let history = History::from_entries(&h.history)
+                .ok_or_else(|| No::new(RefuseCode::Stranger, "epochs out of order"))?;
             let theirs = Holding {
                 volume_id: h.volume_id,
                 state: State::Whole,
