@@ -823,21 +823,21 @@ impl Node {
         }
         let m = self.mirror_unserved(v)?;
         let alive = m.live_primary();
-        // It has promised a view that a node was promoted to, and not got it: that one went
-        // on without this copy.
-        let promised = m.store.superblock().promised;
-        if !force && promised >= sb.view.epoch + LEAP / 2 && !m.store.is_own(promised) {
-            return Err(Error::Invalid(format!(
-                "node {} was about to be brought up to date with a view of volume {} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
-                self.me.name, v.name, sb.view.epoch
-            )));
-        }
         let mut above = 0;
         if alive.is_none() {
             // Again: a program may have attached since.
             let others = self.ask_others(v)?;
             if !force {
                 self.check_others(v, &m, &others, contested)?;
+            }
+            // It has promised a view that a node was promoted to, and not got it: that one went
+            // on without this copy.
+            let promised = m.store.superblock().promised;
+            if !force && promised >= sb.view.epoch + LEAP / 2 && !m.store.is_own(promised) {
+                return Err(Error::Invalid(format!(
+                    "node {} was about to be brought up to date with a view of volume {} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
+                    self.me.name, v.name, sb.view.epoch
+                )));
             }
             above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
         }
