@@ -58,7 +58,8 @@ impl Promote {
             eprint!(
                 "Volume {}: node {} becomes primary with what it has. Sync points that only other nodes hold are\n\
                  given up, also acknowledged ones, and if one of those nodes still runs a program, its sync points\n\
-                 fail from now on. End or fence the other nodes first. Go on? [y/N] ",
+                 fail from now on. End programs on other nodes, and fence the nodes that do not answer, first; the\n\
+                 daemons that answer are asked what they have. Go on? [y/N] ",
                 volume.name, node.name
             );
             let mut word = String::new();

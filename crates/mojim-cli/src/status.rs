@@ -29,7 +29,7 @@ use crate::well::{Expected, Ill, copies, ills};
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's), `kind` (unreachable, refused, voter, quorum,
-/// promotion, primaries, copy, room, stale, alone, link, behind, backup-away, backup-lag), `text`
+/// promotion, primaries, copy, failed, room, stale, alone, link, behind, backup-away, backup-lag), `text`
 /// and `do`, what to do about it.
 #[derive(clap::Args)]
 pub struct Status {
@@ -217,6 +217,21 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
         for row in rows.filter(|r| r["volume"] == v.name.as_str()) {
             row["register"] = register.clone();
         }
+    }
+    // Who holds no copy of them votes all the same.
+    let mut decided = config.volumes.values();
+    if volumes.is_empty()
+        && let Some(v) = decided.find(|v| v.failover == Failover::Automatic)
+        && let Err(f) = ask(
+            config,
+            node,
+            SHORT,
+            "view-read",
+            json!({ "volume": v.name }),
+        )
+    {
+        let what = "cannot read the register of views";
+        answer["error"] = json!(format!("node {} {what}: {}", node.name, f.text));
     }
     answer
 }

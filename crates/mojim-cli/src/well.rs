@@ -59,9 +59,9 @@ impl Ill {
 
 const START: &str = "start `mojim node` there, or look at its machine and its network; `mojim replace` if it is lost for good";
 const VOTERS: &str = "start the other voters: a majority of them has to be there";
-const VOTER: &str =
-    "mend what the message names, if it names anything here, and start `mojim node` there again";
+const VOTER: &str = "mend what the message names, if it names anything here, and start `mojim node` there again; `mojim replace` if it is lost for good";
 const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
+const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
 const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
 const DISK: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
@@ -108,7 +108,7 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     for (name, why) in expected.voters {
         if let Some(why) = why {
             let what = format!("{why}; it has a vote");
-            ills.push(Ill::new(name, "voter", what, START));
+            ills.push(Ill::new(name, "voter", what, VOTER));
         }
     }
     of_register(nodes, &mut ills);
@@ -128,7 +128,9 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
         ills.push(Ill::new("", "primaries", what, todo));
     }
     for n in nodes.iter().filter(|n| n["reachable"] == true) {
-        of_copy(n, newest, &mut ills);
+        let is_primary = n["role"] == "primary" && n["state"] != "loading";
+        let leads = is_primary && first.iter().all(|p| p["node"] == n["node"]);
+        of_copy(n, newest, leads, &mut ills);
     }
     let mut mirror = None;
     if let Some(p) = first.first() {
@@ -226,13 +228,14 @@ fn of_register(nodes: &[Value], ills: &mut Vec<Ill>) {
     }
 }
 
-/// Whether it is whole, and of the present view.
-fn of_copy(n: &Value, newest: u64, ills: &mut Vec<Ill>) {
+/// Whether it is whole, and of the present view. `leads`: it is the primary, and no other
+/// node is in a view that is as late.
+fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
     let name = text(n, "node");
     match n["state"].as_str() {
         // What is damaged is an error, too.
         Some("whole" | "damaged") | None => {}
-        Some(_) if n["role"] == "primary" && newest > 0 => ills.push(Ill::new(
+        Some(_) if leads => ills.push(Ill::new(
             name,
             "copy",
             format!("node {name} is the primary, and its copy is gone"),
@@ -251,7 +254,16 @@ fn of_copy(n: &Value, newest: u64, ills: &mut Vec<Ill>) {
             PROGRAM,
         )),
     }
-    if n["role"] == "primary" && n["epoch"].is_u64() && epoch(n) < newest {
+    if n["failed"] == true {
+        ills.push(Ill::new(
+            name,
+            "failed",
+            format!("the program on node {name} can commit nothing more: the disk, or the log, of its copy failed"),
+            FAILED,
+        ));
+    }
+    let has_one = n["state"] != "new" && n["state"] != "empty" && n["state"] != "loading";
+    if n["role"] == "primary" && has_one && n["epoch"].is_u64() && epoch(n) < newest {
         ills.push(Ill::new(
             name,
             "stale",
@@ -551,6 +563,40 @@ mod tests {
         assert_eq!(judge(&nodes), []);
         nodes[3]["last_lsn"] = json!(89);
         assert_eq!(judge(&nodes), one("d", "backup-away"));
+    }
+
+    /// A program whose disk had been full failed at each sync point, and all was well.
+    #[test]
+    fn a_program_that_can_commit_nothing_is_an_ill() {
+        let mut nodes = cluster();
+        nodes[0]["failed"] = json!(true);
+        assert_eq!(judge(&nodes), one("a", "failed"));
+    }
+
+    /// A mirror that came back empty, and is the configuration's primary, was said to be
+    /// the primary whose copy is gone.
+    #[test]
+    fn an_empty_mirror_is_not_the_primary() {
+        let mut nodes = cluster();
+        nodes[0] = row("a", "primary");
+        nodes[0]["epoch"] = json!(4);
+        nodes[1]["role"] = json!("primary");
+        nodes[1]["view"]["primary"] = json!("b");
+        nodes[1]["attached"] = json!(true);
+        for state in ["empty", "loading"] {
+            nodes[0]["state"] = json!(state);
+            let expected = Expected {
+                mirrored: true,
+                threshold: 1000,
+                voters: &[],
+            };
+            let of_a = ills(&expected, &nodes);
+            let of_a: Vec<_> = of_a.iter().filter(|i| i.node == "a").collect();
+            assert!(
+                of_a.iter().all(|i| i.kind == "copy" && i.todo != TAKE),
+                "{of_a:?}"
+            );
+        }
     }
 
     /// "Nothing, if this passes" was said of the primary itself, which nobody heals.

@@ -222,6 +222,10 @@ fn what_is_well_is_said_to_be() {
         nodes.start(&c, n);
     }
     c.await_well("every daemon was started again");
+    // It forwards to c, which kept it from handing its copy over.
+    let out = c.mojim("promote", &["--name", "b"]);
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    c.await_well("b promoted, without a program");
 }
 
 /// Each daemon is killed while a program is attached.

@@ -90,6 +90,8 @@ pub enum Live {
     LastRiskTime,
     /// How often a mirror was lost and that is over.
     Losses,
+    /// 1 once the copy has failed: who has it open commits nothing more.
+    Failed,
 }
 
 /// Where and how one log is kept.
@@ -246,7 +248,7 @@ impl Log {
         }
         log.known = this_boot || matches!(log.medium, Medium::Pmem) && any_boot;
         // Whoever was attached is not any more; what it did stays to be seen.
-        for gone in [Live::Pid, Live::LinkUp, Live::AtRisk] {
+        for gone in [Live::Pid, Live::LinkUp, Live::AtRisk, Live::Failed] {
             log.live(gone).store(0, Release);
         }
         if !matches!(log.medium, Medium::Pmem) {

@@ -2244,6 +2244,19 @@ mod tests {
         std::fs::remove_dir_all(dir).unwrap();
     }
 
+    /// Nobody but the program knew that its copy had failed.
+    #[test]
+    fn a_copy_that_fails_says_so_where_others_look() {
+        let (p, dir) = alone("failed", WriteBack::Eager);
+        let failed = || p.store.logs()[0].live(Live::Failed).load(Relaxed);
+        assert_eq!(failed(), 0);
+        let e = Error::Poisoned("no room".into());
+        assert!(p.store.fail::<()>(Err(e)).is_err());
+        assert_eq!(failed(), 1);
+        drop(p);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
     /// The lease was looked at by the session's thread only: a thread that slept
     /// with it, or ran while it waited for a disk, acknowledged what a backup had
     /// given up.

@@ -763,7 +763,9 @@ impl Store {
                 if self.mutations.ignore_failed_sync.load(Relaxed) {
                     return Err(e);
                 }
-                Err(self.poison.get_or_init(|| e.into_poison()).clone())
+                let e = self.poison.get_or_init(|| e.into_poison()).clone();
+                self.logs()[0].live(Live::Failed).store(1, Release);
+                Err(e)
             }
         }
     }

@@ -571,6 +571,9 @@ impl Node {
                     });
                 }
                 if attached {
+                    if l[Live::Failed as usize] != 0 {
+                        out["failed"] = json!(true);
+                    }
                     // Who has not begun its epoch yet has no link either.
                     if l[Live::Pid as usize] != 0 {
                         out["pid"] = json!(l[Live::Pid as usize]);
@@ -608,8 +611,10 @@ impl Node {
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
         let m = self.mirror_unserved(v)?;
-        let done = self.promote_mirror(v, views, &reg, m.clone(), force, mine);
-        if opened && done.is_err() {
+        // Nobody keeps it here: it is handed over when the last one has let it go.
+        let done = self.promote_mirror(v, views, &reg, m, force, mine);
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        if let Some(m) = m.filter(|_| opened && done.is_err()) {
             self.let_go_of_mirror(v, m);
         }
         done
@@ -899,6 +904,7 @@ impl Node {
     ) -> Result<()> {
         let sb = m.store.superblock();
         let (volume, rule) = (&v.name, layout::rule(v));
+        let led = sb.view.primary == self.me.name;
         let last = others.iter().max_by_key(|o| o.epoch);
         if let Some(o) = last.filter(|o| contested(o)) {
             let what = match o.epoch > sb.view.epoch {
@@ -906,6 +912,9 @@ impl Node {
                 false => "was promoted too, and has a view of its own",
             };
             let then = match o.has {
+                Some(_) if led && o.leads => {
+                    "`mojim promote --force` on the node that is to go on, while both daemons run, gives up what the other one has"
+                }
                 Some(_) => "Start the program there; `mojim promote --force` here gives it up",
                 None => "Its copy is gone: `mojim promote --force` goes on with what is here",
             };
@@ -915,11 +924,11 @@ impl Node {
             )));
         }
         // What only the mirror has may have been acknowledged.
-        let led = sb.view.primary == self.me.name && rule.mirror && !rule.local;
+        let counts = led && rule.mirror && !rule.local;
         let ahead = others.iter().filter(|o| o.epoch == sb.view.epoch);
         let ahead = ahead.filter_map(|o| o.has.map(|has| (o, has)));
         let ahead = ahead.max_by_key(|(_, has)| *has);
-        if let Some((o, has)) = ahead.filter(|(_, has)| led && *has > m.tail()) {
+        if let Some((o, has)) = ahead.filter(|(_, has)| counts && *has > m.tail()) {
             return Err(Error::Invalid(format!(
                 "node {} has sync points of volume {volume} up to LSN {has}, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
                 o.node,
