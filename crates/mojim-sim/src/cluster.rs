@@ -220,6 +220,16 @@ impl Mutation {
         (Mutation::CallReplaced, "call_replaced"),
     ];
 
+    /// A seed at which one that few seeds notice was noticed: it is tried first.
+    pub fn seen_at(self) -> Option<u64> {
+        match self {
+            Mutation::ForgetRing => Some(1430),
+            Mutation::PromiseEarly => Some(15_382),
+            Mutation::SpillUnsynced => Some(2857),
+            _ => None,
+        }
+    }
+
     /// Whether it breaks a rule of views.
     fn is_of_views(self) -> bool {
         matches!(

@@ -89,7 +89,8 @@ pub fn run_with(seed: u64, only: Only) -> Outcome {
 /// Runs one seed: a cluster, and where nothing is broken there a voter's files.
 pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
     let (mut outcome, nobody) = run_cluster(seed, mutation, trace, None);
-    if let Some(nobody) = nobody.filter(|_| outcome.failure.is_none()) {
+    let shrinks = mutation.is_none_or(|m| m == Mutation::OtherLife);
+    if let Some(nobody) = nobody.filter(|_| shrinks && outcome.failure.is_none()) {
         let again = |only| {
             let (outcome, nobody) = run_cluster(seed, mutation, false, only);
             Ran {
@@ -233,6 +234,12 @@ pub fn catch_mutation(
     most: u64,
     jobs: u64,
 ) -> Option<(u64, String)> {
+    let is_noticed = |f: &String| mutation.breaks().iter().any(|p| f.starts_with(p));
+    if let Some(seed) = mutation.seen_at()
+        && let Some(f) = run(seed, Some(mutation), false).failure.filter(is_noticed)
+    {
+        return Some((seed, f));
+    }
     let next = AtomicU64::new(first);
     let found: Mutex<Option<(u64, String)>> = Mutex::new(None);
     let work = || loop {
@@ -249,9 +256,7 @@ pub fn catch_mutation(
             continue;
         };
         let mut found = found.lock().expect("no thread panics");
-        if mutation.breaks().iter().any(|p| f.starts_with(p))
-            && found.as_ref().is_none_or(|b| seed < b.0)
-        {
+        if is_noticed(&f) && found.as_ref().is_none_or(|b| seed < b.0) {
             *found = Some((seed, f));
         }
     };

@@ -85,8 +85,6 @@ fn every_mutation_is_noticed() {
             Mutation::NoFence,
             Mutation::KeepEpoch,
             Mutation::AloneInRing,
-            Mutation::PromiseEarly,
-            Mutation::SpillUnsynced,
         ];
         if rare.contains(&mutation) {
             continue;
