@@ -6,7 +6,10 @@
 //! outside, while the program applies records to it: then the answer names two
 //! LSNs, one up to which everything was in the bytes and one above which
 //! nothing was. Both come from the program's ring. So it is for a copy that was
-//! opened after a crash, until what its files may show is applied again.
+//! opened after a crash, until what its files may show is applied again. A copy
+//! that is as of one LSN also says what the records since another LSN have
+//! changed, as far as its logs still hold them: so whoever compares it with what
+//! another node showed a little earlier knows which bytes must be the same.
 //!
 //! Invariants:
 //! - Reading changes nothing, and holds up no sync point.
@@ -17,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_format::message::{COPY_PAGE, SUM_LEN};
-use mojim_format::{Catalog, CatalogEntry, State};
+use mojim_format::{Catalog, CatalogEntry, OpKind, RecordView, State};
 use serde_json::{Value, json};
 
 use super::{Node, lock};
@@ -35,6 +38,8 @@ use crate::store::{Page, Store, read_superblock};
 const MOST_PAGES: u64 = 2048;
 /// How long a rewrite waits until the primary's files have what it needs.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Most bytes of records that are searched for what changed since an LSN.
+const MOST_RECORDS: usize = 4 << 20;
 
 /// A copy at the moment of a question.
 struct Seen<'a> {
@@ -48,6 +53,9 @@ struct Seen<'a> {
     open: &'a mut dyn FnMut(&CatalogEntry) -> Result<Arc<dyn File>>,
     /// Nothing above this is in what has been read.
     high: &'a dyn Fn() -> u64,
+    /// Every record above the LSN that the question named and up to `low`, where
+    /// the copy is as of `low` and nothing but writes is among them.
+    records: Option<Vec<u8>>,
 }
 
 impl Seen<'_> {
@@ -70,13 +78,50 @@ impl Seen<'_> {
         bytes.truncate(got);
         Ok(bytes)
     }
+
+    /// Which bytes of a page the records since the question's LSN have written:
+    /// from and to, within the page. None where that is not known.
+    fn touched(&self, id: u64, offset: u64) -> Option<Vec<(u64, u64)>> {
+        let page = offset..offset + COPY_PAGE;
+        let mut touched = Vec::new();
+        let mut rest = &self.records.as_ref()?[..];
+        while !rest.is_empty() {
+            let r = RecordView::decode(rest).ok()?;
+            rest = &rest[r.bytes().len()..];
+            for (op, payload) in r.ops().filter(|(op, _)| u64::from(op.file) == id) {
+                let from = op.offset.max(page.start);
+                let to = (op.offset + payload.len() as u64).min(page.end);
+                if from < to {
+                    touched.push((from - offset, to - offset));
+                }
+            }
+        }
+        Some(touched)
+    }
+}
+
+/// Whether these records write into files and do nothing else.
+fn only_write(records: &[u8]) -> bool {
+    let mut rest = records;
+    while !rest.is_empty() {
+        let Ok(r) = RecordView::decode(rest) else {
+            return false;
+        };
+        if r.ops().any(|(op, _)| op.kind != OpKind::Write) {
+            return false;
+        }
+        rest = &rest[r.bytes().len()..];
+    }
+    true
 }
 
 impl Node {
-    /// Runs `f` on this node's copy of a volume, whoever has it open.
+    /// Runs `f` on this node's copy of a volume, whoever has it open. `after`: the
+    /// LSN behind which records are wanted.
     fn see<T>(
         self: &Arc<Node>,
         v: &Volume,
+        after: Option<u64>,
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
         if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
@@ -87,7 +132,7 @@ impl Node {
                     break;
                 }
             }
-            return see_store(&m.store, m.tail(), f);
+            return see_store(&m.store, m.tail(), after, f);
         }
         let meta = layout::meta_dir(&self.me, &v.name);
         if read_superblock(&*self.env, &meta)?.is_none() {
@@ -104,7 +149,7 @@ impl Node {
         // Nobody is attached. What the primary's ring holds counts; what is
         // not yet applied is compared by LSN.
         let tail = store.tail();
-        let r = see_store(&store, tail, f)?;
+        let r = see_store(&store, tail, after, f)?;
         if store.was_clean() {
             // A look does not leave the copy as a dead program does.
             store.close_clean(tail)?;
@@ -159,11 +204,14 @@ impl Node {
             epoch,
             open: &mut open,
             high: &high,
+            // They are in another process's logs.
+            records: None,
         })
     }
 
-    pub(super) fn files(self: &Arc<Node>, v: &Volume) -> Result<Value> {
-        self.see(v, |s| {
+    /// The files. `after`: whether none was made, removed, renamed or resized since.
+    pub(super) fn files(self: &Arc<Node>, v: &Volume, after: Option<u64>) -> Result<Value> {
+        self.see(v, after, |s| {
             let files: Vec<Value> = s
                 .files
                 .iter()
@@ -177,6 +225,7 @@ impl Node {
                 "volume_id": s.volume_id,
                 "epoch": s.epoch,
                 "files": files,
+                "steady": s.records.is_some(),
             }))
         })
     }
@@ -188,7 +237,7 @@ impl Node {
         offset: u64,
         pages: u64,
     ) -> Result<Value> {
-        self.see(v, |s| {
+        self.see(v, None, |s| {
             let bytes = s.read(v, id, offset, pages.min(MOST_PAGES) * COPY_PAGE)?;
             let mut sums = String::with_capacity(bytes.len() / 128 + 2 * SUM_LEN);
             for page in bytes.chunks(COPY_PAGE as usize) {
@@ -199,22 +248,25 @@ impl Node {
     }
 
     /// One page's bytes. `since`: waits until everything up to there is in them.
+    /// `after`: says which of them were written since.
     pub(super) fn page(
         self: &Arc<Node>,
         v: &Volume,
         id: u64,
         offset: u64,
         since: u64,
+        after: Option<u64>,
     ) -> Result<Value> {
         let deadline = self.env.now() + PATIENCE;
         loop {
-            let (low, answer) = self.see(v, |s| {
+            let (low, answer) = self.see(v, after, |s| {
                 let bytes = s.read(v, id, offset, COPY_PAGE)?;
                 let mut text = String::new();
                 hex(&mut text, &bytes);
                 let answer = json!({
                     "low": s.low, "high": (s.high)(), "bytes": text,
                     "volume_id": s.volume_id, "epoch": s.epoch,
+                    "touched": s.touched(id, offset),
                 });
                 Ok((s.low, answer))
             })?;
@@ -291,8 +343,15 @@ impl Node {
     }
 }
 
-fn see_store<T>(store: &Store, last: u64, f: impl FnOnce(&mut Seen<'_>) -> Result<T>) -> Result<T> {
-    store.standing_still(|area, lsn| {
+fn see_store<T>(
+    store: &Store,
+    last: u64,
+    after: Option<u64>,
+    f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
+) -> Result<T> {
+    // None are behind the largest LSN.
+    let after = after.unwrap_or(u64::MAX);
+    store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
         // What failed while it was written may be anything.
         store.check()?;
         let sb = store.superblock();
@@ -306,6 +365,7 @@ fn see_store<T>(store: &Store, last: u64, f: impl FnOnce(&mut Seen<'_>) -> Resul
             epoch: sb.view.epoch,
             open: &mut |e| area.file(e.id),
             high: &|| store.shows(),
+            records: records.filter(|r| store.shows() == lsn && only_write(r)),
         })
     })
 }

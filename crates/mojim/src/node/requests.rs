@@ -172,6 +172,7 @@ impl Node {
         self.may_ask(q, proof)?;
         let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
         let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
+        let after = q.get("after").and_then(Value::as_u64);
         if text("cluster") != self.config.cluster {
             return Err(Error::Invalid(format!(
                 "this is cluster {:?}, not {:?}",
@@ -256,7 +257,7 @@ impl Node {
                 ))),
             },
             "promote" => self.promote(&volume(text("volume"))?, q["force"] == true),
-            "files" => self.files(&volume(text("volume"))?),
+            "files" => self.files(&volume(text("volume"))?, after),
             "sums" => self.sums(
                 &volume(text("volume"))?,
                 number("id"),
@@ -268,6 +269,7 @@ impl Node {
                 number("id"),
                 number("offset"),
                 number("since"),
+                after,
             ),
             "read" => self.read(&volume(text("volume"))?, q, more),
             "rewrite" => self.rewrite(&volume(text("volume"))?, number("id"), number("offset")),
