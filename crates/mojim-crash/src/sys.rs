@@ -23,7 +23,7 @@ const BLKFLSBUF: libc::c_ulong = 0x1261;
 const FS_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
 const FSOP_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
 /// How long somebody may still use a file system that is unmounted.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn done(result: libc::c_int) -> io::Result<()> {
     match result {
