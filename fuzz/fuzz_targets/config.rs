@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use mojim::config::Config;
+use mojim_config::Config;
 
 fuzz_target!(|text: &str| {
     let path = Path::new("fuzz.toml");

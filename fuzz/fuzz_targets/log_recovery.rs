@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use mojim::config::MediumKind;
-use mojim::env::Env;
-use mojim::log::{CONTROL_LEN, Known, Log, LogSpec};
+use mojim_config::MediumKind;
+use mojim_env::Env;
+use mojim_store::log::{CONTROL_LEN, Known, Log, LogSpec};
 use mojim_format::pad::Pad;
 use mojim_format::{EpochStart, Op, OpKind, RecordView, RecordWriter};
 use mojim_protocol::History;

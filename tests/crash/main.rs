@@ -25,11 +25,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::{Duration, Instant};
 
-use mojim::client::Client;
-use mojim::config::Config;
-use mojim::env::{Address, Env};
-use mojim::os::Os;
 use mojim::{Error, MapFlags, Volume, gmsync};
+use mojim_config::Config;
+use mojim_env::{Address, Env};
+use mojim_linux::Os;
+use mojim_replica::client::Client;
 
 const THREADS: usize = 3;
 const SLOTS: u64 = 16;

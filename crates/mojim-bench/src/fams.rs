@@ -21,8 +21,8 @@ use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mojim::config::{Config, WriteBack};
 use mojim::{MapFlags, Volume, gmsync, msync};
+use mojim_config::{Config, WriteBack};
 use serde::Serialize;
 
 use crate::measure::histogram;

@@ -16,8 +16,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use mojim::config::Config;
 use mojim::{MapFlags, Volume, msync, unmap};
+use mojim_config::Config;
 use serde::Serialize;
 
 use crate::fams::median;

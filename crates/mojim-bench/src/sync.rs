@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use mojim::config::Config;
 use mojim::{MapFlags, Volume, msync};
+use mojim_config::Config;
 
 use crate::measure::{Plan, State, Subject, paired, prepared};
 use crate::raw::{

@@ -10,8 +10,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use mojim::config::Config;
-use mojim::{Volume, layout};
+use mojim::Volume;
+use mojim_config::Config;
+use mojim_config::key_files;
 use mojim_format::certificate::Subject as Name;
 use mojim_keys::{Authority, Validity};
 use serde_json::json;
@@ -94,12 +95,12 @@ fn make_keys(config: &Config, dir: &Path) -> io::Result<()> {
         new.open(path)?.write_all(text.as_bytes())
     };
     let new = Authority::make(&config.cluster).map_err(io::Error::other)?;
-    put(layout::authority(dir), new.certificate)?;
+    put(key_files::authority(dir), new.certificate)?;
     for node in config.nodes.keys() {
         let name = Name::Node(node.clone());
         let text = new.authority.issue(&name, Validity::days(1));
         put(
-            layout::certificate(dir, &name),
+            key_files::certificate(dir, &name),
             text.map_err(io::Error::other)?,
         )?;
     }

@@ -17,11 +17,11 @@ use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use engine::config::Working;
-use engine::os::{cancel_again, cancel_waits};
 use engine::{
     Config, Error, Guest, Joined, Level, MapFlags, Reader, ReaderOptions, Result, Volume,
 };
+use mojim_config::Working;
+use mojim_env::threads::{cancel_again, cancel_waits};
 
 /// `mojim_t`.
 pub enum Mojim {
@@ -57,7 +57,7 @@ const MOJIM_SHARED: c_int = 0x0020_0000;
 const MAP_ATOMIC: c_int = 0x0200_0000;
 const MS_MOJIM: c_int = 0x100;
 
-const _: () = assert!(NODE_BYTES > engine::config::MAX_NAME);
+const _: () = assert!(NODE_BYTES > mojim_config::MAX_NAME);
 const _: () = assert!(size_of::<MojimCopy>() == 72 && align_of::<MojimCopy>() == 4);
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<MsyncInput>() == 16 && align_of::<MsyncInput>() == 8);
@@ -429,7 +429,7 @@ fn page_size() -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_int {
     guard(-1, || {
-        if !engine::volume::is_region(addr as usize) {
+        if !engine::is_region(addr as usize) {
             return invalid(format!("unmapping {addr:p}: it is not in a region"));
         }
         engine::unmap(addr.cast(), len)?;
@@ -440,7 +440,7 @@ pub unsafe extern "C-unwind" fn mojim_unmap(addr: *mut c_void, len: usize) -> c_
 /// `mojim_is_region`.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn mojim_is_region(addr: *const c_void) -> c_int {
-    guard(0, || Ok(engine::volume::is_region(addr as usize) as c_int))
+    guard(0, || Ok(engine::is_region(addr as usize) as c_int))
 }
 
 /// `mojim_msync`.
@@ -811,7 +811,7 @@ unsafe fn path_of(
     strings: [*const c_char; 3],
     out: *mut c_char,
     n: usize,
-    path: impl FnOnce(&engine::config::Node, &str) -> PathBuf,
+    path: impl FnOnce(&mojim_config::Node, &str) -> PathBuf,
 ) -> c_int {
     use std::os::unix::ffi::OsStrExt;
     guard(-1, || {
@@ -823,7 +823,7 @@ unsafe fn path_of(
                 text_or_none(strings[2], "volume")?,
             )
         };
-        let wrong = |e: engine::config::ConfigError| Error::Config(e.to_string());
+        let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
         let config = Config::load(Path::new(config)).map_err(wrong)?;
         let name = &config.volume(name).map_err(wrong)?.name;
         let path = path(config.node(node).map_err(wrong)?, name);
@@ -856,9 +856,16 @@ pub unsafe extern "C-unwind" fn mojim_directory(
     out: *mut c_char,
     n: usize,
 ) -> c_int {
-    engine::volume::expect_forks();
+    engine::expect_forks();
     // SAFETY: the caller's promise.
-    unsafe { path_of([config, node, name], out, n, engine::layout::data_dir) }
+    unsafe {
+        path_of(
+            [config, node, name],
+            out,
+            n,
+            mojim_replica::layout::data_dir,
+        )
+    }
 }
 
 /// `mojim_locks`.
@@ -874,7 +881,14 @@ pub unsafe extern "C-unwind" fn mojim_locks(
     n: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { path_of([config, node, name], out, n, engine::layout::locks_dir) }
+    unsafe {
+        path_of(
+            [config, node, name],
+            out,
+            n,
+            mojim_replica::layout::locks_dir,
+        )
+    }
 }
 
 /// `mojim_last_error`.

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::client::Client;
-use mojim::config::{Config, Node};
-use mojim::env::{Address, Env};
-use mojim::os::Os;
+use mojim_config::{Config, Node};
+use mojim_env::{Address, Env};
+use mojim_linux::Os;
+use mojim_replica::client::Client;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;

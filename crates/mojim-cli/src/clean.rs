@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use mojim::rings;
+use mojim_linux::rings;
 
 use crate::failure::{Done, Failure};
 

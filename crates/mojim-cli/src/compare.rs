@@ -13,8 +13,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use mojim::config::{Config, Node, Volume};
-use mojim::node::contents::unhex;
+use mojim_config::{Config, Node, Volume};
+use mojim_node::contents::unhex;
 use serde_json::{Value, json};
 
 use crate::ask::{Asked, LONG, plain};

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mojim::config::{Config, Role};
-use mojim::layout;
+use mojim_config::{Config, Role};
+use mojim_replica::layout;
 use serde_json::{Value, json};
 
 use crate::ask::load;

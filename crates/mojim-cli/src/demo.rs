@@ -5,8 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mojim::config::Config;
 use mojim::{MapFlags, Volume};
+use mojim_config::Config;
 use serde_json::{Value, json};
 
 use crate::append::{self, Log};

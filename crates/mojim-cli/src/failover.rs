@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mojim::config::Config;
+use mojim_config::Config;
 use serde_json::json;
 
 use crate::failure::{Done, Failure};

@@ -76,8 +76,8 @@ impl From<mojim::Error> for Failure {
     }
 }
 
-impl From<mojim::config::ConfigError> for Failure {
-    fn from(e: mojim::config::ConfigError) -> Failure {
+impl From<mojim_config::ConfigError> for Failure {
+    fn from(e: mojim_config::ConfigError) -> Failure {
         Failure::usage(e.to_string())
     }
 }

@@ -11,8 +11,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use mojim::config::Config;
-use mojim::layout;
+use mojim_config::Config;
+use mojim_config::key_files;
 use mojim_format::certificate::Subject;
 use mojim_keys::{Authority, DAYS, Validity};
 use serde_json::json;
@@ -136,13 +136,13 @@ impl Keys {
     fn fill(&self, config: &Config, dir: &Path) -> Result<Vec<PathBuf>, Failure> {
         let new = Authority::make(&config.cluster).map_err(failed)?;
         let mut all = vec![
-            (layout::authority(dir), new.certificate),
-            (layout::authority_key(dir), new.key),
+            (key_files::authority(dir), new.certificate),
+            (key_files::authority_key(dir), new.key),
         ];
         let nodes = config.nodes.keys().cloned().map(Subject::Node);
         for subject in nodes.chain([Subject::Client]) {
             let text = new.authority.issue(&subject, Validity::days(self.days));
-            all.push((layout::certificate(dir, &subject), text.map_err(failed)?));
+            all.push((key_files::certificate(dir, &subject), text.map_err(failed)?));
         }
         for (path, text) in &all {
             write(path, text)?;
@@ -153,7 +153,7 @@ impl Keys {
     }
 
     fn renew(&self, config: &Config, dir: &Path, subject: &Subject) -> Result<PathBuf, Failure> {
-        let path = layout::authority_key(dir);
+        let path = key_files::authority_key(dir);
         let key = std::fs::read_to_string(&path).map_err(|e| {
             Failure::failed(format!(
                 "{}: {e}; a certificate is made where the authority's key is",
@@ -164,7 +164,7 @@ impl Keys {
         let text = authority
             .issue(subject, Validity::days(self.days))
             .map_err(failed)?;
-        let to = layout::certificate(dir, subject);
+        let to = key_files::certificate(dir, subject);
         let beside = dir.join(format!(".new.{}", std::process::id()));
         let put = write(&beside, &text)
             .and_then(|()| std::fs::rename(&beside, &to).map_err(|e| at(&to, &e)))

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mojim::config::{AUTOMATIC_VOTERS, Config};
-use mojim::env::{Address, Env};
-use mojim::os::Os;
-use mojim::views::{Asked, Views};
+use mojim_config::{AUTOMATIC_VOTERS, Config};
+use mojim_env::{Address, Env};
 use mojim_format::certificate::Subject;
+use mojim_linux::Os;
+use mojim_replica::views::{Asked, Views};
 use mojim_views::{Options, RaftViews};
 
 use crate::ask::load;
@@ -43,7 +43,7 @@ pub struct Node {
 /// A node, with one configuration.
 struct Running {
     name: String,
-    node: Arc<mojim::node::Node>,
+    node: Arc<mojim_node::Node>,
     voter: Option<Arc<RaftViews>>,
 }
 
@@ -169,7 +169,7 @@ impl Node {
             }
             _ => None,
         };
-        let node = mojim::node::Node::start(config, &self.name, views, say_on_stderr);
+        let node = mojim_node::Node::start(config, &self.name, views, say_on_stderr);
         let node = match (node, &voter) {
             (Ok(n), _) => n,
             (Err(e), v) => {

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use mojim::config::{Config, Node, Volume};
+use mojim_config::{Config, Node, Volume};
 use serde_json::{Value, json};
 
 use crate::ask::{Asked, LONG, SHORT, ask, load, plain};

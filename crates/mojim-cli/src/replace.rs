@@ -14,7 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mojim::config::{AUTOMATIC_VOTERS, Config, Failover, Role, Volume};
+use mojim_config::{AUTOMATIC_VOTERS, Config, Failover, Role, Volume};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use toml_edit::{Array, DocumentMut, Item, TableLike};
@@ -318,7 +318,7 @@ fn check_nodes(config: &Config, old: &str) -> Result<Vec<(String, String)>, Fail
     }
     let voters = config.voters();
     if node.vote && voters.len() >= AUTOMATIC_VOTERS {
-        let counts = |n: &&&mojim::config::Node| {
+        let counts = |n: &&&mojim_config::Node| {
             let names = ask(config, n, SHORT, "voters", json!({})).unwrap_or_default();
             let names = names.as_array().into_iter().flatten();
             n.name != old && names.into_iter().any(|name| name == old)
@@ -522,7 +522,7 @@ fn look(
     }
     let voters: BTreeSet<String> = config.voters().iter().map(|n| n.name.clone()).collect();
     if voters.len() >= AUTOMATIC_VOTERS && voters.contains(new) {
-        let says = |n: &&mojim::config::Node| {
+        let says = |n: &&mojim_config::Node| {
             let answer = ask(config, n, SHORT, "voters", json!({})).ok()?;
             serde_json::from_value::<BTreeSet<String>>(answer).ok()
         };
@@ -679,7 +679,8 @@ vote = false
         let c = change(&text, &again, "a");
         assert_eq!(c.nodes["zz"].replaces, ["b", "d"]);
         for n in ["a", "x", "y"] {
-            let rank = |c: &Config| mojim::layout::store(c, &c.nodes[n], &c.volumes["v"]).rank;
+            let rank =
+                |c: &Config| mojim_replica::layout::store(c, &c.nodes[n], &c.volumes["v"]).rank;
             assert_eq!(rank(&before), rank(&c));
         }
     }

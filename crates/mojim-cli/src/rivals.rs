@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::config::MediumKind;
-use mojim::env::{Address, Env};
-use mojim::log::LogSpec;
-use mojim::os::{Listener, Os};
 use mojim_bench::measure::Subject;
+use mojim_config::MediumKind;
+use mojim_env::{Address, Env};
+use mojim_linux::{Listener, Os};
 use mojim_rivals::Scheme;
 use mojim_rivals::audit::check;
 use mojim_rivals::order::Transport;
 use mojim_rivals::primary::Primary;
 use mojim_rivals::replica::{ReplicaSpec, serve};
+use mojim_store::log::LogSpec;
 
 use crate::failure::{Done, Failure};
 use crate::latency::Store;

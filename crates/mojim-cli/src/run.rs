@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use mojim::config::Failover;
+use mojim_config::Failover;
 
 use crate::ask::load;
 use crate::failure::{Done, Failure};
@@ -88,7 +88,7 @@ impl Run {
             preload.push(":");
             preload.push(others);
         }
-        let directory = mojim::layout::data_dir(node, &volume.name);
+        let directory = mojim_replica::layout::data_dir(node, &volume.name);
         std::fs::create_dir_all(&directory)
             .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
         let path = std::fs::canonicalize(&self.config)?;

@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use mojim::config::{Config, Failover, MediumKind, Node, Volume};
+use mojim_config::{Config, Failover, MediumKind, Node, Volume};
 use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};

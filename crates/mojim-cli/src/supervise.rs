@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use mojim::client::Client;
-use mojim::config::{Config, Node, Volume};
-use mojim::env::{Address, Env};
-use mojim::layout;
-use mojim::os::Os;
+use mojim_config::{Config, Node, Volume};
+use mojim_env::{Address, Env};
+use mojim_linux::Os;
+use mojim_replica::client::Client;
+use mojim_replica::layout;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 

@@ -21,8 +21,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mojim::config::Config;
 use mojim::{MapFlags, Volume};
+use mojim_config::Config;
 use serde_json::{Value, json};
 
 use crate::ask::{SHORT, ask, load};

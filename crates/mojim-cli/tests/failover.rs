@@ -11,9 +11,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mojim::client::Client;
-use mojim::env::{Address, Env};
-use mojim::os::Os;
+use mojim_env::{Address, Env};
+use mojim_linux::Os;
+use mojim_replica::client::Client;
 use rustix::fs::FlockOperation;
 use serde_json::json;
 

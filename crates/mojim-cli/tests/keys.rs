@@ -2,7 +2,7 @@
 //! links, and shut to everybody else; with real processes.
 //!
 //! Which certificates are believed is tested where that is decided
-//! (`mojim::os::tls`); here is what a whole node does with whom. Owns its
+//! (`mojim_linux::tls`); here is what a whole node does with whom. Owns its
 //! temporary directories, shared memory and processes.
 
 use std::fs;
@@ -14,13 +14,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::client::Client;
-use mojim::config::Config;
-use mojim::env::{Address, Env};
-use mojim::os::Os;
+use mojim_config::Config;
+use mojim_env::{Address, Env};
 use mojim_format::certificate::Subject;
 use mojim_format::message::{Hello, Lane, Message};
 use mojim_format::{FRAME_LEN, Frame, FrameKind};
+use mojim_linux::Os;
+use mojim_replica::client::Client;
 use serde_json::{Value, json};
 
 mod support;
@@ -183,7 +183,7 @@ fn refused(c: &Pair, s: &Subject, encrypt: bool, kind: FrameKind, body: &[u8]) -
     let os = Os::of(&c.config(), s).unwrap_or_else(|e| panic!("{e}"));
     let to = Address::Tcp(c.config().nodes["b"].address);
     let conn = os.encrypting(encrypt).connect(&to).unwrap();
-    let mut wire = mojim::link::Wire::new(conn);
+    let mut wire = mojim_replica::link::Wire::new(conn);
     wire.queue(kind, 1, 0, 0, body);
     loop {
         let sent = wire.flush().unwrap_or_else(|e| panic!("{e}"));

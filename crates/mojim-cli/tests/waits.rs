@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
-use mojim::config::Config;
 use mojim::{Error, MapFlags, Volume, msync};
+use mojim_config::Config;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 #[path = "support/disk.rs"]

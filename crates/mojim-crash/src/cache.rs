@@ -10,8 +10,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use mojim::env::{Env, Memory};
-use mojim::os::Os;
+use mojim_env::{Env, Memory};
+use mojim_linux::Os;
 
 /// The owner of the memory that the engine has.
 pub struct Cache {

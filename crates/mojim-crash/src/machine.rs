@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
-use mojim::os::Os;
+use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
 use mojim_format::{OpKind, RecordView, Superblock};
+use mojim_linux::Os;
 
 use crate::cache::Cache;
 

@@ -51,7 +51,7 @@ fn config(place: &Place, seed: u64) -> Result<Config> {
 impl Shipped {
     /// Attaches to the volume and maps the region; `rebooted` after a crash.
     pub fn open(place: &Place, seed: u64, fault: Option<Fault>, rebooted: bool) -> Result<Shipped> {
-        let over = |os| -> Arc<dyn mojim::env::Env> {
+        let over = |os| -> Arc<dyn mojim_env::Env> {
             Arc::new(Machine {
                 os,
                 boot: if rebooted { 0xff } else { 0 },

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use mojim::env::Env;
-use mojim::log::{LogSpec, Survival};
-use mojim::{Error, Result};
+use mojim_env::Env;
+use mojim_env::{Error, Result};
 use mojim_format::OpKind;
+use mojim_store::log::{LogSpec, Survival};
 
 use crate::primary::{FILE, Run};
 use crate::{history, open};
@@ -61,10 +61,10 @@ mod tests {
     use std::path::{Path, PathBuf};
     use std::time::Duration;
 
-    use mojim::config::MediumKind;
-    use mojim::env::Address;
-    use mojim::os::Listener;
-    use mojim::os::Os;
+    use mojim_config::MediumKind;
+    use mojim_env::Address;
+    use mojim_linux::Listener;
+    use mojim_linux::Os;
 
     use crate::Scheme;
     use crate::order::Transport;

@@ -3,8 +3,8 @@
 //!
 //! What the schemes cost is compared with what Mojim's modes cost, so all else
 //! is Mojim's: the records and frames of `mojim-format`, the logs and links of
-//! the engine ([`mojim::log`], [`mojim::link`]), how it waits
-//! ([`mojim::spinner`]), and what a mirror's lane does with a record: receive,
+//! the engine ([`mojim_store::log`], [`mojim_replica::link`]), how it waits
+//! ([`mojim_replica::spinner`]), and what a mirror's lane does with a record: receive,
 //! check sum, epoch and order, append to its log, make that persistent if its
 //! medium persists, acknowledge. Whatever Mojim does besides (mapped files,
 //! applying to the data area, heartbeats, back-pressure) the rivals do without,
@@ -24,11 +24,11 @@ pub mod replica;
 
 use std::sync::Arc;
 
-use mojim::Result;
-use mojim::config::MediumKind;
-use mojim::env::Env;
-use mojim::log::{Known, Log, LogSpec, Survival};
+use mojim_config::MediumKind;
+use mojim_env::Env;
+use mojim_env::Result;
 use mojim_protocol::History;
+use mojim_store::log::{Known, Log, LogSpec, Survival};
 
 /// How one primary's writes reach all replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,11 +10,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::env::{Conn, Env, Memory};
-use mojim::link::Wire;
-use mojim::log::Log;
-use mojim::{Error, Result};
+use mojim_env::{Conn, Env, Memory};
+use mojim_env::{Error, Result};
 use mojim_format::{Frame, FrameKind};
+use mojim_replica::link::Wire;
+use mojim_store::log::Log;
 use serde::{Deserialize, Serialize};
 
 use crate::EPOCH;

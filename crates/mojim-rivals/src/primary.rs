@@ -10,13 +10,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::env::Env;
-use mojim::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
-use mojim::log::{Log, LogSpec};
-use mojim::primary::{Piece, encode};
-use mojim::spinner::Spinner;
-use mojim::{Error, Result};
+use mojim_env::Env;
+use mojim_env::{Error, Result};
 use mojim_format::{FrameKind, RecordWriter};
+use mojim_replica::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
+use mojim_replica::primary::{Piece, encode};
+use mojim_replica::spinner::Spinner;
+use mojim_store::log::{Log, LogSpec};
 
 use crate::order::{LIMIT, Order, Ring, Transport, hear, pass, say};
 use crate::replica::connect;

@@ -12,14 +12,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::env::{Address, Conn, Env};
-use mojim::link::{Carrier, Front, PAGE_LEN, Page, RingIn, Tx, Wire};
-use mojim::log::{CONTROL_LEN, Log, LogSpec};
-use mojim::os::Listener;
-use mojim::spinner::Spinner;
-use mojim::{Error, Result};
+use mojim_env::{Address, Conn, Env};
+use mojim_env::{Error, Result};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_TRAILER_LEN, RecordView, crc32c};
+use mojim_linux::Listener;
 use mojim_protocol::{Arrival, History, LaneIn};
+use mojim_replica::link::{Carrier, Front, PAGE_LEN, Page, RingIn, Tx, Wire};
+use mojim_replica::spinner::Spinner;
+use mojim_store::log::{CONTROL_LEN, Log, LogSpec};
 
 use crate::order::{LIMIT, Order, Ring, Transport, hear, pass, say, take, words};
 use crate::{EPOCH, history, open};

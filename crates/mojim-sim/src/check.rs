@@ -7,10 +7,10 @@
 //! and looks at the copies themselves for the rest. Every violation of an
 //! invariant of DESIGN.md is returned as text that begins with its number.
 
-use mojim::primary::Piece;
-use mojim::store::Store;
 use mojim_format::State;
 use mojim_protocol::{AckRule, History};
+use mojim_replica::primary::Piece;
+use mojim_store::store::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -16,27 +16,27 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mojim::Error;
-use mojim::claim::Claim;
-use mojim::config::{MediumKind, WriteBack};
-use mojim::env::{Address, Env};
-use mojim::forward::Forward;
-use mojim::holders::Holders;
-use mojim::link::Wire;
-use mojim::log::{Log, LogSpec};
-use mojim::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
-use mojim::outflow::Source;
-use mojim::primary::{Pace, Primary, PrimarySpec};
-use mojim::session::Session;
-use mojim::store::{Store, StoreSpec, read_superblock};
-use mojim::stream::{StreamIn, StreamOut};
-use mojim::views::Views;
-use mojim::vigil::Vigil;
+use mojim_config::{MediumKind, WriteBack};
+use mojim_env::Error;
+use mojim_env::{Address, Env};
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
 use mojim_format::{FrameKind, State};
 use mojim_protocol::pairing::may_promote;
 use mojim_protocol::view::{Member, Register};
 use mojim_protocol::{AckRule, Lacks, Loss};
+use mojim_replica::claim::Claim;
+use mojim_replica::forward::Forward;
+use mojim_replica::holders::Holders;
+use mojim_replica::link::Wire;
+use mojim_replica::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
+use mojim_replica::outflow::Source;
+use mojim_replica::primary::{Pace, Primary, PrimarySpec};
+use mojim_replica::session::Session;
+use mojim_replica::stream::{StreamIn, StreamOut};
+use mojim_replica::views::Views;
+use mojim_replica::vigil::Vigil;
+use mojim_store::log::{Log, LogSpec};
+use mojim_store::store::{Store, StoreSpec, read_superblock};
 
 use crate::check::{BACKUP, Change, Checker, Files, NODES, SECOND, SPARE, Violation};
 use crate::failures::Takes;
@@ -2557,7 +2557,7 @@ impl Cluster {
         &mut self,
         n: usize,
         m: Arc<Mirror>,
-        taken: mojim::Result<Option<(u64, u64)>>,
+        taken: mojim_env::Result<Option<(u64, u64)>>,
     ) -> Checked {
         let Ok(Some((_, tail))) = taken else {
             drop(m);

@@ -868,7 +868,7 @@ impl Disk {
 #[cfg(test)]
 pub(crate) mod tests {
     use crate::{CrashKind, Faults, Rng, SECTOR, World, is_crash};
-    use mojim::env::{Env, OpenHow};
+    use mojim_env::{Env, OpenHow};
     use std::io::ErrorKind;
     use std::path::{Path, PathBuf};
 

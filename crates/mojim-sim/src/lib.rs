@@ -1,10 +1,10 @@
 //! Runs the shipped engine over a simulated disk, network and clock.
 //!
-//! Owns the simulated world: everything that [`mojim::env::Env`] asks of the
+//! Owns the simulated world: everything that [`mojim_env::Env`] asks of the
 //! machine, made from one seed. Invariants:
 //! - The same seed, the same [`Faults`] and the same calls give the same run,
 //!   byte for byte: no thread, no clock, no address and no hash order decides.
-//! - The medium does what `mojim::env` says that it may do, and no more: what
+//! - The medium does what `mojim_env` says that it may do, and no more: what
 //!   was made durable is there after any crash; all else may be, in any part.
 //! - A dead process changes nothing that a later one sees: each call of its
 //!   [`SimEnv`] fails, and stores that it still makes into named or persistent

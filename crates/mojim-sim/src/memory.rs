@@ -7,7 +7,7 @@
 //! through raw pointers at any time.
 
 use crate::rng::Rng;
-use mojim::env::Memory;
+use mojim_env::Memory;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::sync::Arc;

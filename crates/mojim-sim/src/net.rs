@@ -10,7 +10,7 @@
 
 use crate::rng::Rng;
 use crate::world::Ctx;
-use mojim::env::{Address, Memory};
+use mojim_env::{Address, Memory};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::path::PathBuf;
@@ -848,7 +848,7 @@ impl Net {
 #[cfg(test)]
 mod tests {
     use crate::{Faults, Rng, SimListener, World};
-    use mojim::env::{Address, Conn, Env};
+    use mojim_env::{Address, Conn, Env};
     use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
     use std::net::SocketAddr;
     use std::sync::Arc;

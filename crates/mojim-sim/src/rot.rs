@@ -13,12 +13,12 @@
 
 use std::path::Path;
 
-use mojim::config::MediumKind;
-use mojim::log::LogSpec;
-use mojim::store::StoreSpec;
+use mojim_config::MediumKind;
 use mojim_format::pad::Pad;
 use mojim_format::{RecordHeader, RecordView, SUPERBLOCK_LEN, State, Superblock};
 use mojim_protocol::History;
+use mojim_store::log::LogSpec;
+use mojim_store::store::StoreSpec;
 
 use crate::check::NODES;
 use crate::failures::Takes;

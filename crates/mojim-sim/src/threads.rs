@@ -19,17 +19,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mojim::config::{MediumKind, WriteBack};
-use mojim::env::{Address, Env};
-use mojim::holders::Peer;
-use mojim::log::{Log, LogSpec};
-use mojim::mirror::{ControlIn, LaneServer, Mirror, Step, refuse};
-use mojim::primary::{Pace, Piece, Primary, PrimarySpec};
-use mojim::session::Session;
-use mojim::store::{Store, StoreSpec};
+use mojim_config::{MediumKind, WriteBack};
+use mojim_env::{Address, Env};
 use mojim_format::FrameKind;
 use mojim_format::message::{Hello, Lane, Message};
 use mojim_protocol::AckRule;
+use mojim_replica::holders::Peer;
+use mojim_replica::mirror::{ControlIn, LaneServer, Mirror, Step, refuse};
+use mojim_replica::primary::{Pace, Piece, Primary, PrimarySpec};
+use mojim_replica::session::Session;
+use mojim_store::log::{Log, LogSpec};
+use mojim_store::store::{Store, StoreSpec};
 
 use crate::turns::{Scheduler, TurnEnv, sleep, wrap};
 use crate::{CrashKind, Faults, Rng, SimListener, World};
@@ -319,7 +319,7 @@ fn follow(
         let (mut fresh, mut control) = (Vec::new(), Vec::<ControlIn>::new());
         while !program.is_over() {
             while let Ok(Some(c)) = listener.accept() {
-                fresh.push(mojim::link::Wire::new(wrap(&inner, c)));
+                fresh.push(mojim_replica::link::Wire::new(wrap(&inner, c)));
             }
             for mut w in std::mem::take(&mut fresh) {
                 let (f, body) = match w.take_frame() {
@@ -406,7 +406,7 @@ fn play(
     rng: &mut Rng,
     outcome: &mut Outcome,
 ) -> Result<(), String> {
-    let text = |e: mojim::Error| e.to_string();
+    let text = |e: mojim_env::Error| e.to_string();
     let late = broken == Some(Broken::LateWrite);
     let env: Arc<dyn Env> = TurnEnv::new(world.env("a"), scheduler.clone(), late);
     let store = Arc::new(Store::open(&env, store_spec("a", setup)).map_err(text)?);

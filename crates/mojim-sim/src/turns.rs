@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mojim::env::{Address, Conn, Env, File, Memory, OpenHow, Proof};
+use mojim_env::{Address, Conn, Env, File, Memory, OpenHow, Proof};
 
 use crate::run::panic_text;
 use crate::world::{CrashKind, SECTOR, World};
@@ -103,7 +103,7 @@ impl Scheduler {
         let text = name.to_owned();
         let work = move || {
             ME.with(|m| m.set(me));
-            mojim::turns::follow(Arc::new(Me {
+            mojim_env::turns::follow(Arc::new(Me {
                 scheduler: scheduler.clone(),
                 me,
             }));
@@ -257,7 +257,7 @@ struct Me {
     me: usize,
 }
 
-impl mojim::turns::Turns for Me {
+impl mojim_env::turns::Turns for Me {
     fn number(&self) -> usize {
         self.me
     }
@@ -273,7 +273,7 @@ thread_local! {
 
 /// Stops the calling thread, if it is a scheduler's, until `ready`, or for `timeout`.
 pub fn sleep(ready: &dyn Fn() -> bool, timeout: Duration) {
-    if let Some(turns) = mojim::turns::current() {
+    if let Some(turns) = mojim_env::turns::current() {
         turns.sleep(ready, timeout);
     }
 }

@@ -9,10 +9,10 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use mojim::Error;
-use mojim::error::Result;
-use mojim::views::{Errand, Errands, Views};
+use mojim_env::Error;
+use mojim_env::Result;
 use mojim_protocol::view::Register;
+use mojim_replica::views::{Errand, Errands, Views};
 use serde_json::Value;
 
 use crate::check::NODES;

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use mojim::Error;
-use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_env::Error;
+use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
 use mojim_views::files::{Files, Held, Id};
 
 use crate::rng::Rng;
@@ -175,7 +175,7 @@ enum Call {
 }
 
 impl Call {
-    fn on(&self, files: &Files) -> mojim::Result<()> {
+    fn on(&self, files: &Files) -> mojim_env::Result<()> {
         match self {
             Call::Vote(v) => files.vote(*v),
             Call::Append(entries) => files.append(entries),

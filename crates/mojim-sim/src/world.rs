@@ -12,7 +12,7 @@ use crate::failures::{Failure, Failures, Only, Takes};
 use crate::memory::Region;
 use crate::net::Net;
 use crate::rng::Rng;
-use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use mojim::Error;
-use mojim::config::{MediumKind, WriteBack};
-use mojim::env::Env;
-use mojim::log::LogSpec;
-use mojim::primary::{Pace, Piece, Primary, PrimarySpec};
-use mojim::store::{Store, StoreSpec};
+use mojim_config::{MediumKind, WriteBack};
+use mojim_env::Env;
+use mojim_env::Error;
 use mojim_protocol::AckRule;
+use mojim_replica::primary::{Pace, Piece, Primary, PrimarySpec};
 use mojim_sim::{Faults, World};
+use mojim_store::log::LogSpec;
+use mojim_store::store::{Store, StoreSpec};
 
 const LOG: u64 = 64 << 10;
 const FILE: u64 = 32 << 10;
@@ -23,11 +23,11 @@ fn log_path() -> PathBuf {
 }
 
 /// Starts node `a`'s program.
-fn start(world: &World) -> mojim::Result<Primary> {
+fn start(world: &World) -> mojim_env::Result<Primary> {
     start_on(world, MediumKind::Disk)
 }
 
-fn start_on(world: &World, medium: MediumKind) -> mojim::Result<Primary> {
+fn start_on(world: &World, medium: MediumKind) -> mojim_env::Result<Primary> {
     let env: Arc<dyn Env> = world.env("a");
     let spec = StoreSpec {
         cluster: "c".into(),
@@ -85,7 +85,7 @@ fn make_file(p: Primary) -> Primary {
 }
 
 /// One sync point: number `n` in the first word and in one of its own.
-fn commit(p: &Primary, n: u64) -> mojim::Result<u64> {
+fn commit(p: &Primary, n: u64) -> mojim_env::Result<u64> {
     let word = n.to_le_bytes();
     let at = |offset| Piece::Write {
         file: 1,
@@ -326,7 +326,7 @@ fn the_log_of_a_release_without_nonces_is_known() {
         unsafe { ring.ptr().add(40).cast::<u64>().write(0) };
         end(&world, p, false);
         let env: Arc<dyn Env> = world.env("a");
-        let how = mojim::env::OpenHow {
+        let how = mojim_env::OpenHow {
             write: true,
             ..Default::default()
         };

@@ -46,8 +46,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use mojim::env::{Env, File, OpenHow};
-use mojim::{Error, Result};
+use mojim_env::{Env, Error, File, OpenHow, Result};
 use openraft::{EntryPayload, RaftLogId};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -7,8 +7,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mojim::Result;
-use mojim::env::Env;
+use mojim_env::Env;
+use mojim_env::Result;
 use mojim_protocol::view::Register;
 use openraft::{EntryPayload, LeaderId};
 

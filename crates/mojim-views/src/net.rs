@@ -27,9 +27,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mojim::client::Client;
-use mojim::env::{Address, Env};
-use mojim::{Error, Result};
+use mojim_env::{Address, Env, Error, Result};
+use mojim_replica::client::Client;
 use openraft::error::{
     InstallSnapshotError, NetworkError, PayloadTooLarge, RPCError, RaftError, RemoteError,
     Unreachable,
@@ -503,7 +502,7 @@ mod tests {
             (name, Address::Unix("/nowhere".into()))
         };
         let all: BTreeMap<String, Address> = (0..voters).map(voter).collect();
-        let env: Arc<dyn Env> = Arc::new(mojim::os::Os::new().unwrap());
+        let env: Arc<dyn Env> = Arc::new(mojim_linux::Os::new().unwrap());
         let me = all.keys().next().unwrap().clone();
         let none = BTreeMap::new();
         Links::new(&env, "cluster", &me, numbered(&all).unwrap(), &none)

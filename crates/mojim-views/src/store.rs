@@ -15,7 +15,7 @@ use std::io::Cursor;
 use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Mutex};
 
-use mojim::{Error, Result};
+use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
 use openraft::storage::{LogFlushed, RaftLogStorage, RaftStateMachine};
 use openraft::{

@@ -16,10 +16,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use mojim::env::{Address, Env};
-use mojim::views::{Views, from_json};
-use mojim::{Error, Result};
+use mojim_env::{Address, Env};
+use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
+use mojim_replica::views::{Views, from_json};
 use openraft::error::{Fatal, InitializeError, RaftError};
 use openraft::{ChangeMembers, Config, SnapshotPolicy};
 use serde::Serialize;

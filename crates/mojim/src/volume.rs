@@ -20,28 +20,28 @@ use mojim_format::certificate::Subject;
 use mojim_format::{Level, State, View};
 use serde_json::json;
 
-use crate::claim::Claim;
-use crate::client::Client;
-use crate::committed;
-use crate::config::{
+use crate::share::{Guest, guest};
+use mojim_config::{
     Config, Failover, Fallback, MediumKind, Mode, Node, Volume as VolumeConfig, Working,
 };
-use crate::env::{Address, Env};
-use crate::error::{Context, Error, Result};
-use crate::event::Event;
-use crate::fork::{check_fork, is_other_process, watch_forks};
-use crate::forward;
-use crate::holders::{self, Holders, Peer};
-use crate::layout;
-use crate::os::{Os, SignalsWait, trust};
-use crate::outflow::Source;
-use crate::primary::{Pace, Primary};
-use crate::rings;
-use crate::session::Session;
-use crate::share::{Guest, guest};
-use crate::store::{AT_ONCE, Store, read_superblock};
-use crate::stream::StreamThreads;
-use crate::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
+use mojim_env::event::Event;
+use mojim_env::threads::SignalsWait;
+use mojim_env::{Address, Context, Env, Error, Result};
+use mojim_linux::rings;
+use mojim_linux::{Os, trust};
+use mojim_memory::committed;
+use mojim_memory::fork::{check_fork, is_other_process, watch_forks};
+use mojim_replica::claim::Claim;
+use mojim_replica::client::Client;
+use mojim_replica::forward;
+use mojim_replica::holders::{self, Holders, Peer};
+use mojim_replica::layout;
+use mojim_replica::outflow::Source;
+use mojim_replica::primary::{Pace, Primary};
+use mojim_replica::session::Session;
+use mojim_replica::stream::StreamThreads;
+use mojim_replica::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
+use mojim_store::store::{AT_ONCE, Store, read_superblock};
 
 mod children;
 mod memory;
@@ -58,7 +58,7 @@ use names::Names;
 use sync_point::{Part, Until, sync_many};
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
 use windows::SharedCopies;
-pub use windows::{describe, is_region, unmap};
+pub use windows::{is_region, unmap};
 
 /// How long a program waits for a daemon that brings the mirror up to date to give way.
 const GIVES_WAY: Duration = Duration::from_secs(30);
@@ -159,7 +159,7 @@ pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined>
     check_fork()?;
     watch_forks();
     expect_forks();
-    let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
+    let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
     let private = config.volume(volume).map_err(wrong)?.working == Working::Private;
     let since = std::time::Instant::now();
     loop {
@@ -210,7 +210,8 @@ impl Volume {
     /// The same for a node's daemon, which brings the mirror up to date where no program
     /// does: it never begins alone what was not alone, shares nothing, and ends with
     /// `Busy` as soon as `gives_way` says so.
-    pub(crate) fn attach_to_heal(
+    #[doc(hidden)]
+    pub fn attach_to_heal(
         config: &Config,
         node: &str,
         volume: &str,
@@ -232,14 +233,16 @@ impl Volume {
     }
 
     /// Whether the mirror follows and has everything.
-    pub(crate) fn is_level(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_level(&self) -> bool {
         let p = &self.0.primary;
         let view = p.store.superblock().view;
         p.link_up.load(Acquire) && view.mirror == p.mirror() && p.acked.get() >= p.last()
     }
 
     /// What the mirror has; grows while it is brought up to date.
-    pub(crate) fn mirror_has(&self) -> u64 {
+    #[doc(hidden)]
+    pub fn mirror_has(&self) -> u64 {
         let p = &self.0.primary;
         let moved = p
             .store
@@ -272,7 +275,7 @@ impl Volume {
     ) -> Result<Volume> {
         check_fork()?;
         watch_forks();
-        let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
+        let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
         let volume = config.volume(volume).map_err(wrong)?.clone();
         let node = config.node(node).map_err(wrong)?.clone();
         config.check_media(&node.name).map_err(wrong)?;
@@ -945,7 +948,7 @@ impl Inner {
     }
 
     fn checkpoint_loop(&self) {
-        crate::os::yield_to_others();
+        mojim_env::threads::yield_to_others();
         self.checkpoint_turns();
         if let Some(memory) = &self.memory {
             memory.end();

@@ -151,7 +151,7 @@ fn child() {
     }
     check(0..REGION / page, 1);
     // And a part by exact ranges, still more than there is room for.
-    let (part, few) = (2 * LIMIT / page, mojim::region::EXACT_MAX / page);
+    let (part, few) = (2 * LIMIT / page, mojim_memory::region::EXACT_MAX / page);
     for n in 0..part {
         store(n, 2);
         if (n + 1) % few == 0 {
@@ -170,7 +170,7 @@ fn child() {
 
 #[test]
 fn a_region_ten_times_larger_than_memory_is_changed() {
-    if !mojim::track::uffd_available() {
+    if !mojim_memory::track::uffd_available() {
         eprintln!("skipped: this kernel has no write tracking by userfaultfd");
         return;
     }

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-use mojim::config::Config;
 use mojim::{Level, MapFlags, Volume, gmsync, gmsync_async, msync, msync_async, rollback, unmap};
+use mojim_config::Config;
 use mojim_format::RecordView;
 
 mod support;
@@ -32,7 +32,7 @@ fn file(v: &Volume) -> Vec<u8> {
 /// Bytes of the records in the log: nothing is released from it here.
 fn logged(config: &Config) -> usize {
     let volume = config.volume(None).unwrap();
-    let spec = mojim::layout::store(config, config.node("a").unwrap(), volume);
+    let spec = mojim_replica::layout::store(config, config.node("a").unwrap(), volume);
     let bytes = std::fs::read(&spec.logs[0].path).unwrap();
     (0..bytes.len())
         .step_by(512)
@@ -657,8 +657,8 @@ fn only_an_atomic_region_is_rolled_back() {
     assert_eq!(std::fs::read(v.directory().join("f")).unwrap()[0], 5);
 }
 
-/// More than this is compared (`mojim::region::EXACT_MAX`).
-const EXACT: usize = mojim::region::EXACT_MAX + 1;
+/// More than this is compared (`mojim_memory::region::EXACT_MAX`).
+const EXACT: usize = mojim_memory::region::EXACT_MAX + 1;
 
 /// Two threads that sync the same memory once lost each other: one found the
 /// page clean that the other had just collected, and returned before anything

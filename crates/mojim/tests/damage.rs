@@ -6,8 +6,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use mojim::config::Config;
 use mojim::{Error, MapFlags, Volume, msync};
+use mojim_config::Config;
 
 struct Place {
     dir: PathBuf,
@@ -142,12 +142,12 @@ fn a_detached_volume_has_no_file_open() {
 #[test]
 fn who_opens_a_copy_knows_whether_it_was_clean() {
     let p = Place::filled("clean");
-    let env: std::sync::Arc<dyn mojim::env::Env> =
-        std::sync::Arc::new(mojim::os::Os::new().unwrap());
+    let env: std::sync::Arc<dyn mojim_env::Env> =
+        std::sync::Arc::new(mojim_linux::Os::new().unwrap());
     let (node, volume) = (p.config.node("a").unwrap(), p.config.volume(None).unwrap());
     let open = || {
-        let spec = mojim::layout::store(&p.config, node, volume);
-        mojim::store::Store::open(&env, spec).unwrap()
+        let spec = mojim_replica::layout::store(&p.config, node, volume);
+        mojim_store::store::Store::open(&env, spec).unwrap()
     };
     for _ in 0..2 {
         let s = open();
@@ -463,7 +463,7 @@ impl Place {
     fn ring(&self) -> PathBuf {
         let volume = self.config.volume(None).unwrap();
         let node = self.config.node("a").unwrap();
-        mojim::layout::logs(&self.config, node, volume)[0]
+        mojim_replica::layout::logs(&self.config, node, volume)[0]
             .ring
             .clone()
     }

@@ -11,7 +11,7 @@ use support::{Dir, alone, map, random};
 
 /// False, with a notice, where this kernel cannot.
 fn possible() -> bool {
-    let can = mojim::track::uffd_available();
+    let can = mojim_memory::track::uffd_available();
     if !can {
         eprintln!("skipped: this kernel has no write tracking by userfaultfd");
     }
@@ -46,7 +46,7 @@ impl Drop for Stop<'_> {
 
 const MIB: usize = 1 << 20;
 /// Enough to be compared rather than taken as it is.
-const LARGE: usize = mojim::region::EXACT_MAX + 1;
+const LARGE: usize = mojim_memory::region::EXACT_MAX + 1;
 
 /// Stores, sync points of all kinds and rollbacks all over a region of which a
 /// tenth may be kept: memory and file are what a model says.

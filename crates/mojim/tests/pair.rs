@@ -4,9 +4,9 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mojim::config::Config;
-use mojim::node::Node;
 use mojim::{Error, MapFlags, Volume, gmsync, msync, msync_async, rollback, unmap};
+use mojim_config::Config;
+use mojim_node::Node;
 
 /// A directory of its own on the disk, and memory beside it; both go at the end.
 struct Place {

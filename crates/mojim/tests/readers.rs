@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mojim::config::Config;
-use mojim::node::Node;
 use mojim::{Error, MapFlags, Mapping, Reader, ReaderOptions, Volume, gmsync, msync, unmap};
+use mojim_config::Config;
+use mojim_node::Node;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const PAGE: usize = 4096;
@@ -413,7 +413,7 @@ fn files_grow_shrink_and_go() {
     assert!(matches!(msync(all.ptr, 1), Err(Error::ReadOnly(_))));
     assert!(matches!(gmsync(&[(all.ptr, 1)]), Err(Error::ReadOnly(_))));
     assert!(matches!(unmap(all.ptr, PAGE), Err(Error::Unsupported(_))));
-    assert!(mojim::volume::is_region(part.ptr as usize));
+    assert!(mojim::is_region(part.ptr as usize));
 
     // Grown: what gave SIGBUS is there, without a call.
     v.truncate("f", 6 * PAGE as u64 + 8).unwrap();
@@ -467,9 +467,9 @@ fn files_grow_shrink_and_go() {
     assert_eq!(r.size("g").unwrap(), None);
 
     unmap(all.ptr, all.len).unwrap();
-    assert!(!mojim::volume::is_region(all.ptr as usize));
+    assert!(!mojim::is_region(all.ptr as usize));
     r.detach().unwrap();
-    assert!(!mojim::volume::is_region(again.ptr as usize));
+    assert!(!mojim::is_region(again.ptr as usize));
     v.detach().unwrap();
 }
 
@@ -943,10 +943,10 @@ fn a_primary_and_a_network_have_no_readers() {
         .map(drop)
         .unwrap_err();
     assert_eq!(why.errno(), libc::ESTALE, "{why}");
-    use mojim::env::{Address, Env};
-    let env: Arc<dyn Env> = Arc::new(mojim::os::Os::new().unwrap());
+    use mojim_env::{Address, Env};
+    let env: Arc<dyn Env> = Arc::new(mojim_linux::Os::new().unwrap());
     let at = Address::Tcp(place.config.node("b").unwrap().address);
-    let mut client = mojim::client::Client::connect(&env, &at, DEADLINE).unwrap();
+    let mut client = mojim_replica::client::Client::connect(&env, &at, DEADLINE).unwrap();
     let q = serde_json::json!({ "what": "read", "cluster": "readers", "volume": "v", "after": 0 });
     let why = client.ask(&q).unwrap_err();
     assert_eq!(why.errno(), libc::EACCES, "{why}");
@@ -1000,12 +1000,13 @@ fn the_primary_changes() {
     w.volume.detach().unwrap();
     a.stop();
     drop(a);
-    let env: Arc<dyn mojim::env::Env> = Arc::new(mojim::os::Os::new().unwrap());
-    let at = mojim::env::Address::Tcp(place.config.node("b").unwrap().address);
+    let env: Arc<dyn mojim_env::Env> = Arc::new(mojim_linux::Os::new().unwrap());
+    let at = mojim_env::Address::Tcp(place.config.node("b").unwrap().address);
     // The detaching was a sync point too, and may have come to the readers as a
     // view that began anew: look again, so that all of it is there.
     let q = serde_json::json!({ "what": "status", "cluster": "readers", "volume": "v" });
-    let status = mojim::client::Client::connect(&env, &at, DEADLINE).and_then(|mut c| c.ask(&q));
+    let status =
+        mojim_replica::client::Client::connect(&env, &at, DEADLINE).and_then(|mut c| c.ask(&q));
     let last = status.unwrap()["volumes"][0]["last_lsn"].as_u64().unwrap();
     for l in &mut on {
         l.reader.wait(last, LONG).unwrap();
@@ -1013,7 +1014,7 @@ fn the_primary_changes() {
     }
     let q = serde_json::json!({ "what": "promote", "cluster": "readers", "volume": "v" });
     await_that("the promotion", || {
-        let mut client = mojim::client::Client::connect(&env, &at, DEADLINE).ok()?;
+        let mut client = mojim_replica::client::Client::connect(&env, &at, DEADLINE).ok()?;
         client.ask(&q).ok()
     });
     let why = await_that("the end", || {

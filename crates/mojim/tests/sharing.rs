@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
-use mojim::config::Config;
-use mojim::node::Node;
-use mojim::volume::expect_forks;
-use mojim::{Joined, MapFlags, Mapping, Volume, finish_all, join, msync, rollback, unmap};
+use mojim_config::Config;
+use mojim_node::Node;
+
+use mojim::{
+    Joined, MapFlags, Mapping, Volume, expect_forks, finish_all, join, msync, rollback, unmap,
+};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 64;

@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::*};
 
-use mojim::config::Config;
-use mojim::node::Node;
-use mojim::{MapFlags, Volume, gmsync, layout, msync};
+use mojim::{MapFlags, Volume, gmsync, msync};
+use mojim_config::Config;
+use mojim_config::key_files;
 use mojim_format::certificate::Subject;
 use mojim_keys::{Authority, Validity};
+use mojim_node::Node;
 
 struct Counting;
 
@@ -137,11 +138,11 @@ fn make_keys(dir: &Path) {
     };
     std::fs::create_dir_all(dir).unwrap();
     let new = Authority::make("test").unwrap();
-    put(layout::authority(dir), new.certificate);
+    put(key_files::authority(dir), new.certificate);
     for name in ["a", "b"] {
         let s = Subject::Node(name.into());
         let text = new.authority.issue(&s, Validity::days(1)).unwrap();
-        put(layout::certificate(dir, &s), text);
+        put(key_files::certificate(dir, &s), text);
     }
 }
 

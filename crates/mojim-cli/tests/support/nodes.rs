@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use mojim::client::Client;
-use mojim::env::{Address, Env};
-use mojim::os::Os;
+use mojim_env::{Address, Env};
+use mojim_linux::Os;
+use mojim_replica::client::Client;
 use serde_json::{Value, json};
 
 use super::history::{History, Sound};

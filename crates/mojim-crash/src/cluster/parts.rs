@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim::config::{AUTOMATIC_VOTERS, Config};
-use mojim::env::{Address, Env};
-use mojim::os::Os;
-use mojim::views::Views;
-use mojim::{MapFlags, Mapping, Volume, gmsync, msync, node};
+use mojim::{MapFlags, Mapping, Volume, gmsync, msync};
+use mojim_config::{AUTOMATIC_VOTERS, Config};
+use mojim_env::{Address, Env};
+use mojim_linux::Os;
+use mojim_node as node;
+use mojim_replica::views::Views;
 use mojim_views::{Options, RaftViews};
 
 use super::program::{PART, changes};

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mojim::client::Client;
-use mojim::config::Config;
-use mojim::env::{Address, Env};
-use mojim::os::Os;
 use mojim::{MapFlags, Volume};
+use mojim_config::Config;
+use mojim_env::{Address, Env};
+use mojim_linux::Os;
+use mojim_replica::client::Client;
 use serde_json::json;
 
 use super::live::DISK;

@@ -6,9 +6,9 @@
 //! it, and it is never a member again: that is watched here, and where
 //! acknowledgements are counted.
 
-use mojim::env::Address;
-use mojim::holders::Peer;
+use mojim_env::Address;
 use mojim_format::State;
+use mojim_replica::holders::Peer;
 
 use super::{
     Checked, Cluster, Duration, Forward, Forwarding, NAMES, Rng, Role, address, lock, node,

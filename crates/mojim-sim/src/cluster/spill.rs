@@ -6,7 +6,7 @@
 //! does meanwhile leaves names and sizes alone: its changes must still be
 //! possible when the record comes.
 
-use mojim::primary::{Pace, Primary, Spilling};
+use mojim_replica::primary::{Pace, Primary, Spilling};
 
 use super::{Change, Checked, Cluster, Files, NAMES, Pending, Prim, Rng, Role};
 

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mojim::env::{Env, Memory};
+use mojim_env::{Env, Memory};
 
 use super::medium::Shadow;
 use super::{Broken, Content, Model, Named, System, lock};

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use mojim::config::{MediumKind, WriteBack};
-use mojim::env::Env;
-use mojim::log::LogSpec;
-use mojim::primary::{Pace, Piece, Primary, PrimarySpec};
-use mojim::store::{Store, StoreSpec};
+use mojim_config::{MediumKind, WriteBack};
+use mojim_env::Env;
 use mojim_format::State;
 use mojim_protocol::AckRule;
+use mojim_replica::primary::{Pace, Piece, Primary, PrimarySpec};
+use mojim_store::log::LogSpec;
+use mojim_store::store::{Store, StoreSpec};
 
 use super::medium::Shadow;
 use super::{Broken, Content, Model, Named, System, lock};
@@ -139,7 +139,7 @@ impl Change {
     }
 }
 
-fn text(e: mojim::Error) -> String {
+fn text(e: mojim_env::Error) -> String {
     format!("lost: refused: {e}")
 }
 

@@ -28,8 +28,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
-use mojim::log::{CONTROL_LEN, LIVE_AT};
+use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_store::log::{CONTROL_LEN, LIVE_AT};
 
 use crate::memory::{LINE, Region};
 use crate::rng::Rng;

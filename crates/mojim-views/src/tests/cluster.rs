@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mojim::Error;
-use mojim::os::Os;
-use mojim::views::Views;
+use mojim_env::Error;
+use mojim_linux::Os;
 use mojim_protocol::view::Register;
+use mojim_replica::views::Views;
 
 use super::daemons::{Cut, Daemons};
 use super::failing::Failing;
@@ -33,7 +33,7 @@ fn read(at: &RaftViews, volume: &str) -> Register {
 }
 
 /// Fails with `Timeout`, and not much later than it may.
-fn times_out<T: std::fmt::Debug>(bound: Duration, f: impl FnOnce() -> mojim::Result<T>) {
+fn times_out<T: std::fmt::Debug>(bound: Duration, f: impl FnOnce() -> mojim_env::Result<T>) {
     let begun = Instant::now();
     let e = f().unwrap_err();
     assert!(matches!(e, Error::Timeout(_)), "{e}");

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mojim::env::{Address, Conn, Env};
-use mojim::link::Wire;
-use mojim::os::{Listener, Os};
-use mojim::views::Views;
+use mojim_env::{Address, Conn, Env};
 use mojim_format::FrameKind;
 use mojim_format::message::checked;
+use mojim_linux::{Listener, Os};
+use mojim_replica::link::Wire;
+use mojim_replica::views::Views;
 use serde_json::{Value, json};
 
 use super::Temp;

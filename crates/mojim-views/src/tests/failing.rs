@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use mojim::env::{Address, Conn, Env, File, Memory, OpenHow};
-use mojim::os::Os;
+use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_linux::Os;
 
 /// This machine, but its disk fails when told to.
 pub struct Failing {

@@ -7,8 +7,8 @@ mod storage;
 
 use std::path::{Path, PathBuf};
 
-use mojim::env::Env;
-use mojim::os::Os;
+use mojim_env::Env;
+use mojim_linux::Os;
 use mojim_protocol::view::{Member, Register};
 
 /// A directory for one test.

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use mojim::env::Env;
-use mojim::os::Os;
-use mojim::{Error, Result};
+use mojim_env::Env;
+use mojim_env::{Error, Result};
+use mojim_linux::Os;
 use openraft::testing::{StoreBuilder, Suite};
 use openraft::{EntryPayload, LeaderId};
 

@@ -32,17 +32,17 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use self::source::{Answer, Link, Source, Which};
 use self::view::{Mark, PAGE, Place, View};
-use crate::config::{Config, ConfigError};
-use crate::env::{Address, Env};
-use crate::error::{Context, Error, Result};
-use crate::event::Event;
-use crate::fork::{check_fork, watch_forks};
-use crate::layout;
-use crate::node::readers::MOST_PAGES;
-use crate::os::{Os, SignalsWait, block_signals};
-use crate::places::{self, Claim};
-use crate::region::{MapFlags, Mapping};
-use crate::uffd;
+use mojim_config::{Config, ConfigError};
+use mojim_env::event::Event;
+use mojim_env::threads::{SignalsWait, block_signals};
+use mojim_env::{Address, Context, Env, Error, Result};
+use mojim_linux::Os;
+use mojim_memory::fork::{check_fork, watch_forks};
+use mojim_memory::places::{self, Claim};
+use mojim_memory::region::{MapFlags, Mapping};
+use mojim_memory::uffd;
+use mojim_replica::client::READ_PAGES;
+use mojim_replica::layout;
 
 /// How long the node lets a question wait for something new.
 const HEARTBEAT: Duration = Duration::from_millis(500);
@@ -179,7 +179,7 @@ impl Reader {
         let source = Source::new(env, address, &config.cluster, &volume.name);
         let uffd = Arc::new(open_uffd()?);
         let shown = Arc::new(AtomicU64::new(0));
-        let most = (options.memory / PAGE).max(4 * MOST_PAGES as usize);
+        let most = (options.memory / PAGE).max(4 * READ_PAGES as usize);
         let inner = Arc::new(Inner {
             name: volume.name.clone(),
             node: node.name.clone(),
@@ -332,7 +332,7 @@ impl Reader {
             let (page, within) = (at - at % PAGE as u64, (at % PAGE as u64) as usize);
             let want = (within + buf.len() - done).div_ceil(PAGE) as u64;
             let which = Which::Named(file);
-            let pages = want.min(MOST_PAGES);
+            let pages = want.min(READ_PAGES);
             let patience = self.0.options.patience;
             let (answer, view) = self.0.look_at(which, page, pages, patience)?;
             drop(view);
@@ -551,10 +551,10 @@ impl Inner {
                 return Ok(());
             };
             // Neighbours come with it: who reads on needs them next.
-            let block = MOST_PAGES * PAGE as u64;
+            let block = READ_PAGES * PAGE as u64;
             let from = offset - offset % block;
             let which = Which::Numbered(file);
-            let (answer, view) = self.ask(link, Duration::ZERO, which, from, MOST_PAGES)?;
+            let (answer, view) = self.ask(link, Duration::ZERO, which, from, READ_PAGES)?;
             if let Some(mut view) = view {
                 view.learn(file, answer.file.map(|(_, f)| f));
                 return view.install(address, from, &answer.bytes);

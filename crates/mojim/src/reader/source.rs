@@ -9,9 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::view::{File, Mark};
-use crate::client::Client;
-use crate::env::{Address, Env};
-use crate::error::{Error, Result};
+use mojim_env::{Address, Env, Error, Result};
+use mojim_replica::client::Client;
 
 /// How long an answer may take, beside what the question lets it wait.
 const ANSWER: Duration = Duration::from_secs(3);

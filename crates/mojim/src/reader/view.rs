@@ -28,9 +28,9 @@ use mojim_format::{OpKind, RecordView};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::error::{Context, Error, Result};
-use crate::places;
-use crate::uffd;
+use mojim_env::{Context, Error, Result};
+use mojim_memory::places;
+use mojim_memory::uffd;
 
 /// Bytes of a page; what the node's answers are counted in, too.
 pub const PAGE: usize = 4096;

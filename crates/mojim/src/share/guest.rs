@@ -20,15 +20,15 @@ use rustix::mm::{MapFlags as Mmap, ProtFlags, mmap, mmap_anonymous, mprotect, mu
 
 use super::line::{End, Line, MOST};
 use super::wire::{MOST_RANGES, Part, Reply, Request, Shown, VERSION, begin_sync, push_part};
-use crate::config::{Config, Working};
-use crate::error::{Context, Error, Result};
-use crate::fork::{is_forked, refused};
 use crate::last;
-use crate::layout;
-use crate::places::{self, Claim};
-use crate::region::{MapFlags, Mapping};
-use crate::shared;
-use crate::track::{Armed, arm, arm_inherited, own_pagemap};
+use mojim_config::{Config, Working};
+use mojim_env::{Context, Error, Result};
+use mojim_memory::fork::{is_forked, refused};
+use mojim_memory::places::{self, Claim};
+use mojim_memory::region::{MapFlags, Mapping};
+use mojim_memory::shared;
+use mojim_memory::track::{Armed, arm, arm_inherited, own_pagemap};
+use mojim_replica::layout;
 
 /// A volume that this process shares with the one of its node that has attached it.
 ///
@@ -189,7 +189,7 @@ impl Attached {
     ) -> Result<Attached> {
         let what = || format!("sharing volume {volume}");
         let line = Arc::new(Line::connect(socket, limit).context(what)?);
-        let pagemap = match crate::track::uffd_available() {
+        let pagemap = match mojim_memory::track::uffd_available() {
             true => own_pagemap().ok(),
             false => None,
         };
@@ -344,7 +344,7 @@ impl Guest {
     /// # Errors
     /// `Busy` where the configuration says `working = "private"`; `Config`, `Io` as their names say.
     pub fn attach(config: &Config, node: &str, volume: Option<&str>) -> Result<Option<Guest>> {
-        let wrong = |e: crate::config::ConfigError| Error::Config(e.to_string());
+        let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
         let volume = config.volume(volume).map_err(wrong)?;
         let node = config.node(node).map_err(wrong)?;
         let socket = layout::share_socket(node, &volume.name);
@@ -901,7 +901,7 @@ mod tests {
 
     use super::super::line::Port;
     use super::*;
-    use crate::os::testdir::TestDir;
+    use tempfile::TempDir;
 
     /// Says these as the owner would, each to a request; then waits for the end of what the guest
     /// says, and gives whether it came.
@@ -929,14 +929,14 @@ mod tests {
     /// that took longer than that was the end of its sharing, though the owner lived.
     #[test]
     fn who_joins_after_the_fork_waits_as_long_as_it_takes() {
-        let dir = TestDir::new();
-        let socket = dir.path("s");
+        let dir = TempDir::new().unwrap();
+        let socket = dir.path().join("s");
         let owner = owner(&socket, vec![done(0, 0)]);
         let origin = 1; // no address of a buffer's
         lock(&table().inherited).push(Inherited {
             origin,
             volume: "v".into(),
-            directory: dir.root().to_owned(),
+            directory: dir.path().to_owned(),
             socket,
             windows: Vec::new(),
         });
@@ -951,8 +951,8 @@ mod tests {
     /// was about to show.
     #[test]
     fn no_window_goes_at_the_owner_during_a_fork() {
-        let dir = TestDir::new();
-        let path = dir.path("s");
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("s");
         let page = rustix::param::page_size();
         let port = Port::listen(&path).unwrap();
         let flags = [const { AtomicBool::new(false) }; 2];
@@ -970,7 +970,7 @@ mod tests {
                 line.send(&out, None).unwrap();
                 early
             });
-            let a = Attached::connect("v", dir.root(), &path, None, None).unwrap();
+            let a = Attached::connect("v", dir.path(), &path, None, None).unwrap();
             // SAFETY: a new mapping, which `unmap` gives back.
             let base = unsafe {
                 mmap_anonymous(std::ptr::null_mut(), page, ProtFlags::READ, Mmap::PRIVATE)
@@ -1016,8 +1016,8 @@ mod tests {
     /// thread's mapping came there, and who had held the address unmapped that.
     #[test]
     fn where_a_mapping_at_an_address_fails_nobody_else_can_map() {
-        let dir = TestDir::new();
-        let socket = dir.path("s");
+        let dir = TempDir::new().unwrap();
+        let socket = dir.path().join("s");
         let page = rustix::param::page_size();
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let memory = rustix::fs::memfd_create("test", flags).unwrap();
@@ -1029,7 +1029,7 @@ mod tests {
             done(0, 0),
         ];
         let owner = owner(&socket, replies);
-        let a = Attached::connect("v", dir.root(), &socket, None, None).unwrap();
+        let a = Attached::connect("v", dir.path(), &socket, None, None).unwrap();
         let (null, none) = (std::ptr::null_mut(), ProtFlags::empty());
         // SAFETY: new mappings, the second only where nothing is, and both given back.
         unsafe {

@@ -26,7 +26,7 @@ use rustix::net::{
 use rustix::net::sockopt::Timeout;
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use crate::os::{check_local_peer, unix_address};
+use mojim_linux::{check_local_peer, unix_address};
 
 /// Bytes of the longest message.
 pub const MOST: usize = 64 << 10;
@@ -246,13 +246,13 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::os::testdir::TestDir;
+    use tempfile::TempDir;
 
     #[test]
     fn messages_and_descriptors_go_both_ways() {
-        let dir = TestDir::new();
+        let dir = TempDir::new().unwrap();
         // Longer than an address of a socket can be.
-        let deep = dir.root().join("d".repeat(90));
+        let deep = dir.path().join("d".repeat(90));
         std::fs::create_dir(&deep).unwrap();
         let path = deep.join("s.sock");
         let port = Port::listen(&path).unwrap();
@@ -275,8 +275,8 @@ mod tests {
 
     #[test]
     fn whoever_waits_is_told_of_the_end() {
-        let dir = TestDir::new();
-        let path = dir.path("s");
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("s");
         let port = Port::listen(&path).unwrap();
         let there = Line::connect(&path, None).unwrap();
         let here = port.accept().unwrap().unwrap();

@@ -13,7 +13,7 @@ use mojim_format::bytes::{Reader, Writer};
 use mojim_format::{FormatError, Level};
 
 use super::line::MOST;
-use crate::error::Error;
+use mojim_env::Error;
 
 /// Changes with every change of a message.
 pub const VERSION: u32 = 1;
@@ -52,7 +52,7 @@ pub struct Shown {
     pub memory: u64,
     /// Whether stores are allowed.
     pub write: bool,
-    /// As in [`MapFlags`](crate::MapFlags).
+    /// As in [`MapFlags`](mojim_memory::region::MapFlags).
     pub atomic: bool,
     /// A forked child has it from its parent, with what that has half done: its end commits
     /// nothing.

@@ -18,15 +18,15 @@ use std::sync::{Arc, MutexGuard, Weak};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::error::Result;
-use crate::fork::{Once, is_forked, register};
-use crate::layout;
-use crate::os::{cancel_again, cancel_waits};
 use crate::share::Guest;
 use crate::share::guest::{self, Inherited, Still};
 use crate::share::line::End;
 use crate::share::wire::Shown;
-use crate::shared::Shared;
+use mojim_env::Result;
+use mojim_env::threads::{cancel_again, cancel_waits};
+use mojim_memory::fork::{Once, is_forked, register};
+use mojim_memory::shared::Shared;
+use mojim_replica::layout;
 
 use super::windows::TABLE;
 use super::{ATTACHED, Inner, Volume, lock};

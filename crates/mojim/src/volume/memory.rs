@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use crate::config::Volume as VolumeConfig;
-use crate::error::{Error, Result};
-use crate::os::SignalsWait;
-use crate::primary::Primary;
-use crate::region::Region;
-use crate::track::{self, Meter};
+use mojim_config::Volume as VolumeConfig;
+use mojim_env::threads::SignalsWait;
+use mojim_env::{Error, Result};
+use mojim_memory::region::Region;
+use mojim_memory::track::{self, Meter};
+use mojim_replica::primary::Primary;
 
 use super::Inner;
 
@@ -104,7 +104,7 @@ impl Memory {
             return None;
         }
         if let Some(bytes) = volume.memory {
-            crate::committed::bound_images((bytes / IMAGES) as usize);
+            mojim_memory::committed::bound_images((bytes / IMAGES) as usize);
         }
         let uncommitted = volume.max_uncommitted.map(|bytes| bytes / page);
         let text = format!(
@@ -422,8 +422,10 @@ fn give_back(region: &Region, chunks: &[usize], work: &mut Work) -> Option<usize
             });
             let base = region.copy.base();
             let committed = &region.committed;
-            let compared =
-                found.and_then(|()| committed.same(&held, base, copies, &mut work.scratch, same));
+            // SAFETY: `base` is the region's, and `copies` are clipped to it.
+            let same_pages =
+                |()| unsafe { committed.same(&held, base, copies, &mut work.scratch, same) };
+            let compared = found.and_then(same_pages);
             if compared.is_err() || same.is_empty() {
                 continue;
             }

@@ -18,12 +18,11 @@ use std::sync::{Arc, MutexGuard};
 
 use mojim_format::catalog::valid_file_name;
 
-use crate::env::File;
-use crate::error::{Context, Error, Result};
-use crate::fork::check_fork;
 use crate::last;
-use crate::primary::{Begun, OtherFile, Piece};
-use crate::region::Region;
+use mojim_env::{Context, Error, File, Result};
+use mojim_memory::fork::check_fork;
+use mojim_memory::region::Region;
+use mojim_replica::primary::{Begun, OtherFile, Piece};
 
 use super::{Inner, Volume, lock};
 
@@ -175,7 +174,7 @@ impl Inner {
         let stranger = area.check_name(file)?;
         drop(area);
         let stranger = match stranger {
-            true => self.env.open(&path, crate::env::OpenHow::default()),
+            true => self.env.open(&path, mojim_env::OpenHow::default()),
             false => Err(std::io::ErrorKind::NotFound.into()),
         };
         match stranger {

@@ -17,14 +17,14 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::error::{Context, Error, Result};
 use crate::last;
-use crate::layout;
-use crate::os::SignalsWait;
-use crate::region::MapFlags;
 use crate::share::line::{End, Line, MOST, Port};
 use crate::share::wire::{Part as Wanted, Reply, Request, Shown, VERSION};
-use crate::track::{Remote, Tracker, Unwatched};
+use mojim_env::threads::SignalsWait;
+use mojim_env::{Context, Error, Result};
+use mojim_memory::region::MapFlags;
+use mojim_memory::track::{Remote, Tracker, Unwatched};
+use mojim_replica::layout;
 
 use super::sync_point::{Part, Until, rollback_part, sync_many, sync_range};
 use super::windows::Lent;

@@ -23,15 +23,15 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, MutexGuard};
 
-use crate::committed::{Held, Images};
-use crate::config::Rounding;
-use crate::error::{Error, Result};
-use crate::fork::{check_fork, is_forked, refused};
 use crate::last;
-use crate::primary::{Begun, Piece};
-use crate::region::{EXACT_MAX, Region};
 use crate::share::guest;
-use crate::users::User;
+use mojim_config::Rounding;
+use mojim_env::{Error, Result};
+use mojim_memory::committed::{Held, Images};
+use mojim_memory::fork::{check_fork, is_forked, refused};
+use mojim_memory::region::{EXACT_MAX, Region};
+use mojim_memory::users::User;
+use mojim_replica::primary::{Begun, Piece};
 
 use super::windows::{TABLE, locate};
 use super::{Inner, remembered};
@@ -391,9 +391,9 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
     region.copy.metered(&mut |t| {
         written.iter().for_each(|range| t.let_in(range));
     });
-    region
-        .committed
-        .restore(&mut images, region.copy.base(), &written)?;
+    let (committed, base) = (&region.committed, region.copy.base());
+    // SAFETY: the region's own memory, in use until `user` ends.
+    unsafe { committed.restore(&mut images, base, &written)? };
     drop(images);
     drop(user);
     volume.made_room(Some(&written));

@@ -12,16 +12,16 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::committed::Committed;
-use crate::config::Working;
-use crate::error::{Error, Result};
-use crate::fork::{check_fork, is_forked};
-use crate::places::Claim;
 use crate::reader;
-use crate::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use crate::share::guest;
-use crate::shared::Shared;
-use crate::users::Users;
+use mojim_config::Working;
+use mojim_env::{Error, Result};
+use mojim_memory::committed::Committed;
+use mojim_memory::fork::{check_fork, is_forked};
+use mojim_memory::places::Claim;
+use mojim_memory::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
+use mojim_memory::shared::Shared;
+use mojim_memory::users::Users;
 
 use super::memory::Memory;
 use super::names::Names;
@@ -212,18 +212,6 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
     }
     let _names = lock(&m.volume.names);
     close(&m)
-}
-
-/// The file name, offset and volume directory of a region's address, for
-/// interposers.
-pub fn describe(addr: usize) -> Option<(String, u64, usize)> {
-    let m = window_at(addr)?;
-    let at = m.window.at + (addr - m.window.span.start);
-    Some((
-        m.region.name.clone(),
-        m.region.offset + at as u64,
-        m.window.span.end - addr,
-    ))
 }
 
 /// Whether `addr` lies in a region.
@@ -543,10 +531,10 @@ impl Inner {
 mod tests {
     use super::super::sync_point::sync_range;
     use super::*;
-    use crate::config::Config;
-    use crate::os::testdir::TestDir;
+    use mojim_config::Config;
+    use tempfile::TempDir;
 
-    fn attach(dir: &TestDir, more: &str) -> Volume {
+    fn attach(dir: &TempDir, more: &str) -> Volume {
         let text = format!(
             r#"
 cluster = "test"
@@ -560,9 +548,9 @@ directory = "{0}/a"
 ring = "{0}"
 log = {{ medium = "disk", size = "1MiB" }}
 "#,
-            dir.root().display()
+            dir.path().display()
         );
-        let config = Config::parse(&text, dir.root()).unwrap();
+        let config = Config::parse(&text, dir.path()).unwrap();
         Volume::attach_with(&config, "a", None, |_, _| {}).unwrap()
     }
 
@@ -572,7 +560,7 @@ log = {{ medium = "disk", size = "1MiB" }}
     #[test]
     fn what_has_no_window_any_more_makes_no_sync_point() {
         for shared in [false, true] {
-            let dir = TestDir::new();
+            let dir = TempDir::new().unwrap();
             let v = attach(&dir, "");
             let flags = MapFlags {
                 create: true,
@@ -602,10 +590,10 @@ log = {{ medium = "disk", size = "1MiB" }}
     /// The size of a file waited for one that had the files.
     #[test]
     fn a_forked_child_waits_for_no_thread_of_its_parent() {
-        if !crate::track::uffd_available() {
+        if !mojim_memory::track::uffd_available() {
             return;
         }
-        let dir = TestDir::new();
+        let dir = TempDir::new().unwrap();
         let v = attach(&dir, "memory = \"1MiB\"");
         let flags = MapFlags {
             create: true,

@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use mojim::config::Config;
 use mojim::{MapFlags, Mapping, Volume};
+use mojim_config::Config;
 
 /// A temporary directory, removed when dropped.
 pub struct Dir(pub PathBuf);

@@ -1,0 +1,250 @@
+//! What the engine needs from the world around it: one node's disk, memory,
+//! network, clock and chance, passed in.
+//!
+//! Owns the traits, not an implementation: `mojim-linux` implements them over the
+//! kernel,
+//! `mojim-sim` over a seed. The engine calls nothing else that could block,
+//! fail or differ between two runs.
+//!
+//! What the medium is assumed to do (and the simulator makes it do no more):
+//! - A write to a `File` opened with `durable` has reached the medium when it
+//!   returns success; if power is lost during it, any subset of its 512-byte
+//!   sectors may have.
+//! - Any other write may reach the medium at any time, or never, until
+//!   `sync` returns success. After `sync` failed, nothing is known.
+//! - Creation, renaming and removal are durable after `sync_dir`.
+//! - `Memory` keeps its bytes when processes die and loses them with power;
+//!   of persistent memory, stores that were not flushed may reach the medium
+//!   or not, 8 bytes at a time.
+//! - A `Conn` is a byte stream: in order, without gaps, until it breaks. It
+//!   can break at any byte, and silently.
+
+use std::any::Any;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenHow {
+    /// Make it if it is not there.
+    pub create: bool,
+    /// Allow writing.
+    pub write: bool,
+    /// Every write is on the medium when it returns, past the page cache:
+    /// buffers, offsets and lengths must be multiples of [`Env::sector`].
+    pub durable: bool,
+}
+
+/// One file on this node's disk. All calls may be made from several threads.
+pub trait File: Send + Sync {
+    /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Writes all of `buf` at `offset`; EFBIG, and no signal, beyond
+    /// [`Env::file_size_limit`].
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
+    /// Makes everything written before durable (`fdatasync`).
+    fn sync(&self) -> io::Result<()>;
+    /// Sets the length; new bytes are zero.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// The length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// Whether the length is zero.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+    /// Reserves space for `len` bytes, so that later writes below it do not
+    /// fail for want of space.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+    /// The next range at or after `offset` that may hold bytes other than
+    /// zero (`SEEK_DATA`); `None` behind the last. A whole-file answer is allowed.
+    fn next_data(&self, offset: u64) -> io::Result<Option<std::ops::Range<u64>>>;
+    /// The descriptor, where there is one: for mapping the file.
+    fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Memory that several processes may map. It stays valid while a clone lives.
+#[derive(Clone)]
+pub struct Memory {
+    ptr: *mut u8,
+    len: usize,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `Memory` is a pointer and a length that its owner keeps valid on
+// every thread; all access goes through raw pointers whose users state why
+// they do not race.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Wraps memory that lives as long as `owner`.
+    ///
+    /// # Safety
+    /// `ptr .. ptr + len` is readable and writable (or only readable, where
+    /// the user of this memory only reads) as long as `owner` lives.
+    pub unsafe fn new(ptr: *mut u8, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Memory {
+        Memory { ptr, len, owner }
+    }
+
+    /// Its first byte.
+    pub fn ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What keeps it alive; an environment finds its own type in it.
+    pub fn owner(&self) -> &(dyn Any + Send + Sync) {
+        &*self.owner
+    }
+}
+
+/// Whom a connection proves to be at its other end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proof {
+    /// Nobody in particular: the cluster has no keys.
+    Nothing,
+    /// A process of this host that may read this one's memory anyway.
+    Local,
+    /// The node of this name, by its certificate.
+    Node {
+        /// Its name.
+        name: String,
+        /// Whether the connection is encrypted too.
+        encrypted: bool,
+    },
+    /// An operator's tool, by its certificate: may ask, and is no node.
+    Client {
+        /// Whether the connection is encrypted too.
+        encrypted: bool,
+    },
+}
+
+/// One end of a byte stream. Sending and receiving may happen at the same
+/// time from two threads, each from one.
+pub trait Conn: Send + Sync {
+    /// Sends some of the bytes; `WouldBlock` if none can be taken now. What was
+    /// not taken must come again, the same bytes, before any other: part of it
+    /// may be on its way already.
+    fn send(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
+    /// Receives some bytes; `WouldBlock` if there are none, 0 if the peer closed.
+    fn recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+    /// Blocks until there may be something to receive, or, with `to_send`,
+    /// room to send, or until `timeout`. False after a timeout.
+    fn wait(&self, to_send: bool, timeout: Duration) -> io::Result<bool>;
+    /// Closes both directions; a thread in `wait` wakes.
+    fn close(&self);
+    /// Who is at the other end, for messages.
+    fn peer(&self) -> String;
+    /// Whom it proves to be there; known once bytes have been sent or received.
+    fn proof(&self) -> Proof {
+        Proof::Nothing
+    }
+    /// Passes shared memory to the peer; only where both are on one host.
+    fn send_memory(&self, _memory: &Memory) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Takes shared memory that the peer passed, of exactly `len` bytes,
+    /// mapped read-only unless `write`.
+    fn recv_memory(&self, _len: usize, _write: bool) -> io::Result<Memory> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Where a peer listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// A Unix socket, on this host.
+    Unix(PathBuf),
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Address::Tcp(a) => write!(f, "{a}"),
+            Address::Unix(p) => write!(f, "{}", p.display()),
+        }
+    }
+}
+
+/// One node's surroundings.
+pub trait Env: Send + Sync {
+    /// Time since some fixed moment; never goes back.
+    fn now(&self) -> Duration;
+    /// Tells this boot of the machine from every other.
+    fn boot_id(&self) -> [u8; 16];
+    /// A random number, never 0.
+    fn random(&self) -> u64;
+    /// The unit of a durable write, in bytes: a power of two, at least 512.
+    fn sector(&self, path: &Path) -> io::Result<usize>;
+
+    /// Opens a file.
+    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>>;
+    /// Makes a directory and its parents.
+    fn create_dir_all(&self, path: &Path) -> io::Result<()>;
+    /// Removes a directory in which there is, however deep, nothing but
+    /// directories; `DirectoryNotEmpty`, and nothing that is no directory is
+    /// removed, otherwise.
+    fn remove_empty_dirs(&self, _path: &Path) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// The most bytes that a file in this directory can have on its file system.
+    fn max_file_size(&self, _dir: &Path) -> io::Result<u64> {
+        Ok(i64::MAX as u64)
+    }
+    /// The most bytes that this process may make a file have (RLIMIT_FSIZE).
+    fn file_size_limit(&self) -> u64 {
+        u64::MAX
+    }
+    /// Most files of one volume that are kept open, for descriptors that must
+    /// do for others too.
+    fn most_open(&self) -> usize {
+        usize::MAX
+    }
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Renames a file, replacing what had the new name.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Makes creations, renames and removals in a directory durable.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// All regular files below a directory, as paths relative to it.
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
+    /// Takes an exclusive lock that is released when the value is dropped or
+    /// the process dies. `WouldBlock`, with who holds it in the text, if taken.
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>>;
+
+    /// Memory that outlives the process but not the power, by name: opened if
+    /// it is there with this length, else made anew, zeroed.
+    fn memory(&self, path: &Path, len: usize) -> io::Result<Memory>;
+    /// Brings in the pages of such memory, first to last, beside the caller: so
+    /// that who uses it in that order meets no page fault.
+    fn populate(&self, _memory: &Memory) {}
+    /// Removes such memory's name.
+    fn remove_memory(&self, path: &Path) -> io::Result<()>;
+    /// Memory shared with a peer for one session, without a name, zeroed, whose
+    /// size nobody can change.
+    fn anonymous_memory(&self, len: usize) -> io::Result<Memory>;
+    /// Persistent memory: a file on DAX, mapped with `MAP_SYNC`.
+    fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory>;
+    /// Makes stores to persistent memory durable: flush the lines, then fence.
+    fn flush(&self, memory: &Memory, offset: usize, len: usize);
+
+    /// Begins to connect; the connection may not be complete on return.
+    fn connect(&self, to: &Address) -> io::Result<Arc<dyn Conn>>;
+}

@@ -1,0 +1,136 @@
+//! The engine's errors: one enum, each case an operating error with what,
+//! where and what to do. Broken invariants are assertions instead.
+
+use std::io;
+use std::path::PathBuf;
+
+/// What went wrong. [`Error::errno`] is what the C interface reports.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// An argument breaks the call's rules.
+    #[error("{0}")]
+    Invalid(String),
+    /// There is no such file, volume or node.
+    #[error("{0}")]
+    NotFound(String),
+    /// It exists already.
+    #[error("{0}")]
+    Exists(String),
+    /// Another process, or another mapping, holds it.
+    #[error("{0}")]
+    Busy(String),
+    /// Mojim cannot do this, and says so instead of doing it wrongly.
+    #[error("{0}")]
+    Unsupported(String),
+    /// It can only be read here.
+    #[error("{0}")]
+    ReadOnly(String),
+    /// The mirror stood still for `resend_timeout` × `resend_attempts`. The
+    /// sync point is in doubt: it is there whole or not at all.
+    #[error("{0}")]
+    Timeout(String),
+    /// A newer view has another primary: this one cannot commit any more.
+    #[error("{0}")]
+    Stale(String),
+    /// A log or data file failed; nothing is acknowledged until it is
+    /// attached again and verified (DESIGN.md, invariant 6).
+    #[error("poisoned: {0}")]
+    Poisoned(String),
+    /// The same, since there is no room on its disk.
+    #[error("poisoned: {0}; make room on that disk, then attach again")]
+    Full(String),
+    /// Stored bytes are not what they should be.
+    #[error("{path}: {what}")]
+    Damaged {
+        /// Where.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// The peer said something it must not.
+    #[error("{0}")]
+    Protocol(String),
+    /// The configuration is wrong; every mistake is in the text.
+    #[error("{0}")]
+    Config(String),
+    /// The operating system refused.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried, and where.
+        what: String,
+        /// The system's error number.
+        errno: i32,
+        /// Its text.
+        error: String,
+    },
+}
+
+/// A result with the engine's error.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Wraps an I/O error with what was tried.
+    pub fn io(what: impl Into<String>, e: &io::Error) -> Error {
+        Error::Io {
+            what: what.into(),
+            errno: e.raw_os_error().unwrap_or(match e.kind() {
+                io::ErrorKind::WouldBlock => libc::EAGAIN,
+                io::ErrorKind::NotFound => libc::ENOENT,
+                io::ErrorKind::PermissionDenied => libc::EACCES,
+                io::ErrorKind::AlreadyExists => libc::EEXIST,
+                io::ErrorKind::StorageFull => libc::ENOSPC,
+                io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+                io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+                _ => libc::EIO,
+            }),
+            error: e.to_string(),
+        }
+    }
+
+    /// A write or sync of a log or data file has failed: `what` was tried, and where.
+    pub fn poisoned(what: impl std::fmt::Display, e: &io::Error) -> Error {
+        Error::io(what.to_string(), e).into_poison()
+    }
+
+    /// This error as what poisons a store.
+    pub fn into_poison(self) -> Error {
+        match self {
+            Error::Poisoned(_) | Error::Full(_) => self,
+            Error::Io { errno, .. } if [libc::ENOSPC, libc::EDQUOT].contains(&errno) => {
+                Error::Full(self.to_string())
+            }
+            other => Error::Poisoned(other.to_string()),
+        }
+    }
+
+    /// The `errno` value that stands for this error in C.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Invalid(_) | Error::Config(_) => libc::EINVAL,
+            Error::NotFound(_) => libc::ENOENT,
+            Error::Exists(_) => libc::EEXIST,
+            Error::Busy(_) => libc::EBUSY,
+            Error::Unsupported(_) => libc::EOPNOTSUPP,
+            Error::ReadOnly(_) => libc::EROFS,
+            Error::Timeout(_) => libc::ETIMEDOUT,
+            Error::Stale(_) => libc::ESTALE,
+            Error::Poisoned(_) => libc::EIO,
+            Error::Full(_) => libc::ENOSPC,
+            Error::Damaged { .. } => libc::EUCLEAN,
+            Error::Protocol(_) => libc::EPROTO,
+            Error::Io { errno, .. } => *errno,
+        }
+    }
+}
+
+/// Adds what was tried to an I/O error.
+pub trait Context<T> {
+    /// Wraps the error; `what` is only called if there is one.
+    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> Context<T> for io::Result<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|e| Error::io(what(), &e))
+    }
+}

@@ -1,0 +1,42 @@
+//! A wake-up that costs nothing while nobody sleeps.
+//!
+//! Invariant: a `notify` after a sleeper read `seen` wakes it, or the sleeper
+//! does not fall asleep (futex compares the sequence number).
+
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::time::Duration;
+
+/// Something that threads wait for.
+#[derive(Debug, Default)]
+pub struct Event {
+    sequence: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+impl Event {
+    /// What to pass to `wait`, read before the condition is checked.
+    #[inline]
+    pub fn seen(&self) -> u32 {
+        self.sequence.load(SeqCst)
+    }
+
+    /// Wakes every sleeper. A system call only if there is one.
+    #[inline]
+    pub fn notify(&self) {
+        if self.sleepers.load(SeqCst) > 0 {
+            self.sequence.fetch_add(1, SeqCst);
+            crate::futex::futex_wake(&self.sequence, i32::MAX);
+        }
+    }
+
+    /// Sleeps until the next `notify` after `seen`, or `timeout`. The
+    /// condition must be checked between `enter` and this; use `wait_unless`.
+    pub fn wait_unless(&self, ready: impl Fn() -> bool, timeout: Duration) {
+        self.sleepers.fetch_add(1, SeqCst);
+        let seen = self.seen();
+        if !ready() {
+            crate::futex::futex_wait(&self.sequence, seen, timeout);
+        }
+        self.sleepers.fetch_sub(1, SeqCst);
+    }
+}

@@ -1,0 +1,16 @@
+//! What the engine needs from the world around it, and how its threads wait.
+//!
+//! The ground of all other crates: the traits that Linux and the simulator
+//! implement, the engine's error, locks and sleeps at which a simulator may put
+//! itself, and what a thread does about signals.
+
+mod env;
+mod error;
+pub mod event;
+pub mod futex;
+pub mod parts;
+pub mod threads;
+pub mod turns;
+
+pub use env::*;
+pub use error::*;

@@ -1,0 +1,88 @@
+//! Parts of a page, in the order in which they were written.
+//!
+//! Owns how they lie in memory: of each its place and length, 4 bytes each,
+//! and its bytes.
+
+use mojim_format::bytes::u32_at;
+
+/// What a part takes beside its bytes.
+pub const PART_OVERHEAD: usize = 8;
+
+/// Parts of one page.
+#[derive(Debug, Default)]
+pub struct Parts(Vec<u8>);
+
+impl Parts {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes that they take.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// `bytes` were written to the page, from `at` on.
+    pub fn push(&mut self, at: usize, bytes: &[u8]) {
+        self.0.extend((at as u32).to_le_bytes());
+        self.0.extend((bytes.len() as u32).to_le_bytes());
+        self.0.extend(bytes);
+    }
+
+    /// Writes them over `page`.
+    pub fn put(&self, page: &mut [u8]) {
+        let mut rest = &self.0[..];
+        while let Some((at, len, more)) = first(rest) {
+            page[at..at + len].copy_from_slice(&more[..len]);
+            rest = &more[len..];
+        }
+    }
+
+    /// The place and the bytes of the only one.
+    pub fn only(&self) -> Option<(usize, &[u8])> {
+        let (at, len, bytes) = first(&self.0)?;
+        (bytes.len() == len).then_some((at, bytes))
+    }
+
+    /// Writes over the only one, if there is one and it lies just there.
+    pub fn overwrite(&mut self, at: usize, bytes: &[u8]) -> bool {
+        let there = self
+            .only()
+            .is_some_and(|(a, old)| a == at && old.len() == bytes.len());
+        if there {
+            self.0[PART_OVERHEAD..].copy_from_slice(bytes);
+        }
+        there
+    }
+}
+
+/// Place and length of the first part, and what follows them.
+fn first(parts: &[u8]) -> Option<(usize, usize, &[u8])> {
+    let (head, more) = parts.split_first_chunk::<PART_OVERHEAD>()?;
+    Some((u32_at(head, 0) as usize, u32_at(head, 4) as usize, more))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_parts_win() {
+        let mut parts = Parts::default();
+        assert_eq!(parts.only(), None);
+        assert!(!parts.overwrite(2, b"abc"));
+        parts.push(2, b"abc");
+        assert_eq!(parts.only(), Some((2, &b"abc"[..])));
+        assert!(!parts.overwrite(3, b"abc") && !parts.overwrite(2, b"ab"));
+        assert!(parts.overwrite(2, b"xyz"));
+        parts.push(4, b"12");
+        assert_eq!(parts.only(), None);
+        assert!(!parts.overwrite(2, b"xyz"));
+        parts.push(0, b"");
+        let mut page = *b"........";
+        parts.put(&mut page);
+        assert_eq!(&page, b"..xy12..");
+        assert_eq!(parts.len(), 3 * PART_OVERHEAD + 5);
+    }
+}

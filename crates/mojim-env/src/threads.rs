@@ -1,0 +1,118 @@
+//! What a thread of the library, or a program's inside it, does about signals,
+//! cancellation, its priority and its number.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use crate::turns;
+
+/// Lets every other thread run before the calling one: for checkpoints, which
+/// must not take the processor from a link's thread (a sync point beside one
+/// took 19 µs instead of 8 on two processors).
+pub fn yield_to_others() {
+    // Failing, it only stays as it was.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+}
+
+/// The calling thread, which is the library's, runs no signal handler of the
+/// program.
+pub fn block_signals() {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: a set of this function's, filled before it is read. The one
+    // failure there is, a wrong `how`, cannot be.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// What a thread was before [`cancel_waits`].
+#[must_use]
+pub struct Cancel(libc::c_int);
+
+/// From here on nobody ends the calling thread by `pthread_cancel`: that would unwind
+/// it from any call of the C library, with locks held and through frames that cannot
+/// be unwound. Costs a store to a variable of the thread.
+#[inline]
+pub fn cancel_waits() -> Cancel {
+    const DISABLE: libc::c_int = 1;
+    let mut before = 0;
+    // SAFETY: a state that there is, and room for the one before.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    Cancel(before)
+}
+
+/// As it was. A thread that can be cancelled at any moment, and has been meanwhile,
+/// ends in here: the caller has nothing left to drop.
+#[inline]
+pub fn cancel_again(before: Cancel) {
+    // SAFETY: a state that this thread had.
+    unsafe { pthread_setcancelstate(before.0, std::ptr::null_mut()) };
+}
+
+/// While it lives, the calling thread runs no signal handler; signals wait.
+pub struct SignalsWait {
+    before: libc::sigset_t,
+    /// What it keeps is the thread's own.
+    _here: PhantomData<*const ()>,
+}
+
+impl SignalsWait {
+    /// From now on.
+    pub fn begin() -> SignalsWait {
+        SignalsWait::but(&[])
+    }
+
+    /// The same, but for signals of the thread's own faults: for work whose faults
+    /// a handler answers (of memory that a peer cut off).
+    pub fn begin_but_faults() -> SignalsWait {
+        SignalsWait::but(&[libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE])
+    }
+
+    fn but(these: &[libc::c_int]) -> SignalsWait {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sets of this function's, one filled before it is read, the
+        // other by the call. The one failure there is, a wrong `how` or number,
+        // cannot be.
+        let before = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            for signal in these {
+                libc::sigdelset(all.as_mut_ptr(), *signal);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+            before.assume_init()
+        };
+        SignalsWait {
+            before,
+            _here: PhantomData,
+        }
+    }
+}
+
+impl Drop for SignalsWait {
+    fn drop(&mut self) {
+        // SAFETY: the set that this thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// A small number for the calling thread, for spreading threads over lanes.
+#[inline]
+pub fn thread_number() -> usize {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) });
+    NUMBER.with(|n| {
+        if n.get() == usize::MAX {
+            let turns = turns::current();
+            n.set(turns.map_or_else(|| NEXT.fetch_add(1, Relaxed), |t| t.number()));
+        }
+        n.get()
+    })
+}

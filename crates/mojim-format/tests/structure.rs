@@ -1,0 +1,391 @@
+//! The house: no crate imports one above it, and within a crate no two files import
+//! each other, not even by way of others.
+//!
+//! `cargo test -p mojim-format --test structure -- --nocapture` prints what there is:
+//! lines of each crate, circles, the longest functions. It stands in the crate at the
+//! bottom since it needs none.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the ground. A crate imports only from rows below its own.
+const ROWS: &[&[&str]] = &[
+    &["format"],
+    &["env", "config", "protocol", "keys"],
+    &["linux", "store"],
+    &["memory", "replica"],
+    &["views", "rivals", "mojim"],
+    &["sim", "node", "c"],
+    &["bench", "crash", "preload"],
+    &["cli"],
+];
+
+/// Circles that are still to be untied, as the files that are in one.
+const CIRCLES: &[&[&str]] = &[
+    &["store: store", "store: store/apply", "store: store/hold"],
+    &[
+        "memory: track",
+        "memory: track/mprotect",
+        "memory: track/mprotect/handler",
+        "memory: track/remote",
+        "memory: track/two_level",
+        "memory: track/two_level/release",
+        "memory: track/uffd",
+    ],
+    &["replica: primary", "replica: session"],
+    &[
+        "mojim: volume",
+        "mojim: volume/children",
+        "mojim: volume/memory",
+        "mojim: volume/names",
+        "mojim: volume/owner",
+        "mojim: volume/remembered",
+        "mojim: volume/sync_point",
+        "mojim: volume/windows",
+    ],
+    &["sim: cluster", "sim: cluster/replace", "sim: cluster/spill"],
+    &["sim: disk", "sim: net", "sim: world"],
+    &["sim: shadow", "sim: shadow/controls", "sim: shadow/engine"],
+    &[
+        "bench: peers",
+        "bench: raw",
+        "bench: raw/log",
+        "bench: raw/msync",
+        "bench: raw/shm",
+        "bench: raw/tcp",
+    ],
+    &[
+        "crash: naive",
+        "crash: redo",
+        "crash: shipped",
+        "crash: subject",
+    ],
+    &["crash: plug", "crash: plug/guest", "crash: plug/initramfs"],
+    &[
+        "preload: api",
+        "preload: exec",
+        "preload: files",
+        "preload: locks",
+        "preload: path",
+        "preload: process",
+        "preload: rw",
+    ],
+    &["cli: latency", "cli: rivals"],
+];
+
+/// Most lines in a crate that is shipped, without its tests.
+const MOST_LINES: usize = 10_000;
+/// These are evidence, and no part of what is shipped.
+const EVIDENCE: &[&str] = &["bench", "crash", "rivals", "sim"];
+
+fn top() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A crate's name without the product's.
+fn short(name: &str) -> &str {
+    name.strip_prefix("mojim-").unwrap_or(name)
+}
+
+fn row(name: &str) -> usize {
+    ROWS.iter()
+        .position(|row| row.contains(&name))
+        .unwrap_or_else(|| panic!("{name} has no row"))
+}
+
+fn crates() -> Vec<(String, PathBuf)> {
+    let dirs = fs::read_dir(top().join("crates")).unwrap();
+    let mut all: Vec<_> = dirs
+        .map(|d| d.unwrap().path())
+        .filter(|d| d.join("Cargo.toml").exists())
+        .map(|d| {
+            (
+                short(d.file_name().unwrap().to_str().unwrap()).to_owned(),
+                d,
+            )
+        })
+        .collect();
+    all.sort_by_key(|(name, _)| (row(name), name.clone()));
+    all
+}
+
+/// Which crates of ours a manifest's text imports.
+fn imports(manifest: &str) -> BTreeSet<String> {
+    let mut wanted = false;
+    let mut found = BTreeSet::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            wanted = line == "[dependencies]";
+        }
+        let name = line.split([' ', '.', '=']).next().unwrap_or("");
+        if wanted && line.contains("package = \"mojim\"") {
+            found.insert("mojim".to_owned());
+        } else if wanted && (name == "mojim" || name.starts_with("mojim-")) {
+            found.insert(short(name).to_owned());
+        }
+    }
+    found
+}
+
+/// The imports of a crate that its row does not allow.
+fn upward(name: &str, manifest: &str) -> Vec<String> {
+    let mine = row(name);
+    let all = imports(manifest).into_iter();
+    all.filter(|i| row(i) >= mine).collect()
+}
+
+#[test]
+fn no_crate_imports_one_beside_or_above_it() {
+    for (name, dir) in crates() {
+        let manifest = fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        let found = upward(&name, &manifest);
+        assert!(found.is_empty(), "mojim-{name} imports {found:?}");
+    }
+}
+
+#[test]
+fn an_import_upward_is_seen() {
+    let manifest = "[dependencies]\nmojim-replica.workspace = true\nlibc.workspace = true\n";
+    assert_eq!(upward("store", manifest), ["replica"]);
+    assert_eq!(upward("node", manifest), [""; 0]);
+    let manifest = "[dependencies]\nengine = { package = \"mojim\", path = \"../mojim\" }\n";
+    assert_eq!(upward("linux", manifest), ["mojim"]);
+    assert_eq!(upward("c", manifest), [""; 0]);
+}
+
+/// What a file says without comments and its tests.
+fn product(text: &str) -> String {
+    let end = text.find("\n#[cfg(test)]\nmod tests").unwrap_or(text.len());
+    let lines = text[..end].lines();
+    lines
+        .filter(|l| !l.trim_start().starts_with("//"))
+        .map(|l| format!("{l}\n"))
+        .collect()
+}
+
+/// The files of a crate by their module's path.
+fn modules(dir: &Path) -> BTreeMap<Vec<String>, String> {
+    let mut all = BTreeMap::new();
+    let mut dirs = vec![(dir.join("src"), Vec::new())];
+    while let Some((dir, path)) = dirs.pop() {
+        for entry in fs::read_dir(&dir).unwrap() {
+            let entry = entry.unwrap().path();
+            let name = entry.file_stem().unwrap().to_str().unwrap().to_owned();
+            if entry.is_dir() {
+                dirs.push((entry, [&path[..], &[name]].concat()));
+            } else if entry.extension().is_some_and(|e| e == "rs") && name != "tests" {
+                let text = product(&fs::read_to_string(&entry).unwrap());
+                let module = match &*name {
+                    "lib" | "main" | "mod" => path.clone(),
+                    _ => [&path[..], &[name]].concat(),
+                };
+                all.insert(module, text);
+            }
+        }
+    }
+    all
+}
+
+/// The paths that a text names from its crate's root, each a list of names: of
+/// `crate::a::{b, c::d}` those of `a::b` and `a::c::d`.
+fn named(text: &str, module: &[String]) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let starts = ["crate::", "super::"];
+    let mut rest = text;
+    while let Some((at, start)) = starts
+        .iter()
+        .filter_map(|s| rest.find(s).map(|at| (at, *s)))
+        .min()
+    {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+        let begins = !rest[..at].ends_with(is_word);
+        rest = &rest[at + start.len()..];
+        if !begins {
+            continue;
+        }
+        let mut base = match start {
+            "super::" => module[..module.len().saturating_sub(1)].to_vec(),
+            _ => Vec::new(),
+        };
+        while let Some(more) = rest.strip_prefix("super::") {
+            base.pop();
+            rest = more;
+        }
+        tree(rest, &base, &mut found);
+    }
+    found
+}
+
+/// Reads one tree of a `use` behind `base`; returns how many bytes it is.
+fn tree(text: &str, base: &[String], found: &mut Vec<Vec<String>>) -> usize {
+    if let Some(list) = text.strip_prefix('{') {
+        let mut at = 0;
+        loop {
+            let rest = &list[at..];
+            let blank = rest.len() - rest.trim_start_matches([',', ' ', '\n']).len();
+            at += blank;
+            if list[at..].is_empty() || list[at..].starts_with('}') {
+                return (at + 2).min(text.len());
+            }
+            at += tree(&list[at..], base, found);
+        }
+    }
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let len = text.find(|c| !word(c)).unwrap_or(text.len());
+    if len == 0 {
+        found.push(base.to_vec());
+        return text.chars().next().map_or(0, char::len_utf8);
+    }
+    let path = [base, &[text[..len].to_owned()]].concat();
+    match text[len..].strip_prefix("::") {
+        Some(more) => len + 2 + tree(more, &path, found),
+        None => {
+            found.push(path);
+            len
+        }
+    }
+}
+
+type Graph = BTreeMap<Vec<String>, BTreeSet<Vec<String>>>;
+
+fn graph(all: &BTreeMap<Vec<String>, String>) -> Graph {
+    let target = |path: &Vec<String>| {
+        (0..=path.len())
+            .rev()
+            .map(|n| path[..n].to_vec())
+            .find(|p| all.contains_key(p))
+    };
+    all.iter()
+        .map(|(module, text)| {
+            let mut to: BTreeSet<_> = named(text, module).iter().filter_map(target).collect();
+            // What a parent has of its children.
+            let children = all
+                .keys()
+                .filter(|c| c.len() == module.len() + 1 && c.starts_with(module));
+            for child in children {
+                let name = child.last().expect("it has one");
+                if text.contains(&format!("{name}::")) && !module.is_empty() {
+                    to.insert(child.clone());
+                }
+            }
+            to.remove(module);
+            // The root only lists its modules.
+            to.remove(&Vec::new());
+            (module.clone(), to)
+        })
+        .collect()
+}
+
+/// Sets of modules that reach each other.
+fn circles(graph: &Graph) -> Vec<BTreeSet<Vec<String>>> {
+    let reach = |from: &Vec<String>| {
+        let mut seen = BTreeSet::new();
+        let mut todo: Vec<_> = graph[from].iter().collect();
+        while let Some(m) = todo.pop() {
+            if seen.insert(m.clone()) {
+                todo.extend(graph.get(m).into_iter().flatten());
+            }
+        }
+        seen
+    };
+    let reached: BTreeMap<_, _> = graph.keys().map(|m| (m, reach(m))).collect();
+    let mut found: Vec<BTreeSet<Vec<String>>> = Vec::new();
+    for (m, seen) in &reached {
+        let circle: BTreeSet<_> = seen
+            .iter()
+            .filter(|o| reached.get(o).is_some_and(|r| r.contains(*m)))
+            .cloned()
+            .collect();
+        if circle.len() > 1 && !found.contains(&circle) {
+            found.push(circle);
+        }
+    }
+    found
+}
+
+fn text_of(circle: &BTreeSet<Vec<String>>) -> Vec<String> {
+    circle.iter().map(|m| m.join("/")).collect()
+}
+
+#[test]
+fn files_import_in_no_circle_but_those_that_are_known() {
+    let mut found = Vec::new();
+    for (name, dir) in crates() {
+        for circle in circles(&graph(&modules(&dir))) {
+            found.push((name.clone(), text_of(&circle)));
+        }
+    }
+    let known: Vec<Vec<&str>> = CIRCLES.iter().map(|c| c.to_vec()).collect();
+    let found: Vec<Vec<String>> = found
+        .into_iter()
+        .map(|(name, files)| files.iter().map(|f| format!("{name}: {f}")).collect())
+        .collect();
+    assert_eq!(found, known);
+}
+
+#[test]
+fn a_circle_is_seen() {
+    let module = |name: &str, text: &str| (vec![name.to_owned()], text.to_owned());
+    let all = [
+        module("a", "use crate::{x::X, b::{B, C}};\n"),
+        module("b", "use crate::c;\n"),
+        module("c", "fn f() { crate::a::f() }\n"),
+        module("x", ""),
+    ];
+    let found = circles(&graph(&all.into_iter().collect()));
+    assert_eq!(found.len(), 1);
+    assert_eq!(text_of(&found[0]), ["a", "b", "c"]);
+}
+
+/// Functions of a formatted text with their lines.
+fn functions(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let lines: Vec<&str> = text.lines().collect();
+    for (i, line) in lines.iter().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let Some((before, after)) = line.split_once("fn ") else {
+            continue;
+        };
+        let words = [
+            "pub", "unsafe", "const", "extern", "async", "(", ")", "\"C\"",
+        ];
+        let is = before
+            .split_whitespace()
+            .all(|w| words.iter().any(|k| w.starts_with(k)));
+        let end = format!("{}}}", " ".repeat(indent));
+        if let (true, Some(n)) = (is, lines[i..].iter().position(|l| *l == end)) {
+            let name = after.split(['(', '<']).next().unwrap_or("");
+            found.push((n + 1, name.to_owned()));
+        }
+    }
+    found
+}
+
+#[test]
+fn no_crate_is_larger_than_a_reader_holds_in_mind() {
+    let mut longest = Vec::new();
+    println!("lines of product code");
+    for (name, dir) in crates() {
+        let all = modules(&dir);
+        let lines: usize = all.values().map(|t| t.lines().count()).sum();
+        println!("{lines:>7} {name}");
+        let shipped = !EVIDENCE.contains(&&*name);
+        assert!(
+            !shipped || lines <= MOST_LINES,
+            "mojim-{name} has {lines} lines"
+        );
+        for (module, text) in &all {
+            let of = |(n, f)| (n, format!("{name} {}: {f}", module.join("/")));
+            longest.extend(functions(text).into_iter().map(of));
+        }
+    }
+    longest.sort_unstable_by(|a, b| b.cmp(a));
+    println!("lines of the longest functions");
+    for (n, f) in longest.iter().take(10) {
+        println!("{n:>7} {f}");
+    }
+    let readme = fs::read_to_string(top().join("README.md")).unwrap();
+    println!("{:>7} lines of README.md", readme.lines().count());
+    assert!(longest.len() > 1000, "too few functions were found");
+}

@@ -1,0 +1,928 @@
+//! Files, directories and locks.
+//!
+//! Owns the descriptors of open files, and this process's list of held locks.
+//!
+//! Invariants:
+//! - A file opened `durable` has `O_DSYNC`, and `O_DIRECT` where the file
+//!   system has it; where it has not (some tmpfs), alignment is not needed
+//!   and durability is `O_DSYNC`'s.
+//! - Nothing here uses a descriptor's file position for reading or writing.
+//! - A lock file is opened only by [`Lock::take`], and not at all while this
+//!   process holds it: closing any descriptor of it would release the lock.
+
+use super::error;
+use mojim_env::{File, OpenHow};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::io::{Errno, retry_on_intr};
+use std::ffi::OsStr;
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
+const DIR_MODE: Mode = Mode::from_raw_mode(0o755);
+
+/// What a durable write is aligned to where the kernel does not say.
+const USUAL_SECTOR: usize = 4096;
+/// [`mojim_env::Env::sector`] is never less.
+const LEAST_SECTOR: usize = 512;
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct DiskFile {
+    fd: OwnedFd,
+    direct: bool,
+    /// Its room was allocated beforehand: writes make it no longer.
+    durable: bool,
+}
+
+impl DiskFile {
+    pub(super) fn open(path: &Path, how: OpenHow) -> io::Result<DiskFile> {
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        flags |= if how.write {
+            OFlags::RDWR
+        } else {
+            OFlags::RDONLY
+        };
+        if how.create {
+            flags |= OFlags::CREATE;
+        }
+        if !how.durable {
+            let fd = open_fd(path, flags, FILE_MODE)?;
+            return Ok(DiskFile::new(fd, false, how));
+        }
+        flags |= OFlags::DSYNC;
+        match open_fd(path, flags | OFlags::DIRECT, FILE_MODE) {
+            Ok(fd) => Ok(DiskFile::new(fd, true, how)),
+            // The file system has no O_DIRECT (it may have made the file).
+            Err(Errno::INVAL) => {
+                let fd = open_fd(path, flags, FILE_MODE)?;
+                Ok(DiskFile::new(fd, false, how))
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn new(fd: OwnedFd, direct: bool, how: OpenHow) -> DiskFile {
+        DiskFile {
+            fd,
+            direct,
+            durable: how.durable,
+        }
+    }
+
+    /// Says what is wrong where the kernel only says EINVAL.
+    fn explain(&self, e: Errno, what: &str, ptr: *const u8, len: usize, offset: u64) -> io::Error {
+        let odd = |n: u64| !n.is_multiple_of(LEAST_SECTOR as u64);
+        if e == Errno::INVAL && self.direct && (odd(ptr as u64) || odd(len as u64) || odd(offset)) {
+            return error(
+                io::ErrorKind::InvalidInput,
+                format!(
+                    "{what} of {len} bytes at offset {offset}, buffer at {ptr:p}: \
+                     all three must be multiples of the sector for a durable file"
+                ),
+            );
+        }
+        e.into()
+    }
+}
+
+impl Drop for DiskFile {
+    fn drop(&mut self) {
+        if SHORT.load(Relaxed) {
+            refill();
+        }
+    }
+}
+
+impl File for DiskFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let rest = &mut buf[done..];
+            let (ptr, len) = (rest.as_ptr(), rest.len());
+            match retry_on_intr(|| rustix::io::pread(&self.fd, &mut *rest, at)) {
+                Ok(0) => break,
+                Ok(n) => {
+                    done += n;
+                    // The end of the file, inside a sector: asking for more
+                    // from there would be EINVAL.
+                    if self.direct && !done.is_multiple_of(LEAST_SECTOR) {
+                        break;
+                    }
+                }
+                Err(e) => return Err(self.explain(e, "read", ptr, len, at)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        let end = offset.saturating_add(buf.len() as u64);
+        // The kernel's way to say so is a signal, which ends the process. A log's
+        // room was asked for when it was made.
+        if !self.durable && !buf.is_empty() && end > file_size_limit() {
+            return Err(Errno::FBIG.into());
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset + done as u64;
+            let rest = &buf[done..];
+            match retry_on_intr(|| rustix::io::pwrite(&self.fd, rest, at)) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => done += n,
+                Err(e) => return Err(self.explain(e, "write", rest.as_ptr(), rest.len(), at)),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        // Not retried, whatever it says (DESIGN.md, invariant 6). The kernel
+        // does not interrupt it.
+        Ok(fs::fdatasync(&self.fd)?)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        // As above.
+        if len > file_size_limit() && len > self.len()? {
+            return Err(Errno::FBIG.into());
+        }
+        Ok(retry_on_intr(|| fs::ftruncate(&self.fd, len))?)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(fs::fstat(&self.fd)?.st_size as u64)
+    }
+
+    /// Keeps the file's length: it reserves, [`File::set_len`] grows.
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        allocate(&self.fd, FallocateFlags::KEEP_SIZE, len)
+    }
+
+    fn next_data(&self, offset: u64) -> io::Result<Option<Range<u64>>> {
+        let len = self.len()?;
+        if offset >= len {
+            return Ok(None);
+        }
+        let start = match fs::seek(&self.fd, fs::SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            // The file system does not know: all of it.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some(offset..len)),
+            Err(e) => return Err(e.into()),
+        };
+        match fs::seek(&self.fd, fs::SeekFrom::Hole(start)) {
+            Ok(end) => Ok(Some(start..end)),
+            // Cut off in the meantime.
+            Err(Errno::NXIO) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
+    }
+}
+
+/// Bytes that the file system of `path` has for who is not its superuser; an error
+/// also where it counts none.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let v = fs::statvfs(path)?;
+    if v.f_blocks == 0 {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Ok(v.f_bavail.saturating_mul(v.f_frsize))
+}
+
+/// Descriptors in reserve: what the engine opens for a moment (a directory to sync,
+/// a catalogue to replace) it can open although the program has taken all others.
+static RESERVE: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+
+/// Some of the reserve was given away.
+static SHORT: AtomicBool = AtomicBool::new(true);
+
+/// How many there are: a change of names needs three at a time, and more than one
+/// thread may be at it.
+const RESERVED: usize = 8;
+
+/// Fills the reserve, as far as there are descriptors.
+fn refill() {
+    let Ok(mut all) = RESERVE.try_lock() else {
+        return;
+    };
+    while all.len() < RESERVED {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        match retry_on_intr(|| fs::open("/", flags, Mode::empty())) {
+            Ok(fd) => all.push(fd),
+            Err(_) => return,
+        }
+    }
+    SHORT.store(false, Relaxed);
+}
+
+/// Opens a file, where no descriptor is left with one of the reserve.
+fn open_fd(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    if SHORT.load(Relaxed) {
+        refill();
+    }
+    let open = || retry_on_intr(|| fs::open(path, flags, mode));
+    let mut got = open();
+    while matches!(got, Err(Errno::MFILE | Errno::NFILE)) {
+        let mut all = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(one) = all.pop() else {
+            break;
+        };
+        SHORT.store(true, Relaxed);
+        drop(one);
+        got = open();
+    }
+    got
+}
+
+/// See [`mojim_env::Env::most_open`]: a sixteenth of what this process may have,
+/// so that several volumes and the program fit beside each other.
+pub(super) fn most_open() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |n| (n / 16).max(4) as usize)
+}
+
+/// See [`mojim_env::Env::file_size_limit`].
+pub(super) fn file_size_limit() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    limit.unwrap_or(u64::MAX)
+}
+
+/// See [`mojim_env::Env::max_file_size`]: seen by trying, on a file without a name.
+pub(super) fn max_file_size(dir: &Path) -> io::Result<u64> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    // What cannot be tried is not limited.
+    let Ok(probe) = open_fd(dir, flags, FILE_MODE) else {
+        return Ok(i64::MAX as u64);
+    };
+    let takes = |len: u64| {
+        let done = retry_on_intr(|| fs::ftruncate(&probe, len));
+        !matches!(done, Err(Errno::FBIG | Errno::INVAL))
+    };
+    // Beyond the process's own limit there is a signal for an answer.
+    let most = file_size_limit().min(i64::MAX as u64);
+    if takes(most) {
+        return Ok(i64::MAX as u64);
+    }
+    let (mut fits, mut not) = (0, most);
+    while not - fits > 1 {
+        let middle = fits + (not - fits) / 2;
+        match takes(middle) {
+            true => fits = middle,
+            false => not = middle,
+        }
+    }
+    Ok(fits)
+}
+
+/// See [`mojim_env::Env::remove_empty_dirs`].
+pub(super) fn remove_empty_dirs(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let dir = open_fd(path, flags, Mode::empty())?;
+    for entry in fs::Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        match remove_empty_dirs(&path.join(OsStr::from_bytes(name.to_bytes()))) {
+            Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
+                return Err(Errno::NOTEMPTY.into());
+            }
+            r => r?,
+        }
+    }
+    Ok(fs::rmdir(path)?)
+}
+
+/// `fallocate` of the first `len` bytes, refused beforehand where the file
+/// system has not that much: it may take all there is before it fails, and
+/// for that time fail everybody else's writes.
+pub(super) fn allocate(fd: &OwnedFd, flags: FallocateFlags, len: u64) -> io::Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    if len > file_size_limit() {
+        return Err(Errno::FBIG.into());
+    }
+    let full = |left| {
+        let text = format!("no space for {len} bytes, {left} are free");
+        error(io::ErrorKind::StorageFull, text)
+    };
+    let has = fs::fstat(fd)?.st_blocks as u64 * 512;
+    let v = fs::fstatvfs(fd)?;
+    let left = v.f_bfree.saturating_mul(v.f_frsize);
+    // No blocks at all: a file system that does not count them.
+    if v.f_blocks > 0 && len.saturating_sub(has) > left {
+        return Err(full(left));
+    }
+    match retry_on_intr(|| fs::fallocate(fd, flags, 0, len)) {
+        Err(Errno::NOSPC | Errno::DQUOT) => Err(full(left)),
+        Err(Errno::OPNOTSUPP) => Err(error(
+            io::ErrorKind::Unsupported,
+            "the file system cannot reserve space (fallocate)",
+        )),
+        other => Ok(other?),
+    }
+}
+
+/// See [`mojim_env::Env::sector`]. Where `path` is a directory or is not
+/// there, what holds for a new file in that place.
+pub(super) fn sector(path: &Path) -> io::Result<usize> {
+    let want = StatxFlags::DIOALIGN | StatxFlags::TYPE;
+    let place = match fs::statx(CWD, path, AtFlags::empty(), want) {
+        Ok(x) if x.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => return Ok(sector_of(&x)),
+        Ok(x) if FileType::from_raw_mode(x.stx_mode.into()).is_dir() => path,
+        Ok(_) | Err(Errno::NOSYS) => return Ok(USUAL_SECTOR),
+        Err(Errno::NOENT) => parent(path),
+        Err(e) => return Err(e.into()),
+    };
+    // The kernel tells it of regular files only: make one without a name.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let probe = match retry_on_intr(|| fs::open(place, flags, FILE_MODE)) {
+        Ok(fd) => fd,
+        Err(e @ (Errno::NOENT | Errno::NOTDIR)) => return Err(e.into()),
+        Err(_) => return Ok(USUAL_SECTOR),
+    };
+    Ok(match fs::statx(&probe, "", AtFlags::EMPTY_PATH, want) {
+        Ok(x) => sector_of(&x),
+        Err(_) => USUAL_SECTOR,
+    })
+}
+
+fn sector_of(x: &fs::Statx) -> usize {
+    let align = x.stx_dio_mem_align.max(x.stx_dio_offset_align) as usize;
+    // Zero: no O_DIRECT here.
+    if x.stx_mask & StatxFlags::DIOALIGN.bits() == 0 || align == 0 {
+        return USUAL_SECTOR;
+    }
+    align.max(LEAST_SECTOR).next_power_of_two()
+}
+
+/// The directory that a path's last name is in.
+pub(super) fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new(if path.has_root() { "/" } else { "." }),
+    }
+}
+
+/// Makes a directory and its parents, each durable in its parent.
+pub(super) fn create_dir_all(path: &Path) -> io::Result<()> {
+    match fs::mkdir(path, DIR_MODE) {
+        Ok(()) => return sync_dir(parent(path)),
+        Err(Errno::NOENT) if parent(path) != path => {}
+        Err(e) => return existing_dir(path, e),
+    }
+    create_dir_all(parent(path))?;
+    match fs::mkdir(path, DIR_MODE) {
+        Ok(()) => sync_dir(parent(path)),
+        Err(e) => existing_dir(path, e),
+    }
+}
+
+/// It is no error that a directory could not be made if it is there.
+fn existing_dir(path: &Path, e: Errno) -> io::Result<()> {
+    match fs::stat(path) {
+        Ok(s) if FileType::from_raw_mode(s.st_mode).is_dir() => Ok(()),
+        _ => Err(e.into()),
+    }
+}
+
+/// `fsync` of a directory.
+pub(super) fn sync_dir(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = open_fd(path, flags, Mode::empty())?;
+    match fs::fsync(&fd) {
+        // The file system has nothing to sync for directories.
+        Err(Errno::INVAL) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// All regular files below `path`, sorted. Symbolic links are not followed.
+pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut found = Vec::new();
+    let top = open_fd(path, flags, Mode::empty())?;
+    list_into(top, Path::new(""), &mut found)?;
+    found.sort();
+    Ok(found)
+}
+
+fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    for entry in fs::Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        let mut kind = entry.file_type();
+        if kind == FileType::Unknown {
+            kind = match fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(s) => FileType::from_raw_mode(s.st_mode),
+                Err(Errno::NOENT) => continue,
+                Err(e) => return Err(e.into()),
+            };
+        }
+        let path = below.join(OsStr::from_bytes(name.to_bytes()));
+        match kind {
+            FileType::RegularFile => found.push(path),
+            FileType::Directory => match fs::openat(&dir, name, flags, Mode::empty()) {
+                Ok(sub) => list_into(sub, &path, found)?,
+                // Removed or replaced since it was listed.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(e) => return Err(e.into()),
+            },
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The first bytes of a file, at most `most`.
+pub(super) fn read_start(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let fd = open_fd(path, flags, Mode::empty())?;
+    read_start_of(&fd, most)
+}
+
+fn read_start_of(fd: &OwnedFd, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; most];
+    let mut len = 0;
+    while len < most {
+        match retry_on_intr(|| rustix::io::pread(fd, &mut bytes[len..], len as u64))? {
+            0 => break,
+            n => len += n,
+        }
+    }
+    bytes.truncate(len);
+    Ok(bytes)
+}
+
+/// A file that only one holder in one process has locked.
+///
+/// It is a POSIX record lock, since those belong to exactly one process: they
+/// end with it and a forked child does not keep them, as it would with
+/// `flock`, whose locks belong to the open file that the child shares. Two
+/// things about record locks are made good by the list [`HELD`]: they do not
+/// exclude within a process, and closing any descriptor of the file releases
+/// them.
+///
+/// After a fork the list says nothing in the child (its entries name another
+/// process). A child that was forked while another thread was in
+/// [`Lock::take`] must not take locks itself.
+#[derive(Debug)]
+pub(super) struct Lock {
+    fd: Option<OwnedFd>,
+    held: Held,
+}
+
+/// A lock of process `pid` on a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Held {
+    device: u64,
+    inode: u64,
+    pid: i32,
+}
+
+static HELD: Mutex<Vec<Held>> = Mutex::new(Vec::new());
+
+fn held() -> MutexGuard<'static, Vec<Held>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn our_pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// The name of a process, as `ps` shows it.
+fn process_name(pid: i32) -> Option<String> {
+    let name = read_start(Path::new(&format!("/proc/{pid}/comm")), 64).ok()?;
+    let name = String::from_utf8_lossy(&name).trim_end().to_owned();
+    (!name.is_empty()).then_some(name)
+}
+
+impl Lock {
+    pub(super) fn take(path: &Path) -> io::Result<Lock> {
+        let pid = our_pid();
+        // Held to the end: between the look at the list and the open nobody
+        // else may take this lock, or our close on failure would release it.
+        let mut all = held();
+        all.retain(|h| h.pid == pid);
+        loop {
+            match fs::lstat(path) {
+                Ok(s) if all.contains(&Held::of(&s, pid)) => {
+                    return Err(taken(Some(pid), process_name(pid)));
+                }
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(e) => return Err(e.into()),
+            }
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let fd = open_fd(path, flags, FILE_MODE)?;
+            let id = Held::of(&fs::fstat(&fd)?, pid);
+            if all.contains(&id) {
+                // Renamed into place between the two calls. Not closing it
+                // keeps the lock.
+                std::mem::forget(fd);
+                return Err(taken(Some(pid), process_name(pid)));
+            }
+            match fs::fcntl_lock(&fd, fs::FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::AGAIN | Errno::ACCESS) => return Err(contended(&fd)),
+                Err(e) => return Err(e.into()),
+            }
+            // Someone may have removed the file before we had the lock: then
+            // others would lock another file of this name.
+            match fs::lstat(path) {
+                Ok(s) if Held::of(&s, pid) == id => {}
+                Ok(_) | Err(Errno::NOENT) => continue,
+                Err(e) => return Err(e.into()),
+            }
+            let text = format!("{pid} {}\n", process_name(pid).unwrap_or_default());
+            fs::ftruncate(&fd, 0)?;
+            rustix::io::pwrite(&fd, text.as_bytes(), 0)?;
+            all.push(id);
+            return Ok(Lock {
+                fd: Some(fd),
+                held: id,
+            });
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // In a forked child the lock is not ours, and closing does it no harm.
+        if self.held.pid == our_pid() {
+            let mut all = held();
+            self.fd = None;
+            all.retain(|h| *h != self.held);
+        }
+    }
+}
+
+impl Held {
+    fn of(s: &fs::Stat, pid: i32) -> Held {
+        Held {
+            device: s.st_dev,
+            inode: s.st_ino,
+            pid,
+        }
+    }
+}
+
+/// Who holds the lock that we did not get.
+fn contended(fd: &OwnedFd) -> io::Error {
+    use rustix::process::{Flock, FlockType, fcntl_getlk};
+    let pid = match fcntl_getlk(fd, &Flock::from(FlockType::WriteLock)) {
+        Ok(Some(lock)) => lock.pid.map(|p| p.as_raw_nonzero().get()),
+        _ => None,
+    };
+    let text = read_start_of(fd, 64).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let (written, name) = text.trim_end().split_once(' ').unwrap_or(("", ""));
+    let written = written.parse::<i32>().ok();
+    match (pid, written) {
+        // The kernel does not tell of holders in other pid name spaces or on
+        // other hosts; what they wrote is their own view.
+        (None, Some(_)) => taken(written, Some(name.to_owned())),
+        (Some(pid), Some(w)) if w == pid => taken(Some(pid), Some(name.to_owned())),
+        (Some(pid), _) => taken(Some(pid), process_name(pid)),
+        (None, None) => taken(None, None),
+    }
+}
+
+fn taken(pid: Option<i32>, name: Option<String>) -> io::Error {
+    let text = match (pid, name) {
+        (Some(pid), Some(name)) if !name.is_empty() => format!("held by process {pid} ({name})"),
+        (Some(pid), _) => format!("held by process {pid}"),
+        (None, _) => "held by another process".to_owned(),
+    };
+    error(io::ErrorKind::WouldBlock, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Os;
+    use mojim_env::Env;
+    use std::alloc::Layout;
+    use std::io::{BufRead, BufReader, Read};
+    use std::process::{Child, ChildStdout, Command, Stdio};
+    use tempfile::TempDir;
+
+    const RW: OpenHow = OpenHow {
+        create: true,
+        write: true,
+        durable: false,
+    };
+
+    /// Bytes at an address that is a multiple of `align`.
+    struct Aligned(*mut u8, Layout);
+
+    impl Aligned {
+        fn new(len: usize, align: usize) -> Aligned {
+            let layout = Layout::from_size_align(len, align).unwrap();
+            // SAFETY: the size is not zero in these tests.
+            Aligned(unsafe { std::alloc::alloc_zeroed(layout) }, layout)
+        }
+        fn bytes(&mut self) -> &mut [u8] {
+            // SAFETY: allocated, zeroed, with this size, and borrowed from self.
+            unsafe { std::slice::from_raw_parts_mut(self.0, self.1.size()) }
+        }
+    }
+
+    impl Drop for Aligned {
+        fn drop(&mut self) {
+            // SAFETY: allocated with this layout.
+            unsafe { std::alloc::dealloc(self.0, self.1) }
+        }
+    }
+
+    #[test]
+    fn files_read_write_grow_and_shrink() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        let path = dir.path().join("f");
+        assert_eq!(
+            os.open(&path, OpenHow::default()).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
+        let f = os.open(&path, RW).unwrap();
+        assert!(f.is_empty().unwrap());
+        f.write_at(b"hello", 3).unwrap();
+        assert_eq!(f.len().unwrap(), 8);
+        let mut buf = [9; 10];
+        assert_eq!(f.read_at(&mut buf, 0).unwrap(), 8);
+        assert_eq!(&buf[..8], b"\0\0\0hello");
+        assert_eq!(f.read_at(&mut buf, 8).unwrap(), 0);
+        f.sync().unwrap();
+        f.set_len(4).unwrap();
+        f.allocate(1 << 20).unwrap();
+        assert_eq!(f.len().unwrap(), 4);
+        let e = f.allocate(1 << 43).unwrap_err();
+        assert_eq!(e.kind(), io::ErrorKind::StorageFull);
+        assert!(f.fd().is_some());
+
+        let r = os.open(&path, OpenHow::default()).unwrap();
+        assert_eq!(r.read_at(&mut buf, 0).unwrap(), 4);
+        assert!(r.write_at(b"x", 0).is_err());
+
+        os.rename(&path, &dir.path().join("g")).unwrap();
+        os.sync_dir(dir.path()).unwrap();
+        os.remove(&dir.path().join("g")).unwrap();
+        assert_eq!(
+            os.remove(&dir.path().join("g")).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+
+    #[test]
+    fn data_is_found_behind_holes() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        let f = os.open(&dir.path().join("f"), RW).unwrap();
+        assert_eq!(f.next_data(0).unwrap(), None);
+        f.set_len(4 << 20).unwrap();
+        f.write_at(&[1], 2 << 20).unwrap();
+        f.sync().unwrap();
+        // Ranges may be larger than the data, but must cover it.
+        let mut at = 0;
+        let mut covered = false;
+        while let Some(r) = f.next_data(at).unwrap() {
+            assert!(r.start >= at && r.start < r.end);
+            covered |= r.contains(&(2 << 20));
+            at = r.end;
+        }
+        assert!(covered);
+        assert_eq!(f.next_data(4 << 20).unwrap(), None);
+    }
+
+    #[test]
+    fn durable_writes_by_the_sector() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        let path = dir.path().join("log");
+        let sector = os.sector(&path).unwrap();
+        assert_eq!(sector, os.sector(dir.path()).unwrap());
+        assert!(sector.is_power_of_two() && sector >= 512);
+        assert!(os.sector(&dir.path().join("not/there")).is_err());
+
+        let f = os
+            .open(
+                &path,
+                OpenHow {
+                    durable: true,
+                    ..RW
+                },
+            )
+            .unwrap();
+        assert_eq!(os.sector(&path).unwrap(), sector);
+        let mut out = Aligned::new(2 * sector, sector);
+        out.bytes()
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, b)| *b = i as u8);
+        f.write_at(out.bytes(), sector as u64).unwrap();
+        assert_eq!(f.len().unwrap(), 3 * sector as u64);
+        let mut back = Aligned::new(4 * sector, sector);
+        assert_eq!(f.read_at(back.bytes(), 0).unwrap(), 3 * sector);
+        assert_eq!(&back.bytes()[sector..3 * sector], out.bytes());
+
+        // A file that ends inside a sector is read up to its end.
+        f.set_len(2 * sector as u64 + 7).unwrap();
+        assert_eq!(f.read_at(back.bytes(), 0).unwrap(), 2 * sector + 7);
+        if let Err(e) = f.write_at(&out.bytes()[1..1 + sector], 0) {
+            assert_eq!(e.kind(), io::ErrorKind::InvalidInput);
+            assert!(e.to_string().contains("multiples of the sector"), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_file_system_without_direct_io_still_opens_durable() {
+        let os = Os::new().unwrap();
+        let path = PathBuf::from(format!("/dev/shm/mojim-test-{}", os.random()));
+        let Ok(f) = os.open(
+            &path,
+            OpenHow {
+                durable: true,
+                ..RW
+            },
+        ) else {
+            return; // No /dev/shm here.
+        };
+        let sector = os.sector(&path).unwrap();
+        let mut out = Aligned::new(sector, sector);
+        out.bytes().fill(7);
+        f.write_at(out.bytes(), 0).unwrap();
+        assert_eq!(f.len().unwrap(), sector as u64);
+        os.remove(&path).unwrap();
+    }
+
+    #[test]
+    fn lists_regular_files_only() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        os.create_dir_all(&dir.path().join("a/b/c")).unwrap();
+        os.create_dir_all(&dir.path().join("a/b/c")).unwrap();
+        for name in ["z", "a/y", "a/b/c/x"] {
+            os.open(&dir.path().join(name), RW).unwrap();
+        }
+        assert!(os.create_dir_all(&dir.path().join("z/under")).is_err());
+        assert!(os.create_dir_all(&dir.path().join("z")).is_err());
+        fs::symlink("/", dir.path().join("a/link")).unwrap();
+        fs::symlink("z", dir.path().join("zlink")).unwrap();
+        let want: Vec<PathBuf> = ["a/b/c/x", "a/y", "z"].iter().map(PathBuf::from).collect();
+        assert_eq!(os.list(dir.path()).unwrap(), want);
+        assert_eq!(
+            os.list(&dir.path().join("none")).err().unwrap().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+
+    fn must_be_taken(path: &Path, pid: u32) {
+        let e = Os::new().unwrap().lock(path).expect_err("the lock is held");
+        assert_eq!(e.kind(), io::ErrorKind::WouldBlock);
+        let name = process_name(pid as i32).unwrap();
+        assert_eq!(e.to_string(), format!("held by process {pid} ({name})"));
+    }
+
+    #[test]
+    fn a_lock_excludes_within_the_process() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        let path = dir.path().join("lock");
+        let held = os.lock(&path).unwrap();
+        must_be_taken(&path, std::process::id());
+        // By another name of the same file, too.
+        fs::link(&path, dir.path().join("alias")).unwrap();
+        must_be_taken(&dir.path().join("alias"), std::process::id());
+        must_be_taken(&path, std::process::id());
+        drop(held);
+        drop(os.lock(&path).unwrap());
+        fs::symlink(&path, dir.path().join("symlink")).unwrap();
+        assert!(os.lock(&dir.path().join("symlink")).is_err());
+    }
+
+    const HELPER: &str = "MOJIM_TEST_LOCK";
+
+    /// Not a test by itself: the other process of the tests below.
+    #[test]
+    fn helper_process() {
+        let Some(path) = std::env::var_os(HELPER) else {
+            return;
+        };
+        let got = Os::new().unwrap().lock(Path::new(&path));
+        println!(
+            "\nlock: {}",
+            got.as_ref().err().map_or("ok".into(), |e| e.to_string())
+        );
+        let _ = io::stdin().read_line(&mut String::new());
+        drop(got);
+    }
+
+    /// A process that locks `path` until its input ends or it is killed.
+    struct Elsewhere {
+        child: Child,
+        said: String,
+        /// Kept, so that it can go on printing.
+        _output: BufReader<ChildStdout>,
+    }
+
+    impl Elsewhere {
+        fn lock(path: &Path) -> Elsewhere {
+            let name = module_path!().split_once("::").unwrap().1;
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args([&format!("{name}::helper_process"), "--exact", "--nocapture"])
+                .env(HELPER, path)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut output = BufReader::new(child.stdout.take().unwrap());
+            let said = output
+                .by_ref()
+                .lines()
+                .map(Result::unwrap)
+                .find_map(|l| l.strip_prefix("lock: ").map(String::from))
+                .expect("the helper says what it got");
+            Elsewhere {
+                child,
+                said,
+                _output: output,
+            }
+        }
+
+        fn kill(mut self) -> String {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+            self.said
+        }
+
+        fn end(mut self) -> String {
+            drop(self.child.stdin.take());
+            assert!(self.child.wait().unwrap().success());
+            self.said
+        }
+    }
+
+    #[test]
+    fn a_lock_excludes_between_processes_and_ends_with_them() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        let path = dir.path().join("lock");
+        let other = Elsewhere::lock(&path);
+        assert_eq!(other.said, "ok");
+        must_be_taken(&path, other.child.id());
+        must_be_taken(&path, other.child.id());
+        other.kill();
+        let held = os.lock(&path).unwrap();
+        let said = Elsewhere::lock(&path).end();
+        let pid = std::process::id();
+        assert!(
+            said.starts_with(&format!("held by process {pid} (")),
+            "{said}"
+        );
+        // Its failed attempt did not release ours.
+        let said = Elsewhere::lock(&path).end();
+        assert!(said.starts_with("held by process"), "{said}");
+        drop(held);
+        assert_eq!(Elsewhere::lock(&path).end(), "ok");
+    }
+
+    #[test]
+    fn a_forked_child_does_not_keep_the_lock() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("lock");
+        let held = Os::new().unwrap().lock(&path).unwrap();
+        // SAFETY: the child only calls pause, which is async-signal-safe.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: has no arguments.
+                unsafe { libc::pause() };
+            }
+        }
+        assert!(child > 0);
+        drop(held);
+        let other = Elsewhere::lock(&path);
+        // SAFETY: a child of ours that was not waited for; so its id is its own.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert_eq!(other.kill(), "ok");
+    }
+}

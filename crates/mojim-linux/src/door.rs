@@ -1,0 +1,211 @@
+//! Where connections come in: strangers are turned away here.
+//!
+//! Owns connections that have not proved a name yet, in a cluster with keys.
+//! One thread sees to all of them and never waits for one. Invariants:
+//! - At most [`HALF_OPEN`] connections are half open, each for at most
+//!   [`PATIENCE`], each with a handshake's bounded memory.
+//! - Who floods the door shuts out itself: one too many takes the place of the
+//!   oldest of the address with the most. A member needs two round trips, and
+//!   keeps its place unless that many others of its own address come meanwhile.
+//! - Only who has proved its name is given out.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use super::net::Listener;
+use super::now;
+use super::tls::{Keys, Tls};
+use mojim_env::futex::timespec;
+use mojim_env::{Address, Conn};
+
+/// Connections that have not proved a name, at most.
+pub const HALF_OPEN: usize = 128;
+/// How long a connection may take to prove one.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections accepted in a row before those inside are seen to.
+const ROW: usize = 32;
+/// How often refusals are told of: who knocks often fills no disk.
+const TELL: Duration = Duration::from_secs(1);
+
+struct Knocking {
+    conn: Tls,
+    source: Option<IpAddr>,
+    since: Duration,
+}
+
+/// A listener, and who waits before it.
+pub struct Door<'a> {
+    listener: &'a Listener,
+    /// Over TCP in a cluster with keys: what everyone must answer to.
+    keys: Option<Arc<Keys>>,
+    /// The oldest first.
+    waiting: Vec<Knocking>,
+    refused: Refused,
+}
+
+/// Refusals that nobody was told of yet.
+#[derive(Default)]
+struct Refused {
+    count: u64,
+    last: String,
+    told: Option<Duration>,
+}
+
+impl Refused {
+    fn note(&mut self, who: &Tls, why: &dyn std::fmt::Display) {
+        self.count += 1;
+        self.last = format!("{}: {why}", who.socket().peer());
+    }
+}
+
+impl<'a> Door<'a> {
+    /// Guards a listener. Unix sockets are guarded by the kernel.
+    pub fn new(listener: &'a Listener, keys: Option<Arc<Keys>>) -> Door<'a> {
+        let tcp = matches!(listener.local_address(), Address::Tcp(_));
+        Door {
+            listener,
+            keys: keys.filter(|_| tcp),
+            waiting: Vec::new(),
+            refused: Refused::default(),
+        }
+    }
+
+    /// The next connection that has proved a name (any, without keys); `None`
+    /// after `timeout`.
+    pub fn next(&mut self, timeout: Duration) -> io::Result<Option<Arc<dyn Conn>>> {
+        let Some(keys) = self.keys.clone() else {
+            return self.listener.accept(timeout);
+        };
+        let deadline = now().saturating_add(timeout);
+        loop {
+            let ready = self.wait(deadline.saturating_sub(now()))?;
+            // Before anyone leaves: who is ready is named by its place.
+            if let Some(conn) = self.hear(&ready) {
+                return Ok(Some(Arc::new(conn)));
+            }
+            self.turn_out_late();
+            for _ in 0..ROW {
+                let Some(socket) = self.listener.try_accept()? else {
+                    break;
+                };
+                let source = socket.source();
+                if self.waiting.len() >= HALF_OPEN {
+                    self.make_room(source);
+                }
+                self.waiting.push(Knocking {
+                    conn: Tls::accept(&keys, socket)?,
+                    source,
+                    since: now(),
+                });
+            }
+            if now() >= deadline {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// What was refused since the last call, from time to time.
+    pub fn refusals(&mut self) -> Option<String> {
+        let r = &mut self.refused;
+        if r.count == 0 || r.told.is_some_and(|t| now() < t + TELL) {
+            return None;
+        }
+        let more = match r.count {
+            1 => String::new(),
+            n => format!(", and {} others since the last message", n - 1),
+        };
+        let text = format!("refused {}{more}", r.last);
+        (r.count, r.told) = (0, Some(now()));
+        Some(text)
+    }
+
+    #[cfg(test)]
+    pub(super) fn half_open(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Waits until somebody new comes or one of those who wait can go on: which.
+    fn wait(&self, timeout: Duration) -> io::Result<Vec<usize>> {
+        let first = self.waiting.first();
+        let late = first.map_or(timeout, |k| (k.since + PATIENCE).saturating_sub(now()));
+        let mut fds = vec![PollFd::from_borrowed_fd(self.listener.fd(), PollFlags::IN)];
+        for k in &self.waiting {
+            let room = match k.conn.wants_to_send() {
+                true => PollFlags::OUT,
+                false => PollFlags::empty(),
+            };
+            fds.push(PollFd::from_borrowed_fd(
+                k.conn.socket().fd(),
+                PollFlags::IN | room,
+            ));
+        }
+        match poll(&mut fds, Some(&timespec(timeout.min(late)))) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(e) => return Err(e.into()),
+        }
+        let ready = fds[1..].iter().enumerate();
+        Ok(ready
+            .filter(|(_, f)| !f.revents().is_empty())
+            .map(|(i, _)| i)
+            .collect())
+    }
+
+    fn turn_out_late(&mut self) {
+        // They came in order, and each is given as long.
+        let late = |k: &Knocking| k.since + PATIENCE <= now();
+        let n = self.waiting.iter().take_while(|k| late(k)).count();
+        for k in self.waiting.drain(..n) {
+            self.refused
+                .note(&k.conn, &"it took too long to prove its name");
+            k.conn.close();
+        }
+    }
+
+    /// Goes on with those who can. The first who has proved its name comes in;
+    /// the others are heard at the next call.
+    fn hear(&mut self, ready: &[usize]) -> Option<Tls> {
+        let mut gone = Vec::new();
+        let mut found = None;
+        for &i in ready {
+            match self.waiting[i].conn.prove() {
+                Ok(()) => {
+                    found = Some(i);
+                    break;
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => {
+                    self.refused.note(&self.waiting[i].conn, &e);
+                    gone.push(i);
+                }
+            }
+        }
+        let proved = found.map(|i| self.waiting.remove(i).conn);
+        // Those before `found` keep their places.
+        for i in gone.into_iter().rev() {
+            self.waiting.remove(i).conn.close();
+        }
+        proved
+    }
+
+    /// Sends away the oldest of the address with the most, `next` counted.
+    fn make_room(&mut self, next: Option<IpAddr>) {
+        let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::from([(next, 1)]);
+        for k in &self.waiting {
+            *counts.entry(k.source).or_default() += 1;
+        }
+        let most = *counts.values().max().expect("there is one");
+        let oldest = self.waiting.iter().position(|k| counts[&k.source] == most);
+        // The newcomer may be the only one of the most: then anyone.
+        let k = self.waiting.remove(oldest.unwrap_or(0));
+        self.refused
+            .note(&k.conn, &"too many connections are half open");
+        k.conn.close();
+    }
+}

@@ -1,0 +1,338 @@
+//! The handshake of one connection, by rustls, a record at a time.
+//!
+//! Owns a connection until both ends have proved their names. Invariants:
+//! - Never blocks, and holds at most [`MOST`] bytes of what a stranger sent.
+//! - Not one byte behind the handshake is received: it belongs to `records`.
+//! - What this end has to say is with the kernel before the handshake counts
+//!   as done.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use mojim_format::certificate::Subject;
+use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
+use rustls::kernel::KernelConnection;
+use rustls::pki_types::{IpAddr, Ipv4Addr, ServerName};
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, UnbufferedConnectionCommon, UnbufferedStatus,
+};
+use rustls::{CertificateError, ClientConfig, ConnectionTrafficSecrets, OtherError, ServerConfig};
+
+use super::keys::{ENCRYPTED, Keys, PLAIN};
+use super::records::{HEADER, MAX_RECORD, Rx, Tx};
+use crate::error;
+use crate::net::Socket;
+use mojim_env::Conn;
+
+/// Most bytes that a whole handshake may have in one direction; ours have two
+/// thousand.
+const MOST: usize = 32 << 10;
+
+/// A fatal alert, "unexpected message": the answer to what is no TLS, by which
+/// a node without keys knows that this one has some.
+const NO_TLS: [u8; 7] = [ALERT, 3, 3, 0, 2, 2, 10];
+
+/// Content types that a handshake's first record can have.
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+
+enum Side {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+/// What derives the next keys.
+pub(super) enum Secrets {
+    Client(KernelConnection<ClientConnectionData>),
+    Server(KernelConnection<ServerConnectionData>),
+}
+
+impl Secrets {
+    pub(super) fn next(
+        &mut self,
+        to_send: bool,
+    ) -> Result<ConnectionTrafficSecrets, rustls::Error> {
+        let (_, next) = match (self, to_send) {
+            (Secrets::Client(k), true) => k.update_tx_secret(),
+            (Secrets::Client(k), false) => k.update_rx_secret(),
+            (Secrets::Server(k), true) => k.update_tx_secret(),
+            (Secrets::Server(k), false) => k.update_rx_secret(),
+        }?;
+        Ok(next)
+    }
+}
+
+/// A connection whose two ends know each other.
+pub(super) struct Proved {
+    pub secrets: Secrets,
+    pub tx: Tx,
+    pub rx: Rx,
+    pub peer: Subject,
+    pub encrypted: bool,
+}
+
+/// A handshake under way.
+pub(super) struct Handshake {
+    side: Option<Side>,
+    incoming: Vec<u8>,
+    /// Bytes of the record that is being received: received, and wanted.
+    record: (usize, usize),
+    received: usize,
+    outgoing: Vec<u8>,
+    sent: usize,
+    /// Why it failed: said once more to everyone who asks.
+    failed: Option<(io::ErrorKind, String)>,
+    /// rustls has nothing more to do.
+    done: bool,
+}
+
+fn tls(e: rustls::Error) -> io::Error {
+    match e {
+        rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(why))) => error(
+            io::ErrorKind::PermissionDenied,
+            format!("its certificate is refused: {why}"),
+        ),
+        rustls::Error::InvalidCertificate(why) => error(
+            io::ErrorKind::PermissionDenied,
+            format!("its certificate is refused: {why}"),
+        ),
+        rustls::Error::NoCertificatesPresented => {
+            error(io::ErrorKind::PermissionDenied, "it showed no certificate")
+        }
+        rustls::Error::AlertReceived(why) => error(
+            io::ErrorKind::PermissionDenied,
+            format!("the other end refused the link ({why:?})"),
+        ),
+        e => error(io::ErrorKind::InvalidData, e.to_string()),
+    }
+}
+
+/// The two sides, alike.
+trait Process {
+    type Data;
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data>;
+}
+
+impl Process for UnbufferedConnectionCommon<ClientConnectionData> {
+    type Data = ClientConnectionData;
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+}
+
+impl Process for UnbufferedConnectionCommon<ServerConnectionData> {
+    type Data = ServerConnectionData;
+    fn process<'c, 'i>(
+        &'c mut self,
+        incoming: &'i mut [u8],
+    ) -> UnbufferedStatus<'c, 'i, Self::Data> {
+        self.process_tls_records(incoming)
+    }
+}
+
+/// Lets rustls take what has come and say what it has to. True if all of the
+/// handshake is over.
+fn process(
+    conn: &mut impl Process,
+    incoming: &mut Vec<u8>,
+    outgoing: &mut Vec<u8>,
+) -> io::Result<bool> {
+    let mut failed = None;
+    loop {
+        let UnbufferedStatus { discard, state, .. } = conn.process(incoming);
+        let mut over = None;
+        match state {
+            Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                let at = outgoing.len();
+                let need = match data.encode(&mut []) {
+                    Err(EncodeError::InsufficientSize(e)) => e.required_size,
+                    other => other.map_err(io::Error::other)?,
+                };
+                outgoing.resize(at + need, 0);
+                let n = data.encode(&mut outgoing[at..]).map_err(io::Error::other)?;
+                outgoing.truncate(at + n);
+            }
+            // Sent from `outgoing`, once.
+            Ok(ConnectionState::TransmitTlsData(data)) => data.done(),
+            Ok(ConnectionState::BlockedHandshake) => over = Some(false),
+            Ok(ConnectionState::WriteTraffic(_)) => over = Some(true),
+            Ok(_) => {
+                return Err(error(
+                    io::ErrorKind::InvalidData,
+                    "it said something else instead of a handshake",
+                ));
+            }
+            // What it still says is why.
+            Err(e) if failed.is_none() => failed = Some(tls(e)),
+            Err(_) => over = Some(false),
+        }
+        incoming.drain(..discard);
+        match (over, &mut failed) {
+            (Some(_), Some(_)) => return Err(failed.expect("just seen")),
+            (Some(done), None) => return Ok(done),
+            (None, _) => {}
+        }
+    }
+}
+
+impl Handshake {
+    fn new(side: Side) -> Handshake {
+        Handshake {
+            side: Some(side),
+            incoming: Vec::new(),
+            record: (0, HEADER),
+            received: 0,
+            outgoing: Vec::new(),
+            sent: 0,
+            failed: None,
+            done: false,
+        }
+    }
+
+    /// The connecting side.
+    pub(super) fn connect(config: Arc<ClientConfig>) -> io::Result<Handshake> {
+        // Whom it expects is in the configuration; this is a word for rustls.
+        let nobody = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::from([0, 0, 0, 0])));
+        let mut conn = UnbufferedClientConnection::new(config, nobody).map_err(tls)?;
+        let mut hello = Vec::new();
+        process(&mut *conn, &mut Vec::new(), &mut hello)?;
+        let mut h = Handshake::new(Side::Client(conn));
+        h.outgoing = hello;
+        Ok(h)
+    }
+
+    /// The listening side.
+    pub(super) fn accept(config: Arc<ServerConfig>) -> io::Result<Handshake> {
+        let conn = UnbufferedServerConnection::new(config).map_err(tls)?;
+        Ok(Handshake::new(Side::Server(conn)))
+    }
+
+    /// Whether it waits for room to send.
+    pub(super) fn wants_to_send(&self) -> bool {
+        self.sent < self.outgoing.len()
+    }
+
+    /// Goes on as far as it gets; `WouldBlock` until it is done. What is
+    /// returned once is not here any more.
+    pub(super) fn step(&mut self, socket: &Socket, keys: &Keys) -> io::Result<Proved> {
+        if let Some((kind, text)) = &self.failed {
+            return Err(error(*kind, text.clone()));
+        }
+        let r = self.try_step(socket, keys);
+        if let Err(e) = &r
+            && e.kind() != io::ErrorKind::WouldBlock
+        {
+            // The alert, as far as it still goes.
+            let _ = self.flush(socket);
+            self.failed = Some((e.kind(), e.to_string()));
+            (self.side, self.incoming, self.outgoing) = (None, Vec::new(), Vec::new());
+        }
+        r
+    }
+
+    fn flush(&mut self, socket: &Socket) -> io::Result<()> {
+        while self.sent < self.outgoing.len() {
+            self.sent += socket.send(&[IoSlice::new(&self.outgoing[self.sent..])])?;
+        }
+        Ok(())
+    }
+
+    fn try_step(&mut self, socket: &Socket, keys: &Keys) -> io::Result<Proved> {
+        loop {
+            if !self.done {
+                let side = self.side.as_mut().expect("it has not failed or ended");
+                let (i, o) = (&mut self.incoming, &mut self.outgoing);
+                self.done = match side {
+                    Side::Client(c) => process(&mut **c, i, o)? && !c.is_handshaking(),
+                    Side::Server(c) => process(&mut **c, i, o)? && !c.is_handshaking(),
+                };
+            }
+            self.flush(socket)?;
+            if self.done {
+                return self.finish(keys);
+            }
+            self.receive(socket)?;
+        }
+    }
+
+    /// Receives the next record, whole, and no more.
+    fn receive(&mut self, socket: &Socket) -> io::Result<()> {
+        while self.record.0 < self.record.1 {
+            let at = self.incoming.len();
+            self.incoming.resize(at + self.record.1 - self.record.0, 0);
+            let r = socket.recv(&mut [IoSliceMut::new(&mut self.incoming[at..])]);
+            self.incoming.truncate(at + *r.as_ref().unwrap_or(&0));
+            let n = r?;
+            if n == 0 {
+                return Err(error(
+                    io::ErrorKind::UnexpectedEof,
+                    "the link was closed before both ends had shown their certificates",
+                ));
+            }
+            self.record.0 += n;
+            self.received += n;
+            if self.record == (HEADER, HEADER) {
+                let header = &self.incoming[self.incoming.len() - HEADER..];
+                if self.received == HEADER && ![HANDSHAKE, ALERT].contains(&header[0]) {
+                    self.outgoing.extend_from_slice(&NO_TLS);
+                    return Err(error(
+                        io::ErrorKind::InvalidData,
+                        "it does not speak TLS: has it no keys?",
+                    ));
+                }
+                let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
+                if HEADER + len > MAX_RECORD || self.received + len > MOST {
+                    return Err(error(
+                        io::ErrorKind::InvalidData,
+                        "it sent more than a handshake has",
+                    ));
+                }
+                self.record.1 += len;
+            }
+        }
+        self.record = (0, HEADER);
+        Ok(())
+    }
+
+    fn finish(&mut self, keys: &Keys) -> io::Result<Proved> {
+        let side = self.side.take().expect("it ends once");
+        let common = match &side {
+            Side::Client(c) => (c.peer_certificates(), c.alpn_protocol()),
+            Side::Server(c) => (c.peer_certificates(), c.alpn_protocol()),
+        };
+        let certificate = common.0.and_then(|all| all.first());
+        let certificate = certificate
+            .ok_or_else(|| error(io::ErrorKind::PermissionDenied, "it showed no certificate"))?;
+        let peer = keys.name_in(certificate)?;
+        let encrypted = match common.1 {
+            Some(ENCRYPTED) => true,
+            Some(PLAIN) => false,
+            _ => return Err(error(io::ErrorKind::InvalidData, "it speaks no Mojim")),
+        };
+        let (extracted, secrets) = match side {
+            Side::Client(c) => {
+                let (e, k) = c.dangerous_into_kernel_connection().map_err(tls)?;
+                (e, Secrets::Client(k))
+            }
+            Side::Server(c) => {
+                let (e, k) = c.dangerous_into_kernel_connection().map_err(tls)?;
+                (e, Secrets::Server(k))
+            }
+        };
+        (self.incoming, self.outgoing) = (Vec::new(), Vec::new());
+        Ok(Proved {
+            tx: Tx::new(&extracted.tx, encrypted)?,
+            rx: Rx::new(&extracted.rx, encrypted)?,
+            secrets,
+            peer,
+            encrypted,
+        })
+    }
+}

@@ -1,0 +1,324 @@
+//! Directories that nobody else can change: whatever lies in one that others could have
+//! made, or can rename in, may be theirs, or what they kept of ours.
+//!
+//! Owns the walk to a directory, component by component, by descriptors: what was looked
+//! at is what is used.
+//!
+//! Invariants:
+//! - What lies in a directory to which everybody may write (which must be sticky, as /tmp
+//!   and /dev/shm are) belongs to this process's user or to root.
+//! - So does the directory at the end, and nobody else may write to it; unless it is such
+//!   a one itself, and root's, and what is used in it is looked at, too.
+//! - A directory of keys may be another user's where this process is root's: who is root
+//!   uses what a service of this host proves its name with.
+
+use super::error;
+use rustix::fd::OwnedFd;
+use rustix::fs::{self, FileType, Mode, OFlags, Stat};
+use rustix::io::{Errno, retry_on_intr};
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+/// As many symbolic links as Linux follows.
+const MOST_LINKS: u32 = 40;
+/// Where we make one.
+const DIR_MODE: Mode = Mode::from_raw_mode(0o700);
+
+fn refused(path: &Path, why: &str) -> io::Error {
+    error(
+        io::ErrorKind::PermissionDenied,
+        format!("{}: {why}", path.display()),
+    )
+}
+
+fn is_sticky(s: &Stat) -> bool {
+    s.st_mode & 0o1000 != 0
+}
+
+/// Who makes names in it may be anybody.
+fn is_open(s: &Stat) -> bool {
+    s.st_mode & 0o002 != 0
+}
+
+fn check_owner(path: &Path, s: &Stat) -> io::Result<()> {
+    let us = rustix::process::geteuid().as_raw();
+    if s.st_uid == us || s.st_uid == 0 {
+        return Ok(());
+    }
+    Err(refused(
+        path,
+        &format!(
+            "belongs to user {}, not to user {us}, who would use it: somebody else may have made it. Remove it, give it to user {us}, or configure another place",
+            s.st_uid
+        ),
+    ))
+}
+
+/// Of a directory on the way.
+fn check_way(path: &Path, s: &Stat) -> io::Result<()> {
+    if is_open(s) && !is_sticky(s) {
+        return Err(refused(
+            path,
+            &format!(
+                "everybody may replace what is in it (mode {:o}). Take that right away (chmod o-w, or chmod +t), or configure another place",
+                s.st_mode & 0o7777
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Nobody but its owner makes names in it.
+fn check_closed(path: &Path, s: &Stat) -> io::Result<()> {
+    if s.st_mode & 0o022 != 0 {
+        return Err(refused(
+            path,
+            &format!(
+                "others may write to it (mode {:o}). Take that right away (chmod go-w), or configure another place",
+                s.st_mode & 0o7777
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn parts_of(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
+    path.components().filter_map(|c| match c {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        _ => None,
+    })
+}
+
+/// Opens a directory, for the names in it, that only this process's user or root can
+/// change; with `make`, makes what of it is missing. `None` where it is missing.
+pub(super) fn directory(path: &Path, make: bool) -> io::Result<Option<OwnedFd>> {
+    let Some((at, dir)) = walk(path, make)? else {
+        return Ok(None);
+    };
+    let s = fs::fstat(&dir)?;
+    check_owner(&at, &s)?;
+    if !(is_sticky(&s) && s.st_uid == 0) {
+        check_closed(&at, &s)?;
+    }
+    Ok(Some(dir))
+}
+
+/// To a directory; also how it is shown.
+fn walk(path: &Path, make: bool) -> io::Result<Option<(PathBuf, OwnedFd)>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open_at = |name: &Path| retry_on_intr(|| fs::open(name, flags, Mode::empty()));
+    let start = |path: &Path| Path::new(if path.has_root() { "/" } else { "." });
+    let mut at = start(path).to_owned();
+    let mut dir = open_at(&at)?;
+    let mut left: VecDeque<OsString> = parts_of(path).collect();
+    let mut links = 0;
+    while let Some(name) = left.pop_front() {
+        let parent = fs::fstat(&dir)?;
+        check_way(&at, &parent)?;
+        if name == ".." {
+            dir = retry_on_intr(|| fs::openat(&dir, "..", flags, Mode::empty()))?;
+            at.push("..");
+            continue;
+        }
+        let shown = at.join(&name);
+        let entry = match open_entry(&dir, &name) {
+            Err(Errno::NOENT) if make => {
+                match fs::mkdirat(&dir, &name, DIR_MODE) {
+                    Ok(()) => super::disk::sync_dir(&at)?,
+                    Err(Errno::EXIST) => {}
+                    Err(e) => return Err(e.into()),
+                }
+                open_entry(&dir, &name)?
+            }
+            Err(Errno::NOENT) => return Ok(None),
+            entry => entry?,
+        };
+        let s = fs::fstat(&entry)?;
+        if is_open(&parent) {
+            check_owner(&shown, &s)?;
+        }
+        match FileType::from_raw_mode(s.st_mode) {
+            FileType::Directory => (dir, at) = (entry, shown),
+            FileType::Symlink => {
+                links += 1;
+                if links > MOST_LINKS {
+                    return Err(Errno::LOOP.into());
+                }
+                let to = fs::readlinkat(&entry, "", Vec::new())?;
+                let to = PathBuf::from(OsStr::from_bytes(to.to_bytes()));
+                parts_of(&to).rev().for_each(|name| left.push_front(name));
+                if to.has_root() {
+                    at = start(&to).to_owned();
+                    dir = open_at(&at)?;
+                }
+            }
+            _ => return Err(refused(&shown, "is not a directory")),
+        }
+    }
+    Ok(Some((at, dir)))
+}
+
+fn open_entry(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    retry_on_intr(|| fs::openat(dir, name, flags, Mode::empty()))
+}
+
+/// Makes a directory, where it is missing, that nobody else can change.
+pub fn make(path: &Path) -> io::Result<()> {
+    directory(path, true).map(drop)
+}
+
+/// Fails where one of these directories is there and somebody else's, or others can change
+/// it or the way to it.
+pub fn check(directories: &[PathBuf]) -> io::Result<()> {
+    for d in directories {
+        if let Some((at, dir)) = walk(d, false)? {
+            let s = fs::fstat(&dir)?;
+            check_owner(&at, &s)?;
+            check_closed(&at, &s)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails where somebody else can put keys into this directory.
+pub(super) fn check_keys(path: &Path) -> io::Result<()> {
+    let Some((at, dir)) = walk(path, false)? else {
+        // Who reads one says so.
+        return Ok(());
+    };
+    let s = fs::fstat(&dir)?;
+    check_key_owner(&at, &s)?;
+    check_closed(&at, &s)
+}
+
+/// Fails where somebody else made this file of keys, or can change it.
+pub(super) fn check_key(path: &Path, s: &Stat) -> io::Result<()> {
+    check_key_owner(path, s)?;
+    check_closed(path, s)
+}
+
+fn check_key_owner(path: &Path, s: &Stat) -> io::Result<()> {
+    match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => check_owner(path, s),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Os;
+    use mojim_env::Env;
+    use rustix::fs::{Gid, Uid};
+    use std::os::unix::fs::symlink;
+    use tempfile::TempDir;
+
+    /// As another user, in a child.
+    fn as_nobody(f: impl FnOnce()) {
+        // SAFETY: the child makes system calls only, and ends by `_exit`.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                libc::setgid(65534);
+                libc::setuid(65534);
+                f();
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+            assert_eq!(status, 0);
+        }
+    }
+
+    fn why(path: &Path) -> String {
+        let e = directory(path, true).expect_err("it is refused");
+        assert_eq!(e.kind(), io::ErrorKind::PermissionDenied, "{e}");
+        e.to_string()
+    }
+
+    #[test]
+    fn what_others_made_or_can_change_is_refused() {
+        let dir = TempDir::new().unwrap();
+        let shared = dir.path().join("shared");
+        let mode = |p: &Path, m| fs::chmod(p, Mode::from_raw_mode(m)).unwrap();
+        assert!(
+            directory(&shared.join("ours/ring"), false)
+                .unwrap()
+                .is_none()
+        );
+        assert!(
+            directory(&shared.join("ours/ring"), true)
+                .unwrap()
+                .is_some()
+        );
+        let made = fs::stat(shared.join("ours")).unwrap();
+        assert_eq!(made.st_mode & 0o777, 0o700);
+        mode(&shared, 0o777);
+        assert!(why(&shared.join("ours")).contains("everybody may replace"));
+        mode(&shared, 0o1777);
+        directory(&shared.join("ours"), true).unwrap();
+        for m in [0o720, 0o702, 0o1702] {
+            mode(&shared.join("ours"), m);
+            let ours_is_sticky = m == 0o1702 && made.st_uid == 0;
+            if !ours_is_sticky {
+                assert!(why(&shared.join("ours")).contains("others may write"));
+            }
+        }
+        // The name of what lies there might be anybody's, and nobody looks at it.
+        mode(&shared.join("ours"), 0o1777);
+        let e = check(&[shared.join("ours")]).unwrap_err();
+        assert!(e.to_string().contains("others may write"), "{e}");
+        mode(&shared.join("ours"), 0o700);
+        check(&[shared.join("ours")]).unwrap();
+        symlink("ours/ring", shared.join("link")).unwrap();
+        directory(&shared.join("link"), true).unwrap();
+        std::fs::write(shared.join("file"), "").unwrap();
+        assert!(why(&shared.join("file/x")).contains("not a directory"));
+        if made.st_uid != 0 {
+            eprintln!("left out: another user's directories need root");
+            return;
+        }
+        let theirs = shared.join("theirs");
+        let path = std::ffi::CString::new(theirs.as_os_str().as_bytes()).unwrap();
+        let link =
+            std::ffi::CString::new(shared.join("their-link").as_os_str().as_bytes()).unwrap();
+        // As `nobody` makes them: the way there is open to them.
+        mode(dir.path(), 0o755);
+        as_nobody(|| {
+            // SAFETY: C strings.
+            unsafe {
+                assert_eq!(libc::mkdir(path.as_ptr(), 0o755), 0);
+                assert_eq!(libc::symlink(c"ours".as_ptr(), link.as_ptr()), 0);
+            }
+        });
+        for p in ["theirs", "theirs/below", "their-link"] {
+            assert!(why(&shared.join(p)).contains("belongs to user 65534"));
+        }
+        let e = Os::new().unwrap().memory(&theirs.join("ring"), 4096);
+        assert!(
+            e.err()
+                .unwrap()
+                .to_string()
+                .contains("belongs to user 65534")
+        );
+        // Keys are taken from root and from oneself; root takes anybody's.
+        let keys = dir.path().join("keys");
+        std::fs::create_dir(&keys).unwrap();
+        mode(&keys, 0o755);
+        check_keys(&keys).unwrap();
+        as_nobody(|| check_keys(&keys).unwrap());
+        fs::chown(&keys, Some(Uid::from_raw(1)), None::<Gid>).unwrap();
+        check_keys(&keys).unwrap();
+        as_nobody(|| assert!(check_keys(&keys).is_err()));
+        // Also where nobody else could have made it: it is theirs.
+        let given = dir.path().join("given");
+        std::fs::create_dir(&given).unwrap();
+        fs::chown(&given, Some(Uid::from_raw(65534)), None::<Gid>).unwrap();
+        assert!(why(&given).contains("belongs to user 65534"));
+    }
+}

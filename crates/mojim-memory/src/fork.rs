@@ -1,0 +1,93 @@
+//! Forks: a child of a process that attached has a copy of its memory, which
+//! must not be committed.
+//!
+//! Owns the mark by which a child knows that it is one.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+
+use mojim_env::{Error, Result};
+
+/// Set in a forked child.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// What is done once, also in a child that was forked while a thread of its parent
+/// did it: that thread will not end it there. (glibc until 2.35 lets who registers
+/// a handler wait for a fork.)
+#[derive(Default)]
+pub struct Once(AtomicU32);
+
+impl Once {
+    const DONE: u32 = u32::MAX;
+
+    /// Not done yet.
+    pub const fn new() -> Once {
+        Once(AtomicU32::new(0))
+    }
+
+    /// Does it, or waits until another thread of this process has.
+    pub fn call(&self, f: impl FnOnce()) {
+        let me = std::process::id();
+        loop {
+            match self.0.load(Acquire) {
+                Once::DONE => return,
+                by if by == me => std::thread::yield_now(),
+                by => {
+                    if self.0.compare_exchange(by, me, AcqRel, Acquire).is_ok() {
+                        f();
+                        self.0.store(Once::DONE, Release);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    FORKED.store(PID.load(Relaxed) != 0, Relaxed);
+}
+
+/// The process that watches. 0: none does.
+static PID: AtomicU32 = AtomicU32::new(0);
+
+/// Registers what marks children, once they are watched.
+pub fn register() {
+    static ONCE: Once = Once::new();
+    ONCE.call(|| {
+        // SAFETY: registers a handler that only stores to an atomic.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    });
+}
+
+/// From here on children are marked.
+pub fn watch_forks() {
+    register();
+    // In a child the parent's stays.
+    let _ = PID.compare_exchange(0, std::process::id(), Relaxed, Relaxed);
+}
+
+/// Whether this process was forked from one that watches.
+pub fn is_forked() -> bool {
+    FORKED.load(Relaxed)
+}
+
+/// Whether this is a process in which nothing was attached: also one that was
+/// made by other means than `fork`, of which nobody is told.
+pub fn is_other_process() -> bool {
+    is_forked() || PID.load(Relaxed) != std::process::id()
+}
+
+/// Fails in a process that was forked from one that watches.
+pub fn check_fork() -> Result<()> {
+    match is_forked() {
+        true => Err(refused()),
+        false => Ok(()),
+    }
+}
+
+/// What a forked child is told.
+pub fn refused() -> Error {
+    Error::Unsupported(
+        "this process was forked from the one that attached: its memory is a copy and cannot be committed (but for mappings with a shared working copy); attach after the fork".into(),
+    )
+}

@@ -1,0 +1,203 @@
+//! Which addresses of this process are regions, of whatever kind: a private working
+//! copy, a window of a shared one, a reader's.
+//!
+//! Owns the list of them. A mapping at an address that the program gives (as with
+//! `MAP_FIXED`) asks it first: in place of a region, or of a part of one, it would be
+//! committed into that region's file.
+//!
+//! Invariants:
+//! - A region is in the list from before its addresses are mapped, where the program
+//!   chose them, else from when the kernel has, until they are given back.
+//! - Of two mappings at chosen addresses that overlap, made at the same moment, at most
+//!   one succeeds.
+//! - No lock: a forked child may have been made while another thread was here.
+
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+
+use mojim_env::{Error, Result};
+
+/// An entry; once made it is there for good, and is used again.
+struct Place {
+    /// The first address; [`FREE`], or [`TAKEN`] while `end` is not known yet.
+    start: AtomicUsize,
+    end: AtomicUsize,
+    next: *const Place,
+}
+
+// SAFETY: `next` is set before anyone else sees the entry, which is never freed.
+unsafe impl Sync for Place {}
+
+const FREE: usize = 0;
+const TAKEN: usize = 1;
+
+static FIRST: AtomicPtr<Place> = AtomicPtr::new(std::ptr::null_mut());
+
+fn all() -> impl Iterator<Item = &'static Place> {
+    let mut next = FIRST.load(SeqCst).cast_const();
+    std::iter::from_fn(move || {
+        // SAFETY: null, or an entry that is never freed.
+        let place = unsafe { next.as_ref() }?;
+        next = place.next;
+        Some(place)
+    })
+}
+
+impl Place {
+    /// Its addresses, if it has any.
+    fn span(&self) -> Option<(usize, usize)> {
+        loop {
+            let start = self.start.load(SeqCst);
+            if start == FREE || start == TAKEN {
+                return None;
+            }
+            let end = self.end.load(SeqCst);
+            if self.start.load(SeqCst) == start {
+                return Some((start, end));
+            }
+        }
+    }
+}
+
+fn enter(start: usize, end: usize) -> &'static Place {
+    let free = |p: &&Place| {
+        p.start
+            .compare_exchange(FREE, TAKEN, SeqCst, SeqCst)
+            .is_ok()
+    };
+    let place = all().find(free).unwrap_or_else(|| {
+        let new = Box::leak(Box::new(Place {
+            start: AtomicUsize::new(TAKEN),
+            end: AtomicUsize::new(0),
+            next: std::ptr::null(),
+        }));
+        let mut first = FIRST.load(SeqCst);
+        loop {
+            new.next = first;
+            match FIRST.compare_exchange(first, new, SeqCst, SeqCst) {
+                Ok(_) => return new,
+                Err(now) => first = now,
+            }
+        }
+    });
+    place.end.store(end, SeqCst);
+    place.start.store(start, SeqCst);
+    place
+}
+
+/// The end of the last page of `len` bytes at `start`.
+fn end_of(start: usize, len: usize) -> Option<usize> {
+    start
+        .checked_add(len)?
+        .checked_next_multiple_of(rustix::param::page_size())
+}
+
+/// Addresses that a region will have; given back when dropped, unless it was kept.
+#[derive(Debug)]
+pub struct Claim(usize);
+
+impl Claim {
+    /// Claims `len` bytes at `at` for a mapping of `file`. `None` where the program gives
+    /// no address (0), or the length is not known yet (0).
+    ///
+    /// # Errors
+    /// `Busy` where any page of them is a region's.
+    pub fn of(file: &str, at: usize, len: usize) -> Result<Option<Claim>> {
+        if at == 0 || len == 0 {
+            return Ok(None);
+        }
+        let Some(end) = end_of(at, len) else {
+            return Err(Error::Invalid(format!(
+                "mapping {file}: {len} bytes at {at:#x} reach beyond all addresses"
+            )));
+        };
+        let own = enter(at, end);
+        let mut others = all()
+            .filter(|p| !std::ptr::eq(*p, own))
+            .filter_map(Place::span);
+        match others.find(|(s, e)| *s < end && at < *e) {
+            None => Ok(Some(Claim(at))),
+            Some((s, e)) => {
+                own.start.store(FREE, SeqCst);
+                Err(Error::Busy(format!(
+                    "mapping {file}: {len} bytes at {at:#x} would take the place of a region, or of a part of one ({} bytes at {s:#x}); unmap it first",
+                    e - s
+                )))
+            }
+        }
+    }
+
+    /// It is mapped.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        release(self.0);
+    }
+}
+
+/// The kernel has chosen these addresses for a region.
+pub fn add(start: usize, len: usize) {
+    enter(start, end_of(start, len).expect("it is mapped"));
+}
+
+/// A region's addresses are given back.
+pub fn release(start: usize) {
+    let own = |p: &&Place| {
+        p.start
+            .compare_exchange(start, FREE, SeqCst, SeqCst)
+            .is_ok()
+    };
+    let _ = all().find(own);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_overlaps_is_refused_until_it_is_given_back() {
+        let page = rustix::param::page_size();
+        // Addresses that no other test has.
+        let at = 1 << 60;
+        let refused = |at, len| matches!(Claim::of("f", at, len), Err(Error::Busy(_)));
+        assert!(Claim::of("f", 0, 1).unwrap().is_none());
+        assert!(Claim::of("f", at, 0).unwrap().is_none());
+        assert!(matches!(
+            Claim::of("f", at, usize::MAX),
+            Err(Error::Invalid(_))
+        ));
+        let first = Claim::of("f", at, page + 1).unwrap().unwrap();
+        assert!(refused(at, 1) && refused(at + page, 1) && refused(at - page, 8 * page));
+        assert!(!refused(at + 2 * page, page) && !refused(at - page, page));
+        drop(first);
+        Claim::of("f", at, 1).unwrap().unwrap().keep();
+        assert!(refused(at, page));
+        release(at);
+        add(at, 3 * page);
+        assert!(refused(at + 2 * page, page));
+        release(at);
+        assert!(!refused(at, 3 * page));
+    }
+
+    #[test]
+    fn of_two_at_the_same_moment_one_succeeds_at_most() {
+        let at = 2 << 60;
+        for _ in 0..200 {
+            let both = std::thread::scope(|s| {
+                let claim = || {
+                    Claim::of("f", at, 4096).is_ok_and(|c| {
+                        c.unwrap().keep();
+                        true
+                    })
+                };
+                let other = s.spawn(claim);
+                claim() && other.join().unwrap()
+            });
+            assert!(!both);
+            release(at);
+        }
+    }
+}

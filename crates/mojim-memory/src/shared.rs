@@ -1,0 +1,472 @@
+//! The shared working copy: memory that everyone who maps a file sees.
+//!
+//! Owns the memory (a memfd) of one file of a volume, the engine's own mapping
+//! of it, and which windows show parts of it: mappings that a program asked for,
+//! each with dirty tracking of its own. Stores through any window are seen by
+//! all, as POSIX promises of MAP_SHARED; a sync point finds them all (DESIGN.md,
+//! "The working copy").
+//!
+//! Invariants:
+//! - Of the file's bytes the memory has every one, from the moment it is made:
+//!   it never becomes shorter (sealed), so that reading it cannot give SIGBUS.
+//! - A page that was stored to since it was last collected is known to the
+//!   tracker of the window it was stored through, or is marked.
+//! - A window that goes leaves what its tracker knew as marks.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::process::Resource;
+
+use crate::available;
+use crate::places;
+use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip};
+use crate::track::{Marks, Tracker, unite};
+use mojim_config::TrackerKind;
+use mojim_env::{Context, Error, File, Result};
+
+/// Addresses that a shared file gets, where they are not short, so that it can
+/// grow in place: so many, and as often its size.
+const LEAST_CAPACITY: usize = 16 << 30;
+const GROWTH: usize = 4;
+/// And where they are.
+const LEAST_GROWTH: usize = 2;
+/// Bytes read from the data file at once.
+const PIECE: usize = 1 << 20;
+
+/// The memory of one file that is shared by all who map it.
+pub struct Shared {
+    memory: OwnedFd,
+    base: *mut u8,
+    capacity: usize,
+    /// The file's.
+    size: AtomicUsize,
+    windows: RwLock<Windows>,
+    marks: Marks,
+}
+
+// SAFETY: the engine's mapping stays until this is dropped; the program's stores
+// into it are its business, ours are those of a rollback.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+#[derive(Default)]
+struct Windows {
+    all: Vec<Window>,
+    last: u64,
+}
+
+struct Window {
+    id: u64,
+    /// Where in the file it begins, and bytes; both are multiples of a page.
+    at: usize,
+    len: usize,
+    /// None: no stores through it.
+    tracker: Option<Box<dyn Tracker>>,
+    /// Where it is, if it is this process's.
+    base: Option<usize>,
+}
+
+impl Window {
+    /// What of `range` of the file it shows, relative to itself.
+    fn part(&self, range: &Range<usize>) -> Range<usize> {
+        let from = range.start.clamp(self.at, self.at + self.len);
+        let to = range.end.clamp(from, self.at + self.len);
+        from - self.at..to - self.at
+    }
+
+    /// What of `range` was stored to through it.
+    fn collect(
+        &self,
+        range: &Range<usize>,
+        rearm: bool,
+        out: &mut Vec<Range<usize>>,
+    ) -> Result<()> {
+        let part = self.part(range);
+        let Some(tracker) = self.tracker.as_ref().filter(|_| !part.is_empty()) else {
+            return Ok(());
+        };
+        let from = out.len();
+        tracker
+            .collect(part.start, part.end, rearm, out)
+            .map_err(|e| Error::io("finding changed pages", &e))?;
+        for found in &mut out[from..] {
+            *found = found.start + self.at..found.end + self.at;
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// With the bytes of a data file that has `size` of them and every record
+    /// that wrote to it, and addresses for `end` bytes and more.
+    ///
+    /// # Errors
+    /// ENOMEM where they do not fit into half of the memory that is free.
+    pub fn fill(file: &Arc<dyn File>, size: u64, end: u64) -> Result<Shared> {
+        let what = || "memory for a shared working copy".to_owned();
+        let too_large = || Error::Invalid(format!("{}: {} bytes", what(), size.max(end)));
+        let most = usize::try_from(size.max(end)).ok();
+        let most = most
+            .filter(|m| m.checked_mul(GROWTH * 2).is_some())
+            .ok_or_else(too_large)?;
+        let size = size as usize;
+        // More than this no file may have here: it would be a signal.
+        let limit = rustix::process::getrlimit(Resource::Fsize).current;
+        if limit.is_some_and(|limit| most as u64 > limit) {
+            return Err(Error::io(what(), &rustix::io::Errno::FBIG.into()));
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create("mojim-working-copy", flags)
+            .map_err(std::io::Error::from)
+            .context(what)?;
+        rustix::fs::ftruncate(&memory, size as u64)
+            .and_then(|()| {
+                rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::SEAL)
+            })
+            .map_err(std::io::Error::from)
+            .context(what)?;
+        let page = rustix::param::page_size();
+        let short = rustix::process::getrlimit(Resource::As).current.is_some();
+        let wanted = [
+            (most * GROWTH).max(LEAST_CAPACITY),
+            (most * LEAST_GROWTH).max(page),
+        ]
+        .map(|n| n.next_multiple_of(page));
+        let map = |capacity| {
+            // SAFETY: a new mapping, at an address that the kernel chooses.
+            unsafe {
+                rustix::mm::mmap(
+                    std::ptr::null_mut(),
+                    capacity,
+                    ProtFlags::READ | ProtFlags::WRITE,
+                    MapFlags::SHARED | MapFlags::NORESERVE,
+                    &memory,
+                    0,
+                )
+            }
+        };
+        let mapped = wanted
+            .into_iter()
+            .skip(usize::from(short))
+            .map(|capacity| map(capacity).map(|base| (base, capacity)))
+            .reduce(|first, second| first.or(second))
+            .expect("there are two");
+        let (base, capacity) = mapped.map_err(std::io::Error::from).context(what)?;
+        let shared = Shared {
+            memory,
+            base: base.cast(),
+            capacity,
+            size: AtomicUsize::new(size),
+            windows: RwLock::default(),
+            marks: Marks::default(),
+        };
+        // SAFETY: our own mapping; its addresses would fill a core dump.
+        let _ = unsafe { rustix::mm::madvise(base, capacity, Advice::LinuxDontDump) };
+        shared.load(file, size)?;
+        Ok(shared)
+    }
+
+    /// Reads what the data file has: of a sparse one the parts that are there.
+    fn load(&self, file: &Arc<dyn File>, size: usize) -> Result<()> {
+        let parts = match file.fd() {
+            Some(fd) => parts_of(fd, size),
+            None => std::iter::once(0..size).collect(),
+        };
+        let bytes: u64 = parts.iter().map(|p| p.len() as u64).sum();
+        // The program needs some too.
+        let room = available::memory().map(|free| free / 2);
+        if let Some(room) = room.filter(|room| bytes > *room) {
+            let enomem = std::io::Error::from_raw_os_error(libc::ENOMEM);
+            return Err(Error::io(
+                format!(
+                    "a shared working copy has all {bytes} bytes of the file in memory, and may take {room} of what is free now, the half; with working = \"private\" it needs only what is stored to"
+                ),
+                &enomem,
+            ));
+        }
+        for part in parts {
+            let mut at = part.start;
+            while at < part.end {
+                let len = PIECE.min(part.end - at);
+                // SAFETY: inside the file's part of the mapping, which nobody
+                // else has yet.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(self.base.add(at), len) };
+                let got = file
+                    .read_at(bytes, at as u64)
+                    .context(|| "filling a shared working copy".into())?;
+                if got == 0 {
+                    break;
+                }
+                at += got;
+            }
+        }
+        Ok(())
+    }
+
+    fn windows(&self) -> RwLockReadGuard<'_, Windows> {
+        self.windows.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn change(&self) -> RwLockWriteGuard<'_, Windows> {
+        self.windows.write().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The memory, for other processes to map.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// Which memory it is, among all of the machine.
+    pub fn identity(&self) -> Result<u64> {
+        identity(self.fd())
+    }
+
+    /// How far the file can grow, in bytes.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Whether there is no window.
+    pub fn is_unused(&self) -> bool {
+        self.windows().all.is_empty()
+    }
+
+    /// A new window in this process: its number, and where it is.
+    pub fn open(&self, len: usize, o: MapOptions, kind: TrackerKind) -> Result<(u64, *mut u8)> {
+        let mapped = len.next_multiple_of(rustix::param::page_size());
+        let mut prot = ProtFlags::READ;
+        if o.write {
+            prot |= ProtFlags::WRITE;
+        }
+        let mut flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        if o.fixed {
+            flags |= MapFlags::FIXED;
+        }
+        let hint = o.at.unwrap_or(0) as *mut std::ffi::c_void;
+        // SAFETY: a new mapping; with `fixed` the caller asked to replace what is
+        // there, as mmap(2) says.
+        let base = unsafe { rustix::mm::mmap(hint, mapped, prot, flags, &self.memory, o.offset) }
+            .map_err(std::io::Error::from)
+            .context(|| format!("mapping {len} bytes"))?
+            .cast::<u8>();
+        let tracker = match o.write {
+            // SAFETY: the mapping was just made, and stays until `close`, which
+            // drops the tracker first.
+            true => Some(unsafe { attach_tracker(base, mapped, kind, None, o.fixed)? }),
+            false => None,
+        };
+        if !o.fixed {
+            places::add(base as usize, mapped);
+        }
+        let id = self.add(Window {
+            id: 0,
+            at: o.offset as usize,
+            len: mapped,
+            tracker,
+            base: Some(base as usize),
+        });
+        Ok((id, base))
+    }
+
+    fn add(&self, window: Window) -> u64 {
+        let mut windows = self.change();
+        windows.last += 1;
+        let id = windows.last;
+        windows.all.push(Window { id, ..window });
+        id
+    }
+
+    /// A window of another process: `len` bytes of the file from `at` on, both
+    /// multiples of a page. Its number.
+    pub fn watch(&self, at: usize, len: usize, tracker: Option<Box<dyn Tracker>>) -> u64 {
+        self.add(Window {
+            id: 0,
+            at,
+            len,
+            tracker,
+            base: None,
+        })
+    }
+
+    /// Forgets a window. What was stored through it stays, and counts as changed:
+    /// what its tracker says, or all of it where that is `lost`.
+    pub fn forget(&self, id: u64, lost: bool) -> Result<()> {
+        let mut windows = self.change();
+        let Some(i) = windows.all.iter().position(|w| w.id == id) else {
+            return Ok(());
+        };
+        let window = windows.all.remove(i);
+        let all = window.at..window.at + window.len;
+        let mut found = Vec::new();
+        if window.tracker.is_some() {
+            let known = !lost && window.collect(&all, false, &mut found).is_ok();
+            if !known {
+                found = vec![all];
+            }
+        }
+        found.into_iter().for_each(|part| self.marks.add(part));
+        drop(window.tracker);
+        if let Some(base) = window.base {
+            places::release(base);
+            // SAFETY: the window's mapping; the program gave it back.
+            unsafe { rustix::mm::munmap(base as *mut _, window.len) }
+                .map_err(std::io::Error::from)
+                .context(|| "unmapping".into())?;
+        }
+        Ok(())
+    }
+
+    /// What was stored to of whole pages `range`: of every window, and marked.
+    fn find(
+        &self,
+        windows: &Windows,
+        range: Range<usize>,
+        rearm: bool,
+        out: &mut Vec<Range<usize>>,
+    ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let from = out.len();
+        for window in &windows.all {
+            if let Err(e) = window.collect(&range, rearm, out) {
+                out.truncate(from);
+                if rearm {
+                    // Some may be protected again without having been reported.
+                    self.marks.add(range);
+                }
+                return Err(e);
+            }
+        }
+        self.marks.report(range, rearm, out, from);
+        if out.len() > from && windows.all.len() > 1 {
+            unite(out, from);
+        }
+        Ok(())
+    }
+}
+
+/// Which memory a descriptor is of.
+pub fn identity(memory: BorrowedFd<'_>) -> Result<u64> {
+    let stat = rustix::fs::fstat(memory).map_err(std::io::Error::from);
+    Ok(stat
+        .context(|| "memory for a shared working copy".into())?
+        .st_ino)
+}
+
+/// The parts of a file that are no holes, of its first `size` bytes.
+fn parts_of(fd: BorrowedFd<'_>, size: usize) -> Vec<Range<usize>> {
+    let mut parts = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let from = match rustix::fs::seek(fd, SeekFrom::Data(at as u64)) {
+            Ok(from) => from as usize,
+            // Nothing but a hole follows.
+            Err(rustix::io::Errno::NXIO) => break,
+            // The file system does not tell.
+            Err(_) => return std::iter::once(0..size).collect(),
+        };
+        let to = rustix::fs::seek(fd, SeekFrom::Hole(from as u64)).map_or(size, |to| to as usize);
+        parts.push(from.min(size)..to.min(size));
+        at = to.max(from + 1);
+    }
+    parts.retain(|p| !p.is_empty());
+    parts
+}
+
+impl WorkingCopy for Shared {
+    fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    fn len(&self) -> usize {
+        self.capacity
+    }
+
+    fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
+        let page = rustix::param::page_size();
+        let (first, last) = (range.start / page * page, range.end.next_multiple_of(page));
+        // Held to the end: the file must not grow between this and the looks.
+        let windows = self.windows();
+        // The file's last page counts as whole: nothing of the file follows.
+        let whole_end = match range.end == self.size.load(Acquire) {
+            true => last,
+            false => range.end / page * page,
+        };
+        let whole_start = range.start.next_multiple_of(page).min(whole_end);
+        let from = out.len();
+        if first < whole_start {
+            self.find(&windows, first..whole_start, false, out)?;
+        }
+        self.find(&windows, whole_start..whole_end, true, out)?;
+        if whole_start <= whole_end && whole_end < last {
+            self.find(&windows, whole_end..last, false, out)?;
+        }
+        clip(out, from, &range);
+        Ok(())
+    }
+
+    fn written(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
+        let page = rustix::param::page_size();
+        let pages = range.start / page * page..range.end.next_multiple_of(page);
+        let from = out.len();
+        self.find(&self.windows(), pages, false, out)?;
+        clip(out, from, &range);
+        Ok(())
+    }
+
+    fn mark(&self, range: Range<usize>) {
+        let page = rustix::param::page_size();
+        let end = range.end.next_multiple_of(page).min(self.capacity);
+        self.marks.add(range.start / page * page..end);
+    }
+
+    fn resized(&self, size: usize) -> Result<()> {
+        let page = rustix::param::page_size();
+        let what = || "memory for a shared working copy".to_owned();
+        // Nobody collects meanwhile.
+        let _windows = self.change();
+        let old = self.size.load(Acquire);
+        let has = rustix::fs::fstat(&self.memory)
+            .map_err(std::io::Error::from)
+            .context(what)?
+            .st_size as usize;
+        // What lies behind the end reads as zeros, now and when it grows again:
+        // also what was stored to the rest of the last page.
+        let behind = old.min(size)..has.next_multiple_of(page);
+        if !behind.is_empty() {
+            rustix::fs::fallocate(
+                &self.memory,
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                behind.start as u64,
+                behind.len() as u64,
+            )
+            .map_err(std::io::Error::from)
+            .context(what)?;
+        }
+        if size > has {
+            rustix::fs::ftruncate(&self.memory, size as u64)
+                .map_err(std::io::Error::from)
+                .context(what)?;
+        }
+        self.size.store(size, Release);
+        Ok(())
+    }
+
+    fn close(&self, window: u64) -> Result<()> {
+        self.forget(window, false)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: the engine's own mapping, which nobody uses any more.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.capacity) };
+    }
+}

@@ -1,0 +1,245 @@
+//! How many pages the regions of a volume hold beside their files, and how many more may be stored
+//! to: shared by whoever gives pages back and by the SIGSEGV handler that opens chunks.
+//!
+//! A chunk that is open counts as if all of it were held and stored to, since more of it can be
+//! without anybody hearing; one that is closed, as what was found in it then.
+//!
+//! Invariants:
+//! 1. `held` and `unsaved` are the sums of what the chunks of all regions count as (`Counts`), but
+//!    for the moment in which one changes.
+//! 2. A chunk is opened only when it counts as full; what that adds to `unsaved` was below the
+//!    bound, if there is one.
+//! 3. What the handler calls takes no lock and allocates nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use mojim_env::event::Event;
+
+/// No bound.
+const ANY: i64 = i64::MAX;
+/// Bytes of what is said when stores find no room.
+pub(super) const MOST_TEXT: usize = 512;
+
+/// What the chunks of a volume's regions hold, and may.
+pub struct Meter {
+    held: AtomicI64,
+    unsaved: AtomicI64,
+    /// Pages that may count as unsaved.
+    most: AtomicI64,
+    /// A store waits for room.
+    asked: AtomicBool,
+    /// Counts what may have made room; begins with 1.
+    turn: AtomicU64,
+    /// The turn in which it was found that there is no room.
+    spent: AtomicU64,
+    /// It was said since there was room last.
+    told: AtomicBool,
+    text: Box<[u8]>,
+    work: Arc<Event>,
+}
+
+/// What one chunk counts as: the pages that are held in the lower half, those that may not be
+/// committed in the upper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub held: u16,
+    pub unsaved: u16,
+}
+
+impl Counts {
+    pub fn full(pages: usize) -> Counts {
+        let pages = u16::try_from(pages).expect("a chunk has few pages");
+        Counts {
+            held: pages,
+            unsaved: pages,
+        }
+    }
+
+    pub fn of(packed: u32) -> Counts {
+        Counts {
+            held: packed as u16,
+            unsaved: (packed >> 16) as u16,
+        }
+    }
+
+    fn packed(self) -> u32 {
+        u32::from(self.held) | u32::from(self.unsaved) << 16
+    }
+}
+
+impl Meter {
+    /// `most`: pages that may be stored to and not committed. `text`: what is said on standard
+    /// error where that is not enough, cut to 512 bytes. `work`: notified when somebody has to make
+    /// room.
+    pub fn new(most: Option<u64>, text: &str, work: Arc<Event>) -> Meter {
+        Meter {
+            held: AtomicI64::new(0),
+            unsaved: AtomicI64::new(0),
+            most: AtomicI64::new(most.map_or(ANY, |m| i64::try_from(m).unwrap_or(ANY))),
+            asked: AtomicBool::new(false),
+            turn: AtomicU64::new(1),
+            spent: AtomicU64::new(0),
+            told: AtomicBool::new(false),
+            text: text.as_bytes()[..text.len().min(MOST_TEXT)].into(),
+            work,
+        }
+    }
+
+    /// Pages that are held beside the files, at most.
+    pub fn held(&self) -> i64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Pages that may still be stored to, at least.
+    pub fn room(&self) -> i64 {
+        let most = self.most.load(Ordering::Relaxed);
+        most.saturating_sub(self.unsaved.load(Ordering::Relaxed))
+    }
+
+    /// From now on stores are not bounded: nobody makes room any more.
+    pub fn lift(&self) {
+        self.most.store(ANY, Ordering::SeqCst);
+    }
+
+    /// Whether a store waits for room.
+    #[inline]
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// What was stored to may have been committed, or undone.
+    #[inline]
+    pub fn next_turn(&self) {
+        self.turn.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// To be read before room is looked for.
+    pub fn turn(&self) -> u64 {
+        self.turn.load(Ordering::Acquire)
+    }
+
+    /// There is room again: who waits tries again.
+    pub fn grant(&self) {
+        self.told.store(false, Ordering::Relaxed);
+        self.asked.store(false, Ordering::Release);
+    }
+
+    /// No room was found by who had read `turn` before: who waits is refused, until something is
+    /// committed or undone.
+    pub fn refuse(&self, turn: u64) {
+        self.spent.store(turn, Ordering::SeqCst);
+        self.asked.store(false, Ordering::Release);
+    }
+
+    /// Makes a chunk count as full, before it is opened. False: that is beyond the bound, and it
+    /// counts as before.
+    pub(super) fn charge(&self, chunk: &AtomicU32, full: Counts) -> bool {
+        loop {
+            let old = chunk.load(Ordering::SeqCst);
+            let was = Counts::of(old);
+            let more = i64::from(full.unsaved) - i64::from(was.unsaved);
+            if more > 0 {
+                let before = self.unsaved.fetch_add(more, Ordering::SeqCst);
+                if before.saturating_add(more) > self.most.load(Ordering::SeqCst) {
+                    self.unsaved.fetch_sub(more, Ordering::SeqCst);
+                    return false;
+                }
+            }
+            let new = full.packed();
+            let done = chunk.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst);
+            if done.is_ok() {
+                let more = i64::from(full.held) - i64::from(was.held);
+                self.held.fetch_add(more, Ordering::SeqCst);
+                return true;
+            }
+            self.unsaved.fetch_sub(more.max(0), Ordering::SeqCst);
+        }
+    }
+
+    /// Makes a chunk count as `counts`, whatever the bound is.
+    pub(super) fn set(&self, chunk: &AtomicU32, counts: Counts) {
+        let was = Counts::of(chunk.swap(counts.packed(), Ordering::SeqCst));
+        let delta = |new: u16, old: u16| i64::from(new) - i64::from(old);
+        let (held, unsaved) = (
+            delta(counts.held, was.held),
+            delta(counts.unsaved, was.unsaved),
+        );
+        self.held.fetch_add(held, Ordering::SeqCst);
+        self.unsaved.fetch_add(unsaved, Ordering::SeqCst);
+    }
+
+    /// Of the handler, whose store finds no room. True: it is to be refused.
+    pub(super) fn ask(&self) -> bool {
+        if self.spent.load(Ordering::SeqCst) == self.turn.load(Ordering::SeqCst) {
+            return true;
+        }
+        self.asked.store(true, Ordering::SeqCst);
+        // A futex at most: async-signal-safe.
+        self.work.notify();
+        false
+    }
+
+    /// What is to be said to a store that is refused: nothing where that was said already. Its
+    /// length, and it lies in `to`.
+    pub(super) fn tell(&self, to: &mut [u8; MOST_TEXT]) -> usize {
+        if self.told.swap(true, Ordering::Relaxed) {
+            return 0;
+        }
+        to[..self.text.len()].copy_from_slice(&self.text);
+        self.text.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_counts_as_full_or_as_it_did() {
+        let meter = Meter::new(Some(100), "", Arc::default());
+        let chunks = [const { AtomicU32::new(0) }; 3];
+        let full = Counts::full(40);
+        assert!(meter.charge(&chunks[0], full));
+        assert!(meter.charge(&chunks[0], full));
+        assert!(meter.charge(&chunks[1], full));
+        assert!(!meter.charge(&chunks[2], full));
+        assert_eq!((meter.held(), meter.room()), (80, 20));
+        // Of one of them less was found.
+        let found = Counts {
+            held: 30,
+            unsaved: 10,
+        };
+        meter.set(&chunks[0], found);
+        assert_eq!((meter.held(), meter.room()), (70, 50));
+        assert!(meter.charge(&chunks[2], full));
+        // That it was so much already is no room for more.
+        assert!(!meter.charge(&chunks[0], full));
+        assert_eq!(
+            Counts::of(chunks[0].load(Ordering::Relaxed)),
+            Counts {
+                held: 30,
+                unsaved: 10
+            }
+        );
+        meter.lift();
+        assert!(meter.charge(&chunks[0], full));
+        assert_eq!(meter.held(), 120);
+    }
+
+    #[test]
+    fn who_is_refused_is_not_when_something_was_committed() {
+        let meter = Meter::new(Some(0), "no room", Arc::default());
+        assert!(!meter.ask());
+        let turn = meter.turn();
+        meter.next_turn();
+        // Looked for before that.
+        meter.refuse(turn);
+        assert!(!meter.ask() && meter.is_asked());
+        meter.refuse(meter.turn());
+        assert!(meter.ask() && !meter.is_asked());
+        let mut text = [0; MOST_TEXT];
+        assert_eq!(meter.tell(&mut text), 7);
+        assert_eq!(meter.tell(&mut text), 0);
+    }
+}

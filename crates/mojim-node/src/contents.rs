@@ -1,0 +1,388 @@
+//! What a node answers about the bytes of its data files: sums and pages for
+//! `mojim verify`, and the rewriting of pages for `mojim repair`.
+//!
+//! A copy that is open here is read while nothing is applied to it, so that an
+//! answer is as of one LSN. A copy that a program has open is read from
+//! outside, while the program applies records to it: then the answer names two
+//! LSNs, one up to which everything was in the bytes and one above which
+//! nothing was. Both come from the program's ring. So it is for a copy that was
+//! opened after a crash, until what its files may show is applied again. A copy
+//! that is as of one LSN also says what the records since another LSN have
+//! changed, as far as its logs still hold them: so whoever compares it with what
+//! another node showed a little earlier knows which bytes must be the same.
+//!
+//! Invariants:
+//! - Reading changes nothing, and holds up no sync point.
+//! - A page is rewritten only on a node that follows, and only with bytes of
+//!   which `Store::rewrite` can say that they are right.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim_format::message::{COPY_PAGE, SUM_LEN};
+use mojim_format::{Catalog, CatalogEntry, OpKind, RecordView, State};
+use serde_json::{Value, json};
+
+use super::{Node, lock};
+use mojim_config::Volume;
+use mojim_env::{Address, Context, Error, File, OpenHow, Result};
+use mojim_replica::client::Client;
+use mojim_replica::layout;
+use mojim_store::area::MAX_CATALOG;
+use mojim_store::log::Live;
+use mojim_store::stage::sum;
+use mojim_store::store::{Page, Store, read_superblock};
+
+/// Most pages whose sums are in one answer.
+const MOST_PAGES: u64 = 2048;
+/// How long a rewrite waits until the primary's files have what it needs.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Most bytes of records that are searched for what changed since an LSN.
+const MOST_RECORDS: usize = 4 << 20;
+
+/// A copy at the moment of a question.
+struct Seen<'a> {
+    files: Vec<CatalogEntry>,
+    /// Everything up to here is in what is read.
+    low: u64,
+    last: u64,
+    state: State,
+    volume_id: u64,
+    epoch: u64,
+    open: &'a mut dyn FnMut(&CatalogEntry) -> Result<Arc<dyn File>>,
+    /// Nothing above this is in what has been read.
+    high: &'a dyn Fn() -> u64,
+    /// Every record above the LSN that the question named and up to `low`, where
+    /// the copy is as of `low` and nothing but writes is among them.
+    records: Option<Vec<u8>>,
+}
+
+impl Seen<'_> {
+    fn file(&mut self, v: &Volume, id: u64) -> Result<Arc<dyn File>> {
+        let e = self
+            .files
+            .iter()
+            .find(|f| f.id as u64 == id)
+            .ok_or_else(|| Error::NotFound(format!("volume {} has no file {id}", v.name)))?;
+        (self.open)(e)
+    }
+
+    /// The bytes of a range, as far as the file reaches.
+    fn read(&mut self, v: &Volume, id: u64, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let file = self.file(v, id)?;
+        let mut bytes = vec![0; len as usize];
+        let got = file
+            .read_at(&mut bytes, offset)
+            .context(|| format!("reading file {id} of volume {}", v.name))?;
+        bytes.truncate(got);
+        Ok(bytes)
+    }
+
+    /// Which bytes of a page the records since the question's LSN have written:
+    /// from and to, within the page. None where that is not known.
+    fn touched(&self, id: u64, offset: u64) -> Option<Vec<(u64, u64)>> {
+        let page = offset..offset + COPY_PAGE;
+        let mut touched = Vec::new();
+        let mut rest = &self.records.as_ref()?[..];
+        while !rest.is_empty() {
+            let r = RecordView::decode(rest).ok()?;
+            rest = &rest[r.bytes().len()..];
+            for (op, payload) in r.ops().filter(|(op, _)| u64::from(op.file) == id) {
+                let from = op.offset.max(page.start);
+                let to = (op.offset + payload.len() as u64).min(page.end);
+                if from < to {
+                    touched.push((from - offset, to - offset));
+                }
+            }
+        }
+        Some(touched)
+    }
+}
+
+/// Whether these records write into files and do nothing else.
+fn only_write(records: &[u8]) -> bool {
+    let mut rest = records;
+    while !rest.is_empty() {
+        let Ok(r) = RecordView::decode(rest) else {
+            return false;
+        };
+        if r.ops().any(|(op, _)| op.kind != OpKind::Write) {
+            return false;
+        }
+        rest = &rest[r.bytes().len()..];
+    }
+    true
+}
+
+impl Node {
+    /// Runs `f` on this node's copy of a volume, whoever has it open. `after`: the
+    /// LSN behind which records are wanted.
+    fn see<T>(
+        self: &Arc<Node>,
+        v: &Volume,
+        after: Option<u64>,
+        f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
+            let limit = m.committed().min(m.received.get());
+            while m.store.applied() < limit {
+                let before = m.store.applied();
+                if m.store.apply(limit, 1 << 20)? == before {
+                    break;
+                }
+            }
+            return see_store(&m.store, m.tail(), after, f);
+        }
+        let meta = layout::meta_dir(&self.me, &v.name);
+        if read_superblock(&*self.env, &meta)?.is_none() {
+            return Err(Error::NotFound(format!(
+                "node {} has no copy of volume {} yet",
+                self.me.name, v.name
+            )));
+        }
+        if self.in_use(v) {
+            return self.see_from_outside(v, f);
+        }
+        let _look = self.look(v);
+        let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
+        // Nobody is attached. What the primary's ring holds counts; what is
+        // not yet applied is compared by LSN.
+        let tail = store.tail();
+        let r = see_store(&store, tail, after, f)?;
+        if store.was_clean() {
+            // A look does not leave the copy as a dead program does.
+            store.close_clean(tail)?;
+        }
+        Ok(r)
+    }
+
+    /// A program has the copy open and goes on.
+    fn see_from_outside<T>(
+        &self,
+        v: &Volume,
+        f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let busy = |why: &str| Error::Busy(format!("volume {}: {why}", v.name));
+        let spec = layout::store(&self.config, &self.me, v);
+        let live = |what: Live| {
+            self.live(v)
+                .map(|l| l[what as usize])
+                .ok_or_else(|| busy("the program's ring cannot be read"))
+        };
+        // The program sets it as soon as it has begun its epoch; what an
+        // earlier one left there is not this one's.
+        let epoch = live(Live::Epoch)?;
+        let low = live(Live::Applied)?;
+        let path = spec.meta.join("catalog");
+        let what = || format!("reading {}", path.display());
+        let file = self.env.open(&path, OpenHow::default()).context(what)?;
+        let mut bytes = vec![0; file.len().context(what)?.min(MAX_CATALOG) as usize];
+        let got = file.read_at(&mut bytes, 0).context(what)?;
+        let c = Catalog::decode(&bytes[..got]).map_err(|e| Error::Damaged {
+            path: path.clone(),
+            what: e.to_string(),
+        })?;
+        let sb =
+            read_superblock(&*self.env, &spec.meta)?.ok_or_else(|| busy("it is being made"))?;
+        if sb.view.epoch != epoch || sb.state != State::Whole || epoch == 0 {
+            return Err(busy("a program is attaching"));
+        }
+        let high = || live(Live::Limit).unwrap_or(u64::MAX);
+        let mut open = |e: &CatalogEntry| {
+            let path = spec.dir.join(&e.name);
+            self.env
+                .open(&path, OpenHow::default())
+                .context(|| format!("opening {}", path.display()))
+        };
+        f(&mut Seen {
+            files: c.files,
+            low,
+            last: live(Live::Last)?,
+            state: sb.state,
+            volume_id: sb.volume_id,
+            epoch,
+            open: &mut open,
+            high: &high,
+            // They are in another process's logs.
+            records: None,
+        })
+    }
+
+    /// The files. `after`: whether none was made, removed, renamed or resized since.
+    pub(super) fn files(self: &Arc<Node>, v: &Volume, after: Option<u64>) -> Result<Value> {
+        self.see(v, after, |s| {
+            let files: Vec<Value> = s
+                .files
+                .iter()
+                .map(|f| json!({ "id": f.id, "name": f.name, "size": f.size }))
+                .collect();
+            Ok(json!({
+                "low": s.low,
+                "high": (s.high)(),
+                "last_lsn": s.last,
+                "state": format!("{:?}", s.state).to_lowercase(),
+                "volume_id": s.volume_id,
+                "epoch": s.epoch,
+                "files": files,
+                "steady": s.records.is_some(),
+            }))
+        })
+    }
+
+    pub(super) fn sums(
+        self: &Arc<Node>,
+        v: &Volume,
+        id: u64,
+        offset: u64,
+        pages: u64,
+    ) -> Result<Value> {
+        self.see(v, None, |s| {
+            let bytes = s.read(v, id, offset, pages.min(MOST_PAGES) * COPY_PAGE)?;
+            let mut sums = String::with_capacity(bytes.len() / 128 + 2 * SUM_LEN);
+            for page in bytes.chunks(COPY_PAGE as usize) {
+                hex(&mut sums, &sum(page));
+            }
+            Ok(json!({ "low": s.low, "high": (s.high)(), "sums": sums }))
+        })
+    }
+
+    /// One page's bytes. `since`: waits until everything up to there is in them.
+    /// `after`: says which of them were written since.
+    pub(super) fn page(
+        self: &Arc<Node>,
+        v: &Volume,
+        id: u64,
+        offset: u64,
+        since: u64,
+        after: Option<u64>,
+    ) -> Result<Value> {
+        let deadline = self.env.now() + PATIENCE;
+        loop {
+            let (low, answer) = self.see(v, after, |s| {
+                let bytes = s.read(v, id, offset, COPY_PAGE)?;
+                let mut text = String::new();
+                hex(&mut text, &bytes);
+                let answer = json!({
+                    "low": s.low, "high": (s.high)(), "bytes": text,
+                    "volume_id": s.volume_id, "epoch": s.epoch,
+                    "touched": s.touched(id, offset),
+                });
+                Ok((s.low, answer))
+            })?;
+            if low >= since || self.env.now() >= deadline {
+                return Ok(answer);
+            }
+            // Another process applies records, and tells nobody.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Puts the primary's bytes in the place of a page of this node's copy.
+    pub(super) fn rewrite(self: &Arc<Node>, v: &Volume, id: u64, offset: u64) -> Result<Value> {
+        let m = self.following(v)?;
+        let sb = m.store.superblock();
+        let primary = self
+            .config
+            .node(&sb.view.primary)
+            .map_err(|e| Error::Config(e.to_string()))?;
+        let mut other = Client::connect(&self.env, &Address::Tcp(primary.address), PATIENCE * 3)?;
+        let id = u32::try_from(id).map_err(|_| Error::NotFound("no such file".into()))?;
+        let offset = offset - offset % COPY_PAGE;
+        let done = m.rewrite(sb.view.epoch, id, offset, |since| {
+            let a = other.ask(&json!({
+                "what": "page", "cluster": self.config.cluster, "volume": v.name,
+                "id": id, "offset": offset, "since": since,
+            }))?;
+            let number = |k: &str| a[k].as_u64().unwrap_or(0);
+            if number("volume_id") != sb.volume_id || number("epoch") != sb.view.epoch {
+                return Err(Error::Busy(format!(
+                    "node {} is not in epoch {} of volume {}",
+                    primary.name, sb.view.epoch, v.name
+                )));
+            }
+            Ok(Page {
+                bytes: unhex(a["bytes"].as_str().unwrap_or("?"))
+                    .ok_or_else(|| Error::Protocol("a page that is not hexadecimal".into()))?,
+                low: number("low"),
+                high: a["high"].as_u64().unwrap_or(u64::MAX),
+            })
+        })?;
+        if done {
+            self.say(&format!(
+                "volume {}: file {id}, 4 KiB at {offset} rewritten with node {}'s bytes, by an operator's word",
+                v.name, primary.name
+            ));
+        }
+        Ok(json!({ "done": done }))
+    }
+
+    /// Gives this node's copy up as soon as the primary sends another.
+    pub(super) fn copy_anew(self: &Arc<Node>, v: &Volume) -> Result<Value> {
+        self.following(v)?.distrust();
+        self.say(&format!(
+            "volume {}: the copy here is to be made anew, by an operator's word",
+            v.name
+        ));
+        Ok(json!(true))
+    }
+
+    fn following(self: &Arc<Node>, v: &Volume) -> Result<Arc<mojim_replica::mirror::Mirror>> {
+        let meta = layout::meta_dir(&self.me, &v.name);
+        match read_superblock(&*self.env, &meta)? {
+            Some(sb) if sb.view.epoch > 0 && sb.view.primary != self.me.name => self.mirror(v),
+            Some(sb) if sb.view.epoch > 0 => Err(Error::Invalid(format!(
+                "node {} was the primary of volume {} in epoch {}, the last that it knows, and follows nobody. If another node is primary now, that one brings this copy up to date as soon as it reaches it; if none is, the others are made equal to this copy",
+                self.me.name, v.name, sb.view.epoch
+            ))),
+            _ => Err(Error::Invalid(format!(
+                "node {} has no copy of volume {} yet, and follows nobody",
+                self.me.name, v.name
+            ))),
+        }
+    }
+}
+
+fn see_store<T>(
+    store: &Store,
+    last: u64,
+    after: Option<u64>,
+    f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
+) -> Result<T> {
+    // None are behind the largest LSN.
+    let after = after.unwrap_or(u64::MAX);
+    store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
+        // What failed while it was written may be anything.
+        store.check()?;
+        let sb = store.superblock();
+        let files = area.files().cloned().collect();
+        f(&mut Seen {
+            files,
+            low: lsn,
+            last,
+            state: sb.state,
+            volume_id: sb.volume_id,
+            epoch: sb.view.epoch,
+            open: &mut |e| area.file(e.id),
+            high: &|| store.shows(),
+            records: records.filter(|r| store.shows() == lsn && only_write(r)),
+        })
+    })
+}
+
+fn hex(out: &mut String, bytes: &[u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for b in bytes {
+        out.push(DIGITS[(b >> 4) as usize] as char);
+        out.push(DIGITS[(b & 15) as usize] as char);
+    }
+}
+
+/// The bytes that a text of hexadecimal digits stands for.
+pub fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Option<Vec<u8>> = text
+        .chars()
+        .map(|c| c.to_digit(16).map(|d| d as u8))
+        .collect();
+    let digits = digits.filter(|d| d.len().is_multiple_of(2))?;
+    Some(digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
+}

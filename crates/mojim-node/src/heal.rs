@@ -1,0 +1,258 @@
+//! What a primary's node does where no program is attached and the mirror is behind:
+//! after a take-over, a copy that was lost, or an end of the program while the mirror
+//! was away. Also where somebody compares copies of which a program that was killed has left
+//! it open what is committed. The daemon attaches as a program does, brings the mirror up
+//! to date, and detaches.
+//!
+//! Owns the decision to do so, and who it gives way to: a program that is about to
+//! attach asks for it.
+//!
+//! Invariants:
+//! - It begins only where a primary's whole copy is here, that was one before, and the
+//!   other node answers, and says that it is behind, or is equal. It never goes on alone.
+//! - What an attach refuses is refused here too, and said once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::time::Duration;
+
+use mojim_format::{State, View};
+use serde_json::{Value, json};
+
+use super::{Node, lock};
+use mojim_config::Volume;
+use mojim_env::Result;
+use mojim_replica::client::Client;
+use mojim_replica::layout;
+use mojim_store::store::read_superblock;
+
+/// How often the other node is asked.
+const EVERY: Duration = Duration::from_secs(1);
+/// After a try that failed, doubling.
+const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN_MOST: Duration = Duration::from_secs(300);
+/// A mirror that stands still for so long is tried again later.
+const STANDSTILL: Duration = Duration::from_secs(30);
+
+impl Node {
+    /// Looks after the mirror of a volume for as long as this node runs.
+    pub(super) fn heal_loop(self: Arc<Node>, v: &Volume) {
+        let (mut next, mut wait) = (Duration::ZERO, AGAIN);
+        let (mut said, mut seen) = (String::new(), false);
+        while !self.stopping.load(Acquire) {
+            self.heals
+                .wait_unless(|| self.stopping.load(Acquire), EVERY);
+            let asked = lock(&self.unsettled).remove(&v.name);
+            let waits = self.env.now() < next;
+            // Who asks changes nothing about what has failed.
+            let asked = asked && !(waits && lock(&self.unhealed).contains_key(&v.name));
+            if waits && !asked || self.stopping.load(Acquire) {
+                continue;
+            }
+            // Twice: a program that ended may be about to be started again.
+            let before = seen;
+            let found = self.behind(v);
+            seen = found.is_some();
+            let failed = lock(&self.unhealed).contains_key(&v.name);
+            let open = (asked || failed) && self.is_unsettled(v).unwrap_or(false);
+            if !seen && !open {
+                lock(&self.unhealed).remove(&v.name);
+            }
+            let asked = asked && open && !seen;
+            let why =
+                || "the mirror may have what is not committed, after a program's end".to_owned();
+            let found = found.filter(|_| before).or_else(|| asked.then(why));
+            let Some(behind) = found else {
+                continue;
+            };
+            let done = self.heal(v, &behind);
+            let now = self.env.now();
+            match &done {
+                Err(e) => drop(lock(&self.unhealed).insert(v.name.clone(), e.to_string())),
+                Ok(true) => drop(lock(&self.unhealed).remove(&v.name)),
+                Ok(false) => {}
+            }
+            match done {
+                Ok(true) => (wait, said) = (AGAIN, String::new()),
+                // Somebody else has the copy, or is about to.
+                Ok(false) => next = now + AGAIN,
+                Err(e) => {
+                    let text = e.to_string();
+                    if text != said {
+                        self.say(&format!(
+                            "volume {}: the mirror cannot be brought up to date without a program: {text}",
+                            v.name
+                        ));
+                        said = text;
+                    }
+                    next = now + wait;
+                    wait = (wait * 2).min(AGAIN_MOST);
+                }
+            }
+        }
+    }
+
+    /// Somebody compares this copy with another: if a program that was killed has left it
+    /// open what is committed, that is decided soon. Says whether it is.
+    pub(super) fn settle(&self, v: &Volume) -> Result<bool> {
+        let open = v.mirror.is_some() && self.is_unsettled(v)?;
+        if open {
+            lock(&self.unsettled).insert(v.name.clone());
+        }
+        Ok(open)
+    }
+
+    /// Whether this copy leads, is nobody's at present, and was not left in order.
+    fn is_unsettled(&self, v: &Volume) -> Result<bool> {
+        if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
+            return Ok(false);
+        }
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))?;
+        Ok(sb.is_some_and(|sb| {
+            let leads = sb.view.epoch > 0 && sb.view.primary == self.me.name;
+            leads && sb.state == State::Whole && sb.logs != 0
+        }))
+    }
+
+    /// Why the mirror of a volume that this node leads, and to which nobody is
+    /// attached, is to be brought up to date.
+    fn behind(&self, v: &Volume) -> Option<String> {
+        let peer = layout::peer(&self.config, &self.me, v)?;
+        if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
+            return None;
+        }
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name)).ok()??;
+        let leads = sb.view.epoch > 0 && sb.view.primary == self.me.name;
+        if !leads || sb.state != State::Whole {
+            return None;
+        }
+        let q = json!({
+            "what": "status", "cluster": self.config.cluster, "volume": v.name, "register": false,
+        });
+        let mut c = Client::connect(&self.env, &peer.tcp, Duration::from_secs(1)).ok()?;
+        let answer = c.ask(&q).ok()?;
+        let all = answer["volumes"].as_array()?;
+        let theirs = all.iter().find(|s| s["volume"] == v.name.as_str())?;
+        why_behind(&sb.view, sb.checkpoint, theirs).map(|why| format!("node {} {why}", peer.name))
+    }
+
+    /// True when the mirror has everything, false where this node gave way.
+    fn heal(&self, v: &Volume, behind: &str) -> Result<bool> {
+        let asked = Arc::new(AtomicBool::new(false));
+        lock(&self.healing).insert(v.name.clone(), asked.clone());
+        let done = self.heal_until(v, behind, &|| {
+            asked.load(Acquire) || self.stopping.load(Acquire)
+        });
+        lock(&self.healing).remove(&v.name);
+        match done {
+            Err(mojim_env::Error::Busy(_)) => Ok(false),
+            done => done,
+        }
+    }
+
+    fn heal_until(&self, v: &Volume, behind: &str, gives_way: &dyn Fn() -> bool) -> Result<bool> {
+        let volume =
+            mojim::Volume::attach_to_heal(&self.config, &self.me.name, &v.name, gives_way)?;
+        self.say(&format!(
+            "volume {}: {behind}; it is brought up to date, from epoch {}",
+            v.name,
+            volume.epoch()
+        ));
+        let (mut has, mut since) = (volume.mirror_has(), self.env.now());
+        while !volume.is_level() && !gives_way() && self.env.now() - since < STANDSTILL {
+            self.heals.wait_unless(gives_way, Duration::from_millis(20));
+            if volume.mirror_has() != has {
+                (has, since) = (volume.mirror_has(), self.env.now());
+            }
+        }
+        let level = volume.is_level();
+        volume.detach()?;
+        if level {
+            self.say(&format!("volume {}: the mirror is up to date", v.name));
+        }
+        Ok(level)
+    }
+
+    /// A program is about to attach: whether it has to wait for this node's end of it.
+    pub(super) fn give_way(&self, v: &Volume) -> bool {
+        let healing = lock(&self.healing).get(&v.name).cloned();
+        let Some(asked) = healing else { return false };
+        asked.store(true, Release);
+        self.heals.notify();
+        true
+    }
+
+    /// Whether it is this node itself that is attached.
+    pub(super) fn is_healing(&self, v: &Volume) -> bool {
+        lock(&self.healing).contains_key(&v.name)
+    }
+}
+
+/// By what the other node says, if it is behind this copy.
+fn why_behind(view: &View, checkpoint: u64, theirs: &Value) -> Option<String> {
+    let number = |k: &str| theirs[k].as_u64().unwrap_or(0);
+    if theirs["error"].is_string() {
+        return None;
+    }
+    if theirs["distrusted"] == true {
+        return Some("is to have its copy made anew".into());
+    }
+    match theirs["state"].as_str()? {
+        "new" | "empty" => return Some("has no copy".into()),
+        "whole" => {}
+        _ => return None,
+    }
+    let epoch = number("epoch");
+    if epoch > view.epoch {
+        return None;
+    }
+    let follows = theirs["view"]["primary"] == view.primary.as_str();
+    if epoch < view.epoch || !follows {
+        return Some(format!("is of epoch {epoch}"));
+    }
+    let has = number("last_lsn");
+    (has < checkpoint).then(|| format!("has sync points up to LSN {has}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_behind_is_known_by_what_it_says() {
+        let view = View {
+            epoch: 5,
+            primary: "a".into(),
+            mirror: "b".into(),
+        };
+        let level = json!({
+            "state": "whole", "epoch": 5, "view": { "primary": "a" }, "last_lsn": 10,
+        });
+        let why = |change: Value| {
+            let mut theirs = level.clone();
+            for (k, v) in change.as_object().unwrap() {
+                theirs[k] = v.clone();
+            }
+            why_behind(&view, 10, &theirs)
+        };
+        assert_eq!(why(json!({})), None);
+        for behind in [
+            json!({ "state": "empty" }),
+            json!({ "state": "new" }),
+            json!({ "epoch": 4 }),
+            json!({ "view": { "primary": "b" } }),
+            json!({ "last_lsn": 9 }),
+            json!({ "distrusted": true }),
+        ] {
+            assert!(why(behind.clone()).is_some(), "{behind}");
+        }
+        // Another rules, it is being copied, or nothing can be written there.
+        for left in [
+            json!({ "epoch": 6 }),
+            json!({ "state": "loading" }),
+            json!({ "error": "no room", "state": "empty" }),
+        ] {
+            assert_eq!(why(left.clone()), None, "{left}");
+        }
+    }
+}

@@ -1,0 +1,942 @@
+//! The node daemon: listens, follows primaries, answers questions.
+//!
+//! Owns the threads of a node: one that accepts per socket, one per link, one
+//! that checkpoints per volume it mirrors, one that looks after the rings of
+//! programs that died, one per volume that watches over its primary. What they
+//! do is in `mirror` and `session`; this file only drives it and blocks.
+//! `requests` answers questions, `readers` those of readers, `watch` decides when a primary is gone.
+//!
+//! Invariants:
+//! - In a cluster with keys, who connects over TCP has a thread and a link
+//!   only after it has proved its name (`os::Door`), and speaks as no other.
+//! - Whoever has a link is given `FIRST_WORD` to say something valid, of at most
+//!   4 KiB, and there are at most `MAX_LINKS` links.
+//! - A volume's copy is open here only while this node follows, or while a
+//!   question needs it; a primary on this node takes it over by its lock.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mojim_format::certificate::Subject;
+use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
+use mojim_format::{Frame, FrameKind, State};
+
+pub mod contents;
+mod heal;
+pub mod readers;
+mod requests;
+mod watch;
+
+use mojim_config::{Config, Failover, Node as NodeConfig, Volume};
+use mojim_env::event::Event;
+use mojim_env::{Address, Conn, Context, Env, Error, Proof, Result};
+use mojim_linux::rings;
+use mojim_linux::{Door, Listener, Os, guard_sigbus, trust};
+use mojim_replica::forward;
+use mojim_replica::layout;
+use mojim_replica::link::Wire;
+use mojim_replica::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
+use mojim_replica::outflow::Source;
+use mojim_replica::spinner::Spinner;
+use mojim_replica::stream::StreamIn;
+use mojim_replica::views::Views;
+use mojim_store::log::Live;
+use mojim_store::store::{Store, read_superblock};
+
+/// How long a new link may take to say who it is.
+const FIRST_WORD: Duration = Duration::from_secs(5);
+/// Most links at once.
+const MAX_LINKS: usize = 512;
+/// Most of them that may be streams of copies: there is always room for others.
+const MAX_STREAMS: usize = MAX_LINKS / 4;
+
+/// A running node.
+pub struct Node {
+    config: Config,
+    me: NodeConfig,
+    env: Arc<dyn Env>,
+    /// The same, for what differs between volumes; and the keys that everyone
+    /// who connects over TCP must answer to.
+    os: Os,
+    mirrors: Mutex<HashMap<String, Arc<Mirror>>>,
+    /// Why a copy could not be opened, or made persistent, the last time, and the sequence
+    /// of its superblock then: of one that somebody has used since it says nothing; by volume.
+    ills: Mutex<HashMap<String, (Option<u64>, String)>>,
+    /// Of copies that a program left without detaching: up to which LSN this node found
+    /// records, where it could look, and the sequence of the superblock then.
+    settled: Mutex<HashMap<String, (u64, Option<u64>)>>,
+    /// The copies that this node has open for a look, and how often.
+    looks: Mutex<HashMap<String, usize>>,
+    /// Where views lie, in a cluster with enough voters.
+    views: Option<Arc<dyn Views>>,
+    /// The volumes whose mirrors this node brings up to date, and whether it was asked to
+    /// give way.
+    healing: Mutex<HashMap<String, Arc<AtomicBool>>>,
+    /// Volumes that somebody compares, and whose last program left records of which it is
+    /// not known whether they are committed.
+    unsettled: Mutex<HashSet<String>>,
+    /// Why other copies cannot be brought up to date, by volume, as the last try said.
+    unhealed: Mutex<HashMap<String, String>>,
+    /// Something about that has changed.
+    heals: Event,
+    links: AtomicUsize,
+    streams: AtomicUsize,
+    stopping: AtomicBool,
+    /// Counts the copies that were handed over to a program.
+    handed: AtomicU64,
+    /// Programs that wait until they may start here.
+    posts: Event,
+    listeners: Vec<Listener>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// What happened, for the daemon's own output.
+    report: Box<dyn Fn(&str) + Send + Sync>,
+    /// What a volume's copy lives on, made of this machine.
+    over: Box<dyn Fn(Os) -> Arc<dyn Env> + Send + Sync>,
+    /// Has the daemon go on with another configuration.
+    reloads: OnceLock<Box<dyn Fn(Config) + Send + Sync>>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// While a node has a copy of its own open for a look: nobody is attached to it then.
+struct Look<'a> {
+    node: &'a Node,
+    volume: String,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        let mut looks = lock(&self.node.looks);
+        let n = looks.entry(self.volume.clone()).or_default();
+        *n -= 1;
+        if *n == 0 {
+            looks.remove(&self.volume);
+        }
+    }
+}
+
+impl Node {
+    /// Starts node `name`: makes its directories, listens, opens the copies it
+    /// keeps for others. `views`: the register of views, where there is one.
+    pub fn start(
+        config: &Config,
+        name: &str,
+        views: Option<Arc<dyn Views>>,
+        report: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Arc<Node>> {
+        Node::start_over(config, name, views, |os| Arc::new(os), report)
+    }
+
+    /// The same over an environment that is made of this machine's: for tests of
+    /// what a machine may do.
+    #[doc(hidden)]
+    pub fn start_over(
+        config: &Config,
+        name: &str,
+        views: Option<Arc<dyn Views>>,
+        over: impl Fn(Os) -> Arc<dyn Env> + Send + Sync + 'static,
+        report: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Arc<Node>> {
+        let me = config
+            .node(name)
+            .map_err(|e| Error::Config(e.to_string()))?
+            .clone();
+        config
+            .check_media(name)
+            .map_err(|e| Error::Config(e.to_string()))?;
+        guard_sigbus();
+        let os = Os::of(config, &Subject::Node(me.name.clone()))?;
+        let env = over(os.clone());
+        let meta = me.directory.join(".mojim");
+        env.create_dir_all(&meta)
+            .context(|| format!("making {}", meta.display()))?;
+        let held = config.volumes.values();
+        let held = held.filter(|v| v.data_nodes().contains(&me.name.as_str()));
+        let dirs = held.flat_map(|v| layout::own_dirs(&me, &v.name));
+        let dirs: Vec<_> = [me.directory.clone(), meta.clone()]
+            .into_iter()
+            .chain(dirs)
+            .collect();
+        trust::check(&dirs).context(|| format!("node {name}"))?;
+        if !dirs[2..].is_empty() {
+            rings::note(config, &me)?;
+        }
+        let listen =
+            |at: Address| Listener::bind(&at).context(|| format!("node {name}: listening on {at}"));
+        let listeners = vec![
+            listen(Address::Tcp(me.address))?,
+            listen(Address::Unix(layout::socket(&me)))?,
+        ];
+        let node = Arc::new(Node {
+            config: config.clone(),
+            me,
+            env,
+            os,
+            mirrors: Mutex::new(HashMap::new()),
+            ills: Mutex::default(),
+            settled: Mutex::default(),
+            looks: Mutex::default(),
+            healing: Mutex::default(),
+            unsettled: Mutex::default(),
+            unhealed: Mutex::default(),
+            heals: Event::default(),
+            views,
+            links: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+            stopping: AtomicBool::new(false),
+            handed: AtomicU64::new(0),
+            posts: Event::default(),
+            listeners,
+            threads: Mutex::new(Vec::new()),
+            report: Box::new(report),
+            over: Box::new(over),
+            reloads: OnceLock::new(),
+        });
+        for v in node.volumes() {
+            // A copy that waits for its primary is opened at once, so that
+            // damage shows now and a promotion finds it ready.
+            match node.follows(&v) {
+                Ok(true) => {
+                    if let Err(e) = node.mirror(&v) {
+                        node.say(&format!("volume {}: {e}", v.name));
+                    }
+                }
+                Ok(false) => {}
+                Err(e) => node.say(&format!("volume {}: {e}", v.name)),
+            }
+        }
+        for i in 0..node.listeners.len() {
+            let n = node.clone();
+            node.spawn("accept", move || n.accept_loop(i))?;
+        }
+        let n = node.clone();
+        node.spawn("rings", move || n.ring_loop())?;
+        for v in node.volumes() {
+            if v.mirror.is_some() {
+                let (n, v) = (node.clone(), v.clone());
+                node.spawn("heal", move || n.heal_loop(&v))?;
+            }
+            if let Some(views) = node.register(&v) {
+                let n = node.clone();
+                node.spawn("watch", move || n.watch_loop(&v, &*views))?;
+            }
+        }
+        Ok(node)
+    }
+
+    fn spawn(&self, name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
+        let t = std::thread::Builder::new()
+            .name(format!("mojim-{name}"))
+            .spawn(f)
+            .context(|| "starting a thread".into())?;
+        let mut threads = lock(&self.threads);
+        threads.retain(|t| !t.is_finished());
+        threads.push(t);
+        Ok(())
+    }
+
+    fn say(&self, text: &str) {
+        (self.report)(text);
+    }
+
+    /// Remembers whether this node's copy could be used, for who asks. That somebody
+    /// else uses it says nothing.
+    fn note<T>(&self, v: &Volume, how: &Result<T>) {
+        match how {
+            Ok(_) => lock(&self.ills).remove(&v.name),
+            Err(Error::Busy(_)) => None,
+            Err(e) => {
+                let found = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
+                let sequence = found.ok().flatten().map(|sb| sb.sequence);
+                lock(&self.ills).insert(v.name.clone(), (sequence, e.to_string()))
+            }
+        };
+    }
+
+    /// From before a copy is opened, which nobody else uses, until it is closed.
+    fn look(&self, v: &Volume) -> Look<'_> {
+        *lock(&self.looks).entry(v.name.clone()).or_default() += 1;
+        Look {
+            node: self,
+            volume: v.name.clone(),
+        }
+    }
+
+    /// Up to where records were found in a copy that a program left, if somebody looked and
+    /// nobody has used it since.
+    fn settled(&self, v: &Volume, sequence: u64) -> Option<Option<u64>> {
+        let settled = lock(&self.settled);
+        let (at, found) = settled.get(&v.name)?;
+        (*at == sequence).then_some(*found)
+    }
+
+    /// What was remembered of a copy, if nobody has used it since.
+    fn noted(&self, v: &Volume, sequence: Option<u64>) -> Option<String> {
+        let ills = lock(&self.ills);
+        let (at, why) = ills.get(&v.name)?;
+        (*at == sequence).then(|| why.clone())
+    }
+
+    /// The volumes that this node holds.
+    fn volumes(&self) -> Vec<Volume> {
+        self.config
+            .volumes
+            .values()
+            .filter(|v| v.data_nodes().contains(&self.me.name.as_str()))
+            .cloned()
+            .collect()
+    }
+
+    /// The register of a volume's views, if that is how they change.
+    fn register(&self, v: &Volume) -> Option<Arc<dyn Views>> {
+        let automatic = v.failover == Failover::Automatic;
+        self.views.clone().filter(|_| automatic)
+    }
+
+    /// Whether this node's copy waits for a primary elsewhere.
+    fn follows(&self, v: &Volume) -> Result<bool> {
+        let meta = layout::meta_dir(&self.me, &v.name);
+        Ok(match read_superblock(&*self.env, &meta)? {
+            Some(sb) if sb.view.epoch > 0 => sb.view.primary != self.me.name,
+            _ => v.primary != self.me.name && v.mirror.is_some(),
+        })
+    }
+
+    /// What the request `reload` calls, on a link's thread, with what the file
+    /// says now; it must return at once, and see to it that this node is stopped
+    /// and another one started with that.
+    pub fn reload_by(&self, f: impl Fn(Config) + Send + Sync + 'static) {
+        // The first one stays.
+        let _ = self.reloads.set(Box::new(f));
+    }
+
+    /// The addresses at which it listens.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.listeners.iter().map(Listener::local_address).collect()
+    }
+
+    /// Stops accepting, ends every link, drains what may be drained, closes
+    /// the copies cleanly.
+    pub fn stop(&self) {
+        self.stopping.store(true, SeqCst);
+        self.posts.notify();
+        self.heals.notify();
+        for l in &self.listeners {
+            l.close();
+        }
+        let mirrors: Vec<_> = lock(&self.mirrors).drain().collect();
+        for (name, m) in mirrors {
+            if let Err(e) = self.close_mirror(&m) {
+                self.say(&format!("volume {name}: closing: {e}"));
+            }
+        }
+        let me = std::thread::current().id();
+        loop {
+            // One that ends may have started another.
+            let threads: Vec<_> = lock(&self.threads).drain(..).collect();
+            if threads.is_empty() {
+                return;
+            }
+            for t in threads {
+                if t.thread().id() != me {
+                    // A thread that panicked has said so.
+                    let _ = t.join();
+                }
+            }
+        }
+    }
+
+    /// A mirror's logs hold what may be acknowledged but not committed; it is
+    /// applied only if it is known to be committed, so the close is clean only
+    /// when nothing else is left.
+    fn close_mirror(&self, m: &Arc<Mirror>) -> Result<()> {
+        m.close();
+        if m.store.superblock().state != State::Whole {
+            return Ok(());
+        }
+        let tail = m.tail();
+        let limit = m.committed().min(tail);
+        while m.store.applied() < limit {
+            let before = m.store.applied();
+            if m.store.apply(limit, 1 << 20)? == before {
+                break;
+            }
+        }
+        let nothing_left = m
+            .store
+            .logs()
+            .iter()
+            .enumerate()
+            .all(|(i, _)| m.store.last_of(i).0 <= m.store.applied());
+        m.store.checkpoint()?;
+        // What is known to be missing has to be known to who opens it next.
+        let whole = m.store.known_missing().is_none_or(|known| known <= tail);
+        if nothing_left && whole && m.store.applied() == tail {
+            m.store.close_clean(tail)?;
+        }
+        Ok(())
+    }
+
+    /// The copy of a volume that this node keeps for a primary elsewhere.
+    fn mirror(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
+        let mut mirrors = lock(&self.mirrors);
+        // `stop` closes those that are there when it has the lock.
+        if self.stopping.load(SeqCst) {
+            return Err(Error::Busy("this node is stopping".into()));
+        }
+        let mut unapplied = None;
+        if let Some(m) = mirrors.get(&v.name) {
+            if m.store.poisoned().is_none() {
+                return Ok(m.clone());
+            }
+            // Opened again, it is verified again (invariant 6).
+            self.say(&format!(
+                "volume {}: reopening a copy that failed: {}",
+                v.name,
+                m.store.poisoned().expect("just seen")
+            ));
+            m.close();
+            let old = mirrors.remove(&v.name).expect("just seen");
+            unapplied = old.store.unapplied();
+            wait_for_last(old)?;
+        }
+        // It forwards over links of this volume.
+        let env = (self.over)(self.os.clone().encrypting(v.encrypt));
+        let opened = Store::open(&env, layout::store(&self.config, &self.me, v));
+        self.note(v, &opened);
+        let store = Arc::new(opened?);
+        if store.superblock().state == State::Empty {
+            self.say(&format!("volume {}: no usable copy here yet", v.name));
+        } else {
+            self.say(&format!(
+                "volume {}: copy opened, last LSN {}",
+                v.name,
+                store.tail()
+            ));
+        }
+        if let Some(lsn) = unapplied.filter(|lsn| *lsn <= store.tail())
+            && store.superblock().state == State::Whole
+            && let Err(e) = store.apply_all(lsn)
+        {
+            // It acknowledges nothing more, and cannot take over: it says so to whoever
+            // greets it, and is opened again then.
+            self.say(&format!(
+                "volume {}: this copy cannot apply what it acknowledged: {e}",
+                v.name
+            ));
+            store.note_unapplied(lsn);
+        }
+        let mut m = Mirror::new(store, &self.me.name, v.secondary_threshold);
+        m.checkpoint_threshold = v.checkpoint_threshold;
+        if v.failover == Failover::Automatic {
+            m.silence = m.silence.min(self.config.failure_limit);
+        }
+        let m = Arc::new(m);
+        mirrors.insert(v.name.clone(), m.clone());
+        drop(mirrors);
+        let worker = m.clone();
+        let node = self.clone();
+        self.spawn("checkpoint", move || node.checkpoint_loop(&worker))?;
+        if !v.backups.is_empty() {
+            for peer in layout::others(&self.config, &self.me, v) {
+                let (node, m) = (self.clone(), m.clone());
+                self.spawn("forward", move || {
+                    node.forward_loop(m, &peer.name, &peer.tcp)
+                })?;
+            }
+        }
+        Ok(m)
+    }
+
+    /// Forwards a copy to one backup, while this node is the volume's mirror.
+    fn forward_loop(&self, m: Arc<Mirror>, name: &str, address: &Address) {
+        let volume = &m.store.spec().volume;
+        let source: Arc<dyn Source> = m.clone();
+        let stop = || m.is_closed() || self.stopping.load(Acquire);
+        forward::run(&source, &self.me.name, name, address, stop, |what| {
+            self.say(&format!("volume {volume}: {what}"));
+        });
+    }
+
+    fn checkpoint_loop(&self, m: &Mirror) {
+        mojim_env::threads::yield_to_others();
+        let mut quiet = 0u32;
+        while !m.is_closed() {
+            // After 50 turns of 1 ms without work the system counts as idle
+            // (Mojim 4.2, "when the system is idle").
+            match m.checkpoint_step(quiet == 50) {
+                Ok(true) => quiet = 0,
+                Ok(false) => quiet = quiet.saturating_add(1),
+                Err(e) => {
+                    self.say(&format!("volume {}: {e}", m.store.spec().volume));
+                    return;
+                }
+            }
+            if quiet > 50 {
+                let applied = m.store.applied();
+                m.checkpoint_work.wait_unless(
+                    || m.is_closed() || m.committed().min(m.received.get()) > applied,
+                    Duration::from_secs(1),
+                );
+                quiet = quiet.min(100);
+                if m.committed().min(m.received.get()) > applied {
+                    quiet = 0;
+                }
+            } else if quiet > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn accept_loop(self: Arc<Node>, which: usize) {
+        let mut door = Door::new(&self.listeners[which], self.os.keys());
+        while !self.stopping.load(Acquire) {
+            let next = door.next(Duration::from_millis(500));
+            if let Some(text) = door.refusals() {
+                self.say(&text);
+            }
+            let conn = match next {
+                Ok(Some(c)) => c,
+                Ok(None) => continue,
+                Err(_) if self.stopping.load(Acquire) => return,
+                Err(e) => {
+                    self.say(&format!("accepting: {e}"));
+                    std::thread::sleep(Duration::from_millis(50));
+                    continue;
+                }
+            };
+            if self.links.fetch_add(1, AcqRel) >= MAX_LINKS {
+                self.links.fetch_sub(1, AcqRel);
+                conn.close();
+                continue;
+            }
+            let node = self.clone();
+            let started = self.spawn("link", move || {
+                node.serve(conn);
+                node.links.fetch_sub(1, AcqRel);
+            });
+            if let Err(e) = started {
+                self.links.fetch_sub(1, AcqRel);
+                self.say(&e.to_string());
+            }
+        }
+    }
+
+    /// One link, from its first word to its end.
+    fn serve(self: &Arc<Node>, conn: Arc<dyn Conn>) {
+        let mut wire = Wire::new(conn);
+        // Strangers say little, and are believed less.
+        wire.limit = 4096;
+        let deadline = self.env.now() + FIRST_WORD;
+        let first = loop {
+            match wire.take_frame() {
+                Ok(Some(f)) => break Ok(f),
+                Ok(None) => {
+                    let left = deadline.saturating_sub(self.env.now());
+                    if left.is_zero() || self.stopping.load(Acquire) {
+                        break Err(Error::Timeout("nothing was said".into()));
+                    }
+                    let _ = wire.conn.wait(false, left.min(Duration::from_millis(500)));
+                }
+                Err(e) => break Err(e),
+            }
+        };
+        let (f, body) = match first {
+            Ok(x) => x,
+            Err(e @ Error::Protocol(_)) => {
+                let no = No {
+                    code: RefuseCode::Stranger,
+                    text: e.to_string(),
+                };
+                refuse(&mut wire, 0, &no);
+                wire.conn.close();
+                return;
+            }
+            Err(_) => {
+                wire.conn.close();
+                return;
+            }
+        };
+        if f.kind == FrameKind::Hello {
+            wire.limit = mojim_format::frame::MAX_BODY;
+        }
+        match f.kind {
+            FrameKind::Hello => self.serve_control(wire, f, &body),
+            FrameKind::Lane => self.serve_lane(wire, f, &body),
+            FrameKind::CopyStream => {
+                // One that is not opened is left out by its sender.
+                match self.streams.fetch_add(1, AcqRel) < MAX_STREAMS {
+                    true => self.serve_stream(wire, f, &body),
+                    false => wire.conn.close(),
+                }
+                self.streams.fetch_sub(1, AcqRel);
+            }
+            FrameKind::Request => self.serve_requests(wire, f, body),
+            k => {
+                let no = No {
+                    code: RefuseCode::Protocol,
+                    text: format!("a link does not begin with {k:?}"),
+                };
+                refuse(&mut wire, f.epoch, &no);
+                wire.conn.close();
+            }
+        }
+    }
+
+    fn stranger(&self, text: String) -> No {
+        No {
+            code: RefuseCode::Stranger,
+            text,
+        }
+    }
+
+    /// Whether a link may carry a volume's data for node `name`.
+    fn speaks_as(&self, conn: &dyn Conn, name: &str, v: &Volume) -> Result<(), No> {
+        match conn.proof() {
+            Proof::Nothing | Proof::Local => Ok(()),
+            Proof::Node { name: proved, .. } if proved != name => Err(self.stranger(format!(
+                "node {proved}, by its certificate, speaks as {name:?}"
+            ))),
+            Proof::Node { encrypted, .. } if v.encrypt && !encrypted => {
+                Err(self.stranger(format!("the links of volume {} are encrypted", v.name)))
+            }
+            Proof::Node { .. } => Ok(()),
+            Proof::Client { .. } => {
+                Err(self.stranger("a client's certificate is no node's".into()))
+            }
+        }
+    }
+
+    /// The volume that a peer means, if it means one of this node's.
+    fn meant(&self, cluster: &str, volume: &str) -> Result<Volume, No> {
+        if cluster != self.config.cluster {
+            return Err(self.stranger(format!(
+                "this is cluster {:?}, not {cluster:?}",
+                self.config.cluster
+            )));
+        }
+        self.volumes()
+            .into_iter()
+            .find(|v| v.name == volume)
+            .ok_or_else(|| self.stranger(format!("node {} has no volume {volume:?}", self.me.name)))
+    }
+
+    fn serve_control(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
+        let answer = (|| -> Result<(Arc<Mirror>, Hello, Option<Volume>), No> {
+            let h = Hello::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+            let v = self.meant(&h.cluster, &h.volume)?;
+            if h.to != self.me.name {
+                return Err(self.stranger(format!(
+                    "this is node {}, not {:?}: two nodes share an address",
+                    self.me.name, h.to
+                )));
+            }
+            if h.from == self.me.name || !v.data_nodes().contains(&h.from.as_str()) {
+                return Err(self.stranger(format!(
+                    "volume {} has no node {:?} besides {}",
+                    v.name, h.from, self.me.name
+                )));
+            }
+            self.speaks_as(&*wire.conn, &h.from, &v)?;
+            // A newer view that this node itself made comes before the lock.
+            if let Ok(Some(sb)) = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))
+                && sb.view.primary == self.me.name
+                && sb.view.epoch > h.view
+            {
+                return Err(No {
+                    code: RefuseCode::Superseded,
+                    text: format!(
+                        "node {} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
+                        self.me.name, v.name, sb.view.epoch, h.from, h.view
+                    ),
+                });
+            }
+            // One that this node leads is opened for who may replace it.
+            let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
+            let m = self.mirror(&v).map_err(No::from)?;
+            Ok((m, h, led.then_some(v)))
+        })();
+        let (mirror, hello, led) = match answer {
+            Ok(x) => x,
+            Err(no) => {
+                self.say(&format!("refused {}: {}", wire.conn.peer(), no.text));
+                refuse(&mut wire, f.epoch, &no);
+                wire.conn.close();
+                return;
+            }
+        };
+        let mut control = match ControlIn::answer(mirror.clone(), wire, &hello) {
+            Ok(c) => c,
+            Err((mut wire, no)) => {
+                self.say(&format!("refused node {}: {}", hello.from, no.text));
+                let epoch = mirror.store.superblock().promised;
+                refuse(&mut wire, epoch, &no);
+                wire.conn.close();
+                if let Some(v) = led {
+                    self.let_go_of_mirror(&v, mirror);
+                }
+                return;
+            }
+        };
+        self.say(&format!(
+            "volume {}: following node {}, epoch {}",
+            hello.volume, hello.from, hello.epoch
+        ));
+        loop {
+            match control.step() {
+                Ok(true) => {}
+                Ok(false) => {
+                    let _ = control
+                        .conn()
+                        .wait(control.wants_to_send(), Duration::from_millis(50));
+                }
+                Err(e) => {
+                    self.say(&format!(
+                        "volume {}: node {} is gone: {e}",
+                        hello.volume, hello.from
+                    ));
+                    break;
+                }
+            }
+            if self.stopping.load(Acquire) {
+                break;
+            }
+        }
+        control.end();
+    }
+
+    /// The copy whose session a further link joins.
+    fn joined(
+        &self,
+        conn: &dyn Conn,
+        cluster: &str,
+        volume: &str,
+    ) -> Result<(Arc<Mirror>, Volume), No> {
+        let v = self.meant(cluster, volume)?;
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        let m = m.ok_or_else(|| No {
+            code: RefuseCode::StaleEpoch,
+            text: "there is no session".into(),
+        })?;
+        self.speaks_as(conn, &m.greeted(), &v)?;
+        Ok((m, v))
+    }
+
+    fn serve_lane(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
+        let found = (|| -> Result<(Arc<Mirror>, Lane, Duration), No> {
+            let l = Lane::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+            let (m, v) = self.joined(&*wire.conn, &l.cluster, &l.volume)?;
+            Ok((m, l, v.spin))
+        })();
+        let accepted = match found {
+            Ok((m, l, spin)) => {
+                LaneServer::accept(m.clone(), wire, f.epoch, &l).map(|s| (m, s, spin))
+            }
+            Err(no) => {
+                refuse(&mut wire, f.epoch, &no);
+                wire.conn.close();
+                return;
+            }
+        };
+        let (mirror, mut lane, spin) = match accepted {
+            Ok(x) => x,
+            Err((mut wire, no)) => {
+                refuse(&mut wire, f.epoch, &no);
+                wire.conn.close();
+                return;
+            }
+        };
+        let mut spinner = Spinner::learning(spin);
+        let ended = loop {
+            match lane.step() {
+                Ok(Step::Moved) => spinner.hit(&*self.env),
+                Ok(Step::Nothing) => {
+                    if spinner.spin(&*self.env) {
+                        if spinner.gives_way() {
+                            std::thread::yield_now();
+                        } else {
+                            std::hint::spin_loop();
+                        }
+                    } else if let Err(e) = lane.wait(Duration::from_millis(200)) {
+                        break e;
+                    }
+                }
+                Ok(Step::Full) => {
+                    // This thread waits anyway, and the checkpoint's own gives
+                    // way to everybody: help.
+                    match mirror.checkpoint_step(true) {
+                        Ok(true) => {}
+                        Ok(false) => {
+                            let full = mirror.store.fullness();
+                            mirror.room.wait_unless(
+                                || mirror.store.fullness() < full,
+                                Duration::from_millis(1),
+                            );
+                        }
+                        Err(e) => break e,
+                    }
+                }
+                // The backup's thread has the work; nothing tells of its end.
+                Ok(Step::Held) => mirror.room.wait_unless(|| false, Duration::from_millis(1)),
+                Err(e) => break e,
+            }
+            if self.stopping.load(Acquire) || mirror.is_closed() {
+                break Error::Busy("this node is stopping".into());
+            }
+        };
+        if let Error::Protocol(_) | Error::Poisoned(_) | Error::Full(_) = ended {
+            self.say(&format!("lane of {}: {ended}", lane.conn().peer()));
+        }
+        lane.conn().close();
+    }
+
+    fn serve_stream(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
+        let found = (|| -> Result<(Arc<Mirror>, CopyStream), No> {
+            let s = CopyStream::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+            let (m, _) = self.joined(&*wire.conn, &s.cluster, &s.volume)?;
+            Ok((m, s))
+        })();
+        // It outlives the stream: others wait for its store.
+        let (mirror, first) = match found {
+            Ok(x) => x,
+            Err(no) => {
+                refuse(&mut wire, f.epoch, &no);
+                wire.conn.close();
+                return;
+            }
+        };
+        let Ok(mut stream) = StreamIn::accept(&mirror.store, wire, f.epoch, &first) else {
+            return;
+        };
+        while !self.stopping.load(Acquire) && !mirror.is_closed() {
+            match stream.step() {
+                Ok(true) => {}
+                Ok(false) => {
+                    let to_send = stream.wants_to_send();
+                    let _ = stream.conn().wait(to_send, Duration::from_millis(50));
+                }
+                Err(e) => {
+                    if !matches!(e, Error::Stale(_) | Error::Timeout(_)) {
+                        let peer = stream.conn().peer();
+                        self.say(&format!("a copy's stream from {peer}: {e}"));
+                    }
+                    break;
+                }
+            }
+        }
+        stream.conn().close();
+    }
+
+    /// Says what a loss of the mirror has put at risk here, once that is over.
+    /// `losses`: how many of each volume are known, none before the first look.
+    fn tell_risk(&self, v: &Volume, losses: &mut HashMap<String, u64>) {
+        let live = self.live(v);
+        let of = |l: Live| live.map_or(0, |all| all[l as usize]);
+        let now = of(Live::Losses);
+        let known = losses.insert(v.name.clone(), now).unwrap_or(now);
+        if now > known {
+            self.say(&format!(
+                "volume {}: the mirror was lost; {} bytes that it had acknowledged were only in this node's memory, for {:.1} ms",
+                v.name,
+                of(Live::LastRisk),
+                of(Live::LastRiskTime) as f64 / 1000.0
+            ));
+        }
+    }
+
+    /// Programs that died leave what they committed in their ring: it is made
+    /// persistent here (DESIGN.md, "Records, order, acknowledgement").
+    fn ring_loop(self: Arc<Node>) {
+        let mut told: HashMap<String, u64> = HashMap::new();
+        let mut losses = HashMap::new();
+        while !self.stopping.load(Acquire) {
+            for v in self.volumes() {
+                self.tell_risk(&v, &mut losses);
+                let meta = layout::meta_dir(&self.me, &v.name);
+                let Ok(Some(sb)) = read_superblock(&*self.env, &meta) else {
+                    continue;
+                };
+                let unclean = sb.logs != 0 && sb.view.primary == self.me.name;
+                if !unclean
+                    || self.settled(&v, sb.sequence).is_some()
+                    || lock(&self.mirrors).contains_key(&v.name)
+                    || self.in_use(&v)
+                {
+                    continue;
+                }
+                let look = self.look(&v);
+                let opened = Store::open(&self.env, layout::store(&self.config, &self.me, &v));
+                self.note(&v, &opened);
+                match opened {
+                    // Somebody had a look at a clean copy just now.
+                    Ok(s) if s.was_clean() => {
+                        if let Err(e) = s.close_clean(s.tail()) {
+                            self.say(&format!("volume {}: {e}", v.name));
+                        }
+                    }
+                    Ok(s) => {
+                        let before = s.tail();
+                        let done = s.persist_all();
+                        // What it has is safe; it may be less than what was acknowledged.
+                        let missing = s.known_missing().filter(|known| *known > before);
+                        let whole = done.clone().and_then(|()| match missing {
+                            None => Ok(()),
+                            Some(known) => Err(Error::Invalid(format!(
+                                "its log is damaged: sync points up to LSN {known} were acknowledged, LSN {before} is the last that can be read here"
+                            ))),
+                        });
+                        self.note(&v, &whole);
+                        match done {
+                            // Somebody had a look at what was settled already.
+                            Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
+                            Ok(()) => self.say(&format!(
+                                "volume {}: a program ended without detaching; its records up to LSN {before} are persistent",
+                                v.name
+                            )),
+                            Err(e) => self.say(&format!("volume {}: {e}", v.name)),
+                        }
+                        let found = (s.superblock().sequence, Some(before));
+                        lock(&self.settled).insert(v.name.clone(), found);
+                    }
+                    Err(Error::Busy(_)) => {}
+                    Err(e) => {
+                        self.say(&format!("volume {}: {e}", v.name));
+                        // It may have come as far as to change it.
+                        let now = read_superblock(&*self.env, &meta).ok().flatten();
+                        let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
+                        lock(&self.settled).insert(v.name.clone(), (sequence, None));
+                    }
+                }
+                drop(look);
+            }
+            for _ in 0..10 {
+                if self.stopping.load(Acquire) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+}
+
+/// Waits until nobody else uses this copy, so that its lock is free.
+fn wait_for_last(m: Arc<Mirror>) -> Result<()> {
+    let mut m = m;
+    for _ in 0..1000 {
+        match Arc::try_unwrap(m) {
+            Ok(_) => return Ok(()),
+            Err(back) => {
+                m = back;
+                m.room.notify();
+                m.checkpoint_work.notify();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+    Err(Error::Busy("links to this copy did not end".into()))
+}

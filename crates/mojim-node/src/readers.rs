@@ -1,0 +1,161 @@
+//! What a node that follows answers its readers: what its data area shows, as
+//! of one LSN, and the records since the LSN that they show.
+//!
+//! Owns the request `read` (`docs/protocol.md`, "Readers"). A reader is a
+//! process of this host that maps the volume's files (`mojim::reader`).
+//!
+//! Invariants:
+//! - An answer is as of the LSN up to which the data area is applied: whole
+//!   sync points, all of them committed. What follows from it on the reader's
+//!   side, records before pages, is as of that LSN too.
+//! - A reader is told to go on from what it shows only if what it shows is a
+//!   state of this copy's history; else it begins anew.
+//! - Nothing is kept for a reader: no record stays in a log for it, and an
+//!   answer has a bound. One that stands still holds up its own link only.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
+
+use mojim_format::State;
+use serde_json::{Value, json};
+
+use super::requests::MAX_WAIT;
+use super::{Node, lock};
+use mojim_config::{Mode, Volume};
+use mojim_env::{Context, Error, Result};
+use mojim_replica::client::READ_PAGES;
+use mojim_replica::layout;
+use mojim_replica::mirror::Mirror;
+use mojim_store::store::read_superblock;
+
+/// Most bytes of records in one answer; a reader that lacks more begins anew.
+pub const MOST_RECORDS: usize = 896 << 10;
+/// Bytes of a page of an answer.
+pub const PAGE: u64 = 4096;
+/// Longest wait between two looks at whether the copy is still open here.
+const SLICE: Duration = Duration::from_millis(100);
+
+impl Node {
+    /// The copy that this node keeps for a primary elsewhere.
+    fn followed(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
+        if let Some(m) = lock(&self.mirrors).get(&v.name) {
+            return Ok(m.clone());
+        }
+        if self.follows(v)? {
+            return self.mirror(v);
+        }
+        Err(Error::Stale(format!(
+            "node {} is the primary of volume {}: readers map the files of nodes that follow it",
+            self.me.name, v.name
+        )))
+    }
+
+    /// The mirror of a volume in mode `sync-disk` serves nobody who reads, nor does one that
+    /// is to be its mirror and catches up.
+    fn check_readable(&self, v: &Volume) -> Result<()> {
+        if v.mode != Mode::SyncDisk {
+            return Ok(());
+        }
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))?;
+        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        if self.role(v, sb.as_ref(), mirror.as_deref()) == "mirror" {
+            return Err(Error::Invalid(format!(
+                "volume {} is in mode sync-disk: nobody reads on its mirror {}. Read on a backup, or choose mode sync",
+                v.name, self.me.name
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(
+        self: &Arc<Node>,
+        v: &Volume,
+        q: &Value,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Value> {
+        let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
+        self.check_readable(v)?;
+        let after = number("after");
+        let end = self.env.now() + Duration::from_millis(number("wait")).min(MAX_WAIT);
+        let m = loop {
+            let m = self.followed(v)?;
+            let left = end.saturating_sub(self.env.now());
+            if left.is_zero() || m.store.applied() > after || self.stopping.load(Acquire) {
+                break m;
+            }
+            let changed = || m.store.applied() > after || m.is_closed();
+            m.store.advanced.wait_unless(changed, left.min(SLICE));
+        };
+        let store = &m.store;
+        store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
+            // What failed while it was applied is there in parts.
+            store.check()?;
+            let busy = |why: &str| {
+                Err(Error::Busy(format!(
+                    "node {} cannot show volume {} now: {why}",
+                    self.me.name, v.name
+                )))
+            };
+            let sb = store.superblock();
+            if sb.state != State::Whole {
+                return busy("it has no whole copy yet");
+            }
+            if !store.is_exact() {
+                return busy(
+                    "it was not closed in order, and has not heard yet what of its log is committed",
+                );
+            }
+            let history = store.history();
+            let epoch = |lsn| history.epoch_at(lsn).unwrap_or(0);
+            let same = number("volume_id") == sb.volume_id
+                && number("epoch") == epoch(after)
+                && number("rewritten") == store.rewritten();
+            if same && after > lsn {
+                return busy("it has not yet applied again what the reader shows");
+            }
+            let mut answer = json!({ "lsn": lsn, "epoch": epoch(lsn) });
+            match records.filter(|_| same) {
+                Some(r) => {
+                    answer["records"] = json!(r.len());
+                    *bytes = r;
+                }
+                None => {
+                    answer["volume_id"] = json!(sb.volume_id);
+                    answer["rewritten"] = json!(store.rewritten());
+                }
+            }
+            let entry = match (q.get("name").and_then(Value::as_str), q.get("id")) {
+                (Some(name), _) => area.find(name),
+                (None, Some(_)) => u32::try_from(number("id")).ok().and_then(|id| area.get(id)),
+                (None, None) => return Ok(answer),
+            };
+            let Some(e) = entry.cloned() else {
+                answer["file"] = Value::Null;
+                return Ok(answer);
+            };
+            answer["file"] = json!({ "id": e.id, "name": e.name, "size": e.size });
+            let offset = number("offset");
+            let len = (number("pages").min(READ_PAGES) * PAGE).min(e.size.saturating_sub(offset));
+            if len > 0 {
+                let from = bytes.len();
+                bytes.resize(from + len as usize, 0);
+                let got = area
+                    .file(e.id)?
+                    .read_at(&mut bytes[from..], offset)
+                    .context(|| format!("reading {} of volume {}", e.name, v.name))?;
+                if got as u64 != len {
+                    return Err(Error::Damaged {
+                        path: area.path(&e.name),
+                        what: format!(
+                            "it ends at byte {}, and has {} bytes by the catalogue",
+                            offset + got as u64,
+                            e.size
+                        ),
+                    });
+                }
+            }
+            Ok(answer)
+        })
+    }
+}

@@ -1,0 +1,977 @@
+//! What a node answers: status, views, promotion, checksums.
+//!
+//! Owns the meaning of requests (`docs/protocol.md`, "Requests"); how they
+//! come is `node`'s affair. Those about the bytes of data files are in
+//! `contents`, those of readers in `readers`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::time::Duration;
+
+use mojim_format::message::checked;
+use mojim_format::{Frame, FrameKind, State, Superblock};
+use mojim_protocol::pairing::{LEAP, PromoteRefusal, may_promote};
+use mojim_protocol::view::{Member, Register};
+use serde_json::{Value, json};
+
+use super::{Node, lock, wait_for_last};
+use mojim_config::{Config, Volume};
+use mojim_env::{Error, OpenHow, Proof, Result};
+use mojim_replica::claim::member;
+use mojim_replica::client::Client;
+use mojim_replica::holders::{Peer, to_json};
+use mojim_replica::layout;
+use mojim_replica::link::Wire;
+use mojim_replica::mirror::Mirror;
+use mojim_replica::views::{Views, from_json};
+use mojim_store::area::Area;
+use mojim_store::log::{LIVE_AT, Live};
+use mojim_store::store::{Store, read_superblock};
+
+/// How long a question may wait for its answer to become another one.
+pub(super) const MAX_WAIT: Duration = Duration::from_secs(1);
+
+/// How long a copy is waited for that somebody has open without serving it: this
+/// node itself, while it looks after what a dead program left.
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For how long somebody has a copy open that counts as served. Until then it may be
+/// that only its ring still says so, of a program that is dead.
+const SERVED_AFTER: Duration = Duration::from_secs(2);
+
+/// Another node's copy, as its daemon says.
+struct Other {
+    node: String,
+    epoch: u64,
+    /// By its view it is the primary, and has a whole copy.
+    leads: bool,
+    /// The last LSN of a whole copy.
+    has: Option<u64>,
+}
+
+/// A node's own copy, looked at.
+enum Own {
+    /// It follows with it.
+    Kept(Arc<Mirror>),
+    Opened(Box<Store>),
+}
+
+impl Node {
+    pub(super) fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
+        let mut next = Some((f, body));
+        let mut idle = 0;
+        loop {
+            let (f, body) = match next.take() {
+                Some(x) => x,
+                None => match wire.take_frame() {
+                    Ok(Some(x)) => x,
+                    Ok(None) => {
+                        // Who asks nothing for a minute gives its place to others.
+                        idle += 1;
+                        if self.stopping.load(Acquire) || idle > 120 {
+                            break;
+                        }
+                        if wire
+                            .conn
+                            .wait(false, Duration::from_millis(500))
+                            .unwrap_or(true)
+                        {
+                            idle = 0;
+                        }
+                        continue;
+                    }
+                    Err(_) => break,
+                },
+            };
+            // What the answer has behind its text.
+            let mut more = Vec::new();
+            let answer = match checked(&body)
+                .ok()
+                .and_then(|b| serde_json::from_slice::<Value>(b).ok())
+            {
+                Some(q) if f.kind == FrameKind::Request => {
+                    match self.answer(&q, &wire.conn.proof(), &mut more) {
+                        Ok(v) => json!({ "ok": v }),
+                        Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
+                    }
+                }
+                _ => json!({ "error": "not a request", "errno": libc::EPROTO }),
+            };
+            let mut bytes = answer.to_string().into_bytes();
+            if !more.is_empty() {
+                bytes.push(0);
+                bytes.extend_from_slice(&more);
+            }
+            let crc = mojim_format::crc32c(&bytes);
+            bytes.extend_from_slice(&crc.to_le_bytes());
+            wire.queue(FrameKind::Response, 0, 0, 0, &bytes);
+            loop {
+                match wire.flush() {
+                    Ok(true) => break,
+                    Ok(false) => {
+                        let _ = wire.conn.wait(true, Duration::from_millis(500));
+                        if self.stopping.load(Acquire) {
+                            return;
+                        }
+                    }
+                    Err(_) => return,
+                }
+            }
+        }
+        wire.conn.close();
+    }
+
+    /// Whether who asks may ask this; what it is called in the question must
+    /// be what it has proved.
+    fn may_ask(&self, q: &Value, proof: &Proof) -> Result<()> {
+        let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
+        let no = |why: String| {
+            Err(Error::Io {
+                what: "refused".into(),
+                errno: libc::EACCES,
+                error: why,
+            })
+        };
+        match (text("what"), proof) {
+            (
+                _,
+                Proof::Node {
+                    encrypted: false, ..
+                }
+                | Proof::Client { encrypted: false },
+            ) => no("requests are asked over encrypted links".into()),
+            (what @ ("raft" | "view-swap"), Proof::Client { .. }) => no(format!(
+                "{what:?} is for nodes; this is a client's certificate"
+            )),
+            ("read", proof) if *proof != Proof::Local => no(
+                "readers are served over the node's Unix socket only: run them on the node".into(),
+            ),
+            // Who asks it again and again keeps the daemon from healing.
+            ("give-way", proof) if *proof != Proof::Local => {
+                no("a daemon gives way to programs of its own node".into())
+            }
+            ("raft", Proof::Node { name, .. }) if name != text("from") => no(format!(
+                "node {name}, by its certificate, speaks as {:?}",
+                text("from")
+            )),
+            ("view-swap" | "page", Proof::Node { name, .. })
+                if !self
+                    .config
+                    .volumes
+                    .get(text("volume"))
+                    .is_some_and(|v| v.data_nodes().contains(&name.as_str())) =>
+            {
+                no(format!("node {name} holds no copy of {:?}", text("volume")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn answer(self: &Arc<Node>, q: &Value, proof: &Proof, more: &mut Vec<u8>) -> Result<Value> {
+        self.may_ask(q, proof)?;
+        let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
+        let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
+        let after = q.get("after").and_then(Value::as_u64);
+        if text("cluster") != self.config.cluster {
+            return Err(Error::Invalid(format!(
+                "this is cluster {:?}, not {:?}",
+                self.config.cluster,
+                text("cluster")
+            )));
+        }
+        let volume = |name: &str| {
+            self.volumes()
+                .into_iter()
+                .find(|v| v.name == name)
+                .ok_or_else(|| {
+                    Error::NotFound(format!("node {} has no volume {name:?}", self.me.name))
+                })
+        };
+        let known = |name: &str| {
+            self.config
+                .volumes
+                .get(name)
+                .cloned()
+                .ok_or_else(|| Error::NotFound(format!("there is no volume {name:?}")))
+        };
+        match text("what") {
+            "status" => {
+                // Of one volume, if one was named: its register alone is read.
+                let asked = match q.get("volume") {
+                    Some(_) => vec![volume(text("volume"))?],
+                    None => self.volumes(),
+                };
+                // Who asks during an election does not wait for its end.
+                let register = q["register"] != false;
+                let all = asked.iter().map(|v| self.status(v, register));
+                let all: Result<Vec<Value>> = all.collect();
+                let sum = self.config.sum();
+                Ok(json!({ "node": self.me.name, "config": sum, "volumes": all? }))
+            }
+            "pulse" => Ok(json!(true)),
+            "settle" => self.settle(&volume(text("volume"))?).map(Value::Bool),
+            "post" => {
+                let v = volume(text("volume"))?;
+                self.await_post(&v, Duration::from_millis(number("wait")).min(MAX_WAIT))
+            }
+            "view-read" => {
+                let v = known(text("volume"))?;
+                Ok(json!(self.voted(&v)?.read(&v.name)?))
+            }
+            "view-swap" => {
+                let v = known(text("volume"))?;
+                let new = from_json(&q["new"])?;
+                let members = [&new.primary, &new.mirror];
+                let names = || members.into_iter().flatten().map(|m| &*m.node);
+                let mut known = names().all(|n| v.data_nodes().contains(&n));
+                if !known && names().all(|n| self.config.held(&v, n)) {
+                    // One that was replaced leaves a view, and enters none.
+                    let now = self.voted(&v)?.read(&v.name)?;
+                    let stays = |new: &Option<Member>, now: &Option<Member>| {
+                        new.as_ref().is_none_or(|m| {
+                            v.data_nodes().contains(&&*m.node) || Some(m) == now.as_ref()
+                        })
+                    };
+                    known = stays(&new.primary, &now.primary) && stays(&new.mirror, &now.mirror);
+                }
+                if !known || new.epoch > u64::MAX / 2 {
+                    return Err(Error::Invalid(format!(
+                        "this cannot be a view of volume {}",
+                        v.name
+                    )));
+                }
+                Ok(json!(self.voted(&v)?.swap(&v.name, &new)?))
+            }
+            "holders" => self.holders(&volume(text("volume"))?),
+            "voters" => match &self.views {
+                Some(views) => Ok(json!(views.voters()?)),
+                None => Err(Error::Invalid("fewer than three nodes vote".into())),
+            },
+            "reload" => self.reload(number("sum")),
+            "raft" => match &self.views {
+                Some(views) => views.hear(q),
+                None => Err(Error::Invalid(format!(
+                    "node {} does not vote",
+                    self.me.name
+                ))),
+            },
+            "promote" => self.promote(&volume(text("volume"))?, q["force"] == true),
+            "files" => self.files(&volume(text("volume"))?, after),
+            "sums" => self.sums(
+                &volume(text("volume"))?,
+                number("id"),
+                number("offset"),
+                number("pages"),
+            ),
+            "page" => self.page(
+                &volume(text("volume"))?,
+                number("id"),
+                number("offset"),
+                number("since"),
+                after,
+            ),
+            "read" => self.read(&volume(text("volume"))?, q, more),
+            "rewrite" => self.rewrite(&volume(text("volume"))?, number("id"), number("offset")),
+            "give-way" => Ok(json!(self.give_way(&volume(text("volume"))?))),
+            "copy-anew" => self.copy_anew(&volume(text("volume"))?),
+            other => Err(Error::Invalid(format!("unknown request {other:?}"))),
+        }
+    }
+
+    /// The other nodes that hold a volume, by this daemon's configuration: a
+    /// program that has attached before one was replaced asks for them.
+    fn holders(&self, v: &Volume) -> Result<Value> {
+        let peers = layout::others(&self.config, &self.me, v);
+        Ok(Value::Array(peers.iter().map(to_json).collect()))
+    }
+
+    /// Has the configuration file read again, if what it says has this sum.
+    fn reload(&self, sum: u64) -> Result<Value> {
+        let path = &self.config.path;
+        let new = Config::load(path).map_err(|e| Error::Config(e.to_string()))?;
+        if u64::from(new.sum()) != sum {
+            return Err(Error::Config(format!(
+                "{} on node {} is another configuration; copy the new one there first",
+                path.display(),
+                self.me.name
+            )));
+        }
+        if new == self.config {
+            return Ok(json!({ "reloads": false }));
+        }
+        match self.reloads.get() {
+            Some(f) => f(new),
+            None => return Err(Error::Invalid("this node does not reload".into())),
+        }
+        Ok(json!({ "reloads": true }))
+    }
+
+    /// The register of a volume, which must have one.
+    fn voted(&self, v: &Volume) -> Result<Arc<dyn Views>> {
+        self.register(v).ok_or_else(|| {
+            Error::Invalid(format!(
+                "the views of volume {} are not in a register: `failover` is manual, or there are fewer than three voters",
+                v.name
+            ))
+        })
+    }
+
+    /// The same as soon as one may, or after `wait`.
+    fn await_post(&self, v: &Volume, wait: Duration) -> Result<Value> {
+        let end = self.env.now() + wait;
+        loop {
+            let seen = self.handed.load(SeqCst);
+            let post = self.post(v)?;
+            let left = end.saturating_sub(self.env.now());
+            if post["ready"] == true || left.is_zero() || self.stopping.load(Acquire) {
+                return Ok(post);
+            }
+            let changed = || self.handed.load(SeqCst) != seen || self.stopping.load(Acquire);
+            self.posts.wait_unless(changed, left);
+        }
+    }
+
+    /// Whether a program may start here: the register names this node, and its
+    /// copy is free and of that view.
+    fn post(&self, v: &Volume) -> Result<Value> {
+        let reg = self.voted(v)?.read(&v.name)?;
+        let primary = reg.primary.as_ref().map(|p| p.node.clone());
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let sb = read_superblock(&*self.env, &meta)?;
+        let view = sb.map(|sb| sb.view).filter(|view| view.epoch > 0);
+        let ready = match (&primary, view) {
+            (Some(p), Some(view)) => {
+                *p == self.me.name
+                    && view.primary == self.me.name
+                    && !lock(&self.mirrors).contains_key(&v.name)
+            }
+            // Its copy is gone, and its place is not: an attach takes the mirror's. Where
+            // the configuration names another node, this one has its copy open to follow.
+            (Some(p), None) => *p == self.me.name && v.primary == *p,
+            (None, _) => v.primary == self.me.name,
+        };
+        Ok(json!({ "primary": primary, "ready": ready }))
+    }
+
+    /// Live figures of the program attached here, from its ring's memory.
+    pub(super) fn live(&self, v: &Volume) -> Option<[u64; 16]> {
+        let spec = &layout::logs(&self.config, &self.me, v)[0];
+        let path = match spec.medium {
+            mojim_config::MediumKind::Disk => &spec.ring,
+            _ => &spec.path,
+        };
+        let f = self.env.open(path, OpenHow::default()).ok()?;
+        let mut b = [0u8; 128];
+        (f.read_at(&mut b, LIVE_AT as u64).ok()? == 128)
+            .then(|| std::array::from_fn(|i| mojim_format::bytes::u64_at(&b, i * 8)))
+    }
+
+    /// Whether a program is attached here as primary: it holds the lock.
+    pub(super) fn attached(&self, v: &Volume) -> bool {
+        !lock(&self.looks).contains_key(&v.name) && self.in_use(v)
+    }
+
+    /// Whether this node's copy cannot be opened now: a program is attached, or this node
+    /// has a look at it.
+    pub(super) fn in_use(&self, v: &Volume) -> bool {
+        if lock(&self.mirrors).contains_key(&v.name) {
+            return false;
+        }
+        let path = layout::meta_dir(&self.me, &v.name).join("lock");
+        match self.env.lock(&path) {
+            Ok(_) => false,
+            Err(e) => e.kind() == std::io::ErrorKind::WouldBlock,
+        }
+    }
+
+    /// What this node is to the volume, by its own superblock and whom it follows.
+    pub(super) fn role(
+        &self,
+        v: &Volume,
+        sb: Option<&Superblock>,
+        m: Option<&Mirror>,
+    ) -> &'static str {
+        let view = sb.map(|sb| &sb.view).filter(|view| view.epoch > 0);
+        let primary = view.map_or(&v.primary, |view| &view.primary);
+        let mirror = view.map(|view| &view.mirror);
+        if *primary == self.me.name {
+            "primary"
+        } else if mirror == Some(&self.me.name) {
+            "mirror"
+        } else if v.backups.contains(&self.me.name) || m.is_some_and(|m| m.is_backup()) {
+            "backup"
+        } else {
+            "mirror"
+        }
+    }
+
+    /// What is free for the volume's data files, and what the logs may have to put
+    /// there. A file system that counts no blocks says nothing.
+    fn status_of_room(&self, v: &Volume, out: &mut Value) {
+        let path = &self.me.directory;
+        let Ok(free) = mojim_linux::free_bytes(path) else {
+            return;
+        };
+        let logs = layout::logs(&self.config, &self.me, v);
+        let needs: u64 = logs.iter().map(|l| l.size).sum();
+        out["room"] = json!({ "free": free, "needs": needs, "path": path.display().to_string() });
+    }
+
+    /// What is wrong, by a look from outside, with a copy that nobody has open. One
+    /// that was ended in order is opened by nobody before a program needs it.
+    fn seen_damaged(&self, v: &Volume, sb: &Superblock) -> Option<String> {
+        if sb.state != State::Whole {
+            return None;
+        }
+        let spec = layout::store(&self.config, &self.me, v);
+        let clean = sb.logs == 0;
+        let seen = Area::look(&self.env, &spec.dir, &spec.meta, sb.volume_id, clean);
+        let why = seen.err()?.to_string();
+        // Somebody may use it, or have begun to meanwhile.
+        let now = read_superblock(&*self.env, &spec.meta).ok().flatten();
+        let same = now.is_some_and(|now| now.sequence == sb.sequence);
+        (same && !self.in_use(v)).then_some(why)
+    }
+
+    fn status(&self, v: &Volume, register: bool) -> Result<Value> {
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        let mut out = json!({
+            "volume": v.name,
+            "mode": v.mode.to_string(),
+            "node": self.me.name,
+        });
+        self.status_of_room(v, &mut out);
+        let sb = match read_superblock(&*self.env, &meta) {
+            Ok(Some(sb)) => sb,
+            Ok(None) => {
+                out["role"] = json!(self.role(v, None, None));
+                out["state"] = json!("new");
+                if let Some(e) = self.noted(v, None) {
+                    out["error"] = json!(e);
+                }
+                return Ok(out);
+            }
+            // This node answers all the same, and for its other volumes.
+            Err(e) => {
+                out["role"] = json!(self.role(v, None, mirror.as_deref()));
+                out["state"] = json!("damaged");
+                out["error"] = json!(e.to_string());
+                return Ok(out);
+            }
+        };
+        out["role"] = json!(self.role(v, Some(&sb), mirror.as_deref()));
+        out["epoch"] = json!(sb.view.epoch);
+        out["promised"] = json!(sb.promised);
+        out["life"] = json!(sb.life);
+        out["ring_lost"] = json!(sb.ring_lost);
+        out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
+        if register && let Some(views) = self.register(v) {
+            out["register"] = match views.read(&v.name) {
+                Ok(r) => json!(r),
+                Err(e) => json!({ "error": e.to_string() }),
+            };
+        }
+        let loading = mirror.as_ref().is_some_and(|m| m.store.is_loading());
+        out["state"] = json!(match sb.state {
+            _ if loading => "loading",
+            State::Empty => "empty",
+            State::Whole => "whole",
+            State::Switching => "switching",
+        });
+        out["checkpoint"] = json!(sb.checkpoint);
+        if let Some(m) = mirror {
+            if m.is_distrusted() {
+                out["distrusted"] = json!(true);
+            }
+            if let Some(c) = m.store.progress.get(self.env.now()) {
+                out["copy"] = json!({
+                    "running": c.running,
+                    "direction": if c.incoming { "in" } else { "out" },
+                    "done": c.done,
+                    "total": c.total,
+                    "moved": c.moved,
+                    "kept": c.kept,
+                    "seconds": c.time.as_secs_f64(),
+                });
+            }
+            let committed = m.committed();
+            out["last_lsn"] = json!(m.received.get());
+            out["committed"] = json!(committed);
+            out["applied"] = json!(m.store.applied());
+            out["attached"] = json!(false);
+            out["level"] = json!(if m.store.level().is_persistent() {
+                "persistent"
+            } else {
+                "received"
+            });
+            match m.live_primary() {
+                Some((ago, who)) => {
+                    out["link"] =
+                        json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 });
+                }
+                None => out["link"] = json!({ "up": false }),
+            }
+            let mut backups = m.outflow.progress();
+            backups.retain(|b| b.name != sb.view.primary);
+            // Others who follow forward to nobody, and must not be asked about it.
+            if !backups.is_empty() && out["role"] == "mirror" {
+                let rows = backups.iter().map(|b| {
+                    json!({
+                        "node": b.name,
+                        "active": b.active.load(Acquire),
+                        "acked": b.acked.load(Acquire),
+                        "copies": b.copies.load(Acquire),
+                        "lag": b.lag(&m.store),
+                    })
+                });
+                out["backups"] = rows.collect();
+                out["backup_lag"] = json!(m.outflow.lag(&m.store));
+            }
+            if let Some(e) = m.store.poisoned() {
+                out["error"] = json!(e.to_string());
+            }
+        } else {
+            let healing = self.is_healing(v);
+            let attached = self.attached(v) && !healing;
+            out["attached"] = json!(attached);
+            if healing {
+                out["healing"] = json!(true);
+            }
+            if let Some(why) = lock(&self.unhealed).get(&v.name) {
+                out["heal_error"] = json!(why);
+            }
+            if !attached && !healing {
+                let ill = self.noted(v, Some(sb.sequence));
+                if let Some(e) = ill.or_else(|| self.seen_damaged(v, &sb)) {
+                    out["error"] = json!(e);
+                }
+            }
+            out["last_lsn"] = json!(sb.checkpoint);
+            let settled = self.settled(v, sb.sequence);
+            let left = sb.logs != 0 && !attached && !healing;
+            if left && settled.is_none() {
+                // What a program has left is not looked at yet.
+                out["settling"] = json!(true);
+            }
+            if let Some(Some(found)) = settled.filter(|_| left) {
+                out["last_lsn"] = json!(found);
+            } else if sb.logs != 0
+                && let Some(l) = self.live(v)
+                && l[Live::Last as usize] >= sb.checkpoint
+            {
+                out["last_lsn"] = json!(l[Live::Last as usize]);
+                out["committed"] = json!(l[Live::Committed as usize]);
+                out["acked"] = json!(l[Live::Acked as usize]);
+                out["persisted"] = json!(l[Live::Persisted as usize]);
+                out["applied"] = json!(l[Live::Applied as usize]);
+                if l[Live::Losses as usize] != 0 {
+                    out["last_risk"] = json!({
+                        "bytes": l[Live::LastRisk as usize],
+                        "milliseconds": l[Live::LastRiskTime as usize] as f64 / 1000.0,
+                    });
+                }
+                if attached {
+                    if l[Live::Failed as usize] != 0 {
+                        out["failed"] = json!(true);
+                    }
+                    // Who has not begun its epoch yet has no link either.
+                    if l[Live::Pid as usize] != 0 {
+                        out["pid"] = json!(l[Live::Pid as usize]);
+                    }
+                    if l[Live::AtRisk as usize] != 0 {
+                        out["at_risk_bytes"] = json!(l[Live::AtRisk as usize]);
+                    }
+                    out["bytes_behind"] = json!(l[Live::BytesBehind as usize]);
+                    out["link"] = json!({
+                        "up": l[Live::LinkUp as usize] == 1,
+                        "round_trip_us": l[Live::RoundTrip as usize] as f64 / 1000.0,
+                    });
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Makes this node primary through the register. `force`: also if it is no
+    /// member of the view, on the operator's word.
+    fn promote_by_register(
+        self: &Arc<Node>,
+        v: &Volume,
+        views: &dyn Views,
+        force: bool,
+    ) -> Result<Value> {
+        let reg = views.read(&v.name)?;
+        let mine = reg.primary.as_ref().is_some_and(|p| p.node == self.me.name);
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let begun =
+            read_superblock(&*self.env, &meta)?.is_some_and(|sb| sb.view.epoch >= reg.epoch);
+        if mine && begun && !force {
+            self.check_own(v, |s| self.check_primary(v, &reg, s))?;
+            return Ok(json!({ "epoch": reg.epoch, "already": true }));
+        }
+        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
+        let m = self.mirror_unserved(v)?;
+        // Nobody keeps it here: it is handed over when the last one has let it go.
+        let done = self.promote_mirror(v, views, &reg, m, force, mine);
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        if let Some(m) = m.filter(|_| opened && done.is_err()) {
+            self.let_go_of_mirror(v, m);
+        }
+        done
+    }
+
+    /// Whether this copy has what the view's primary had, which its node is by name.
+    pub(super) fn check_primary(&self, v: &Volume, reg: &Register, store: &Store) -> Result<()> {
+        let sb = store.superblock();
+        // A program that attaches gives such a copy another life. What it led itself
+        // and lost counts, not what it has taken over from its primary since.
+        let led = sb.view.primary == sb.node;
+        let misses = sb.ring_lost && led && !layout::rule(v).local;
+        if misses || !reg.is_primary(&member(store)) {
+            return Err(Error::Invalid(format!(
+                "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
+                self.me.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// `open`, of this node's own copy, once nobody only looks after it. `None`: a
+    /// program is attached and serves it, which begins only with a whole one.
+    /// Whoever has it open without serving it may be about to find out that it is
+    /// not: that is `Busy`.
+    fn open_unserved<T>(
+        &self,
+        v: &Volume,
+        mut open: impl FnMut() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let is_served = || self.live(v).is_some_and(|l| l[Live::Pid as usize] != 0);
+        let begin = self.env.now();
+        loop {
+            let who = match open() {
+                Err(Error::Busy(who)) => who,
+                r => return r.map(Some),
+            };
+            let waited = self.env.now() - begin;
+            if waited >= SERVED_AFTER && is_served() {
+                return Ok(None);
+            }
+            if waited >= OPEN_PATIENCE || self.stopping.load(Acquire) {
+                return Err(Error::Busy(format!(
+                    "{who}, and is not served yet. End the program that waits here, or look again"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// `check` of this node's own copy, and whether its log is whole; all is well
+    /// with one that a program serves.
+    fn check_own(&self, v: &Volume, check: impl FnOnce(&Store) -> Result<()>) -> Result<()> {
+        let open = || {
+            let kept = lock(&self.mirrors).get(&v.name).cloned();
+            kept.map_or_else(
+                || {
+                    let spec = layout::store(&self.config, &self.me, v);
+                    Ok(Own::Opened(Box::new(Store::open(&self.env, spec)?)))
+                },
+                |m| Ok(Own::Kept(m)),
+            )
+        };
+        match self.open_unserved(v, open)? {
+            None => Ok(()),
+            Some(Own::Kept(m)) => {
+                check(&m.store).and_then(|()| m.store.check_complete_at(m.tail()))
+            }
+            Some(Own::Opened(s)) => {
+                let found = check(&s).and_then(|()| s.check_complete());
+                if s.was_clean() {
+                    s.close_clean(s.tail())?;
+                }
+                found
+            }
+        }
+    }
+
+    /// This node's own copy, to be promoted.
+    fn mirror_unserved(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
+        self.open_unserved(v, || self.mirror(v))?.ok_or_else(|| {
+            Error::Busy(format!(
+                "node {} is the primary and a program is attached: there is nothing to promote",
+                self.me.name
+            ))
+        })
+    }
+
+    fn promote_mirror(
+        self: &Arc<Node>,
+        v: &Volume,
+        views: &dyn Views,
+        reg: &Register,
+        m: Arc<Mirror>,
+        force: bool,
+        mine: bool,
+    ) -> Result<Value> {
+        let named = |m: &Option<Member>| m.as_ref().map_or("none".to_owned(), |m| m.node.clone());
+        if !force && !mine {
+            if let Some((ago, who)) = m.live_primary() {
+                return Err(Error::Busy(format!(
+                    "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}. End it first",
+                    v.name,
+                    ago.as_millis(),
+                    reg.epoch
+                )));
+            }
+            self.ask_others(v)?;
+            if !m.is_member(reg) {
+                return Err(Error::Invalid(format!(
+                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                    self.me.name,
+                    named(&reg.primary),
+                    named(&reg.mirror)
+                )));
+            }
+        }
+        let done = if force {
+            m.force(views)?
+        } else {
+            if mine {
+                self.check_primary(v, reg, &m.store)?;
+            }
+            m.take_over(views)?
+        };
+        let Some((epoch, last)) = done else {
+            return Err(Error::Busy("the view changed meanwhile; look again".into()));
+        };
+        self.hand_over(v, m, last)?;
+        self.say(&format!(
+            "volume {}: this node is primary from epoch {epoch}, last LSN {last}, by an operator's word",
+            v.name
+        ));
+        Ok(json!({ "epoch": epoch, "last_lsn": last, "forced": force }))
+    }
+
+    fn promote(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+        if let Some(views) = self.register(v) {
+            return self.promote_by_register(v, &*views, force);
+        }
+        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
+        let done = self.promote_by_hand(v, force);
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        if let Some(m) = m.filter(|_| opened && done.is_err()) {
+            self.let_go_of_mirror(v, m);
+        }
+        done
+    }
+
+    /// This node's copy, which was opened for a question, and which nobody forwards to: free
+    /// for a program of this node again.
+    pub(super) fn let_go_of_mirror(&self, v: &Volume, m: Arc<Mirror>) {
+        // Meanwhile no program has it, whatever its lock says.
+        let _look = self.look(v);
+        let mut mirrors = lock(&self.mirrors);
+        let is_it = mirrors.get(&v.name).is_some_and(|now| Arc::ptr_eq(now, &m));
+        if !is_it || m.has_session() {
+            return;
+        }
+        mirrors.remove(&v.name);
+        drop(mirrors);
+        if let Err(e) = self.close_mirror(&m).and_then(|()| wait_for_last(m)) {
+            self.say(&format!("volume {}: closing a copy: {e}", v.name));
+        }
+    }
+
+    fn promote_by_hand(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+        let backup = v.backups.contains(&self.me.name);
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let sb = read_superblock(&*self.env, &meta)?.ok_or_else(|| {
+            Error::NotFound(format!(
+                "node {} has no copy of volume {}",
+                self.me.name, v.name
+            ))
+        })?;
+        let others = self.ask_others(v);
+        let led = sb.view.primary == self.me.name;
+        // Both were promoted without the other: neither view ends the other's, which has
+        // what was acknowledged in it.
+        let contested = |o: &Other| {
+            let later = o.epoch > sb.view.epoch;
+            later || led && o.leads && o.epoch + LEAP / 2 > sb.view.epoch
+        };
+        let is_contested = others.as_ref().is_ok_and(|all| all.iter().any(contested));
+        let alone = led && sb.view.mirror.is_empty() && others.is_ok() && !is_contested;
+        if alone || !force {
+            // Where success never meant this copy, its log may end anywhere: what only
+            // the lost memory had is given up by any promotion, and behind `async` a
+            // mirror's lanes end where they were cut.
+            let rule = layout::rule(v);
+            let mut expected = false;
+            // Who opens a copy first after its memory was lost finds that out.
+            let mut lost = false;
+            let look = |s: &Store| {
+                lost = s.superblock().state != State::Whole;
+                let lags = !rule.mirror && !led && !s.has_hole();
+                expected = lags || led && !rule.local && s.superblock().ring_lost;
+                Ok(())
+            };
+            match self.check_own(v, look) {
+                Ok(()) if alone && !lost => {
+                    return Ok(
+                        json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
+                    );
+                }
+                Ok(()) => {}
+                // The rest of a damaged log is given up on the operator's word.
+                Err(Error::Damaged { .. }) if force || expected => {}
+                Err(e) => return Err(e),
+            }
+        }
+        let m = self.mirror_unserved(v)?;
+        let alive = m.live_primary();
+        let mut above = 0;
+        if alive.is_none() {
+            // Again: a program may have attached since.
+            let others = self.ask_others(v)?;
+            if !force {
+                self.check_others(v, &m, &others, contested)?;
+            }
+            // It has promised a view that a node was promoted to, and not got it: that one went
+            // on without this copy.
+            let promised = m.store.superblock().promised;
+            if !force && promised >= sb.view.epoch + LEAP / 2 && !m.store.is_own(promised) {
+                return Err(Error::Invalid(format!(
+                    "node {} was about to be brought up to date with a view of volume {} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
+                    self.me.name, v.name, sb.view.epoch
+                )));
+            }
+            above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
+        }
+        let may = may_promote(
+            &self.me.name,
+            &m.store.standing(),
+            m.store.superblock().state,
+            alive.is_some(),
+        );
+        // Who is no member may lack what was acknowledged: the operator's word.
+        let given_up = force && may == Err(PromoteRefusal::NotMember);
+        if let Err(why) = may
+            && !given_up
+        {
+            return Err(match why {
+                PromoteRefusal::PrimaryAlive => {
+                    let (ago, who) = alive.expect("it is the reason");
+                    Error::Busy(format!(
+                        "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}, and LSN {} is acknowledged. End it first",
+                        v.name,
+                        ago.as_millis(),
+                        sb.view.epoch,
+                        m.received.get()
+                    ))
+                }
+                PromoteRefusal::NotWhole => Error::Invalid(format!(
+                    "node {} has no whole copy of volume {}: it was lost or a transfer was interrupted. Start the other node and let it be copied",
+                    self.me.name, v.name
+                )),
+                PromoteRefusal::NotMember if backup => Error::Invalid(format!(
+                    "node {} is a backup of volume {}: what primary and mirror acknowledged after LSN {} is missing from it. If they are lost for good, and ended or fenced, `mojim promote --force` gives that up",
+                    self.me.name,
+                    v.name,
+                    m.tail()
+                )),
+                PromoteRefusal::NotMember => Error::Invalid(format!(
+                    "node {} was still catching up with volume {}: acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                    self.me.name, v.name
+                )),
+            });
+        }
+        let (epoch, last) = m.promote(above)?;
+        self.hand_over(v, m, last)?;
+        self.say(&format!(
+            "volume {}: this node is primary from epoch {epoch}, last LSN {last}",
+            v.name
+        ));
+        Ok(json!({ "epoch": epoch, "last_lsn": last }))
+    }
+
+    /// What the other nodes have that a promotion of this copy would give up: that takes
+    /// `--force`.
+    fn check_others(
+        &self,
+        v: &Volume,
+        m: &Mirror,
+        others: &[Other],
+        contested: impl Fn(&Other) -> bool,
+    ) -> Result<()> {
+        let sb = m.store.superblock();
+        let (volume, rule) = (&v.name, layout::rule(v));
+        let led = sb.view.primary == self.me.name;
+        let last = others.iter().max_by_key(|o| o.epoch);
+        if let Some(o) = last.filter(|o| contested(o)) {
+            let what = match o.epoch > sb.view.epoch {
+                true => "knows a later view",
+                false => "was promoted too, and has a view of its own",
+            };
+            let then = match o.has {
+                Some(_) if led && o.leads => {
+                    "`mojim promote --force` on the node that is to go on, while both daemons run, gives up what the other one has"
+                }
+                Some(_) => "Start the program there; `mojim promote --force` here gives it up",
+                None => "Its copy is gone: `mojim promote --force` goes on with what is here",
+            };
+            return Err(Error::Invalid(format!(
+                "node {} {what} of volume {volume} (epoch {}, this node knows {} only): what was acknowledged in it may be missing here. {then}",
+                o.node, o.epoch, sb.view.epoch
+            )));
+        }
+        // What only the mirror has may have been acknowledged.
+        let counts = led && rule.mirror && !rule.local;
+        let ahead = others.iter().filter(|o| o.epoch == sb.view.epoch);
+        let ahead = ahead.filter_map(|o| o.has.map(|has| (o, has)));
+        let ahead = ahead.max_by_key(|(_, has)| *has);
+        if let Some((o, has)) = ahead.filter(|(_, has)| counts && *has > m.tail()) {
+            return Err(Error::Invalid(format!(
+                "node {} has sync points of volume {volume} up to LSN {has}, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
+                o.node,
+                m.tail(),
+                o.node
+            )));
+        }
+        Ok(())
+    }
+
+    /// What the other nodes' daemons say of their copies, of those that answer; for the
+    /// others the operator's word counts. An error where a program is attached: a primary
+    /// whose link to this node is down may still be alive.
+    fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
+        let q = json!({
+            "what": "status", "cluster": self.config.cluster, "volume": v.name, "register": false,
+        });
+        let ask = |peer: Peer| -> Option<(String, Value)> {
+            let mut c = Client::connect(&self.env, &peer.tcp, Duration::from_secs(1)).ok()?;
+            let answer = c.ask(&q).ok()?;
+            let all = answer["volumes"].as_array()?;
+            let theirs = all.iter().find(|s| s["volume"] == v.name.as_str())?;
+            Some((peer.name, theirs.clone()))
+        };
+        let peers = layout::others(&self.config, &self.me, v).into_iter();
+        let mut others = Vec::new();
+        for (node, s) in peers.filter_map(ask) {
+            if s["attached"] == true {
+                return Err(Error::Busy(format!(
+                    "primary {node} of volume {} is alive: process {} is attached there, last LSN {}, though no link to this node is up. End it first",
+                    v.name, s["pid"], s["last_lsn"]
+                )));
+            }
+            // What it says is not taken on trust.
+            let number = |k: &str| s[k].as_u64().filter(|n| *n < u64::MAX / 4);
+            others.push(Other {
+                epoch: number("epoch").unwrap_or(0),
+                leads: s["view"]["primary"] == node.as_str() && s["state"] == "whole",
+                has: number("last_lsn").filter(|_| s["state"] == "whole"),
+                node,
+            });
+        }
+        Ok(others)
+    }
+}

@@ -1,0 +1,283 @@
+//! When a primary is gone, and what its mirror does then; and, where that is
+//! configured, a backup when both are.
+//!
+//! Owns the suspicion: how long nothing was heard, from the session and from
+//! the daemons. A mirror's may be wrong at no risk: the register decides, and a
+//! primary that is alive finds out that it is none any more. A backup's may not
+//! (`fallback`): what the others acknowledged beyond it is given up, so it waits
+//! for several limits, and a primary that lives holds back sooner than that.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Node, lock, wait_for_last};
+use mojim_config::{Fallback, Volume};
+use mojim_env::{Address, Error, Result};
+use mojim_replica::client::Client;
+use mojim_replica::mirror::Mirror;
+use mojim_replica::views::Views;
+use mojim_replica::vigil::Vigil;
+
+/// Between two openings of a copy that has failed.
+const AGAIN: Duration = Duration::from_secs(1);
+
+impl Node {
+    /// Watches over the primary of a volume for as long as this node runs.
+    pub(super) fn watch_loop(self: Arc<Node>, v: &Volume, views: &dyn Views) {
+        let beat = self.config.heartbeat;
+        // A primary that lost its mirror asks the register first: it goes on
+        // without a break, a new one does not.
+        let limit = self.config.failure_limit + beat * 2;
+        let mut heard = self.env.now();
+        let mut client = None;
+        let mut said = String::new();
+        // Whether a take-over that the register had agreed to was cut off.
+        let mut unknown = true;
+        // Whether anybody of the view was ever heard of: who was just started may
+        // be the first of all to come back.
+        let (mut vigil, mut met) = (Vigil::default(), false);
+        // When a copy that failed may be opened again: what it failed for may last.
+        let mut again = Duration::ZERO;
+        while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
+            std::thread::sleep(beat);
+            let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
+                heard = self.env.now();
+                continue;
+            };
+            // When it spoke, not when that was looked up: the register may have taken so
+            // long to answer that the one whom it followed is gone again.
+            if let Some(when) = m.last_heard() {
+                met = true;
+                heard = heard.max(when);
+                vigil.heard_at(when);
+            }
+            // One that was handed over is closed before it is poisoned.
+            if m.store.poisoned().is_some() && m.is_closed() {
+                continue;
+            }
+            if m.store.poisoned().is_some() {
+                if self.env.now() < again {
+                    continue;
+                }
+                again = self.env.now() + AGAIN;
+                drop(m);
+                m = match self.mirror(v) {
+                    Ok(m) => m,
+                    Err(_) => continue,
+                };
+            }
+            if m.live_primary().is_some() {
+                vigil.heard();
+            }
+            if self.is_there(&m, &mut client) {
+                heard = self.env.now();
+                vigil.heard();
+                met = true;
+                if !unknown {
+                    continue;
+                }
+            }
+            if !unknown && self.env.now() - heard < limit {
+                continue;
+            }
+            let silent = self.env.now() - heard;
+            let mut taken = self.try_take_over(v, views, &m, !unknown);
+            let lost = met && silent >= limit && v.fallback == Fallback::Automatic;
+            if matches!(taken, Ok(None)) && lost {
+                taken = self.try_fall_back(v, views, &m, &mut vigil, limit);
+            }
+            let handed = match taken {
+                Ok(Some((epoch, last))) => self.hand_over(v, m, last).map(|()| Some((epoch, last))),
+                nothing => nothing,
+            };
+            match handed {
+                Ok(Some((epoch, last))) => {
+                    self.say(&format!(
+                        "volume {}: its primary was silent for {} ms; this node is primary from epoch {epoch}, last LSN {last}",
+                        v.name,
+                        silent.as_millis()
+                    ));
+                    unknown = false;
+                    said.clear();
+                }
+                Ok(None) => {
+                    // Not this node's to take; look again after another limit.
+                    unknown = false;
+                    heard = self.env.now();
+                    said.clear();
+                }
+                Err(e) => {
+                    // The register may have agreed all the same.
+                    unknown = true;
+                    let text = e.to_string();
+                    if text != said {
+                        self.say(&format!("volume {}: {text}", v.name));
+                        said = text;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the daemon of the primary's node answers: then its machine is
+    /// there, and a program that ended will be started again on it.
+    fn is_there(&self, m: &Mirror, client: &mut Option<(String, Client)>) -> bool {
+        let primary = m.store.superblock().view.primary;
+        let Some(other) = self.config.nodes.get(&primary) else {
+            return false;
+        };
+        let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
+        let mut c = match client.take() {
+            Some((who, c)) if who == primary => c,
+            _ => match Client::connect(&self.env, &Address::Tcp(other.address), patience) {
+                Ok(c) => c,
+                Err(_) => return false,
+            },
+        };
+        let q = json!({ "what": "pulse", "cluster": self.config.cluster });
+        match c.ask(&q) {
+            Ok(_) => {
+                *client = Some((primary, c));
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Primary and mirror are both lost, as far as this backup can tell for
+    /// several limits: it goes on with what it has, as configured, if it
+    /// followed the present view. A primary that lives and reaches the voters
+    /// changes the register's version all the time; one that does not holds what
+    /// it would acknowledge after one limit (`Session::leased`).
+    fn try_fall_back(
+        &self,
+        v: &Volume,
+        views: &dyn Views,
+        m: &Mirror,
+        vigil: &mut Vigil,
+        limit: Duration,
+    ) -> Result<Option<(u64, u64)>> {
+        let reg = views.read(&v.name)?;
+        // After the register was read: what a primary wrote before counts from then.
+        let now = self.env.now();
+        let members = [&reg.primary, &reg.mirror];
+        let names = || members.into_iter().flatten().map(|m| m.node.as_str());
+        if !Vigil::concerns(m, &reg) || names().any(|n| self.answers(n)) {
+            vigil.heard();
+            return Ok(None);
+        }
+        let last = m.received.get();
+        let better = v.data_nodes().into_iter().any(|n| {
+            let other = n != self.me.name && names().all(|m| m != n);
+            other && self.has_more(v, n, reg.epoch, last)
+        });
+        if !vigil.is_over(&reg, now, limit, better) {
+            return Ok(None);
+        }
+        // All this took its time.
+        if m.live_primary().is_some() {
+            vigil.heard();
+            return Ok(None);
+        }
+        let lost = names().collect::<Vec<_>>().join(" and ");
+        let Some((epoch, last)) = m.force_from(&reg, views)? else {
+            return Err(Error::Protocol("the view changed meanwhile".into()));
+        };
+        self.say(&format!(
+            "volume {}: nothing is heard of {lost}; this backup goes on as configured (`fallback`), and what they acknowledged after LSN {last} is given up",
+            v.name
+        ));
+        Ok(Some((epoch, last)))
+    }
+
+    /// Whether a node's daemon answers now.
+    fn answers(&self, node: &str) -> bool {
+        let q = json!({ "what": "pulse", "cluster": self.config.cluster });
+        self.asked(node, &q).is_some()
+    }
+
+    /// Whether another backup that follows the view of `epoch` has received more
+    /// than up to `last`, or as much and comes first by name. One of another view
+    /// does not go on by itself, whatever it has.
+    fn has_more(&self, v: &Volume, node: &str, epoch: u64, last: u64) -> bool {
+        let q = json!({
+            "what": "status",
+            "cluster": self.config.cluster,
+            "volume": v.name,
+            "register": false,
+        });
+        // One answer may be late.
+        let Some(answer) = (0..3).find_map(|_| self.asked(node, &q)) else {
+            return false;
+        };
+        let all = answer["volumes"].as_array();
+        let Some(theirs) = all.and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
+        else {
+            return false;
+        };
+        let has = theirs["last_lsn"].as_u64().unwrap_or(0);
+        let first = has == last && node < self.me.name.as_str();
+        let follows = theirs["state"] == "whole" && theirs["epoch"].as_u64() == Some(epoch);
+        follows && (has > last || first)
+    }
+
+    fn asked(&self, node: &str, question: &Value) -> Option<Value> {
+        let address = Address::Tcp(self.config.nodes.get(node)?.address);
+        let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
+        let mut c = Client::connect(&self.env, &address, patience).ok()?;
+        c.ask(question).ok()
+    }
+
+    /// Becomes primary if the register agrees. `suspect`: the primary is
+    /// silent; otherwise only what the register has agreed to is completed.
+    fn try_take_over(
+        &self,
+        v: &Volume,
+        views: &dyn Views,
+        m: &Mirror,
+        suspect: bool,
+    ) -> Result<Option<(u64, u64)>> {
+        let reg = views.read(&v.name)?;
+        let mine = m.is_primary(&reg);
+        if !(mine || suspect && m.is_member(&reg)) {
+            return Ok(None);
+        }
+        if mine {
+            self.check_primary(v, &reg, &m.store)?;
+        } else if m.is_distrusted() {
+            return Err(Error::Invalid(
+                "its primary is silent, and the copy here was to be made anew, by an operator's word: it does not take over by itself (`mojim promote` takes it as it is)".into(),
+            ));
+        }
+        match m.take_over_from(reg, views)? {
+            None => Err(Error::Protocol("the view changed meanwhile".into())),
+            taken => Ok(taken),
+        }
+    }
+
+    /// The copy of a node that has become primary is closed, for the program.
+    pub(super) fn hand_over(&self, v: &Volume, m: Arc<Mirror>, last: u64) -> Result<()> {
+        m.close();
+        if !v.backups.is_empty() {
+            // Who forwards still reads the ring, which the program writes to.
+            lock(&self.mirrors).remove(&v.name);
+            let closed = m.store.close_clean(last);
+            let closed = closed.and_then(|()| wait_for_last(m));
+            self.handed.fetch_add(1, SeqCst);
+            self.posts.notify();
+            return closed;
+        }
+        let closed = m.store.close_for_next(last);
+        let mut mirrors = lock(&self.mirrors);
+        // Links and threads that have not ended yet find that it is.
+        m.store.release_lock();
+        mirrors.remove(&v.name);
+        drop(mirrors);
+        self.handed.fetch_add(1, SeqCst);
+        self.posts.notify();
+        closed
+    }
+}

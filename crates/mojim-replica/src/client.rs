@@ -1,0 +1,91 @@
+//! Asks a node questions: what `mojim status`, `promote` and `verify` and
+//! readers use.
+//!
+//! One request, one answer, both JSON inside a frame, the answer with bytes
+//! behind it where the request is for such (`docs/protocol.md`, "Requests").
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim_format::FrameKind;
+use mojim_format::message::checked;
+use serde_json::Value;
+
+use crate::link::Wire;
+use mojim_env::{Address, Context, Env, Error, Result};
+
+/// Most pages of 4 KiB in one answer to a reader.
+pub const READ_PAGES: u64 = 16;
+
+/// A connection to a node.
+pub struct Client {
+    wire: Wire,
+    env: Arc<dyn Env>,
+    timeout: Duration,
+}
+
+impl Client {
+    /// Connects, as whom `env` says; every answer is awaited for at most
+    /// `timeout`.
+    pub fn connect(env: &Arc<dyn Env>, to: &Address, timeout: Duration) -> Result<Client> {
+        let conn = env.connect(to).context(|| format!("connecting to {to}"))?;
+        Ok(Client {
+            wire: Wire::new(conn),
+            env: env.clone(),
+            timeout,
+        })
+    }
+
+    /// Asks, and waits for the answer. What the node refuses is an error.
+    pub fn ask(&mut self, question: &Value) -> Result<Value> {
+        self.ask_bytes(question).map(|(v, _)| v)
+    }
+
+    /// The same, with the bytes that come behind the text.
+    pub fn ask_bytes(&mut self, question: &Value) -> Result<(Value, Vec<u8>)> {
+        let mut body = question.to_string().into_bytes();
+        let crc = mojim_format::crc32c(&body);
+        body.extend_from_slice(&crc.to_le_bytes());
+        self.wire.queue(FrameKind::Request, 0, 0, 0, &body);
+        let deadline = self.env.now() + self.timeout;
+        loop {
+            let sent = self.wire.flush()?;
+            if let Some((f, body)) = self.wire.take_frame()? {
+                let text = checked(&body).map_err(|e| Error::Protocol(e.to_string()))?;
+                if f.kind != FrameKind::Response {
+                    return Err(Error::Protocol(format!(
+                        "{:?} instead of an answer",
+                        f.kind
+                    )));
+                }
+                // No JSON text has a zero byte.
+                let (text, bytes) = match text.iter().position(|b| *b == 0) {
+                    Some(at) => (&text[..at], text[at + 1..].to_vec()),
+                    None => (text, Vec::new()),
+                };
+                let mut v: Value = serde_json::from_slice(text)
+                    .map_err(|e| Error::Protocol(format!("an answer that is not JSON: {e}")))?;
+                if let Some(e) = v.get("error").and_then(Value::as_str) {
+                    return Err(Error::Io {
+                        what: "the node says".into(),
+                        errno: v["errno"].as_i64().unwrap_or(libc::EIO as i64) as i32,
+                        error: e.to_owned(),
+                    });
+                }
+                return Ok((v["ok"].take(), bytes));
+            }
+            let left = deadline.saturating_sub(self.env.now());
+            if left.is_zero() {
+                return Err(Error::Timeout(format!(
+                    "{} did not answer within {:?}",
+                    self.wire.conn.peer(),
+                    self.timeout
+                )));
+            }
+            self.wire
+                .conn
+                .wait(!sent, left)
+                .context(|| "waiting for an answer".into())?;
+        }
+    }
+}

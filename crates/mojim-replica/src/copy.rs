@@ -1,0 +1,273 @@
+//! A whole copy of a volume on its way to the other node: the sender's side.
+//!
+//! Owns the order in which a copy is sent, whichever of the two nodes gives
+//! it. Files are announced in order over the session's own link; the receiver
+//! answers how much it has of each from before, whatever that is worth. Then
+//! everything is sent once (`pass`), over that link or over streams beside it
+//! (`stream`); what changed meanwhile is sent again, over that link only. The
+//! receiver's side is `stage`.
+//!
+//! Invariants:
+//! - The area stands still from the beginning to the end (`Store::freeze`), so
+//!   that what was summed is what is sent; or it is watched, and every page that
+//!   changed after it may have been read is sent again, the last ones while it
+//!   stands still. So the copy is the area as it stands at the end.
+//! - Nothing is sent again, and the end is not said, before all that streams
+//!   carried is staged: what is read later arrives later.
+//! - Whatever the peer answers or fails to, what is announced, unanswered and
+//!   queued is bounded (`pass`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use mojim_format::message::{COPY_PAGE, CopyBegin, CopyHave, CopyWant};
+use mojim_format::{CatalogEntry, FrameKind};
+
+use crate::link::Wire;
+use crate::pass::{COPY_BACKLOG, COPY_CHUNK, Failure, Part, Pass, Went, send};
+use crate::stream::StreamOut;
+use mojim_env::{Address, Error, Result};
+use mojim_store::store::{Pause, Store, Watch};
+
+/// How long after a stream broke the receiver's reason is awaited.
+const REASON: Duration = Duration::from_millis(500);
+/// Changed pages that are few enough to stop the application for them.
+const FEW: usize = 16;
+
+/// A whole copy on its way out.
+pub struct CopyOut {
+    /// The copy is the result of the records up to here; where the area is
+    /// watched, that is known at the end.
+    pub lsn: u64,
+    watch: Option<Arc<Watch>>,
+    /// Held for the last of what changed.
+    pause: Option<Pause>,
+    /// Changed pages at the beginning of this round of sending them, and how
+    /// many of them are left.
+    round: (usize, usize),
+    pass: Arc<Pass>,
+    /// What the session's own link carries of it.
+    part: Part,
+    /// Its number.
+    copy: u64,
+    /// Where streams beside that link are to be opened.
+    to: Option<Address>,
+    /// Streams that nobody steps yet.
+    streams: Vec<StreamOut>,
+    failure: Option<Failure>,
+    /// When a stream was found broken.
+    broke: Option<Duration>,
+    ended: bool,
+}
+
+impl CopyOut {
+    /// Queues the beginning of a copy of what is applied here. The area must
+    /// stand still until the end, or `watch` have begun. `to`: where its
+    /// receiver listens, if streams may be opened to it.
+    pub fn begin(
+        store: &Store,
+        wire: &mut Wire,
+        epoch: u64,
+        watch: Option<Arc<Watch>>,
+        to: Option<&Address>,
+    ) -> CopyOut {
+        let lsn = store.applied();
+        let files: Vec<CatalogEntry> = store.area().files().cloned().collect();
+        let bytes = files.iter().map(|f| f.size).sum();
+        let begin = CopyBegin {
+            volume_id: store.superblock().volume_id,
+            lsn,
+            files: files.len() as u32,
+            bytes,
+            copy: store.env().random(),
+            history: store.history().entries().to_vec(),
+        };
+        store.progress.begin(store.env().now(), false, bytes);
+        wire.say(FrameKind::CopyBegin, epoch, &begin);
+        // One would be no more than the session's own link.
+        let several = store.spec().copy_streams > 1 && !files.is_empty();
+        CopyOut {
+            lsn,
+            watch,
+            pause: None,
+            round: (usize::MAX, 0),
+            pass: Arc::new(Pass::new(files)),
+            part: Part::default(),
+            copy: begin.copy,
+            to: to.filter(|_| several).cloned(),
+            streams: Vec::new(),
+            failure: None,
+            broke: None,
+            ended: false,
+        }
+    }
+
+    /// Whether all of it is queued.
+    pub fn is_sent(&self) -> bool {
+        self.ended
+    }
+
+    /// Everything up to here will be in the copy.
+    pub fn reached(&self, store: &Store) -> u64 {
+        match self.watch.is_none() || self.pause.is_some() {
+            true => self.lsn,
+            false => store.applied(),
+        }
+    }
+
+    /// Whether what was read so far is right.
+    pub fn holds(&self) -> bool {
+        self.watch.as_ref().is_none_or(|w| w.holds())
+    }
+
+    /// Why it cannot be completed over streams, as of the last `pump`. What the
+    /// receiver said before that over the session's own link comes first: it
+    /// ends the streams of a copy that it refuses there.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Streams that were opened since this was asked: the caller steps them.
+    pub fn take_streams(&mut self) -> Vec<StreamOut> {
+        std::mem::take(&mut self.streams)
+    }
+
+    /// Queues what there is room for. False if nothing could be queued: the
+    /// link is full, answers are due, or streams carry what is next.
+    pub fn pump(&mut self, store: &Arc<Store>, wire: &mut Wire, epoch: u64) -> Result<bool> {
+        if let Some(f) = self.pass.failure() {
+            // The reason may still come over the session's own link, where what was
+            // on its way on a stream took it along.
+            let now = store.env().now();
+            let since = *self.broke.get_or_insert(now);
+            if f.refused || now.saturating_sub(since) >= REASON {
+                self.failure = Some(f);
+            }
+            return Ok(false);
+        }
+        let before = wire.backlog();
+        let paused = self.pause.is_some();
+        let mut moved = false;
+        while !self.ended && wire.backlog() < COPY_BACKLOG && self.step(store, wire, epoch)? {
+            moved = true;
+        }
+        moved |= self.pause.is_some() != paused;
+        store.progress.moved((wire.backlog() - before) as u64);
+        store.progress.at(self.pass.at());
+        Ok(moved)
+    }
+
+    /// The receiver says what it has of the next file.
+    pub fn have(&mut self, m: &CopyHave) -> Result<()> {
+        self.pass.have(m)
+    }
+
+    /// The receiver says which pages it lacks.
+    pub fn want(&mut self, m: &CopyWant) -> Result<()> {
+        self.part.want(&self.pass, m)
+    }
+
+    fn step(&mut self, store: &Arc<Store>, wire: &mut Wire, epoch: u64) -> Result<bool> {
+        if let Some(m) = self.pass.announce() {
+            wire.say(FrameKind::CopyFile, epoch, &m);
+            return Ok(true);
+        }
+        // By its answer the receiver knows this copy's number.
+        if self.to.is_some() && !self.pass.is_answered() {
+            return Ok(false);
+        }
+        if let Some(to) = self.to.take() {
+            self.open_streams(store, &to, epoch);
+        }
+        // What a stream carries must be staged before any of it is sent again.
+        let shared = self.pass.is_shared();
+        let overtakes = store.mutations.overtake.load(Relaxed) && self.pass.is_handed_out();
+        if shared && !overtakes {
+            return Ok(false);
+        }
+        match self.part.step(&self.pass, store, wire, epoch)? {
+            Went::On => return Ok(true),
+            Went::Waits => return Ok(false),
+            Went::Through => {}
+        }
+        if let Some(watch) = self.watch.clone() {
+            let paused = self.pause.is_some();
+            if self.catch_up(&watch, store, wire, epoch)? {
+                return Ok(true);
+            }
+            if !paused {
+                return Ok(false);
+            }
+        }
+        if shared {
+            return Ok(false);
+        }
+        wire.queue(FrameKind::CopyEnd, epoch, self.lsn, 0, &[]);
+        self.ended = true;
+        Ok(true)
+    }
+
+    /// As many as can be; without any, the session's own link carries the copy.
+    fn open_streams(&mut self, store: &Arc<Store>, to: &Address, epoch: u64) {
+        for _ in 0..store.spec().copy_streams {
+            let Ok(conn) = store.env().connect(to) else {
+                break;
+            };
+            let stream = StreamOut::open(store, &self.pass, conn, epoch, self.copy);
+            self.streams.push(stream);
+        }
+    }
+
+    /// Sends pages that changed since they were read, round by round, for as
+    /// long as each has at most half as many as the one before; the rest while
+    /// nothing is applied. False if none is left and none can come, or if that
+    /// has just begun.
+    fn catch_up(
+        &mut self,
+        watch: &Watch,
+        store: &Store,
+        wire: &mut Wire,
+        epoch: u64,
+    ) -> Result<bool> {
+        if self.pause.is_none() && self.round.1 == 0 {
+            let changed = watch.changed();
+            if changed <= FEW || changed > self.round.0 / 2 {
+                // The last of them, and the end, in the next turn.
+                self.pause = Some(watch.pause());
+                self.lsn = store.applied();
+                return Ok(false);
+            }
+            self.round = (changed, changed);
+        }
+        let Some((id, range)) = watch.next(COPY_CHUNK as u64 / COPY_PAGE) else {
+            return Ok(false);
+        };
+        let pages = (range.end - range.start) / COPY_PAGE;
+        self.round.1 = self.round.1.saturating_sub(pages as usize);
+        let f = self.pass.files().iter().find(|f| f.id == id);
+        // What lies beyond a file's size is ignored, and so is a file removed.
+        if let Some(f) = f.filter(|f| range.start < f.size) {
+            let file = store.area().file(id)?;
+            let range = range.start..range.end.min(f.size);
+            send(store, wire, epoch, f, &*file, range, true)?;
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for CopyOut {
+    fn drop(&mut self) {
+        self.pass.end();
+    }
+}
+
+/// The LSN of a copy that began as of `begin`, by the last word of its sender.
+pub fn copy_ends(begin: u64, end: u64) -> Result<u64> {
+    if end < begin {
+        return Err(Error::Protocol(format!(
+            "a copy of LSN {begin} ends with LSN {end}"
+        )));
+    }
+    Ok(end)
+}

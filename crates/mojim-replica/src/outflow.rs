@@ -1,0 +1,235 @@
+//! What a copy's backups have of it, and how much they may lack.
+//!
+//! Owns the figures by which whoever fills a log sees that its backups are too
+//! far behind (back-pressure, Mojim 4.2), and the view of a copy that `forward`
+//! has: a [`Source`]. Nothing here waits or sends.
+//!
+//! Invariant: only backups that follow hold anyone back. One that is dead, is
+//! being copied to or stands still does not count; one whose session ended a
+//! moment ago still does, or the lag would grow without bound until the next
+//! session begins.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use mojim_env::event::Event;
+use mojim_env::turns::Mutex;
+use mojim_store::store::Store;
+
+/// How far above the present epoch one may be that a node has promised: some
+/// thousand promotions by force.
+const MOST_AHEAD: u64 = 1 << 32;
+
+/// Under which a source is filled: it changes when what the source holds may
+/// have been dropped or replaced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Term {
+    /// Different for every term of this source.
+    pub number: u64,
+    /// What its records' receiver has promised.
+    pub epoch: u64,
+    /// Who fills it.
+    pub primary: String,
+}
+
+/// Where the records come from.
+pub trait Source: Send + Sync {
+    /// The copy and its logs.
+    fn store(&self) -> &Arc<Store>;
+    /// The present term; `None` while it is being settled, or where this node
+    /// is not the one that forwards.
+    fn term(&self) -> Option<Term>;
+    /// It is being settled: this node will forward again in a moment.
+    fn is_settling(&self) -> bool;
+    /// The contiguous prefix of what is in the logs.
+    fn received(&self) -> u64;
+    /// The committed LSN, as far as it is known here.
+    fn committed(&self) -> u64;
+    /// Whether it forwards to this node at all.
+    fn serves(&self, peer: &str) -> bool;
+    /// A backup has more than before, or does not count any more.
+    fn outflow(&self) -> &Outflow;
+}
+
+/// How far one backup is, for those who fill the logs and for the operator.
+#[derive(Debug)]
+pub struct Progress {
+    /// The backup's name.
+    pub name: String,
+    /// Records flow.
+    pub active: AtomicBool,
+    /// Everything up to this LSN is in the backup's log.
+    pub acked: AtomicU64,
+    /// Sessions in which records flowed.
+    pub sessions: AtomicU64,
+    /// Whole copies that were begun.
+    pub copies: AtomicU64,
+    /// Of each log, the position up to which it is.
+    positions: Vec<AtomicU64>,
+    /// When it ceases to hold anyone back, in nanoseconds; 0: it does not.
+    counts: AtomicU64,
+}
+
+/// It holds back until further notice.
+const FOLLOWS: u64 = u64::MAX;
+
+impl Progress {
+    /// The backup has log `lane` up to `position`.
+    pub fn reached(&self, lane: usize, position: u64) {
+        self.positions[lane].store(position, Release);
+    }
+
+    /// It follows: whoever fills the logs waits for it.
+    pub fn follows(&self) {
+        self.counts.store(FOLLOWS, Release);
+    }
+
+    /// It ceases to hold anyone back at `when`, unless it follows again.
+    pub fn counts_until(&self, when: Duration) {
+        self.counts.store(when.as_nanos() as u64, Release);
+    }
+
+    /// Whether anyone waits for it.
+    pub fn counts(&self) -> bool {
+        self.counts.load(Acquire) != 0
+    }
+
+    /// Whether it counts as of an earlier session, and the time of that is over.
+    pub fn is_overdue(&self, now: Duration) -> bool {
+        let until = self.counts.load(Acquire);
+        until != 0 && until != FOLLOWS && now.as_nanos() as u64 >= until
+    }
+
+    /// Bytes that it lacks.
+    pub fn lag(&self, store: &Store) -> u64 {
+        let logs = store.logs().iter().zip(&self.positions);
+        logs.map(|(log, at)| log.head().saturating_sub(at.load(Acquire)))
+            .sum()
+    }
+}
+
+/// All backups of one source: what they lack, and how much that may be.
+#[derive(Debug)]
+pub struct Outflow {
+    threshold: u64,
+    backups: Mutex<Vec<Arc<Progress>>>,
+    /// Of each log, the position up to which every backup that counts has it;
+    /// `u64::MAX` without one.
+    floors: Vec<AtomicU64>,
+    /// There is one that counts.
+    any: AtomicBool,
+    /// The greatest epoch that a node has promised which refused to be a backup
+    /// in an older one.
+    outbid: AtomicU64,
+    /// Something was received, or became committed.
+    pub work: Event,
+}
+
+impl Outflow {
+    /// Of a source with `lanes` logs; at most `threshold` bytes wait.
+    pub fn new(lanes: usize, threshold: u64) -> Outflow {
+        Outflow {
+            threshold,
+            backups: Mutex::default(),
+            floors: (0..lanes).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            any: AtomicBool::new(false),
+            outbid: AtomicU64::new(0),
+            work: Default::default(),
+        }
+    }
+
+    /// A backup that is forwarded to from here on.
+    pub fn join(&self, name: &str) -> Arc<Progress> {
+        let positions = self.floors.iter().map(|_| AtomicU64::new(0)).collect();
+        let progress = Arc::new(Progress {
+            name: name.to_owned(),
+            active: AtomicBool::new(false),
+            acked: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
+            copies: AtomicU64::new(0),
+            positions,
+            counts: AtomicU64::new(0),
+        });
+        self.backups().push(progress.clone());
+        progress
+    }
+
+    /// It is forwarded to no more.
+    pub fn leave(&self, progress: &Arc<Progress>) {
+        self.backups().retain(|b| !Arc::ptr_eq(b, progress));
+        self.refresh();
+    }
+
+    /// A node has promised this epoch, and is nobody's backup in an older one,
+    /// as `now` is: its primary has to begin a greater one (`Session`). What no
+    /// node comes to by promotions that fail is not believed.
+    pub fn outbid_by(&self, epoch: u64, now: u64) {
+        if epoch > now && epoch - now <= MOST_AHEAD {
+            self.outbid.fetch_max(epoch, AcqRel);
+        }
+    }
+
+    /// The greatest epoch of that kind; 0 if there was none.
+    pub fn outbid(&self) -> u64 {
+        self.outbid.load(Acquire)
+    }
+
+    fn backups(&self) -> MutexGuard<'_, Vec<Arc<Progress>>> {
+        self.backups.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The backups and how far they are.
+    pub fn progress(&self) -> Vec<Arc<Progress>> {
+        self.backups().clone()
+    }
+
+    /// Bytes that wait for the slowest backups that count.
+    #[inline]
+    pub fn lag(&self, store: &Store) -> u64 {
+        let mut lag = 0;
+        for (floor, log) in self.floors.iter().zip(store.logs()) {
+            let floor = floor.load(Acquire);
+            if floor != u64::MAX {
+                lag += log.head().saturating_sub(floor);
+            }
+        }
+        lag
+    }
+
+    /// Whether the logs may not be filled further for now
+    /// (`secondary_threshold`, Mojim 4.2).
+    #[inline]
+    pub fn is_full(&self, store: &Store) -> bool {
+        self.any.load(Relaxed) && self.lag(store) > self.threshold && !self.is_broken(store)
+    }
+
+    #[cold]
+    fn is_broken(&self, store: &Store) -> bool {
+        let forgets = store.mutations.forget_floors.load(Relaxed);
+        let active = || self.backups().iter().any(|b| b.active.load(Acquire));
+        store.mutations.no_back_pressure.load(Relaxed) || forgets && !active()
+    }
+
+    /// Counts anew what every backup that counts has.
+    pub fn refresh(&self) {
+        let backups = self.backups();
+        for (lane, floor) in self.floors.iter().enumerate() {
+            let counting = backups.iter().filter(|b| b.counts());
+            let least = counting.map(|b| b.positions[lane].load(Acquire)).min();
+            floor.store(least.unwrap_or(u64::MAX), Release);
+        }
+        let any = backups.iter().any(|b| b.counts());
+        self.any.store(any, Release);
+    }
+
+    /// The ends of the logs may have been dropped: nobody has more than there is.
+    pub fn cut(&self, store: &Store) {
+        for b in self.backups().iter() {
+            for (log, at) in store.logs().iter().zip(&b.positions) {
+                at.fetch_min(log.head(), AcqRel);
+            }
+        }
+        self.refresh();
+    }
+}

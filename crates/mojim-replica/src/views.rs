@@ -1,0 +1,187 @@
+//! The register of views, as the engine sees it: read it, swap it.
+//!
+//! Owns the interface, the way to it from outside of the voters (a program asks
+//! the node daemon beside it, a node that does not vote asks one that does) and
+//! the thread on which a primary's errands to it wait. What keeps the register
+//! (a replicated log among the voters) is a crate above; the simulator has one
+//! of its own.
+//!
+//! Invariants:
+//! - A swap that was reported as done stays done, whatever fails.
+//! - No link waits for the register.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mojim_protocol::view::Register;
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use mojim_env::{Address, Context, Env, Error, Result};
+
+/// How long a daemon may take to answer for the voters.
+pub const VIEW_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Where views lie.
+pub trait Views: Send + Sync {
+    /// The register of a volume, not older than this call; the default one if
+    /// it was never written. Fails with `Error::Timeout` where no majority of
+    /// voters can be reached. Blocks for a bounded time.
+    fn read(&self, volume: &str) -> Result<Register>;
+
+    /// Puts `new` in the place of the register with the version before
+    /// `new.version`. False if that is not the present one. After an error it
+    /// is not known: read again, a register equal to `new` is this one.
+    fn swap(&self, volume: &str, new: &Register) -> Result<bool>;
+
+    /// Who votes, as far as is known here.
+    fn voters(&self) -> Result<Vec<String>> {
+        Err(Error::Invalid("it is not known here who votes".into()))
+    }
+
+    /// Answers another voter's daemon (a request of kind `raft`).
+    fn hear(&self, request: &Value) -> Result<Value>;
+}
+
+/// What is to be asked of the register.
+pub type Errand = Box<dyn FnOnce(&dyn Views) + Send>;
+
+/// Has errands run while who sent them does something else.
+pub trait Errands: Send {
+    /// Sees to it that `what` is run. One that cannot be run any more is dropped.
+    fn send(&mut self, what: Errand);
+}
+
+/// Errands run by a thread of their own, which ends with its owner: at once, or
+/// when the register has answered or is given up (`VIEW_TIMEOUT`).
+pub struct Messenger(Sender<Errand>);
+
+impl Messenger {
+    /// Starts the thread. `back` is called after each errand.
+    pub fn start(views: Arc<dyn Views>, back: impl Fn() + Send + 'static) -> Result<Messenger> {
+        let (send, errands) = channel::<Errand>();
+        let _quiet = mojim_env::threads::SignalsWait::begin_but_faults();
+        std::thread::Builder::new()
+            .name("mojim-views".into())
+            .spawn(move || {
+                while let Ok(what) = errands.recv() {
+                    what(&*views);
+                    back();
+                }
+            })
+            .context(|| "starting a thread".into())?;
+        Ok(Messenger(send))
+    }
+}
+
+impl Errands for Messenger {
+    fn send(&mut self, what: Errand) {
+        // The thread ends after this sender.
+        let _ = self.0.send(what);
+    }
+}
+
+/// The register through a daemon.
+pub struct Asked {
+    env: Arc<dyn Env>,
+    daemons: Vec<Address>,
+    cluster: String,
+    timeout: Duration,
+    /// The link in use, and which daemon is tried first.
+    client: Mutex<(Option<Client>, usize)>,
+}
+
+impl Asked {
+    /// Asks the first of `daemons` that can be reached; each answer is awaited
+    /// for at most `timeout`.
+    pub fn new(
+        env: &Arc<dyn Env>,
+        daemons: Vec<Address>,
+        cluster: &str,
+        timeout: Duration,
+    ) -> Asked {
+        assert!(!daemons.is_empty());
+        Asked {
+            env: env.clone(),
+            daemons,
+            cluster: cluster.to_owned(),
+            timeout,
+            client: Mutex::new((None, 0)),
+        }
+    }
+
+    /// `again`: it does no harm to ask it twice.
+    fn ask(&self, question: &Value, again: bool) -> Result<Value> {
+        let mut slot = self.client.lock().unwrap_or_else(|e| e.into_inner());
+        let (link, first) = &mut *slot;
+        let kept = link.take();
+        let was_kept = kept.is_some();
+        let mut client = match kept {
+            Some(c) => c,
+            None => self.connect(first)?,
+        };
+        let mut answer = client.ask(question);
+        // The daemon at the other end of a kept link may be long gone.
+        let heard = match &answer {
+            Ok(_) | Err(Error::Timeout(_)) => true,
+            Err(Error::Io { what, .. }) => what == "the node says",
+            Err(_) => false,
+        };
+        if again && was_kept && !heard {
+            client = self.connect(first)?;
+            answer = client.ask(question);
+        }
+        // A question that was sent is not asked again elsewhere: it may have
+        // been heard.
+        match answer {
+            Ok(answer) => {
+                *link = Some(client);
+                Ok(answer)
+            }
+            Err(e) => {
+                *first = (*first + 1) % self.daemons.len();
+                Err(e)
+            }
+        }
+    }
+
+    fn connect(&self, first: &mut usize) -> Result<Client> {
+        let mut last = None;
+        for _ in 0..self.daemons.len() {
+            match Client::connect(&self.env, &self.daemons[*first], self.timeout) {
+                Ok(c) => return Ok(c),
+                Err(e) => last = Some(e),
+            }
+            *first = (*first + 1) % self.daemons.len();
+        }
+        Err(last.expect("there is at least one"))
+    }
+}
+
+/// A register as it stands in a request or an answer.
+pub fn from_json(v: &Value) -> Result<Register> {
+    serde_json::from_value(v.clone()).map_err(|e| Error::Protocol(format!("not a register: {e}")))
+}
+
+impl Views for Asked {
+    fn read(&self, volume: &str) -> Result<Register> {
+        from_json(&self.ask(
+            &json!({ "what": "view-read", "cluster": self.cluster, "volume": volume }),
+            true,
+        )?)
+    }
+
+    fn swap(&self, volume: &str, new: &Register) -> Result<bool> {
+        let q = json!({
+            "what": "view-swap", "cluster": self.cluster, "volume": volume, "new": new,
+        });
+        self.ask(&q, false)?
+            .as_bool()
+            .ok_or_else(|| Error::Protocol("a swap is done or not".into()))
+    }
+
+    fn hear(&self, _: &Value) -> Result<Value> {
+        Err(Error::Invalid("a program does not vote".into()))
+    }
+}

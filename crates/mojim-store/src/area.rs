@@ -1,0 +1,1231 @@
+//! The data area: a volume's files and their catalogue, and how records reach
+//! them.
+//!
+//! Owns the open data files, the catalogue, and the image: whole pages in
+//! anonymous memory into which a batch of records is merged before each page
+//! is written once; of a page to which little was written, that. Never stores
+//! through a mapping of a data file.
+//!
+//! Invariants:
+//! - Records are applied in LSN order, whole sync points at a time, by one
+//!   thread. Applying a prefix again from any earlier point gives the same
+//!   bytes: `Create`, `Remove` and `Rename` are skipped up to the catalogue's
+//!   LSN, `Resize` and `Write` are repeated.
+//! - A change of size or name is a barrier: the image is written out first.
+//! - After an error nothing more is applied (the store poisons itself).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mojim_format::catalog::valid_file_name;
+use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, crc32c};
+
+use mojim_env::parts::{PART_OVERHEAD, Parts};
+use mojim_env::{Context, Env, Error, File, OpenHow, Result};
+
+/// Bytes of one page of the image. A unit of merging, not of any hardware.
+pub const IMAGE_PAGE: usize = 4096;
+
+/// Bytes of the image beyond which it is written out.
+pub const MOST_IMAGE: usize = 32 << 20;
+
+/// What a page of the image takes beside its bytes, about.
+const PAGE_OVERHEAD: usize = 64;
+
+/// Most bytes of a page's parts: beyond that it is read.
+const MOST_PARTS: usize = 2048;
+
+/// Most pages that are written at once.
+const MOST_RUN: usize = 256;
+
+/// Extents of at least this many bytes go to their file without the image.
+const DIRECT: usize = 1024;
+
+/// Most files of an area that are kept open.
+pub const MAX_OPEN: usize = 256;
+
+/// The file that tells of a renaming under way.
+pub const RENAME_NOTE: &str = "rename";
+
+/// The file that tells of removals under way.
+pub const REMOVAL_NOTE: &str = "removed";
+
+/// Most bytes of a catalogue.
+pub const MAX_CATALOG: u64 = 1 << 30;
+
+/// What was written to a page of a file.
+enum Image {
+    /// Little.
+    Parts(Parts),
+    /// The page with all that was written to it.
+    Page(Box<[u8; IMAGE_PAGE]>),
+}
+
+/// The files of one node's copy.
+pub struct Area {
+    env: Arc<dyn Env>,
+    dir: PathBuf,
+    catalog_path: PathBuf,
+    volume: u64,
+    catalog_lsn: u64,
+    files: BTreeMap<u32, CatalogEntry>,
+    open: BTreeMap<u32, Arc<dyn File>>,
+    image: BTreeMap<(u32, u64), Image>,
+    /// Memory that it takes, about.
+    image_bytes: usize,
+    dirty: BTreeMap<u32, ()>,
+    /// Names or sizes changed in the sync point being applied.
+    names_dirty: bool,
+    /// Names of files that it removed.
+    removed: Vec<String>,
+    /// Spill files that were applied, with the LSNs of their records: they can go
+    /// when these have.
+    spills: Vec<(u64, u64)>,
+    /// A write that failed outside of applying: nothing after it counts.
+    failed: Option<Error>,
+    /// Most files that are kept open.
+    pub max_open: usize,
+    /// The most bytes that a file can have here.
+    max_file: u64,
+}
+
+impl Area {
+    /// Opens the area: reads the catalogue, if there is one.
+    pub fn open(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
+        let mut area = Area::unknown(env, dir, meta, volume)?;
+        area.read_catalog()?;
+        area.finish_rename()?;
+        area.finish_removal()?;
+        Ok(area)
+    }
+
+    /// An area whose catalogue is not looked at: of a copy that is about to be
+    /// replaced. Files that it had are overwritten or stay unknown.
+    pub fn unknown(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
+        let catalog_path = meta.join("catalog");
+        // What a catalogue tells of was made after its directory was durable.
+        let there = env.open(&catalog_path, OpenHow::default()).is_ok();
+        if !there || env.sync_dir(dir).is_err() {
+            make_dirs(&**env, dir, Path::new("/"))?;
+        }
+        let mut area = Area::closed(env, dir, meta, volume);
+        area.max_file = env
+            .max_file_size(dir)
+            .context(|| format!("how large files may be in {}", dir.display()))?;
+        Ok(area)
+    }
+
+    /// One that nothing is known of.
+    fn closed(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Area {
+        Area {
+            max_file: 0,
+            env: env.clone(),
+            dir: dir.to_owned(),
+            catalog_path: meta.join("catalog"),
+            volume,
+            catalog_lsn: 0,
+            files: BTreeMap::new(),
+            open: BTreeMap::new(),
+            image: BTreeMap::new(),
+            image_bytes: 0,
+            dirty: BTreeMap::new(),
+            names_dirty: false,
+            removed: Vec::new(),
+            spills: Vec::new(),
+            failed: None,
+            max_open: MAX_OPEN,
+        }
+    }
+
+    /// Whether it could be opened, as far as its catalogue tells, and where `all` is
+    /// applied the sizes of its files: a look that changes nothing.
+    pub fn look(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64, all: bool) -> Result<()> {
+        let mut area = Area::closed(env, dir, meta, volume);
+        // One after the other.
+        area.max_open = 1;
+        area.read_catalog()?;
+        if all { area.check_sizes() } else { Ok(()) }
+    }
+
+    fn read_catalog(&mut self) -> Result<()> {
+        let how = OpenHow::default();
+        match self.env.open(&self.catalog_path, how) {
+            Ok(f) => {
+                let path = self.catalog_path.clone();
+                let what = || format!("catalogue {}", path.display());
+                let len = f.len().context(what)?;
+                if len > MAX_CATALOG {
+                    return Err(self.damaged("catalogue larger than 1 GiB"));
+                }
+                let mut bytes = vec![0u8; len as usize];
+                let got = f.read_at(&mut bytes, 0).context(what)?;
+                let c = Catalog::decode(&bytes[..got]).map_err(|e| self.damaged(&e.to_string()))?;
+                if c.volume != self.volume {
+                    return Err(self.damaged("it belongs to another volume"));
+                }
+                self.catalog_lsn = c.lsn;
+                self.files = c.files.into_iter().map(|f| (f.id, f)).collect();
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => {
+                return Err(Error::io(
+                    format!("opening {}", self.catalog_path.display()),
+                    &e,
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A rename that a crash cut off between the file system and the
+    /// catalogue is completed, so that replaying finds each file under the
+    /// name that the catalogue says.
+    fn finish_rename(&mut self) -> Result<()> {
+        let path = self.rename_path();
+        let what = || format!("reading {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(1 << 16) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        let Some(r) = RenameNote::decode(&b[..got]) else {
+            return Err(self.damaged("the note of its last renaming is damaged"));
+        };
+        let known = self.files.get(&r.file).is_some_and(|e| e.name == r.from);
+        if r.volume != self.volume || r.lsn <= self.catalog_lsn || !known {
+            return Ok(()); // done, and in the catalogue
+        }
+        let (from, to) = (self.dir.join(&r.from), self.dir.join(&r.to));
+        match self.in_place_of_dirs(&to, || self.env.rename(&from, &to)) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            r => r.context(|| format!("renaming {}", from.display()))?,
+        }
+        self.sync_parent(&r.from)?;
+        self.sync_parent(&r.to)?;
+        self.renamed(r.file, &r.to);
+        self.write_catalog()
+    }
+
+    /// Files that the catalogue has not any more go from the directory too.
+    fn finish_removal(&mut self) -> Result<()> {
+        let path = self.removal_path();
+        let what = || format!("reading {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        let Some(note) = RemovalNote::decode(&b[..got]) else {
+            return Err(self.damaged("the note of its last removals is damaged"));
+        };
+        // A newer one is of a record that is applied again.
+        if note.volume == self.volume && note.lsn <= self.catalog_lsn {
+            self.remove_files(&note.names)?;
+        }
+        Ok(())
+    }
+
+    fn removal_path(&self) -> PathBuf {
+        self.catalog_path.with_file_name(REMOVAL_NOTE)
+    }
+
+    /// Removes files that the catalogue does not have, and the note of them.
+    fn remove_files(&self, names: &[String]) -> Result<()> {
+        for name in names.iter().filter(|n| self.find(n).is_none()) {
+            self.remove_quietly(name)?;
+            self.sync_parent(name)?;
+        }
+        let note = self.removal_path();
+        let gone = match self.env.remove(&note) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        };
+        gone.and_then(|()| self.env.sync_dir(note.parent().expect("it lies in meta")))
+            .context(|| format!("removing {}", note.display()))
+    }
+
+    fn rename_path(&self) -> PathBuf {
+        self.catalog_path.with_file_name(RENAME_NOTE)
+    }
+
+    /// In the catalogue, file `id` has the name `to` from now on.
+    fn renamed(&mut self, id: u32, to: &str) {
+        if let Some(old) = self.find(to).map(|f| f.id)
+            && old != id
+        {
+            self.files.remove(&old);
+            self.forget(old);
+        }
+        if let Some(e) = self.files.get_mut(&id) {
+            e.name = to.to_owned();
+        }
+    }
+
+    fn damaged(&self, what: &str) -> Error {
+        Error::Damaged {
+            path: self.catalog_path.clone(),
+            what: format!(
+                "{what}; restore it, or remove this node's copy of the volume (its directory and its part of .mojim) to have it copied from the other node"
+            ),
+        }
+    }
+
+    /// The catalogue's entries, by number.
+    pub fn files(&self) -> impl Iterator<Item = &CatalogEntry> {
+        self.files.values()
+    }
+
+    /// The entry of a name.
+    pub fn find(&self, name: &str) -> Option<&CatalogEntry> {
+        self.files.values().find(|f| f.name == name)
+    }
+
+    /// The entry of a number.
+    pub fn get(&self, id: u32) -> Option<&CatalogEntry> {
+        self.files.get(&id)
+    }
+
+    /// A number for a new file. Random, since one that was in use a moment ago
+    /// must not come back: replaying a log writes to the numbers it names.
+    pub fn next_id(&self) -> u32 {
+        loop {
+            let id = self.env.random() as u32;
+            if id != 0 && !self.files.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// Names of regular files in the directory that the catalogue does not know.
+    pub fn strangers(&self) -> Result<Vec<String>> {
+        let all = self
+            .env
+            .list(&self.dir)
+            .context(|| format!("listing {}", self.dir.display()))?;
+        Ok(all
+            .into_iter()
+            .filter_map(|p| p.to_str().map(str::to_owned))
+            .filter(|n| valid_file_name(n) && self.find(n).is_none())
+            .collect())
+    }
+
+    /// Checks every file's size against the catalogue, when all records are applied.
+    pub fn check_sizes(&mut self) -> Result<()> {
+        let entries: Vec<_> = self.files.values().cloned().collect();
+        for e in entries {
+            let path = self.dir.join(&e.name);
+            let len = match self.file(e.id) {
+                Ok(f) => f.len().context(|| path.display().to_string())?,
+                Err(Error::Io { errno, .. }) if errno == libc::ENOENT => {
+                    return Err(Error::Damaged {
+                        path,
+                        what: format!(
+                            "this file of the volume ({} bytes) is missing; was it removed while Mojim was not running? Restore it, or remove this node's copy of the volume to have it copied again",
+                            e.size
+                        ),
+                    });
+                }
+                Err(x) => return Err(x),
+            };
+            if len != e.size {
+                return Err(Error::Damaged {
+                    path,
+                    what: format!(
+                        "{len} bytes, {} expected; was it changed while Mojim was not running? Restore it, or remove this node's copy of the volume to have it copied again",
+                        e.size
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a file lies.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The open file of a number.
+    pub fn file(&mut self, id: u32) -> Result<Arc<dyn File>> {
+        if let Some(f) = self.open.get(&id) {
+            return Ok(f.clone());
+        }
+        let entry = self
+            .files
+            .get(&id)
+            .ok_or_else(|| Error::NotFound(format!("file {id} is not in the catalogue")))?;
+        let path = self.dir.join(&entry.name);
+        let f = self
+            .env
+            .open(
+                &path,
+                OpenHow {
+                    create: false,
+                    write: true,
+                    durable: false,
+                },
+            )
+            .context(|| format!("opening {}", path.display()))?;
+        self.keep_open(id, f.clone())?;
+        Ok(f)
+    }
+
+    fn keep_open(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
+        // The limit may have become smaller since the area was opened.
+        if self.open.len() >= self.max_open.min(self.env.most_open()) {
+            // Those with bytes that still need a sync stay.
+            let dirty = &self.dirty;
+            self.open.retain(|id, _| dirty.contains_key(id));
+            // If that is all of them, half are synced now instead of at the
+            // checkpoint: a descriptor whose writes failed must not be lost.
+            let many = self.open.len().saturating_sub(self.max_open / 2);
+            let some: Vec<u32> = self.open.keys().copied().take(many).collect();
+            for id in some {
+                let f = self.open.remove(&id).expect("just listed");
+                if let Err(e) = f.sync() {
+                    // Whoever asked may not be applying; the next who is must
+                    // not take another descriptor's word for it.
+                    let e = Error::poisoned(format!("syncing file {id}"), &e);
+                    self.failed = Some(e.clone());
+                    return Err(e);
+                }
+                self.dirty.remove(&id);
+            }
+        }
+        self.open.insert(id, f);
+        Ok(())
+    }
+
+    /// Merges one record of a whole sync point. `spill` gives the bytes of a
+    /// spill file by LSN.
+    pub fn apply(&mut self, r: &RecordView<'_>, meta: &Path) -> Result<()> {
+        for (op, payload) in r.ops() {
+            if op.kind == OpKind::Spill {
+                self.apply_spill(r.header.lsn, &op, payload, meta)?;
+            } else {
+                self.apply_op(r.header.lsn, &op, payload)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_op(&mut self, lsn: u64, op: &Op, payload: &[u8]) -> Result<()> {
+        match op.kind {
+            OpKind::Write => self.write(op.file, op.offset, payload),
+            OpKind::Resize => {
+                if !self.files.contains_key(&op.file) {
+                    return Ok(()); // removed later in the prefix
+                }
+                self.flush()?;
+                let f = self.file(op.file)?;
+                let size = op.offset;
+                match f.set_len(size) {
+                    // Its call failed where it was made: a primary tries a size, and
+                    // knows what its mirror can do, before it makes a record of it.
+                    // So this one is of an earlier version, which found out behind the
+                    // record. Every node of the volume skips it.
+                    // The same on a backup that can have less than they: its source
+                    // forwards nothing more to it then.
+                    Err(e)
+                        if size > self.max_file
+                            && matches!(e.raw_os_error(), Some(libc::EFBIG | libc::EINVAL)) =>
+                    {
+                        return Ok(());
+                    }
+                    r => r.context(|| format!("resizing file {} to {size} bytes", op.file))?,
+                }
+                self.dirty.insert(op.file, ());
+                self.files.get_mut(&op.file).expect("just seen").size = size;
+                self.names_dirty = true;
+                Ok(())
+            }
+            OpKind::Create | OpKind::Remove | OpKind::Rename if lsn <= self.catalog_lsn => Ok(()),
+            OpKind::Create => {
+                // There already: a renaming later in this record was seen to be
+                // done before a crash, and with it the catalogue.
+                let name = match self.files.get(&op.file) {
+                    Some(e) => e.name.clone(),
+                    None => Self::name(payload)?.to_owned(),
+                };
+                self.flush()?;
+                let path = self.dir.join(&name);
+                if let Some(parent) = path.parent() {
+                    make_dirs(&*self.env, parent, &self.dir)?;
+                }
+                // One of that name is another attempt to create it, of which the
+                // program was not told that it had come true: this one counts.
+                self.renamed(op.file, &name);
+                let entry = CatalogEntry {
+                    id: op.file,
+                    size: 0,
+                    name: name.clone(),
+                };
+                if self.files.insert(op.file, entry).is_none() {
+                    // The catalogue first, with the LSN before: a file that it
+                    // does not know would outlive a copy that is given up.
+                    self.write_catalog()?;
+                }
+                let how = OpenHow {
+                    create: true,
+                    write: true,
+                    durable: false,
+                };
+                let f = self
+                    .in_place_of_dirs(&path, || self.env.open(&path, how))
+                    .context(|| format!("creating {}", path.display()))?;
+                f.set_len(0)
+                    .context(|| format!("creating {}", path.display()))?;
+                self.keep_open(op.file, f)?;
+                self.dirty.insert(op.file, ());
+                self.names_dirty = true;
+                self.sync_parent(&name)
+            }
+            OpKind::Remove => {
+                self.flush()?;
+                let Some(e) = self.files.remove(&op.file) else {
+                    return Ok(());
+                };
+                self.forget(op.file);
+                // The catalogue first: a file that it does not know does no harm.
+                self.names_dirty = true;
+                self.removed.push(e.name);
+                Ok(())
+            }
+            OpKind::Rename => {
+                let name = Self::name(payload)?.to_owned();
+                self.flush()?;
+                let Some(e) = self.files.get(&op.file).cloned() else {
+                    return Ok(());
+                };
+                self.names_dirty = true;
+                if e.name == name {
+                    return Ok(()); // done already, before a crash
+                }
+                let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
+                if let Some(parent) = to.parent() {
+                    make_dirs(&*self.env, parent, &self.dir)?;
+                }
+                let note = RenameNote {
+                    volume: self.volume,
+                    lsn,
+                    file: op.file,
+                    from: e.name.clone(),
+                    to: name.clone(),
+                };
+                replace_file(&*self.env, &self.rename_path(), &note.encode())?;
+                self.in_place_of_dirs(&to, || self.env.rename(&from, &to))
+                    .context(|| format!("renaming {}", from.display()))?;
+                self.sync_parent(&e.name)?;
+                self.sync_parent(&name)?;
+                self.renamed(op.file, &name);
+                if !self.removed.is_empty() {
+                    // The catalogue forgets them here already.
+                    self.note_removals(lsn)?;
+                }
+                // Names as they are now, but with the LSN before: the record
+                // is applied again after a crash.
+                self.write_catalog()
+            }
+            OpKind::Spill => Err(Error::Protocol("a spill file names another".into())),
+        }
+    }
+
+    fn name(payload: &[u8]) -> Result<&str> {
+        std::str::from_utf8(payload)
+            .ok()
+            .filter(|n| valid_file_name(n))
+            .ok_or_else(|| Error::Protocol("a record names a file that no volume can have".into()))
+    }
+
+    fn forget(&mut self, id: u32) {
+        self.open.remove(&id);
+        self.dirty.remove(&id);
+        self.image.retain(|k, _| k.0 != id);
+    }
+
+    /// Directories are what the files in them need: those that removed files left, with
+    /// nothing in them, give way to a file.
+    fn in_place_of_dirs<T>(
+        &self,
+        path: &Path,
+        make: impl Fn() -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        match make() {
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
+                self.env.remove_empty_dirs(path)?;
+                make()
+            }
+            r => r,
+        }
+    }
+
+    /// The most bytes that a file can have here: by its file system, and by what the
+    /// process may do.
+    pub fn max_file(&self) -> u64 {
+        self.max_file.min(self.env.file_size_limit())
+    }
+
+    /// Whether a file of that name can come to be here, before a record says that it
+    /// does. True if another file, none of the volume's, lies there.
+    pub fn check_name(&self, name: &str) -> Result<bool> {
+        let path = self.dir.join(name);
+        let refuse = |errno: i32, what: String| Error::Io {
+            what,
+            errno,
+            error: std::io::Error::from_raw_os_error(errno).to_string(),
+        };
+        let below = |file: &str, dir: &str| {
+            let rest = file.strip_prefix(dir);
+            rest.is_some_and(|rest| rest.starts_with('/'))
+        };
+        for f in self.files.values() {
+            if below(&f.name, name) {
+                let what = format!("file {:?} lies in the directory {name:?}", f.name);
+                return Err(refuse(libc::EISDIR, what));
+            }
+            if below(name, &f.name) {
+                let what = format!("{:?} is a file, in which {name:?} cannot lie", f.name);
+                return Err(refuse(libc::ENOTDIR, what));
+            }
+        }
+        let how = OpenHow {
+            write: true,
+            ..OpenHow::default()
+        };
+        match self.env.open(&path, how) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
+                match self
+                    .env
+                    .list(&path)
+                    .context(|| format!("listing {}", path.display()))?
+                {
+                    files if files.is_empty() => Ok(false),
+                    _ => {
+                        let what = format!("{} is a directory with files", path.display());
+                        Err(refuse(libc::EISDIR, what))
+                    }
+                }
+            }
+            Err(e) => Err(Error::io(format!("opening {}", path.display()), &e)),
+        }
+    }
+
+    fn remove_quietly(&self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        match self.env.remove(&path) {
+            // Another file of the volume needed its directory, or its name for one.
+            Err(e) if !is_gone(&e) => Err(Error::io(format!("removing {}", path.display()), &e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn sync_parent(&self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        let parent = path.parent().unwrap_or(&self.dir);
+        match self.env.sync_dir(parent) {
+            Err(e) if !is_gone(&e) => Err(Error::io(format!("syncing {}", parent.display()), &e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&mut self, id: u32, offset: u64, mut bytes: &[u8]) -> Result<()> {
+        let Some(entry) = self.files.get(&id) else {
+            return Ok(()); // removed later in the prefix, seen while replaying
+        };
+        // While replaying, the file may be shorter than when this was written;
+        // the resize that shortened it comes later and wins.
+        let size = entry.size;
+        if offset >= size {
+            return Ok(());
+        }
+        bytes = &bytes[..bytes.len().min((size - offset) as usize)];
+        let pages = offset / IMAGE_PAGE as u64..=(offset + bytes.len() as u64) / IMAGE_PAGE as u64;
+        // Merging pays where many small extents meet in a page; a large one
+        // costs less as it is.
+        if bytes.len() >= DIRECT
+            && self
+                .image
+                .range((id, *pages.start())..=(id, *pages.end()))
+                .next()
+                .is_none()
+        {
+            let f = self.file(id)?;
+            self.dirty.insert(id, ());
+            return f
+                .write_at(bytes, offset)
+                .map_err(|e| Error::poisoned(format!("writing file {id} at {offset}"), &e));
+        }
+        let mut offset = offset;
+        while !bytes.is_empty() {
+            let page = offset / IMAGE_PAGE as u64;
+            let within = (offset % IMAGE_PAGE as u64) as usize;
+            let n = bytes.len().min(IMAGE_PAGE - within);
+            self.write_in_page(id, page, within, &bytes[..n])?;
+            offset += n as u64;
+            bytes = &bytes[n..];
+        }
+        Ok(())
+    }
+
+    /// Bytes within one page.
+    fn write_in_page(&mut self, id: u32, page: u64, within: usize, bytes: &[u8]) -> Result<()> {
+        let parts = match self.image.get_mut(&(id, page)) {
+            Some(Image::Page(p)) => {
+                p[within..within + bytes.len()].copy_from_slice(bytes);
+                return Ok(());
+            }
+            Some(Image::Parts(parts)) => {
+                if parts.overwrite(within, bytes) {
+                    return Ok(());
+                }
+                parts
+            }
+            None => {
+                self.image_bytes += PAGE_OVERHEAD;
+                let image = Image::Parts(Parts::default());
+                let Image::Parts(parts) = self.image.entry((id, page)).or_insert(image) else {
+                    unreachable!("it was not there");
+                };
+                parts
+            }
+        };
+        let taken = PART_OVERHEAD + bytes.len();
+        if parts.len() + taken <= MOST_PARTS {
+            parts.push(within, bytes);
+            self.image_bytes += taken;
+            return Ok(());
+        }
+        let parts = std::mem::take(parts);
+        self.image_bytes += IMAGE_PAGE - parts.len();
+        let mut p = Box::new([0u8; IMAGE_PAGE]);
+        if bytes.len() < IMAGE_PAGE {
+            self.read_run(id, page * IMAGE_PAGE as u64, &mut p[..])?;
+        }
+        parts.put(&mut p[..]);
+        p[within..within + bytes.len()].copy_from_slice(bytes);
+        self.image.insert((id, page), Image::Page(p));
+        Ok(())
+    }
+
+    /// Bytes that the image holds, about.
+    pub fn image_bytes(&self) -> usize {
+        self.image_bytes
+    }
+
+    /// Writes the image's pages to their files, each run of neighbours at once.
+    pub fn flush(&mut self) -> Result<()> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let mut image = std::mem::take(&mut self.image).into_iter().peekable();
+        self.image_bytes = 0;
+        let (mut run, mut pages) = (Vec::new(), Vec::new());
+        while let Some(((id, page), first)) = image.next() {
+            let at = page * IMAGE_PAGE as u64;
+            pages.push(first);
+            while pages.len() < MOST_RUN
+                && let next = (id, page + pages.len() as u64)
+                && let Some((_, more)) = image.next_if(|(key, _)| *key == next)
+            {
+                pages.push(more);
+            }
+            if let [Image::Parts(parts)] = &pages[..]
+                && let Some((within, bytes)) = parts.only()
+            {
+                self.write_run(id, at + within as u64, bytes)?;
+                pages.clear();
+                continue;
+            }
+            run.resize(pages.len() * IMAGE_PAGE, 0);
+            if pages.iter().any(|p| matches!(p, Image::Parts(_))) {
+                self.read_run(id, at, &mut run)?;
+            }
+            for (image, page) in pages.drain(..).zip(run.chunks_mut(IMAGE_PAGE)) {
+                match image {
+                    Image::Parts(parts) => parts.put(page),
+                    Image::Page(bytes) => page.copy_from_slice(&bytes[..]),
+                }
+            }
+            self.write_run(id, at, &run)?;
+        }
+        Ok(())
+    }
+
+    /// What the file has, and zeros beyond its end.
+    fn read_run(&mut self, id: u32, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let got = self
+            .file(id)?
+            .read_at(bytes, at)
+            .map_err(|e| Error::poisoned(format!("reading file {id}"), &e))?;
+        bytes[got..].fill(0);
+        Ok(())
+    }
+
+    fn write_run(&mut self, id: u32, at: u64, bytes: &[u8]) -> Result<()> {
+        let Some(size) = self.files.get(&id).map(|e| e.size) else {
+            return Ok(());
+        };
+        if at >= size {
+            return Ok(());
+        }
+        let n = bytes.len().min((size - at) as usize);
+        let f = self.file(id)?;
+        self.dirty.insert(id, ());
+        f.write_at(&bytes[..n], at)
+            .map_err(|e| Error::poisoned(format!("writing file {id} at {at}"), &e))
+    }
+
+    /// Puts right what the medium gave back wrong: bytes within one file, which
+    /// keeps its size.
+    pub fn rewrite(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.flush()?;
+        self.write_run(id, offset, bytes)
+    }
+
+    /// From here on nothing counts as durable, not even what an earlier process
+    /// applied: the next [`Area::sync`] syncs every file.
+    pub fn doubt(&mut self) {
+        self.dirty = self.files.keys().map(|id| (*id, ())).collect();
+    }
+
+    /// Makes everything applied and flushed so far durable.
+    pub fn sync(&mut self) -> Result<()> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        let dirty = std::mem::take(&mut self.dirty);
+        for id in dirty.into_keys() {
+            if !self.files.contains_key(&id) {
+                continue;
+            }
+            let f = self.file(id)?;
+            f.sync()
+                .map_err(|e| Error::poisoned(format!("syncing file {id}"), &e))?;
+        }
+        Ok(())
+    }
+
+    /// The sync point that ends with `lsn` is applied: its changes of names
+    /// and sizes reach the catalogue together. Until then the record is in the
+    /// log, so that a crash in between only repeats it.
+    pub fn end_sync_point(&mut self, lsn: u64) -> Result<()> {
+        let dirty = std::mem::take(&mut self.names_dirty);
+        // While replaying, an older state must not replace a newer one.
+        if !dirty || lsn <= self.catalog_lsn {
+            return Ok(());
+        }
+        self.catalog_lsn = lsn;
+        if self.removed.is_empty() {
+            self.write_catalog()?;
+            // Of the same record, applied in part before a crash.
+            return self.finish_removal();
+        }
+        self.note_removals(lsn)?;
+        self.write_catalog()?;
+        let removed = std::mem::take(&mut self.removed);
+        self.remove_files(&removed)
+    }
+
+    fn note_removals(&self, lsn: u64) -> Result<()> {
+        let note = RemovalNote {
+            volume: self.volume,
+            lsn,
+            names: self.removed.clone(),
+        };
+        replace_file(&*self.env, &self.removal_path(), &note.encode())
+    }
+
+    /// Spill files of applied records up to `gone`, which are in no log any more.
+    pub fn take_spills(&mut self, gone: u64) -> Vec<u64> {
+        let all = self.spills.extract_if(.., |(lsn, _)| *lsn <= gone);
+        all.map(|(_, id)| id).collect()
+    }
+
+    /// Replaces the catalogue durably.
+    pub fn write_catalog(&mut self) -> Result<()> {
+        let c = Catalog {
+            volume: self.volume,
+            lsn: self.catalog_lsn,
+            files: self.files.values().cloned().collect(),
+        };
+        replace_file(&*self.env, &self.catalog_path, &c.encode())
+    }
+
+    fn apply_spill(&mut self, lsn: u64, op: &Op, payload: &[u8], meta: &Path) -> Result<()> {
+        let id = spill_id(payload)?;
+        self.spills.push((lsn, id));
+        let path = spill_path(meta, id);
+        let what = || format!("spill file {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            // Applied and checkpointed except for the superblock's write.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::Damaged {
+                    path,
+                    what: "the spill file of a record is missing".into(),
+                });
+            }
+            r => r.context(what)?,
+        };
+        let mut at = 0u64;
+        let mut buf = vec![0u8; 64 << 10];
+        while at < op.offset {
+            let n = f.read_at(&mut buf, at).context(what)?;
+            let h = mojim_format::RecordHeader::decode(&buf[..n]).map_err(|e| Error::Damaged {
+                path: path.clone(),
+                what: e.to_string(),
+            })?;
+            if h.len as usize > n {
+                if h.len as usize <= buf.len() {
+                    return Err(Error::Damaged {
+                        path,
+                        what: "it ends early".into(),
+                    });
+                }
+                buf.resize(h.len as usize, 0);
+                continue;
+            }
+            let r = RecordView::decode(&buf[..h.len as usize]).map_err(|e| Error::Damaged {
+                path: path.clone(),
+                what: e.to_string(),
+            })?;
+            for (op, payload) in r.ops() {
+                self.apply_op(lsn, &op, payload)?;
+                if self.image_bytes() > 8 << 20 {
+                    self.flush()?;
+                }
+            }
+            at += h.len as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes it the empty area of `volume`: everything here goes.
+    pub fn reset(&mut self, volume: u64) -> Result<()> {
+        self.image.clear();
+        self.image_bytes = 0;
+        self.open.clear();
+        self.dirty.clear();
+        let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
+        self.files.clear();
+        self.volume = volume;
+        self.catalog_lsn = 0;
+        self.names_dirty = false;
+        self.removed = names;
+        let note = self.rename_path();
+        match self.env.remove(&note) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io(format!("removing {}", note.display()), &e));
+            }
+            _ => {}
+        }
+        // Makes the removal of the other note durable too; cut off behind it,
+        // the next start goes on.
+        self.note_removals(0)?;
+        self.write_catalog()?;
+        let names = std::mem::take(&mut self.removed);
+        self.remove_files(&names)
+    }
+
+    /// Bytes of one file, of what was applied; for checksums and copies.
+    pub fn read(&mut self, id: u32, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.flush()?;
+        let f = self.file(id)?;
+        f.read_at(buf, offset)
+            .context(|| format!("reading file {id}"))
+    }
+}
+
+/// Whether no file of the volume can lie where that was the answer.
+pub fn is_gone(e: &std::io::Error) -> bool {
+    use std::io::ErrorKind::*;
+    matches!(e.kind(), NotFound | NotADirectory | IsADirectory)
+}
+
+/// Names that the notes in `meta` tell of, beside a catalogue as of `lsn`: of
+/// files whose renaming or removal was under way.
+pub fn noted_names(env: &dyn Env, meta: &Path, volume: u64, lsn: u64) -> Result<Vec<String>> {
+    let read = |name: &str| -> Result<Vec<u8>> {
+        let path = meta.join(name);
+        let what = || format!("reading {}", path.display());
+        let f = match env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        b.truncate(got);
+        Ok(b)
+    };
+    let mut names = Vec::new();
+    if let Some(n) = RenameNote::decode(&read(RENAME_NOTE)?)
+        && n.volume == volume
+        && n.lsn > lsn
+    {
+        names.extend([n.from, n.to]);
+    }
+    if let Some(n) = RemovalNote::decode(&read(REMOVAL_NOTE)?)
+        && n.volume == volume
+    {
+        names.extend(n.names);
+    }
+    Ok(names)
+}
+
+/// Files that are about to leave the catalogue, which cannot change at one
+/// moment with the directory.
+struct RemovalNote {
+    volume: u64,
+    lsn: u64,
+    names: Vec<String>,
+}
+
+impl RemovalNote {
+    fn encode(&self) -> Vec<u8> {
+        let mut b = vec![0; 4];
+        b.extend_from_slice(&self.volume.to_le_bytes());
+        b.extend_from_slice(&self.lsn.to_le_bytes());
+        for n in &self.names {
+            b.extend_from_slice(&(n.len() as u32).to_le_bytes());
+            b.extend_from_slice(n.as_bytes());
+        }
+        let crc = crc32c(&b[4..]);
+        b[..4].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    fn decode(b: &[u8]) -> Option<RemovalNote> {
+        let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+        if b.get(..4)? != crc32c(b.get(4..)?).to_le_bytes() {
+            return None;
+        }
+        let mut names = Vec::new();
+        let mut rest = b.get(20..)?;
+        while !rest.is_empty() {
+            let (len, more) = rest.split_at_checked(4)?;
+            let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
+            let (name, more) = more.split_at_checked(len)?;
+            let name = std::str::from_utf8(name).ok()?;
+            names.push(name.to_owned());
+            rest = more;
+        }
+        let valid = names.iter().all(|n| valid_file_name(n));
+        valid.then_some(RemovalNote {
+            volume: u64_at(4)?,
+            lsn: u64_at(12)?,
+            names,
+        })
+    }
+}
+
+/// A renaming that is about to happen: written before the file system is
+/// asked, since its names and the catalogue cannot change at one moment.
+struct RenameNote {
+    volume: u64,
+    lsn: u64,
+    file: u32,
+    from: String,
+    to: String,
+}
+
+impl RenameNote {
+    fn encode(&self) -> Vec<u8> {
+        let mut b = vec![0; 4];
+        b.extend_from_slice(&self.volume.to_le_bytes());
+        b.extend_from_slice(&self.lsn.to_le_bytes());
+        b.extend_from_slice(&self.file.to_le_bytes());
+        b.extend_from_slice(&(self.from.len() as u32).to_le_bytes());
+        b.extend_from_slice(self.from.as_bytes());
+        b.extend_from_slice(self.to.as_bytes());
+        let crc = crc32c(&b[4..]);
+        b[..4].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    fn decode(b: &[u8]) -> Option<RenameNote> {
+        let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
+        if u32_at(0)? != crc32c(b.get(4..)?) {
+            return None;
+        }
+        let names = b.get(28..)?;
+        let (from, to) = names.split_at_checked(u32_at(24)? as usize)?;
+        let name = |b: &[u8]| {
+            let n = std::str::from_utf8(b).ok()?;
+            valid_file_name(n).then(|| n.to_owned())
+        };
+        Some(RenameNote {
+            volume: u64_at(4)?,
+            lsn: u64_at(12)?,
+            file: u32_at(20)?,
+            from: name(from)?,
+            to: name(to)?,
+        })
+    }
+}
+
+/// Makes a directory and its parents below `root`, durably.
+pub fn make_dirs(env: &dyn Env, dir: &Path, root: &Path) -> Result<()> {
+    env.create_dir_all(dir)
+        .context(|| format!("making {}", dir.display()))?;
+    for parent in dir.ancestors().skip(1) {
+        if !parent.starts_with(root) {
+            break;
+        }
+        match env.sync_dir(parent) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EIO) || parent == root => {
+                return Err(Error::io(format!("syncing {}", parent.display()), &e));
+            }
+            // Far up there may be directories that are not ours to open.
+            Err(_) => break,
+        }
+    }
+    Ok(())
+}
+
+/// The number of the spill file that a record's payload names.
+pub fn spill_id(payload: &[u8]) -> Result<u64> {
+    payload
+        .try_into()
+        .map(u64::from_le_bytes)
+        .map_err(|_| Error::Protocol("a record names a spill file wrongly".into()))
+}
+
+/// The number and length of the spill file that a record names, if it does.
+pub fn named_spill(r: &RecordView<'_>) -> Result<Option<(u64, u64)>> {
+    if r.header.ops != 1 {
+        return Ok(None);
+    }
+    match r.ops().next() {
+        Some((op, payload)) if op.kind == OpKind::Spill => {
+            Ok(Some((spill_id(payload)?, op.offset)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Where a spill file lies.
+pub fn spill_path(meta: &Path, id: u64) -> PathBuf {
+    meta.join(format!("spill.{id}"))
+}
+
+/// Replaces a small file durably and atomically.
+pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
+    let tmp = path.with_extension("new");
+    let what = || format!("writing {}", path.display());
+    let f = env
+        .open(
+            &tmp,
+            OpenHow {
+                create: true,
+                write: true,
+                durable: false,
+            },
+        )
+        .context(what)?;
+    f.set_len(0).context(what)?;
+    f.write_at(bytes, 0).context(what)?;
+    f.sync().map_err(|e| Error::poisoned(what(), &e))?;
+    drop(f);
+    env.rename(&tmp, path).context(what)?;
+    if let Some(dir) = path.parent() {
+        env.sync_dir(dir).context(what)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use mojim_format::RecordWriter;
+
+    use super::*;
+    use mojim_linux::Os;
+
+    /// A program was told that a file could not be created in time (a copy was
+    /// being made, and nothing was applied meanwhile), and tried again: two files
+    /// of one name, which no copy can be taken of and no attach gets past.
+    #[test]
+    fn a_file_created_twice_is_one_file() {
+        let dir = std::env::temp_dir().join(format!("mojim-area-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let (data, meta) = (dir.join("data"), dir.join("meta"));
+        std::fs::create_dir_all(&meta).unwrap();
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let mut area = Area::open(&env, &data, &meta, 9).unwrap();
+        for (lsn, file, size) in [(1, 11, 100), (2, 12, 200)] {
+            let mut bytes = vec![0; RecordWriter::len_for(2, 1)];
+            let mut w = RecordWriter::new(&mut bytes, 2);
+            let op = |kind, offset, len| Op {
+                file,
+                kind,
+                offset,
+                len,
+            };
+            w.op(op(OpKind::Create, 0, 1));
+            w.op(op(OpKind::Resize, size, 0));
+            w.payload_mut(1).copy_from_slice(b"x");
+            w.finish(9, lsn, 1, 0, true, lsn - 1);
+            let r = RecordView::decode(&bytes).unwrap();
+            area.apply(&r, &meta).unwrap();
+            area.end_sync_point(lsn).unwrap();
+        }
+        area.sync().unwrap();
+        let mut again = Area::open(&env, &data, &meta, 9).unwrap();
+        let files: Vec<_> = again.files().map(|f| (f.id, f.size)).collect();
+        assert_eq!(files, [(12, 200)]);
+        again.check_sizes().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// Small extents, alone, many in a page, in pages side by side and at the
+    /// file's end: the file has what writing each of them would have given.
+    #[test]
+    fn what_was_merged_is_what_was_written() {
+        let dir = std::env::temp_dir().join(format!("mojim-merged-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let (data, meta) = (dir.join("data"), dir.join("meta"));
+        std::fs::create_dir_all(&meta).unwrap();
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let mut area = Area::open(&env, &data, &meta, 9).unwrap();
+        let size = 40 * IMAGE_PAGE + 100;
+        let op = |kind, offset: usize, len: usize| Op {
+            file: 7,
+            kind,
+            offset: offset as u64,
+            len: len as u32,
+        };
+        area.apply_op(1, &op(OpKind::Create, 0, 1), b"x").unwrap();
+        area.apply_op(1, &op(OpKind::Resize, size, 0), b"").unwrap();
+        area.end_sync_point(1).unwrap();
+        let mut want = vec![0u8; size];
+        let mut random = 1u64;
+        let mut below = |n: usize| {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1);
+            (random >> 33) as usize % n
+        };
+        for round in 1..200u8 {
+            for _ in 0..below(400) {
+                // Pages far apart, then neighbours, then one again and again.
+                let page = match round % 3 {
+                    0 => below(41),
+                    1 => 3 * below(13),
+                    _ => 40 - below(3),
+                };
+                let at = (page * IMAGE_PAGE + below(IMAGE_PAGE)).min(size - 1);
+                let most = if below(50) == 0 { 6000 } else { 40 };
+                let end = (at + 1 + below(most)).min(size);
+                want[at..end].fill(round);
+                area.write(7, at as u64, &vec![round; end - at]).unwrap();
+            }
+            area.flush().unwrap();
+            assert_eq!(area.image_bytes(), 0);
+            assert!(std::fs::read(data.join("x")).unwrap() == want, "{round}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

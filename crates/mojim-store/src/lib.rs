@@ -1,0 +1,8 @@
+//! One node's copy of a volume: its logs, its data files, and the way of records
+//! from the ones into the others.
+
+pub mod area;
+pub mod log;
+pub mod progress;
+pub mod stage;
+pub mod store;

@@ -1,0 +1,778 @@
+//! A copy of another node's files, kept beside the own ones until it is whole.
+//!
+//! Owns the staged files, `.mojim-copy/NUMBER` in the data directory (a file
+//! system of its own may be mounted there, and a rename must stay within it),
+//! and their catalogue, `copy` in the metadata directory.
+//!
+//! Invariants:
+//! - Nothing of the present copy is touched before `seal` returned and the
+//!   superblock says `Switching`: a source that fails in between takes
+//!   nothing with it.
+//! - `put_in_place` may be repeated from any point where a crash cut it off:
+//!   a staged file that is not there any more is in its place, and is seen
+//!   there before anything else changes. (A data directory that is not mounted
+//!   looks as if all were gone.)
+//! - Older files are a source of bytes and of nothing else: a page of one is
+//!   taken because these very bytes have the sum that the sender named.
+//! - What was wanted has come, and every stream that carried anything has ended,
+//!   or the copy is not sealed.
+//! - Bytes are read and written by several threads at once, each with a
+//!   [`Target`] that it got from this copy: what an older copy's threads still
+//!   write lands in files that were removed, and nothing is written once sealed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use mojim_format::catalog::valid_file_name;
+use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopySums, SUM_LEN};
+use mojim_format::{Catalog, CatalogEntry};
+
+use crate::area::{
+    MAX_CATALOG, REMOVAL_NOTE, RENAME_NOTE, is_gone, make_dirs, noted_names, replace_file,
+};
+use mojim_env::{Context, Env, Error, File, OpenHow, Result};
+
+/// The directory of staged files; no file of a volume can lie there.
+const STAGED: &str = ".mojim-copy";
+/// Frames of sums that may be unanswered on one link.
+pub const WINDOW: usize = 32;
+
+/// A copy that is being taken in.
+pub struct Stage {
+    env: Arc<dyn Env>,
+    dir: PathBuf,
+    catalog: PathBuf,
+    volume: u64,
+    /// Its number.
+    copy: u64,
+    files: BTreeMap<u32, CatalogEntry>,
+    names: BTreeSet<String>,
+    open: BTreeMap<u32, Arc<dyn File>>,
+    max_open: usize,
+    /// Names of this node's own files, by number.
+    old: BTreeMap<u32, String>,
+    /// The one that was compared last.
+    source: Option<(u32, Arc<dyn File>)>,
+    /// Pages that the sender was asked for and has not sent.
+    owed: BTreeSet<(u32, u64)>,
+    /// Where each file begins, if all lay one behind the other.
+    starts: BTreeMap<u32, u64>,
+    bytes: u64,
+    /// For comparisons to come.
+    bufs: Vec<Vec<u8>>,
+    /// Streams that were opened, and how many of them have begun to carry and
+    /// not ended.
+    opened: usize,
+    unfinished: usize,
+    sealed: bool,
+    /// What went wrong with what a stream brought: it may not be able to say so.
+    failed: Option<Error>,
+}
+
+/// A file of the copy, for whoever puts bytes into it.
+pub struct Target {
+    id: u32,
+    path: PathBuf,
+    file: Arc<dyn File>,
+}
+
+/// A comparison that is to be made.
+pub struct Question {
+    to: Target,
+    old: Option<Arc<dyn File>>,
+    end: u64,
+    buf: Vec<u8>,
+}
+
+/// What a comparison of pages found.
+pub struct Compared {
+    /// A bit for each page that is to be sent.
+    pub wanted: Vec<u8>,
+    /// Bytes that need not be.
+    pub kept: u64,
+}
+
+/// Most pages that a sender may owe: those of all the sums that it sends
+/// before it has to see an answer, twice; for each link.
+const MOST_OWED: usize = 2 * WINDOW * COPY_PAGES;
+
+/// Most streams beside a session's own link.
+pub const MOST_STREAMS: usize = 16;
+
+/// Where the staged catalogue lies.
+fn catalog_path(meta: &Path) -> PathBuf {
+    meta.join("copy")
+}
+
+fn staged(dir: &Path, id: u32) -> PathBuf {
+    dir.join(STAGED).join(id.to_string())
+}
+
+impl Stage {
+    /// Begins to take in copy number `copy`, of `volume`; what an earlier one left is
+    /// removed. `old`: the names of what this node has of it, by number. At most
+    /// `max_open` files are kept open.
+    pub fn begin(
+        env: &Arc<dyn Env>,
+        dir: &Path,
+        meta: &Path,
+        volume: u64,
+        copy: u64,
+        old: BTreeMap<u32, String>,
+        max_open: usize,
+    ) -> Result<Stage> {
+        Stage::clear(&**env, dir, meta)?;
+        make_dirs(&**env, &dir.join(STAGED), dir)?;
+        Ok(Stage {
+            env: env.clone(),
+            dir: dir.to_owned(),
+            catalog: catalog_path(meta),
+            volume,
+            copy,
+            files: BTreeMap::new(),
+            names: BTreeSet::new(),
+            open: BTreeMap::new(),
+            max_open,
+            old,
+            source: None,
+            owed: BTreeSet::new(),
+            starts: BTreeMap::new(),
+            bytes: 0,
+            bufs: Vec::new(),
+            opened: 0,
+            unfinished: 0,
+            sealed: false,
+            failed: None,
+        })
+    }
+
+    /// Removes what a copy that did not become whole left behind.
+    pub fn clear(env: &dyn Env, dir: &Path, meta: &Path) -> Result<()> {
+        let what = || format!("removing an unfinished copy in {}", dir.display());
+        remove(env, &catalog_path(meta)).context(what)?;
+        let staged = dir.join(STAGED);
+        match env.list(&staged) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            names => {
+                for name in names.context(what)? {
+                    remove(env, &staged.join(name)).context(what)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One file of the copy. Returns how much is here of an older one.
+    pub fn file(&mut self, entry: CatalogEntry) -> Result<u64> {
+        if !valid_file_name(&entry.name)
+            || self.files.contains_key(&entry.id)
+            || !self.names.insert(entry.name.clone())
+        {
+            return Err(Error::Protocol(format!(
+                "a copy names file {} {:?}, which cannot be",
+                entry.id, entry.name
+            )));
+        }
+        // What stands in its way is better found now than when the present
+        // copy is half replaced.
+        let to = self.dir.join(&entry.name);
+        let how = OpenHow {
+            create: false,
+            write: true,
+            durable: false,
+        };
+        let ours = |name: &str| self.old.values().any(|o| o == name);
+        let above = |a: &Path| a.to_str().is_some_and(ours);
+        let clear = match self.env.open(&to, how) {
+            Ok(_) => Ok(()),
+            Err(e) => match e.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                // A file of the present copy goes, before this one comes.
+                std::io::ErrorKind::NotADirectory
+                    if Path::new(&entry.name).ancestors().skip(1).any(above) =>
+                {
+                    Ok(())
+                }
+                std::io::ErrorKind::IsADirectory => {
+                    let inside = self.env.list(&to).context(|| to.display().to_string())?;
+                    let all = inside.iter().map(|p| Path::new(&entry.name).join(p));
+                    let mut all = all.map(|p| p.to_str().is_some_and(ours));
+                    if all.all(|ours| ours) { Ok(()) } else { Err(e) }
+                }
+                _ => Err(e),
+            },
+        };
+        clear.context(|| format!("{} is in the way of a file of the volume", to.display()))?;
+        let id = entry.id;
+        let size = entry.size;
+        let f = self.create(id)?;
+        f.set_len(size)
+            .context(|| format!("staging {:?}, {size} bytes", entry.name))?;
+        self.starts.insert(id, self.bytes);
+        self.bytes = self.bytes.saturating_add(size);
+        self.files.insert(id, entry);
+        // What cannot be read here is sent.
+        Ok(match self.source(id) {
+            Some(old) => old.len().unwrap_or(0).min(size),
+            None => 0,
+        })
+    }
+
+    /// This node's own file of that number, else of that name, if it has one.
+    fn source(&mut self, id: u32) -> Option<Arc<dyn File>> {
+        if let Some((of, f)) = &self.source
+            && *of == id
+        {
+            return Some(f.clone());
+        }
+        let new = &self.files.get(&id)?.name;
+        let names = [self.old.get(&id), Some(new)];
+        let f = names
+            .into_iter()
+            .flatten()
+            .find_map(|name| self.env.open(&self.dir.join(name), OpenHow::default()).ok())?;
+        self.source = Some((id, f.clone()));
+        Some(f)
+    }
+
+    /// Whether it is this copy, and bytes of it may still come.
+    pub fn takes(&self, copy: u64) -> Result<()> {
+        match self.copy == copy && !self.sealed {
+            true => Ok(()),
+            false => Err(over()),
+        }
+    }
+
+    /// A stream is opened.
+    pub fn stream_opens(&mut self) -> Result<()> {
+        if self.opened == MOST_STREAMS {
+            return Err(Error::Protocol(format!(
+                "a copy has more than {MOST_STREAMS} streams"
+            )));
+        }
+        self.opened += 1;
+        Ok(())
+    }
+
+    /// It carries something from here on.
+    pub fn stream_begins(&mut self) {
+        self.unfinished += 1;
+    }
+
+    /// Everything that came over it is here.
+    pub fn stream_ends(&mut self) {
+        self.unfinished -= 1;
+    }
+
+    /// What a stream brought could not be taken in.
+    pub fn stream_fails(&mut self, e: Error) {
+        self.failed.get_or_insert(e);
+    }
+
+    /// An error if that has happened.
+    pub fn check(&self) -> Result<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether all has come that streams carry: only then may anything follow
+    /// that was read later.
+    pub fn check_streams(&self) -> Result<()> {
+        match self.unfinished {
+            0 => Ok(()),
+            n => Err(Error::Protocol(format!(
+                "a copy goes on while {n} of its streams have not ended"
+            ))),
+        }
+    }
+
+    /// What is needed to compare pages: see [`Question::answer`].
+    pub fn question(&mut self, m: &CopySums) -> Result<Question> {
+        let size = self.files.get(&m.id).map_or(0, |f| f.size);
+        let pages = m.sums.len() as u64;
+        if m.offset >= size
+            || (pages - 1) * COPY_PAGE >= size - m.offset
+            || self.owed.len() + m.sums.len() > MOST_OWED * self.opened.max(1)
+        {
+            return Err(Error::Protocol(format!(
+                "a copy has sums of file {} at {}, outside it or too many",
+                m.id, m.offset
+            )));
+        }
+        Ok(Question {
+            end: (m.offset + pages * COPY_PAGE).min(size),
+            old: self.source(m.id),
+            buf: self.bufs.pop().unwrap_or_default(),
+            to: self.open(m.id)?,
+        })
+    }
+
+    /// The pages that are wanted come, or the copy is not sealed.
+    pub fn answered(&mut self, m: &CopySums, q: Question, wanted: &[u8]) -> Result<u64> {
+        let differs = |i: &usize| wanted[i / 8] >> (i % 8) & 1 == 1;
+        for i in (0..m.sums.len()).filter(differs) {
+            self.owed.insert((m.id, m.offset + i as u64 * COPY_PAGE));
+        }
+        self.keep_open(&q.to)?;
+        self.bufs.push(q.buf);
+        Ok(self.starts[&m.id].saturating_add(q.end))
+    }
+
+    fn create(&mut self, id: u32) -> Result<Arc<dyn File>> {
+        let how = OpenHow {
+            create: true,
+            write: true,
+            durable: false,
+        };
+        let path = staged(&self.dir, id);
+        let f = self
+            .env
+            .open(&path, how)
+            .context(|| format!("creating {}", path.display()))?;
+        self.keep(id, f.clone())?;
+        Ok(f)
+    }
+
+    /// Keeps a file open; one that is closed for it is made durable first, so
+    /// that a failure to write it back is seen.
+    fn keep(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
+        if self.open.len() >= self.max_open
+            // What was announced last is wanted last.
+            && let Some((id, f)) = self.open.pop_last()
+        {
+            f.sync()
+                .context(|| format!("staged file {}", staged(&self.dir, id).display()))?;
+        }
+        self.open.insert(id, f);
+        Ok(())
+    }
+
+    /// Where bytes of a file of the copy are to be written.
+    pub fn target(&mut self, id: u64, offset: u64, len: usize) -> Result<Target> {
+        let known = u32::try_from(id).ok().and_then(|id| self.files.get(&id));
+        let end = offset.checked_add(len as u64);
+        match known.filter(|f| end.is_some_and(|e| e <= f.size)) {
+            Some(f) => self.open(f.id),
+            None => Err(Error::Protocol(format!(
+                "a copy has bytes of file {id} at {offset}, outside it"
+            ))),
+        }
+    }
+
+    /// They were written. Returns how far into the copy they reach.
+    pub fn written(&mut self, to: &Target, bytes: Range<u64>) -> Result<u64> {
+        self.keep_open(to)?;
+        let (id, size) = (to.id, self.files[&to.id].size);
+        let paid: Vec<_> = self
+            .owed
+            .range((id, bytes.start)..(id, bytes.end))
+            .filter(|(_, page)| (page + COPY_PAGE).min(size) <= bytes.end)
+            .copied()
+            .collect();
+        for p in paid {
+            self.owed.remove(&p);
+        }
+        Ok(self.starts[&id].saturating_add(bytes.end))
+    }
+
+    fn open(&mut self, id: u32) -> Result<Target> {
+        let file = match self.open.get(&id) {
+            Some(f) => f.clone(),
+            None => self.create(id)?,
+        };
+        let path = staged(&self.dir, id);
+        Ok(Target { id, path, file })
+    }
+
+    /// One that was closed while it was written to has to be made durable again.
+    fn keep_open(&mut self, to: &Target) -> Result<()> {
+        match self.open.contains_key(&to.id) {
+            true => Ok(()),
+            false => self.keep(to.id, to.file.clone()),
+        }
+    }
+
+    /// The volume that it is of.
+    pub fn volume(&self) -> u64 {
+        self.volume
+    }
+
+    /// All of it is here, the result of the records up to `lsn`: makes it
+    /// durable.
+    pub fn seal(&mut self, lsn: u64) -> Result<()> {
+        self.check_streams()?;
+        if let Some((id, page)) = self.owed.first() {
+            return Err(Error::Protocol(format!(
+                "a copy ends without the page of file {id} at {page}, which is wanted"
+            )));
+        }
+        self.source = None;
+        for (id, f) in std::mem::take(&mut self.open) {
+            f.sync()
+                .context(|| format!("staged file {}", staged(&self.dir, id).display()))?;
+        }
+        let staged = self.dir.join(STAGED);
+        self.env
+            .sync_dir(&staged)
+            .context(|| format!("syncing {}", staged.display()))?;
+        let c = Catalog {
+            volume: self.volume,
+            lsn,
+            files: self.files.values().cloned().collect(),
+        };
+        replace_file(&*self.env, &self.catalog, &c.encode())?;
+        self.sealed = true;
+        Ok(())
+    }
+
+    /// Whether all of it is here, durably.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed
+    }
+}
+
+/// What a thread of a copy that is no longer taken in is told.
+pub fn over() -> Error {
+    Error::Stale("this copy is over".into())
+}
+
+impl Target {
+    /// Writes bytes of it.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.file
+            .write_at(bytes, offset)
+            .context(|| format!("writing {}", self.path.display()))
+    }
+}
+
+impl Question {
+    /// Takes the pages whose sums are those of the older file's. `broken`: a
+    /// mutation, one that differs is taken too.
+    pub fn answer(&mut self, m: &CopySums, broken: bool) -> Result<Compared> {
+        let mut buf = std::mem::take(&mut self.buf);
+        buf.resize((self.end - m.offset) as usize, 0);
+        let mut wanted = vec![0u8; m.sums.len().div_ceil(8)];
+        let mut kept = 0;
+        // A file that cannot be read is one that differs.
+        let got = self
+            .old
+            .as_ref()
+            .and_then(|old| old.read_at(&mut buf, m.offset).ok())
+            .unwrap_or(0);
+        let mut lie = broken;
+        let mut run = 0..0;
+        for (i, named) in m.sums.iter().enumerate() {
+            let from = i * COPY_PAGE as usize;
+            let to = (from + COPY_PAGE as usize).min(buf.len());
+            let here = to <= got;
+            let equal = here && sum(&buf[from..to]) == *named;
+            if equal || here && std::mem::take(&mut lie) {
+                kept += (to - from) as u64;
+                if run.end != from {
+                    self.keep_run(m, &buf, run)?;
+                    run = from..from;
+                }
+                run.end = to;
+            } else {
+                wanted[i / 8] |= 1 << (i % 8);
+            }
+        }
+        self.keep_run(m, &buf, run)?;
+        self.buf = buf;
+        Ok(Compared { wanted, kept })
+    }
+
+    /// Puts bytes of the older file where they belong; zeros are there.
+    fn keep_run(&self, m: &CopySums, buf: &[u8], run: Range<usize>) -> Result<()> {
+        let page = COPY_PAGE as usize;
+        let mut at = run.start;
+        while at < run.end {
+            let is_zero = |p: usize| buf[p..run.end.min(p + page)].iter().all(|b| *b == 0);
+            let mut end = at;
+            while end < run.end && !is_zero(end) {
+                end = run.end.min(end + page);
+            }
+            if at < end {
+                self.to.write(m.offset + at as u64, &buf[at..end])?;
+            }
+            at = end + page;
+        }
+        Ok(())
+    }
+}
+
+fn remove(env: &dyn Env, path: &Path) -> std::io::Result<()> {
+    match env.remove(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        r => r,
+    }
+}
+
+fn read_catalog(env: &dyn Env, path: &Path) -> Result<Option<(Catalog, Vec<u8>)>> {
+    let what = || format!("reading {}", path.display());
+    let f = match env.open(path, OpenHow::default()) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        r => r.context(what)?,
+    };
+    let mut bytes = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
+    let got = f.read_at(&mut bytes, 0).context(what)?;
+    bytes.truncate(got);
+    let c = Catalog::decode(&bytes).map_err(|e| Error::Damaged {
+        path: path.to_owned(),
+        what: e.to_string(),
+    })?;
+    Ok(Some((c, bytes)))
+}
+
+fn size_of(env: &dyn Env, path: &Path) -> Result<Option<u64>> {
+    match env.open(path, OpenHow::default()) {
+        Err(e) if is_gone(&e) => Ok(None),
+        r => r
+            .and_then(|f| f.len())
+            .map(Some)
+            .context(|| path.display().to_string()),
+    }
+}
+
+/// A sealed copy of `volume` as of `lsn` takes the place of the present one:
+/// its catalogue is the volume's when this returns, durably.
+pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u64) -> Result<()> {
+    let path = catalog_path(meta);
+    let what = || format!("putting the copy in {} in place", dir.display());
+    let present = meta.join("catalog");
+    let Some((c, bytes)) = read_catalog(env, &path)? else {
+        // All of this happened before, if the catalogue is the copy's.
+        return match read_catalog(env, &present)? {
+            Some((c, _)) if c.volume == volume && c.lsn == lsn => Ok(()),
+            _ => Err(Error::Damaged {
+                path,
+                what: "the catalogue of a copy that was being put in place is gone; remove this node's copy of the volume (its directory and its part of .mojim) to have it copied from the other node".into(),
+            }),
+        };
+    };
+    for e in &c.files {
+        let to = dir.join(&e.name);
+        if size_of(env, &staged(dir, e.id))? != Some(e.size) && size_of(env, &to)? != Some(e.size) {
+            return Err(Error::Damaged {
+                path: to,
+                what: "this file of a copy that was being put in place is not there; is the volume's file system mounted?".into(),
+            });
+        }
+    }
+    // Whatever the present catalogue has and the copy has not goes.
+    let old = match read_catalog(env, &present) {
+        Ok(Some((c, _))) => {
+            let mut old = noted_names(env, meta, c.volume, c.lsn)?;
+            old.extend(c.files.into_iter().map(|f| f.name));
+            old
+        }
+        // What it named stays, and is no file of the volume.
+        Ok(None) | Err(Error::Damaged { .. }) => Vec::new(),
+        Err(e) => return Err(e),
+    };
+    let names: BTreeSet<&str> = c.files.iter().map(|f| f.name.as_str()).collect();
+    let mut parents = BTreeSet::from([dir.to_owned(), dir.join(STAGED)]);
+    for name in old.iter().filter(|n| !names.contains(n.as_str())) {
+        match env.remove(&dir.join(name)) {
+            Err(e) if is_gone(&e) => {}
+            r => r.context(what)?,
+        }
+        parents.extend(dir.join(name).parent().map(Path::to_owned));
+    }
+    for e in &c.files {
+        let to = dir.join(&e.name);
+        if let Some(parent) = to.parent() {
+            make_dirs(env, parent, dir)?;
+            parents.insert(parent.to_owned());
+        }
+        let from = staged(dir, e.id);
+        let moved = match env.rename(&from, &to) {
+            // What files of the old copy left.
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => env
+                .remove_empty_dirs(&to)
+                .and_then(|()| env.rename(&from, &to)),
+            r => r,
+        };
+        match moved {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            r => r.context(|| format!("renaming to {}", to.display()))?,
+        }
+    }
+    for p in parents {
+        match env.sync_dir(&p) {
+            Err(e) if is_gone(&e) => {}
+            r => r.context(|| format!("syncing {}", p.display()))?,
+        }
+    }
+    // What was under way in the old copy is none of this one's.
+    remove(env, &meta.join(RENAME_NOTE)).context(what)?;
+    remove(env, &meta.join(REMOVAL_NOTE)).context(what)?;
+    env.sync_dir(meta).context(what)?;
+    replace_file(env, &present, &bytes)?;
+    remove(env, &path).context(what)?;
+    env.sync_dir(meta).context(what)
+}
+
+/// What stands for a page while both sides compare: 128 bits of a hash that
+/// nobody is known to find two pages for. Equal sums count as equal pages.
+pub fn sum(page: &[u8]) -> [u8; SUM_LEN] {
+    let whole = blake3::hash(page);
+    *whole.as_bytes().first_chunk().expect("a hash is 32 bytes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mojim_linux::Os;
+
+    fn place(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("mojim-stage-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("meta")).unwrap();
+        dir
+    }
+
+    fn begin(dir: &Path) -> Stage {
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let old = BTreeMap::from([(7, "before".to_owned())]);
+        Stage::begin(&env, dir, &dir.join("meta"), 1, 9, old, 8).unwrap()
+    }
+
+    fn compare(s: &mut Stage, m: &CopySums) -> Result<Compared> {
+        let mut q = s.question(m)?;
+        let found = q.answer(m, false)?;
+        s.answered(m, q, &found.wanted)?;
+        Ok(found)
+    }
+
+    fn data(s: &mut Stage, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        let to = s.target(id, offset, bytes.len())?;
+        to.write(offset, bytes)?;
+        s.written(&to, offset..offset + bytes.len() as u64)?;
+        Ok(())
+    }
+
+    fn entry(id: u32, size: u64, name: &str) -> CatalogEntry {
+        CatalogEntry {
+            id,
+            size,
+            name: name.into(),
+        }
+    }
+
+    fn sums(id: u32, offset: u64, bytes: &[u8]) -> CopySums {
+        CopySums {
+            id,
+            offset,
+            sums: bytes.chunks(COPY_PAGE as usize).map(sum).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_here_is_taken_and_the_rest_must_come() {
+        let dir = place("taken");
+        let page = COPY_PAGE as usize;
+        let old: Vec<u8> = (0..4 * page + 100).map(|i| (i / page + 1) as u8).collect();
+        std::fs::write(dir.join("before"), &old).unwrap();
+        let mut new = old.clone();
+        new[page + 5] ^= 1;
+        new[2 * page..3 * page].fill(0);
+        new.truncate(4 * page + 50);
+        new[4 * page] ^= 1;
+        let mut s = begin(&dir);
+        // By its number, though it has another name now.
+        let have = s.file(entry(7, new.len() as u64, "now")).unwrap();
+        assert_eq!(have, new.len() as u64);
+        let found = compare(&mut s, &sums(7, 0, &new)).unwrap();
+        assert_eq!(found.wanted, [0b10110]);
+        assert_eq!(found.kept, 2 * COPY_PAGE);
+        let refused = s.seal(5).unwrap_err();
+        assert!(refused.to_string().contains("which is wanted"), "{refused}");
+        data(&mut s, 7, COPY_PAGE, &new[page..3 * page]).unwrap();
+        // A part of a page does not pay for it.
+        data(&mut s, 7, 4 * COPY_PAGE, &new[4 * page..4 * page + 10]).unwrap();
+        assert!(s.seal(5).is_err());
+        data(&mut s, 7, 4 * COPY_PAGE, &new[4 * page..]).unwrap();
+        s.seal(5).unwrap();
+        assert_eq!(std::fs::read(staged(&dir, 7)).unwrap(), new);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_copy_waits_for_its_own_streams() {
+        let dir = place("streams");
+        let mut s = begin(&dir);
+        s.file(entry(1, COPY_PAGE, "f")).unwrap();
+        for _ in 0..MOST_STREAMS {
+            s.stream_opens().unwrap();
+        }
+        assert!(s.stream_opens().is_err());
+        assert!(s.takes(8).is_err());
+        s.takes(9).unwrap();
+        // One that was opened and carries nothing is waited for by nobody.
+        s.check_streams().unwrap();
+        s.stream_begins();
+        assert!(s.check_streams().is_err());
+        let refused = s.seal(5).unwrap_err();
+        assert!(refused.to_string().contains("streams"), "{refused}");
+        s.stream_ends();
+        s.seal(5).unwrap();
+        // Whoever comes late writes into files that may be in place already.
+        assert!(s.takes(9).is_err());
+        drop(s);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A file that was closed, and synced for it, while a stream was about to
+    /// write to it, was not synced again.
+    #[test]
+    fn what_is_written_after_a_file_was_closed_is_synced_too() {
+        let dir = place("closed");
+        let mut s = begin(&dir);
+        for id in 1..=9 {
+            s.file(entry(id, COPY_PAGE, &id.to_string())).unwrap();
+        }
+        let to = s.target(9, 0, 10).unwrap();
+        for id in 1..=8 {
+            s.target(id, 0, 10).unwrap();
+        }
+        assert!(!s.open.contains_key(&9));
+        to.write(0, &[1; 10]).unwrap();
+        s.written(&to, 0..10).unwrap();
+        assert!(s.open.contains_key(&9));
+        drop(s);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let dir = place("refused");
+        let mut s = begin(&dir);
+        let page = [1u8; COPY_PAGE as usize];
+        assert_eq!(s.file(entry(1, 2 * COPY_PAGE, "f")).unwrap(), 0);
+        // Nothing is here of it: everything is wanted.
+        let two = sums(1, 0, &[page, page].concat());
+        assert_eq!(compare(&mut s, &two).unwrap().wanted, [0b11]);
+        for wrong in [
+            sums(1, 2 * COPY_PAGE, &page),
+            sums(1, COPY_PAGE, &[page, page].concat()),
+            sums(2, 0, &page),
+            sums(1, u64::MAX - COPY_PAGE + 1, &page),
+        ] {
+            assert!(compare(&mut s, &wrong).is_err(), "{}", wrong.offset);
+        }
+        for (id, at) in [(1, COPY_PAGE + 1), (2, 0), (1, u64::MAX), (1 << 32 | 1, 0)] {
+            assert!(data(&mut s, id, at, &page).is_err(), "{id} {at}");
+        }
+        // A sender that offers more and more and sends nothing.
+        let size = (MOST_OWED as u64 + 2) * COPY_PAGE;
+        s.file(entry(3, size, "g")).unwrap();
+        let refused = (0..MOST_OWED as u64)
+            .map(|i| compare(&mut s, &sums(3, i * COPY_PAGE, &page)))
+            .find_map(Result::err);
+        assert!(refused.is_some());
+        drop(s);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,483 @@
+//! The way of records from the logs into the data area, and the end of their
+//! stay in the logs: application, checkpoints, release.
+//!
+//! Invariants: only what is committed is applied (the caller passes the limit),
+//! whole sync points in the order of their LSNs, under one lock, the applier's.
+//! A log is released only after `sync` of the data area (unless the log is
+//! memory) and a durable superblock say so, in this order.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Weak;
+use std::sync::atomic::Ordering::*;
+
+use mojim_format::{Op, OpKind};
+
+use super::hold::MOST_CHANGED;
+use super::{Store, lock};
+use crate::area::{Area, IMAGE_PAGE, MOST_IMAGE};
+use crate::log::{Live, Log};
+use mojim_env::{Error, Result};
+
+/// Bytes of records that are applied at a time by who waits for all of them.
+pub const AT_ONCE: usize = 8 << 20;
+
+/// What was kept in a log behind the checkpoint is released once it is this
+/// part of it.
+const RELEASE: u64 = 8;
+
+pub(super) struct Applier {
+    pub(super) cursors: Vec<u64>,
+    pub(super) applied: u64,
+    /// The cursors at the last checkpoint.
+    pub(super) durable: Vec<u64>,
+    /// Where the cursors were after some LSNs, ascending: who reads the logs
+    /// from there need not look for it.
+    pub(super) marks: VecDeque<(u64, Vec<u64>)>,
+    waiting: Waiting,
+}
+
+/// Pages of records behind the cursors, counted as far as `at`.
+#[derive(Default)]
+struct Waiting {
+    at: Vec<u64>,
+    pages: u64,
+}
+
+/// Most of an applier's marks.
+const MARKS: usize = 64;
+
+impl Applier {
+    pub(super) fn at(cursors: Vec<u64>, applied: u64) -> Applier {
+        Applier {
+            durable: cursors.clone(),
+            cursors,
+            applied,
+            marks: VecDeque::new(),
+            waiting: Waiting::default(),
+        }
+    }
+
+    /// Positions in the logs changed: what waits is counted anew.
+    pub(super) fn recount(&mut self) {
+        self.waiting = Waiting::default();
+    }
+
+    /// Counts what was appended since the last time, until there are `most` pages.
+    fn count(&mut self, logs: &[Log], most: u64) -> u64 {
+        let w = &mut self.waiting;
+        if w.at.is_empty() {
+            w.at = self.cursors.clone();
+        }
+        for (log, at) in logs.iter().zip(&mut w.at) {
+            while w.pages < most
+                && let Some((r, _, next)) = log.record(*at)
+            {
+                w.pages += r
+                    .ops()
+                    .map(|(op, payload)| pages(&op, payload))
+                    .sum::<u64>();
+                *at = next;
+            }
+        }
+        w.pages
+    }
+}
+
+/// Pages that an operation touches.
+fn pages(op: &Op, payload: &[u8]) -> u64 {
+    if op.kind != OpKind::Write || payload.is_empty() {
+        return 1;
+    }
+    let last = op.offset + payload.len() as u64 - 1;
+    last / IMAGE_PAGE as u64 - op.offset / IMAGE_PAGE as u64 + 1
+}
+
+/// Bytes of a data file that were read while records were applied to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Every record up to here is in them.
+    pub low: u64,
+    /// No record above is.
+    pub high: u64,
+}
+
+/// What the sync point that begins at `at` of `log` and ends with LSN `end`
+/// writes; `None` if it does anything else.
+fn written(log: &Log, at: u64, end: u64) -> Option<Vec<(u32, Range<u64>)>> {
+    let mut all = Vec::new();
+    let mut at = at;
+    while let Some((r, _, next)) = log.record(at) {
+        for (op, payload) in r.ops() {
+            if op.kind != OpKind::Write {
+                return None;
+            }
+            all.push((op.file, op.offset..op.offset + payload.len() as u64));
+        }
+        if r.header.lsn == end {
+            break;
+        }
+        at = next;
+    }
+    Some(all)
+}
+
+impl Store {
+    /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
+    /// records, and writes them out. Returns how far the data area now is.
+    pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
+        self.check()?;
+        let mut a = lock(&self.applier);
+        if self.stands_still() || a.applied >= limit {
+            return Ok(a.applied);
+        }
+        // Who reads the data files from outside learns what may be in them.
+        self.live(Live::Limit).fetch_max(limit, SeqCst);
+        let mut area = lock(&self.area);
+        let mut left = bytes;
+        let meta = &self.spec.meta;
+        let watches = self.watches();
+        let mut changes = Vec::new();
+        while a.applied < limit && left > 0 && area.image_bytes() < MOST_IMAGE {
+            let Some((lane, at)) = self.find_next(&a) else {
+                break;
+            };
+            // The sync point's parts are consecutive on this lane; is the last one there?
+            let log = &self.logs[lane];
+            let (mut p, mut end) = (at, None);
+            while let Some((r, _, next)) = log.record(p) {
+                p = next;
+                if r.header.end {
+                    end = Some(r.header.lsn);
+                    break;
+                }
+            }
+            let Some(end) = end.filter(|e| *e <= limit) else {
+                break;
+            };
+            if !watches.is_empty() {
+                let Some(written) = written(log, at, end) else {
+                    break;
+                };
+                let more = changes.len() + written.len();
+                if watches.iter().any(|w| w.changed() + more > MOST_CHANGED) {
+                    break;
+                }
+                changes.extend(written);
+            }
+            let mut p = at;
+            loop {
+                let (r, _, next) = log.record(p).expect("seen above");
+                left = left.saturating_sub(r.header.len as usize);
+                let done = area.apply(&r, meta);
+                self.fail(done).inspect_err(|_| self.note_unapplied(end))?;
+                p = next;
+                if r.header.lsn == end {
+                    break;
+                }
+            }
+            let ended = area.end_sync_point(end);
+            self.fail(ended).inspect_err(|_| self.note_unapplied(end))?;
+            a.cursors[lane] = p;
+            a.applied = end;
+            a.recount();
+        }
+        // Most of what is applied is written here.
+        let flushed = area.flush();
+        let last = a.applied;
+        self.fail(flushed)
+            .inspect_err(|_| self.note_unapplied(last))?;
+        // Now that the bytes are there: who reads a page before this reads it again.
+        watches.iter().for_each(|w| w.note(&changes));
+        if self.applied.swap(a.applied, AcqRel) != a.applied {
+            let mark = (a.applied, a.cursors.clone());
+            a.marks.push_back(mark);
+            if a.marks.len() > MARKS {
+                a.marks.pop_front();
+            }
+        }
+        self.live(Live::Applied).store(a.applied, SeqCst);
+        self.advanced.notify();
+        Ok(a.applied)
+    }
+
+    fn find_next(&self, a: &Applier) -> Option<(usize, u64)> {
+        let want = a.applied + 1;
+        self.logs.iter().enumerate().find_map(|(i, log)| {
+            let (r, at, _) = log.record(a.cursors[i])?;
+            (r.header.lsn == want).then_some((i, at))
+        })
+    }
+
+    /// Applies everything up to `tail`, which is in the logs and committed.
+    pub fn apply_all(&self, tail: u64) -> Result<()> {
+        loop {
+            let before = self.applied();
+            let now = self.apply(tail, AT_ONCE)?;
+            if now >= tail {
+                return Ok(());
+            }
+            if now == before {
+                return Err(Error::Protocol(format!(
+                    "sync points up to LSN {tail} are to be applied, and none is found behind LSN {now}"
+                )));
+            }
+        }
+    }
+
+    /// Runs `f` on the data area while nothing is applied to it, with the LSN
+    /// as of which it is.
+    pub fn standing_still<T>(&self, f: impl FnOnce(&mut Area, u64) -> Result<T>) -> Result<T> {
+        let a = lock(&self.applier);
+        f(&mut lock(&self.area), a.applied)
+    }
+
+    /// The same, with the records behind `after`: the bytes of all of them, in
+    /// order, if the logs have them and they are at most `most` bytes. None also
+    /// where one of them names a spill file.
+    pub fn standing_still_since<T>(
+        &self,
+        after: u64,
+        most: usize,
+        f: impl FnOnce(&mut Area, u64, Option<Vec<u8>>) -> Result<T>,
+    ) -> Result<T> {
+        let a = lock(&self.applier);
+        let records = self.applied_since(&a, after, most);
+        f(&mut lock(&self.area), a.applied, records)
+    }
+
+    /// Nothing is released while the applier is held.
+    fn applied_since(&self, a: &Applier, after: u64, most: usize) -> Option<Vec<u8>> {
+        if after > a.applied || after < self.retained.load(Acquire) {
+            return None;
+        }
+        let mark = a.marks.iter().rev().find(|(lsn, _)| *lsn <= after);
+        let mut at: Vec<u64> = self.logs.iter().map(Log::start).collect();
+        if let Some((_, cursors)) = mark {
+            // What was before it may have been released since.
+            at.iter_mut()
+                .zip(cursors)
+                .for_each(|(s, c)| *s = (*s).max(*c));
+        }
+        let mut out = Vec::new();
+        for lsn in after + 1..=a.applied {
+            let found = self.logs.iter().zip(&mut at).find_map(|(log, at)| {
+                while let Some((r, _, next)) = log.record(*at) {
+                    if r.header.lsn > lsn {
+                        break;
+                    }
+                    *at = next;
+                    if r.header.lsn == lsn {
+                        return Some(r);
+                    }
+                }
+                None
+            })?;
+            let spilled = found.ops().any(|(op, _)| op.kind == OpKind::Spill);
+            if spilled || out.len() + found.bytes().len() > most {
+                return None;
+            }
+            out.extend_from_slice(found.bytes());
+        }
+        Some(out)
+    }
+
+    /// How often bytes of its files were rewritten without a record.
+    pub fn rewritten(&self) -> u64 {
+        self.rewritten.load(Acquire)
+    }
+
+    /// Rewrites a page of a file with what `fetch` has from the primary's
+    /// copy: bytes in which every record up to `low` is, and none above `high`.
+    /// They may be newer than this copy: that is right once the records up to
+    /// `high`, all of which must be in the logs here (`here`), are applied too,
+    /// since each of them only repeats what is there. False if that cannot be
+    /// said now. `fetch` is told the LSN that must be in the bytes; nothing is
+    /// applied while it runs.
+    pub fn rewrite(
+        &self,
+        id: u32,
+        offset: u64,
+        here: impl FnOnce() -> u64,
+        fetch: impl FnOnce(u64) -> Result<Page>,
+    ) -> Result<bool> {
+        self.check()?;
+        let a = lock(&self.applier);
+        if self.stands_still() {
+            return Err(Error::Busy("a copy is being made".into()));
+        }
+        let page = fetch(a.applied)?;
+        if page.low < a.applied || page.high > here() {
+            return Ok(false);
+        }
+        let mut area = lock(&self.area);
+        // It may show what is not applied yet.
+        self.shown.fetch_max(page.high, AcqRel);
+        let written = area
+            .rewrite(id, offset, &page.bytes)
+            .and_then(|()| area.sync());
+        self.rewritten.fetch_add(1, AcqRel);
+        self.fail(written)?;
+        let end = offset + page.bytes.len() as u64;
+        for w in self.watches() {
+            w.note(&[(id, offset..end)]);
+        }
+        Ok(true)
+    }
+
+    /// Makes what was applied durable and releases its log space.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_if(|_| true)
+    }
+
+    /// The same, if `may` agrees to lose the log up to the applied LSN, and
+    /// not while a copy is read or a session is being made. `may` is asked
+    /// when no other thread can apply or freeze.
+    pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
+        self.check()?;
+        let mut a = lock(&self.applier);
+        if self.checkpointed() == a.applied || self.stands_still() || !may(a.applied) {
+            return Ok(());
+        }
+        if self.level.is_persistent() {
+            let synced = lock(&self.area).sync();
+            if let Err(e) = synced
+                && !self.mutations.ignore_failed_sync.load(Relaxed)
+            {
+                return self.fail(Err(e));
+            }
+        }
+        a.durable = a.cursors.clone();
+        let applied = a.applied;
+        let (starts, lost) = self.releasable(&a);
+        let lost = if starts == a.durable { applied } else { lost };
+        let durable = !self.mutations.release_early.load(Relaxed);
+        self.write_superblock(
+            |s| {
+                s.checkpoint = applied;
+                s.starts = starts.clone();
+            },
+            durable,
+        )?;
+        self.checkpoint.store(applied, Release);
+        self.retained.store(lost, Release);
+        for (log, &start) in self.logs.iter().zip(&starts) {
+            log.release(start);
+        }
+        self.remove_released_spills();
+        Ok(())
+    }
+
+    /// A record that is kept for another node may be sent again, and its spill
+    /// file ahead of it.
+    fn remove_released_spills(&self) {
+        let gone = lock(&self.area).take_spills(self.retained.load(Acquire));
+        gone.into_iter().for_each(|id| self.remove_spill(id));
+    }
+
+    /// Where each log may be released to, and the last LSN that goes with it.
+    fn releasable(&self, a: &Applier) -> (Vec<u64>, u64) {
+        let mut lost = self.retained.load(Acquire);
+        let mut holds = lock(&self.holds);
+        holds.retain(|h| h.strong_count() > 0);
+        if holds.is_empty() || self.mutations.ignore_hold.load(Relaxed) {
+            return (a.durable.clone(), self.checkpointed());
+        }
+        let holds: Vec<(u64, bool)> = holds
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|h| (h.lsn.load(Acquire), h.firm.load(Acquire)))
+            .collect();
+        let mut to = Vec::with_capacity(self.logs.len());
+        for (log, &durable) in self.logs.iter().zip(&a.durable) {
+            let mut at = log.start();
+            while let Some((r, _, next)) = log.record(at).filter(|(_, _, n)| *n <= durable) {
+                let lsn = r.header.lsn;
+                let half = log.head() - at > log.size() / 2;
+                if holds
+                    .iter()
+                    .any(|&(has, firm)| has < lsn && (firm || !half))
+                {
+                    break;
+                }
+                lost = lost.max(lsn);
+                at = next;
+            }
+            to.push(at);
+        }
+        (to, lost)
+    }
+
+    /// Releases what was kept behind the checkpoint and nobody needs any more,
+    /// if it is an eighth of a log and `may` agrees, as in `checkpoint_if`. True
+    /// if there was that much.
+    pub fn release_held(&self, may: impl FnOnce(u64) -> bool) -> Result<bool> {
+        self.check()?;
+        let a = lock(&self.applier);
+        let held = |to: &[u64]| {
+            let mut logs = self.logs.iter().zip(to);
+            logs.any(|(log, to)| to - log.start() > log.size() / RELEASE)
+        };
+        if !held(&a.durable) || self.stands_still() || !may(self.checkpointed()) {
+            return Ok(false);
+        }
+        let (starts, lost) = self.releasable(&a);
+        if !held(&starts) {
+            return Ok(false);
+        }
+        self.update(|s| s.starts = starts.clone())?;
+        self.retained.fetch_max(lost, AcqRel);
+        for (log, &start) in self.logs.iter().zip(&starts) {
+            log.release(start);
+        }
+        self.remove_released_spills();
+        Ok(true)
+    }
+
+    /// Whether lane `lane`'s log would have room but for a backup: one that is
+    /// being copied to, or that lacks what is in it.
+    pub fn is_kept(&self, lane: usize) -> bool {
+        let a = lock(&self.applier);
+        let log = &self.logs[lane];
+        let firm = || {
+            let holds = lock(&self.holds);
+            let mut holds = holds.iter().filter_map(Weak::upgrade);
+            holds.any(|h| h.firm.load(Acquire))
+        };
+        let kept = a.durable[lane].saturating_sub(log.start());
+        let copied = self.paused.load(Acquire) || !self.watches().is_empty();
+        copied || kept > log.size() / RELEASE && firm()
+    }
+
+    /// Whether the records that are not applied touch that many pages.
+    pub fn has_waiting(&self, pages: u64) -> bool {
+        lock(&self.applier).count(&self.logs, pages) >= pages
+    }
+
+    /// Bytes of the records that are not applied.
+    pub fn waiting_bytes(&self) -> u64 {
+        let a = lock(&self.applier);
+        let all = self.logs.iter().zip(&a.cursors);
+        all.map(|(log, at)| log.head().saturating_sub(*at)).sum()
+    }
+
+    /// The largest part of any log that a checkpoint would let go, from 0 to 1.
+    pub fn pressure(&self) -> f64 {
+        let a = lock(&self.applier);
+        self.logs
+            .iter()
+            .zip(&a.durable)
+            .map(|(l, d)| l.head().saturating_sub(*d) as f64 / l.size() as f64)
+            .fold(0.0, f64::max)
+    }
+
+    /// The largest part of any log in use, from 0 to 1.
+    pub fn fullness(&self) -> f64 {
+        self.logs
+            .iter()
+            .map(|l| l.head().saturating_sub(l.start()) as f64 / l.size() as f64)
+            .fold(0.0, f64::max)
+    }
+}

@@ -1,0 +1,194 @@
+//! What those who read a store's logs or files in the background ask of it:
+//! that records stay in the logs, that the files stand still, that changes are
+//! noted.
+//!
+//! A [`Hold`] binds for as long as it lives, if it is firm; a [`Pause`] and a
+//! [`Watch`] may be revoked by whoever needs the files, which their holders
+//! learn from the watch.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Weak};
+
+use mojim_format::message::COPY_PAGE;
+
+use super::{Store, lock};
+use mojim_env::turns::Mutex;
+
+/// Keeps records in the logs after their checkpoint, for a reader of them that
+/// has everything up to an LSN.
+#[derive(Debug)]
+pub struct Hold {
+    pub(super) lsn: AtomicU64,
+    /// Whoever fills the logs waits for this reader. One that is not firm gets
+    /// what room there is: at most half a log.
+    pub(super) firm: AtomicBool,
+}
+
+impl Hold {
+    /// The reader has everything up to `lsn`.
+    pub fn advance(&self, lsn: u64) {
+        self.lsn.store(lsn, Release);
+    }
+
+    /// Whether the logs' writers wait for it.
+    pub fn set_firm(&self, on: bool) {
+        self.firm.store(on, Release);
+    }
+}
+
+/// While it is held, nothing is applied; unless it was revoked, which its
+/// holder notices afterwards by the [`Watch`] that it came from.
+pub struct Pause {
+    store: Arc<Store>,
+    generation: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Pauses {
+    pub(super) generation: u64,
+    count: u64,
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        let mut p = lock(&self.store.pauses);
+        if p.generation == self.generation {
+            p.count -= 1;
+            self.store.paused.store(p.count > 0, Release);
+        }
+    }
+}
+
+/// Notes the pages that are applied to while a copy is read, so that they are
+/// sent again. Names and sizes do not change meanwhile; a sync point that would
+/// change them waits, and with it those behind it.
+pub struct Watch {
+    store: Arc<Store>,
+    generation: u64,
+    pages: Mutex<BTreeSet<(u32, u64)>>,
+}
+
+/// Most pages that are noted: then nothing is applied until some were sent.
+pub const MOST_CHANGED: usize = 1 << 16;
+
+impl Watch {
+    /// Whether nothing else has happened to the files since it began.
+    pub fn holds(&self) -> bool {
+        lock(&self.store.pauses).generation == self.generation
+    }
+
+    /// Pages that are to be sent again.
+    pub fn changed(&self) -> usize {
+        lock(&self.pages).len()
+    }
+
+    /// The next of them: pages of one file in a row, `most` at most.
+    pub fn next(&self, most: u64) -> Option<(u32, Range<u64>)> {
+        let mut pages = lock(&self.pages);
+        let (id, first) = pages.pop_first()?;
+        let mut end = first + 1;
+        while end - first < most && pages.remove(&(id, end)) {
+            end += 1;
+        }
+        Some((id, first * COPY_PAGE..end * COPY_PAGE))
+    }
+
+    /// Stops the application too, for the last of them.
+    pub fn pause(&self) -> Pause {
+        self.store.pause(self.generation)
+    }
+
+    pub(super) fn note(&self, changes: &[(u32, Range<u64>)]) {
+        if self.store.mutations.forget_changes.load(Relaxed) {
+            return;
+        }
+        let mut pages = lock(&self.pages);
+        for (id, bytes) in changes {
+            let first = bytes.start / COPY_PAGE;
+            pages.extend((first..bytes.end.div_ceil(COPY_PAGE)).map(|page| (*id, page)));
+        }
+    }
+}
+
+impl Store {
+    /// Keeps what a reader of the logs needs that has everything up to `lsn`,
+    /// until the answer is dropped.
+    pub fn hold(&self, lsn: u64) -> Arc<Hold> {
+        let hold = Arc::new(Hold {
+            lsn: AtomicU64::new(lsn),
+            firm: AtomicBool::new(false),
+        });
+        let mut holds = lock(&self.holds);
+        holds.retain(|h| h.strong_count() > 0);
+        holds.push(Arc::downgrade(&hold));
+        hold
+    }
+
+    /// From now on everything above `lsn` is kept for that reader, and whoever
+    /// fills the logs waits for it. Returns the oldest LSN that is there.
+    pub fn hold_from(&self, hold: &Hold, lsn: u64) -> u64 {
+        let _a = lock(&self.applier);
+        hold.advance(lsn);
+        hold.set_firm(true);
+        self.oldest()
+    }
+
+    /// Stops the application of records while a copy is read in the
+    /// background, until whoever needs it to go on revokes that; not at all if
+    /// that has happened since `generation`.
+    fn pause(self: &Arc<Store>, generation: u64) -> Pause {
+        let _a = lock(&self.applier);
+        let mut p = lock(&self.pauses);
+        if p.generation == generation {
+            p.count += 1;
+            self.paused.store(true, Release);
+        }
+        Pause {
+            store: self.clone(),
+            generation,
+        }
+    }
+
+    /// Notes what is applied from here on, while a copy is read.
+    pub fn watch(self: &Arc<Store>) -> Arc<Watch> {
+        let _a = lock(&self.applier);
+        let watch = Arc::new(Watch {
+            store: self.clone(),
+            generation: lock(&self.pauses).generation,
+            pages: Mutex::default(),
+        });
+        let mut watches = lock(&self.watches);
+        watches.retain(|w| w.strong_count() > 0);
+        watches.push(Arc::downgrade(&watch));
+        watch
+    }
+
+    /// Who reads the area for a copy now.
+    pub(super) fn watches(&self) -> Vec<Arc<Watch>> {
+        let watches = lock(&self.watches);
+        let mut watches: Vec<_> = watches.iter().filter_map(Weak::upgrade).collect();
+        watches.retain(|w| w.holds());
+        watches
+    }
+
+    /// Ends every pause and watch.
+    pub fn revoke_pauses(&self) {
+        let mut p = lock(&self.pauses);
+        p.generation += 1;
+        p.count = 0;
+        self.paused.store(false, Release);
+    }
+
+    /// Stops or allows the application of records (while a copy is read).
+    pub fn freeze(&self, on: bool) {
+        let _a = lock(&self.applier);
+        self.frozen.store(on, Release);
+    }
+
+    pub(super) fn stands_still(&self) -> bool {
+        let paused = self.paused.load(Acquire) && !self.mutations.ignore_pause.load(Relaxed);
+        self.frozen.load(Acquire) || paused || self.loading.load(Acquire)
+    }
+}
