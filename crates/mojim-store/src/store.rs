@@ -1,8 +1,9 @@
 //! One node's copy of a volume: superblock, logs, data area.
 //!
-//! Owns recovery on open and the durable facts of views; its parts are the way
-//! of records into the data area and out of the logs (`apply`), what background
-//! readers ask of it (`hold`), and a copy that comes from another node (`load`).
+//! Owns the durable facts of views; its parts are how it is opened and recovered
+//! (`open`), the way of records into the data area and out of the logs (`apply`),
+//! what background readers ask of it (`hold`), and a copy that comes from another
+//! node (`load`).
 //! Primary and mirror use it alike; what differs is who fills the logs and what
 //! counts as committed.
 //!
@@ -20,19 +21,18 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, MutexGuard, OnceLock, RwLock, Weak};
 
 use mojim_format::superblock::{MAX_HISTORY, SUPERBLOCK_VERSION};
-use mojim_format::{FormatError, Level, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
+use mojim_format::{Level, SUPERBLOCK_LEN, State, Superblock, View, crc32c};
 use mojim_protocol::{History, Holding, is_rival};
 
-use crate::area::{Area, make_dirs, named_spill, replace_file, spill_path};
-use crate::log::{Found, Known, Live, Log, LogSpec, Survival};
+use crate::area::{Area, named_spill, spill_path};
+use crate::log::{Live, Log, LogSpec};
 use crate::progress::Progress;
 use crate::stage::Stage;
-use mojim_config::MediumKind;
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
@@ -41,10 +41,12 @@ mod apply;
 mod hold;
 mod load;
 mod mutations;
+mod open;
 
 pub use apply::{AT_ONCE, Page};
 pub use hold::{Hold, MOST_CHANGED, Pause, Watch};
 pub use mutations::Mutations;
+pub use open::read_superblock;
 
 use apply::Applier;
 use hold::Pauses;
@@ -167,409 +169,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Reads the newer valid slot of a superblock file.
-pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>> {
-    let path = meta.join("superblock");
-    let file = match env.open(&path, OpenHow::default()) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        r => r.context(|| format!("opening {}", path.display()))?,
-    };
-    let mut b = vec![0u8; 2 * SUPERBLOCK_LEN];
-    let n = file
-        .read_at(&mut b, 0)
-        .context(|| format!("reading {}", path.display()))?;
-    let slots: Vec<_> = b[..n]
-        .chunks(SUPERBLOCK_LEN)
-        .map(Superblock::decode)
-        .collect();
-    let other = |s: &Result<_, FormatError>| match s {
-        Err(e @ FormatError::Version { .. }) => Some(e.to_string()),
-        _ => None,
-    };
-    // Also where the other slot can be read: what it says may be older.
-    if let Some(e) = slots.iter().find_map(other) {
-        return Err(Error::Config(format!(
-            "{}: {e}. A newer release of Mojim wrote it: open it with that one",
-            path.display()
-        )));
-    }
-    let newest = slots.iter().flatten().max_by_key(|s| s.sequence).cloned();
-    match newest {
-        Some(s) => Ok(Some(s)),
-        None => Err(Error::Damaged {
-            path,
-            what: format!(
-                "no valid superblock ({}); restore it, or remove this node's copy of the volume to have it copied from the other node",
-                slots
-                    .into_iter()
-                    .find_map(|s| s.err())
-                    .map_or("the file is empty".to_owned(), |e| e.to_string())
-            ),
-        }),
-    }
-}
-
 impl Store {
-    /// Opens the copy, making what is missing, and recovers it: finds the
-    /// contiguous prefix of whole sync points in the logs. Nothing is applied
-    /// yet.
-    pub fn open(env: &Arc<dyn Env>, spec: StoreSpec) -> Result<Store> {
-        assert!(!spec.logs.is_empty());
-        let meta = spec.meta.clone();
-        let there = |p: &Path| env.open(p, OpenHow::default()).is_ok();
-        // What is in a directory was made after all its names were durable.
-        if !there(&meta.join("superblock")) {
-            make_dirs(&**env, &meta, Path::new("/"))?;
-        }
-        // A process that died may have put a superblock or a catalogue in
-        // place and not made its name durable; what is read now is relied on.
-        env.sync_dir(&meta)
-            .context(|| format!("syncing {}", meta.display()))?;
-        let lock_path = meta.join("lock");
-        let held = env.lock(&lock_path).map_err(|e| {
-            if e.kind() == std::io::ErrorKind::WouldBlock {
-                Error::Busy(format!(
-                    "volume {} on node {} is in use ({e})",
-                    spec.volume, spec.node
-                ))
-            } else {
-                Error::io(format!("locking {}", lock_path.display()), &e)
-            }
-        })?;
-        let align = Log::align_for(&**env, &spec.logs[0])?;
-        let hash = spec.logs_hash(align);
-        let sb_path = meta.join("superblock");
-        let mut sb = match read_superblock(&**env, &meta)? {
-            Some(sb) => {
-                let names = [
-                    ("cluster", &sb.cluster, &spec.cluster),
-                    ("volume", &sb.volume, &spec.volume),
-                    ("node", &sb.node, &spec.node),
-                ];
-                for (what, found, wanted) in names {
-                    if found != wanted {
-                        return Err(Error::Damaged {
-                            path: sb_path,
-                            what: format!(
-                                "it belongs to {what} {found:?}, not {wanted:?}; give this node a directory of its own"
-                            ),
-                        });
-                    }
-                }
-                sb
-            }
-            None => {
-                let sb = Superblock {
-                    version: SUPERBLOCK_VERSION,
-                    sequence: 1,
-                    volume_id: 0,
-                    promised: 0,
-                    view: View::default(),
-                    checkpoint: 0,
-                    boot_id: [0; 16],
-                    incarnation: env.random(),
-                    state: State::Empty,
-                    log_size: spec.logs[0].size,
-                    align: align as u32,
-                    logs: 0,
-                    cluster: spec.cluster.clone(),
-                    volume: spec.volume.clone(),
-                    node: spec.node.clone(),
-                    starts: vec![0; spec.logs.len()],
-                    history: Vec::new(),
-                    life: env.random(),
-                    ring_lost: false,
-                    awaits_copy: false,
-                    nonce: 0,
-                    nonce_before: 0,
-                };
-                let mut b = sb.encode().to_vec();
-                b.resize(2 * SUPERBLOCK_LEN, 0);
-                b.rotate_right(SUPERBLOCK_LEN); // sequence 1 lies in slot 1
-                replace_file(&**env, &sb_path, &b)?;
-                sb
-            }
-        };
-        let file = env
-            .open(
-                &sb_path,
-                OpenHow {
-                    create: false,
-                    write: true,
-                    durable: false,
-                },
-            )
-            .context(|| format!("opening {}", sb_path.display()))?;
-        // After a sync that failed, what was read may be in the page cache
-        // only. Before the next update goes to the other slot, this one has to
-        // be on the medium.
-        file.write_at(&sb.encode()[..], (sb.sequence % 2) * SUPERBLOCK_LEN as u64)
-            .and_then(|()| file.sync())
-            .map_err(|e| Error::poisoned(format!("superblock {}", sb_path.display()), &e))?;
-
-        if sb.logs != 0 && sb.logs != hash {
-            return Err(Error::Config(format!(
-                "volume {} on node {}: its logs were configured otherwise when it was last used (or by another release's defaults) and still hold records. Start it once with the old `log` and `connections`, end it cleanly, then change them",
-                spec.volume, spec.node
-            )));
-        }
-        let mut lost = None;
-        let in_memory = spec.logs[0].medium == MediumKind::Dram;
-        let bound = sb.boot_id != [0; 16];
-        if in_memory && bound && sb.boot_id != env.boot_id() {
-            lost = Some("the machine was restarted, and its log was in memory");
-        }
-        let was_clean = sb.logs == 0;
-        let known = |sb: &Superblock| Known {
-            incarnation: sb.incarnation,
-            nonce: sb.nonce,
-            or: sb.nonce_before,
-        };
-        let closed = was_clean.then(|| known(&sb));
-        if was_clean {
-            // Clean: whatever lies in the logs is from before.
-            sb.starts = vec![0; spec.logs.len()];
-            sb.incarnation = env.random();
-            sb.log_size = spec.logs[0].size;
-            sb.align = align as u32;
-        }
-        let mut logs = Vec::new();
-        for (i, l) in spec.logs.iter().enumerate() {
-            if let Some(dir) = l.path.parent()
-                && l.medium != MediumKind::Dram
-                && !there(&l.path)
-            {
-                make_dirs(&**env, dir, Path::new("/"))?;
-            }
-            if sb.logs != 0 && l.medium == MediumKind::Disk {
-                let len = env
-                    .open(&l.path, OpenHow::default())
-                    .and_then(|f| f.len())
-                    .unwrap_or(0);
-                if len != l.size {
-                    return Err(Error::Damaged {
-                        path: l.path.clone(),
-                        what: format!(
-                            "the log is {len} bytes long, {} expected: it was removed or cut. Restore it, or remove this node's copy of the volume to have it copied from the other node",
-                            l.size
-                        ),
-                    });
-                }
-            }
-            let (log, survival) =
-                Log::open(env, l.clone(), align, known(&sb), sb.starts[i], closed)?;
-            if survival == Survival::Lost && sb.logs != 0 && lost.is_none() {
-                lost = Some("its log was in memory and is gone");
-            }
-            logs.push((log, survival));
-        }
-        let ring_lost = logs.iter().any(|(_, s)| *s == Survival::Medium);
-        let paired = !sb.view.mirror.is_empty() && sb.view.mirror != JOINING;
-        if ring_lost && sb.logs != 0 && sb.view.primary == sb.node && paired {
-            sb.ring_lost = true;
-        }
-        let switching = (sb.state == State::Switching).then_some(sb.checkpoint);
-        if switching.is_some() {
-            sb.state = State::Whole;
-        }
-        if lost.is_some() {
-            // Discard; never serve (invariant 1). What it promised stays.
-            sb.state = State::Empty;
-            sb.life = env.random();
-            if sb.view.mirror == sb.node {
-                sb.view.mirror.clear();
-            }
-            sb.incarnation = env.random();
-            sb.checkpoint = 0;
-            sb.history.clear();
-            sb.starts = vec![0; logs.len()];
-            for (i, slot) in logs.iter_mut().enumerate() {
-                // The memory of the old incarnation is not known any more.
-                *slot = Log::open(env, spec.logs[i].clone(), align, known(&sb), 0, None)?;
-            }
-        }
-        if in_memory {
-            sb.boot_id = env.boot_id();
-        }
-        sb.logs = hash;
-        let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
-        let level = logs[0].0.level();
-        let logs: Vec<Log> = logs.into_iter().map(|(log, _)| log).collect();
-        if let Some(lsn) = switching {
-            // A crash came between; from here it is as if none had. Also for a
-            // copy that is then discarded, so that the catalogue knows its files.
-            Store::switch(&**env, &spec, &logs, sb.volume_id, lsn)?;
-        }
-        let mut area = match Area::open(env, &spec.dir, &meta, sb.volume_id) {
-            Ok(a) => a,
-            // It will be replaced by a copy, or made anew.
-            Err(Error::Damaged { .. }) if sb.state != State::Whole => {
-                Area::unknown(env, &spec.dir, &meta, sb.volume_id)?
-            }
-            Err(e) => return Err(e),
-        };
-        area.max_open = spec.max_open.min(env.most_open());
-        let disks = spec.logs.iter().filter(|l| l.medium == MediumKind::Disk);
-        let sizes = disks.map(|l| l.size).chain(area.files().map(|f| f.size));
-        let (largest, limit) = (sizes.max().unwrap_or(0), env.file_size_limit());
-        if largest > limit {
-            // A write beyond it would end the program by a signal.
-            return Err(Error::Config(format!(
-                "volume {} on node {}: its largest file or log has {largest} bytes, and this process may write {limit} (RLIMIT_FSIZE, `ulimit -f`); raise that limit",
-                spec.volume, spec.node
-            )));
-        }
-        if in_memory && !was_clean && sb.state == State::Whole {
-            // The checkpoints of a process that was killed synced nothing, and
-            // no record will be applied again for what they let go.
-            area.doubt();
-        }
-        let store = Store {
-            env: env.clone(),
-            level,
-            superblock: Mutex::new(SuperblockFile {
-                file,
-                now: sb.clone(),
-                late: false,
-            }),
-            history: RwLock::new(Arc::new(history)),
-            area: Mutex::new(area),
-            applier: Mutex::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
-            applied: AtomicU64::new(sb.checkpoint),
-            advanced: Event::default(),
-            rewritten: AtomicU64::new(0),
-            checkpoint: AtomicU64::new(sb.checkpoint),
-            retained: AtomicU64::new(sb.checkpoint),
-            holds: Mutex::new(Vec::new()),
-            tail: AtomicU64::new(sb.checkpoint),
-            shown: AtomicU64::new(sb.checkpoint),
-            frozen: AtomicBool::new(false),
-            pauses: Mutex::default(),
-            paused: AtomicBool::new(false),
-            watches: Mutex::default(),
-            loading: AtomicBool::new(sb.state != State::Whole),
-            stage: Mutex::new(None),
-            crowded: AtomicBool::new(false),
-            progress: Progress::default(),
-            poison: OnceLock::new(),
-            unapplied: OnceLock::new(),
-            was_clean,
-            missing: Mutex::default(),
-            has_hole: AtomicBool::new(false),
-            known: AtomicU64::new(sb.checkpoint),
-            spills: Mutex::default(),
-            arriving: Mutex::default(),
-            mutations: Mutations::default(),
-            logs,
-            spec,
-            held: Mutex::new(Some(held)),
-        };
-        // A ring that is put back after another was used in its place has a nonce that
-        // the superblock does not know any more. Until all rings have the new one, one
-        // before counts too; so those that the last opening did not come to get that first.
-        for log in &store.logs {
-            log.renew(sb.nonce);
-        }
-        let kept = store.logs.iter().filter(|log| log.was_known()).count();
-        if sb.nonce == 0 && kept > 0 {
-            // Of a release that knew no nonces: zero cannot be the one before, so the
-            // rings get one that can.
-            let first = env.random();
-            store.update(|s| s.nonce_before = first)?;
-            for log in &store.logs {
-                log.renew(first);
-            }
-            sb.nonce = first;
-        }
-        sb.nonce_before = if kept > 0 { sb.nonce } else { 0 };
-        sb.nonce = env.random();
-        if was_clean {
-            // It needs no log, so its memory is known before the superblock counts on
-            // it: behind that, a crash in between would be the loss of a log in memory.
-            for log in &store.logs {
-                log.own(known(&sb));
-            }
-        }
-        // Durable before anything is appended or applied: the log's identity
-        // and, for a log in memory, the boot it belongs to.
-        store.update(|s| {
-            *s = Superblock {
-                sequence: s.sequence,
-                ..sb.clone()
-            }
-        })?;
-        for log in &store.logs {
-            log.own(known(&sb));
-        }
-        // From here on none has the one before; the next update says so. A ring that was not
-        // there now may come back with it: not after this.
-        lock(&store.superblock).now.nonce_before = 0;
-        if kept > 0 && kept < store.logs.len() {
-            store.update(|_| {})?;
-        }
-        store.live(Live::Applied).store(sb.checkpoint, SeqCst);
-        store.live(Live::Limit).store(sb.checkpoint, SeqCst);
-        if sb.state == State::Whole {
-            store.recover(&sb)?;
-        }
-        store.keep_named_spills()?;
-        // Last, when what is here was seen to be right.
-        Stage::clear(&**env, &store.spec.dir, &meta)?;
-        Ok(store)
-    }
-
-    fn recover(&self, sb: &Superblock) -> Result<()> {
-        let history = self.history();
-        let mut all: Vec<Found> = Vec::new();
-        for log in &self.logs {
-            all.extend(log.recover(sb.volume_id, &history, sb.checkpoint));
-        }
-        all.sort_by_key(|f| f.lsn);
-        let mut tail = sb.checkpoint;
-        for (i, f) in all.iter().enumerate() {
-            if f.lsn != sb.checkpoint + 1 + i as u64 {
-                break;
-            }
-            if f.end {
-                tail = f.lsn;
-            }
-        }
-        self.tail.store(tail, Release);
-        self.shown.store(tail, Release);
-        self.live(Live::Limit).store(tail, SeqCst);
-        // The logs may have begun with what was kept for others, who get a copy.
-        let starts: Vec<u64> = self.logs.iter().map(Log::start).collect();
-        if starts != sb.starts {
-            self.update(|s| s.starts = starts.clone())?;
-        }
-        {
-            let mut a = lock(&self.applier);
-            *a = Applier::at(starts, a.applied);
-        }
-        for log in &self.logs {
-            let beyond = log.beyond(sb.volume_id, &history, sb.checkpoint);
-            if beyond > tail {
-                self.has_hole.store(true, Release);
-            }
-            let known = all.iter().map(|f| f.committed).chain([beyond]);
-            let known = known.max().unwrap_or(0);
-            self.known.fetch_max(known, AcqRel);
-            let mut missing = lock(&self.missing);
-            if known > tail && missing.as_ref().is_none_or(|(k, ..)| known > *k) {
-                let at = log.head() % log.size();
-                *missing = Some((known, log.path().to_owned(), at));
-            }
-        }
-        // What only the memory of a killed process had counts as persistent
-        // from now on, so it has to be. So has what was read from the medium: a
-        // write that failed, or that was cut off, may lie in a cache of the disk's.
-        self.persist_all()?;
-        if all.is_empty() {
-            lock(&self.area).check_sizes()?;
-        }
-        Ok(())
-    }
-
     /// Whether no record that was acknowledged is missing from this copy, as
     /// far as its logs tell: for a primary that has no other copy to ask.
     pub fn is_complete(&self) -> bool {

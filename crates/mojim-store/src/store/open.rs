@@ -1,0 +1,529 @@
+//! Opening a copy: superblock, lock, logs, data area, in this order, and what it means
+//! where one of them is not what another says.
+//!
+//! Invariants:
+//! - What is read is made durable, again, before anything rests on it: a process that
+//!   died, or a sync that failed, may have left it in a cache only.
+//! - A log that is gone empties the copy before anybody sees it (invariant 1 of
+//!   `store.rs`); what it promised stays.
+//! - A log's identity is durable in the superblock before anything is appended.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, OnceLock, RwLock};
+
+use mojim_format::superblock::SUPERBLOCK_VERSION;
+use mojim_format::{FormatError, SUPERBLOCK_LEN, State, Superblock, View};
+use mojim_protocol::History;
+
+use super::apply::Applier;
+use super::{JOINING, Mutations, Store, StoreSpec, SuperblockFile, lock};
+use crate::area::{Area, make_dirs, replace_file};
+use crate::log::{Found, Known, Live, Log, LogSpec, Survival};
+use crate::progress::Progress;
+use crate::stage::Stage;
+use mojim_config::MediumKind;
+use mojim_env::event::Event;
+use mojim_env::turns::Mutex;
+use mojim_env::{Context, Env, Error, File, OpenHow, Result};
+
+/// What keeps others from a copy while it lives.
+type Held = Box<dyn Any + Send + Sync>;
+
+fn is_there(env: &dyn Env, path: &Path) -> bool {
+    env.open(path, OpenHow::default()).is_ok()
+}
+
+/// Reads the newer valid slot of a superblock file.
+pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>> {
+    let path = meta.join("superblock");
+    let file = match env.open(&path, OpenHow::default()) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        r => r.context(|| format!("opening {}", path.display()))?,
+    };
+    let mut b = vec![0u8; 2 * SUPERBLOCK_LEN];
+    let n = file
+        .read_at(&mut b, 0)
+        .context(|| format!("reading {}", path.display()))?;
+    let slots: Vec<_> = b[..n]
+        .chunks(SUPERBLOCK_LEN)
+        .map(Superblock::decode)
+        .collect();
+    let other = |s: &Result<_, FormatError>| match s {
+        Err(e @ FormatError::Version { .. }) => Some(e.to_string()),
+        _ => None,
+    };
+    // Also where the other slot can be read: what it says may be older.
+    if let Some(e) = slots.iter().find_map(other) {
+        return Err(Error::Config(format!(
+            "{}: {e}. A newer release of Mojim wrote it: open it with that one",
+            path.display()
+        )));
+    }
+    let newest = slots.iter().flatten().max_by_key(|s| s.sequence).cloned();
+    match newest {
+        Some(s) => Ok(Some(s)),
+        None => Err(Error::Damaged {
+            path,
+            what: format!(
+                "no valid superblock ({}); restore it, or remove this node's copy of the volume to have it copied from the other node",
+                slots
+                    .into_iter()
+                    .find_map(|s| s.err())
+                    .map_or("the file is empty".to_owned(), |e| e.to_string())
+            ),
+        }),
+    }
+}
+
+/// Makes the copy's own directory and locks it.
+fn lock_copy(env: &dyn Env, spec: &StoreSpec) -> Result<Held> {
+    let meta = &spec.meta;
+    // What is in a directory was made after all its names were durable.
+    if !is_there(env, &meta.join("superblock")) {
+        make_dirs(env, meta, Path::new("/"))?;
+    }
+    // A process that died may have put a superblock or a catalogue in
+    // place and not made its name durable; what is read now is relied on.
+    env.sync_dir(meta)
+        .context(|| format!("syncing {}", meta.display()))?;
+    let path = meta.join("lock");
+    env.lock(&path).map_err(|e| {
+        if e.kind() == std::io::ErrorKind::WouldBlock {
+            Error::Busy(format!(
+                "volume {} on node {} is in use ({e})",
+                spec.volume, spec.node
+            ))
+        } else {
+            Error::io(format!("locking {}", path.display()), &e)
+        }
+    })
+}
+
+/// The superblock that is there, or a new one.
+fn superblock(env: &dyn Env, spec: &StoreSpec, align: u64) -> Result<Superblock> {
+    let path = spec.meta.join("superblock");
+    if let Some(sb) = read_superblock(env, &spec.meta)? {
+        check_names(&sb, spec, &path)?;
+        return Ok(sb);
+    }
+    let sb = Superblock {
+        version: SUPERBLOCK_VERSION,
+        sequence: 1,
+        volume_id: 0,
+        promised: 0,
+        view: View::default(),
+        checkpoint: 0,
+        boot_id: [0; 16],
+        incarnation: env.random(),
+        state: State::Empty,
+        log_size: spec.logs[0].size,
+        align: align as u32,
+        logs: 0,
+        cluster: spec.cluster.clone(),
+        volume: spec.volume.clone(),
+        node: spec.node.clone(),
+        starts: vec![0; spec.logs.len()],
+        history: Vec::new(),
+        life: env.random(),
+        ring_lost: false,
+        awaits_copy: false,
+        nonce: 0,
+        nonce_before: 0,
+    };
+    let mut b = sb.encode().to_vec();
+    b.resize(2 * SUPERBLOCK_LEN, 0);
+    b.rotate_right(SUPERBLOCK_LEN); // sequence 1 lies in slot 1
+    replace_file(env, &path, &b)?;
+    Ok(sb)
+}
+
+fn check_names(sb: &Superblock, spec: &StoreSpec, path: &Path) -> Result<()> {
+    let names = [
+        ("cluster", &sb.cluster, &spec.cluster),
+        ("volume", &sb.volume, &spec.volume),
+        ("node", &sb.node, &spec.node),
+    ];
+    match names.into_iter().find(|(_, found, wanted)| found != wanted) {
+        None => Ok(()),
+        Some((what, found, wanted)) => Err(Error::Damaged {
+            path: path.to_owned(),
+            what: format!(
+                "it belongs to {what} {found:?}, not {wanted:?}; give this node a directory of its own"
+            ),
+        }),
+    }
+}
+
+/// Writes the superblock again where it was read, and syncs it: after a sync that
+/// failed, what was read may be in the page cache only, and before the next update
+/// goes to the other slot, this one has to be on the medium.
+fn make_durable(env: &dyn Env, meta: &Path, sb: &Superblock) -> Result<Arc<dyn File>> {
+    let path = meta.join("superblock");
+    let how = OpenHow {
+        create: false,
+        write: true,
+        durable: false,
+    };
+    let file = env
+        .open(&path, how)
+        .context(|| format!("opening {}", path.display()))?;
+    file.write_at(&sb.encode()[..], (sb.sequence % 2) * SUPERBLOCK_LEN as u64)
+        .and_then(|()| file.sync())
+        .map_err(|e| Error::poisoned(format!("superblock {}", path.display()), &e))?;
+    Ok(file)
+}
+
+/// By what a log's memory is known as this copy's.
+fn known(sb: &Superblock) -> Known {
+    Known {
+        incarnation: sb.incarnation,
+        nonce: sb.nonce,
+        or: sb.nonce_before,
+    }
+}
+
+/// A copy that is being opened.
+struct Opening<'a> {
+    env: &'a Arc<dyn Env>,
+    spec: StoreSpec,
+    /// What the superblock says from here on.
+    sb: Superblock,
+    align: u64,
+    /// The logs are memory.
+    in_memory: bool,
+    /// Its last process closed it: it needs no log.
+    was_clean: bool,
+    /// A copy from another node was to take this one's place, as of this LSN.
+    switching: Option<u64>,
+}
+
+impl<'a> Opening<'a> {
+    fn new(
+        env: &'a Arc<dyn Env>,
+        spec: StoreSpec,
+        sb: Superblock,
+        align: u64,
+    ) -> Result<Opening<'a>> {
+        if sb.logs != 0 && sb.logs != spec.logs_hash(align) {
+            return Err(Error::Config(format!(
+                "volume {} on node {}: its logs were configured otherwise when it was last used (or by another release's defaults) and still hold records. Start it once with the old `log` and `connections`, end it cleanly, then change them",
+                spec.volume, spec.node
+            )));
+        }
+        Ok(Opening {
+            env,
+            align,
+            in_memory: spec.logs[0].medium == MediumKind::Dram,
+            was_clean: sb.logs == 0,
+            switching: (sb.state == State::Switching).then_some(sb.checkpoint),
+            spec,
+            sb,
+        })
+    }
+
+    /// Opens the logs, and settles what it means for the copy where one is gone.
+    fn open_logs(&mut self) -> Result<Vec<Log>> {
+        let bound = self.sb.boot_id != [0; 16];
+        // The machine was restarted, and its log was in memory.
+        let mut lost = self.in_memory && bound && self.sb.boot_id != self.env.boot_id();
+        let closed = self.was_clean.then(|| known(&self.sb));
+        if self.was_clean {
+            // Whatever lies in the logs is from before.
+            self.sb.starts = vec![0; self.spec.logs.len()];
+            self.sb.incarnation = self.env.random();
+            self.sb.log_size = self.spec.logs[0].size;
+            self.sb.align = self.align as u32;
+        }
+        let mut logs = Vec::new();
+        for (i, l) in self.spec.logs.iter().enumerate() {
+            self.check_log(l)?;
+            let (is, start) = (known(&self.sb), self.sb.starts[i]);
+            let opened = Log::open(self.env, l.clone(), self.align, is, start, closed)?;
+            // Its log was in memory and is gone.
+            lost |= opened.1 == Survival::Lost && self.sb.logs != 0;
+            logs.push(opened);
+        }
+        let sb = &mut self.sb;
+        let ring_lost = logs.iter().any(|(_, s)| *s == Survival::Medium);
+        let paired = !sb.view.mirror.is_empty() && sb.view.mirror != JOINING;
+        if ring_lost && sb.logs != 0 && sb.view.primary == sb.node && paired {
+            sb.ring_lost = true;
+        }
+        if self.switching.is_some() {
+            sb.state = State::Whole;
+        }
+        if lost {
+            self.discard(&mut logs)?;
+        }
+        if self.in_memory {
+            self.sb.boot_id = self.env.boot_id();
+        }
+        self.sb.logs = self.spec.logs_hash(self.align);
+        Ok(logs.into_iter().map(|(log, _)| log).collect())
+    }
+
+    /// A log on a disk that holds records is there, and as long as it was.
+    fn check_log(&self, l: &LogSpec) -> Result<()> {
+        let env = &**self.env;
+        if let Some(dir) = l.path.parent()
+            && l.medium != MediumKind::Dram
+            && !is_there(env, &l.path)
+        {
+            make_dirs(env, dir, Path::new("/"))?;
+        }
+        if self.sb.logs == 0 || l.medium != MediumKind::Disk {
+            return Ok(());
+        }
+        let len = env
+            .open(&l.path, OpenHow::default())
+            .and_then(|f| f.len())
+            .unwrap_or(0);
+        if len == l.size {
+            return Ok(());
+        }
+        Err(Error::Damaged {
+            path: l.path.clone(),
+            what: format!(
+                "the log is {len} bytes long, {} expected: it was removed or cut. Restore it, or remove this node's copy of the volume to have it copied from the other node",
+                l.size
+            ),
+        })
+    }
+
+    /// Never serve what a lost log may have been part of. What it promised stays.
+    fn discard(&mut self, logs: &mut [(Log, Survival)]) -> Result<()> {
+        let sb = &mut self.sb;
+        sb.state = State::Empty;
+        sb.life = self.env.random();
+        if sb.view.mirror == sb.node {
+            sb.view.mirror.clear();
+        }
+        sb.incarnation = self.env.random();
+        sb.checkpoint = 0;
+        sb.history.clear();
+        sb.starts = vec![0; logs.len()];
+        for (slot, l) in logs.iter_mut().zip(&self.spec.logs) {
+            // The memory of the old incarnation is not known any more.
+            *slot = Log::open(self.env, l.clone(), self.align, known(sb), 0, None)?;
+        }
+        Ok(())
+    }
+
+    fn open_area(&self, logs: &[Log]) -> Result<Area> {
+        let (env, spec, sb) = (self.env, &self.spec, &self.sb);
+        if let Some(lsn) = self.switching {
+            // A crash came between; from here it is as if none had. Also for a
+            // copy that is then discarded, so that the catalogue knows its files.
+            Store::switch(&**env, spec, logs, sb.volume_id, lsn)?;
+        }
+        let mut area = match Area::open(env, &spec.dir, &spec.meta, sb.volume_id) {
+            Ok(a) => a,
+            // It will be replaced by a copy, or made anew.
+            Err(Error::Damaged { .. }) if sb.state != State::Whole => {
+                Area::unknown(env, &spec.dir, &spec.meta, sb.volume_id)?
+            }
+            Err(e) => return Err(e),
+        };
+        area.max_open = spec.max_open.min(env.most_open());
+        self.check_limit(&area)?;
+        if self.in_memory && !self.was_clean && sb.state == State::Whole {
+            // The checkpoints of a process that was killed synced nothing, and
+            // no record will be applied again for what they let go.
+            area.doubt();
+        }
+        Ok(area)
+    }
+
+    /// A write beyond the process's limit would end the program by a signal.
+    fn check_limit(&self, area: &Area) -> Result<()> {
+        let logs = self.spec.logs.iter();
+        let disks = logs.filter(|l| l.medium == MediumKind::Disk);
+        let sizes = disks.map(|l| l.size).chain(area.files().map(|f| f.size));
+        let (largest, limit) = (sizes.max().unwrap_or(0), self.env.file_size_limit());
+        if largest <= limit {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "volume {} on node {}: its largest file or log has {largest} bytes, and this process may write {limit} (RLIMIT_FSIZE, `ulimit -f`); raise that limit",
+            self.spec.volume, self.spec.node
+        )))
+    }
+
+    /// What is now known, as a store that has recovered nothing yet.
+    fn store(self, logs: Vec<Log>, area: Area, file: Arc<dyn File>, held: Held) -> Store {
+        let sb = self.sb;
+        let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
+        Store {
+            env: self.env.clone(),
+            level: logs[0].level(),
+            history: RwLock::new(Arc::new(history)),
+            area: Mutex::new(area),
+            applier: Mutex::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
+            applied: AtomicU64::new(sb.checkpoint),
+            advanced: Event::default(),
+            rewritten: AtomicU64::new(0),
+            checkpoint: AtomicU64::new(sb.checkpoint),
+            retained: AtomicU64::new(sb.checkpoint),
+            holds: Mutex::new(Vec::new()),
+            tail: AtomicU64::new(sb.checkpoint),
+            shown: AtomicU64::new(sb.checkpoint),
+            frozen: AtomicBool::new(false),
+            pauses: Mutex::default(),
+            paused: AtomicBool::new(false),
+            watches: Mutex::default(),
+            loading: AtomicBool::new(sb.state != State::Whole),
+            stage: Mutex::new(None),
+            crowded: AtomicBool::new(false),
+            progress: Progress::default(),
+            poison: OnceLock::new(),
+            unapplied: OnceLock::new(),
+            was_clean: self.was_clean,
+            missing: Mutex::default(),
+            has_hole: AtomicBool::new(false),
+            known: AtomicU64::new(sb.checkpoint),
+            spills: Mutex::new(BTreeMap::new()),
+            arriving: Mutex::default(),
+            mutations: Mutations::default(),
+            superblock: Mutex::new(SuperblockFile {
+                file,
+                now: sb,
+                late: false,
+            }),
+            logs,
+            spec: self.spec,
+            held: Mutex::new(Some(held)),
+        }
+    }
+}
+
+impl Store {
+    /// Opens the copy, making what is missing, and recovers it: finds the
+    /// contiguous prefix of whole sync points in the logs. Nothing is applied
+    /// yet.
+    pub fn open(env: &Arc<dyn Env>, spec: StoreSpec) -> Result<Store> {
+        assert!(!spec.logs.is_empty());
+        let held = lock_copy(&**env, &spec)?;
+        let align = Log::align_for(&**env, &spec.logs[0])?;
+        let sb = superblock(&**env, &spec, align)?;
+        let file = make_durable(&**env, &spec.meta, &sb)?;
+        let mut opening = Opening::new(env, spec, sb, align)?;
+        let logs = opening.open_logs()?;
+        let area = opening.open_area(&logs)?;
+        let store = opening.store(logs, area, file, held);
+        let sb = store.own_logs()?;
+        store.live(Live::Applied).store(sb.checkpoint, SeqCst);
+        // What a process that was killed has begun to apply shows until `recover` knows more.
+        store.live(Live::Limit).fetch_max(sb.checkpoint, SeqCst);
+        if sb.state == State::Whole {
+            store.recover(&sb)?;
+        }
+        store.keep_named_spills()?;
+        // Last, when what is here was seen to be right.
+        Stage::clear(&**env, &store.spec.dir, &store.spec.meta)?;
+        Ok(store)
+    }
+
+    /// Gives the logs' memory a nonce of this opening. A ring that is put back after
+    /// another was used in its place has one that the superblock does not know any
+    /// more. Until all rings have the new one, one before counts too; so those that
+    /// the last opening did not come to get that first.
+    fn own_logs(&self) -> Result<Superblock> {
+        let mut sb = self.superblock();
+        for log in &self.logs {
+            log.renew(sb.nonce);
+        }
+        let kept = self.logs.iter().filter(|log| log.was_known()).count();
+        if sb.nonce == 0 && kept > 0 {
+            // Of a release that knew no nonces: zero cannot be the one before, so the
+            // rings get one that can.
+            let first = self.env.random();
+            self.update(|s| s.nonce_before = first)?;
+            for log in &self.logs {
+                log.renew(first);
+            }
+            sb.nonce = first;
+        }
+        sb.nonce_before = if kept > 0 { sb.nonce } else { 0 };
+        sb.nonce = self.env.random();
+        if self.was_clean {
+            // It needs no log, so its memory is known before the superblock counts on
+            // it: behind that, a crash in between would be the loss of a log in memory.
+            for log in &self.logs {
+                log.own(known(&sb));
+            }
+        }
+        // Durable before anything is appended or applied: the log's identity
+        // and, for a log in memory, the boot it belongs to.
+        self.update(|s| {
+            *s = Superblock {
+                sequence: s.sequence,
+                ..sb.clone()
+            }
+        })?;
+        for log in &self.logs {
+            log.own(known(&sb));
+        }
+        // From here on none has the one before; the next update says so. A ring that was not
+        // there now may come back with it: not after this.
+        lock(&self.superblock).now.nonce_before = 0;
+        if kept > 0 && kept < self.logs.len() {
+            self.update(|_| {})?;
+        }
+        Ok(sb)
+    }
+
+    fn recover(&self, sb: &Superblock) -> Result<()> {
+        let history = self.history();
+        let mut all: Vec<Found> = Vec::new();
+        for log in &self.logs {
+            all.extend(log.recover(sb.volume_id, &history, sb.checkpoint));
+        }
+        all.sort_by_key(|f| f.lsn);
+        let mut tail = sb.checkpoint;
+        for (i, f) in all.iter().enumerate() {
+            if f.lsn != sb.checkpoint + 1 + i as u64 {
+                break;
+            }
+            if f.end {
+                tail = f.lsn;
+            }
+        }
+        self.tail.store(tail, Release);
+        self.shown.store(tail, Release);
+        self.live(Live::Limit).store(tail, SeqCst);
+        // The logs may have begun with what was kept for others, who get a copy.
+        let starts: Vec<u64> = self.logs.iter().map(Log::start).collect();
+        if starts != sb.starts {
+            self.update(|s| s.starts = starts.clone())?;
+        }
+        {
+            let mut a = lock(&self.applier);
+            *a = Applier::at(starts, a.applied);
+        }
+        for log in &self.logs {
+            let beyond = log.beyond(sb.volume_id, &history, sb.checkpoint);
+            if beyond > tail {
+                self.has_hole.store(true, Release);
+            }
+            let known = all.iter().map(|f| f.committed).chain([beyond]);
+            let known = known.max().unwrap_or(0);
+            self.known.fetch_max(known, AcqRel);
+            let mut missing = lock(&self.missing);
+            if known > tail && missing.as_ref().is_none_or(|(k, ..)| known > *k) {
+                let at = log.head() % log.size();
+                *missing = Some((known, log.path().to_owned(), at));
+            }
+        }
+        // What only the memory of a killed process had counts as persistent
+        // from now on, so it has to be. So has what was read from the medium: a
+        // write that failed, or that was cut off, may lie in a cache of the disk's.
+        self.persist_all()?;
+        if all.is_empty() {
+            lock(&self.area).check_sizes()?;
+        }
+        Ok(())
+    }
+}
