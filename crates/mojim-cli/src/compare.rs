@@ -5,12 +5,12 @@
 //! nothing, and what is the same at two looks may have changed between them.
 //! Each answer of a node names two LSNs: everything up to `low` was in the
 //! bytes, nothing above `high`. One node is looked at first; then the other, at
-//! a copy that is as of one LSN, not below the first one's `high`, and that
-//! names what the records since the first one's `low` have written. What they
-//! have not must be the same on both. Bytes that became equal, or were written
-//! anew on both nodes, are no difference (any more).
+//! a copy that is as of one LSN of the same history, not below the first one's
+//! `high`, and that names what the records since the first one's `low` have
+//! written. What they have not must be the same on both. Bytes that became equal,
+//! or were written anew on both nodes, are no difference (any more).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node, Volume};
@@ -62,11 +62,12 @@ pub struct Found {
     pub undecided: Option<String>,
 }
 
-/// The LSNs of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The LSNs of an answer, and the epoch in which `low` was born.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Lsns {
     low: u64,
     high: u64,
+    born: u64,
 }
 
 impl Lsns {
@@ -74,6 +75,7 @@ impl Lsns {
         Lsns {
             low: answer["low"].as_u64().unwrap_or(0),
             high: answer["high"].as_u64().unwrap_or(u64::MAX),
+            born: answer["born"].as_u64().unwrap_or(0),
         }
     }
 
@@ -87,7 +89,7 @@ impl Lsns {
 /// then on another with `then`, where it has `kept` its value since `first.low`.
 fn common(first: Lsns, then: Lsns, kept: bool) -> Option<u64> {
     let lsn = then.exact()?;
-    if first.exact() == Some(lsn) {
+    if first.exact() == Some(lsn) && first.born == then.born {
         return Some(lsn);
     }
     // It is as of `first.low` what it is now, and so was it all the time between.
@@ -143,15 +145,45 @@ struct Listing {
     lsns: Lsns,
     last: u64,
     files: Files,
-    /// They are the same since the LSN that the question named.
-    steady: bool,
 }
 
-/// Of both nodes, and the LSN as of which both have their files.
+/// What became of files since an LSN.
+#[derive(Default, serde::Deserialize)]
+struct Changed {
+    ids: BTreeSet<u64>,
+    names: BTreeSet<String>,
+}
+
+/// Of both nodes.
 struct Listings {
     of: [Listing; 2],
-    lsn: Option<u64>,
+    /// Who was asked first.
+    first: usize,
+    /// What the other one knows to have changed since.
+    changed: Option<Changed>,
 }
+
+impl Listings {
+    /// Number and size of a file on both, if they have it.
+    fn look(&self, name: &str) -> [Option<(u64, u64)>; 2] {
+        self.of.each_ref().map(|l| l.files.get(name).copied())
+    }
+
+    /// The LSN as of which both have what they have under this name.
+    fn lsn(&self, name: &str) -> Option<u64> {
+        let mut ids = self.look(name).into_iter().flatten().map(|(id, _)| id);
+        let kept = self
+            .changed
+            .as_ref()
+            .is_some_and(|c| !c.names.contains(name) && ids.all(|id| !c.ids.contains(&id)));
+        let (one, other) = (&self.of[self.first], &self.of[1 - self.first]);
+        common(one.lsns, other.lsns, kept)
+    }
+}
+
+/// What one node said first, until the other has come as far.
+#[derive(Default)]
+struct Kept(Option<(usize, Value)>);
 
 /// A page that was seen to differ.
 struct Suspect {
@@ -160,6 +192,7 @@ struct Suspect {
     offset: u64,
     /// Its bytes that did, at the first look.
     bytes: BTreeMap<usize, Pair<Option<u8>>>,
+    kept: Kept,
 }
 
 /// Compares the copies of two nodes; what is not clear is looked at again for
@@ -180,6 +213,8 @@ pub fn compare(
         moving: String::new(),
         settle_by: Instant::now() + wait / 2,
         first: 0,
+        stand: [Lsns::default(); 2],
+        listing: Kept::default(),
     };
     loop {
         match work.run(wait)? {
@@ -229,6 +264,9 @@ struct Comparison {
     settle_by: Instant,
     /// Whom to look at first.
     first: usize,
+    /// Where both stood when they were last looked at.
+    stand: [Lsns; 2],
+    listing: Kept,
 }
 
 impl Comparison {
@@ -252,33 +290,54 @@ impl Comparison {
         Ok(Some([a, b]))
     }
 
-    /// Asks one, then the other what it has since; `None` as above. The answers are
-    /// in the nodes' order.
-    fn since(&mut self, what: &str, q: &Value) -> Result<Option<[Value; 2]>, Failure> {
-        let first = self.first;
-        let Some(one) = self.ask(first, what, q)? else {
-            return Ok(None);
+    /// Asks one, then the other what it has since; `None` as above. The answers are in
+    /// the nodes' order, with who was the first.
+    fn since(
+        &mut self,
+        what: &str,
+        q: &Value,
+        kept: &mut Kept,
+    ) -> Result<Option<([Value; 2], usize)>, Failure> {
+        let (first, one) = match kept.0.take() {
+            Some(kept) => kept,
+            None => match self.ask(self.first, what, q)? {
+                Some(one) => (self.first, one),
+                None => return Ok(None),
+            },
         };
         let mut q = q.clone();
         q["after"] = one["low"].clone();
+        q["after_born"] = one["born"].clone();
+        q["since"] = one["high"].clone();
         let Some(other) = self.ask(1 - first, what, &q)? else {
             return Ok(None);
         };
-        // The one that follows is as of one LSN and knows what has changed; which of
-        // them that is, is not known here.
-        if other["touched"].is_null() && other["steady"] != true {
+        let [a, b] = [&one, &other].map(Lsns::of);
+        let knows = !other["touched"].is_null() || !other["changed"].is_null();
+        if b.exact().is_none() {
+            // The one that follows is as of one LSN and knows what has changed; which
+            // of them that is, is not known here.
             self.first = 1 - first;
+        } else if knows && b.low < a.high {
+            // It lags; what was seen first stands until it has come so far.
+            kept.0 = Some((first, one.clone()));
         }
-        Ok(Some(if first == 0 {
-            [one, other]
-        } else {
-            [other, one]
-        }))
+        let mut answers = [one, other];
+        answers.rotate_left(first);
+        self.stand = answers.each_ref().map(Lsns::of);
+        if answers[0]["volume_id"] != answers[1]["volume_id"] {
+            self.moving = "the copies are not of one volume".into();
+            return Ok(None);
+        }
+        Ok(Some((answers, first)))
     }
 
     fn listings(&mut self) -> Result<Option<Listings>, Failure> {
-        let (q, first) = (json!({ "volume": self.volume }), self.first);
-        let Some(answers) = self.since("files", &q)? else {
+        let q = json!({ "volume": self.volume });
+        let mut kept = std::mem::take(&mut self.listing);
+        let answers = self.since("files", &q, &mut kept)?;
+        self.listing = kept;
+        let Some((answers, first)) = answers else {
             return Ok(None);
         };
         for (v, node) in answers.iter().zip(&self.nodes) {
@@ -291,6 +350,7 @@ impl Comparison {
                 return Ok(None);
             }
         }
+        let changed = answers[1 - first]["changed"].clone();
         let of = answers.map(|v| {
             let files = v["files"].as_array().into_iter().flatten();
             Listing {
@@ -302,12 +362,13 @@ impl Comparison {
                         Some((name, (f["id"].as_u64()?, f["size"].as_u64()?)))
                     })
                     .collect(),
-                steady: v["steady"] == true,
             }
         });
-        let (one, other) = (&of[first], &of[1 - first]);
-        let lsn = common(one.lsns, other.lsns, other.steady);
-        Ok(Some(Listings { of, lsn }))
+        Ok(Some(Listings {
+            of,
+            first,
+            changed: serde_json::from_value(changed).unwrap_or_default(),
+        }))
     }
 
     /// Has the one who leads decide what is committed of what a program that was killed has
@@ -334,6 +395,7 @@ impl Comparison {
 
     /// One comparison; `None` if it could not be made now.
     fn run(&mut self, wait: Duration) -> Result<Option<Found>, Failure> {
+        self.listing = Kept::default();
         let Some(first) = self.listings()? else {
             return Ok(None);
         };
@@ -354,6 +416,7 @@ impl Comparison {
             }
         }
         self.decide(suspects, wait, &mut found)?;
+        self.listing = Kept::default();
         let Some(Listings { of: [a, b], .. }) = self.listings()? else {
             return Ok(None);
         };
@@ -387,6 +450,18 @@ impl Comparison {
         Ok(Some(found))
     }
 
+    /// Why something could not be decided: nodes that stand still say so themselves.
+    fn why(&self, moves: &str) -> String {
+        match self.stand.map(Lsns::exact) {
+            [Some(a), Some(b)] if a != b => format!(
+                "{} is at LSN {a}, {} at LSN {b}",
+                self.nodes[0].who(),
+                self.nodes[1].who()
+            ),
+            _ => moves.to_owned(),
+        }
+    }
+
     /// Files that both have, with the same number and size.
     fn names(
         &mut self,
@@ -394,16 +469,14 @@ impl Comparison {
         wait: Duration,
         found: &mut Found,
     ) -> Result<Option<Files>, Failure> {
-        let look =
-            |l: &Listings, name: &String| l.of.each_ref().map(|l| l.files.get(name).copied());
         let names = first.of.iter().flat_map(|l| l.files.keys());
         let mut pairs: BTreeMap<String, Pair<Option<(u64, u64)>>> = names
-            .map(|n| (n.clone(), Pair::new(look(&first, n), first.lsn)))
+            .map(|n| (n.clone(), Pair::new(first.look(n), first.lsn(n))))
             .collect();
         let deadline = Instant::now() + wait;
         while pairs.values().any(|p| p.verdict() == Verdict::Unknown) {
             if Instant::now() >= deadline {
-                self.moving = "names and sizes of files change".into();
+                self.moving = self.why("names and sizes of files change");
                 return Ok(None);
             }
             pause();
@@ -411,18 +484,22 @@ impl Comparison {
                 return Ok(None);
             };
             for (name, pair) in &mut pairs {
-                pair.look(look(&now, name), now.lsn);
+                pair.look(now.look(name), now.lsn(name));
             }
         }
         let mut both = BTreeMap::new();
         for (name, pair) in pairs {
             let who = |i: usize| self.nodes[i].who();
-            let what = match pair.seen {
-                [Some(a), Some(b)] if a == b => {
-                    both.insert(name, a);
+            let lsn = match (pair.seen, pair.verdict()) {
+                (_, Verdict::Differ(lsn)) => lsn,
+                // Equal, or changed on both while they were looked at: what both have of it.
+                ([Some((a, x)), Some((b, y))], _) if a == b => {
+                    both.insert(name, (a, x.min(y)));
                     continue;
                 }
-                // Removed, made or changed on both while they were looked at.
+                _ => continue,
+            };
+            let what = match pair.seen {
                 [None, None] => continue,
                 [None, Some(_)] => format!("{} has no file {name}", who(0)),
                 [Some(_), None] => format!("{} has no file {name}", who(1)),
@@ -437,7 +514,7 @@ impl Comparison {
                 file: name,
                 page: None,
                 offset: None,
-                what,
+                what: format!("{what}, both as of LSN {lsn}"),
             });
         }
         Ok(Some(both))
@@ -471,6 +548,7 @@ impl Comparison {
                         id,
                         offset: at + i * PAGE,
                         bytes: BTreeMap::new(),
+                        kept: Kept::default(),
                     });
                 }
             }
@@ -482,8 +560,10 @@ impl Comparison {
     /// One look at a suspect's bytes. False if it cannot be had.
     fn look(&mut self, s: &mut Suspect, first: bool) -> Result<bool, Failure> {
         let q = json!({ "volume": self.volume, "id": s.id, "offset": s.offset });
-        let one = self.first;
-        let Some(answers) = self.since("page", &q)? else {
+        let mut kept = std::mem::take(&mut s.kept);
+        let answers = self.since("page", &q, &mut kept)?;
+        s.kept = kept;
+        let Some((answers, one)) = answers else {
             return Ok(false);
         };
         let lsns = answers.each_ref().map(Lsns::of);
@@ -491,8 +571,8 @@ impl Comparison {
             serde_json::from_value(answers[1 - one]["touched"].clone()).unwrap_or_default();
         let lsn = |i: usize| {
             let kept = touched.as_ref().is_some_and(|t| {
-                t.iter()
-                    .all(|(from, to)| !(*from..*to).contains(&(i as u64)))
+                let next = t.partition_point(|(_, to)| *to <= i as u64);
+                t.get(next).is_none_or(|(from, _)| *from > i as u64)
             });
             common(lsns[one], lsns[1 - one], kept)
         };
@@ -523,6 +603,11 @@ impl Comparison {
         while !suspects.is_empty() {
             let mut left = Vec::new();
             for mut s in suspects {
+                // All are looked at once, however long that takes.
+                if !first && Instant::now() >= deadline {
+                    left.push(s);
+                    continue;
+                }
                 if !self.look(&mut s, first)? {
                     found.undecided = Some(self.moving.clone());
                     return Ok(());
@@ -557,10 +642,8 @@ impl Comparison {
             first = false;
             if let Some(s) = suspects.first() {
                 if Instant::now() >= deadline {
-                    found.undecided = Some(format!(
-                        "file {} changes around offset {}",
-                        s.file, s.offset
-                    ));
+                    let moves = format!("file {} changes around offset {}", s.file, s.offset);
+                    found.undecided = Some(self.why(&moves));
                     break;
                 }
                 pause();
@@ -583,7 +666,8 @@ mod tests {
     use super::*;
 
     fn lsns(low: u64, high: u64) -> Lsns {
-        Lsns { low, high }
+        let born = 1;
+        Lsns { low, high, born }
     }
 
     #[test]
@@ -599,6 +683,13 @@ mod tests {
         assert_eq!(common(lsns(5, 9), lsns(8, 8), true), None);
         // So was the second: what it keeps is not known.
         assert_eq!(common(lsns(5, 5), lsns(5, 9), true), None);
+
+        // The same number in another history is another LSN.
+        let other = Lsns {
+            born: 2,
+            ..lsns(5, 5)
+        };
+        assert_eq!(common(lsns(5, 5), other, false), None);
 
         let verdict = |seen, lsn| Pair::new(seen, lsn).verdict();
         assert_eq!(verdict([1, 2], Some(5)), Verdict::Differ(5));
@@ -626,5 +717,39 @@ mod tests {
         // Unless it is seen to be one.
         p.look([4, 3], Some(7));
         assert_eq!(p.verdict(), Verdict::Differ(7));
+    }
+
+    fn listings(files: [(u64, u64); 2], changed: Option<Changed>) -> Listings {
+        let of = [(5, 9), (9, 9)].map(|(low, high)| Listing {
+            lsns: lsns(low, high),
+            last: high,
+            files: Files::new(),
+        });
+        let mut all = Listings {
+            of,
+            first: 0,
+            changed,
+        };
+        for (l, f) in all.of.iter_mut().zip(files) {
+            l.files.insert("f".into(), f);
+        }
+        all
+    }
+
+    /// What became of other files does not matter to one.
+    #[test]
+    fn a_size_differs_only_where_nothing_has_resized_the_file() {
+        let changed = |ids: &[u64], names: &[&str]| {
+            Some(Changed {
+                ids: ids.iter().copied().collect(),
+                names: names.iter().map(|n| n.to_string()).collect(),
+            })
+        };
+        let sizes = [(7, 100), (7, 90)];
+        assert_eq!(listings(sizes, None).lsn("f"), None);
+        assert_eq!(listings(sizes, changed(&[], &[])).lsn("f"), Some(9));
+        assert_eq!(listings(sizes, changed(&[8], &["g"])).lsn("f"), Some(9));
+        assert_eq!(listings(sizes, changed(&[7], &[])).lsn("f"), None);
+        assert_eq!(listings(sizes, changed(&[], &["f"])).lsn("f"), None);
     }
 }

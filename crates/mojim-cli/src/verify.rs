@@ -17,7 +17,7 @@ use crate::failure::{Done, Failure};
 /// Exit code 0 if they are equal; 1 if they differ (the first difference is printed) or a node
 /// does not answer; 2 if it could not be said of all bytes, because they changed too fast or a
 /// copy is not whole: try again, or with a longer --wait. What changes while it is compared is
-/// looked at again until it stands at the same LSN on both nodes. See `mojim repair`.
+/// looked at again, until both nodes show what must be the same on both, or it is equal. See `mojim repair`.
 #[derive(clap::Args)]
 pub struct Verify {
     /// The configuration file.

@@ -5,7 +5,10 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use mojim::{MapFlags, Volume, msync};
 use serde_json::Value;
 
 mod support;
@@ -97,6 +100,49 @@ fn a_lost_log_does_not_cost_a_whole_copy() {
     assert!(kept >= 32 << 20);
     program.finish();
     c.assert_equal();
+}
+
+/// `verify` called right copies wrong, and `repair` made one of them anew: a file that a
+/// program makes longer all the time had another size on both nodes at every look. Nor do
+/// such changes hide what is wrong with another file.
+#[test]
+fn a_file_that_grows_all_the_time_is_no_difference() {
+    let c = Cluster::new(SYNC);
+    let _nodes = [c.node("a"), c.node("b")];
+    let volume = Volume::attach(&c.file(), "a", None).unwrap();
+    let flags = MapFlags {
+        create: true,
+        ..MapFlags::default()
+    };
+    let map = volume.map("f", 1 << 20, flags).unwrap();
+    // SAFETY: inside the mapping, which only this thread uses.
+    unsafe {
+        map.ptr.write_bytes(7, map.len);
+        msync(map.ptr, map.len).unwrap();
+    }
+    volume.map("g", 4096, flags).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut size = 4096;
+            while !over.load(Relaxed) {
+                size += 8;
+                volume.truncate("g", size).unwrap();
+            }
+        });
+        // Whatever fails here, the thread ends.
+        let looks = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let right = verified(&c);
+            flip(&c, "b/v/f", 300_001);
+            (right, verified(&c))
+        }));
+        over.store(true, Relaxed);
+        let ((code, v), (after, w)) = looks.unwrap();
+        assert_eq!(code, Some(0), "{v} {}", c.logs());
+        assert_eq!(after, Some(1), "{w}");
+        assert_eq!((&w["file"], &w["offset"]), (&"f".into(), &300_001.into()));
+    });
+    volume.detach().unwrap();
 }
 
 #[test]

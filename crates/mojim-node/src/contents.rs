@@ -16,11 +16,13 @@
 //! - A page is rewritten only on a node that follows, and only with bytes of
 //!   which `Store::rewrite` can say that they are right.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_format::message::{COPY_PAGE, SUM_LEN};
-use mojim_format::{Catalog, CatalogEntry, OpKind, RecordView, State};
+use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, State};
+use mojim_protocol::History;
 use serde_json::{Value, json};
 
 use super::{Node, lock};
@@ -39,6 +41,8 @@ const MOST_PAGES: u64 = 2048;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Most bytes of records that are searched for what changed since an LSN.
 const MOST_RECORDS: usize = 4 << 20;
+/// Most numbers and names of files that an answer says to have changed.
+const MOST_CHANGED: usize = 4096;
 
 /// A copy at the moment of a question.
 struct Seen<'a> {
@@ -52,8 +56,11 @@ struct Seen<'a> {
     open: &'a mut dyn FnMut(&CatalogEntry) -> Result<Arc<dyn File>>,
     /// Nothing above this is in what has been read.
     high: &'a dyn Fn() -> u64,
+    /// The epoch in which `low` was born.
+    born: u64,
     /// Every record above the LSN that the question named and up to `low`, where
-    /// the copy is as of `low` and nothing but writes is among them.
+    /// the copy is as of `low`, and of the same history. None also where one of them
+    /// names a spill file.
     records: Option<Vec<u8>>,
 }
 
@@ -79,48 +86,76 @@ impl Seen<'_> {
     }
 
     /// Which bytes of a page the records since the question's LSN have written:
-    /// from and to, within the page. None where that is not known.
+    /// from and to, within the page, ascending. None where that is not known.
     fn touched(&self, id: u64, offset: u64) -> Option<Vec<(u64, u64)>> {
-        let page = offset..offset + COPY_PAGE;
+        let page = offset..offset.checked_add(COPY_PAGE)?;
         let mut touched = Vec::new();
-        let mut rest = &self.records.as_ref()?[..];
-        while !rest.is_empty() {
-            let r = RecordView::decode(rest).ok()?;
-            rest = &rest[r.bytes().len()..];
-            for (op, payload) in r.ops().filter(|(op, _)| u64::from(op.file) == id) {
-                let from = op.offset.max(page.start);
-                let to = (op.offset + payload.len() as u64).min(page.end);
-                if from < to {
-                    touched.push((from - offset, to - offset));
-                }
+        let mut known = true;
+        for_each_op(self.records.as_ref()?, |op, payload| {
+            if u64::from(op.file) != id {
+                return;
             }
-        }
-        Some(touched)
+            // Another name changes no byte; what it has beyond its old end is not known.
+            known &= matches!(op.kind, OpKind::Write | OpKind::Rename);
+            let from = op.offset.max(page.start);
+            let to = (op.offset + payload.len() as u64).min(page.end);
+            if op.kind == OpKind::Write && from < to {
+                touched.push((from - offset, to - offset));
+            }
+        })?;
+        touched.sort_unstable();
+        touched.dedup_by(|next, last| {
+            let joins = next.0 <= last.1;
+            if joins {
+                last.1 = last.1.max(next.1);
+            }
+            joins
+        });
+        known.then_some(touched)
+    }
+
+    /// The files, by number and by name, that these records made, removed, renamed or
+    /// resized. None where that is not known.
+    fn changed(&self) -> Option<Value> {
+        let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
+        for_each_op(self.records.as_ref()?, |op, payload| {
+            if op.kind == OpKind::Write {
+                return;
+            }
+            ids.insert(op.file);
+            if matches!(op.kind, OpKind::Create | OpKind::Rename) {
+                names.insert(String::from_utf8_lossy(payload).into_owned());
+            }
+        })?;
+        (ids.len() + names.len() <= MOST_CHANGED).then(|| json!({ "ids": ids, "names": names }))
     }
 }
 
-/// Whether these records write into files and do nothing else.
-fn only_write(records: &[u8]) -> bool {
+/// Each operation of records that lie one behind the other. None where one is no record.
+fn for_each_op(records: &[u8], mut f: impl FnMut(&Op, &[u8])) -> Option<()> {
     let mut rest = records;
     while !rest.is_empty() {
-        let Ok(r) = RecordView::decode(rest) else {
-            return false;
-        };
-        if r.ops().any(|(op, _)| op.kind != OpKind::Write) {
-            return false;
-        }
+        let r = RecordView::trusted(rest).ok()?;
+        r.ops().for_each(|(op, payload)| f(&op, payload));
         rest = &rest[r.bytes().len()..];
     }
-    true
+    Some(())
+}
+
+/// What the asker has seen on another node: the LSN behind which records are wanted, and
+/// the epoch in which that was born, there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct After {
+    pub(super) lsn: u64,
+    pub(super) epoch: u64,
 }
 
 impl Node {
-    /// Runs `f` on this node's copy of a volume, whoever has it open. `after`: the
-    /// LSN behind which records are wanted.
+    /// Runs `f` on this node's copy of a volume, whoever has it open.
     fn see<T>(
         self: &Arc<Node>,
         v: &Volume,
-        after: Option<u64>,
+        after: Option<After>,
         f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
     ) -> Result<T> {
         if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
@@ -203,30 +238,56 @@ impl Node {
             epoch,
             open: &mut open,
             high: &high,
+            born: History::from_entries(&sb.history)
+                .and_then(|h| h.epoch_at(low))
+                .unwrap_or(0),
             // They are in another process's logs.
             records: None,
         })
     }
 
-    /// The files. `after`: whether none was made, removed, renamed or resized since.
-    pub(super) fn files(self: &Arc<Node>, v: &Volume, after: Option<u64>) -> Result<Value> {
-        self.see(v, after, |s| {
-            let files: Vec<Value> = s
-                .files
-                .iter()
-                .map(|f| json!({ "id": f.id, "name": f.name, "size": f.size }))
-                .collect();
-            Ok(json!({
-                "low": s.low,
-                "high": (s.high)(),
-                "last_lsn": s.last,
-                "state": format!("{:?}", s.state).to_lowercase(),
-                "volume_id": s.volume_id,
-                "epoch": s.epoch,
-                "files": files,
-                "steady": s.records.is_some(),
-            }))
+    /// The files. `after`: also what became of them since. `since`: waits until
+    /// everything up to there is in them.
+    pub(super) fn files(
+        self: &Arc<Node>,
+        v: &Volume,
+        since: u64,
+        after: Option<After>,
+    ) -> Result<Value> {
+        self.await_low(since, || {
+            self.see(v, after, |s| {
+                let files: Vec<Value> = s
+                    .files
+                    .iter()
+                    .map(|f| json!({ "id": f.id, "name": f.name, "size": f.size }))
+                    .collect();
+                let answer = json!({
+                    "low": s.low,
+                    "high": (s.high)(),
+                    "last_lsn": s.last,
+                    "state": format!("{:?}", s.state).to_lowercase(),
+                    "volume_id": s.volume_id,
+                    "epoch": s.epoch,
+                    "born": s.born,
+                    "files": files,
+                    "changed": s.changed(),
+                });
+                Ok((s.low, answer))
+            })
         })
+    }
+
+    /// Looks until everything up to `since` is in what is seen, or for `PATIENCE`.
+    fn await_low(&self, since: u64, look: impl Fn() -> Result<(u64, Value)>) -> Result<Value> {
+        let deadline = self.env.now() + PATIENCE;
+        loop {
+            let (low, answer) = look()?;
+            if low >= since || self.env.now() >= deadline {
+                return Ok(answer);
+            }
+            // Another process applies records, and tells nobody.
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     pub(super) fn sums(
@@ -254,27 +315,21 @@ impl Node {
         id: u64,
         offset: u64,
         since: u64,
-        after: Option<u64>,
+        after: Option<After>,
     ) -> Result<Value> {
-        let deadline = self.env.now() + PATIENCE;
-        loop {
-            let (low, answer) = self.see(v, after, |s| {
+        self.await_low(since, || {
+            self.see(v, after, |s| {
                 let bytes = s.read(v, id, offset, COPY_PAGE)?;
                 let mut text = String::new();
                 hex(&mut text, &bytes);
                 let answer = json!({
                     "low": s.low, "high": (s.high)(), "bytes": text,
-                    "volume_id": s.volume_id, "epoch": s.epoch,
+                    "volume_id": s.volume_id, "epoch": s.epoch, "born": s.born,
                     "touched": s.touched(id, offset),
                 });
                 Ok((s.low, answer))
-            })?;
-            if low >= since || self.env.now() >= deadline {
-                return Ok(answer);
-            }
-            // Another process applies records, and tells nobody.
-            std::thread::sleep(Duration::from_millis(2));
-        }
+            })
+        })
     }
 
     /// Puts the primary's bytes in the place of a page of this node's copy.
@@ -345,16 +400,18 @@ impl Node {
 fn see_store<T>(
     store: &Store,
     last: u64,
-    after: Option<u64>,
+    after: Option<After>,
     f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
 ) -> Result<T> {
     // None are behind the largest LSN.
-    let after = after.unwrap_or(u64::MAX);
-    store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
+    let from = after.map_or(u64::MAX, |a| a.lsn);
+    store.standing_still_since(from, MOST_RECORDS, |area, lsn, records| {
         // What failed while it was written may be anything.
         store.check()?;
         let sb = store.superblock();
         let files = area.files().cloned().collect();
+        let history = store.history();
+        let same = after.is_some_and(|a| history.epoch_at(a.lsn).unwrap_or(0) == a.epoch);
         f(&mut Seen {
             files,
             low: lsn,
@@ -364,7 +421,8 @@ fn see_store<T>(
             epoch: sb.view.epoch,
             open: &mut |e| area.file(e.id),
             high: &|| store.shows(),
-            records: records.filter(|r| store.shows() == lsn && only_write(r)),
+            born: history.epoch_at(lsn).unwrap_or(0),
+            records: records.filter(|_| store.shows() == lsn && same),
         })
     })
 }

@@ -14,6 +14,7 @@ use mojim_protocol::pairing::{LEAP, PromoteRefusal, may_promote};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
+use super::contents::After;
 use super::{Node, lock, wait_for_last};
 use mojim_config::{Config, Volume};
 use mojim_env::{Error, OpenHow, Proof, Result};
@@ -171,7 +172,10 @@ impl Node {
         self.may_ask(q, proof)?;
         let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
         let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
-        let after = q.get("after").and_then(Value::as_u64);
+        let after = q.get("after").and_then(Value::as_u64).map(|lsn| After {
+            lsn,
+            epoch: number("after_born"),
+        });
         if text("cluster") != self.config.cluster {
             return Err(Error::Invalid(format!(
                 "this is cluster {:?}, not {:?}",
@@ -256,7 +260,7 @@ impl Node {
                 ))),
             },
             "promote" => self.promote(&volume(text("volume"))?, q["force"] == true),
-            "files" => self.files(&volume(text("volume"))?, after),
+            "files" => self.files(&volume(text("volume"))?, number("since"), after),
             "sums" => self.sums(
                 &volume(text("volume"))?,
                 number("id"),
