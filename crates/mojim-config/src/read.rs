@@ -72,6 +72,9 @@ const NODE_KEYS: &[&str] = &[
     "replaces",
 ];
 const LOG_KEYS: &[&str] = &["medium", "path", "size"];
+/// All of them.
+#[cfg(test)]
+pub(crate) const KEYS: [&[&str]; 4] = [TOP_KEYS, VOLUME_KEYS, NODE_KEYS, LOG_KEYS];
 
 impl Config {
     /// Reads and checks the file at `path`.

@@ -703,12 +703,52 @@ fn the_tiers_read_exactly() {
     assert_eq!(volume.failover, Failover::Manual);
 }
 
+/// Every document for users: its name and its text.
+fn documents() -> Vec<(String, String)> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let docs = std::fs::read_dir(top.join("docs")).unwrap();
+    let docs = docs.map(|d| d.unwrap().path());
+    docs.chain([top.join("README.md"), top.join("ARCHITECTURE.md")])
+        .filter(|p| p.extension().is_some_and(|e| e == "md"))
+        .map(|p| {
+            (
+                p.display().to_string(),
+                std::fs::read_to_string(&p).unwrap(),
+            )
+        })
+        .collect()
+}
+
+/// One of them was a part of a file only, and who copied it was told of mistakes.
 #[test]
-fn the_first_configuration_of_the_readme_is_one() {
-    let readme = include_str!("../../../README.md");
-    let (_, after) = readme.split_once("```toml\n").unwrap();
-    let (text, _) = after.split_once("```").unwrap();
-    assert_eq!(parse(text).map(|_| ()), Ok(()));
+fn every_configuration_of_the_documents_is_one() {
+    let mut found = 0;
+    for (name, text) in documents() {
+        for block in text.split("```toml\n").skip(1) {
+            let (text, _) = block.split_once("```").unwrap();
+            assert_eq!(parse(text).map(|_| ()), Ok(()), "{name}: {text}");
+            found += 1;
+        }
+    }
+    assert!(found >= 4, "{found}");
+}
+
+/// Each key has its row in `docs/configuration.md`, and each row is a key's.
+#[test]
+fn every_key_is_documented() {
+    let documents = documents();
+    let (_, text) = documents
+        .iter()
+        .find(|(name, _)| name.ends_with("/configuration.md"))
+        .unwrap();
+    let rows: std::collections::BTreeSet<&str> = text
+        .lines()
+        .filter_map(|l| l.strip_prefix("| `")?.split('`').next())
+        .collect();
+    let keys = crate::read::KEYS.iter().copied().flatten().copied();
+    let keys: std::collections::BTreeSet<&str> =
+        keys.filter(|k| !["volume", "node"].contains(k)).collect();
+    assert_eq!(rows, keys);
 }
 
 #[test]
