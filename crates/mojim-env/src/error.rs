@@ -33,7 +33,7 @@ pub enum Error {
     #[error("{0}")]
     Stale(String),
     /// A log or data file failed; nothing is acknowledged until it is
-    /// attached again and verified (DESIGN.md, invariant 6).
+    /// attached again and verified (`docs/invariants.md`, 6).
     #[error("poisoned: {0}")]
     Poisoned(String),
     /// The same, since there is no room on its disk.

@@ -119,7 +119,7 @@ impl FrameKind {
     }
 }
 
-/// How safe a record is on a node (X11).
+/// How safe a record is on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Level {

@@ -1,6 +1,6 @@
 //! The record: one sync point, or one part of a split one, as bytes.
 //!
-//! The same bytes stand on the wire and in every log (DESIGN.md, invariant 5).
+//! The same bytes stand on the wire and in every log (`docs/invariants.md`, 5).
 //! A record is valid if and only if its magic, version and end mark are right,
 //! its lengths add up, and its CRC-32C matches; nothing outside it says where
 //! it ends. `docs/format.md`, "Record".

@@ -53,7 +53,8 @@ pub struct EpochStart {
     pub first_lsn: u64,
 }
 
-/// Who is who in an epoch (DESIGN.md, "Views and failover").
+/// Who is who in an epoch (`docs/protocol.md`, "Views in a
+/// register").
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct View {
     /// Number of the view; 0 before the first.

@@ -408,3 +408,90 @@ fn the_programs_of_the_readme_are_the_examples() {
         assert!(readme.contains(program), "{name}");
     }
 }
+
+/// Every document, by its path from the top.
+fn documents() -> Vec<(PathBuf, String)> {
+    let docs = fs::read_dir(top().join("docs")).unwrap();
+    let docs = docs.map(|d| d.unwrap().path());
+    docs.chain(["README.md", "ARCHITECTURE.md"].map(|n| top().join(n)))
+        .filter(|p| p.extension().is_some_and(|e| e == "md"))
+        .map(|p| (p.clone(), fs::read_to_string(&p).unwrap()))
+        .collect()
+}
+
+/// How a heading is named in a link.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter_map(|c| match c {
+        ' ' => Some('-'),
+        '-' | '_' => Some(c),
+        c if c.is_alphanumeric() => Some(c.to_ascii_lowercase()),
+        _ => None,
+    });
+    kept.collect()
+}
+
+/// The links of a document that lead nowhere.
+fn dangling(from: &Path, text: &str) -> Vec<String> {
+    let links = text.split("](").skip(1).filter_map(|l| l.split(')').next());
+    let local = links.filter(|l| !l.contains("://"));
+    let leads = |link: &&str| {
+        let (file, place) = link.split_once('#').unwrap_or((link, ""));
+        let path = match file {
+            "" => from.to_owned(),
+            file => from.parent().unwrap().join(file),
+        };
+        let found = match place {
+            "" => return !path.exists(),
+            _ => fs::read_to_string(path).unwrap_or_default(),
+        };
+        let headings = found.lines().filter_map(|l| l.strip_prefix("#"));
+        !headings
+            .map(|h| anchor(h.trim_start_matches('#').trim()))
+            .any(|a| a == place)
+    };
+    local.filter(leads).map(str::to_owned).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut links = 0;
+    for (path, text) in documents() {
+        links += text.matches("](").count();
+        assert_eq!(dangling(&path, &text), [""; 0], "{}", path.display());
+    }
+    assert!(links > 20, "{links}");
+    let here = top().join("README.md");
+    let broken = "[a](docs/none.md) [b](docs/operations.md#none) [c](docs/operations.md#limits)";
+    assert_eq!(
+        dangling(&here, broken),
+        ["docs/none.md", "docs/operations.md#none"]
+    );
+}
+
+/// Who reads this tree has nothing else.
+#[test]
+fn nothing_refers_to_a_document_that_is_not_here() {
+    let words = ["DESIGN.md", "FEATURES.md", "HOUSE.md", "TESTING.md"];
+    let mut files = 0;
+    for (_, dir) in crates() {
+        let mut dirs = vec![dir];
+        while let Some(dir) = dirs.pop() {
+            for entry in fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    dirs.push(path);
+                    continue;
+                }
+                let is_this = path.ends_with("mojim-format/tests/structure.rs");
+                if path.extension().is_none_or(|e| e != "rs") || is_this {
+                    continue;
+                }
+                files += 1;
+                let text = fs::read_to_string(&path).unwrap();
+                let found: Vec<_> = words.iter().filter(|w| text.contains(**w)).collect();
+                assert!(found.is_empty(), "{}: {found:?}", path.display());
+            }
+        }
+    }
+    assert!(files > 100, "{files}");
+}

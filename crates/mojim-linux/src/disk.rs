@@ -143,7 +143,7 @@ impl File for DiskFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        // Not retried, whatever it says (DESIGN.md, invariant 6). The kernel
+        // Not retried, whatever it says (`docs/invariants.md`, 6). The kernel
         // does not interrupt it.
         Ok(fs::fdatasync(&self.fd)?)
     }

@@ -1,5 +1,5 @@
 //! What is committed of a region, page by page, for sync points that send what
-//! was changed (X5).
+//! was changed.
 //!
 //! The committed bytes are the data file's and those of the records that are
 //! not applied to it yet. Owns images of pages of which such records are known

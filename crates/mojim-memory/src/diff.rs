@@ -1,5 +1,5 @@
 //! Which bytes of memory differ from a copy of them, for sync points that
-//! cost what was changed (X5).
+//! cost what was changed.
 //!
 //! Owns the comparison, in words of 8 bytes, by the widest registers that the
 //! processor has. What differs is copied in the same pass, so that the copy is

@@ -1,8 +1,8 @@
 //! The region: one mapped file, or a part of one, and its working copy.
 //!
 //! Owns what a working copy is, and the private one: a `MAP_PRIVATE` mapping of
-//! the data file, so that nothing reaches the file but by records (FAMS 3.2;
-//! DESIGN.md, "The working copy"), and its dirty tracking. The shared one is
+//! the data file, so that nothing reaches the file but by records (FAMS
+//! 3.2), and its dirty tracking. The shared one is
 //! `shared.rs`. Either is a trait object of a [`Region`], which a program sees
 //! through windows: of a private working copy one, of a shared one any number.
 //!

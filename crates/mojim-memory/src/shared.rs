@@ -3,8 +3,7 @@
 //! Owns the memory (a memfd) of one file of a volume, the engine's own mapping
 //! of it, and which windows show parts of it: mappings that a program asked for,
 //! each with dirty tracking of its own. Stores through any window are seen by
-//! all, as POSIX promises of MAP_SHARED; a sync point finds them all (DESIGN.md,
-//! "The working copy").
+//! all, as POSIX promises of MAP_SHARED; a sync point finds them all.
 //!
 //! Invariants:
 //! - Of the file's bytes the memory has every one, from the moment it is made:

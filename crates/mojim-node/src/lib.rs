@@ -850,7 +850,7 @@ impl Node {
     }
 
     /// Programs that died leave what they committed in their ring: it is made
-    /// persistent here (DESIGN.md, "Records, order, acknowledgement").
+    /// persistent here (`docs/invariants.md`, "The order of a record's life").
     fn ring_loop(self: Arc<Node>) {
         let mut told: HashMap<String, u64> = HashMap::new();
         let mut losses = HashMap::new();

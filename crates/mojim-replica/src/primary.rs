@@ -5,10 +5,10 @@
 //! thread does the work: it encodes into the ring, sends, writes the local log
 //! where the mode asks for it, and polls for the acknowledgement. Threads only
 //! meet where they use the same lane at the same time; then one sends, writes
-//! or receives for all (Mojim 4.1; DESIGN.md, "The sync path").
+//! or receives for all (Mojim 4.1).
 //!
 //! Invariants:
-//! - 2 of DESIGN.md: `committed` moves only as the mode's rule allows.
+//! - 2 of `docs/invariants.md`: `committed` moves only as the mode's rule allows.
 //! - The LSN is taken under the lane's append lock, before the first byte is
 //!   copied, so LSNs ascend within a lane; every LSN that is taken is
 //!   published.
@@ -1353,7 +1353,7 @@ impl Primary {
     #[inline]
     fn wait_hinted(&self, lsn: u64, lane: usize, hint: usize) -> Result<()> {
         let rule = self.rule();
-        // The order of DESIGN.md: send, write the own log, receive.
+        // In this order: send, write the own log, receive.
         if rule.mirror || !self.spec.background_send {
             self.send(lane);
         }

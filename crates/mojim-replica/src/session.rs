@@ -557,7 +557,7 @@ impl Session {
 
     /// From now on nothing counts that is not persistent in the own log, and
     /// everything that counted already is: what the view must be able to say
-    /// of a primary before its mirror leaves it (DESIGN.md).
+    /// of a primary before its mirror leaves it.
     fn lean_on_own_log(&mut self) -> Result<()> {
         let p = &self.primary;
         if p.store.mutations.alone_in_ring.load(Relaxed) {

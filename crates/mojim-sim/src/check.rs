@@ -5,7 +5,7 @@
 //! children), the acknowledged floor, and each node's hold. It learns of the
 //! engine's claims only where the application would (a sync point returned)
 //! and looks at the copies themselves for the rest. Every violation of an
-//! invariant of DESIGN.md is returned as text that begins with its number.
+//! invariant of `docs/invariants.md` is returned as text that begins with its number.
 
 use mojim_format::State;
 use mojim_protocol::{AckRule, History};

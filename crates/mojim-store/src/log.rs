@@ -11,8 +11,8 @@
 //!   pad fills what is left there. On a disk no two records share a sector, so
 //!   a torn write never touches an older record.
 //! - `[start, head)` is never overwritten. `start` moves only past records
-//!   whose effects are as durable as this log (DESIGN.md, "a log slot is
-//!   reused only after ...").
+//!   whose effects are as durable as this log (`docs/invariants.md`, "The
+//!   order of a record's life").
 //! - Nothing tells where the log ends: recovery reads from `start` for as long
 //!   as records validate, ascend in LSN and belong to their epoch.
 
@@ -322,8 +322,8 @@ impl Log {
     }
 
     /// The log's file: preallocated and written over once, since a write into
-    /// an unwritten extent changes the file system's metadata (DESIGN.md, "The
-    /// sync path", 5).
+    /// an unwritten extent changes the file system's metadata (29 µs
+    /// instead of 19).
     fn open_disk(env: &dyn Env, spec: &LogSpec) -> Result<Arc<dyn File>> {
         let what = || format!("log {}", spec.path.display());
         let plain = env

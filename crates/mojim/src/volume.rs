@@ -76,7 +76,7 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(3);
 /// How long a backup's answer is waited for.
 const BACKUP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Where the bytes of a sync point are (X11).
+/// Where the bytes of a sync point are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyReport {
     /// The node.

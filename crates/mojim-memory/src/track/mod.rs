@@ -1,6 +1,6 @@
 //! Finds the pages of a mapping of a working copy that were stored to.
 //!
-//! Source: DESIGN "What we build" and "Known traps": userfaultfd write-protect in async mode +
+//! By userfaultfd write-protect in async mode +
 //! the `PAGEMAP_SCAN` ioctl (`uffd.rs`, Linux 6.7+), `mprotect` + SIGSEGV where that is missing
 //! (`mprotect.rs`), and where it is asked for both, one above the other (`two_level.rs`). This file
 //! owns the interface, the choice between them, and the identity of the process (so that a forked
@@ -37,8 +37,6 @@ pub use uffd::uffd_available;
 pub(crate) use uffd::{Marks, unite};
 
 /// Watches one mapping for stores. Dropping it makes the pages ordinary read-write memory again.
-///
-/// Source: DESIGN "The sync path" 1 (extents are discovered from the page tables).
 ///
 /// # Limits
 /// * **fork**: a child's stores are its own and are not tracked for the parent. In a child every

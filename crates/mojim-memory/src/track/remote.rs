@@ -1,6 +1,6 @@
 //! Tracking of another process's mapping: it arms its pages, this one looks into its page tables.
 //!
-//! Source: DESIGN "The working copy" (several processes share one); `uffd.rs` for what the kernel
+//! Several processes share one working copy; `uffd.rs` tells what the kernel
 //! promises. The other process ([`arm`]) registers a userfaultfd of its own and hands over a
 //! descriptor of its `/proc/self/pagemap`; PAGEMAP_SCAN through it works on the memory that opened
 //! it, also where it protects pages again (seen on Linux 6.18, as root and as an ordinary user).

@@ -1,8 +1,7 @@
 //! Tracking in two levels: of chunks by `mprotect`, and of the pages of open chunks by
 //! userfaultfd. What a collect costs follows what was stored to, not what the region holds.
 //!
-//! Source: DESIGN "Known traps" (scanning page tables, two levels); what was measured beside it
-//! stands in docs/performance.md.
+//! What it costs, and the ways that were tried beside it, stand in `docs/performance.md`.
 //!
 //! This file owns which chunks are closed, and when. A closed chunk is read-only to the program,
 //! and nothing of it was stored to since it was last looked through; the first store to it opens

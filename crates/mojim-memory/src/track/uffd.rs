@@ -1,7 +1,6 @@
 //! Tracking by userfaultfd write-protect in async mode and the `PAGEMAP_SCAN` ioctl.
 //!
-//! Source: DESIGN "What we build" (row 1) and "Known traps"; Linux
-//! `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst`. Needs Linux 6.7 and, without
+//! Source: Linux `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst`. Needs Linux 6.7 and, without
 //! privilege, nothing more: UFFD_USER_MODE_ONLY.
 //!
 //! This file owns one userfaultfd per tracker (the kernel's structures are `crate::uffd`'s), and one

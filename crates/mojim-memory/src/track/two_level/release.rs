@@ -1,8 +1,8 @@
 //! Gives back the pages of a region that are what the file has, so that a region larger than memory
 //! can be changed. Where it is asked for (`Meter`).
 //!
-//! Source: DESIGN "The working copy" ("a committed page is released only under a blocking write
-//! protection, after all its records are applied").
+//! Source: `docs/invariants.md`, "The order of a record's life": a page is released only while
+//! stores to it wait, and only if it is the file's.
 //!
 //! This file owns what a region's chunks hold, in which order they are tried, and the chunks that
 //! were closed without being looked through.
