@@ -411,9 +411,9 @@ fn the_programs_of_the_readme_are_the_examples() {
 
 /// Every document, by its path from the top.
 fn documents() -> Vec<(PathBuf, String)> {
-    let docs = fs::read_dir(top().join("docs")).unwrap();
-    let docs = docs.map(|d| d.unwrap().path());
-    docs.chain(["README.md", "ARCHITECTURE.md"].map(|n| top().join(n)))
+    let dirs = [top(), top().join("docs")];
+    let all = dirs.iter().flat_map(|d| fs::read_dir(d).unwrap());
+    all.map(|d| d.unwrap().path())
         .filter(|p| p.extension().is_some_and(|e| e == "md"))
         .map(|p| (p.clone(), fs::read_to_string(&p).unwrap()))
         .collect()
