@@ -25,7 +25,7 @@ use crate::status::holders;
 const PAGE: u64 = 4096;
 /// Pages under the sums of one answer.
 const PAGES: u64 = 2048;
-/// Most pages that are looked at again; more are not told apart.
+/// About as many pages are looked at again at one time.
 const MOST: usize = 16 << 10;
 
 /// Between two looks at a copy of which it is decided what is committed.
@@ -67,7 +67,10 @@ pub struct Found {
 struct Lsns {
     low: u64,
     high: u64,
-    born: u64,
+    /// None of an older release.
+    born: Option<u64>,
+    /// The view's.
+    epoch: Option<u64>,
 }
 
 impl Lsns {
@@ -75,7 +78,8 @@ impl Lsns {
         Lsns {
             low: answer["low"].as_u64().unwrap_or(0),
             high: answer["high"].as_u64().unwrap_or(u64::MAX),
-            born: answer["born"].as_u64().unwrap_or(0),
+            born: answer["born"].as_u64(),
+            epoch: answer["epoch"].as_u64(),
         }
     }
 
@@ -89,8 +93,13 @@ impl Lsns {
 /// then on another with `then`, where it has `kept` its value since `first.low`.
 fn common(first: Lsns, then: Lsns, kept: bool) -> Option<u64> {
     let lsn = then.exact()?;
-    if first.exact() == Some(lsn) && first.born == then.born {
+    let same = |a: Option<u64>, b: Option<u64>| a.is_none() || b.is_none() || a == b;
+    if first.exact() == Some(lsn) && same(first.born, then.born) {
         return Some(lsn);
+    }
+    // What lies above `first.low` there is of the view's epoch, or older.
+    if first.exact().is_none() && !same(first.epoch, then.epoch) {
+        return None;
     }
     // It is as of `first.low` what it is now, and so was it all the time between.
     (kept && first.high <= lsn).then_some(lsn)
@@ -411,7 +420,8 @@ impl Comparison {
         for (name, (id, size)) in files {
             found.files += 1;
             found.bytes += size;
-            if !self.scan(&name, id, size, &mut suspects)? {
+            let file = (&*name, id, size);
+            if !self.scan(file, wait, &mut suspects, &mut found)? {
                 return Ok(None);
             }
         }
@@ -487,7 +497,7 @@ impl Comparison {
                 pair.look(now.look(name), now.lsn(name));
             }
         }
-        let mut both = BTreeMap::new();
+        let (mut both, mut again) = (BTreeMap::new(), false);
         for (name, pair) in pairs {
             let who = |i: usize| self.nodes[i].who();
             let lsn = match (pair.seen, pair.verdict()) {
@@ -497,7 +507,12 @@ impl Comparison {
                     both.insert(name, (a, x.min(y)));
                     continue;
                 }
-                _ => continue,
+                ([None, None], _) => continue,
+                _ => {
+                    self.moving = format!("file {name} is made anew again and again");
+                    again = true;
+                    continue;
+                }
             };
             let what = match pair.seen {
                 [None, None] => continue,
@@ -517,19 +532,20 @@ impl Comparison {
                 what: format!("{what}, both as of LSN {lsn}"),
             });
         }
-        Ok(Some(both))
+        // What cannot be compared now may be at the next try.
+        Ok((!again || !found.differences.is_empty()).then_some(both))
     }
 
     /// Sums of all pages of a file. False if it is gone.
     fn scan(
         &mut self,
-        name: &str,
-        id: u64,
-        size: u64,
+        (name, id, size): (&str, u64, u64),
+        wait: Duration,
         suspects: &mut Vec<Suspect>,
+        found: &mut Found,
     ) -> Result<bool, Failure> {
         let mut at = 0;
-        while at < size {
+        while at < size && found.undecided.is_none() && found.differences.len() < MOST {
             let q = json!({ "volume": self.volume, "id": id, "offset": at, "pages": PAGES });
             let Some(answers) = self.both("sums", &q)? else {
                 return Ok(false);
@@ -542,7 +558,7 @@ impl Comparison {
                         .map(str::to_owned)
                 };
                 let (p, q) = (part(x), part(y));
-                if (p.is_none() || p != q) && suspects.len() < MOST {
+                if p.is_none() || p != q {
                     suspects.push(Suspect {
                         file: name.to_owned(),
                         id,
@@ -553,6 +569,10 @@ impl Comparison {
                 }
             }
             at += PAGES * PAGE;
+            // Those that are equal after all make room for others.
+            if suspects.len() >= MOST {
+                self.decide(std::mem::take(suspects), wait, found)?;
+            }
         }
         Ok(true)
     }
@@ -666,8 +686,12 @@ mod tests {
     use super::*;
 
     fn lsns(low: u64, high: u64) -> Lsns {
-        let born = 1;
-        Lsns { low, high, born }
+        Lsns {
+            low,
+            high,
+            born: Some(1),
+            epoch: Some(1),
+        }
     }
 
     #[test]
@@ -686,10 +710,15 @@ mod tests {
 
         // The same number in another history is another LSN.
         let other = Lsns {
-            born: 2,
+            born: Some(2),
             ..lsns(5, 5)
         };
         assert_eq!(common(lsns(5, 5), other, false), None);
+        let other = Lsns {
+            epoch: Some(2),
+            ..lsns(9, 9)
+        };
+        assert_eq!(common(lsns(5, 9), other, true), None);
 
         let verdict = |seen, lsn| Pair::new(seen, lsn).verdict();
         assert_eq!(verdict([1, 2], Some(5)), Verdict::Differ(5));

@@ -28,7 +28,7 @@ use mojim_env::{Context, Error, File, Result};
 /// page tables: copying 16 KiB costs about what one scan does.
 pub const EXACT_MAX: usize = 16 << 10;
 
-/// How a region is mapped: flags of [`Volume::map`](mojim::Volume::map).
+/// How a region is mapped: flags of `mojim::Volume::map`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MapFlags {
     /// Make the file if it is not there.

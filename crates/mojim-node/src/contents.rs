@@ -17,6 +17,7 @@
 //!   which `Store::rewrite` can say that they are right.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -208,15 +209,8 @@ impl Node {
         // earlier one left there is not this one's.
         let epoch = live(Live::Epoch)?;
         let low = live(Live::Applied)?;
-        let path = spec.meta.join("catalog");
-        let what = || format!("reading {}", path.display());
-        let file = self.env.open(&path, OpenHow::default()).context(what)?;
-        let mut bytes = vec![0; file.len().context(what)?.min(MAX_CATALOG) as usize];
-        let got = file.read_at(&mut bytes, 0).context(what)?;
-        let c = Catalog::decode(&bytes[..got]).map_err(|e| Error::Damaged {
-            path: path.clone(),
-            what: e.to_string(),
-        })?;
+        let catalog = || self.catalog(&spec.meta);
+        let c = catalog()?;
         let sb =
             read_superblock(&*self.env, &spec.meta)?.ok_or_else(|| busy("it is being made"))?;
         if sb.view.epoch != epoch || sb.state != State::Whole || epoch == 0 {
@@ -225,9 +219,17 @@ impl Node {
         let high = || live(Live::Limit).unwrap_or(u64::MAX);
         let mut open = |e: &CatalogEntry| {
             let path = spec.dir.join(&e.name);
-            self.env
+            let file = self
+                .env
                 .open(&path, OpenHow::default())
-                .context(|| format!("opening {}", path.display()))
+                .context(|| format!("opening {}", path.display()))?;
+            // Another file may have its name by now: then a catalogue said so first.
+            let now = catalog()?;
+            let still = now.files.iter().any(|f| f.id == e.id && f.name == e.name);
+            match still {
+                true => Ok(file),
+                false => Err(busy("the names of its files change")),
+            }
         };
         f(&mut Seen {
             files: c.files,
@@ -243,6 +245,18 @@ impl Node {
                 .unwrap_or(0),
             // They are in another process's logs.
             records: None,
+        })
+    }
+
+    fn catalog(&self, meta: &Path) -> Result<Catalog> {
+        let path = meta.join("catalog");
+        let what = || format!("reading {}", path.display());
+        let file = self.env.open(&path, OpenHow::default()).context(what)?;
+        let mut bytes = vec![0; file.len().context(what)?.min(MAX_CATALOG) as usize];
+        let got = file.read_at(&mut bytes, 0).context(what)?;
+        Catalog::decode(&bytes[..got]).map_err(|e| Error::Damaged {
+            path: path.clone(),
+            what: e.to_string(),
         })
     }
 

@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! - In a cluster with keys, who connects over TCP has a thread and a link
-//!   only after it has proved its name (`os::Door`), and speaks as no other.
+//!   only after it has proved its name (`mojim_linux::Door`), and speaks as no other.
 //! - Whoever has a link is given `FIRST_WORD` to say something valid, of at most
 //!   4 KiB, and there are at most `MAX_LINKS` links.
 //! - A volume's copy is open here only while this node follows, or while a
