@@ -84,25 +84,6 @@ impl Applier {
     }
 }
 
-/// Leaves few marks of long ago and more of what was just now: of two that are nearer to
-/// each other than a quarter of their age, one goes. Nobody reads from before `retained`.
-fn thin(marks: &mut VecDeque<(u64, Vec<u64>)>, retained: u64) {
-    let newest = marks.back().map_or(0, |(lsn, _)| *lsn);
-    let mut kept = newest;
-    let mut left = VecDeque::new();
-    while let Some(mark) = marks.pop_back() {
-        let (lsn, last) = (mark.0, left.is_empty());
-        if last || lsn <= retained || (kept - lsn) * 4 >= newest - lsn {
-            kept = lsn;
-            left.push_front(mark);
-        }
-        if lsn <= retained {
-            break;
-        }
-    }
-    *marks = left;
-}
-
 /// Pages that an operation touches.
 fn pages(op: &Op, payload: &[u8]) -> u64 {
     if op.kind != OpKind::Write || payload.is_empty() {
@@ -214,7 +195,7 @@ impl Store {
             let mark = (a.applied, a.cursors.clone());
             a.marks.push_back(mark);
             if a.marks.len() > MARKS {
-                thin(&mut a.marks, self.retained.load(Acquire));
+                a.marks.pop_front();
             }
         }
         self.live(Live::Applied).store(a.applied, SeqCst);
@@ -498,30 +479,5 @@ impl Store {
             .iter()
             .map(|l| l.head().saturating_sub(l.start()) as f64 / l.size() as f64)
             .fold(0.0, f64::max)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// However many records were applied since, one that is to be found is not far behind a
-    /// mark: a search that began at the log's start held up the application.
-    #[test]
-    fn marks_reach_far_back() {
-        let mut marks = VecDeque::new();
-        for lsn in 1..=100_000 {
-            marks.push_back((lsn, Vec::new()));
-            if marks.len() > MARKS {
-                thin(&mut marks, 1000);
-            }
-        }
-        assert!(marks.len() <= MARKS, "{}", marks.len());
-        for age in [1, 10, 1000, 50_000, 98_000] {
-            let wanted = 100_000 - age;
-            let below = marks.iter().rev().find(|(lsn, _)| *lsn <= wanted);
-            let (lsn, _) = below.expect("one at or below");
-            assert!(wanted - lsn <= age, "{age}: {lsn}");
-        }
     }
 }
