@@ -35,7 +35,11 @@
  *    mojim_fsync fail, and sync points of memory behind a file's end.
  * 6. mprotect, mremap, madvise(MADV_DONTNEED) and MAP_FIXED over a region, and
  *    munmap in place of mojim_unmap, break the noting of changes. So does
- *    closing descriptors that the program did not open.
+ *    closing descriptors that the program did not open. Ours lie beyond those
+ *    of most programs: from 512 on, or half of RLIMIT_NOFILE where that is less,
+ *    as long as there is room. A program that has dup2 use a number under which
+ *    it has nothing open, while other threads are in calls of ours or it is
+ *    attached, calls mojim_dup3 instead.
  * 7. A program that returns from main or calls exit ends as if it had called
  *    mojim_finish; where that fails, a line on standard error says why. Sudden
  *    death (a signal, _exit, exec) loses what was stored since the last sync
@@ -420,6 +424,11 @@ off_t mojim_size(mojim_t *m, const char *file);
 /* Waits until the volume's files, read by other means than a region, show
  * everything that was committed before this call. */
 int mojim_settle(mojim_t *m);
+
+/* As dup3(2), at a moment when no descriptor of Mojim's has the number `to` on its
+ * way to one of its own. Needs no attachment; may be called by signal handlers, and
+ * waits a second at most. Returns `to`, or -1 with errno as dup3 sets it. */
+int mojim_dup3(int from, int to, int flags);
 
 /* Writes the path of the volume's directory to `out` (at most n bytes, with the
  * zero byte), without attaching. Returns the path's length; ERANGE if n is too

@@ -492,6 +492,23 @@ print(len(open(path, 'rb').read()), sorted(os.listdir(os.path.dirname(path))))
     }
 }
 
+/// A shell closes 0 and has dup2 put a file there. Where the engine's thread that
+/// waits for other processes had begun to, it kept 0 to itself meanwhile: dup2 failed
+/// with EBUSY, and the shell's child ran without a standard input. Descriptors of the
+/// engine's lay at 3 and up, where a script's `exec 3<file` ended them.
+#[test]
+fn the_programs_numbers_are_its_own() {
+    holds(&TestVolume::new(""), "numbers");
+    let v = TestVolume::new("");
+    holds(&v, "atomic_map");
+    let script = "for i in 1 2 3 4 5 6 7 8 9; do wc -c < \"$1/other\"; done; \
+                  exec 3< \"$1/other\" 4< \"$1/file\" 5< /dev/null 6< /dev/null 7< /dev/null; \
+                  wc -c <&3; wc -c < \"$1/file\"";
+    let mut c = v.preloaded("sh");
+    let out = output(c.args(["-c", script, "sh"]).arg(v.dir()));
+    assert_eq!(text(&out), "4096\n".repeat(11));
+}
+
 /// The shell's redirections and coreutils on a volume's file: reading works,
 /// writing says that it does not.
 #[test]

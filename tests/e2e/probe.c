@@ -1290,6 +1290,64 @@ static void cancelled(void)
     CHECK(access(in("renamed"), F_OK) == -1 && open_new("later") >= 0);
 }
 
+/* What is open at or above a number, which the engine alone can have opened. */
+static int open_from(int first)
+{
+    int n = 0;
+    for (int fd = first; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+static _Atomic int names_stop;
+
+/* Opens nothing itself: what it opened would be at the numbers that others use. */
+static void *names_change(void *unused)
+{
+    for (long i = 0; !names_stop; i++) {
+        CHECK(rename(in("one"), in("two")) == 0);
+        CHECK(truncate(in("two"), 4096 + i % 4096) == 0);
+        CHECK(rename(in("two"), in("one")) == 0);
+    }
+    return unused;
+}
+
+/* Numbers below the engine's are the program's: nobody else's stays there, none is
+ * kept by a call that waits, and dup2 to one hits nothing of the engine's while that
+ * opens and closes. */
+static void numbers(void)
+{
+    pthread_t t;
+    int own = open("/dev/shm", O_TMPFILE | O_RDWR, 0600);
+    CHECK(own >= 0 && write(own, "mine", 4) == 4);
+    int before = open_from(3);
+    CHECK(close(0) == 0);
+    /* Not 0: a number above, so that 0 is free when the engine's threads begin. */
+    int fd = fcntl(open_new("file"), F_DUPFD, 20);
+    CHECK(close(0) == 0 && ftruncate(fd, 8192) == 0);
+    CHECK(open_new("one") == 0 && close(0) == 0);
+    char *p = map(fd, 8192);
+    p[0] = 1;
+    CHECK(msync(p, 1, MS_SYNC) == 0);
+    CHECK(open_from(512) > 3 && open_from(3) - open_from(512) == before + 1);
+    CHECK(pthread_create(&t, NULL, names_change, NULL) == 0);
+    for (int i = 0; i < 3000; i++) {
+        struct stat is, put;
+        int n = i % 2 ? 0 : 4;
+        CHECK(dup2(own, n) == n);
+        CHECK(fstat(own, &is) == 0 && fstat(n, &put) == 0 && is.st_ino == put.st_ino);
+        CHECK(close(n) == 0);
+        if (i % 8 == 0)
+            sched_yield();
+    }
+    names_stop = 1;
+    CHECK(pthread_join(t, NULL) == 0);
+    char bytes[5] = "";
+    CHECK(pread(own, bytes, 5, 0) == 4 && strcmp(bytes, "mine") == 0);
+    p[0] = 2;
+    CHECK(msync(p, 1, MS_SYNC) == 0);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -1315,7 +1373,7 @@ int main(int argc, char **argv)
         {"opening_fails", opening_fails}, {"fixed_over_a_region", fixed_over_a_region},
         {"in_a_handler", in_a_handler}, {"ways_back", ways_back},
         {"fork_amid_start", fork_amid_start}, {"fork_amid_reads", fork_amid_reads},
-        {"cancelled", cancelled},
+        {"cancelled", cancelled},       {"numbers", numbers},
     };
     if (argc != 3)
         return 2;

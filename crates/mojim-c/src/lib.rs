@@ -21,6 +21,7 @@ use engine::{
     Config, Error, Guest, Joined, Level, MapFlags, Reader, ReaderOptions, Result, Volume,
 };
 use mojim_config::Working;
+use mojim_env::descriptors;
 use mojim_env::threads::{cancel_again, cancel_waits};
 
 /// `mojim_t`.
@@ -785,6 +786,13 @@ pub unsafe extern "C-unwind" fn mojim_settle(m: *mut Mojim) -> c_int {
         either!(unsafe { volume(m)? }, v => v.settle()?);
         Ok(0)
     })
+}
+
+/// `mojim_dup3`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mojim_dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    // SAFETY: changes nothing but the caller's descriptors.
+    descriptors::alone(|| unsafe { libc::syscall(libc::SYS_dup3, from, to, flags) as c_int })
 }
 
 /// `mojim_usable`.

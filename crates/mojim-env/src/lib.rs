@@ -6,6 +6,7 @@
 
 mod env;
 mod error;
+pub mod descriptors;
 pub mod event;
 pub mod futex;
 pub mod parts;

@@ -11,7 +11,7 @@
 //!   process holds it: closing any descriptor of it would release the lock.
 
 use super::error;
-use mojim_env::{File, OpenHow};
+use mojim_env::{File, OpenHow, descriptors};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -218,7 +218,7 @@ fn refill() {
     };
     while all.len() < RESERVED {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        match retry_on_intr(|| fs::open("/", flags, Mode::empty())) {
+        match descriptors::open(|| retry_on_intr(|| fs::open("/", flags, Mode::empty()))) {
             Ok(fd) => all.push(fd),
             Err(_) => return,
         }
@@ -231,7 +231,7 @@ fn open_fd(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     if SHORT.load(Relaxed) {
         refill();
     }
-    let open = || retry_on_intr(|| fs::open(path, flags, mode));
+    let open = || descriptors::open(|| retry_on_intr(|| fs::open(path, flags, mode)));
     let mut got = open();
     while matches!(got, Err(Errno::MFILE | Errno::NFILE)) {
         let mut all = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -349,7 +349,7 @@ pub(super) fn sector(path: &Path) -> io::Result<usize> {
     };
     // The kernel tells it of regular files only: make one without a name.
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let probe = match retry_on_intr(|| fs::open(place, flags, FILE_MODE)) {
+    let probe = match open_fd(place, flags, FILE_MODE) {
         Ok(fd) => fd,
         Err(e @ (Errno::NOENT | Errno::NOTDIR)) => return Err(e.into()),
         Err(_) => return Ok(USUAL_SECTOR),
@@ -439,7 +439,9 @@ fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result
         let path = below.join(OsStr::from_bytes(name.to_bytes()));
         match kind {
             FileType::RegularFile => found.push(path),
-            FileType::Directory => match fs::openat(&dir, name, flags, Mode::empty()) {
+            FileType::Directory => match descriptors::open(|| {
+                fs::openat(&dir, name, flags, Mode::empty())
+            }) {
                 Ok(sub) => list_into(sub, &path, found)?,
                 // Removed or replaced since it was listed.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}

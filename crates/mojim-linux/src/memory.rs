@@ -17,7 +17,7 @@
 use super::disk::{allocate, parent, sync_dir};
 use super::error;
 use super::trust;
-use mojim_env::Memory;
+use mojim_env::{Memory, descriptors};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -97,11 +97,13 @@ impl Mapping {
     /// A descriptor for the peer.
     fn passable(&self) -> io::Result<OwnedFd> {
         if self.pass_writable {
-            return Ok(rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)?);
+            return Ok(descriptors::duplicate(&self.fd)?);
         }
         let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        Ok(retry_on_intr(|| fs::open(&path, flags, Mode::empty()))?)
+        Ok(descriptors::open(|| {
+            retry_on_intr(|| fs::open(&path, flags, Mode::empty()))
+        })?)
     }
 }
 
@@ -171,9 +173,10 @@ pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
 /// See [`mojim_env::Env::anonymous_memory`].
 pub(super) fn anonymous(len: usize) -> io::Result<Memory> {
     let sealable = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = match fs::memfd_create("mojim", sealable | MemfdFlags::NOEXEC_SEAL) {
+    let memfd = |flags| descriptors::open(|| fs::memfd_create("mojim", flags));
+    let fd = match memfd(sealable | MemfdFlags::NOEXEC_SEAL) {
         // Before Linux 6.3.
-        Err(Errno::INVAL) => fs::memfd_create("mojim", sealable),
+        Err(Errno::INVAL) => memfd(sealable),
         other => other,
     }?;
     check_size(len)?;
@@ -264,7 +267,8 @@ impl Place<'_> {
         };
         // NONBLOCK: do not wait in the open of something that is no file.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = match retry_on_intr(|| fs::openat(&self.dir, self.name, flags, Mode::empty())) {
+        let open = || fs::openat(&self.dir, self.name, flags, Mode::empty());
+        let fd = match descriptors::open(|| retry_on_intr(open)) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP) => return refuse("is a symbolic link; shared memory must be a file"),
@@ -294,7 +298,8 @@ impl Place<'_> {
         check_size(len)?;
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = retry_on_intr(|| fs::openat(&self.dir, self.name, flags, FILE_MODE))?;
+        let open = || fs::openat(&self.dir, self.name, flags, FILE_MODE);
+        let fd = descriptors::open(|| retry_on_intr(open))?;
         if let Err(e) = retry_on_intr(|| fs::ftruncate(&fd, len as u64)) {
             let _ = self.unlink();
             return Err(e.into());

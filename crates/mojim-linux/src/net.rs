@@ -11,7 +11,7 @@
 
 use super::{disk, error, memory, now};
 use mojim_env::futex::timespec;
-use mojim_env::{Address, Conn, Memory, Proof};
+use mojim_env::{Address, Conn, Memory, Proof, descriptors};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, CWD, FileType, Mode, OFlags};
@@ -59,12 +59,15 @@ pub(super) struct Socket {
     source: Option<IpAddr>,
 }
 
+fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    descriptors::open(|| net::socket_with(family, SocketType::STREAM, FLAGS, None))
+}
+
 impl Socket {
     /// Begins to connect. A Unix socket whose listener has no room for more
     /// waiting connections is `WouldBlock`, here.
     pub(super) fn connect(to: &Address) -> io::Result<Socket> {
         let peer = to.to_string();
-        let socket = |family| net::socket_with(family, SocketType::STREAM, FLAGS, None);
         let (fd, unix, begun) = match to {
             Address::Tcp(addr) => {
                 let fd = socket(family(addr))?;
@@ -409,7 +412,7 @@ pub fn unix_address(path: &Path) -> io::Result<(SocketAddrUnix, Option<OwnedFd>)
         return Err(Errno::INVAL.into());
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let dir = fs::openat(CWD, disk::parent(path), flags, Mode::empty())?;
+    let dir = descriptors::open(|| fs::openat(CWD, disk::parent(path), flags, Mode::empty()))?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
     Ok((SocketAddrUnix::new(short)?, Some(dir)))
 }
@@ -431,7 +434,6 @@ impl Listener {
     /// socket's file is open to this user only; a file left over by a process
     /// that died is replaced, one that is in use is `AddrInUse`.
     pub fn bind(at: &Address) -> io::Result<Listener> {
-        let socket = |family| net::socket_with(family, SocketType::STREAM, FLAGS, None);
         let (fd, address, file) = match at {
             Address::Tcp(addr) => {
                 let fd = socket(family(addr))?;
@@ -491,8 +493,14 @@ impl Listener {
                 let text = format!("{}: closed", self.address);
                 return Err(error(io::ErrorKind::NotConnected, text));
             }
-            match net::acceptfrom_with(&self.fd, FLAGS) {
-                Ok((fd, from)) => match Socket::accepted(fd, from, &self.address) {
+            let mut from = None;
+            let accepted = descriptors::open(|| {
+                let (fd, who) = net::acceptfrom_with(&self.fd, FLAGS)?;
+                from = who;
+                Ok(fd)
+            });
+            match accepted {
+                Ok(fd) => match Socket::accepted(fd, from, &self.address) {
                     Ok(socket) => return Ok(Some(socket)),
                     // It broke at once, or is not to be spoken to: not the
                     // listener's trouble.

@@ -13,6 +13,7 @@
 //!   uses what a service of this host proves its name with.
 
 use super::error;
+use mojim_env::descriptors;
 use rustix::fd::OwnedFd;
 use rustix::fs::{self, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
@@ -110,7 +111,9 @@ pub(super) fn directory(path: &Path, make: bool) -> io::Result<Option<OwnedFd>> 
 /// To a directory; also how it is shown.
 fn walk(path: &Path, make: bool) -> io::Result<Option<(PathBuf, OwnedFd)>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open_at = |name: &Path| retry_on_intr(|| fs::open(name, flags, Mode::empty()));
+    let open_at = |name: &Path| {
+        descriptors::open(|| retry_on_intr(|| fs::open(name, flags, Mode::empty())))
+    };
     let start = |path: &Path| Path::new(if path.has_root() { "/" } else { "." });
     let mut at = start(path).to_owned();
     let mut dir = open_at(&at)?;
@@ -120,7 +123,9 @@ fn walk(path: &Path, make: bool) -> io::Result<Option<(PathBuf, OwnedFd)>> {
         let parent = fs::fstat(&dir)?;
         check_way(&at, &parent)?;
         if name == ".." {
-            dir = retry_on_intr(|| fs::openat(&dir, "..", flags, Mode::empty()))?;
+            dir = descriptors::open(|| {
+                retry_on_intr(|| fs::openat(&dir, "..", flags, Mode::empty()))
+            })?;
             at.push("..");
             continue;
         }
@@ -164,7 +169,7 @@ fn walk(path: &Path, make: bool) -> io::Result<Option<(PathBuf, OwnedFd)>> {
 
 fn open_entry(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    retry_on_intr(|| fs::openat(dir, name, flags, Mode::empty()))
+    descriptors::open(|| retry_on_intr(|| fs::openat(dir, name, flags, Mode::empty())))
 }
 
 /// Makes a directory, where it is missing, that nobody else can change.

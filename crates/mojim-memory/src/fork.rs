@@ -45,6 +45,7 @@ impl Once {
 
 extern "C" fn after_fork_in_child() {
     FORKED.store(PID.load(Relaxed) != 0, Relaxed);
+    mojim_env::descriptors::forked();
 }
 
 /// The process that watches. 0: none does.

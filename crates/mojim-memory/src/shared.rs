@@ -26,7 +26,7 @@ use crate::places;
 use crate::region::{MapOptions, WorkingCopy, attach_tracker, clip};
 use crate::track::{Marks, Tracker, unite};
 use mojim_config::TrackerKind;
-use mojim_env::{Context, Error, File, Result};
+use mojim_env::{Context, Error, File, Result, descriptors};
 
 /// Addresses that a shared file gets, where they are not short, so that it can
 /// grow in place: so many, and as often its size.
@@ -121,7 +121,7 @@ impl Shared {
             return Err(Error::io(what(), &rustix::io::Errno::FBIG.into()));
         }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let memory = rustix::fs::memfd_create("mojim-working-copy", flags)
+        let memory = descriptors::open(|| rustix::fs::memfd_create("mojim-working-copy", flags))
             .map_err(std::io::Error::from)
             .context(what)?;
         rustix::fs::ftruncate(&memory, size as u64)

@@ -9,6 +9,7 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use mojim_env::descriptors;
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 use rustix::mm::UserfaultfdFlags;
@@ -125,7 +126,7 @@ pub fn open(user_only: bool, features: u64) -> io::Result<OwnedFd> {
         flags |= UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
     }
     // SAFETY: a descriptor that does nothing until a range is registered.
-    let fd = unsafe { rustix::mm::userfaultfd(flags)? };
+    let fd = descriptors::open(|| unsafe { rustix::mm::userfaultfd(flags) })?;
     let mut api = UffdioApi {
         api: UFFD_API,
         features,

@@ -55,6 +55,7 @@ api! {
     mojim_rename: fn(Handle, Str, Str) -> c_int;
     mojim_truncate: fn(Handle, Str, i64) -> c_int;
     mojim_settle: fn(Handle) -> c_int;
+    mojim_dup3: fn(c_int, c_int, c_int) -> c_int;
     mojim_directory: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
     mojim_locks: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
     mojim_last_error: fn() -> Str;

@@ -342,8 +342,15 @@ fn copied(from: c_int, to: c_int) -> c_int {
     to
 }
 
-/// dup2: the old word goes before the descriptor does.
-fn replaced(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
+/// dup2 (without flags) and dup3: the old word goes before the descriptor does.
+fn replaced(from: c_int, to: c_int, flags: c_int, pass: impl FnOnce() -> c_int) -> c_int {
+    // The engine's threads open files in this process's table, in passing at numbers
+    // that the program may have in mind; not in a child's of vfork.
+    let call = || match process::attached().map(|_| api()) {
+        // SAFETY: dup3, which tells a wrong number.
+        Some(Ok(api)) if from != to => unsafe { (api.mojim_dup3)(from, to, flags) },
+        _ => pass(),
+    };
     if from == to || table::get(from).is_none() && table::get(to).is_none() {
         return call();
     }
@@ -407,10 +414,10 @@ exports! { |pass|
         copied(fd, pass())
     }
     fn dup2(from: c_int, to: c_int) -> c_int {
-        replaced(from, to, pass)
+        replaced(from, to, 0, pass)
     }
     fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-        replaced(from, to, pass)
+        replaced(from, to, flags, pass)
     }
     fn fcntl(fd: c_int, cmd: c_int, arg: *mut c_void) -> c_int {
         control(fd, cmd, arg, pass)

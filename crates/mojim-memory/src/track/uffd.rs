@@ -29,6 +29,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use mojim_env::descriptors;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
@@ -101,11 +102,9 @@ pub(super) fn pagemap(process: Process) -> io::Result<RawFd> {
         if seen != 0 && (seen >> 32) as u32 == process.0 {
             return Ok((seen as u32 - 1) as RawFd);
         }
-        let fresh = rustix::fs::open(
-            "/proc/self/pagemap",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let fresh =
+            descriptors::open(|| rustix::fs::open("/proc/self/pagemap", flags, Mode::empty()))?;
         let packed = (u64::from(process.0) << 32) | (fresh.as_raw_fd() as u64 + 1);
         if PAGEMAP
             .compare_exchange(seen, packed, Ordering::AcqRel, Ordering::Acquire)
@@ -500,7 +499,8 @@ pub fn uffd_available() -> bool {
 fn probe() -> io::Result<bool> {
     let page = rustix::param::page_size();
     let len = 3 * page;
-    let file = rustix::fs::memfd_create("mojim-probe", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let file = descriptors::open(|| rustix::fs::memfd_create("mojim-probe", flags))?;
     rustix::fs::ftruncate(&file, len as u64)?;
     // SAFETY: a fresh mapping at an address that the kernel chooses, of a file that nobody else
     // has; it is unmapped below, after the tracker is gone.

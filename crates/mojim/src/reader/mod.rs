@@ -35,7 +35,7 @@ use self::view::{Mark, PAGE, Place, View};
 use mojim_config::{Config, ConfigError};
 use mojim_env::event::Event;
 use mojim_env::threads::{SignalsWait, block_signals};
-use mojim_env::{Address, Context, Env, Error, Result};
+use mojim_env::{Address, Context, Env, Error, Result, descriptors};
 use mojim_linux::Os;
 use mojim_memory::fork::{check_fork, watch_forks};
 use mojim_memory::places::{self, Claim};
@@ -193,7 +193,7 @@ impl Reader {
             trouble: Mutex::new(None),
             gave_up: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            bell: eventfd(0, EventfdFlags::CLOEXEC)
+            bell: descriptors::open(|| eventfd(0, EventfdFlags::CLOEXEC))
                 .map_err(std::io::Error::from)
                 .context(|| "reading".into())?,
             threads: Mutex::default(),

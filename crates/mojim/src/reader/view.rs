@@ -28,7 +28,7 @@ use mojim_format::{OpKind, RecordView};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
-use mojim_env::{Context, Error, Result};
+use mojim_env::{Context, Error, Result, descriptors};
 use mojim_memory::places;
 use mojim_memory::uffd;
 
@@ -218,7 +218,8 @@ impl View {
         if limit.is_some_and(|limit| len as u64 > limit) {
             return Err(Error::io(what(), &rustix::io::Errno::FBIG.into()));
         }
-        let memory = rustix::fs::memfd_create("mojim-view", MemfdFlags::CLOEXEC)
+        let memfd = || rustix::fs::memfd_create("mojim-view", MemfdFlags::CLOEXEC);
+        let memory = descriptors::open(memfd)
             .map_err(system)
             .context(what)?;
         rustix::fs::ftruncate(&memory, len as u64)

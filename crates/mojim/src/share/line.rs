@@ -26,6 +26,7 @@ use rustix::net::{
 use rustix::net::sockopt::Timeout;
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use mojim_env::descriptors;
 use mojim_linux::{check_local_peer, unix_address};
 
 /// Bytes of the longest message.
@@ -44,14 +45,12 @@ pub struct Line {
 /// A descriptor that a forked child closes.
 pub(crate) type End = Arc<dyn AsRawFd + Send + Sync>;
 
-fn socket() -> io::Result<OwnedFd> {
-    let fd = net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    Ok(fd)
+fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let flags = flags | SocketFlags::CLOEXEC;
+    Ok(descriptors::open(|| {
+        net::socket_with(family, kind, flags, None)
+    })?)
 }
 
 fn invalid(text: &str) -> io::Error {
@@ -61,7 +60,8 @@ fn invalid(text: &str) -> io::Error {
 impl Line {
     fn new(fd: OwnedFd) -> Line {
         let peer = net::sockopt::socket_peercred(&fd);
-        let peer = peer.and_then(|p| pidfd_open(p.pid, PidfdFlags::empty()));
+        let peer = peer
+            .and_then(|p| descriptors::open(|| pidfd_open(p.pid, PidfdFlags::empty())));
         Line {
             fd,
             peer: peer.ok().map(Arc::new),
@@ -71,7 +71,7 @@ impl Line {
     /// To whoever listens at `path`. Fails with ENOENT or ECONNREFUSED if nobody does, and with
     /// EAGAIN if it cannot be reached within `limit`, if there is one.
     pub fn connect(path: &Path, limit: Option<Duration>) -> io::Result<Line> {
-        let fd = socket()?;
+        let fd = socket(SocketFlags::empty())?;
         let (addr, _dir) = unix_address(path)?;
         net::sockopt::set_socket_timeout(&fd, Timeout::Send, limit)?;
         rustix::io::retry_on_intr(|| net::connect(&fd, &addr))?;
@@ -128,26 +128,31 @@ impl Line {
         buf: &mut [u8],
         limit: Option<Duration>,
     ) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
-        if !self.wait(limit)? {
-            return Ok(None);
-        }
         // Room for a second one, to see that it is too many.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = loop {
-            let mut bufs = [IoSliceMut::new(buf)];
-            match net::recvmsg(&self.fd, &mut bufs, &mut control, RecvFlags::CMSG_CLOEXEC) {
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let (got, fd, more) = loop {
+            if !self.wait(limit)? {
+                return Ok(None);
+            }
+            let got = descriptors::alone(|| {
+                let mut bufs = [IoSliceMut::new(buf)];
+                let got = net::recvmsg(&self.fd, &mut bufs, &mut control, flags)?;
+                let mut fds = control.drain().flat_map(|m| match m {
+                    RecvAncillaryMessage::ScmRights(fds) => Some(fds).into_iter().flatten(),
+                    _ => None.into_iter().flatten(),
+                });
+                let (fd, more) = (fds.next(), fds.next());
+                Ok((got, fd.map(descriptors::above), more))
+            });
+            match got {
                 Ok(got) => break got,
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(Errno::CONNRESET) => return Ok(None),
                 Err(e) => return Err(e.into()),
             }
         };
-        let mut fds = control.drain().flat_map(|m| match m {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds).into_iter().flatten(),
-            _ => None.into_iter().flatten(),
-        });
-        let (fd, more) = (fds.next(), fds.next());
         let cut = ReturnFlags::TRUNC | ReturnFlags::CTRUNC;
         if more.is_some() || got.flags.intersects(cut) {
             return Err(invalid("a message that is too long"));
@@ -193,7 +198,8 @@ impl Port {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(e) => return Err(e.into()),
         }
-        let fd = socket()?;
+        // `accept` must not wait: see `descriptors`.
+        let fd = socket(SocketFlags::NONBLOCK)?;
         let (addr, _dir) = unix_address(path)?;
         net::bind(&fd, &addr)?;
         // Nobody can connect before it listens.
@@ -214,14 +220,21 @@ impl Port {
     /// after which others can be waited for.
     pub fn accept(&self) -> io::Result<Option<Line>> {
         loop {
-            match net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
+            match descriptors::open(|| net::accept_with(&self.fd, SocketFlags::CLOEXEC)) {
                 Ok(fd) => {
                     check_local_peer(&fd, &self.path.display().to_string())?;
                     return Ok(Some(Line::new(fd)));
                 }
+                Err(Errno::AGAIN) => {
+                    let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+                    match poll(&mut fds, None) {
+                        // It is shut down, and nobody is left.
+                        Ok(_) if fds[0].revents().contains(PollFlags::HUP) => return Ok(None),
+                        Ok(_) | Err(Errno::INTR) => {}
+                        Err(e) => return Err(e.into()),
+                    }
+                }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // What Linux gives once it is shut down.
-                Err(Errno::INVAL) => return Ok(None),
                 Err(e) => return Err(e.into()),
             }
         }
