@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 use super::{Node, lock};
 use mojim_config::Volume;
-use mojim_env::{Address, Context, Error, File, OpenHow, Result};
+use mojim_env::{Address, Context, Env, Error, File, OpenHow, Result};
 use mojim_replica::client::Client;
 use mojim_replica::layout;
 use mojim_store::area::MAX_CATALOG;
@@ -218,18 +218,8 @@ impl Node {
         }
         let high = || live(Live::Limit).unwrap_or(u64::MAX);
         let mut open = |e: &CatalogEntry| {
-            let path = spec.dir.join(&e.name);
-            let file = self
-                .env
-                .open(&path, OpenHow::default())
-                .context(|| format!("opening {}", path.display()))?;
-            // Another file may have its name by now: then a catalogue said so first.
-            let now = catalog()?;
-            let still = now.files.iter().any(|f| f.id == e.id && f.name == e.name);
-            match still {
-                true => Ok(file),
-                false => Err(busy("the names of its files change")),
-            }
+            open_as(&*self.env, &spec.dir, e, catalog)?
+                .ok_or_else(|| busy("the names of its files change"))
         };
         f(&mut Seen {
             files: c.files,
@@ -411,6 +401,26 @@ impl Node {
     }
 }
 
+/// Opens the file of a catalogue's entry, by its name; `None` if that is no more the
+/// file's. `now` gives the catalogue as it is.
+fn open_as(
+    env: &dyn Env,
+    dir: &Path,
+    e: &CatalogEntry,
+    now: impl FnOnce() -> Result<Catalog>,
+) -> Result<Option<Arc<dyn File>>> {
+    let path = dir.join(&e.name);
+    let file = env
+        .open(&path, OpenHow::default())
+        .context(|| format!("opening {}", path.display()))?;
+    // Another file may have its name by now: then a catalogue said so first.
+    let still = now()?
+        .files
+        .iter()
+        .any(|f| f.id == e.id && f.name == e.name);
+    Ok(still.then_some(file))
+}
+
 fn see_store<T>(
     store: &Store,
     last: u64,
@@ -457,4 +467,52 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
         .collect();
     let digits = digits.filter(|d| d.len().is_multiple_of(2))?;
     Some(digits.chunks(2).map(|d| d[0] << 4 | d[1]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mojim_linux::Os;
+
+    /// A file that took another's name between two reads was read in its place, and
+    /// `verify` compared it, `repair` copied it.
+    #[test]
+    fn a_file_is_not_read_for_another_that_had_its_name() {
+        let env = Os::new().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let entry = |id, name: &str| CatalogEntry {
+            id,
+            size: 3,
+            name: name.into(),
+        };
+        let catalog = |files: [CatalogEntry; 2]| Catalog {
+            files: files.into(),
+            ..Catalog::default()
+        };
+        let put = |name: &str, bytes| std::fs::write(dir.path().join(name), bytes).unwrap();
+        put("f", "one");
+        put("g", "two");
+        let first = catalog([entry(1, "f"), entry(2, "g")]);
+        let turned = catalog([entry(1, "old"), entry(2, "f")]);
+        let turn = || {
+            let at = |name| dir.path().join(name);
+            std::fs::rename(at("f"), at("old")).unwrap();
+            std::fs::rename(at("g"), at("f")).unwrap();
+        };
+
+        // The names change just behind the look at the catalogue.
+        let look = || {
+            turn();
+            Ok(first.clone())
+        };
+        let file = open_as(&env, dir.path(), &entry(1, "f"), look).unwrap();
+        let mut bytes = [0; 3];
+        file.unwrap().read_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"one");
+        // They have changed before: the catalogue that is made first says so.
+        let read = open_as(&env, dir.path(), &entry(1, "f"), || Ok(turned.clone()));
+        assert!(read.unwrap().is_none());
+        let read = open_as(&env, dir.path(), &entry(2, "f"), || Ok(turned.clone()));
+        assert!(read.unwrap().is_some());
+    }
 }
