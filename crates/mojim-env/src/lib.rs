@@ -4,9 +4,9 @@
 //! implement, the engine's error, locks and sleeps at which a simulator may put
 //! itself, and what a thread does about signals.
 
+pub mod descriptors;
 mod env;
 mod error;
-pub mod descriptors;
 pub mod event;
 pub mod futex;
 pub mod parts;

@@ -439,14 +439,14 @@ fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result
         let path = below.join(OsStr::from_bytes(name.to_bytes()));
         match kind {
             FileType::RegularFile => found.push(path),
-            FileType::Directory => match descriptors::open(|| {
-                fs::openat(&dir, name, flags, Mode::empty())
-            }) {
-                Ok(sub) => list_into(sub, &path, found)?,
-                // Removed or replaced since it was listed.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
-                Err(e) => return Err(e.into()),
-            },
+            FileType::Directory => {
+                match descriptors::open(|| fs::openat(&dir, name, flags, Mode::empty())) {
+                    Ok(sub) => list_into(sub, &path, found)?,
+                    // Removed or replaced since it was listed.
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
             _ => {}
         }
     }

@@ -111,9 +111,8 @@ pub(super) fn directory(path: &Path, make: bool) -> io::Result<Option<OwnedFd>> 
 /// To a directory; also how it is shown.
 fn walk(path: &Path, make: bool) -> io::Result<Option<(PathBuf, OwnedFd)>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let open_at = |name: &Path| {
-        descriptors::open(|| retry_on_intr(|| fs::open(name, flags, Mode::empty())))
-    };
+    let open_at =
+        |name: &Path| descriptors::open(|| retry_on_intr(|| fs::open(name, flags, Mode::empty())));
     let start = |path: &Path| Path::new(if path.has_root() { "/" } else { "." });
     let mut at = start(path).to_owned();
     let mut dir = open_at(&at)?;

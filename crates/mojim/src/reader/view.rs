@@ -219,9 +219,7 @@ impl View {
             return Err(Error::io(what(), &rustix::io::Errno::FBIG.into()));
         }
         let memfd = || rustix::fs::memfd_create("mojim-view", MemfdFlags::CLOEXEC);
-        let memory = descriptors::open(memfd)
-            .map_err(system)
-            .context(what)?;
+        let memory = descriptors::open(memfd).map_err(system).context(what)?;
         rustix::fs::ftruncate(&memory, len as u64)
             .map_err(system)
             .context(what)?;

@@ -60,8 +60,7 @@ fn invalid(text: &str) -> io::Error {
 impl Line {
     fn new(fd: OwnedFd) -> Line {
         let peer = net::sockopt::socket_peercred(&fd);
-        let peer = peer
-            .and_then(|p| descriptors::open(|| pidfd_open(p.pid, PidfdFlags::empty())));
+        let peer = peer.and_then(|p| descriptors::open(|| pidfd_open(p.pid, PidfdFlags::empty())));
         Line {
             fd,
             peer: peer.ok().map(Arc::new),
