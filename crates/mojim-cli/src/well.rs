@@ -80,9 +80,28 @@ fn committed(n: &Value) -> u64 {
     known.unwrap_or(0)
 }
 
+/// The mirror of a primary that is not reached, where an operator alone puts it in its
+/// place: no node reads a register.
+fn heir<'a>(nodes: &'a [Value], primary: &str) -> Option<&'a str> {
+    if nodes.iter().any(|n| !n["register"].is_null()) {
+        return None;
+    }
+    let newest = nodes.iter().map(epoch).max().unwrap_or(0);
+    let knows = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
+    let mirror = nodes.iter().find(knows)?;
+    (mirror["view"]["primary"] == primary).then(|| text(mirror, "node"))
+}
+
 /// Everything about a volume that is not as it should be.
 pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let mut ills = found(expected, nodes);
+    for i in ills.iter_mut().filter(|i| i.kind == "unreachable") {
+        if let Some(mirror) = heir(nodes, &i.node) {
+            i.todo = Cow::Owned(format!(
+                "{START}; to go on without it meanwhile, make sure that its program and daemon have ended, then `mojim promote --name {mirror}`, and start the program there"
+            ));
+        }
+    }
     // What has failed does not pass.
     let newest = nodes.iter().map(epoch).max().unwrap_or(0);
     let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest;
@@ -615,6 +634,29 @@ mod tests {
             let copy = all.iter().find(|i| i.kind == "copy").expect("it is named");
             assert_eq!((copy.node.as_str(), &*copy.todo), ("a", TAKE));
         }
+    }
+
+    /// Nobody takes over by itself without a register, and nothing said who could.
+    #[test]
+    fn where_no_register_decides_the_operator_is_told_how_to_go_on() {
+        let mut nodes = cluster();
+        let todo = |nodes: &[Value]| {
+            let expected = Expected {
+                mirrored: true,
+                threshold: 1000,
+                voters: &[],
+            };
+            ills(&expected, nodes)[0].todo.clone()
+        };
+        nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a is away" });
+        assert_eq!(todo(&nodes), START);
+        for n in &mut nodes[1..] {
+            n["register"] = Value::Null;
+        }
+        assert!(todo(&nodes).contains("`mojim promote --name b`"));
+        // It is not the one that leads.
+        nodes[1]["view"]["primary"] = json!("d");
+        assert_eq!(todo(&nodes), START);
     }
 
     /// "Nothing, if this passes" was said of what a daemon had refused.
