@@ -55,9 +55,10 @@
  *    A function that succeeds leaves errno alone or not, like any of POSIX.
  * 2. Threads: every function may be called from any thread at any time, but for
  *    mojim_detach and mojim_finish, after which the handle is gone; no other
- *    call may be using it then. None is safe in a signal handler, and nor is
- *    exit(), which commits what is mapped; _exit() is. None is a cancellation point:
- *    a thread that is cancelled (pthread_cancel) in a call ends after it.
+ *    call may be using it then. None but mojim_dup3 is safe in a signal handler,
+ *    and nor is exit(), which commits what is mapped; _exit() is. None is a
+ *    cancellation point: a thread that is cancelled (pthread_cancel) in a call
+ *    ends after it.
  * 3. Ownership: strings that are passed in are copied. Strings that come out
  *    belong to the library. A handle belongs to the caller until mojim_detach.
  * 4. Files are named by their path within the volume, without a leading '/':
@@ -425,10 +426,18 @@ off_t mojim_size(mojim_t *m, const char *file);
  * everything that was committed before this call. */
 int mojim_settle(mojim_t *m);
 
-/* As dup3(2), at a moment when no descriptor of Mojim's has the number `to` on its
- * way to one of its own. Needs no attachment; may be called by signal handlers, and
- * waits a second at most. Returns `to`, or -1 with errno as dup3 sets it. */
+/* As dup3(2) (so `from` equal to `to` is EINVAL), at a moment when no descriptor of
+ * Mojim's has the number `to` on its way to one of its own. Needs no attachment. May
+ * be called in signal handlers; not in a child of vfork, which needs it not. Waits a
+ * second at most. Returns `to`, or -1 with errno as dup3 sets it. */
 int mojim_dup3(int from, int to, int flags);
+
+/* For libraries that stand between a program and the C library, as
+ * libmojim_preload.so. mojim_is_yours: 1 if the program has a descriptor of this
+ * number, 0 if not, also where Mojim has it for a moment; rules as of mojim_dup3.
+ * mojim_floor: from which number on Mojim's own descriptors lie. */
+int mojim_is_yours(int fd);
+int mojim_floor(void);
 
 /* Writes the path of the volume's directory to `out` (at most n bytes, with the
  * zero byte), without attaching. Returns the path's length; ERANGE if n is too

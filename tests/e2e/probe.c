@@ -1290,13 +1290,21 @@ static void cancelled(void)
     CHECK(access(in("renamed"), F_OK) == -1 && open_new("later") >= 0);
 }
 
-/* What is open at or above a number, which the engine alone can have opened. */
-static int open_from(int first)
+/* How many numbers from 3 to below the engine's are taken. */
+static int taken(void)
 {
     int n = 0;
-    for (int fd = first; fd < 1024; fd++)
+    for (int fd = 3; fd < 512; fd++)
         n += fcntl(fd, F_GETFD) >= 0;
     return n;
+}
+
+/* The same descriptor, out of the way. */
+static int moved(int fd)
+{
+    int to = fcntl(fd, F_DUPFD, 30);
+    CHECK(to >= 30 && close(fd) == 0);
+    return to;
 }
 
 static _Atomic int names_stop;
@@ -1320,26 +1328,37 @@ static void numbers(void)
     pthread_t t;
     int own = open("/dev/shm", O_TMPFILE | O_RDWR, 0600);
     CHECK(own >= 0 && write(own, "mine", 4) == 4);
-    int before = open_from(3);
+    own = moved(own);
+    int before = taken();
+    /* Free when the engine's threads begin. */
     CHECK(close(0) == 0);
-    /* Not 0: a number above, so that 0 is free when the engine's threads begin. */
-    int fd = fcntl(open_new("file"), F_DUPFD, 20);
-    CHECK(close(0) == 0 && ftruncate(fd, 8192) == 0);
-    CHECK(open_new("one") == 0 && close(0) == 0);
+    int fd = moved(open_new("file"));
+    CHECK(ftruncate(fd, 8192) == 0 && close(open_new("one")) == 0);
     char *p = map(fd, 8192);
     p[0] = 1;
     CHECK(msync(p, 1, MS_SYNC) == 0);
-    CHECK(open_from(512) > 3 && open_from(3) - open_from(512) == before + 1);
+    struct flock all = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(fcntl(fd, F_SETLK, &all) == 0);
+    /* Its threads have one of these for a moment only. */
+    for (int i = 0; taken() != before + 1; i++, sched_yield())
+        CHECK(i < 100000);
     CHECK(pthread_create(&t, NULL, names_change, NULL) == 0);
     for (int i = 0; i < 3000; i++) {
         struct stat is, put;
-        int n = i % 2 ? 0 : 4;
+        int n = i % 2 ? 0 : 20;
+        /* As a shell does, which saves what is there. */
+        FAILS(fcntl(n, F_DUPFD, 40), EBADF);
+        FAILS(close(n), EBADF);
         CHECK(dup2(own, n) == n);
         CHECK(fstat(own, &is) == 0 && fstat(n, &put) == 0 && is.st_ino == put.st_ino);
-        CHECK(close(n) == 0);
+        CHECK(dup2(own, n) == n && close(n) == 0);
         if (i % 8 == 0)
             sched_yield();
     }
+    FAILS(dup2(999, 20), EBADF);
+    FAILS(dup3(own, own, 0), EINVAL);
+    FAILS(dup3(own, 20, 1), EINVAL);
+    CHECK(dup2(own, own) == own);
     names_stop = 1;
     CHECK(pthread_join(t, NULL) == 0);
     char bytes[5] = "";

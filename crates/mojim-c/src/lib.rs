@@ -792,7 +792,21 @@ pub unsafe extern "C-unwind" fn mojim_settle(m: *mut Mojim) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn mojim_dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: changes nothing but the caller's descriptors.
-    descriptors::alone(|| unsafe { libc::syscall(libc::SYS_dup3, from, to, flags) as c_int })
+    descriptors::put(to, || unsafe {
+        libc::syscall(libc::SYS_dup3, from, to, flags) as c_int
+    })
+}
+
+/// `mojim_is_yours`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mojim_is_yours(fd: c_int) -> c_int {
+    descriptors::is_the_programs(fd).into()
+}
+
+/// `mojim_floor`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mojim_floor() -> c_int {
+    descriptors::floor()
 }
 
 /// `mojim_usable`.

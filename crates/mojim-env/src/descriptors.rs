@@ -12,15 +12,19 @@
 //! - Nothing waits at the gate for ever: a signal handler may come to it amid an
 //!   open of its own thread's, and a child of fork amid another's.
 
-use std::sync::OnceLock;
+use std::cell::Cell;
+use std::io::Read;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::{Duration, Instant};
 
-use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 
 use crate::futex::{futex_wait, futex_wake};
+use crate::threads::SignalsWait;
 
 /// The engine's lowest number where there is room for so many.
 const USUAL: u64 = 512;
@@ -29,68 +33,93 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The engine's lowest number: half of what the process may have, 512 at most.
 pub fn floor() -> RawFd {
-    static FLOOR: OnceLock<RawFd> = OnceLock::new();
-    *FLOOR.get_or_init(|| {
-        let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        (most / 2).min(USUAL) as RawFd
-    })
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (most / 2).min(USUAL) as RawFd
 }
 
 /// 0: open; 1: somebody is inside; 2: and somebody may wait.
 static GATE: AtomicU32 = AtomicU32::new(0);
 
-struct Inside;
+thread_local! {
+    /// This thread is inside: an interposer may have it ask again, when it closes.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// `true` on the thread's outermost.
+struct Inside(bool);
 
 impl Inside {
-    /// None if it took too long.
-    fn enter() -> Option<Inside> {
+    /// Takes it over from who does not leave.
+    fn enter() -> Inside {
+        let outermost = !INSIDE.replace(true);
+        if outermost {
+            Inside::wait();
+        }
+        Inside(outermost)
+    }
+
+    fn wait() {
         if GATE.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
-            return Some(Inside);
+            return;
         }
         let until = Instant::now() + PATIENCE;
         while GATE.swap(2, Acquire) != 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return None;
+                break;
             }
             futex_wait(&GATE, 2, left);
         }
-        Some(Inside)
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
+        if !self.0 {
+            return;
+        }
+        INSIDE.set(false);
         if GATE.swap(0, Release) == 2 {
             futex_wake(&GATE, 1);
         }
     }
 }
 
-/// Does something alone: what gives a number of the program's choice a new meaning
-/// (`dup2`), or opens what is then put [`above`].
+/// Does something while no other descriptor is moved: what opens some and puts them
+/// [`above`]. No signal handler runs meanwhile.
 pub fn alone<T>(f: impl FnOnce() -> T) -> T {
+    let _signals = SignalsWait::begin();
     let _inside = Inside::enter();
     f()
 }
 
-/// In a child of fork nobody is inside: the threads that were are its parent's.
-pub fn forked() {
-    GATE.store(0, Release);
-}
-
 /// What `open` opens, without waiting, from [`floor`] on; where no number is left
 /// there, as it came. It is close-on-exec.
-pub fn open<E>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
-    alone(|| open().map(above))
+pub fn open<E>(mut open: impl FnMut() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
+    alone(|| {
+        loop {
+            if let Some(fd) = above(open()?) {
+                return Ok(fd);
+            }
+        }
+    })
 }
 
-/// Moves one from among the program's. In [`alone`], where it was opened.
-pub fn above(fd: OwnedFd) -> OwnedFd {
-    if fd.as_raw_fd() >= floor() {
-        return fd;
+/// Moves one from among the program's. In [`alone`], where it was opened. `None` if
+/// the program has closed it meanwhile: it took the number for its own.
+pub fn above(fd: OwnedFd) -> Option<OwnedFd> {
+    let floor = floor();
+    if fd.as_raw_fd() >= floor {
+        return Some(fd);
     }
-    fcntl_dupfd_cloexec(&fd, floor()).unwrap_or(fd)
+    match fcntl_dupfd_cloexec(&fd, floor) {
+        Ok(moved) => Some(moved),
+        Err(Errno::BADF) => {
+            let _ = fd.into_raw_fd();
+            None
+        }
+        Err(_) => Some(fd),
+    }
 }
 
 /// Another descriptor for what `fd` stands for. Fails with EMFILE if none is left.
@@ -101,28 +130,67 @@ pub fn duplicate(fd: impl AsFd) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// The text of a small file, as the kernel's are.
+pub fn read(path: impl AsRef<Path>) -> std::io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let one = || retry_on_intr(|| fs::open(path.as_ref(), flags, Mode::empty()));
+    let mut text = String::new();
+    std::fs::File::from(open(one)?).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Whether the program has something open under this number: what the engine has there
+/// for a moment does not count. Signal handlers may ask.
+pub fn is_the_programs(number: RawFd) -> bool {
+    let _inside = Inside::enter();
+    is_open(number)
+}
+
+fn is_open(number: RawFd) -> bool {
+    // SAFETY: only asked about; any number may be.
+    let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(number.max(0)) };
+    number >= 0 && rustix::io::fcntl_getfd(fd).is_ok_and(|_: FdFlags| true)
+}
+
+/// Does what puts something under a number of the program's choice (`dup2`) so that no
+/// descriptor of the engine's is hit that has it for a moment. Signal handlers may.
+pub fn put<T>(number: RawFd, f: impl FnOnce() -> T) -> T {
+    let inside = Inside::enter();
+    // What is there is closed by this, which may take long; and is the program's.
+    if is_open(number) {
+        drop(inside);
+    }
+    f()
+}
+
+/// In a child of fork nobody is inside: the threads that were are its parent's.
+pub fn forked() {
+    GATE.store(0, Release);
+    INSIDE.set(false);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::mpsc;
 
     fn null() -> Result<OwnedFd, Errno> {
-        use rustix::fs::{Mode, OFlags, open};
-        open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        fs::open("/dev/null", flags, Mode::empty())
     }
 
+    /// In one test: the gate is the process's.
     #[test]
-    fn they_lie_above_the_programs() {
+    fn they_lie_above_the_programs_and_are_moved_one_at_a_time() {
         let fd = open(null).unwrap();
         assert!(fd.as_raw_fd() >= floor());
         assert!(duplicate(&fd).unwrap().as_raw_fd() > fd.as_raw_fd());
-        assert_eq!(open(|| Err(Errno::NOENT)).unwrap_err(), Errno::NOENT);
-    }
+        let fails = open(|| Err(Errno::NOENT));
+        assert_eq!(fails.unwrap_err(), Errno::NOENT);
+        assert!(is_the_programs(2) && !is_the_programs(-1) && !is_the_programs(i32::MAX));
 
-    /// Nobody puts a descriptor over one that is about to be moved; and what hangs
-    /// behind the gate does not hang who comes to it.
-    #[test]
-    fn one_at_a_time_but_not_for_ever() {
+        // Whoever comes to it while another is inside waits, but not for ever; and from
+        // then on nobody waits.
         let (inside, is_inside) = mpsc::channel();
         let (go, goes) = mpsc::channel::<()>();
         std::thread::scope(|s| {
@@ -135,13 +203,28 @@ mod tests {
             });
             is_inside.recv().unwrap();
             let begun = Instant::now();
-            assert!(Inside::enter().is_none());
+            put(i32::MAX, || {
+                assert_ne!(GATE.load(Relaxed), 0, "it is inside")
+            });
             assert!(begun.elapsed() >= PATIENCE);
-            let waits = s.spawn(|| alone(|| GATE.load(Relaxed)));
+            assert_eq!(GATE.load(Relaxed), 0);
             go.send(()).unwrap();
             assert!(opens.join().unwrap().is_ok());
-            assert_ne!(waits.join().unwrap(), 0, "it is inside");
         });
         assert_eq!(GATE.load(Relaxed), 0);
+    }
+
+    /// A shell saves what is open under a number that it wants, and closes it.
+    #[test]
+    fn one_that_the_program_has_closed_is_not_used() {
+        let number = null().unwrap();
+        let closed = number.as_raw_fd();
+        let other = rustix::io::fcntl_dupfd_cloexec(&number, 300).unwrap();
+        let raw = other.as_raw_fd();
+        drop(other);
+        // SAFETY: nobody has it: as an open that is moved sees it.
+        let gone = unsafe { <OwnedFd as rustix::fd::FromRawFd>::from_raw_fd(raw) };
+        assert!(above(gone).is_none());
+        assert_ne!(closed, raw);
     }
 }

@@ -289,7 +289,7 @@ pub(super) fn max_file_size(dir: &Path) -> io::Result<u64> {
 pub(super) fn remove_empty_dirs(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let dir = open_fd(path, flags, Mode::empty())?;
-    for entry in fs::Dir::read_from(&dir)? {
+    for entry in fs::Dir::new(dir)? {
         let entry = entry?;
         let name = entry.file_name();
         if name == c"." || name == c".." {
@@ -422,15 +422,17 @@ pub(super) fn list(path: &Path) -> io::Result<Vec<PathBuf>> {
 
 fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    for entry in fs::Dir::read_from(&dir)? {
+    let mut entries = fs::Dir::new(dir)?;
+    while let Some(entry) = entries.read() {
         let entry = entry?;
+        let dir = entries.fd()?;
         let name = entry.file_name();
         if name == c"." || name == c".." {
             continue;
         }
         let mut kind = entry.file_type();
         if kind == FileType::Unknown {
-            kind = match fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            kind = match fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(s) => FileType::from_raw_mode(s.st_mode),
                 Err(Errno::NOENT) => continue,
                 Err(e) => return Err(e.into()),
@@ -440,7 +442,7 @@ fn list_into(dir: OwnedFd, below: &Path, found: &mut Vec<PathBuf>) -> io::Result
         match kind {
             FileType::RegularFile => found.push(path),
             FileType::Directory => {
-                match descriptors::open(|| fs::openat(&dir, name, flags, Mode::empty())) {
+                match descriptors::open(|| fs::openat(dir, name, flags, Mode::empty())) {
                     Ok(sub) => list_into(sub, &path, found)?,
                     // Removed or replaced since it was listed.
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
@@ -532,14 +534,20 @@ impl Lock {
                 Err(e) => return Err(e.into()),
             }
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let fd = open_fd(path, flags, FILE_MODE)?;
-            let id = Held::of(&fs::fstat(&fd)?, pid);
-            if all.contains(&id) {
-                // Renamed into place between the two calls. Not closing it
-                // keeps the lock.
-                std::mem::forget(fd);
+            let opened = descriptors::alone(|| {
+                let fd = retry_on_intr(|| fs::open(path, flags, FILE_MODE))?;
+                let id = Held::of(&fs::fstat(&fd)?, pid);
+                if all.contains(&id) {
+                    // Renamed into place between the two calls. Not closing it
+                    // keeps the lock.
+                    std::mem::forget(fd);
+                    return Ok::<_, Errno>(None);
+                }
+                Ok(Some((descriptors::above(fd).ok_or(Errno::BADF)?, id)))
+            });
+            let Some((fd, id)) = opened? else {
                 return Err(taken(Some(pid), process_name(pid)));
-            }
+            };
             match fs::fcntl_lock(&fd, fs::FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::AGAIN | Errno::ACCESS) => return Err(contended(&fd)),

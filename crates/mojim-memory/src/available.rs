@@ -6,10 +6,12 @@
 
 use std::path::Path;
 
+use mojim_env::descriptors;
+
 /// Bytes of memory and swap that can be had; None if the system does not tell.
 pub fn memory() -> Option<u64> {
-    let system = meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let system = meminfo(&descriptors::read("/proc/meminfo").ok()?)?;
+    let own = descriptors::read("/proc/self/cgroup").unwrap_or_default();
     Some(system.min(cgroups(&own, Path::new("/sys/fs/cgroup"))))
 }
 
@@ -44,7 +46,7 @@ fn cgroups(own: &str, mounts: &Path) -> u64 {
 
 /// Of one cgroup; file pages count as free, since they go first.
 fn left(dir: &Path) -> u64 {
-    let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+    let read = |name: &str| descriptors::read(dir.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
     let version2 = ["memory.max", "memory.current", ""];
     // `total_` has what is below it, as the usage does.

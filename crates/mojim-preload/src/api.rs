@@ -56,6 +56,8 @@ api! {
     mojim_truncate: fn(Handle, Str, i64) -> c_int;
     mojim_settle: fn(Handle) -> c_int;
     mojim_dup3: fn(c_int, c_int, c_int) -> c_int;
+    mojim_is_yours: fn(c_int) -> c_int;
+    mojim_floor: fn() -> c_int;
     mojim_directory: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
     mojim_locks: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
     mojim_last_error: fn() -> Str;
@@ -66,9 +68,15 @@ unsafe impl Send for Api {}
 // SAFETY: as above.
 unsafe impl Sync for Api {}
 
+/// The library, if it has been found.
+pub fn known() -> Option<&'static Api> {
+    API.get()?.as_ref()
+}
+
+static API: OnceLock<Option<Api>> = OnceLock::new();
+
 /// The library; ENOSYS and a line on stderr if it is not there.
 pub fn api() -> Result<&'static Api, c_int> {
-    static API: OnceLock<Option<Api>> = OnceLock::new();
     if let Some(known) = API.get() {
         return known.as_ref().ok_or(libc::ENOSYS);
     }

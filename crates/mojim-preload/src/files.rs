@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 
 use libc::{mode_t, off_t, size_t};
 
-use crate::api::{api, failed};
+use crate::api::{self, Api, api, failed};
 use crate::locks;
 use crate::path::{Kind, Target, resolve};
 use crate::process::{self, Opened, attach, check_owner, enter, is_owner, names, on, takes_paths};
@@ -311,6 +311,9 @@ fn forget_range(first: c_uint, last: c_uint) {
 
 exports! { |pass|
     fn close(fd: c_int) -> c_int {
+        if is_closed(fd) {
+            return bad_number();
+        }
         forget(fd);
         pass()
     }
@@ -342,13 +345,29 @@ fn copied(from: c_int, to: c_int) -> c_int {
     to
 }
 
+/// The library, where its threads may open files in this process's table, for a moment
+/// at numbers that the program has in mind.
+fn engine() -> Option<&'static Api> {
+    api::known().filter(|_| process::has_engine())
+}
+
+/// Whether the program has nothing open under this number; a shell saves what is there,
+/// or closes it, before it puts a file there.
+fn is_closed(fd: c_int) -> bool {
+    // SAFETY: any number.
+    table::get(fd).is_none() && engine().is_some_and(|api| unsafe { (api.mojim_is_yours)(fd) } == 0)
+}
+
+fn bad_number() -> c_int {
+    real::set_errno(libc::EBADF);
+    -1
+}
+
 /// dup2 (without flags) and dup3: the old word goes before the descriptor does.
 fn replaced(from: c_int, to: c_int, flags: c_int, pass: impl FnOnce() -> c_int) -> c_int {
-    // The engine's threads open files in this process's table, in passing at numbers
-    // that the program may have in mind; not in a child's of vfork.
-    let call = || match process::attached().map(|_| api()) {
+    let call = || match engine() {
         // SAFETY: dup3, which tells a wrong number.
-        Some(Ok(api)) if from != to => unsafe { (api.mojim_dup3)(from, to, flags) },
+        Some(api) if from != to => unsafe { (api.mojim_dup3)(from, to, flags) },
         _ => pass(),
     };
     if from == to || table::get(from).is_none() && table::get(to).is_none() {
@@ -370,7 +389,11 @@ fn replaced(from: c_int, to: c_int, flags: c_int, pass: impl FnOnce() -> c_int) 
 /// stores there.
 fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int) -> c_int {
     let Some(e) = table::get(fd) else {
-        return pass();
+        let saves = [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&cmd);
+        return match saves && is_closed(fd) {
+            true => bad_number(),
+            false => pass(),
+        };
     };
     match cmd {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, pass()),

@@ -12,6 +12,7 @@
 use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
+use crate::api::api;
 use crate::process::{enter, locks_directory, names};
 use crate::real::{self, check};
 
@@ -42,6 +43,21 @@ fn inode(fd: c_int) -> Result<u64, c_int> {
     crate::files::stat_of(fd).map(|st| st.st_ino)
 }
 
+/// Out of the way of the program's numbers, as the engine's are. Before it has locks,
+/// which a close would let go.
+fn above(fd: c_int) -> c_int {
+    let Ok(api) = api() else { return fd };
+    // SAFETY: no arguments.
+    let floor = unsafe { (api.mojim_floor)() };
+    // SAFETY: a descriptor of this library's.
+    let moved = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, floor) };
+    if moved < 0 {
+        return fd;
+    }
+    real::close(fd);
+    moved as c_int
+}
+
 /// The descriptor that has the locks of the file that `fd` is of.
 fn of_file(fd: c_int) -> Result<c_int, c_int> {
     let inode = inode(fd)?;
@@ -70,7 +86,7 @@ fn of_file(fd: c_int) -> Result<c_int, c_int> {
             0o600,
         )
     })?;
-    let fd = opened as c_int;
+    let fd = above(opened as c_int);
     let next = FILES.load(Acquire);
     FILES.store(
         Box::into_raw(Box::new(LockFile { inode, fd, next })),

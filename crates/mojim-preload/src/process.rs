@@ -153,12 +153,18 @@ pub fn names() -> MutexGuard<'static, Names> {
 
 /// Whether this is the process that owns the tables, not a child of it.
 pub fn is_owner() -> bool {
-    let may = match FORKED.load(Relaxed) {
-        0 | 2 => true,
-        3 => false,
-        _ => is_usable(),
-    };
-    may && real::getpid() == OWNER.load(Relaxed)
+    real::getpid() == OWNER.load(Relaxed)
+        && match FORKED.load(Relaxed) {
+            0 | 2 => true,
+            3 => false,
+            _ => is_usable(),
+        }
+}
+
+/// Whether threads of the engine may open files in this process's table: not in a
+/// forked child that has not joined its parent yet, which asking does not make it.
+pub fn has_engine() -> bool {
+    on() && matches!(FORKED.load(Relaxed), 0 | 2) && real::getpid() == OWNER.load(Relaxed)
 }
 
 /// In a forked child, once it is known to the engine.

@@ -125,6 +125,7 @@ static int refused(const char *path, const char *other)
     CHECK(again >= first);
     CHECK(read(fd, &again, sizeof again) == sizeof again && again >= first);
     CHECK(lseek(fd, 0, SEEK_CUR) == sizeof again);
+    CHECK(fsync(fd) == 0);
     CHECK(mprotect(p, PAGE, PROT_READ | PROT_WRITE) == -1 && errno == EOPNOTSUPP);
     CHECK(msync(p, PAGE, MS_SYNC) == -1 && errno == EROFS);
     CHECK(madvise(p, PAGE, MADV_DONTNEED) == 0);

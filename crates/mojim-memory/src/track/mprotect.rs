@@ -462,11 +462,10 @@ impl Limits {
 
     fn read() -> Limits {
         let read = || -> rustix::io::Result<i64> {
-            let file = rustix::fs::open(
-                "/proc/sys/vm/max_map_count",
-                OFlags::RDONLY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            let path = "/proc/sys/vm/max_map_count";
+            let file =
+                mojim_env::descriptors::open(|| rustix::fs::open(path, flags, Mode::empty()))?;
             let mut text = [0u8; 24];
             let n = rustix::io::read(&file, &mut text)?;
             let text = std::str::from_utf8(&text[..n]).map_err(|_| Errno::INVAL)?;

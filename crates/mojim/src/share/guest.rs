@@ -208,7 +208,7 @@ impl Attached {
             volume: volume.to_owned(),
         };
         hello.encode(&mut talk.out);
-        talk.ask(volume, pagemap)?;
+        talk.ask(volume, pagemap, false)?;
         Ok(Attached {
             volume: volume.to_owned(),
             directory: directory.to_owned(),
@@ -227,7 +227,7 @@ impl Attached {
         }
         let mut talk = lock(&self.talk);
         request.encode(&mut talk.out);
-        talk.ask(&self.volume, None)
+        talk.ask(&self.volume, None, matches!(request, Request::Map { .. }))
     }
 
     fn sync(&self, parts: impl Iterator<Item = Part>, wait: bool) -> Result<Synced> {
@@ -236,7 +236,7 @@ impl Attached {
         for part in parts {
             push_part(&part, &mut talk.out);
         }
-        let answer = talk.ask(&self.volume, None)?;
+        let answer = talk.ask(&self.volume, None, false)?;
         Ok(Synced {
             lsn: answer.value,
             last: answer.lsn,
@@ -261,8 +261,8 @@ struct Answer {
 }
 
 impl Talk {
-    /// Sends what is in `out`, and waits for the answer.
-    fn ask(&mut self, volume: &str, fd: Option<BorrowedFd<'_>>) -> Result<Answer> {
+    /// Sends what is in `out`, and waits for the answer. `lends`: memory comes with it.
+    fn ask(&mut self, volume: &str, fd: Option<BorrowedFd<'_>>, lends: bool) -> Result<Answer> {
         let gone = || {
             Error::Stale(format!(
                 "the process that had volume {volume} attached has ended: what was stored since the last sync point is in memory only. Detach, and attach again"
@@ -286,7 +286,11 @@ impl Talk {
             return Err(lost());
         }
         let got = match self.line.send(&self.out, fd) {
-            Ok(()) => self.line.recv(&mut self.buf, self.limit),
+            Ok(()) if lends => self.line.recv_with_fd(&mut self.buf, self.limit),
+            Ok(()) => {
+                let n = self.line.recv(&mut self.buf, self.limit);
+                n.map(|n| n.map(|n| (n, None)))
+            }
             Err(_) => Ok(None),
         };
         let (n, memory) = match got {
@@ -911,7 +915,7 @@ mod tests {
             let line = port.accept().unwrap().unwrap();
             let (mut buf, mut out) = (vec![0; MOST], Vec::new());
             for (reply, fd) in replies {
-                line.recv(&mut buf, None).unwrap().unwrap();
+                line.recv_with_fd(&mut buf, None).unwrap().unwrap();
                 reply.encode(&mut out);
                 line.send(&out, fd.as_ref().map(AsFd::as_fd)).unwrap();
             }
@@ -962,9 +966,9 @@ mod tests {
                 let line = port.accept().unwrap().unwrap();
                 let (mut buf, mut out) = (vec![0; MOST], Vec::new());
                 done(0, 0).0.encode(&mut out);
-                line.recv(&mut buf, None).unwrap().unwrap();
+                line.recv_with_fd(&mut buf, None).unwrap().unwrap();
                 line.send(&out, None).unwrap();
-                line.recv(&mut buf, None).unwrap().unwrap();
+                line.recv_with_fd(&mut buf, None).unwrap().unwrap();
                 asked.store(true, SeqCst);
                 let early = !forked.load(SeqCst);
                 line.send(&out, None).unwrap();

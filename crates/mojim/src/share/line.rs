@@ -121,31 +121,56 @@ impl Line {
 
     /// Waits for a message, puts it into `buf` and gives its length; `None` once the other end is
     /// closed, or its process has ended. `buf` has [`MOST`] bytes. Fails with ETIMEDOUT if nothing
-    /// comes within `limit`, if there is one.
-    pub fn recv(
+    /// comes within `limit`, if there is one, and with InvalidData where a descriptor comes, too.
+    pub fn recv(&self, buf: &mut [u8], limit: Option<Duration>) -> io::Result<Option<usize>> {
+        let flags = RecvFlags::empty();
+        let mut none = RecvAncillaryBuffer::default();
+        let got = self.recv_with(buf, limit, |bufs| {
+            net::recvmsg(&self.fd, bufs, &mut none, flags)
+        })?;
+        Ok(got.map(|got| got.bytes))
+    }
+
+    /// The same, of a message with which a descriptor may come.
+    pub fn recv_with_fd(
         &self,
         buf: &mut [u8],
         limit: Option<Duration>,
     ) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         // Room for a second one, to see that it is too many.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let (got, fd, more) = loop {
-            if !self.wait(limit)? {
-                return Ok(None);
-            }
-            let got = descriptors::alone(|| {
-                let mut bufs = [IoSliceMut::new(buf)];
-                let got = net::recvmsg(&self.fd, &mut bufs, &mut control, flags)?;
+        let (mut fd, mut more) = (None, false);
+        let got = self.recv_with(buf, limit, |bufs| {
+            descriptors::alone(|| {
+                let got = net::recvmsg(&self.fd, bufs, &mut control, flags)?;
                 let mut fds = control.drain().flat_map(|m| match m {
                     RecvAncillaryMessage::ScmRights(fds) => Some(fds).into_iter().flatten(),
                     _ => None.into_iter().flatten(),
                 });
-                let (fd, more) = (fds.next(), fds.next());
-                Ok((got, fd.map(descriptors::above), more))
-            });
-            match got {
+                fd = fds.next().and_then(descriptors::above);
+                more = fds.next().is_some();
+                Ok(got)
+            })
+        })?;
+        match more {
+            true => Err(invalid("a message that is too long")),
+            false => Ok(got.map(|got| (got.bytes, fd))),
+        }
+    }
+
+    fn recv_with(
+        &self,
+        buf: &mut [u8],
+        limit: Option<Duration>,
+        mut recv: impl FnMut(&mut [IoSliceMut<'_>]) -> Result<net::RecvMsg, Errno>,
+    ) -> io::Result<Option<net::RecvMsg>> {
+        let got = loop {
+            if !self.wait(limit)? {
+                return Ok(None);
+            }
+            match recv(&mut [IoSliceMut::new(buf)]) {
                 Ok(got) => break got,
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(Errno::CONNRESET) => return Ok(None),
@@ -153,10 +178,10 @@ impl Line {
             }
         };
         let cut = ReturnFlags::TRUNC | ReturnFlags::CTRUNC;
-        if more.is_some() || got.flags.intersects(cut) {
+        if got.flags.intersects(cut) {
             return Err(invalid("a message that is too long"));
         }
-        Ok((got.bytes > 0).then_some((got.bytes, fd)))
+        Ok((got.bytes > 0).then_some(got))
     }
 
     /// Ends it, for both ends and every thread that waits.
@@ -218,22 +243,26 @@ impl Port {
     /// Waits for the next line; `None` once it is closed. A line from another user is an error,
     /// after which others can be waited for.
     pub fn accept(&self) -> io::Result<Option<Line>> {
+        let mut ended = false;
         loop {
             match descriptors::open(|| net::accept_with(&self.fd, SocketFlags::CLOEXEC)) {
                 Ok(fd) => {
                     check_local_peer(&fd, &self.path.display().to_string())?;
                     return Ok(Some(Line::new(fd)));
                 }
+                Err(Errno::AGAIN) if ended => return Ok(None),
                 Err(Errno::AGAIN) => {
                     let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
                     match poll(&mut fds, None) {
-                        // It is shut down, and nobody is left.
-                        Ok(_) if fds[0].revents().contains(PollFlags::HUP) => return Ok(None),
-                        Ok(_) | Err(Errno::INTR) => {}
+                        // It is shut down; who has come before is still there.
+                        Ok(_) => ended = fds[0].revents().contains(PollFlags::HUP),
+                        Err(Errno::INTR) => {}
                         Err(e) => return Err(e.into()),
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // Of one that is shut down, if the system says so at once.
+                Err(Errno::INVAL) => return Ok(None),
                 Err(e) => return Err(e.into()),
             }
         }
@@ -274,12 +303,18 @@ mod tests {
         there.send(b"one", None).unwrap();
         there.send(&vec![7; MOST], Some(file.as_fd())).unwrap();
         let mut buf = vec![0; MOST];
-        let (n, fd) = here.recv(&mut buf, None).unwrap().unwrap();
+        let (n, fd) = here.recv_with_fd(&mut buf, None).unwrap().unwrap();
         assert_eq!((&buf[..n], fd.is_none()), (&b"one"[..], true));
-        let (n, fd) = here.recv(&mut buf, None).unwrap().unwrap();
+        let (n, fd) = here.recv_with_fd(&mut buf, None).unwrap().unwrap();
         assert_eq!((n, fd.is_some()), (MOST, true));
         here.send(b"two", None).unwrap();
-        assert_eq!(there.recv(&mut buf, None).unwrap().unwrap().0, 3);
+        assert_eq!(there.recv(&mut buf, None).unwrap().unwrap(), 3);
+        // One that nobody waits for is not taken.
+        here.send(b"three", Some(file.as_fd())).unwrap();
+        assert_eq!(
+            there.recv(&mut buf, None).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
         drop(there);
         assert!(here.recv(&mut buf, None).unwrap().is_none());
         assert!(here.send(b"x", None).is_err());

@@ -23,6 +23,7 @@ use crate::share::guest::{self, Inherited, Still};
 use crate::share::line::End;
 use crate::share::wire::Shown;
 use mojim_env::Result;
+use mojim_env::descriptors;
 use mojim_env::threads::{cancel_again, cancel_waits};
 use mojim_memory::fork::{Once, is_forked, register};
 use mojim_memory::shared::Shared;
@@ -51,8 +52,21 @@ struct Done {
 
 impl Done {
     fn new() -> std::io::Result<Done> {
-        let (hears, says) = std::io::pipe()?;
-        Ok(Done { hears, says })
+        let ends = descriptors::alone(|| {
+            let (hears, says) = std::io::pipe()?;
+            let both = (
+                descriptors::above(hears.into()),
+                descriptors::above(says.into()),
+            );
+            Ok::<_, std::io::Error>(both)
+        })?;
+        match ends {
+            (Some(hears), Some(says)) => Ok(Done {
+                hears: hears.into(),
+                says: says.into(),
+            }),
+            _ => Err(rustix::io::Errno::BADF.into()),
+        }
     }
 
     /// In the child.

@@ -211,7 +211,13 @@ impl Guest {
     fn serve(&mut self) -> Result<()> {
         let mut buf = vec![0; MOST];
         let mut out = Vec::new();
-        while let Ok(Some((n, fd))) = self.line.recv(&mut buf, None) {
+        loop {
+            // With the greeting comes a descriptor, and with nothing else.
+            let got = match self.greeted {
+                true => self.line.recv(&mut buf, None).map(|n| n.map(|n| (n, None))),
+                false => self.line.recv_with_fd(&mut buf, None),
+            };
+            let Ok(Some((n, fd))) = got else { break };
             last::set(0);
             let mut memory = None;
             let reply = match Request::decode(&buf[..n]) {
