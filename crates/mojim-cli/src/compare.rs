@@ -480,14 +480,15 @@ impl<N: Asks> Comparison<N> {
         Ok(Some(found))
     }
 
-    /// Why something could not be decided: nodes that stand still say so themselves.
+    /// Why something could not be decided: nodes that stand still, or one that does not
+    /// follow the other, say so themselves.
     fn why(&self, moves: &str) -> String {
-        match self.stand.map(Lsns::exact) {
-            [Some(a), Some(b)] if a != b => format!(
-                "{} is at LSN {a}, {} at LSN {b}",
-                self.nodes[0].who(),
-                self.nodes[1].who()
-            ),
+        let at = |i: usize| format!("{} is at LSN {}", self.nodes[i].who(), self.stand[i].low);
+        let [a, b] = self.stand;
+        match [a.exact(), b.exact()] {
+            [Some(x), Some(y)] if x != y => format!("{}, {}", at(0), at(1)),
+            [None, Some(y)] if y < a.low => format!("{}, {} and goes on", at(1), at(0)),
+            [Some(x), None] if x < b.low => format!("{}, {} and goes on", at(0), at(1)),
             _ => moves.to_owned(),
         }
     }

@@ -10,7 +10,7 @@ use mojim_env::{Address, Env};
 use mojim_format::certificate::Subject;
 use mojim_linux::Os;
 use mojim_replica::views::{Asked, Views};
-use mojim_views::{Options, RaftViews};
+use mojim_views::{Options, RegisterVoter};
 
 use crate::ask::load;
 use crate::failure::{Done, Failure, say_on_stderr};
@@ -44,7 +44,7 @@ pub struct Node {
 struct Running {
     name: String,
     node: Arc<mojim_node::Node>,
-    voter: Option<Arc<RaftViews>>,
+    voter: Option<Arc<RegisterVoter>>,
 }
 
 impl Running {
@@ -195,7 +195,7 @@ impl Node {
         &self,
         env: &Arc<dyn Env>,
         config: &Config,
-    ) -> Result<Option<Arc<RaftViews>>, Failure> {
+    ) -> Result<Option<Arc<RegisterVoter>>, Failure> {
         let voters = config.voters();
         if voters.len() < AUTOMATIC_VOTERS || voters.iter().all(|n| n.name != self.name) {
             return Ok(None);
@@ -220,6 +220,10 @@ impl Node {
             election: (config.failure_limit / 3, config.failure_limit / 2),
             timeout: VIEW_TIMEOUT,
         };
-        Ok(Some(RaftViews::start(env.clone(), options)?))
+        Ok(Some(RegisterVoter::start(
+            env.clone(),
+            options,
+            say_on_stderr,
+        )?))
     }
 }

@@ -124,7 +124,16 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
             .collect()
     });
     let silent = |n: &&Node| {
-        let why = answers[&n.name]["error"].as_str().map(str::to_owned);
+        let answer = &answers[&n.name];
+        let full = || {
+            let free = answer["free"].as_u64().filter(|f| *f < VOTES)?;
+            Some(format!(
+                "node {}: {} KiB are free in its directory, where the votes on views go",
+                n.name,
+                free >> 10
+            ))
+        };
+        let why = answer["error"].as_str().map(str::to_owned).or_else(full);
         (n.name.clone(), why)
     };
     let voters: Vec<(String, Option<String>)> = voters.iter().map(silent).collect();
@@ -176,6 +185,9 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
     }
     json!({ "cluster": config.cluster, "ok": well, "volumes": rows })
 }
+
+/// Bytes that a voter without a copy should have free: many times its log.
+const VOTES: u64 = 16 << 20;
 
 /// What a node says of these volumes. Its register is asked for apart: during an
 /// election that takes long, and then the node is there all the same.
@@ -344,7 +356,7 @@ fn at_risk(n: &Value) -> String {
         );
     }
     let last = &n["last_risk"];
-    if let (Some(bytes), Some(ms)) = (last["bytes"].as_u64(), last["milliseconds"].as_f64()) {
+    if let (Some(bytes @ 1..), Some(ms)) = (last["bytes"].as_u64(), last["milliseconds"].as_f64()) {
         t += &format!(
             "  node {name}: its mirror was lost, and {bytes} B were in its memory only, for {ms:.1} ms\n"
         );

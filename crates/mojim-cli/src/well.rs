@@ -58,8 +58,8 @@ impl Ill {
 }
 
 const START: &str = "start `mojim node` there, or look at its machine and its network; `mojim replace` if it is lost for good";
-const VOTERS: &str = "start the other voters: a majority of them has to be there";
-const VOTER: &str = "mend what the message names, if it names anything here, and start `mojim node` there again; `mojim replace` if it is lost for good";
+const VOTERS: &str = "look again in a few seconds: voters may be choosing who leads them. If it stays so, mend what the messages name (room, a disk: the daemon there tries again every second) and start the voters that do not run: a majority of them has to be there";
+const VOTER: &str = "mend what the message names (room, a disk: the daemon there tries again every second). Else look again in a few seconds, and if it stays so start `mojim node` there again; `mojim replace` if it is lost for good";
 const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
@@ -80,26 +80,49 @@ fn committed(n: &Value) -> u64 {
     known.unwrap_or(0)
 }
 
-/// The mirror of a primary that is not reached, where an operator alone puts it in its
-/// place: no node reads a register.
-fn heir<'a>(nodes: &'a [Value], primary: &str) -> Option<&'a str> {
-    if nodes.iter().any(|n| !n["register"].is_null()) {
+/// How to go on without a primary that is not reached, where an operator alone decides
+/// that: no node reads a register, or the register's mirror is not reached either.
+fn without(nodes: &[Value], primary: &str) -> Option<String> {
+    let newest = nodes.iter().map(epoch).max().unwrap_or(0);
+    let here = |n: &&Value| n["reachable"] == true && n["error"].is_null();
+    if nodes.iter().all(|n| n["register"].is_null()) {
+        let knows = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
+        let mirror = nodes.iter().filter(here).find(knows)?;
+        return (mirror["view"]["primary"] == primary).then(|| {
+            let mirror = text(mirror, "node");
+            format!("to go on without it meanwhile, make sure that its program and daemon have ended, then `mojim promote --name {mirror}`, and start the program there")
+        });
+    }
+    let view = latest(nodes)?;
+    let mirror = view["mirror"]["node"].as_str()?;
+    let away = nodes
+        .iter()
+        .all(|n| n["node"] != mirror || n["reachable"] != true);
+    if view["primary"]["node"] != primary || !away {
         return None;
     }
-    let newest = nodes.iter().map(epoch).max().unwrap_or(0);
-    let knows = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
-    let mirror = nodes.iter().find(knows)?;
-    (mirror["view"]["primary"] == primary).then(|| text(mirror, "node"))
+    let whole = nodes.iter().filter(here).filter(|n| n["state"] == "whole");
+    let most = whole.max_by_key(|n| (epoch(n), committed(n)))?;
+    Some(format!(
+        "the volume's mirror, node {mirror}, is not there either: if both are lost for good, `mojim promote --force --name {}` goes on with what that backup has",
+        text(most, "node")
+    ))
+}
+
+/// The register as it was read last, if it was.
+fn latest(nodes: &[Value]) -> Option<&Value> {
+    let registers = nodes.iter().map(|n| &n["register"]);
+    registers
+        .filter(|r| r["version"].is_u64())
+        .max_by_key(|r| r["version"].as_u64())
 }
 
 /// Everything about a volume that is not as it should be.
 pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let mut ills = found(expected, nodes);
     for i in ills.iter_mut().filter(|i| i.kind == "unreachable") {
-        if let Some(mirror) = heir(nodes, &i.node) {
-            i.todo = Cow::Owned(format!(
-                "{START}; to go on without it meanwhile, make sure that its program and daemon have ended, then `mojim promote --name {mirror}`, and start the program there"
-            ));
+        if let Some(how) = without(nodes, &i.node) {
+            i.todo = Cow::Owned(format!("{START}; {how}"));
         }
     }
     // What has failed does not pass.
@@ -220,17 +243,16 @@ fn of_register(nodes: &[Value], ills: &mut Vec<Ill>) {
         if let Some(e) = n["register"]["error"].as_str() {
             let (then, todo) = match read {
                 true => ("", VOTER),
-                false => (", nor can any that answers, so nobody takes over", VOTERS),
+                false => (
+                    ", nor can any that answers: while that is so nobody takes over",
+                    VOTERS,
+                ),
             };
             let what = format!("node {name} cannot read the register of views{then}: {e}");
             ills.push(Ill::new(name, "quorum", what, todo));
         }
     }
-    let registers = nodes.iter().map(|n| &n["register"]);
-    let latest = registers
-        .filter(|r| r["version"].is_u64())
-        .max_by_key(|r| r["version"].as_u64());
-    let Some(primary) = latest.and_then(|r| r["primary"]["node"].as_str()) else {
+    let Some(primary) = latest(nodes).and_then(|r| r["primary"]["node"].as_str()) else {
         return;
     };
     let named = nodes.iter().find(|n| n["node"] == primary);
@@ -396,6 +418,8 @@ fn of_backups(
                 "look again in a few seconds; if it stays so, read what its daemon and the mirror's say, and start the program if it does not run",
             ));
         }
+        // Who forwards no more, as with a full disk, knows nothing of its lag.
+        let row = row.filter(|r| r["active"] == true);
         let lag = row.and_then(|r| r["lag"].as_u64()).unwrap_or(0);
         if follows && lag > expected.threshold {
             ills.push(Ill::new(
@@ -657,6 +681,29 @@ mod tests {
         // It is not the one that leads.
         nodes[1]["view"]["primary"] = json!("d");
         assert_eq!(todo(&nodes), START);
+        // A register decides, but not who takes the place of both.
+        let mut nodes = cluster();
+        for n in &mut nodes {
+            n["register"]["mirror"] = json!({ "node": "b" });
+        }
+        let away = |name| json!({ "node": name, "reachable": false, "error": "is away" });
+        nodes[0] = away("a");
+        assert_eq!(todo(&nodes), START);
+        nodes[1] = away("b");
+        nodes[3]["last_lsn"] = json!(95);
+        assert!(todo(&nodes).contains("`mojim promote --force --name d`"));
+    }
+
+    /// A mirror whose disk is full forwards nothing any more, and said that a backup
+    /// which has everything lags by as much as was ever sent.
+    #[test]
+    fn a_lag_is_known_by_who_forwards() {
+        let mut nodes = cluster();
+        nodes[1]["backups"][0] = json!({ "node": "c", "active": false, "acked": 0, "lag": 5000 });
+        nodes[2]["link"] = json!({ "up": true });
+        assert!(judge(&nodes).iter().all(|(_, kind)| kind != "backup-lag"));
+        nodes[1]["backups"][0]["active"] = json!(true);
+        assert_eq!(judge(&nodes), one("c", "backup-lag"));
     }
 
     /// "Nothing, if this passes" was said of what a daemon had refused.

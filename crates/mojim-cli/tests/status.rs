@@ -362,10 +362,25 @@ fn a_full_disk(node: &'static str, may: &[Known]) {
     let what = format!("{node} could not take what was stored, without a program");
     c.await_among(&what, &full, may, &words);
     disk.empty();
-    // As it is told to.
-    nodes.end(node);
-    nodes.start(&c, node);
-    c.await_well(&format!("room at {node} again, its daemon started again"));
+    c.await_well(&format!("room at {node} again, by itself"));
+}
+
+/// A witness has no copy, and nothing said that its votes have no room.
+#[test]
+fn a_full_disk_of_the_witness_is_named() {
+    let c = Cluster::new();
+    let Some(disk) = Small::mount_or_skip(&c.dir.join("w"), 48) else {
+        return;
+    };
+    let _nodes = c.nodes();
+    let mut p = c.program("a");
+    c.await_well("w has room");
+    disk.fill();
+    let words = ["node w: 0 KiB are free in its directory"];
+    c.await_ills("the disk of w full", &[("w", "voter")], &words);
+    disk.empty();
+    c.await_well("room at w again");
+    p.finish();
 }
 
 #[test]

@@ -210,7 +210,12 @@ impl Node {
                 let all = asked.iter().map(|v| self.status(v, register));
                 let all: Result<Vec<Value>> = all.collect();
                 let sum = self.config.sum();
-                Ok(json!({ "node": self.me.name, "config": sum, "volumes": all? }))
+                Ok(json!({
+                    "node": self.me.name,
+                    "config": sum,
+                    "free": mojim_linux::free_bytes(&self.me.directory).ok(),
+                    "volumes": all?,
+                }))
             }
             "pulse" => Ok(json!(true)),
             "settle" => self.settle(&volume(text("volume"))?).map(Value::Bool),

@@ -3,11 +3,12 @@
 //! voters' daemons holds durably. A sync point never comes here.
 //!
 //! Owns the replication of that register (openraft, on threads of its own) and
-//! its files. [`RaftViews`] is the whole interface.
+//! its files. [`RegisterVoter`] is the whole interface of a daemon, [`RaftViews`] one run
+//! of it, which ends with its disk.
 //!
 //! From the bottom: `types` (what the log holds) → `disk` (its bytes, on this
 //! node's disk) → `store` (the log and the registers, as openraft asks for
-//! them) and `net` (the way to the other voters) → `views`. `files` is `disk`
+//! them) and `net` (the way to the other voters) → `views` → `voter`. `files` is `disk`
 //! for the simulator.
 //!
 //! Invariants:
@@ -30,11 +31,13 @@ mod net;
 mod store;
 mod types;
 mod views;
+mod voter;
 
 #[cfg(test)]
 mod tests;
 
 pub use views::{Options, RaftViews};
+pub use voter::RegisterVoter;
 
 /// Takes a lock whose data stay valid when a holder panics.
 fn lock<T>(m: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -232,6 +232,11 @@ impl RaftViews {
         Some(self.inner.links.name(leader).to_owned())
     }
 
+    /// Why this voter takes no part any more.
+    pub(crate) fn failed(&self) -> Option<Error> {
+        self.inner.check().err()
+    }
+
     /// Ends this node's part. Its files are free, unless the disk hangs; what
     /// was waiting ends with an error. Waits for the disk and for other voters'
     /// answers, about the `timeout` at most; not to be called by a task of an

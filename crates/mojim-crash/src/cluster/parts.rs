@@ -13,7 +13,7 @@ use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_node as node;
 use mojim_replica::views::Views;
-use mojim_views::{Options, RaftViews};
+use mojim_views::{Options, RegisterVoter};
 
 use super::program::{PART, changes};
 use super::setup::{FILE, Mode};
@@ -48,7 +48,7 @@ impl Made {
 /// A node's daemon.
 pub struct Daemon {
     node: Arc<node::Node>,
-    voter: Option<Arc<RaftViews>>,
+    voter: Option<Arc<RegisterVoter>>,
 }
 
 impl Daemon {
@@ -65,7 +65,7 @@ impl Daemon {
         let votes = voters.len() >= AUTOMATIC_VOTERS && voters.iter().any(|v| v.name == name);
         let voter = match votes {
             false => None,
-            true => Some(RaftViews::start(
+            true => Some(RegisterVoter::start(
                 env,
                 Options {
                     cluster: config.cluster.clone(),
@@ -81,6 +81,7 @@ impl Daemon {
                     election: (config.failure_limit / 3, config.failure_limit / 2),
                     timeout: VIEW_TIMEOUT,
                 },
+                |_| {},
             )?),
         };
         let views = voter.clone().map(|v| -> Arc<dyn Views> { v });

@@ -14,6 +14,7 @@ use mojim_replica::views::Views;
 use super::daemons::{Cut, Daemons};
 use super::failing::Failing;
 use super::register;
+use crate::RegisterVoter;
 use crate::lock;
 use crate::views::{Options, RaftViews};
 
@@ -264,6 +265,38 @@ fn a_voter_whose_disk_failed_takes_no_part() {
     d.stop(&leader);
     let well = d.start(&leader);
     assert_eq!(read(&well, "v"), register(now.version + 1, "z"));
+}
+
+/// A full disk ended a daemon's vote for as long as the daemon ran: with two of three
+/// full for a while, nothing could attach any more, though both had room again.
+#[test]
+fn a_voter_whose_disk_is_well_again_votes_again() {
+    let d = Daemons::new(&["a"]);
+    let disk = Arc::new(Failing::default());
+    let (tell, told) = std::sync::mpsc::channel();
+    let report = move |text: &str| tell.send(text.to_owned()).unwrap();
+    let voter = RegisterVoter::start(disk.clone(), d.options_of("a"), report).unwrap();
+    assert!(voter.swap("v", &register(1, "x")).unwrap());
+    disk.fail(true);
+    let e = voter.swap("v", &register(2, "y")).unwrap_err();
+    assert!(matches!(e, Error::Poisoned(_)), "{e}");
+    let long = Duration::from_secs(60);
+    let text = told.recv_timeout(long).unwrap();
+    assert!(text.contains("does not vote"), "{text}");
+    // Tried again, while the disk is as it was.
+    let e = voter.read("v").unwrap_err();
+    assert!(matches!(e, Error::Poisoned(_)), "{e}");
+    disk.fail(false);
+    let text = told.recv_timeout(long).unwrap();
+    assert!(text.contains("votes on views again"), "{text}");
+    let now = voter.read("v").unwrap();
+    assert!(
+        now == register(1, "x") || now == register(2, "y"),
+        "{now:?}"
+    );
+    assert!(voter.swap("v", &register(now.version + 1, "z")).unwrap());
+    voter.stop();
+    assert!(matches!(voter.read("v"), Err(Error::Busy(_))));
 }
 
 #[test]

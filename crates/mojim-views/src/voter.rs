@@ -1,0 +1,131 @@
+//! A voter that takes part again after its disk has failed.
+//!
+//! Owns a [`RaftViews`] and the thread that looks after it. Nothing of a run that
+//! failed is used: its part is stopped, and its directory opened anew, as by the next
+//! start of the daemon, which writes everything durably before it counts.
+//!
+//! Invariants:
+//! - Two parts never have the directory at one time: the files' lock is the first's
+//!   until it has ended.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mojim_env::event::Event;
+use mojim_env::threads::block_signals;
+use mojim_env::{Context, Env, Error, Result};
+use mojim_protocol::view::Register;
+use mojim_replica::views::Views;
+use serde_json::Value;
+
+use crate::lock;
+use crate::views::{Options, RaftViews};
+
+/// How often it is looked whether the disk has failed, and whether it is well again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// This node's part in the register of views, for as long as its daemon runs.
+/// [`RegisterVoter::stop`] ends it.
+pub struct RegisterVoter {
+    env: Arc<dyn Env>,
+    options: Options,
+    /// Or why there is none now.
+    part: Mutex<std::result::Result<Arc<RaftViews>, String>>,
+    over: AtomicBool,
+    news: Event,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl RegisterVoter {
+    /// As [`RaftViews::start`], whose errors are this one's. `report` is told of failures
+    /// later on, and of their ends.
+    pub fn start(
+        env: Arc<dyn Env>,
+        options: Options,
+        report: impl Fn(&str) + Send + 'static,
+    ) -> Result<Arc<RegisterVoter>> {
+        let part = RaftViews::start(env.clone(), options.clone())?;
+        let voter = Arc::new(RegisterVoter {
+            env,
+            options,
+            part: Mutex::new(Ok(part)),
+            over: AtomicBool::new(false),
+            news: Event::default(),
+            thread: Mutex::new(None),
+        });
+        let v = voter.clone();
+        let thread = std::thread::Builder::new()
+            .name("mojim-voter".into())
+            .spawn(move || {
+                block_signals();
+                v.look_after(&report);
+            })
+            .context(|| "starting a thread".into())?;
+        *lock(&voter.thread) = Some(thread);
+        Ok(voter)
+    }
+
+    /// Ends this node's part; see [`RaftViews::stop`].
+    pub fn stop(&self) {
+        self.over.store(true, SeqCst);
+        self.news.notify();
+        if let Some(thread) = lock(&self.thread).take() {
+            let _ = thread.join();
+        }
+        if let Ok(part) = &*lock(&self.part) {
+            part.stop();
+        }
+    }
+
+    fn part(&self) -> Result<Arc<RaftViews>> {
+        lock(&self.part).clone().map_err(Error::Poisoned)
+    }
+
+    fn look_after(&self, report: &dyn Fn(&str)) {
+        loop {
+            self.news.wait_unless(|| self.over.load(SeqCst), LOOK);
+            if self.over.load(SeqCst) {
+                return;
+            }
+            match self.part() {
+                Ok(part) => {
+                    let Some(Error::Poisoned(why)) = part.failed() else {
+                        continue;
+                    };
+                    report(&format!(
+                        "this node does not vote on views: {why}. It is tried again every second"
+                    ));
+                    *lock(&self.part) = Err(why);
+                    part.stop();
+                }
+                Err(_) => match RaftViews::start(self.env.clone(), self.options.clone()) {
+                    Ok(part) => {
+                        *lock(&self.part) = Ok(part);
+                        report("this node votes on views again");
+                    }
+                    Err(e) => *lock(&self.part) = Err(e.to_string()),
+                },
+            }
+        }
+    }
+}
+
+impl Views for RegisterVoter {
+    fn read(&self, volume: &str) -> Result<Register> {
+        self.part()?.read(volume)
+    }
+
+    fn swap(&self, volume: &str, new: &Register) -> Result<bool> {
+        self.part()?.swap(volume, new)
+    }
+
+    fn voters(&self) -> Result<Vec<String>> {
+        self.part()?.voters()
+    }
+
+    fn hear(&self, request: &Value) -> Result<Value> {
+        self.part()?.hear(request)
+    }
+}
