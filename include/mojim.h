@@ -429,15 +429,15 @@ int mojim_settle(mojim_t *m);
 /* As dup3(2) (so `from` equal to `to` is EINVAL), at a moment when no descriptor of
  * Mojim's has the number `to` on its way to one of its own. Needs no attachment. May
  * be called in signal handlers; not in a child of vfork, which needs it not. Waits a
- * second at most. Returns `to`, or -1 with errno as dup3 sets it. */
+ * second at most, behind a thread that opens a file for longer than that. Returns `to`, or -1 with errno as dup3 sets it. */
 int mojim_dup3(int from, int to, int flags);
 
 /* For libraries that stand between a program and the C library, as
  * libmojim_preload.so. mojim_is_yours: 1 if the program has a descriptor of this
  * number, 0 if not, also where Mojim has it for a moment; rules as of mojim_dup3.
- * mojim_floor: from which number on Mojim's own descriptors lie. */
+ * mojim_open_above: as open(2), close-on-exec, with a number among Mojim's own. */
 int mojim_is_yours(int fd);
-int mojim_floor(void);
+int mojim_open_above(const char *path, int flags, int mode);
 
 /* Writes the path of the volume's directory to `out` (at most n bytes, with the
  * zero byte), without attaching. Returns the path's length; ERANGE if n is too

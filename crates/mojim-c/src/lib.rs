@@ -14,6 +14,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -803,10 +804,37 @@ pub extern "C" fn mojim_is_yours(fd: c_int) -> c_int {
     descriptors::is_the_programs(fd).into()
 }
 
-/// `mojim_floor`.
+/// `mojim_open_above`.
+///
+/// # Safety
+/// `path` is a C string.
 #[unsafe(no_mangle)]
-pub extern "C" fn mojim_floor() -> c_int {
-    descriptors::floor()
+pub unsafe extern "C" fn mojim_open_above(path: *const c_char, flags: c_int, mode: c_int) -> c_int {
+    let open = || {
+        // SAFETY: the caller's promise.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_openat,
+                libc::AT_FDCWD,
+                path,
+                flags | libc::O_CLOEXEC,
+                mode,
+            )
+        };
+        match fd {
+            // SAFETY: just opened, and nobody else's.
+            0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    match descriptors::open(open) {
+        Ok(fd) => fd.into_raw_fd(),
+        Err(e) => {
+            // SAFETY: the thread's own.
+            unsafe { *libc::__errno_location() = e.raw_os_error().unwrap_or(libc::EIO) };
+            -1
+        }
+    }
 }
 
 /// `mojim_usable`.

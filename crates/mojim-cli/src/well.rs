@@ -86,7 +86,8 @@ fn without(nodes: &[Value], primary: &str) -> Option<String> {
     let newest = nodes.iter().map(epoch).max().unwrap_or(0);
     let here = |n: &&Value| n["reachable"] == true && n["error"].is_null();
     if nodes.iter().all(|n| n["register"].is_null()) {
-        let knows = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
+        let knows =
+            |n: &&Value| n["role"] == "mirror" && epoch(n) == newest && n["state"] == "whole";
         let mirror = nodes.iter().filter(here).find(knows)?;
         return (mirror["view"]["primary"] == primary).then(|| {
             let mirror = text(mirror, "node");

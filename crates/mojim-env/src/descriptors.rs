@@ -9,8 +9,8 @@
 //! Invariants:
 //! - Whoever opens behind the gate does not wait there for anything to happen:
 //!   `accept`, for one, keeps the lowest free number to itself while it waits.
-//! - Nothing waits at the gate for ever: a signal handler may come to it amid an
-//!   open of its own thread's, and a child of fork amid another's.
+//! - Nothing waits at the gate for ever: it is taken from who does not leave, and who
+//!   finds that it was uses no number that it had in passing.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{self, Mode, OFlags};
-use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, retry_on_intr};
+use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 
 use crate::futex::{futex_wait, futex_wake};
@@ -39,25 +39,41 @@ pub fn floor() -> RawFd {
 
 /// 0: open; 1: somebody is inside; 2: and somebody may wait.
 static GATE: AtomicU32 = AtomicU32::new(0);
+/// How often it was taken from who did not leave.
+static TAKEN: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     /// This thread is inside: an interposer may have it ask again, when it closes.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// `TAKEN` when it came in.
+    static SINCE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// `true` on the thread's outermost.
-struct Inside(bool);
+/// No signal handler of the program runs on a thread that is inside, or waits.
+struct Inside {
+    outermost: bool,
+    _signals: Option<SignalsWait>,
+}
 
 impl Inside {
-    /// Takes it over from who does not leave.
     fn enter() -> Inside {
-        let outermost = !INSIDE.replace(true);
-        if outermost {
-            Inside::wait();
+        if INSIDE.get() {
+            return Inside {
+                outermost: false,
+                _signals: None,
+            };
         }
-        Inside(outermost)
+        let signals = SignalsWait::begin();
+        Inside::wait();
+        SINCE.set(TAKEN.load(Acquire));
+        INSIDE.set(true);
+        Inside {
+            outermost: true,
+            _signals: Some(signals),
+        }
     }
 
+    /// Takes the gate from who does not leave.
     fn wait() {
         if GATE.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
             return;
@@ -66,20 +82,27 @@ impl Inside {
         while GATE.swap(2, Acquire) != 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                TAKEN.fetch_add(1, AcqRel);
                 break;
             }
             futex_wait(&GATE, 2, left);
         }
     }
+
+    /// Nobody has taken the gate from this thread.
+    fn is_alone() -> bool {
+        TAKEN.load(Acquire) == SINCE.get()
+    }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        if !self.0 {
+        if !self.outermost {
             return;
         }
         INSIDE.set(false);
-        if GATE.swap(0, Release) == 2 {
+        // Else it is another's to open.
+        if Inside::is_alone() && GATE.swap(0, Release) == 2 {
             futex_wake(&GATE, 1);
         }
     }
@@ -88,7 +111,6 @@ impl Drop for Inside {
 /// Does something while no other descriptor is moved: what opens some and puts them
 /// [`above`]. No signal handler runs meanwhile.
 pub fn alone<T>(f: impl FnOnce() -> T) -> T {
-    let _signals = SignalsWait::begin();
     let _inside = Inside::enter();
     f()
 }
@@ -96,25 +118,27 @@ pub fn alone<T>(f: impl FnOnce() -> T) -> T {
 /// What `open` opens, without waiting, from [`floor`] on; where no number is left
 /// there, as it came. It is close-on-exec.
 pub fn open<E>(mut open: impl FnMut() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
-    alone(|| {
-        loop {
-            if let Some(fd) = above(open()?) {
-                return Ok(fd);
-            }
+    loop {
+        if let Some(fd) = alone(|| open().map(above))? {
+            return Ok(fd);
         }
-    })
+    }
 }
 
 /// Moves one from among the program's. In [`alone`], where it was opened. `None` if
-/// the program has closed it meanwhile: it took the number for its own.
+/// the program may have taken its number meanwhile: then it is left to it.
 pub fn above(fd: OwnedFd) -> Option<OwnedFd> {
     let floor = floor();
     if fd.as_raw_fd() >= floor {
         return Some(fd);
     }
-    match fcntl_dupfd_cloexec(&fd, floor) {
-        Ok(moved) => Some(moved),
-        Err(Errno::BADF) => {
+    let moved = match Inside::is_alone() {
+        true => fcntl_dupfd_cloexec(&fd, floor),
+        false => Err(Errno::BADF),
+    };
+    match moved {
+        Ok(moved) if Inside::is_alone() => Some(moved),
+        Ok(_) | Err(Errno::BADF) => {
             let _ = fd.into_raw_fd();
             None
         }
@@ -149,7 +173,7 @@ pub fn is_the_programs(number: RawFd) -> bool {
 fn is_open(number: RawFd) -> bool {
     // SAFETY: only asked about; any number may be.
     let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(number.max(0)) };
-    number >= 0 && rustix::io::fcntl_getfd(fd).is_ok_and(|_: FdFlags| true)
+    number >= 0 && rustix::io::fcntl_getfd(fd).is_ok()
 }
 
 /// Does what puts something under a number of the program's choice (`dup2`) so that no
@@ -159,6 +183,7 @@ pub fn put<T>(number: RawFd, f: impl FnOnce() -> T) -> T {
     // What is there is closed by this, which may take long; and is the program's.
     if is_open(number) {
         drop(inside);
+        return f();
     }
     f()
 }
@@ -208,8 +233,12 @@ mod tests {
             });
             assert!(begun.elapsed() >= PATIENCE);
             assert_eq!(GATE.load(Relaxed), 0);
+            // What it opened may have been replaced: it opens again.
             go.send(()).unwrap();
-            assert!(opens.join().unwrap().is_ok());
+            is_inside.recv().unwrap();
+            go.send(()).unwrap();
+            let fd = opens.join().unwrap().unwrap();
+            assert!(fd.as_raw_fd() >= floor());
         });
         assert_eq!(GATE.load(Relaxed), 0);
     }

@@ -228,10 +228,13 @@ fn refill() {
 
 /// Opens a file, where no descriptor is left with one of the reserve.
 fn open_fd(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    with_reserve(|| descriptors::open(|| retry_on_intr(|| fs::open(path, flags, mode))))
+}
+
+fn with_reserve<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     if SHORT.load(Relaxed) {
         refill();
     }
-    let open = || descriptors::open(|| retry_on_intr(|| fs::open(path, flags, mode)));
     let mut got = open();
     while matches!(got, Err(Errno::MFILE | Errno::NFILE)) {
         let mut all = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -534,18 +537,24 @@ impl Lock {
                 Err(e) => return Err(e.into()),
             }
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let opened = descriptors::alone(|| {
+            let open = || {
                 let fd = retry_on_intr(|| fs::open(path, flags, FILE_MODE))?;
                 let id = Held::of(&fs::fstat(&fd)?, pid);
                 if all.contains(&id) {
                     // Renamed into place between the two calls. Not closing it
                     // keeps the lock.
                     std::mem::forget(fd);
-                    return Ok::<_, Errno>(None);
+                    return Ok(None);
                 }
-                Ok(Some((descriptors::above(fd).ok_or(Errno::BADF)?, id)))
-            });
-            let Some((fd, id)) = opened? else {
+                descriptors::above(fd)
+                    .map(|fd| Some((fd, id)))
+                    .ok_or(Errno::AGAIN)
+            };
+            let opened = match with_reserve(|| descriptors::alone(open)) {
+                Err(Errno::AGAIN) => continue,
+                opened => opened?,
+            };
+            let Some((fd, id)) = opened else {
                 return Err(taken(Some(pid), process_name(pid)));
             };
             match fs::fcntl_lock(&fd, fs::FlockOperation::NonBlockingLockExclusive) {

@@ -575,7 +575,7 @@ fn remove_stale(path: &Path, addr: &SocketAddrUnix) -> io::Result<()> {
         Err(Errno::NOENT) => return Ok(()),
         Err(e) => return Err(e.into()),
     }
-    let probe = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+    let probe = socket(AddressFamily::UNIX)?;
     match net::connect(&probe, addr) {
         Err(Errno::CONNREFUSED) => match fs::unlink(path) {
             Err(Errno::NOENT) => Ok(()),

@@ -57,7 +57,7 @@ api! {
     mojim_settle: fn(Handle) -> c_int;
     mojim_dup3: fn(c_int, c_int, c_int) -> c_int;
     mojim_is_yours: fn(c_int) -> c_int;
-    mojim_floor: fn() -> c_int;
+    mojim_open_above: fn(Str, c_int, c_int) -> c_int;
     mojim_directory: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
     mojim_locks: fn(Str, Str, Str, *mut c_char, usize) -> c_int;
     mojim_last_error: fn() -> Str;

@@ -370,6 +370,9 @@ fn replaced(from: c_int, to: c_int, flags: c_int, pass: impl FnOnce() -> c_int) 
         Some(api) if from != to => unsafe { (api.mojim_dup3)(from, to, flags) },
         _ => pass(),
     };
+    if from != to && is_closed(from) {
+        return bad_number();
+    }
     if from == to || table::get(from).is_none() && table::get(to).is_none() {
         return call();
     }
@@ -434,6 +437,9 @@ fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int
 
 exports! { |pass|
     fn dup(fd: c_int) -> c_int {
+        if is_closed(fd) {
+            return bad_number();
+        }
         copied(fd, pass())
     }
     fn dup2(from: c_int, to: c_int) -> c_int {

@@ -43,21 +43,6 @@ fn inode(fd: c_int) -> Result<u64, c_int> {
     crate::files::stat_of(fd).map(|st| st.st_ino)
 }
 
-/// Out of the way of the program's numbers, as the engine's are. Before it has locks,
-/// which a close would let go.
-fn above(fd: c_int) -> c_int {
-    let Ok(api) = api() else { return fd };
-    // SAFETY: no arguments.
-    let floor = unsafe { (api.mojim_floor)() };
-    // SAFETY: a descriptor of this library's.
-    let moved = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, floor) };
-    if moved < 0 {
-        return fd;
-    }
-    real::close(fd);
-    moved as c_int
-}
-
 /// The descriptor that has the locks of the file that `fd` is of.
 fn of_file(fd: c_int) -> Result<c_int, c_int> {
     let inode = inode(fd)?;
@@ -76,17 +61,11 @@ fn of_file(fd: c_int) -> Result<c_int, c_int> {
     path.extend_from_slice(format!("/{inode:x}").as_bytes());
     let path = CString::new(path).map_err(|_| libc::EINVAL)?;
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC;
-    // SAFETY: a C string; openat itself.
-    let opened = check(unsafe {
-        libc::syscall(
-            libc::SYS_openat,
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            flags,
-            0o600,
-        )
-    })?;
-    let fd = above(opened as c_int);
+    // Out of the way of the program's numbers. SAFETY: a C string.
+    let fd = unsafe { (api()?.mojim_open_above)(path.as_ptr(), flags, 0o600) };
+    if fd < 0 {
+        return Err(real::errno());
+    }
     let next = FILES.load(Acquire);
     FILES.store(
         Box::into_raw(Box::new(LockFile { inode, fd, next })),

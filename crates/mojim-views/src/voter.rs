@@ -10,7 +10,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mojim_env::event::Event;
@@ -35,7 +34,9 @@ pub struct RegisterVoter {
     part: Mutex<std::result::Result<Arc<RaftViews>, String>>,
     over: AtomicBool,
     news: Event,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// The thread has ended, which a disk that hangs may keep it from.
+    ended: AtomicBool,
+    end: Event,
 }
 
 impl RegisterVoter {
@@ -53,28 +54,38 @@ impl RegisterVoter {
             part: Mutex::new(Ok(part)),
             over: AtomicBool::new(false),
             news: Event::default(),
-            thread: Mutex::new(None),
+            ended: AtomicBool::new(false),
+            end: Event::default(),
         });
         let v = voter.clone();
-        let thread = std::thread::Builder::new()
+        let started = std::thread::Builder::new()
             .name("mojim-voter".into())
             .spawn(move || {
                 block_signals();
                 v.look_after(&report);
+                v.ended.store(true, SeqCst);
+                v.end.notify();
             })
-            .context(|| "starting a thread".into())?;
-        *lock(&voter.thread) = Some(thread);
+            .context(|| "starting a thread".into());
+        if let Err(e) = started {
+            voter.stop_part();
+            return Err(e);
+        }
         Ok(voter)
     }
 
-    /// Ends this node's part; see [`RaftViews::stop`].
+    /// Ends this node's part; see [`RaftViews::stop`]. Waits about twice as long at most.
     pub fn stop(&self) {
         self.over.store(true, SeqCst);
         self.news.notify();
-        if let Some(thread) = lock(&self.thread).take() {
-            let _ = thread.join();
-        }
-        if let Ok(part) = &*lock(&self.part) {
+        self.end
+            .wait_unless(|| self.ended.load(SeqCst), self.options.timeout);
+        self.stop_part();
+    }
+
+    fn stop_part(&self) {
+        let part = lock(&self.part).clone();
+        if let Ok(part) = part {
             part.stop();
         }
     }
@@ -103,9 +114,19 @@ impl RegisterVoter {
                 Err(_) => match RaftViews::start(self.env.clone(), self.options.clone()) {
                     Ok(part) => {
                         *lock(&self.part) = Ok(part);
+                        // Who ended this meanwhile may not have seen it.
+                        if self.over.load(SeqCst) {
+                            return self.stop_part();
+                        }
                         report("this node votes on views again");
                     }
-                    Err(e) => *lock(&self.part) = Err(e.to_string()),
+                    Err(e) => {
+                        let why = e.to_string();
+                        if lock(&self.part).as_ref().err() != Some(&why) {
+                            report(&format!("this node does not vote on views: {why}"));
+                        }
+                        *lock(&self.part) = Err(why);
+                    }
                 },
             }
         }
