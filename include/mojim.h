@@ -429,7 +429,8 @@ int mojim_settle(mojim_t *m);
 /* As dup3(2) (so `from` equal to `to` is EINVAL), at a moment when no descriptor of
  * Mojim's has the number `to` on its way to one of its own. Needs no attachment. May
  * be called in signal handlers; not in a child of vfork, which needs it not. Waits a
- * second at most, behind a thread that opens a file for longer than that. Returns `to`, or -1 with errno as dup3 sets it. */
+ * second at most; behind an open that takes longer it fails with EBUSY where that
+ * has the number. Returns `to`, or -1 with errno as dup3 sets it. */
 int mojim_dup3(int from, int to, int flags);
 
 /* For libraries that stand between a program and the C library, as

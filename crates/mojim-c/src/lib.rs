@@ -811,19 +811,11 @@ pub extern "C" fn mojim_is_yours(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mojim_open_above(path: *const c_char, flags: c_int, mode: c_int) -> c_int {
     let open = || {
+        let flags = flags | libc::O_CLOEXEC;
         // SAFETY: the caller's promise.
-        let fd = unsafe {
-            libc::syscall(
-                libc::SYS_openat,
-                libc::AT_FDCWD,
-                path,
-                flags | libc::O_CLOEXEC,
-                mode,
-            )
-        };
-        match fd {
+        match unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, mode) } {
             // SAFETY: just opened, and nobody else's.
-            0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
+            fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
             _ => Err(std::io::Error::last_os_error()),
         }
     };

@@ -514,6 +514,16 @@ mod tests {
         judge_with(nodes, &[("w".into(), None)])
     }
 
+    /// What is to be done first, where nobody else votes.
+    fn todo(nodes: &[Value]) -> Cow<'static, str> {
+        let expected = Expected {
+            mirrored: true,
+            threshold: 1000,
+            voters: &[],
+        };
+        ills(&expected, nodes).remove(0).todo
+    }
+
     fn one(node: &str, kind: &str) -> Vec<(String, String)> {
         vec![(node.to_owned(), kind.to_owned())]
     }
@@ -665,14 +675,6 @@ mod tests {
     #[test]
     fn where_no_register_decides_the_operator_is_told_how_to_go_on() {
         let mut nodes = cluster();
-        let todo = |nodes: &[Value]| {
-            let expected = Expected {
-                mirrored: true,
-                threshold: 1000,
-                voters: &[],
-            };
-            ills(&expected, nodes)[0].todo.clone()
-        };
         nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a is away" });
         assert_eq!(todo(&nodes), START);
         for n in &mut nodes[1..] {
@@ -713,14 +715,6 @@ mod tests {
         let mut nodes = cluster();
         nodes[0]["attached"] = json!(false);
         nodes[1]["state"] = json!("empty");
-        let todo = |nodes: &[Value]| {
-            let expected = Expected {
-                mirrored: true,
-                threshold: 1000,
-                voters: &[],
-            };
-            ills(&expected, nodes)[0].todo.clone()
-        };
         assert_eq!(todo(&nodes), PROGRAM);
         // Of another view: it leads nobody any more.
         nodes[2]["heal_error"] = json!("old");

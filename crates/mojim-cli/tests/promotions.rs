@@ -63,13 +63,13 @@ impl Forced {
     /// register was read, the node follows nobody any more.
     fn fails_after(&self, follows: impl Fn() -> bool, meanwhile: impl FnOnce()) -> String {
         assert!(follows());
-        self.disk.hold(Work::Sync, "/superblock");
         scope(|s| {
+            let held = self.disk.hold(Work::Sync, "/superblock");
             let said = s.spawn(|| self.fails());
             await_that("the promise", || self.disk.is_holding().then_some(()));
             await_that("the end of its session", || (!follows()).then_some(()));
             meanwhile();
-            self.disk.release();
+            drop(held);
             said.join().unwrap()
         })
     }

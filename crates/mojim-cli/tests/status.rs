@@ -485,13 +485,18 @@ fn a_poisoned_copy_is_named() {
     let mut nodes = c.nodes();
     c.program("a").finish();
     c.await_well("no program is attached, b on its disk");
+    // Or what is held is what an attach waits for.
+    await_that("b to have applied all", || {
+        let says = c.says("b");
+        (says["applied"] == says["last_lsn"]).then_some(())
+    });
     // What is stored last is in b's log, and on its way from there to its data.
-    disk.hold(Work::Write, "/v/log");
+    let held = disk.hold(Work::Write, "/v/log");
     let mut p = c.program("a");
     await_that("work for b's disk", || disk.is_holding().then_some(()));
     p.finish();
     disk.fail(Work::Sync, "/v/log");
-    disk.release();
+    drop(held);
     await_that("the fault", || disk.has_failed().then_some(()));
     // What b had not forwarded by then c does not have.
     let ills: [&[Known]; 2] = [&[("b", "copy")], &[("c", "backup-away")]];

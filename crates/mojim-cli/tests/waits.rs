@@ -190,7 +190,7 @@ fn what_the_loss_of_a_mirror_puts_at_risk_is_said() {
     p.acknowledged(0, 20);
     let says = c.says("a");
     assert!(says["last_risk"].is_null(), "{says}");
-    disk.hold(Work::Write, "/v.log.0");
+    let held = disk.hold(Work::Write, "/v.log.0");
     await_that("work for the log's disk", || {
         disk.is_holding().then_some(())
     });
@@ -203,7 +203,7 @@ fn what_the_loss_of_a_mirror_puts_at_risk_is_said() {
     assert!(said.contains(&words), "{said}");
     // For so long, at least.
     sleep(Duration::from_millis(200));
-    disk.release();
+    drop(held);
     let last = await_that("the end of that", || {
         let says = c.says("a");
         let over = says["at_risk_bytes"].is_null() && says["last_risk"].is_object();

@@ -1,16 +1,23 @@
 //! The engine's descriptors, beside a program's in one table.
 //!
 //! A program counts on the numbers: a shell closes 0 and lets `dup2` put a file
-//! there, and takes 3 to 9 for those that a script names. So descriptors of the
-//! engine's lie from [`floor`] on, out of the way.
+//! there, and takes 3 to 9 for those that a script names. So the engine's
+//! descriptors lie from [`floor`] on, out of the way. The kernel gives the lowest
+//! free number first, though: each is opened there and moved up.
 //!
-//! Owns the floor, and the gate behind which a descriptor is moved up.
+//! Owns the floor, and the count of threads that open, and of those that ask for a
+//! number of the program's choice. The two kinds exclude each other, so that who asks
+//! never meets a descriptor on its way up.
 //!
 //! Invariants:
-//! - Whoever opens behind the gate does not wait there for anything to happen:
-//!   `accept`, for one, keeps the lowest free number to itself while it waits.
-//! - Nothing waits at the gate for ever: it is taken from who does not leave, and who
-//!   finds that it was uses no number that it had in passing.
+//! - No call waits between opening and moving: `accept`, for one, would keep the
+//!   lowest free number to itself while it waits.
+//! - Threads that open do not wait for each other: one whose disk hangs holds up
+//!   nobody else's open.
+//! - Nobody waits longer than [`PATIENCE`]. Who then goes on while another opens meets
+//!   at worst EBUSY: the kernel keeps the number of an open that is not done.
+//! - A thread that opens or asks runs no signal handler of the program: one may ask,
+//!   or leave by siglongjmp.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -18,17 +25,17 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::{Duration, Instant};
 
-use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::{Errno, fcntl_dupfd_cloexec, retry_on_intr};
 use rustix::process::{Resource, getrlimit};
 
-use crate::futex::{futex_wait, futex_wake};
+use crate::event::Event;
 use crate::threads::SignalsWait;
 
 /// The engine's lowest number where there is room for so many.
 const USUAL: u64 = 512;
-/// How long somebody waits at the gate: a thousand opens.
+/// How long one kind waits for the other: as long as a thousand opens take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The engine's lowest number: half of what the process may have, 512 at most.
@@ -37,112 +44,110 @@ pub fn floor() -> RawFd {
     (most / 2).min(USUAL) as RawFd
 }
 
-/// 0: open; 1: somebody is inside; 2: and somebody may wait.
-static GATE: AtomicU32 = AtomicU32::new(0);
-/// How often it was taken from who did not leave.
-static TAKEN: AtomicU32 = AtomicU32::new(0);
+/// Threads that open, and, from bit 16 on, threads that ask.
+static INSIDE: AtomicU32 = AtomicU32::new(0);
+/// `INSIDE` became less.
+static LEFT: Event = Event::new();
+
+const OPENS: u32 = 1;
+const ASKS: u32 = 1 << 16;
 
 thread_local! {
-    /// This thread is inside: an interposer may have it ask again, when it closes.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// `TAKEN` when it came in.
-    static SINCE: Cell<u32> = const { Cell::new(0) };
+    /// This thread is inside: an interposer has it ask when it closes something.
+    static HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// No signal handler of the program runs on a thread that is inside, or waits.
+/// While it lives, none of the other kind is inside.
 struct Inside {
+    /// What it counts for; 0 if it went on without, or its thread was inside.
+    counts: u32,
     outermost: bool,
     _signals: Option<SignalsWait>,
 }
 
 impl Inside {
-    fn enter() -> Inside {
-        if INSIDE.get() {
+    fn enter(kind: u32, patience: Duration) -> Inside {
+        if HERE.get() {
             return Inside {
+                counts: 0,
                 outermost: false,
                 _signals: None,
             };
         }
         let signals = SignalsWait::begin();
-        Inside::wait();
-        SINCE.set(TAKEN.load(Acquire));
-        INSIDE.set(true);
+        let counts = if Inside::wait(kind, patience) {
+            kind
+        } else {
+            0
+        };
+        HERE.set(true);
         Inside {
+            counts,
             outermost: true,
             _signals: Some(signals),
         }
     }
 
-    /// Takes the gate from who does not leave.
-    fn wait() {
-        if GATE.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
-            return;
-        }
-        let until = Instant::now() + PATIENCE;
-        while GATE.swap(2, Acquire) != 0 {
+    /// False if it took too long.
+    fn wait(kind: u32, patience: Duration) -> bool {
+        let others = if kind == OPENS { !(ASKS - 1) } else { ASKS - 1 };
+        let mut until = None;
+        loop {
+            let now = INSIDE.load(SeqCst);
+            if now & others == 0 {
+                match INSIDE.compare_exchange(now, now + kind, SeqCst, SeqCst) {
+                    Ok(_) => return true,
+                    Err(_) => continue,
+                }
+            }
+            let until = *until.get_or_insert_with(|| Instant::now() + patience);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                TAKEN.fetch_add(1, AcqRel);
-                break;
+                return false;
             }
-            futex_wait(&GATE, 2, left);
+            LEFT.wait_unless(|| INSIDE.load(SeqCst) & others == 0, left);
         }
-    }
-
-    /// Nobody has taken the gate from this thread.
-    fn is_alone() -> bool {
-        TAKEN.load(Acquire) == SINCE.get()
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        if !self.outermost {
-            return;
+        if self.outermost {
+            HERE.set(false);
         }
-        INSIDE.set(false);
-        // Else it is another's to open.
-        if Inside::is_alone() && GATE.swap(0, Release) == 2 {
-            futex_wake(&GATE, 1);
+        if self.counts > 0 {
+            INSIDE.fetch_sub(self.counts, SeqCst);
+            LEFT.notify();
         }
     }
 }
 
-/// Does something while no other descriptor is moved: what opens some and puts them
-/// [`above`]. No signal handler runs meanwhile.
-pub fn alone<T>(f: impl FnOnce() -> T) -> T {
-    let _inside = Inside::enter();
+/// Runs `f`, which opens descriptors without waiting, and puts them [`above`].
+pub fn opening<T>(f: impl FnOnce() -> T) -> T {
+    let _inside = Inside::enter(OPENS, PATIENCE);
     f()
 }
 
 /// What `open` opens, without waiting, from [`floor`] on; where no number is left
 /// there, as it came. It is close-on-exec.
-pub fn open<E>(mut open: impl FnMut() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
-    loop {
-        if let Some(fd) = alone(|| open().map(above))? {
-            return Ok(fd);
-        }
-    }
+pub fn open<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
+    opening(|| Ok(above(open()?)?))
 }
 
-/// Moves one from among the program's. In [`alone`], where it was opened. `None` if
-/// the program may have taken its number meanwhile: then it is left to it.
-pub fn above(fd: OwnedFd) -> Option<OwnedFd> {
+/// Moves one from among the program's numbers. Within [`opening`], where it was opened.
+/// EBADF if the program has closed it.
+pub fn above(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     let floor = floor();
     if fd.as_raw_fd() >= floor {
-        return Some(fd);
+        return Ok(fd);
     }
-    let moved = match Inside::is_alone() {
-        true => fcntl_dupfd_cloexec(&fd, floor),
-        false => Err(Errno::BADF),
-    };
-    match moved {
-        Ok(moved) if Inside::is_alone() => Some(moved),
-        Ok(_) | Err(Errno::BADF) => {
+    match fcntl_dupfd_cloexec(&fd, floor) {
+        Err(Errno::BADF) => {
+            // The number is the program's to use.
             let _ = fd.into_raw_fd();
-            None
+            Err(Errno::BADF)
         }
-        Err(_) => Some(fd),
+        moved => Ok(moved.unwrap_or(fd)),
     }
 }
 
@@ -163,25 +168,28 @@ pub fn read(path: impl AsRef<Path>) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Whether the program has something open under this number: what the engine has there
-/// for a moment does not count. Signal handlers may ask.
+/// Whether the program has something open under this number; what the engine has there
+/// on its way up does not count. Signal handlers may ask.
 pub fn is_the_programs(number: RawFd) -> bool {
-    let _inside = Inside::enter();
+    let _inside = Inside::enter(ASKS, PATIENCE);
     is_open(number)
 }
 
 fn is_open(number: RawFd) -> bool {
-    // SAFETY: only asked about; any number may be.
-    let fd = unsafe { rustix::fd::BorrowedFd::borrow_raw(number.max(0)) };
-    number >= 0 && rustix::io::fcntl_getfd(fd).is_ok()
+    if number < 0 {
+        return false;
+    }
+    // SAFETY: only asked about; any number from 0 on may be.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::io::fcntl_getfd(fd).is_ok()
 }
 
-/// Does what puts something under a number of the program's choice (`dup2`) so that no
-/// descriptor of the engine's is hit that has it for a moment. Signal handlers may.
+/// Runs `f`, which puts something under a number of the program's choice (`dup2`), so
+/// that it hits no descriptor of the engine's on its way up. Signal handlers may.
 pub fn put<T>(number: RawFd, f: impl FnOnce() -> T) -> T {
-    let inside = Inside::enter();
-    // What is there is closed by this, which may take long; and is the program's.
+    let inside = Inside::enter(ASKS, PATIENCE);
     if is_open(number) {
+        // The program's own. It is closed by this, which may take long.
         drop(inside);
         return f();
     }
@@ -190,8 +198,8 @@ pub fn put<T>(number: RawFd, f: impl FnOnce() -> T) -> T {
 
 /// In a child of fork nobody is inside: the threads that were are its parent's.
 pub fn forked() {
-    GATE.store(0, Release);
-    INSIDE.set(false);
+    INSIDE.store(0, SeqCst);
+    HERE.set(false);
 }
 
 #[cfg(test)]
@@ -204,9 +212,9 @@ mod tests {
         fs::open("/dev/null", flags, Mode::empty())
     }
 
-    /// In one test: the gate is the process's.
+    /// In one test: the count is the process's.
     #[test]
-    fn they_lie_above_the_programs_and_are_moved_one_at_a_time() {
+    fn who_asks_meets_nothing_on_its_way_up_and_nobody_waits_for_ever() {
         let fd = open(null).unwrap();
         assert!(fd.as_raw_fd() >= floor());
         assert!(duplicate(&fd).unwrap().as_raw_fd() > fd.as_raw_fd());
@@ -214,46 +222,53 @@ mod tests {
         assert_eq!(fails.unwrap_err(), Errno::NOENT);
         assert!(is_the_programs(2) && !is_the_programs(-1) && !is_the_programs(i32::MAX));
 
-        // Whoever comes to it while another is inside waits, but not for ever; and from
-        // then on nobody waits.
         let (inside, is_inside) = mpsc::channel();
         let (go, goes) = mpsc::channel::<()>();
         std::thread::scope(|s| {
             let opens = s.spawn(move || {
                 open(|| {
-                    inside.send(()).unwrap();
+                    let fd = null();
+                    inside.send(fd.as_ref().unwrap().as_raw_fd()).unwrap();
                     goes.recv().unwrap();
-                    null()
+                    fd
                 })
             });
-            is_inside.recv().unwrap();
-            let begun = Instant::now();
-            put(i32::MAX, || {
-                assert_ne!(GATE.load(Relaxed), 0, "it is inside")
+            let low = is_inside.recv().unwrap();
+            assert!(low < floor());
+            // Another open, as on another disk, does not wait for it.
+            let beside = open(|| {
+                assert_eq!(INSIDE.load(SeqCst), 2 * OPENS);
+                null()
             });
-            assert!(begun.elapsed() >= PATIENCE);
-            assert_eq!(GATE.load(Relaxed), 0);
-            // What it opened may have been replaced: it opens again.
+            assert!(beside.is_ok());
+            // Who asks waits until it is gone from there; who has waited goes on.
+            assert_eq!(Inside::enter(ASKS, Duration::ZERO).counts, 0);
+            let asks = s.spawn(move || {
+                let inside = Inside::enter(ASKS, Duration::from_secs(3600));
+                (inside.counts, is_open(low))
+            });
+            while !LEFT.is_awaited() {
+                std::thread::yield_now();
+            }
             go.send(()).unwrap();
-            is_inside.recv().unwrap();
-            go.send(()).unwrap();
-            let fd = opens.join().unwrap().unwrap();
-            assert!(fd.as_raw_fd() >= floor());
+            assert_eq!(asks.join().unwrap(), (ASKS, false));
+            assert!(opens.join().unwrap().unwrap().as_raw_fd() >= floor());
         });
-        assert_eq!(GATE.load(Relaxed), 0);
+        // Within, a close asks, as under an interposer.
+        assert!(opening(|| !is_the_programs(i32::MAX)));
+        assert_eq!(INSIDE.load(SeqCst), 0);
     }
 
-    /// A shell saves what is open under a number that it wants, and closes it.
+    /// A program that closes what it did not open.
     #[test]
-    fn one_that_the_program_has_closed_is_not_used() {
-        let number = null().unwrap();
-        let closed = number.as_raw_fd();
-        let other = rustix::io::fcntl_dupfd_cloexec(&number, 300).unwrap();
-        let raw = other.as_raw_fd();
-        drop(other);
-        // SAFETY: nobody has it: as an open that is moved sees it.
-        let gone = unsafe { <OwnedFd as rustix::fd::FromRawFd>::from_raw_fd(raw) };
-        assert!(above(gone).is_none());
-        assert_ne!(closed, raw);
+    fn one_that_is_closed_on_its_way_is_not_used() {
+        let null = null().unwrap();
+        let raw = fcntl_dupfd_cloexec(&null, 300).unwrap().into_raw_fd();
+        // SAFETY: the one that `above` is given stands for nothing.
+        let gone = unsafe {
+            rustix::io::close(raw);
+            <OwnedFd as rustix::fd::FromRawFd>::from_raw_fd(raw)
+        };
+        assert_eq!(above(gone).unwrap_err(), Errno::BADF);
     }
 }

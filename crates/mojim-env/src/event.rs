@@ -14,6 +14,20 @@ pub struct Event {
 }
 
 impl Event {
+    /// One that nobody waits for.
+    pub const fn new() -> Event {
+        Event {
+            sequence: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether anybody sleeps, or is about to.
+    #[cfg(test)]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.sleepers.load(SeqCst) > 0
+    }
+
     /// What to pass to `wait`, read before the condition is checked.
     #[inline]
     pub fn seen(&self) -> u32 {

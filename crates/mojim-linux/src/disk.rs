@@ -546,15 +546,9 @@ impl Lock {
                     std::mem::forget(fd);
                     return Ok(None);
                 }
-                descriptors::above(fd)
-                    .map(|fd| Some((fd, id)))
-                    .ok_or(Errno::AGAIN)
+                Ok(Some((descriptors::above(fd)?, id)))
             };
-            let opened = match with_reserve(|| descriptors::alone(open)) {
-                Err(Errno::AGAIN) => continue,
-                opened => opened?,
-            };
-            let Some((fd, id)) = opened else {
+            let Some((fd, id)) = with_reserve(|| descriptors::opening(open))? else {
                 return Err(taken(Some(pid), process_name(pid)));
             };
             match fs::fcntl_lock(&fd, fs::FlockOperation::NonBlockingLockExclusive) {

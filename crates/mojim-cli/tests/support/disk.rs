@@ -146,10 +146,13 @@ impl Disk {
         self.state.fault.lock().unwrap().is_none()
     }
 
-    /// The next `work` on a file whose path ends with `name` waits for
-    /// [`Disk::release`].
-    pub fn hold(&self, work: Work, name: &str) {
+    /// The next `work` on a file whose path ends with `name` waits for the end of what
+    /// this gives. That comes before the end of processes that were started before, also
+    /// where the test fails: one whose disk is held cannot be killed.
+    #[must_use]
+    pub fn hold(&self, work: Work, name: &str) -> Held<'_> {
         *self.state.hold.lock().unwrap() = Hold::Next((work, name.to_owned()));
+        Held(self)
     }
 
     /// Whether it has come, and waits.
@@ -157,10 +160,18 @@ impl Disk {
         matches!(*self.state.hold.lock().unwrap(), Hold::Held)
     }
 
-    /// It goes on.
-    pub fn release(&self) {
+    fn release(&self) {
         *self.state.hold.lock().unwrap() = Hold::No;
         self.state.released.notify_all();
+    }
+}
+
+/// Work that does not go on while this lives.
+pub struct Held<'a>(&'a Disk);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.release();
     }
 }
 

@@ -143,13 +143,13 @@ impl Line {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (mut fd, mut more) = (None, false);
         let got = self.recv_with(buf, limit, |bufs| {
-            descriptors::alone(|| {
+            descriptors::opening(|| {
                 let got = net::recvmsg(&self.fd, bufs, &mut control, flags)?;
                 let mut fds = control.drain().flat_map(|m| match m {
                     RecvAncillaryMessage::ScmRights(fds) => Some(fds).into_iter().flatten(),
                     _ => None.into_iter().flatten(),
                 });
-                fd = fds.next().and_then(descriptors::above);
+                fd = fds.next().map(descriptors::above).transpose()?;
                 more = fds.next().is_some();
                 Ok(got)
             })

@@ -52,21 +52,13 @@ struct Done {
 
 impl Done {
     fn new() -> std::io::Result<Done> {
-        let ends = descriptors::alone(|| {
+        descriptors::opening(|| {
             let (hears, says) = std::io::pipe()?;
-            let both = (
-                descriptors::above(hears.into()),
-                descriptors::above(says.into()),
-            );
-            Ok::<_, std::io::Error>(both)
-        })?;
-        match ends {
-            (Some(hears), Some(says)) => Ok(Done {
-                hears: hears.into(),
-                says: says.into(),
-            }),
-            _ => Err(rustix::io::Errno::BADF.into()),
-        }
+            Ok(Done {
+                hears: descriptors::above(hears.into())?.into(),
+                says: descriptors::above(says.into())?.into(),
+            })
+        })
     }
 
     /// In the child.
