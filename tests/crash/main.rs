@@ -30,6 +30,7 @@ use mojim_config::Config;
 use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
+use mojim_replica::request::Request;
 
 const THREADS: usize = 3;
 const SLOTS: u64 = 16;
@@ -377,18 +378,19 @@ log = {{ medium = "{}", size = "1MiB" }}
         }
     }
 
-    fn ask(&self, node: usize, q: serde_json::Value) -> Result<serde_json::Value, Error> {
+    fn ask(&self, node: usize, q: &Request) -> Result<serde_json::Value, Error> {
         let to = Address::Tcp(self.addresses[node]);
         let os = Os::new().map_err(|e| Error::io("starting", &e))?;
         let env: Arc<dyn Env> = Arc::new(os);
-        Client::connect(&env, &to, Duration::from_secs(20))?.ask(&q)
+        Client::connect(&env, &to, "crash", Duration::from_secs(20))?.ask(q)
     }
 
     fn promote(&mut self, i: usize) {
-        let q = serde_json::json!({ "what": "promote", "cluster": "crash", "volume": "v" });
+        let (volume, force) = ("v".to_owned(), false);
+        let q = Request::Promote { volume, force };
         let end = Instant::now() + Duration::from_secs(20);
         loop {
-            match self.ask(i, q.clone()) {
+            match self.ask(i, &q) {
                 Ok(_) => break,
                 // The primary was heard a moment ago; that passes.
                 Err(e) => {

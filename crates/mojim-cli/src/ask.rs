@@ -8,7 +8,8 @@ use mojim_config::{Config, Node};
 use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
-use serde_json::{Value, json};
+use mojim_replica::request::Request;
+use serde_json::Value;
 
 use crate::failure::Failure;
 
@@ -17,10 +18,15 @@ pub const SHORT: Duration = Duration::from_secs(3);
 /// How long it may take over one that reads data or ends a view.
 pub const LONG: Duration = Duration::from_secs(30);
 
+/// What a node knows of all its volumes.
+pub const STATUS: Request = Request::Status {
+    volume: None,
+    register: true,
+};
+
 /// A node that answers, or the reason why it does not.
 pub struct Asked {
     client: Client,
-    cluster: String,
     who: String,
 }
 
@@ -29,21 +35,14 @@ impl Asked {
     pub fn connect(config: &Config, node: &Node, limit: Duration) -> Result<Asked, Failure> {
         let who = format!("node {} at {}", node.name, node.address);
         let env: Arc<dyn Env> = Arc::new(Os::asking(config)?);
-        let client = Client::connect(&env, &Address::Tcp(node.address), limit)
+        let client = Client::connect(&env, &Address::Tcp(node.address), &config.cluster, limit)
             .map_err(|e| Failure::failed(format!("{who} cannot be reached: {e}")))?;
-        Ok(Asked {
-            client,
-            cluster: config.cluster.clone(),
-            who,
-        })
+        Ok(Asked { client, who })
     }
 
-    /// Asks `what`, with the fields of `more` (an object).
-    pub fn ask(&mut self, what: &str, more: Value) -> Result<Value, mojim::Error> {
-        let mut q = more;
-        q["what"] = json!(what);
-        q["cluster"] = json!(self.cluster);
-        self.client.ask(&q)
+    /// Asks.
+    pub fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error> {
+        self.client.ask(request)
     }
 
     /// The node, for messages.
@@ -57,25 +56,24 @@ pub fn ask(
     config: &Config,
     node: &Node,
     limit: Duration,
-    what: &str,
-    more: Value,
+    request: &Request,
 ) -> Result<Value, Failure> {
     let mut asked = Asked::connect(config, node, limit)?;
     let who = asked.who().to_owned();
     asked
-        .ask(what, more)
+        .ask(request)
         .map_err(|e| Failure::failed(format!("{who}: {}", plain(&e))))
 }
 
 /// Whether the error is a node's answer; otherwise there was none.
 pub fn is_answer(e: &mojim::Error) -> bool {
-    matches!(e, mojim::Error::Io { what, .. } if what == "the node says")
+    matches!(e, mojim::Error::Answered { .. })
 }
 
 /// An error without the words that the client puts before a node's own.
 pub fn plain(e: &mojim::Error) -> String {
     match e {
-        mojim::Error::Io { error, .. } if is_answer(e) => error.clone(),
+        mojim::Error::Answered { text, .. } => text.clone(),
         e => e.to_string(),
     }
 }

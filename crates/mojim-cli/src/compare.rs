@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node, Volume};
 use mojim_node::contents::unhex;
-use serde_json::{Value, json};
+use mojim_replica::request::{Request, Since};
+use serde_json::Value;
 
 use crate::ask::{Asked, LONG, plain};
 use crate::failure::Failure;
@@ -258,13 +259,13 @@ fn pause() {
 
 /// One of the nodes.
 trait Asks {
-    fn ask(&mut self, what: &str, more: Value) -> Result<Value, mojim::Error>;
+    fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error>;
     fn who(&self) -> &str;
 }
 
 impl Asks for Asked {
-    fn ask(&mut self, what: &str, more: Value) -> Result<Value, mojim::Error> {
-        Asked::ask(self, what, more)
+    fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error> {
+        Asked::ask(self, request)
     }
 
     fn who(&self) -> &str {
@@ -300,9 +301,9 @@ impl<N: Asks> Comparison<N> {
     }
 
     /// Asks one; `None` if it cannot say now, which may pass.
-    fn ask(&mut self, node: usize, what: &str, q: &Value) -> Result<Option<Value>, Failure> {
+    fn ask(&mut self, node: usize, q: &Request) -> Result<Option<Value>, Failure> {
         let node = &mut self.nodes[node];
-        match node.ask(what, q.clone()) {
+        match node.ask(q) {
             Ok(v) => Ok(Some(v)),
             Err(e) if [libc::EBUSY, libc::ENOENT].contains(&e.errno()) => {
                 self.moving = format!("{}: {}", node.who(), plain(&e));
@@ -312,8 +313,8 @@ impl<N: Asks> Comparison<N> {
         }
     }
 
-    fn both(&mut self, what: &str, q: &Value) -> Result<Option<[Value; 2]>, Failure> {
-        let (Some(a), Some(b)) = (self.ask(0, what, q)?, self.ask(1, what, q)?) else {
+    fn both(&mut self, q: &Request) -> Result<Option<[Value; 2]>, Failure> {
+        let (Some(a), Some(b)) = (self.ask(0, q)?, self.ask(1, q)?) else {
             return Ok(None);
         };
         Ok(Some([a, b]))
@@ -323,22 +324,23 @@ impl<N: Asks> Comparison<N> {
     /// the nodes' order, with who was the first.
     fn since(
         &mut self,
-        what: &str,
-        q: &Value,
+        q: impl Fn(Since) -> Request,
         kept: &mut Kept,
     ) -> Result<Option<([Value; 2], usize)>, Failure> {
         let (first, one) = match kept.0.take() {
             Some(kept) => kept,
-            None => match self.ask(self.first, what, q)? {
+            None => match self.ask(self.first, &q(Since::default()))? {
                 Some(one) => (self.first, one),
                 None => return Ok(None),
             },
         };
-        let mut q = q.clone();
-        q["after"] = one["low"].clone();
-        q["after_born"] = one["born"].clone();
-        q["since"] = one["high"].clone();
-        let Some(other) = self.ask(1 - first, what, &q)? else {
+        let number = |k: &str| one[k].as_u64();
+        let since = Since {
+            after: number("low"),
+            after_born: number("born").unwrap_or(0),
+            since: number("high").unwrap_or(0),
+        };
+        let Some(other) = self.ask(1 - first, &q(since))? else {
             return Ok(None);
         };
         let [a, b] = [&one, &other].map(Lsns::of);
@@ -362,9 +364,13 @@ impl<N: Asks> Comparison<N> {
     }
 
     fn listings(&mut self) -> Result<Option<Listings>, Failure> {
-        let q = json!({ "volume": self.volume });
+        let volume = self.volume.clone();
+        let q = |since| Request::Files {
+            volume: volume.clone(),
+            since,
+        };
         let mut kept = std::mem::take(&mut self.listing);
-        let answers = self.since("files", &q, &mut kept)?;
+        let answers = self.since(q, &mut kept)?;
         self.listing = kept;
         let Some((answers, first)) = answers else {
             return Ok(None);
@@ -406,11 +412,13 @@ impl<N: Asks> Comparison<N> {
         if listings.of.iter().all(|l| l.lsns.low == l.last) || Instant::now() >= self.settle_by {
             return false;
         }
-        let q = json!({ "volume": self.volume });
+        let q = Request::Settle {
+            volume: self.volume.clone(),
+        };
         let mut settles = false;
         for node in &mut self.nodes {
             // One of an older build does not know the word: then it stays open.
-            if node.ask("settle", q.clone()).is_ok_and(|v| v == true) {
+            if node.ask(&q).is_ok_and(|v| v == true) {
                 self.moving = format!("{} decides what is committed", node.who());
                 settles = true;
             }
@@ -567,8 +575,13 @@ impl<N: Asks> Comparison<N> {
     ) -> Result<bool, Failure> {
         let mut at = 0;
         while at < size && found.undecided.is_none() && found.differences.len() < MOST {
-            let q = json!({ "volume": self.volume, "id": id, "offset": at, "pages": PAGES });
-            let Some(answers) = self.both("sums", &q)? else {
+            let q = Request::Sums {
+                volume: self.volume.clone(),
+                id,
+                offset: at,
+                pages: PAGES,
+            };
+            let Some(answers) = self.both(&q)? else {
                 return Ok(false);
             };
             let [x, y] = answers.each_ref().map(|v| v["sums"].as_str().unwrap_or(""));
@@ -600,9 +613,16 @@ impl<N: Asks> Comparison<N> {
 
     /// One look at a suspect's bytes. False if it cannot be had.
     fn look(&mut self, s: &mut Suspect, first: bool) -> Result<bool, Failure> {
-        let q = json!({ "volume": self.volume, "id": s.id, "offset": s.offset });
+        let volume = self.volume.clone();
+        let (id, offset) = (s.id, s.offset);
+        let q = |since| Request::Page {
+            volume: volume.clone(),
+            id,
+            offset,
+            since,
+        };
         let mut kept = std::mem::take(&mut s.kept);
-        let answers = self.since("page", &q, &mut kept)?;
+        let answers = self.since(q, &mut kept)?;
         s.kept = kept;
         let Some((answers, one)) = answers else {
             return Ok(false);
@@ -704,6 +724,8 @@ pub fn count(n: usize, what: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn lsns(low: u64, high: u64) -> Lsns {
@@ -811,24 +833,25 @@ mod tests {
     }
 
     impl Asks for Peer {
-        fn ask(&mut self, what: &str, q: Value) -> Result<Value, mojim::Error> {
+        fn ask(&mut self, request: &Request) -> Result<Value, mojim::Error> {
             let mut v = json!({
                 "low": 5, "high": 5, "born": 1, "epoch": 1, "last_lsn": 5, "state": "whole",
                 "volume_id": "v", "touched": [], "changed": { "ids": [], "names": [] },
             });
-            let at = q["offset"].as_u64().unwrap_or(0);
-            match what {
-                "files" => v["files"] = json!([{ "name": "f", "id": 1, "size": self.size }]),
-                "sums" => {
+            match request {
+                Request::Files { .. } => {
+                    v["files"] = json!([{ "name": "f", "id": 1, "size": self.size }])
+                }
+                Request::Sums { offset: at, .. } => {
                     let pages = (self.size - at).div_ceil(PAGE).min(PAGES);
                     v["sums"] = json!(format!("{:0>32}", self.name).repeat(pages as usize));
                 }
-                "page" => {
+                Request::Page { offset: at, .. } => {
                     let last = at + PAGE == self.size;
                     let byte = if last { self.name } else { "00" };
                     v["bytes"] = json!(byte.repeat(PAGE as usize));
                 }
-                _ => unreachable!("{what}"),
+                _ => unreachable!("{request:?}"),
             }
             Ok(v)
         }

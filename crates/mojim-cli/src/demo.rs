@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use mojim::{MapFlags, Volume};
 use mojim_config::Config;
+use mojim_replica::request::Request;
 use serde_json::{Value, json};
 
 use crate::append::{self, Log};
-use crate::ask::{LONG, SHORT, ask};
+use crate::ask::{LONG, SHORT, STATUS, ask};
 use crate::compare::compare_all;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::latency::{MODES, SIZES};
@@ -282,8 +283,10 @@ impl Stage {
                 &self.config,
                 node,
                 LONG,
-                "promote",
-                json!({ "volume": VOLUME }),
+                &Request::Promote {
+                    volume: VOLUME.to_owned(),
+                    force: false,
+                },
             ) {
                 Err(f) if Instant::now() > deadline => return Err(f),
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
@@ -297,7 +300,7 @@ impl Stage {
         let node = self.config.node(primary)?;
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
-            let v = ask(&self.config, node, SHORT, "status", json!({}))?;
+            let v = ask(&self.config, node, SHORT, &STATUS)?;
             let mine = v["volumes"]
                 .as_array()
                 .and_then(|a| a.iter().find(|s| s["volume"] == VOLUME));

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use mojim_replica::request::Request;
 use serde_json::json;
 
 use crate::ask::{LONG, ask, load};
@@ -72,8 +73,10 @@ impl Promote {
             &config,
             node,
             LONG,
-            "promote",
-            json!({ "volume": volume.name, "force": self.force }),
+            &Request::Promote {
+                volume: volume.name.clone(),
+                force: self.force,
+            },
         )?;
         let mut out = std::io::stdout().lock();
         if self.json {

@@ -10,9 +10,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node, Volume};
+use mojim_replica::request::Request;
 use serde_json::{Value, json};
 
-use crate::ask::{Asked, LONG, SHORT, ask, load, plain};
+use crate::ask::{Asked, LONG, SHORT, STATUS, ask, load, plain};
 use crate::compare::{Difference, Found, compare, count};
 use crate::failure::{Done, Failure};
 use crate::status::{gather, holders};
@@ -196,8 +197,12 @@ impl Repair {
 fn rewrite(at: &mut Asked, volume: &Volume, id: u64, offset: u64) -> Result<(), Failure> {
     let begin = Instant::now();
     loop {
-        let q = json!({ "volume": volume.name, "id": id, "offset": offset });
-        let why = match at.ask("rewrite", q) {
+        let q = Request::Rewrite {
+            volume: volume.name.clone(),
+            id,
+            offset,
+        };
+        let why = match at.ask(&q) {
             Ok(v) if v["done"] == true => return Ok(()),
             Ok(_) => "the copies are too far apart".to_owned(),
             Err(e) if e.errno() == libc::EBUSY => plain(&e),
@@ -219,13 +224,14 @@ fn copy_anew(config: &Config, volume: &Volume, node: &Node) -> Result<(), Failur
         config,
         node,
         LONG,
-        "copy-anew",
-        json!({ "volume": volume.name }),
+        &Request::CopyAnew {
+            volume: volume.name.clone(),
+        },
     )?;
     let mut moved = Value::Null;
     let mut since = Instant::now();
     loop {
-        let all = ask(config, node, SHORT, "status", json!({}))?;
+        let all = ask(config, node, SHORT, &STATUS)?;
         let v = all["volumes"]
             .as_array()
             .and_then(|a| a.iter().find(|v| v["volume"] == volume.name.as_str()))

@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use mojim_config::{AUTOMATIC_VOTERS, Config, Failover, Role, Volume};
+use mojim_replica::request::Request;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Value, json};
 use toml_edit::{Array, DocumentMut, Item, TableLike};
 
-use crate::ask::{SHORT, ask, load};
+use crate::ask::{SHORT, STATUS, ask, load};
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::status::gather;
 
@@ -305,7 +306,7 @@ fn check_nodes(config: &Config, old: &str) -> Result<Vec<(String, String)>, Fail
         ));
     }
     for n in config.nodes.values().filter(|n| n.name != old) {
-        let Ok(answer) = ask(config, n, SHORT, "status", json!({})) else {
+        let Ok(answer) = ask(config, n, SHORT, &STATUS) else {
             continue;
         };
         if answer["config"].as_u64() != Some(config.sum().into()) {
@@ -319,7 +320,7 @@ fn check_nodes(config: &Config, old: &str) -> Result<Vec<(String, String)>, Fail
     let voters = config.voters();
     if node.vote && voters.len() >= AUTOMATIC_VOTERS {
         let counts = |n: &&&mojim_config::Node| {
-            let names = ask(config, n, SHORT, "voters", json!({})).unwrap_or_default();
+            let names = ask(config, n, SHORT, &Request::Voters).unwrap_or_default();
             let names = names.as_array().into_iter().flatten();
             n.name != old && names.into_iter().any(|name| name == old)
         };
@@ -466,13 +467,13 @@ impl Readers {
     fn go_on(&mut self, config: &Config, new: &str) -> Result<(Vec<String>, Vec<String>), Failure> {
         let (mut waits, mut unreachable) = (Vec::new(), Vec::new());
         let sum = config.sum();
-        let pulse = |n| ask(config, n, SHORT, "pulse", json!({})).is_ok();
+        let pulse = |n| ask(config, n, SHORT, &Request::Pulse).is_ok();
         for n in config.nodes.values() {
             let mine = self.asked.as_ref().is_some_and(|(a, _)| *a == n.name);
             if self.asked.is_some() && !mine || self.have.contains(&n.name) {
                 continue;
             }
-            match ask(config, n, SHORT, "reload", json!({ "sum": sum })) {
+            match ask(config, n, SHORT, &Request::Reload { sum: sum.into() }) {
                 Ok(v) if v["reloads"] == true => {
                     let since = Instant::now();
                     self.asked.get_or_insert((n.name.clone(), since));
@@ -523,7 +524,7 @@ fn look(
     let voters: BTreeSet<String> = config.voters().iter().map(|n| n.name.clone()).collect();
     if voters.len() >= AUTOMATIC_VOTERS && voters.contains(new) {
         let says = |n: &&mojim_config::Node| {
-            let answer = ask(config, n, SHORT, "voters", json!({})).ok()?;
+            let answer = ask(config, n, SHORT, &Request::Voters).ok()?;
             serde_json::from_value::<BTreeSet<String>>(answer).ok()
         };
         // The new one knows it when it has the others' log.

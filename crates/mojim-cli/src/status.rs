@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use mojim_config::{Config, Failover, MediumKind, Node, Volume};
+use mojim_replica::request::Request;
 use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
@@ -192,14 +193,17 @@ const VOTES: u64 = 16 << 20;
 /// What a node says of these volumes. Its register is asked for apart: during an
 /// election that takes long, and then the node is there all the same.
 fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
-    let question = json!({ "register": false });
+    let question = Request::Status {
+        volume: None,
+        register: false,
+    };
     let asked = Asked::connect(config, node, SHORT);
     let mut asked = match asked {
         Ok(a) => a,
         Err(f) => return json!({ "error": f.text }),
     };
     let who = asked.who().to_owned();
-    let mut answer = match asked.ask("status", question) {
+    let mut answer = match asked.ask(&question) {
         Ok(v) => v,
         Err(e) => {
             // Who says no is there.
@@ -218,8 +222,8 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
             // Whoever cannot read one can read none.
             Some(e) => json!({ "error": e }),
             None => {
-                let question = json!({ "volume": v.name });
-                match ask(config, node, SHORT, "view-read", question) {
+                let volume = v.name.clone();
+                match ask(config, node, SHORT, &Request::ViewRead { volume }) {
                     Ok(r) => r,
                     Err(f) => json!({ "error": lost.insert(f.text) }),
                 }
@@ -238,8 +242,9 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
             config,
             node,
             SHORT,
-            "view-read",
-            json!({ "volume": v.name }),
+            &Request::ViewRead {
+                volume: v.name.clone(),
+            },
         )
     {
         let what = "cannot read the register of views";

@@ -22,8 +22,8 @@ use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::layout;
+use mojim_replica::request::{self, Request};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use serde_json::json;
 
 use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
@@ -107,15 +107,16 @@ impl Post {
 
     fn ask_for(&self, wait: Duration) -> Who {
         let wait = wait.as_millis() as u64;
-        let q = json!({
-            "what": "post", "cluster": self.cluster, "volume": self.volume, "wait": wait,
-        });
-        let answer = Client::connect(&self.env, &self.daemon, TIMEOUT).and_then(|mut c| c.ask(&q));
-        match answer {
-            Ok(a) if a["ready"] == true => Who::Me,
-            Ok(a) => match a["primary"].as_str() {
+        let q = Request::Post {
+            volume: self.volume.clone(),
+            wait,
+        };
+        let client = Client::connect(&self.env, &self.daemon, &self.cluster, TIMEOUT);
+        match client.and_then(|mut c| c.ask_for::<request::Post>(&q)) {
+            Ok(a) if a.ready => Who::Me,
+            Ok(a) => match a.primary {
                 Some(p) if p == self.me => Who::Soon,
-                Some(p) => Who::Another(p.to_owned()),
+                Some(p) => Who::Another(p),
                 None => Who::Another("the configuration's primary, first".into()),
             },
             Err(e) if [libc::ENOENT, libc::ECONNREFUSED].contains(&e.errno()) => {

@@ -25,7 +25,7 @@ use mojim::{MapFlags, Volume};
 use mojim_config::Config;
 use serde_json::{Value, json};
 
-use crate::ask::{SHORT, ask, load};
+use crate::ask::{SHORT, STATUS, ask, load};
 use crate::failure::{Done, Failure};
 use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
 
@@ -337,7 +337,7 @@ fn median(mut v: Vec<f64>) -> f64 {
 fn copied(config: &Config) -> Result<Copied, Failure> {
     let begin = Instant::now();
     loop {
-        let all = ask(config, config.node("b")?, SHORT, "status", json!({}))?;
+        let all = ask(config, config.node("b")?, SHORT, &STATUS)?;
         let v: &Value = &all["volumes"][0];
         let c = &v["copy"];
         if c["running"] == false && c["done"] == c["total"] && v["link"]["up"] == true {

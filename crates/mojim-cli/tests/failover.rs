@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
+use mojim_replica::request::{Post, Request};
 use rustix::fs::FlockOperation;
-use serde_json::json;
 
 mod support;
 use support::link::{Late, Way};
@@ -108,10 +108,12 @@ fn an_empty_primary_that_is_back_in_time_takes_the_copy_of_its_mirror() {
     let _a = c.node("a");
     let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
     let a = Address::Tcp(([127, 0, 0, 1], c.ports[0].number).into());
-    let q = json!({ "what": "post", "cluster": "failover", "volume": "v", "wait": 0 });
+    let (volume, wait) = ("v".to_owned(), 0);
+    let q = Request::Post { volume, wait };
     let ready = || {
-        let post = Client::connect(&env, &a, DEADLINE).and_then(|mut a| a.ask(&q));
-        post.is_ok_and(|p| p["ready"] == true).then_some(())
+        let client = Client::connect(&env, &a, "failover", DEADLINE);
+        let post = client.and_then(|mut a| a.ask_for::<Post>(&q));
+        post.is_ok_and(|p| p.ready).then_some(())
     };
     await_that("that a program may start", ready);
     goes_on_at("a", &c, acknowledged);
@@ -443,8 +445,9 @@ fn a_mirror_that_is_distrusted_waits_for_a_word() {
     p.signal("STOP");
     let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
     let b = Address::Tcp(([127, 0, 0, 1], c.ports[1].number).into());
-    let q = json!({ "what": "copy-anew", "cluster": "failover", "volume": "v" });
-    let asked = Client::connect(&env, &b, DEADLINE).and_then(|mut b| b.ask(&q));
+    let volume = "v".to_owned();
+    let client = Client::connect(&env, &b, "failover", DEADLINE);
+    let asked = client.and_then(|mut b| b.ask(&Request::CopyAnew { volume }));
     asked.unwrap_or_else(|e| panic!("{e}"));
     a.kill();
     p.kill();

@@ -21,7 +21,8 @@ use mojim_format::message::{Hello, Lane, Message};
 use mojim_format::{FRAME_LEN, Frame, FrameKind};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
-use serde_json::{Value, json};
+use mojim_replica::request::{RaftCall, Request, Since};
+use serde_json::Value;
 
 mod support;
 use support::home::Home;
@@ -72,7 +73,7 @@ impl Pair {
 
     fn client(&self, s: &Subject, to: &str) -> Client {
         let to = Address::Tcp(self.config().nodes[to].address);
-        Client::connect(&self.os(s), &to, DEADLINE).unwrap_or_else(|e| panic!("{e}"))
+        Client::connect(&self.os(s), &to, "c", DEADLINE).unwrap_or_else(|e| panic!("{e}"))
     }
 }
 
@@ -82,6 +83,11 @@ impl Deref for Pair {
         &self.home
     }
 }
+
+const STATUS: Request = Request::Status {
+    volume: None,
+    register: true,
+};
 
 fn node(name: &str) -> Subject {
     Subject::Node(name.into())
@@ -263,20 +269,38 @@ fn a_member_speaks_as_itself_only() {
     assert!(e.contains("refused"), "{e}");
     // A client asks, but does not vote.
     let mut asking = c.client(&client, "b");
-    let q = |what: &str, from: &str| json!({ "what": what, "cluster": "c", "volume": "v", "from": from });
-    assert!(asking.ask(&q("status", "")).is_ok());
-    for what in ["raft", "view-swap"] {
-        let e = asking.ask(&q(what, "a")).unwrap_err();
+    let raft = |from: &str| {
+        Request::Raft(RaftCall {
+            to: "b".into(),
+            from: from.into(),
+            voters: 0,
+            rpc: "vote".into(),
+            body: Value::Null,
+        })
+    };
+    assert!(asking.ask(&STATUS).is_ok());
+    let to = Address::Tcp(c.config().nodes["b"].address);
+    let mut lost = Client::connect(&c.os(&client), &to, "d", DEADLINE).unwrap();
+    let e = lost.ask(&STATUS).unwrap_err();
+    assert!(e.to_string().contains("this is cluster \"c\""), "{e}");
+    let (volume, new) = ("v".into(), Default::default());
+    for q in [raft("a"), Request::ViewSwap { volume, new }] {
+        let e = asking.ask(&q).unwrap_err();
         assert_eq!(e.errno(), libc::EACCES, "{e}");
     }
     // A node votes as itself.
     let mut other = c.client(&node("a"), "b");
-    let e = other.ask(&q("raft", "b")).unwrap_err();
+    let e = other.ask(&raft("b")).unwrap_err();
     assert_eq!(e.errno(), libc::EACCES, "{e}");
-    let e = other.ask(&q("raft", "a")).unwrap_err();
+    let e = other.ask(&raft("a")).unwrap_err();
     assert!(e.to_string().contains("does not vote"), "{e}");
     // And reads what it holds.
-    let page = |volume: &str| json!({ "what": "page", "cluster": "c", "volume": volume });
+    let page = |volume: &str| Request::Page {
+        volume: volume.into(),
+        id: 0,
+        offset: 0,
+        since: Since::default(),
+    };
     let e = other.ask(&page("another")).unwrap_err();
     assert_eq!(e.errno(), libc::EACCES, "{e}");
     let e = other.ask(&page("v"));
@@ -297,8 +321,8 @@ fn plain_links_are_for_what_says_so() {
     let plain = Os::of(&c.config(), &node("a")).unwrap().encrypting(false);
     let plain: Arc<dyn Env> = Arc::new(plain);
     let to = Address::Tcp(c.config().nodes["b"].address);
-    let mut asking = Client::connect(&plain, &to, DEADLINE).unwrap();
-    let e = asking.ask(&json!({ "what": "status", "cluster": "c" }));
+    let mut asking = Client::connect(&plain, &to, "c", DEADLINE).unwrap();
+    let e = asking.ask(&STATUS);
     assert_eq!(e.unwrap_err().errno(), libc::EACCES);
 }
 
@@ -309,8 +333,8 @@ fn both_ends_need_keys() {
     let mut b = c.node("b");
     let address = c.config().nodes["b"].address;
     let plain: Arc<dyn Env> = Arc::new(Os::new().unwrap());
-    let mut asking = Client::connect(&plain, &Address::Tcp(address), DEADLINE).unwrap();
-    let e = asking.ask(&json!({ "what": "status", "cluster": "c" }));
+    let mut asking = Client::connect(&plain, &Address::Tcp(address), "c", DEADLINE).unwrap();
+    let e = asking.ask(&STATUS);
     let e = e.unwrap_err().to_string();
     assert!(e.contains("both need `keys`"), "{e}");
     await_that("the node's word on it", || {

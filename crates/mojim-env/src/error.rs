@@ -4,6 +4,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use mojim_format::message::RefuseCode;
+
 /// What went wrong. [`Error::errno`] is what the C interface reports.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -50,6 +52,22 @@ pub enum Error {
     /// The peer said something it must not.
     #[error("{0}")]
     Protocol(String),
+    /// The peer refused, over a link of a session.
+    #[error("{text}")]
+    Refused {
+        /// Why, for programs.
+        code: RefuseCode,
+        /// Who refused what, and why, for people.
+        text: String,
+    },
+    /// A node answered a request with no.
+    #[error("the node says: {text}")]
+    Answered {
+        /// Its error number.
+        errno: i32,
+        /// Its words.
+        text: String,
+    },
     /// The configuration is wrong; every mistake is in the text.
     #[error("{0}")]
     Config(String),
@@ -117,8 +135,12 @@ impl Error {
             Error::Poisoned(_) => libc::EIO,
             Error::Full(_) => libc::ENOSPC,
             Error::Damaged { .. } => libc::EUCLEAN,
-            Error::Protocol(_) => libc::EPROTO,
-            Error::Io { errno, .. } => *errno,
+            Error::Refused {
+                code: RefuseCode::Poisoned,
+                ..
+            } => libc::EIO,
+            Error::Protocol(_) | Error::Refused { .. } => libc::EPROTO,
+            Error::Io { errno, .. } | Error::Answered { errno, .. } => *errno,
         }
     }
 }

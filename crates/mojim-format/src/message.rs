@@ -236,6 +236,17 @@ pub enum RefuseCode {
     Protocol = 7,
 }
 
+impl RefuseCode {
+    /// The code of this number; of an unknown one, `Protocol`.
+    pub fn from_number(number: u16) -> RefuseCode {
+        use RefuseCode::*;
+        [Stranger, StaleEpoch, Superseded, Busy, Foreign, Poisoned]
+            .into_iter()
+            .find(|c| *c as u16 == number)
+            .unwrap_or(Protocol)
+    }
+}
+
 /// No, and why. The link closes behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refuse {
@@ -259,14 +270,8 @@ impl Message for Refuse {
     }
 
     fn get(r: &mut Reader<'_>) -> Result<Self, FormatError> {
-        use RefuseCode::*;
-        let code = r.u16()?;
-        let code = [Stranger, StaleEpoch, Superseded, Busy, Foreign, Poisoned]
-            .into_iter()
-            .find(|c| *c as u16 == code)
-            .unwrap_or(Protocol);
         Ok(Refuse {
-            code,
+            code: RefuseCode::from_number(r.u16()?),
             epoch: r.u64()?,
             text: r.text("text", 1024)?.into(),
         })

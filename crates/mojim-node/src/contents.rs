@@ -31,6 +31,7 @@ use mojim_config::Volume;
 use mojim_env::{Address, Context, Env, Error, File, OpenHow, Result};
 use mojim_replica::client::Client;
 use mojim_replica::layout;
+use mojim_replica::request::{Request, Since};
 use mojim_store::area::MAX_CATALOG;
 use mojim_store::log::Live;
 use mojim_store::stage::sum;
@@ -146,9 +147,18 @@ fn for_each_op(records: &[u8], mut f: impl FnMut(&Op, &[u8])) -> Option<()> {
 /// What the asker has seen on another node: the LSN behind which records are wanted, and
 /// the epoch in which that was born, there.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct After {
-    pub(super) lsn: u64,
-    pub(super) epoch: u64,
+struct After {
+    lsn: u64,
+    epoch: u64,
+}
+
+impl After {
+    fn of(since: Since) -> Option<After> {
+        since.after.map(|lsn| After {
+            lsn,
+            epoch: since.after_born,
+        })
+    }
 }
 
 impl Node {
@@ -250,16 +260,11 @@ impl Node {
         })
     }
 
-    /// The files. `after`: also what became of them since. `since`: waits until
-    /// everything up to there is in them.
-    pub(super) fn files(
-        self: &Arc<Node>,
-        v: &Volume,
-        since: u64,
-        after: Option<After>,
-    ) -> Result<Value> {
-        self.await_low(since, || {
-            self.see(v, after, |s| {
+    /// The files. `since.after`: also what became of them since. `since.since`: waits
+    /// until everything up to there is in them.
+    pub(super) fn files(self: &Arc<Node>, v: &Volume, since: Since) -> Result<Value> {
+        self.await_low(since.since, || {
+            self.see(v, After::of(since), |s| {
                 let files: Vec<Value> = s
                     .files
                     .iter()
@@ -311,18 +316,17 @@ impl Node {
         })
     }
 
-    /// One page's bytes. `since`: waits until everything up to there is in them.
-    /// `after`: says which of them were written since.
+    /// One page's bytes. `since.since`: waits until everything up to there is in them.
+    /// `since.after`: says which of them were written since.
     pub(super) fn page(
         self: &Arc<Node>,
         v: &Volume,
         id: u64,
         offset: u64,
-        since: u64,
-        after: Option<After>,
+        since: Since,
     ) -> Result<Value> {
-        self.await_low(since, || {
-            self.see(v, after, |s| {
+        self.await_low(since.since, || {
+            self.see(v, After::of(since), |s| {
                 let bytes = s.read(v, id, offset, COPY_PAGE)?;
                 let mut text = String::new();
                 hex(&mut text, &bytes);
@@ -344,14 +348,24 @@ impl Node {
             .config
             .node(&sb.view.primary)
             .map_err(|e| Error::Config(e.to_string()))?;
-        let mut other = Client::connect(&self.env, &Address::Tcp(primary.address), PATIENCE * 3)?;
+        let mut other = Client::connect(
+            &self.env,
+            &Address::Tcp(primary.address),
+            &self.config.cluster,
+            PATIENCE * 3,
+        )?;
         let id = u32::try_from(id).map_err(|_| Error::NotFound("no such file".into()))?;
         let offset = offset - offset % COPY_PAGE;
         let done = m.rewrite(sb.view.epoch, id, offset, |since| {
-            let a = other.ask(&json!({
-                "what": "page", "cluster": self.config.cluster, "volume": v.name,
-                "id": id, "offset": offset, "since": since,
-            }))?;
+            let a = other.ask(&Request::Page {
+                volume: v.name.clone(),
+                id: id.into(),
+                offset,
+                since: Since {
+                    since,
+                    ..Since::default()
+                },
+            })?;
             let number = |k: &str| a[k].as_u64().unwrap_or(0);
             if number("volume_id") != sb.volume_id || number("epoch") != sb.view.epoch {
                 return Err(Error::Busy(format!(

@@ -16,14 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
-use mojim_format::{State, View};
-use serde_json::{Value, json};
-
 use super::{Node, lock};
 use mojim_config::Volume;
 use mojim_env::Result;
-use mojim_replica::client::Client;
+use mojim_format::{State, View};
 use mojim_replica::layout;
+use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_store::store::read_superblock;
 
 /// How often the other node is asked.
@@ -126,14 +124,10 @@ impl Node {
         if !leads || sb.state != State::Whole {
             return None;
         }
-        let q = json!({
-            "what": "status", "cluster": self.config.cluster, "volume": v.name, "register": false,
-        });
-        let mut c = Client::connect(&self.env, &peer.tcp, Duration::from_secs(1)).ok()?;
-        let answer = c.ask(&q).ok()?;
-        let all = answer["volumes"].as_array()?;
-        let theirs = all.iter().find(|s| s["volume"] == v.name.as_str())?;
-        why_behind(&sb.view, sb.checkpoint, theirs).map(|why| format!("node {} {why}", peer.name))
+        let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
+        let volume = v.name.clone();
+        let theirs = c.ask_for(&Request::Standing { volume }).ok()?;
+        why_behind(&sb.view, sb.checkpoint, &theirs).map(|why| format!("node {} {why}", peer.name))
     }
 
     /// True when the mirror has everything, false where this node gave way.
@@ -189,28 +183,26 @@ impl Node {
 }
 
 /// By what the other node says, if it is behind this copy.
-fn why_behind(view: &View, checkpoint: u64, theirs: &Value) -> Option<String> {
-    let number = |k: &str| theirs[k].as_u64().unwrap_or(0);
-    if theirs["error"].is_string() {
+fn why_behind(view: &View, checkpoint: u64, theirs: &Standing) -> Option<String> {
+    if theirs.error.is_some() {
         return None;
     }
-    if theirs["distrusted"] == true {
+    if theirs.distrusted {
         return Some("is to have its copy made anew".into());
     }
-    match theirs["state"].as_str()? {
-        "new" | "empty" => return Some("has no copy".into()),
-        "whole" => {}
-        _ => return None,
+    match theirs.state {
+        CopyState::New | CopyState::Empty => return Some("has no copy".into()),
+        CopyState::Whole => {}
+        CopyState::Damaged | CopyState::Loading | CopyState::Switching => return None,
     }
-    let epoch = number("epoch");
+    let epoch = theirs.epoch;
     if epoch > view.epoch {
         return None;
     }
-    let follows = theirs["view"]["primary"] == view.primary.as_str();
-    if epoch < view.epoch || !follows {
+    if epoch < view.epoch || theirs.primary != view.primary {
         return Some(format!("is of epoch {epoch}"));
     }
-    let has = number("last_lsn");
+    let has = theirs.last_lsn;
     (has < checkpoint).then(|| format!("has sync points up to LSN {has}"))
 }
 
@@ -225,34 +217,42 @@ mod tests {
             primary: "a".into(),
             mirror: "b".into(),
         };
-        let level = json!({
-            "state": "whole", "epoch": 5, "view": { "primary": "a" }, "last_lsn": 10,
-        });
-        let why = |change: Value| {
+        let level = Standing {
+            state: CopyState::Whole,
+            epoch: 5,
+            primary: "a".into(),
+            last_lsn: 10,
+            checkpoint: 0,
+            persistent: true,
+            attached: None,
+            distrusted: false,
+            error: None,
+        };
+        let why = |change: &dyn Fn(&mut Standing)| {
             let mut theirs = level.clone();
-            for (k, v) in change.as_object().unwrap() {
-                theirs[k] = v.clone();
-            }
+            change(&mut theirs);
             why_behind(&view, 10, &theirs)
         };
-        assert_eq!(why(json!({})), None);
-        for behind in [
-            json!({ "state": "empty" }),
-            json!({ "state": "new" }),
-            json!({ "epoch": 4 }),
-            json!({ "view": { "primary": "b" } }),
-            json!({ "last_lsn": 9 }),
-            json!({ "distrusted": true }),
-        ] {
-            assert!(why(behind.clone()).is_some(), "{behind}");
+        assert_eq!(why(&|_| {}), None);
+        let behind: [&dyn Fn(&mut Standing); 6] = [
+            &|s| s.state = CopyState::Empty,
+            &|s| s.state = CopyState::New,
+            &|s| s.epoch = 4,
+            &|s| s.primary = "b".into(),
+            &|s| s.last_lsn = 9,
+            &|s| s.distrusted = true,
+        ];
+        for (i, change) in behind.into_iter().enumerate() {
+            assert!(why(change).is_some(), "{i}");
         }
         // Another rules, it is being copied, or nothing can be written there.
-        for left in [
-            json!({ "epoch": 6 }),
-            json!({ "state": "loading" }),
-            json!({ "error": "no room", "state": "empty" }),
-        ] {
-            assert_eq!(why(left.clone()), None, "{left}");
+        let left: [&dyn Fn(&mut Standing); 3] =
+            [&|s| s.epoch = 6, &|s| s.state = CopyState::Loading, &|s| {
+                s.state = CopyState::Empty;
+                s.error = Some("no room".into());
+            }];
+        for (i, change) in left.into_iter().enumerate() {
+            assert_eq!(why(change), None, "{i}");
         }
     }
 }

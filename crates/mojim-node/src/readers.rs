@@ -27,6 +27,7 @@ use mojim_env::{Context, Error, Result};
 use mojim_replica::client::READ_PAGES;
 use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
+use mojim_replica::request::Read;
 use mojim_store::store::read_superblock;
 
 /// Most bytes of records in one answer; a reader that lacks more begins anew.
@@ -71,13 +72,12 @@ impl Node {
     pub(super) fn read(
         self: &Arc<Node>,
         v: &Volume,
-        q: &Value,
+        q: &Read,
         bytes: &mut Vec<u8>,
     ) -> Result<Value> {
-        let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
         self.check_readable(v)?;
-        let after = number("after");
-        let end = self.env.now() + Duration::from_millis(number("wait")).min(MAX_WAIT);
+        let after = q.after;
+        let end = self.env.now() + Duration::from_millis(q.wait).min(MAX_WAIT);
         let m = loop {
             let m = self.followed(v)?;
             let left = end.saturating_sub(self.env.now());
@@ -108,9 +108,9 @@ impl Node {
             }
             let history = store.history();
             let epoch = |lsn| history.epoch_at(lsn).unwrap_or(0);
-            let same = number("volume_id") == sb.volume_id
-                && number("epoch") == epoch(after)
-                && number("rewritten") == store.rewritten();
+            let same = q.volume_id == sb.volume_id
+                && q.epoch == epoch(after)
+                && q.rewritten == store.rewritten();
             if same && after > lsn {
                 return busy("it has not yet applied again what the reader shows");
             }
@@ -125,9 +125,9 @@ impl Node {
                     answer["rewritten"] = json!(store.rewritten());
                 }
             }
-            let entry = match (q.get("name").and_then(Value::as_str), q.get("id")) {
+            let entry = match (&q.name, q.id) {
                 (Some(name), _) => area.find(name),
-                (None, Some(_)) => u32::try_from(number("id")).ok().and_then(|id| area.get(id)),
+                (None, Some(id)) => area.get(id),
                 (None, None) => return Ok(answer),
             };
             let Some(e) = entry.cloned() else {
@@ -135,8 +135,8 @@ impl Node {
                 return Ok(answer);
             };
             answer["file"] = json!({ "id": e.id, "name": e.name, "size": e.size });
-            let offset = number("offset");
-            let len = (number("pages").min(READ_PAGES) * PAGE).min(e.size.saturating_sub(offset));
+            let offset = q.offset;
+            let len = (q.pages.min(READ_PAGES) * PAGE).min(e.size.saturating_sub(offset));
             if len > 0 {
                 let from = bytes.len();
                 bytes.resize(from + len as usize, 0);

@@ -14,17 +14,16 @@ use mojim_protocol::pairing::{LEAP, PromoteRefusal, may_promote};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
-use super::contents::After;
 use super::{Node, lock, wait_for_last};
 use mojim_config::{Config, Volume};
 use mojim_env::{Error, OpenHow, Proof, Result};
 use mojim_replica::claim::member;
-use mojim_replica::client::Client;
-use mojim_replica::holders::{Peer, to_json};
+use mojim_replica::holders::Peer;
 use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::Mirror;
-use mojim_replica::views::{Views, from_json};
+use mojim_replica::request::{CopyState, Holder, Post, Question, Request, Standing};
+use mojim_replica::views::Views;
 use mojim_store::area::Area;
 use mojim_store::log::{LIVE_AT, Live};
 use mojim_store::store::{Store, read_superblock};
@@ -57,6 +56,14 @@ enum Own {
     Opened(Box<Store>),
 }
 
+fn copy_state(state: State) -> CopyState {
+    match state {
+        State::Empty => CopyState::Empty,
+        State::Whole => CopyState::Whole,
+        State::Switching => CopyState::Switching,
+    }
+}
+
 impl Node {
     pub(super) fn serve_requests(self: &Arc<Node>, mut wire: Wire, f: Frame, body: Vec<u8>) {
         let mut next = Some((f, body));
@@ -86,15 +93,14 @@ impl Node {
             };
             // What the answer has behind its text.
             let mut more = Vec::new();
-            let answer = match checked(&body)
-                .ok()
-                .and_then(|b| serde_json::from_slice::<Value>(b).ok())
-            {
-                Some(q) if f.kind == FrameKind::Request => {
-                    match self.answer(&q, &wire.conn.proof(), &mut more) {
-                        Ok(v) => json!({ "ok": v }),
-                        Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
-                    }
+            let asked = checked(&body).ok().filter(|_| f.kind == FrameKind::Request);
+            let answer = match asked.map(serde_json::from_slice::<Question>) {
+                Some(Ok(q)) => match self.answer(q, &wire.conn.proof(), &mut more) {
+                    Ok(v) => json!({ "ok": v }),
+                    Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
+                },
+                Some(Err(e)) if e.is_data() => {
+                    json!({ "error": format!("no such request: {e}"), "errno": libc::EINVAL })
                 }
                 _ => json!({ "error": "not a request", "errno": libc::EPROTO }),
             };
@@ -124,8 +130,7 @@ impl Node {
 
     /// Whether who asks may ask this; what it is called in the question must
     /// be what it has proved.
-    fn may_ask(&self, q: &Value, proof: &Proof) -> Result<()> {
-        let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
+    fn may_ask(&self, q: &Request, proof: &Proof) -> Result<()> {
         let no = |why: String| {
             Err(Error::Io {
                 what: "refused".into(),
@@ -133,7 +138,11 @@ impl Node {
                 error: why,
             })
         };
-        match (text("what"), proof) {
+        let holds = |name: &str, volume: &str| {
+            let volume = self.config.volumes.get(volume);
+            volume.is_some_and(|v| v.data_nodes().contains(&name))
+        };
+        match (q, proof) {
             (
                 _,
                 Proof::Node {
@@ -141,72 +150,55 @@ impl Node {
                 }
                 | Proof::Client { encrypted: false },
             ) => no("requests are asked over encrypted links".into()),
-            (what @ ("raft" | "view-swap"), Proof::Client { .. }) => no(format!(
-                "{what:?} is for nodes; this is a client's certificate"
-            )),
-            ("read", proof) if *proof != Proof::Local => no(
+            (Request::Raft(_) | Request::ViewSwap { .. }, Proof::Client { .. }) => {
+                no("this is for nodes, and a client's certificate asks".into())
+            }
+            (Request::Read(_), proof) if *proof != Proof::Local => no(
                 "readers are served over the node's Unix socket only: run them on the node".into(),
             ),
             // Who asks it again and again keeps the daemon from healing.
-            ("give-way", proof) if *proof != Proof::Local => {
+            (Request::GiveWay { .. }, proof) if *proof != Proof::Local => {
                 no("a daemon gives way to programs of its own node".into())
             }
-            ("raft", Proof::Node { name, .. }) if name != text("from") => no(format!(
+            (Request::Raft(call), Proof::Node { name, .. }) if *name != call.from => no(format!(
                 "node {name}, by its certificate, speaks as {:?}",
-                text("from")
+                call.from
             )),
-            ("view-swap" | "page", Proof::Node { name, .. })
-                if !self
-                    .config
-                    .volumes
-                    .get(text("volume"))
-                    .is_some_and(|v| v.data_nodes().contains(&name.as_str())) =>
-            {
-                no(format!("node {name} holds no copy of {:?}", text("volume")))
-            }
+            (
+                Request::ViewSwap { volume, .. } | Request::Page { volume, .. },
+                Proof::Node { name, .. },
+            ) if !holds(name, volume) => no(format!("node {name} holds no copy of {volume:?}")),
             _ => Ok(()),
         }
     }
 
-    fn answer(self: &Arc<Node>, q: &Value, proof: &Proof, more: &mut Vec<u8>) -> Result<Value> {
-        self.may_ask(q, proof)?;
-        let text = |k: &str| q.get(k).and_then(Value::as_str).unwrap_or("");
-        let number = |k: &str| q.get(k).and_then(Value::as_u64).unwrap_or(0);
-        let after = q.get("after").and_then(Value::as_u64).map(|lsn| After {
-            lsn,
-            epoch: number("after_born"),
-        });
-        if text("cluster") != self.config.cluster {
+    fn answer(self: &Arc<Node>, q: Question, proof: &Proof, more: &mut Vec<u8>) -> Result<Value> {
+        self.may_ask(&q.request, proof)?;
+        if q.cluster != self.config.cluster {
             return Err(Error::Invalid(format!(
                 "this is cluster {:?}, not {:?}",
-                self.config.cluster,
-                text("cluster")
+                self.config.cluster, q.cluster
             )));
         }
-        let volume = |name: &str| {
-            self.volumes()
-                .into_iter()
-                .find(|v| v.name == name)
-                .ok_or_else(|| {
-                    Error::NotFound(format!("node {} has no volume {name:?}", self.me.name))
-                })
+        let held = |name: &str| {
+            let mut all = self.volumes().into_iter();
+            all.find(|v| v.name == name).ok_or_else(|| {
+                Error::NotFound(format!("node {} has no volume {name:?}", self.me.name))
+            })
         };
         let known = |name: &str| {
-            self.config
-                .volumes
-                .get(name)
-                .cloned()
-                .ok_or_else(|| Error::NotFound(format!("there is no volume {name:?}")))
+            let volume = self.config.volumes.get(name).cloned();
+            volume.ok_or_else(|| Error::NotFound(format!("there is no volume {name:?}")))
         };
-        match text("what") {
-            "status" => {
+        match q.request {
+            Request::Pulse => Ok(json!(true)),
+            Request::Status { volume, register } => {
                 // Of one volume, if one was named: its register alone is read.
-                let asked = match q.get("volume") {
-                    Some(_) => vec![volume(text("volume"))?],
+                let asked = match volume {
+                    Some(volume) => vec![held(&volume)?],
                     None => self.volumes(),
                 };
                 // Who asks during an election does not wait for its end.
-                let register = q["register"] != false;
                 let all = asked.iter().map(|v| self.status(v, register));
                 let all: Result<Vec<Value>> = all.collect();
                 let sum = self.config.sum();
@@ -217,81 +209,83 @@ impl Node {
                     "volumes": all?,
                 }))
             }
-            "pulse" => Ok(json!(true)),
-            "settle" => self.settle(&volume(text("volume"))?).map(Value::Bool),
-            "post" => {
-                let v = volume(text("volume"))?;
-                self.await_post(&v, Duration::from_millis(number("wait")).min(MAX_WAIT))
+            Request::Standing { volume } => Ok(json!(self.standing(&held(&volume)?))),
+            Request::Settle { volume } => self.settle(&held(&volume)?).map(Value::Bool),
+            Request::Post { volume, wait } => {
+                let wait = Duration::from_millis(wait).min(MAX_WAIT);
+                Ok(json!(self.await_post(&held(&volume)?, wait)?))
             }
-            "view-read" => {
-                let v = known(text("volume"))?;
+            Request::ViewRead { volume } => {
+                let v = known(&volume)?;
                 Ok(json!(self.voted(&v)?.read(&v.name)?))
             }
-            "view-swap" => {
-                let v = known(text("volume"))?;
-                let new = from_json(&q["new"])?;
-                let members = [&new.primary, &new.mirror];
-                let names = || members.into_iter().flatten().map(|m| &*m.node);
-                let mut known = names().all(|n| v.data_nodes().contains(&n));
-                if !known && names().all(|n| self.config.held(&v, n)) {
-                    // One that was replaced leaves a view, and enters none.
-                    let now = self.voted(&v)?.read(&v.name)?;
-                    let stays = |new: &Option<Member>, now: &Option<Member>| {
-                        new.as_ref().is_none_or(|m| {
-                            v.data_nodes().contains(&&*m.node) || Some(m) == now.as_ref()
-                        })
-                    };
-                    known = stays(&new.primary, &now.primary) && stays(&new.mirror, &now.mirror);
-                }
-                if !known || new.epoch > u64::MAX / 2 {
-                    return Err(Error::Invalid(format!(
-                        "this cannot be a view of volume {}",
-                        v.name
-                    )));
-                }
+            Request::ViewSwap { volume, new } => {
+                let v = known(&volume)?;
+                self.check_members(&v, &new)?;
                 Ok(json!(self.voted(&v)?.swap(&v.name, &new)?))
             }
-            "holders" => self.holders(&volume(text("volume"))?),
-            "voters" => match &self.views {
+            Request::Holders { volume } => Ok(json!(self.holders(&held(&volume)?))),
+            Request::Voters => match &self.views {
                 Some(views) => Ok(json!(views.voters()?)),
                 None => Err(Error::Invalid("fewer than three nodes vote".into())),
             },
-            "reload" => self.reload(number("sum")),
-            "raft" => match &self.views {
-                Some(views) => views.hear(q),
+            Request::Reload { sum } => self.reload(sum),
+            Request::Raft(call) => match &self.views {
+                Some(views) => views.hear(call),
                 None => Err(Error::Invalid(format!(
                     "node {} does not vote",
                     self.me.name
                 ))),
             },
-            "promote" => self.promote(&volume(text("volume"))?, q["force"] == true),
-            "files" => self.files(&volume(text("volume"))?, number("since"), after),
-            "sums" => self.sums(
-                &volume(text("volume"))?,
-                number("id"),
-                number("offset"),
-                number("pages"),
-            ),
-            "page" => self.page(
-                &volume(text("volume"))?,
-                number("id"),
-                number("offset"),
-                number("since"),
-                after,
-            ),
-            "read" => self.read(&volume(text("volume"))?, q, more),
-            "rewrite" => self.rewrite(&volume(text("volume"))?, number("id"), number("offset")),
-            "give-way" => Ok(json!(self.give_way(&volume(text("volume"))?))),
-            "copy-anew" => self.copy_anew(&volume(text("volume"))?),
-            other => Err(Error::Invalid(format!("unknown request {other:?}"))),
+            Request::Promote { volume, force } => self.promote(&held(&volume)?, force),
+            Request::Files { volume, since } => self.files(&held(&volume)?, since),
+            Request::Sums {
+                volume,
+                id,
+                offset,
+                pages,
+            } => self.sums(&held(&volume)?, id, offset, pages),
+            Request::Page {
+                volume,
+                id,
+                offset,
+                since,
+            } => self.page(&held(&volume)?, id, offset, since),
+            Request::Read(q) => self.read(&held(&q.volume)?, &q, more),
+            Request::Rewrite { volume, id, offset } => self.rewrite(&held(&volume)?, id, offset),
+            Request::GiveWay { volume } => Ok(json!(self.give_way(&held(&volume)?))),
+            Request::CopyAnew { volume } => self.copy_anew(&held(&volume)?),
+        }
+    }
+
+    /// Whether this can be a view of the volume.
+    fn check_members(&self, v: &Volume, new: &Register) -> Result<()> {
+        let members = [&new.primary, &new.mirror];
+        let names = || members.into_iter().flatten().map(|m| &*m.node);
+        let mut known = names().all(|n| v.data_nodes().contains(&n));
+        if !known && names().all(|n| self.config.held(v, n)) {
+            // One that was replaced leaves a view, and enters none.
+            let now = self.voted(v)?.read(&v.name)?;
+            let stays = |new: &Option<Member>, now: &Option<Member>| {
+                new.as_ref()
+                    .is_none_or(|m| v.data_nodes().contains(&&*m.node) || Some(m) == now.as_ref())
+            };
+            known = stays(&new.primary, &now.primary) && stays(&new.mirror, &now.mirror);
+        }
+        match known && new.epoch <= u64::MAX / 2 {
+            true => Ok(()),
+            false => Err(Error::Invalid(format!(
+                "this cannot be a view of volume {}",
+                v.name
+            ))),
         }
     }
 
     /// The other nodes that hold a volume, by this daemon's configuration: a
     /// program that has attached before one was replaced asks for them.
-    fn holders(&self, v: &Volume) -> Result<Value> {
+    fn holders(&self, v: &Volume) -> Vec<Holder> {
         let peers = layout::others(&self.config, &self.me, v);
-        Ok(Value::Array(peers.iter().map(to_json).collect()))
+        peers.iter().map(Holder::from).collect()
     }
 
     /// Has the configuration file read again, if what it says has this sum.
@@ -326,13 +320,13 @@ impl Node {
     }
 
     /// The same as soon as one may, or after `wait`.
-    fn await_post(&self, v: &Volume, wait: Duration) -> Result<Value> {
+    fn await_post(&self, v: &Volume, wait: Duration) -> Result<Post> {
         let end = self.env.now() + wait;
         loop {
             let seen = self.handed.load(SeqCst);
             let post = self.post(v)?;
             let left = end.saturating_sub(self.env.now());
-            if post["ready"] == true || left.is_zero() || self.stopping.load(Acquire) {
+            if post.ready || left.is_zero() || self.stopping.load(Acquire) {
                 return Ok(post);
             }
             let changed = || self.handed.load(SeqCst) != seen || self.stopping.load(Acquire);
@@ -342,7 +336,7 @@ impl Node {
 
     /// Whether a program may start here: the register names this node, and its
     /// copy is free and of that view.
-    fn post(&self, v: &Volume) -> Result<Value> {
+    fn post(&self, v: &Volume) -> Result<Post> {
         let reg = self.voted(v)?.read(&v.name)?;
         let primary = reg.primary.as_ref().map(|p| p.node.clone());
         let meta = layout::meta_dir(&self.me, &v.name);
@@ -359,7 +353,7 @@ impl Node {
             (Some(p), None) => *p == self.me.name && v.primary == *p,
             (None, _) => v.primary == self.me.name,
         };
-        Ok(json!({ "primary": primary, "ready": ready }))
+        Ok(Post { primary, ready })
     }
 
     /// Live figures of the program attached here, from its ring's memory.
@@ -442,164 +436,236 @@ impl Node {
         (same && !self.in_use(v)).then_some(why)
     }
 
-    fn status(&self, v: &Volume, register: bool) -> Result<Value> {
-        let meta = layout::meta_dir(&self.me, &v.name);
+    /// What this node's copy has.
+    fn standing(&self, v: &Volume) -> Standing {
         let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
+        self.standing_of(v, &sb, mirror.as_deref())
+    }
+
+    fn standing_of(
+        &self,
+        v: &Volume,
+        sb: &Result<Option<Superblock>>,
+        mirror: Option<&Mirror>,
+    ) -> Standing {
+        let none = Standing {
+            state: CopyState::New,
+            epoch: 0,
+            primary: String::new(),
+            last_lsn: 0,
+            checkpoint: 0,
+            persistent: false,
+            attached: None,
+            distrusted: false,
+            error: None,
+        };
+        match sb {
+            Ok(Some(sb)) => match mirror {
+                Some(m) => self.standing_of_open(sb, m),
+                None => self.standing_of_closed(v, sb),
+            },
+            Ok(None) => Standing {
+                error: self.noted(v, None),
+                ..none
+            },
+            // This node answers all the same, and for its other volumes.
+            Err(e) => Standing {
+                state: CopyState::Damaged,
+                error: Some(e.to_string()),
+                ..none
+            },
+        }
+    }
+
+    /// Of a copy that this node has open to follow.
+    fn standing_of_open(&self, sb: &Superblock, m: &Mirror) -> Standing {
+        let state = match sb.state {
+            _ if m.store.is_loading() => CopyState::Loading,
+            state => copy_state(state),
+        };
+        Standing {
+            state,
+            epoch: sb.view.epoch,
+            primary: sb.view.primary.clone(),
+            last_lsn: m.received.get(),
+            checkpoint: sb.checkpoint,
+            persistent: m.store.level().is_persistent(),
+            attached: None,
+            distrusted: m.is_distrusted(),
+            error: m.store.poisoned().map(|e| e.to_string()),
+        }
+    }
+
+    /// Of a copy that a program has open, or nobody.
+    fn standing_of_closed(&self, v: &Volume, sb: &Superblock) -> Standing {
+        let healing = self.is_healing(v);
+        let attached = self.attached(v) && !healing;
+        let ill = || {
+            let noted = self.noted(v, Some(sb.sequence));
+            noted.or_else(|| self.seen_damaged(v, sb))
+        };
+        let left = sb.logs != 0 && !attached && !healing;
+        let settled = self.settled(v, sb.sequence).flatten().filter(|_| left);
+        let live = self.live(v).filter(|_| sb.logs != 0);
+        let live = |what: Live| live.map(|l| l[what as usize]);
+        let last = live(Live::Last).filter(|last| *last >= sb.checkpoint);
+        Standing {
+            state: copy_state(sb.state),
+            epoch: sb.view.epoch,
+            primary: sb.view.primary.clone(),
+            last_lsn: settled.or(last).unwrap_or(sb.checkpoint),
+            checkpoint: sb.checkpoint,
+            persistent: false,
+            attached: attached.then(|| last.and_then(|_| live(Live::Pid)).unwrap_or(0)),
+            distrusted: false,
+            error: (!attached && !healing).then(ill).flatten(),
+        }
+    }
+
+    /// All that is known of a volume here, for people.
+    fn status(&self, v: &Volume, register: bool) -> Result<Value> {
+        let mirror = lock(&self.mirrors).get(&v.name).cloned();
+        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
+        let s = self.standing_of(v, &sb, mirror.as_deref());
+        let sb = sb.ok().flatten();
         let mut out = json!({
             "volume": v.name,
             "mode": v.mode.to_string(),
             "node": self.me.name,
+            "role": self.role(v, sb.as_ref(), mirror.as_deref()),
+            "state": s.state,
         });
         self.status_of_room(v, &mut out);
-        let sb = match read_superblock(&*self.env, &meta) {
-            Ok(Some(sb)) => sb,
-            Ok(None) => {
-                out["role"] = json!(self.role(v, None, None));
-                out["state"] = json!("new");
-                if let Some(e) = self.noted(v, None) {
-                    out["error"] = json!(e);
-                }
-                return Ok(out);
-            }
-            // This node answers all the same, and for its other volumes.
-            Err(e) => {
-                out["role"] = json!(self.role(v, None, mirror.as_deref()));
-                out["state"] = json!("damaged");
-                out["error"] = json!(e.to_string());
-                return Ok(out);
-            }
+        if let Some(e) = s.error {
+            out["error"] = json!(e);
+        }
+        let Some(sb) = sb else {
+            return Ok(out);
         };
-        out["role"] = json!(self.role(v, Some(&sb), mirror.as_deref()));
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
         out["life"] = json!(sb.life);
         out["ring_lost"] = json!(sb.ring_lost);
         out["view"] = json!({ "primary": sb.view.primary, "mirror": sb.view.mirror });
+        out["checkpoint"] = json!(sb.checkpoint);
+        out["last_lsn"] = json!(s.last_lsn);
+        out["attached"] = json!(s.attached.is_some());
+        if s.distrusted {
+            out["distrusted"] = json!(true);
+        }
         if register && let Some(views) = self.register(v) {
             out["register"] = match views.read(&v.name) {
                 Ok(r) => json!(r),
                 Err(e) => json!({ "error": e.to_string() }),
             };
         }
-        let loading = mirror.as_ref().is_some_and(|m| m.store.is_loading());
-        out["state"] = json!(match sb.state {
-            _ if loading => "loading",
-            State::Empty => "empty",
-            State::Whole => "whole",
-            State::Switching => "switching",
-        });
-        out["checkpoint"] = json!(sb.checkpoint);
-        if let Some(m) = mirror {
-            if m.is_distrusted() {
-                out["distrusted"] = json!(true);
-            }
-            if let Some(c) = m.store.progress.get(self.env.now()) {
-                out["copy"] = json!({
-                    "running": c.running,
-                    "direction": if c.incoming { "in" } else { "out" },
-                    "done": c.done,
-                    "total": c.total,
-                    "moved": c.moved,
-                    "kept": c.kept,
-                    "seconds": c.time.as_secs_f64(),
-                });
-            }
-            let committed = m.committed();
-            out["last_lsn"] = json!(m.received.get());
-            out["committed"] = json!(committed);
-            out["applied"] = json!(m.store.applied());
-            out["attached"] = json!(false);
-            out["level"] = json!(if m.store.level().is_persistent() {
-                "persistent"
-            } else {
-                "received"
-            });
-            match m.live_primary() {
-                Some((ago, who)) => {
-                    out["link"] =
-                        json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 });
-                }
-                None => out["link"] = json!({ "up": false }),
-            }
-            let mut backups = m.outflow.progress();
-            backups.retain(|b| b.name != sb.view.primary);
-            // Others who follow forward to nobody, and must not be asked about it.
-            if !backups.is_empty() && out["role"] == "mirror" {
-                let rows = backups.iter().map(|b| {
-                    json!({
-                        "node": b.name,
-                        "active": b.active.load(Acquire),
-                        "acked": b.acked.load(Acquire),
-                        "copies": b.copies.load(Acquire),
-                        "lag": b.lag(&m.store),
-                    })
-                });
-                out["backups"] = rows.collect();
-                out["backup_lag"] = json!(m.outflow.lag(&m.store));
-            }
-            if let Some(e) = m.store.poisoned() {
-                out["error"] = json!(e.to_string());
-            }
-        } else {
-            let healing = self.is_healing(v);
-            let attached = self.attached(v) && !healing;
-            out["attached"] = json!(attached);
-            if healing {
-                out["healing"] = json!(true);
-            }
-            if let Some(why) = lock(&self.unhealed).get(&v.name) {
-                out["heal_error"] = json!(why);
-            }
-            if !attached && !healing {
-                let ill = self.noted(v, Some(sb.sequence));
-                if let Some(e) = ill.or_else(|| self.seen_damaged(v, &sb)) {
-                    out["error"] = json!(e);
-                }
-            }
-            out["last_lsn"] = json!(sb.checkpoint);
-            let settled = self.settled(v, sb.sequence);
-            let left = sb.logs != 0 && !attached && !healing;
-            if left && settled.is_none() {
-                // What a program has left is not looked at yet.
-                out["settling"] = json!(true);
-            }
-            if let Some(Some(found)) = settled.filter(|_| left) {
-                out["last_lsn"] = json!(found);
-            } else if sb.logs != 0
-                && let Some(l) = self.live(v)
-                && l[Live::Last as usize] >= sb.checkpoint
-            {
-                out["last_lsn"] = json!(l[Live::Last as usize]);
-                out["committed"] = json!(l[Live::Committed as usize]);
-                out["acked"] = json!(l[Live::Acked as usize]);
-                out["persisted"] = json!(l[Live::Persisted as usize]);
-                out["applied"] = json!(l[Live::Applied as usize]);
-                if l[Live::Losses as usize] != 0 {
-                    out["last_risk"] = json!({
-                        "bytes": l[Live::LastRisk as usize],
-                        "milliseconds": l[Live::LastRiskTime as usize] as f64 / 1000.0,
-                    });
-                }
-                if attached {
-                    if l[Live::Failed as usize] != 0 {
-                        out["failed"] = json!(true);
-                    }
-                    // Who has not begun its epoch yet has no link either.
-                    if l[Live::Pid as usize] != 0 {
-                        out["pid"] = json!(l[Live::Pid as usize]);
-                    }
-                    if l[Live::AtRisk as usize] != 0 {
-                        out["at_risk_bytes"] = json!(l[Live::AtRisk as usize]);
-                    }
-                    out["bytes_behind"] = json!(l[Live::BytesBehind as usize]);
-                    out["link"] = json!({
-                        "up": l[Live::LinkUp as usize] == 1,
-                        "round_trip_us": l[Live::RoundTrip as usize] as f64 / 1000.0,
-                    });
-                }
-            }
+        match mirror {
+            Some(m) => self.status_of_open(&m, &sb, &mut out),
+            None => self.status_of_closed(v, &sb, s.attached, &mut out),
         }
         Ok(out)
+    }
+
+    fn status_of_open(&self, m: &Mirror, sb: &Superblock, out: &mut Value) {
+        if let Some(c) = m.store.progress.get(self.env.now()) {
+            out["copy"] = json!({
+                "running": c.running,
+                "direction": if c.incoming { "in" } else { "out" },
+                "done": c.done,
+                "total": c.total,
+                "moved": c.moved,
+                "kept": c.kept,
+                "seconds": c.time.as_secs_f64(),
+            });
+        }
+        out["committed"] = json!(m.committed());
+        out["applied"] = json!(m.store.applied());
+        out["level"] = json!(if m.store.level().is_persistent() {
+            "persistent"
+        } else {
+            "received"
+        });
+        out["link"] = match m.live_primary() {
+            Some((ago, who)) => {
+                json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 })
+            }
+            None => json!({ "up": false }),
+        };
+        let mut backups = m.outflow.progress();
+        backups.retain(|b| b.name != sb.view.primary);
+        // Others who follow forward to nobody, and must not be asked about it.
+        if !backups.is_empty() && out["role"] == "mirror" {
+            let rows = backups.iter().map(|b| {
+                json!({
+                    "node": b.name,
+                    "active": b.active.load(Acquire),
+                    "acked": b.acked.load(Acquire),
+                    "copies": b.copies.load(Acquire),
+                    "lag": b.lag(&m.store),
+                })
+            });
+            out["backups"] = rows.collect();
+            out["backup_lag"] = json!(m.outflow.lag(&m.store));
+        }
+    }
+
+    fn status_of_closed(
+        &self,
+        v: &Volume,
+        sb: &Superblock,
+        attached: Option<u64>,
+        out: &mut Value,
+    ) {
+        let healing = self.is_healing(v);
+        if healing {
+            out["healing"] = json!(true);
+        }
+        if let Some(why) = lock(&self.unhealed).get(&v.name) {
+            out["heal_error"] = json!(why);
+        }
+        if sb.logs == 0 {
+            return;
+        }
+        if attached.is_none() && !healing {
+            match self.settled(v, sb.sequence) {
+                // What a program has left is not looked at yet.
+                None => out["settling"] = json!(true),
+                Some(Some(_)) => return,
+                Some(None) => {}
+            }
+        }
+        let Some(l) = self.live(v) else { return };
+        let live = |what: Live| l[what as usize];
+        if live(Live::Last) < sb.checkpoint {
+            return;
+        }
+        out["committed"] = json!(live(Live::Committed));
+        out["acked"] = json!(live(Live::Acked));
+        out["persisted"] = json!(live(Live::Persisted));
+        out["applied"] = json!(live(Live::Applied));
+        if live(Live::Losses) != 0 {
+            out["last_risk"] = json!({
+                "bytes": live(Live::LastRisk),
+                "milliseconds": live(Live::LastRiskTime) as f64 / 1000.0,
+            });
+        }
+        let Some(pid) = attached else { return };
+        if live(Live::Failed) != 0 {
+            out["failed"] = json!(true);
+        }
+        // Who has not begun its epoch yet has no link either.
+        if pid != 0 {
+            out["pid"] = json!(pid);
+        }
+        if live(Live::AtRisk) != 0 {
+            out["at_risk_bytes"] = json!(live(Live::AtRisk));
+        }
+        out["bytes_behind"] = json!(live(Live::BytesBehind));
+        out["link"] = json!({
+            "up": live(Live::LinkUp) == 1,
+            "round_trip_us": live(Live::RoundTrip) as f64 / 1000.0,
+        });
     }
 
     /// Makes this node primary through the register. `force`: also if it is no
@@ -953,31 +1019,32 @@ impl Node {
     /// others the operator's word counts. An error where a program is attached: a primary
     /// whose link to this node is down may still be alive.
     fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
-        let q = json!({
-            "what": "status", "cluster": self.config.cluster, "volume": v.name, "register": false,
-        });
-        let ask = |peer: Peer| -> Option<(String, Value)> {
-            let mut c = Client::connect(&self.env, &peer.tcp, Duration::from_secs(1)).ok()?;
-            let answer = c.ask(&q).ok()?;
-            let all = answer["volumes"].as_array()?;
-            let theirs = all.iter().find(|s| s["volume"] == v.name.as_str())?;
-            Some((peer.name, theirs.clone()))
+        let ask = |peer: Peer| -> Option<(String, Standing)> {
+            let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
+            let volume = v.name.clone();
+            let theirs = c.ask_for(&Request::Standing { volume }).ok()?;
+            Some((peer.name, theirs))
         };
         let peers = layout::others(&self.config, &self.me, v).into_iter();
         let mut others = Vec::new();
         for (node, s) in peers.filter_map(ask) {
-            if s["attached"] == true {
+            if let Some(pid) = s.attached {
+                let who = match pid {
+                    0 => "a program".to_owned(),
+                    pid => format!("process {pid}"),
+                };
                 return Err(Error::Busy(format!(
-                    "primary {node} of volume {} is alive: process {} is attached there, last LSN {}, though no link to this node is up. End it first",
-                    v.name, s["pid"], s["last_lsn"]
+                    "primary {node} of volume {} is alive: {who} is attached there, last LSN {}, though no link to this node is up. End it first",
+                    v.name, s.last_lsn
                 )));
             }
             // What it says is not taken on trust.
-            let number = |k: &str| s[k].as_u64().filter(|n| *n < u64::MAX / 4);
+            let sane = |n: u64| Some(n).filter(|n| *n < u64::MAX / 4);
+            let whole = s.state == CopyState::Whole;
             others.push(Other {
-                epoch: number("epoch").unwrap_or(0),
-                leads: s["view"]["primary"] == node.as_str() && s["state"] == "whole",
-                has: number("last_lsn").filter(|_| s["state"] == "whole"),
+                epoch: sane(s.epoch).unwrap_or(0),
+                leads: whole && s.primary == node,
+                has: sane(s.last_lsn).filter(|_| whole),
                 node,
             });
         }

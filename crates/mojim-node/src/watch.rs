@@ -11,13 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use super::{Node, lock, wait_for_last};
 use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
 use mojim_replica::client::Client;
 use mojim_replica::mirror::Mirror;
+use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_replica::views::Views;
 use mojim_replica::vigil::Vigil;
 
@@ -132,13 +131,12 @@ impl Node {
         let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
         let mut c = match client.take() {
             Some((who, c)) if who == primary => c,
-            _ => match Client::connect(&self.env, &Address::Tcp(other.address), patience) {
+            _ => match self.client(&Address::Tcp(other.address), patience) {
                 Ok(c) => c,
                 Err(_) => return false,
             },
         };
-        let q = json!({ "what": "pulse", "cluster": self.config.cluster });
-        match c.ask(&q) {
+        match c.ask(&Request::Pulse) {
             Ok(_) => {
                 *client = Some((primary, c));
                 true
@@ -193,42 +191,38 @@ impl Node {
         Ok(Some((epoch, last)))
     }
 
+    /// A connection to another node, whose answers are awaited for so long.
+    pub(super) fn client(&self, to: &Address, patience: Duration) -> Result<Client> {
+        Client::connect(&self.env, to, &self.config.cluster, patience)
+    }
+
+    /// A connection to a node that is to answer within two heartbeats.
+    fn prompt(&self, node: &str) -> Option<Client> {
+        let address = Address::Tcp(self.config.nodes.get(node)?.address);
+        let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
+        self.client(&address, patience).ok()
+    }
+
     /// Whether a node's daemon answers now.
     fn answers(&self, node: &str) -> bool {
-        let q = json!({ "what": "pulse", "cluster": self.config.cluster });
-        self.asked(node, &q).is_some()
+        let client = self.prompt(node);
+        client.is_some_and(|mut c| c.ask(&Request::Pulse).is_ok())
     }
 
     /// Whether another backup that follows the view of `epoch` has received more
     /// than up to `last`, or as much and comes first by name. One of another view
     /// does not go on by itself, whatever it has.
     fn has_more(&self, v: &Volume, node: &str, epoch: u64, last: u64) -> bool {
-        let q = json!({
-            "what": "status",
-            "cluster": self.config.cluster,
-            "volume": v.name,
-            "register": false,
-        });
+        let volume = v.name.clone();
+        let q = Request::Standing { volume };
+        let ask = || self.prompt(node)?.ask_for::<Standing>(&q).ok();
         // One answer may be late.
-        let Some(answer) = (0..3).find_map(|_| self.asked(node, &q)) else {
+        let Some(theirs) = (0..3).find_map(|_| ask()) else {
             return false;
         };
-        let all = answer["volumes"].as_array();
-        let Some(theirs) = all.and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
-        else {
-            return false;
-        };
-        let has = theirs["last_lsn"].as_u64().unwrap_or(0);
-        let first = has == last && node < self.me.name.as_str();
-        let follows = theirs["state"] == "whole" && theirs["epoch"].as_u64() == Some(epoch);
-        follows && (has > last || first)
-    }
-
-    fn asked(&self, node: &str, question: &Value) -> Option<Value> {
-        let address = Address::Tcp(self.config.nodes.get(node)?.address);
-        let patience = (self.config.heartbeat * 2).max(Duration::from_millis(100));
-        let mut c = Client::connect(&self.env, &address, patience).ok()?;
-        c.ask(question).ok()
+        let first = theirs.last_lsn == last && node < self.me.name.as_str();
+        let follows = theirs.state == CopyState::Whole && theirs.epoch == epoch;
+        follows && (theirs.last_lsn > last || first)
     }
 
     /// Becomes primary if the register agrees. `suspect`: the primary is

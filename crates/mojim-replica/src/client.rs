@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use mojim_format::FrameKind;
 use mojim_format::message::checked;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::link::Wire;
+use crate::request::{Question, Request};
 use mojim_env::{Address, Context, Env, Error, Result};
 
 /// Most pages of 4 KiB in one answer to a reader.
@@ -21,29 +23,52 @@ pub const READ_PAGES: u64 = 16;
 pub struct Client {
     wire: Wire,
     env: Arc<dyn Env>,
+    cluster: String,
     timeout: Duration,
 }
 
+/// A request as the text that travels.
+pub fn question(cluster: &str, request: &Request) -> String {
+    let question = Question {
+        cluster: cluster.to_owned(),
+        request,
+    };
+    serde_json::to_string(&question).expect("a request is JSON: no map has other keys than text")
+}
+
 impl Client {
-    /// Connects, as whom `env` says; every answer is awaited for at most
-    /// `timeout`.
-    pub fn connect(env: &Arc<dyn Env>, to: &Address, timeout: Duration) -> Result<Client> {
+    /// Connects to a node of `cluster`, as whom `env` says; every answer is awaited for
+    /// at most `timeout`.
+    pub fn connect(
+        env: &Arc<dyn Env>,
+        to: &Address,
+        cluster: &str,
+        timeout: Duration,
+    ) -> Result<Client> {
         let conn = env.connect(to).context(|| format!("connecting to {to}"))?;
         Ok(Client {
             wire: Wire::new(conn),
             env: env.clone(),
+            cluster: cluster.to_owned(),
             timeout,
         })
     }
 
-    /// Asks, and waits for the answer. What the node refuses is an error.
-    pub fn ask(&mut self, question: &Value) -> Result<Value> {
-        self.ask_bytes(question).map(|(v, _)| v)
+    /// Asks, and waits for the answer. What the node refuses is [`Error::Answered`].
+    pub fn ask(&mut self, request: &Request) -> Result<Value> {
+        self.ask_bytes(request).map(|(v, _)| v)
+    }
+
+    /// The same, for an answer that is decided by.
+    pub fn ask_for<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
+        let answer = self.ask(request)?;
+        serde_json::from_value(answer)
+            .map_err(|e| Error::Protocol(format!("an answer to something else: {e}")))
     }
 
     /// The same, with the bytes that come behind the text.
-    pub fn ask_bytes(&mut self, question: &Value) -> Result<(Value, Vec<u8>)> {
-        let mut body = question.to_string().into_bytes();
+    pub fn ask_bytes(&mut self, request: &Request) -> Result<(Value, Vec<u8>)> {
+        let mut body = question(&self.cluster, request).into_bytes();
         let crc = mojim_format::crc32c(&body);
         body.extend_from_slice(&crc.to_le_bytes());
         self.wire.queue(FrameKind::Request, 0, 0, 0, &body);
@@ -66,10 +91,9 @@ impl Client {
                 let mut v: Value = serde_json::from_slice(text)
                     .map_err(|e| Error::Protocol(format!("an answer that is not JSON: {e}")))?;
                 if let Some(e) = v.get("error").and_then(Value::as_str) {
-                    return Err(Error::Io {
-                        what: "the node says".into(),
+                    return Err(Error::Answered {
                         errno: v["errno"].as_i64().unwrap_or(libc::EIO as i64) as i32,
-                        error: e.to_owned(),
+                        text: e.to_owned(),
                     });
                 }
                 return Ok((v["ok"].take(), bytes));

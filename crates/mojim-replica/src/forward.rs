@@ -180,12 +180,10 @@ impl Forward {
 
     fn fail(&mut self, e: Error) {
         self.stalled |= matches!(e, Error::Timeout(_));
-        if let Error::Protocol(_) = e
-            && matches!(self.phase, Phase::Starting { .. } | Phase::Active { .. })
-            && self.term == self.source.term()
-        {
+        let started = matches!(self.phase, Phase::Starting { .. } | Phase::Active { .. });
+        if started && self.term == self.source.term() && matches!(e, Error::Refused { .. }) {
             // Two ends that disagree are not brought together by trying again.
-            self.force_copy = e.to_string().contains("refused");
+            self.force_copy = true;
         }
         self.last_error = Some(e.to_string());
         self.end();
@@ -391,10 +389,10 @@ impl Forward {
                 if r.code == RefuseCode::StaleEpoch {
                     self.source.outflow().outbid_by(r.epoch, self.epoch());
                 }
-                Err(Error::Protocol(format!(
-                    "node {} refused: {}",
-                    self.peer, r.text
-                )))
+                Err(Error::Refused {
+                    code: r.code,
+                    text: format!("node {} refused: {}", self.peer, r.text),
+                })
             }
             (Phase::Sending(..), FrameKind::CopyHave | FrameKind::CopyWant) => {
                 let Phase::Sending(out) = &mut self.phase else {
@@ -681,10 +679,11 @@ impl Forward {
             while !wait && let Some((r, at, next)) = log.record(lane.seen) {
                 if let Some((id, len)) = named_spill(&r)? {
                     let path = spill_path(&store.spec().meta, id);
-                    let file = store
-                        .env()
-                        .open(&path, OpenHow::default())
-                        .map_err(|e| Error::Protocol(format!("refused: a spill file: {e}")))?;
+                    let file = store.env().open(&path, OpenHow::default()).map_err(|e| {
+                        // A copy has the bytes of its sync point.
+                        self.force_copy |= self.term == self.source.term();
+                        Error::io(format!("opening {}", path.display()), &e)
+                    })?;
                     if self.spill.is_some() {
                         break;
                     }

@@ -4,15 +4,12 @@
 //! changes where a node is replaced: then the daemon beside the program, which
 //! has read the new configuration, knows.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use crate::client::Client;
-use mojim_env::{Address, Env, Error, Result};
+use crate::request::{Holder, Request};
+use mojim_env::{Address, Env, Result};
 
 /// How long the daemon may take to say who they are.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -65,41 +62,45 @@ impl Holders {
 
 /// Those that the daemon at `daemon` knows of.
 pub fn ask(env: &Arc<dyn Env>, daemon: &Address, cluster: &str, volume: &str) -> Result<Vec<Peer>> {
-    let q = json!({ "what": "holders", "cluster": cluster, "volume": volume });
-    let answer = Client::connect(env, daemon, TIMEOUT)?.ask(&q)?;
-    let peers = answer.as_array().and_then(|all| {
-        let peers = all.iter().map(from_json);
-        peers.collect::<Option<Vec<Peer>>>()
-    });
-    peers.ok_or_else(|| Error::Protocol("not a list of nodes".into()))
+    let mut client = Client::connect(env, daemon, cluster, TIMEOUT)?;
+    let volume = volume.to_owned();
+    let all: Vec<Holder> = client.ask_for(&Request::Holders { volume })?;
+    Ok(all.into_iter().map(Peer::from).collect())
 }
 
-/// As the daemon tells it.
-pub fn to_json(p: &Peer) -> Value {
-    let socket = match &p.address {
-        Address::Unix(path) => Some(path.display().to_string()),
-        Address::Tcp(_) => None,
-    };
-    let Address::Tcp(address) = &p.tcp else {
-        unreachable!("it is a TCP address");
-    };
-    json!({ "node": p.name, "address": address.to_string(), "socket": socket })
+impl From<&Peer> for Holder {
+    fn from(p: &Peer) -> Holder {
+        let Address::Tcp(address) = p.tcp else {
+            unreachable!("a node's own address is one of TCP");
+        };
+        Holder {
+            node: p.name.clone(),
+            address,
+            socket: match &p.address {
+                Address::Unix(path) => Some(path.clone()),
+                Address::Tcp(_) => None,
+            },
+        }
+    }
 }
 
-fn from_json(v: &Value) -> Option<Peer> {
-    let tcp = Address::Tcp(v["address"].as_str()?.parse::<SocketAddr>().ok()?);
-    let socket = v["socket"].as_str().map(PathBuf::from);
-    Some(Peer {
-        name: v["node"].as_str()?.to_owned(),
-        shared: socket.is_some(),
-        address: socket.map_or_else(|| tcp.clone(), Address::Unix),
-        tcp,
-    })
+impl From<Holder> for Peer {
+    fn from(h: Holder) -> Peer {
+        let tcp = Address::Tcp(h.address);
+        Peer {
+            name: h.node,
+            shared: h.socket.is_some(),
+            address: h.socket.map_or_else(|| tcp.clone(), Address::Unix),
+            tcp,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, from_value, json, to_value};
+    use std::net::SocketAddr;
 
     fn peer(name: &str, port: u16, socket: Option<&str>) -> Peer {
         let tcp = Address::Tcp(SocketAddr::from(([127, 0, 0, 1], port)));
@@ -114,10 +115,11 @@ mod tests {
     #[test]
     fn a_daemon_tells_what_the_configuration_says() {
         for p in [peer("b", 7, None), peer("c", 9, Some("/x/node.sock"))] {
-            assert_eq!(from_json(&to_json(&p)), Some(p));
+            let told: Value = to_value(Holder::from(&p)).unwrap();
+            assert_eq!(Peer::from(from_value::<Holder>(told).unwrap()), p);
         }
         for bad in [json!({}), json!({ "node": "b", "address": "x" }), json!(1)] {
-            assert_eq!(from_json(&bad), None);
+            assert!(from_value::<Holder>(bad).is_err());
         }
     }
 

@@ -12,6 +12,7 @@ pub mod mirror;
 pub mod outflow;
 pub mod pass;
 pub mod primary;
+pub mod request;
 pub mod session;
 pub mod spinner;
 pub mod stream;

@@ -350,18 +350,14 @@ impl Rx {
                     }
                     let refuse = Refuse::decode(&self.buf[at + FRAME_LEN..end])
                         .map_err(|e| Error::Protocol(e.to_string()))?;
-                    let text = refuse.text;
-                    if refuse.code != RefuseCode::Protocol {
-                        return Err(Error::Io {
-                            what: format!("{} failed", self.conn.peer()),
-                            errno: libc::EIO,
-                            error: text,
-                        });
-                    }
-                    return Err(Error::Protocol(format!(
-                        "{} refused a record: {text}",
-                        self.conn.peer()
-                    )));
+                    let what = match refuse.code {
+                        RefuseCode::Protocol => "refused a record",
+                        _ => "failed",
+                    };
+                    return Err(Error::Refused {
+                        code: refuse.code,
+                        text: format!("{} {what}: {}", self.conn.peer(), refuse.text),
+                    });
                 }
                 k => {
                     return Err(Error::Protocol(format!(

@@ -675,11 +675,13 @@ impl Session {
 
     fn fail(&mut self, e: Error) {
         let text = e.to_string();
-        if let Error::Protocol(_) = e
-            && self.is_active()
+        if let Error::Refused {
+            code: RefuseCode::Protocol,
+            ..
+        } = e
         {
             // Two ends that disagree are not brought together by trying again.
-            self.force_copy = text.contains("refused a record");
+            self.force_copy |= self.is_active();
         }
         let paired = self.is_active() && !self.attach;
         self.abandon_link(&text);

@@ -15,9 +15,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim_protocol::view::Register;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::client::Client;
+use crate::request::{RaftCall, Request};
 use mojim_env::{Address, Context, Env, Error, Result};
 
 /// How long a daemon may take to answer for the voters.
@@ -40,8 +41,8 @@ pub trait Views: Send + Sync {
         Err(Error::Invalid("it is not known here who votes".into()))
     }
 
-    /// Answers another voter's daemon (a request of kind `raft`).
-    fn hear(&self, request: &Value) -> Result<Value>;
+    /// Answers another voter's daemon.
+    fn hear(&self, call: RaftCall) -> Result<Value>;
 }
 
 /// What is to be asked of the register.
@@ -112,7 +113,7 @@ impl Asked {
     }
 
     /// `again`: it does no harm to ask it twice.
-    fn ask(&self, question: &Value, again: bool) -> Result<Value> {
+    fn ask(&self, question: &Request, again: bool) -> Result<Value> {
         let mut slot = self.client.lock().unwrap_or_else(|e| e.into_inner());
         let (link, first) = &mut *slot;
         let kept = link.take();
@@ -124,8 +125,7 @@ impl Asked {
         let mut answer = client.ask(question);
         // The daemon at the other end of a kept link may be long gone.
         let heard = match &answer {
-            Ok(_) | Err(Error::Timeout(_)) => true,
-            Err(Error::Io { what, .. }) => what == "the node says",
+            Ok(_) | Err(Error::Timeout(_) | Error::Answered { .. }) => true,
             Err(_) => false,
         };
         if again && was_kept && !heard {
@@ -149,7 +149,12 @@ impl Asked {
     fn connect(&self, first: &mut usize) -> Result<Client> {
         let mut last = None;
         for _ in 0..self.daemons.len() {
-            match Client::connect(&self.env, &self.daemons[*first], self.timeout) {
+            match Client::connect(
+                &self.env,
+                &self.daemons[*first],
+                &self.cluster,
+                self.timeout,
+            ) {
                 Ok(c) => return Ok(c),
                 Err(e) => last = Some(e),
             }
@@ -159,29 +164,21 @@ impl Asked {
     }
 }
 
-/// A register as it stands in a request or an answer.
-pub fn from_json(v: &Value) -> Result<Register> {
-    serde_json::from_value(v.clone()).map_err(|e| Error::Protocol(format!("not a register: {e}")))
-}
-
 impl Views for Asked {
     fn read(&self, volume: &str) -> Result<Register> {
-        from_json(&self.ask(
-            &json!({ "what": "view-read", "cluster": self.cluster, "volume": volume }),
-            true,
-        )?)
+        let volume = volume.to_owned();
+        let answer = self.ask(&Request::ViewRead { volume }, true)?;
+        serde_json::from_value(answer).map_err(|e| Error::Protocol(format!("not a register: {e}")))
     }
 
     fn swap(&self, volume: &str, new: &Register) -> Result<bool> {
-        let q = json!({
-            "what": "view-swap", "cluster": self.cluster, "volume": volume, "new": new,
-        });
-        self.ask(&q, false)?
+        let (volume, new) = (volume.to_owned(), new.clone());
+        self.ask(&Request::ViewSwap { volume, new }, false)?
             .as_bool()
             .ok_or_else(|| Error::Protocol("a swap is done or not".into()))
     }
 
-    fn hear(&self, _: &Value) -> Result<Value> {
+    fn hear(&self, _: RaftCall) -> Result<Value> {
         Err(Error::Invalid("a program does not vote".into()))
     }
 }

@@ -134,7 +134,7 @@ impl Views for SimViews {
         Ok(true)
     }
 
-    fn hear(&self, _: &Value) -> Result<Value> {
+    fn hear(&self, _: mojim_replica::request::RaftCall) -> Result<Value> {
         Err(Error::Unsupported("nobody votes here".into()))
     }
 }

@@ -28,7 +28,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mojim_env::{Address, Env, Error, Result};
-use mojim_replica::client::Client;
+use mojim_replica::client::{Client, question};
+use mojim_replica::request::{RaftCall, Request};
 use openraft::error::{
     InstallSnapshotError, NetworkError, PayloadTooLarge, RPCError, RaftError, RemoteError,
     Unreachable,
@@ -156,45 +157,38 @@ impl Links {
 
     /// Whether a question was meant for this node, and its sender counts the
     /// same voters.
-    pub fn check(&self, q: &Value) -> Result<()> {
-        let text = |k: &str| q[k].as_str().unwrap_or("");
-        if text("cluster") != self.cluster {
+    pub fn check(&self, call: &RaftCall) -> Result<()> {
+        let RaftCall { to, from, .. } = call;
+        if *to != self.me {
             return Err(Error::Invalid(format!(
-                "this is cluster {:?}, not {:?}",
-                self.cluster,
-                text("cluster")
+                "this is node {}, not {to:?}: two nodes share an address",
+                self.me
             )));
         }
-        if text("to") != self.me {
-            return Err(Error::Invalid(format!(
-                "this is node {}, not {:?}: two nodes share an address",
-                self.me,
-                text("to")
-            )));
-        }
-        if q["voters"].as_u64() != Some(self.checksum.into()) {
+        if call.voters != self.checksum {
             let names: Vec<&str> = self.voters.values().map(|(n, _)| &**n).collect();
             return Err(Error::Config(format!(
-                "node {} counts other voters than node {}, for which they are {}: the configurations \
+                "node {from} counts other voters than node {}, for which they are {}: the configurations \
                  differ",
-                text("from"),
                 self.me,
                 names.join(", ")
             )));
         }
-        if self.former.contains_key(text("from")) {
+        if self.former.contains_key(from) {
             return Err(Error::Stale(format!(
-                "node {} was replaced: another has its place among the voters",
-                text("from")
+                "node {from} was replaced: another has its place among the voters"
             )));
         }
         Ok(())
     }
 
-    fn question(&self, to: &str, rpc: &str, body: Value) -> Value {
-        json!({
-            "what": "raft", "cluster": self.cluster, "to": to, "from": self.me,
-            "voters": self.checksum, "rpc": rpc, "body": body,
+    fn question(&self, to: &str, rpc: &str, body: Value) -> Request {
+        Request::Raft(RaftCall {
+            to: to.to_owned(),
+            from: self.me.clone(),
+            voters: self.checksum,
+            rpc: rpc.to_owned(),
+            body,
         })
     }
 
@@ -229,8 +223,7 @@ impl Links {
         };
         let without = |rpc: &str, body: Value| {
             let lens = self.voters.values().map(|(to, _)| {
-                let q = self.question(to, rpc, body.clone());
-                q.to_string().len()
+                question(&self.cluster, &self.question(to, rpc, body.clone())).len()
             });
             MOST.saturating_sub(lens.max().unwrap_or(MOST))
         };
@@ -253,7 +246,7 @@ impl Links {
             .voters
             .get(&to)
             .ok_or_else(|| Error::NotFound(format!("there is no voter {to}")))?;
-        Client::connect(&self.env, address, timeout)
+        Client::connect(&self.env, address, &self.cluster, timeout)
     }
 
     fn note<T>(&self, to: u64, r: &Result<T>) {
@@ -266,7 +259,7 @@ impl Links {
 
     /// Asks something that may be heard twice. Blocks for at most twice
     /// `timeout`.
-    fn ask(&self, to: u64, q: &Value, timeout: Duration) -> Result<Value> {
+    fn ask(&self, to: u64, q: &Request, timeout: Duration) -> Result<Value> {
         let kept = lock(&self.idle).get_mut(&(to, timeout)).and_then(Vec::pop);
         let over_kept = kept.map(|mut c| (c.ask(q), c));
         let (r, client) = match over_kept {
@@ -442,10 +435,9 @@ impl RaftNetwork<TypeConfig> for Link {
         // The store measures what it hands out, so this is only a net.
         let body = value(&q);
         let len = body.as_ref().map_or(0, |b| {
-            let q = self
-                .links
-                .question(self.links.name(self.target), "append", b.clone());
-            q.to_string().len()
+            let to = self.links.name(self.target);
+            let q = self.links.question(to, "append", b.clone());
+            question(&self.links.cluster, &q).len()
         });
         if len > MOST && q.entries.len() > 1 {
             return Err(PayloadTooLarge::new_entries_hint(q.entries.len() as u64 / 2).into());
@@ -558,7 +550,7 @@ mod tests {
             done: true,
         };
         let body = hex_snapshot(q.clone()).unwrap();
-        let text = links.question(&links.me, "snapshot", body).to_string();
+        let text = question("cluster", &links.question(&links.me, "snapshot", body));
         assert!(text.len() <= MOST);
         let back: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(unhex_snapshot(&back["body"]).unwrap(), q);
@@ -586,14 +578,12 @@ mod tests {
     #[test]
     fn strangers_are_refused() {
         let (a, b) = (links(3, 4), links(4, 4));
-        let q = a.question(&a.me, "vote", Value::Null);
-        a.check(&q).unwrap();
-        assert!(matches!(b.check(&q), Err(Error::Config(_))));
-        let mut other = q.clone();
-        other["to"] = json!("0001");
-        assert!(matches!(a.check(&other), Err(Error::Invalid(_))));
-        let mut other = q;
-        other["cluster"] = json!("x");
-        assert!(matches!(a.check(&other), Err(Error::Invalid(_))));
+        let Request::Raft(mut call) = a.question(&a.me, "vote", Value::Null) else {
+            panic!("a voter asks a voter");
+        };
+        a.check(&call).unwrap();
+        assert!(matches!(b.check(&call), Err(Error::Config(_))));
+        call.to = "0001".into();
+        assert!(matches!(a.check(&call), Err(Error::Invalid(_))));
     }
 }

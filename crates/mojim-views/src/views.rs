@@ -19,7 +19,8 @@ use std::time::Duration;
 use mojim_env::{Address, Env};
 use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
-use mojim_replica::views::{Views, from_json};
+use mojim_replica::request::RaftCall;
+use mojim_replica::views::Views;
 use openraft::error::{Fatal, InitializeError, RaftError};
 use openraft::{ChangeMembers, Config, SnapshotPolicy};
 use serde::Serialize;
@@ -491,7 +492,7 @@ impl Inner {
                         match self.forward(id, "forward-read", q, deadline).await {
                             Asked::Answer(v) => match elsewhere(&v) {
                                 Some(why) => Ok(Here::Elsewhere(why)),
-                                None => Ok(Here::Done(from_json(&v["done"])?)),
+                                None => Ok(Here::Done(from_value(&v["done"])?)),
                             },
                             Asked::NotSent(e) | Asked::Unknown(e) => {
                                 Ok(Here::Elsewhere(e.to_string()))
@@ -561,17 +562,17 @@ impl Inner {
         }
     }
 
-    async fn answer(&self, q: Value) -> Result<Value> {
-        self.links.check(&q)?;
+    async fn answer(&self, call: RaftCall) -> Result<Value> {
+        self.links.check(&call)?;
         self.check()?;
-        let body = &q["body"];
+        let body = &call.body;
         let deadline = Instant::now() + self.timeout;
         let asked = body["ms"]
             .as_u64()
             .map_or(self.timeout, Duration::from_millis);
         let soon = deadline.min(Instant::now() + asked.min(self.timeout));
         let late = |_| Error::Timeout(format!("not within {asked:?}"));
-        match q["rpc"].as_str().unwrap_or("") {
+        match &*call.rpc {
             "append" => told(&self.raft.append_entries(from_value(body)?).await),
             "vote" => told(&self.raft.vote(from_value(body)?).await),
             "snapshot" => {
@@ -622,9 +623,9 @@ impl Views for RaftViews {
         self.run(async move { inner.voters().await })
     }
 
-    fn hear(&self, request: &Value) -> Result<Value> {
-        let (inner, q) = (self.inner.clone(), request.clone());
-        self.run(async move { inner.answer(q).await })
+    fn hear(&self, call: RaftCall) -> Result<Value> {
+        let inner = self.inner.clone();
+        self.run(async move { inner.answer(call).await })
     }
 }
 

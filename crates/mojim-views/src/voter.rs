@@ -16,6 +16,7 @@ use mojim_env::event::Event;
 use mojim_env::threads::block_signals;
 use mojim_env::{Context, Env, Error, Result};
 use mojim_protocol::view::Register;
+use mojim_replica::request::RaftCall;
 use mojim_replica::views::Views;
 use serde_json::Value;
 
@@ -146,7 +147,7 @@ impl Views for RegisterVoter {
         self.part()?.voters()
     }
 
-    fn hear(&self, request: &Value) -> Result<Value> {
-        self.part()?.hear(request)
+    fn hear(&self, call: RaftCall) -> Result<Value> {
+        self.part()?.hear(call)
     }
 }

@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use mojim_format::certificate::Subject;
 use mojim_format::{Level, State, View};
-use serde_json::json;
 
 use crate::share::{Guest, guest};
 use mojim_config::{
@@ -38,6 +37,7 @@ use mojim_replica::holders::{self, Holders, Peer};
 use mojim_replica::layout;
 use mojim_replica::outflow::Source;
 use mojim_replica::primary::{Pace, Primary};
+use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_replica::session::Session;
 use mojim_replica::stream::StreamThreads;
 use mojim_replica::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
@@ -394,11 +394,11 @@ impl Volume {
         let mut patience = Duration::from_secs(1);
         let heals = || {
             let daemon = Address::Unix(layout::socket(node));
-            let q = json!({
-                "what": "give-way", "cluster": config.cluster, "volume": volume.name,
-            });
-            let answer = Client::connect(env, &daemon, Duration::from_secs(1));
-            answer.and_then(|mut c| c.ask(&q)).is_ok_and(|a| a == true)
+            let q = Request::GiveWay {
+                volume: volume.name.clone(),
+            };
+            let client = Client::connect(env, &daemon, &config.cluster, Duration::from_secs(1));
+            client.and_then(|mut c| c.ask_for(&q)).unwrap_or(false)
         };
         let dirs = layout::own_dirs(node, &volume.name);
         let check = || trust::check(&dirs).context(|| format!("volume {}", volume.name));
@@ -713,24 +713,17 @@ impl Inner {
     /// How safe `lsn` is on a backup, by what that node says of itself now.
     fn level_on(&self, name: &str, lsn: u64) -> Option<Level> {
         let node = self.config.nodes.get(name)?;
-        let question = json!({
-            "what": "status", "cluster": self.config.cluster, "volume": self.volume.name,
-            "register": false,
-        });
         let to = Address::Tcp(node.address);
-        let mut c = Client::connect(&self.env, &to, BACKUP_PATIENCE).ok()?;
-        let answer = c.ask(&question).ok()?;
-        let mut all = answer["volumes"].as_array()?.iter();
-        let said = all.find(|v| v["volume"] == *self.volume.name)?;
-        let reaches = |key: &str| said[key].as_u64().is_some_and(|l| l >= lsn);
-        let follows = said["state"] == "whole"
-            && said.get("error").is_none()
-            && said["epoch"] == self.primary.epoch();
-        if !follows || !reaches("last_lsn") {
+        let (cluster, volume) = (&self.config.cluster, self.volume.name.clone());
+        let mut c = Client::connect(&self.env, &to, cluster, BACKUP_PATIENCE).ok()?;
+        let said: Standing = c.ask_for(&Request::Standing { volume }).ok()?;
+        let follows = said.state == CopyState::Whole
+            && said.error.is_none()
+            && said.epoch == self.primary.epoch();
+        if !follows || said.last_lsn < lsn {
             return None;
         }
-        let durable =
-            reaches("checkpoint") || reaches("persisted") || said["level"] == "persistent";
+        let durable = said.checkpoint >= lsn || said.persistent;
         let medium = layout::logs(&self.config, node, &self.volume)
             .first()?
             .medium;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use mojim::{Error, MapFlags, Mapping, Reader, ReaderOptions, Volume, gmsync, msync, unmap};
 use mojim_config::Config;
 use mojim_node::Node;
+use mojim_replica::request::{Request, Standing};
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const PAGE: usize = 4096;
@@ -946,8 +947,12 @@ fn a_primary_and_a_network_have_no_readers() {
     use mojim_env::{Address, Env};
     let env: Arc<dyn Env> = Arc::new(mojim_linux::Os::new().unwrap());
     let at = Address::Tcp(place.config.node("b").unwrap().address);
-    let mut client = mojim_replica::client::Client::connect(&env, &at, DEADLINE).unwrap();
-    let q = serde_json::json!({ "what": "read", "cluster": "readers", "volume": "v", "after": 0 });
+    let mut client =
+        mojim_replica::client::Client::connect(&env, &at, "readers", DEADLINE).unwrap();
+    let q = Request::Read(mojim_replica::request::Read {
+        volume: "v".into(),
+        ..Default::default()
+    });
     let why = client.ask(&q).unwrap_err();
     assert_eq!(why.errno(), libc::EACCES, "{why}");
     w.volume.detach().unwrap();
@@ -1004,19 +1009,18 @@ fn the_primary_changes() {
     let at = mojim_env::Address::Tcp(place.config.node("b").unwrap().address);
     // The detaching was a sync point too, and may have come to the readers as a
     // view that began anew: look again, so that all of it is there.
-    let q = serde_json::json!({ "what": "status", "cluster": "readers", "volume": "v" });
-    let status =
-        mojim_replica::client::Client::connect(&env, &at, DEADLINE).and_then(|mut c| c.ask(&q));
-    let last = status.unwrap()["volumes"][0]["last_lsn"].as_u64().unwrap();
+    let volume = || "v".to_owned();
+    let connect = || mojim_replica::client::Client::connect(&env, &at, "readers", DEADLINE);
+    let q = Request::Standing { volume: volume() };
+    let standing = connect().and_then(|mut c| c.ask_for::<Standing>(&q));
+    let last = standing.unwrap().last_lsn;
     for l in &mut on {
         l.reader.wait(last, LONG).unwrap();
         assert_eq!(l.look().unwrap(), Some(count));
     }
-    let q = serde_json::json!({ "what": "promote", "cluster": "readers", "volume": "v" });
-    await_that("the promotion", || {
-        let mut client = mojim_replica::client::Client::connect(&env, &at, DEADLINE).ok()?;
-        client.ask(&q).ok()
-    });
+    let (volume, force) = (volume(), false);
+    let q = Request::Promote { volume, force };
+    await_that("the promotion", || connect().ok()?.ask(&q).ok());
     let why = await_that("the end", || {
         let e = on[0].reader.following().err()?;
         (e.errno() == libc::ESTALE).then_some(e)

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
-use serde_json::{Value, json};
+use mojim_replica::request::Request;
+use serde_json::Value;
 
 use super::history::{History, Sound};
 use super::network::{Network, Slow, address};
@@ -551,19 +552,20 @@ impl Nodes {
         self.say("nobody serves");
     }
 
-    fn ask(&self, i: usize, what: &str) -> Option<Value> {
+    /// The register of views, as the node says it.
+    fn register(&self, i: usize) -> Option<Value> {
         let to = Address::Tcp(format!("{}:{PORT}", address(i)).parse().unwrap());
-        let q = json!({ "what": what, "cluster": "partitions", "volume": "v" });
+        let volume = "v".to_owned();
         let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
-        let mut c = Client::connect(&env, &to, Duration::from_secs(3)).ok()?;
-        c.ask(&q).ok()
+        let mut c = Client::connect(&env, &to, "partitions", Duration::from_secs(3)).ok()?;
+        c.ask(&Request::ViewRead { volume }).ok()
     }
 
     /// The primary by the register, as a node with data says it.
     pub fn primary(&mut self) -> usize {
         self.await_that("a primary", |n| {
             let up = (0..DATA).find(|&i| n.is_up(i))?;
-            let r = n.ask(up, "view-read")?;
+            let r = n.register(up)?;
             let name = r["primary"]["node"].as_str()?;
             n.nodes.iter().position(|n| n.name == name)
         })
@@ -627,7 +629,7 @@ impl Nodes {
     pub fn await_member(&mut self, m: usize) {
         let name = self.name(m);
         self.await_that("the mirror's return", |n| {
-            let r = n.ask(m, "view-read")?;
+            let r = n.register(m)?;
             (r["mirror"]["node"] == name).then_some(())
         });
         self.say(format!("{name} is a member again"));
@@ -679,7 +681,7 @@ impl Drop for Nodes {
             let status = mojim(&["status", "--config", &self.file()]);
             eprintln!("{}", text(&status.stdout));
             for i in 0..self.count() {
-                let view = self.ask(i, "view-read").unwrap_or_default();
+                let view = self.register(i).unwrap_or_default();
                 eprintln!("the register by {}: {view}", self.name(i));
             }
         }

@@ -18,7 +18,7 @@ use mojim_config::Config;
 use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
-use serde_json::json;
+use mojim_replica::request::Request;
 
 use super::live::DISK;
 use super::parts::{Daemon, Made};
@@ -331,10 +331,9 @@ impl Cluster<'_> {
         let asked = || -> Result<()> {
             let env: Arc<dyn Env> = Arc::new(Os::new()?);
             let to = Address::Tcp(self.config.node(NODES[node])?.address);
-            let mut client = Client::connect(&env, &to, ANSWER)?;
-            client.ask(&json!({
-                "what": "promote", "cluster": self.config.cluster, "volume": "v", "force": force,
-            }))?;
+            let mut client = Client::connect(&env, &to, &self.config.cluster, ANSWER)?;
+            let volume = "v".to_owned();
+            client.ask(&Request::Promote { volume, force })?;
             Ok(())
         };
         asked().map_err(|e| e.to_string())

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use mojim_env::Error;
 use mojim_linux::Os;
 use mojim_protocol::view::Register;
+use mojim_replica::request::RaftCall;
 use mojim_replica::views::Views;
 
 use super::daemons::{Cut, Daemons};
@@ -380,7 +381,14 @@ fn calls_from_within_another_runtime_do_not_panic() {
     other.block_on(async {
         assert!(a.swap("v", &register(1, "x")).unwrap());
         assert_eq!(a.read("v").unwrap(), register(1, "x"));
-        a.hear(&serde_json::json!({})).unwrap_err();
+        let call = RaftCall {
+            to: "a".into(),
+            from: "b".into(),
+            voters: 0,
+            rpc: "vote".into(),
+            body: serde_json::Value::Null,
+        };
+        a.hear(call).unwrap_err();
     });
 }
 

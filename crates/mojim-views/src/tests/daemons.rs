@@ -12,8 +12,9 @@ use mojim_format::FrameKind;
 use mojim_format::message::checked;
 use mojim_linux::{Listener, Os};
 use mojim_replica::link::Wire;
+use mojim_replica::request::{Question, RaftCall};
 use mojim_replica::views::Views;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::Temp;
 use crate::lock;
@@ -221,8 +222,9 @@ fn serve(world: &World, conn: Arc<dyn Conn>, me: &str) {
             Err(_) => break,
         };
         assert_eq!(f.kind, FrameKind::Request);
-        let q: Value = serde_json::from_slice(checked(&body).unwrap()).unwrap();
-        let link = (q["from"].as_str().unwrap().to_owned(), me.to_owned());
+        let q: Question<RaftCall> = serde_json::from_slice(checked(&body).unwrap()).unwrap();
+        let call = q.request;
+        let link = (call.from.clone(), me.to_owned());
         let cut = lock(&world.cuts).get(&link).copied();
         let voter = lock(&world.voters).get(me).cloned();
         let (None, Some(voter)) = (cut, voter) else {
@@ -231,7 +233,7 @@ fn serve(world: &World, conn: Arc<dyn Conn>, me: &str) {
             }
             break;
         };
-        let answer = match voter.hear(&q) {
+        let answer = match voter.hear(call) {
             Ok(v) => json!({ "ok": v }),
             Err(e) => json!({ "error": e.to_string(), "errno": e.errno() }),
         };

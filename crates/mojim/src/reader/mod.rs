@@ -586,9 +586,8 @@ fn take(view: &mut View, asked: Mark, answer: &Answer) -> Result<Taken> {
 /// Whether it is of no use to ask again.
 fn is_final(e: &Error) -> bool {
     match e {
-        Error::Io { what, errno, .. } => {
-            let final_errors = [libc::ESTALE, libc::EINVAL, libc::ENOENT, libc::EACCES];
-            what == "the node says" && final_errors.contains(errno)
+        Error::Answered { errno, .. } => {
+            [libc::ESTALE, libc::EINVAL, libc::ENOENT, libc::EACCES].contains(errno)
         }
         _ => false,
     }

@@ -6,11 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::view::{File, Mark};
 use mojim_env::{Address, Env, Error, Result};
 use mojim_replica::client::Client;
+use mojim_replica::request::{Read, Request};
 
 /// How long an answer may take, beside what the question lets it wait.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -92,32 +93,32 @@ impl Link {
         pages: u64,
     ) -> Result<Answer> {
         let s = &self.source;
-        let mut q = json!({
-            "what": "read",
-            "cluster": s.cluster,
-            "volume": s.volume,
-            "after": mark.lsn,
-            "epoch": mark.epoch,
-            "volume_id": mark.volume,
-            "rewritten": mark.rewritten,
-            "wait": wait.as_millis() as u64,
-            "offset": offset,
-            "pages": pages,
+        let (name, id) = match which {
+            Which::None => (None, None),
+            Which::Named(name) => (Some(name.to_owned()), None),
+            Which::Numbered(id) => (None, Some(id)),
+        };
+        let q = Request::Read(Read {
+            volume: s.volume.clone(),
+            after: mark.lsn,
+            epoch: mark.epoch,
+            volume_id: mark.volume,
+            rewritten: mark.rewritten,
+            wait: wait.as_millis() as u64,
+            name,
+            id,
+            offset,
+            pages,
         });
-        match which {
-            Which::None => {}
-            Which::Named(name) => q["name"] = json!(name),
-            Which::Numbered(id) => q["id"] = json!(id),
-        }
         let mut client = match self.client.take() {
             Some(c) => c,
-            None => Client::connect(&s.env, &s.address, ANSWER)?,
+            None => Client::connect(&s.env, &s.address, &s.cluster, ANSWER)?,
         };
         let (v, bytes) = match client.ask_bytes(&q) {
             Ok(answer) => answer,
             Err(e) => {
                 // What the node says does not end the connection.
-                if matches!(&e, Error::Io { what, .. } if what == "the node says") {
+                if matches!(e, Error::Answered { .. }) {
                     self.client = Some(client);
                 }
                 return Err(e);

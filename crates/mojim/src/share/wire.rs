@@ -10,6 +10,7 @@
 use std::path::PathBuf;
 
 use mojim_format::bytes::{Reader, Writer};
+use mojim_format::message::RefuseCode;
 use mojim_format::{FormatError, Level};
 
 use super::line::MOST;
@@ -392,6 +393,8 @@ fn put_error(w: &mut Writer<'_>, e: &Error) {
             put_text(w.u8(13).u32(*errno as u32), what);
             return put_text(w, error);
         }
+        Error::Refused { code, text } => return put_text(w.u8(15).u16(*code as u16), text),
+        Error::Answered { errno, text } => return put_text(w.u8(16).u32(*errno as u32), text),
     };
     put_text(w.u8(kind), text);
 }
@@ -420,6 +423,18 @@ fn error(r: &mut Reader<'_>) -> Result<Error> {
                 errno: r.u32()? as i32,
                 what: text(r)?,
                 error: text(r)?,
+            });
+        }
+        15 => {
+            return Ok(Error::Refused {
+                code: RefuseCode::from_number(r.u16()?),
+                text: text(r)?,
+            });
+        }
+        16 => {
+            return Ok(Error::Answered {
+                errno: r.u32()? as i32,
+                text: text(r)?,
             });
         }
         kind => return Err(wrong("error", kind.into())),
@@ -512,6 +527,14 @@ mod tests {
                 what: t(),
                 errno: libc::ENOSPC,
                 error: t(),
+            },
+            Error::Refused {
+                code: RefuseCode::Busy,
+                text: t(),
+            },
+            Error::Answered {
+                errno: libc::ESTALE,
+                text: t(),
             },
         ]
     }

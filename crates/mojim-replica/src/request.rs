@@ -1,0 +1,326 @@
+//! What programs, nodes and the command ask a node (`docs/protocol.md`, "Requests").
+//!
+//! Owns the requests, and those answers by which somebody decides. JSON on the wire,
+//! one object for each: the field `what` names the request, `cluster` who may be asked.
+//! What is missing where a default is given here has that default; what is unknown is
+//! left out of account, so that an older node is asked by a newer one.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use mojim_protocol::view::Register;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// A request as it travels.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Question<R = Request> {
+    /// The cluster that is meant.
+    pub cluster: String,
+    /// What is asked.
+    #[serde(flatten)]
+    pub request: R,
+}
+
+/// What may be asked. LSNs, epochs, offsets (bytes) and numbers of files are plain
+/// numbers; `volume` is a volume's name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "the fields are those of docs/protocol.md")]
+pub enum Request {
+    /// Whether the daemon answers: `true`.
+    Pulse,
+    /// All that is known of one volume or of all, for people: a JSON document. Nobody
+    /// decides by it.
+    Status {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        volume: Option<String>,
+        /// Whether its registers are read too, which takes long during an election.
+        #[serde(default = "yes")]
+        register: bool,
+    },
+    /// What the node's copy has: [`Standing`].
+    Standing { volume: String },
+    /// Whether the node looks after what a dead program left, or does so now.
+    Settle { volume: String },
+    /// Whether a program may start here: [`Post`], as soon as one may or after `wait`
+    /// milliseconds, a second at most.
+    Post { volume: String, wait: u64 },
+    /// The register's value: [`Register`].
+    ViewRead { volume: String },
+    /// Changes it: whether it was of the version before this one's.
+    ViewSwap { volume: String, new: Register },
+    /// Which other nodes hold it: a list of [`Holder`].
+    Holders { volume: String },
+    /// The names of those that vote, by the register's log.
+    Voters,
+    /// Has the node read its configuration file again, if its text has this sum.
+    Reload { sum: u64 },
+    /// The voters among themselves.
+    Raft(RaftCall),
+    /// Has the node become primary.
+    Promote {
+        volume: String,
+        #[serde(default)]
+        force: bool,
+    },
+    /// The files of its copy, with what has changed since `since`.
+    Files {
+        volume: String,
+        #[serde(flatten)]
+        since: Since,
+    },
+    /// Checksums of pages.
+    Sums {
+        volume: String,
+        id: u64,
+        offset: u64,
+        pages: u64,
+    },
+    /// The bytes of one page of 4 KiB, and whether it has changed since `since`.
+    Page {
+        volume: String,
+        id: u64,
+        offset: u64,
+        #[serde(flatten)]
+        since: Since,
+    },
+    /// A reader's: what is new since what it shows, and pages of a file.
+    Read(Read),
+    /// Puts the primary's bytes in the place of one page.
+    Rewrite {
+        volume: String,
+        id: u64,
+        offset: u64,
+    },
+    /// A program is about to attach: the daemon ends what it does with the copy.
+    GiveWay { volume: String },
+    /// Gives the copy up as soon as the primary sends another.
+    CopyAnew { volume: String },
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What who asks has seen on the other node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Since {
+    /// The answer is to have this LSN, at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// The epoch that this LSN was born in there.
+    #[serde(default)]
+    pub after_born: u64,
+    /// What has changed after this LSN is told too.
+    #[serde(default)]
+    pub since: u64,
+}
+
+/// A voter's question to another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RaftCall {
+    /// Who is meant.
+    pub to: String,
+    /// Who asks.
+    pub from: String,
+    /// The sum of the names of all who vote, as the asking node knows them.
+    pub voters: u32,
+    /// Which of raft's calls.
+    pub rpc: String,
+    /// Its arguments.
+    pub body: Value,
+}
+
+/// What a reader shows and wants.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Read {
+    /// The volume's name.
+    pub volume: String,
+    /// The LSN that it shows.
+    #[serde(default)]
+    pub after: u64,
+    /// The epoch that this LSN was born in.
+    #[serde(default)]
+    pub epoch: u64,
+    /// The copy that it has seen.
+    #[serde(default)]
+    pub volume_id: u64,
+    /// How often pages were rewritten in it.
+    #[serde(default)]
+    pub rewritten: u64,
+    /// Milliseconds to wait for something newer.
+    #[serde(default)]
+    pub wait: u64,
+    /// The file whose pages are wanted, by its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Or by its number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u32>,
+    /// Bytes from its start.
+    #[serde(default)]
+    pub offset: u64,
+    /// Pages of 4 KiB from there on.
+    #[serde(default)]
+    pub pages: u64,
+}
+
+/// In what state a copy is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CopyState {
+    /// There is none.
+    New,
+    /// What describes it cannot be read.
+    Damaged,
+    /// It is being read into memory.
+    Loading,
+    /// It was lost, or never came.
+    Empty,
+    /// All of it is there.
+    Whole,
+    /// Another one is taking its place.
+    Switching,
+}
+
+/// What a node's copy of a volume has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// The copy's.
+    pub state: CopyState,
+    /// Of the view that it knows; 0: none.
+    pub epoch: u64,
+    /// That view's primary.
+    pub primary: String,
+    /// It has every record up to this one, as far as is known.
+    pub last_lsn: u64,
+    /// All up to this one is in its data files, durably.
+    pub checkpoint: u64,
+    /// Whether what it acknowledges is durable.
+    pub persistent: bool,
+    /// The process that is attached here; 0: there is one that has not begun.
+    pub attached: Option<u64>,
+    /// It is to be made anew, by an operator's word.
+    pub distrusted: bool,
+    /// What keeps it from going on.
+    pub error: Option<String>,
+}
+
+/// Whether a program may start on a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Post {
+    /// The register's primary.
+    pub primary: Option<String>,
+    /// That is this node, and its copy is free and of that view.
+    pub ready: bool,
+}
+
+/// A node that holds a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Its name.
+    pub node: String,
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its socket, where it is reached on this host.
+    pub socket: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn question(v: Value) -> Result<Request, String> {
+        serde_json::from_value::<Question>(v)
+            .map(|q| q.request)
+            .map_err(|e| e.to_string())
+    }
+
+    /// The conversation of docs/protocol.md, as older builds speak it too.
+    #[test]
+    fn requests_are_what_the_protocol_says() {
+        let volume = || "v".to_owned();
+        let since = Since {
+            after: Some(9),
+            after_born: 3,
+            since: 8,
+        };
+        for (said, meant) in [
+            (json!({ "what": "pulse" }), Request::Pulse),
+            (
+                json!({ "what": "status", "register": true }),
+                Request::Status {
+                    volume: None,
+                    register: true,
+                },
+            ),
+            (
+                json!({ "what": "promote", "volume": "v", "force": true }),
+                Request::Promote {
+                    volume: volume(),
+                    force: true,
+                },
+            ),
+            (
+                json!({ "what": "page", "volume": "v", "id": 1, "offset": 4096,
+                        "after": 9, "after_born": 3, "since": 8 }),
+                Request::Page {
+                    volume: volume(),
+                    id: 1,
+                    offset: 4096,
+                    since,
+                },
+            ),
+            (
+                json!({ "what": "view-read", "volume": "v" }),
+                Request::ViewRead { volume: volume() },
+            ),
+            (
+                json!({ "what": "raft", "to": "b", "from": "a", "voters": 7, "rpc": "vote",
+                        "body": { "n": u64::MAX } }),
+                Request::Raft(RaftCall {
+                    to: "b".into(),
+                    from: "a".into(),
+                    voters: 7,
+                    rpc: "vote".into(),
+                    body: json!({ "n": u64::MAX }),
+                }),
+            ),
+        ] {
+            let mut whole = said;
+            whole["cluster"] = json!("c");
+            let typed = Question {
+                cluster: "c".into(),
+                request: &meant,
+            };
+            assert_eq!(serde_json::to_value(&typed).unwrap(), whole);
+            assert_eq!(question(whole).unwrap(), meant);
+        }
+    }
+
+    /// What an older build leaves out has its default; what a newer one adds is passed over.
+    #[test]
+    fn what_is_missing_has_a_default() {
+        let asked = json!({ "cluster": "c", "what": "promote", "volume": "v", "new": 1 });
+        let volume = "v".to_owned();
+        let force = false;
+        assert_eq!(question(asked), Ok(Request::Promote { volume, force }));
+        let asked = json!({ "cluster": "c", "what": "files", "volume": "v" });
+        let Ok(Request::Files { since, .. }) = question(asked) else {
+            panic!("not a request for files");
+        };
+        assert_eq!(since, Since::default());
+        for wrong in [
+            json!({ "cluster": "c", "what": "conquer" }),
+            json!({ "cluster": "c" }),
+            json!({ "what": "pulse" }),
+            json!({ "cluster": "c", "what": "promote" }),
+            json!({ "cluster": "c", "what": "reload", "sum": "x" }),
+            json!([1]),
+        ] {
+            assert!(question(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+}
