@@ -9,7 +9,7 @@ use mojim_config::{AUTOMATIC_VOTERS, Config};
 use mojim_env::{Address, Env};
 use mojim_format::certificate::Subject;
 use mojim_linux::Os;
-use mojim_replica::views::{Asked, Views};
+use mojim_replica::register::{RemoteRegister, ViewRegister};
 use mojim_views::{Options, RegisterVoter};
 
 use crate::ask::load;
@@ -155,12 +155,12 @@ impl Node {
         let os = Os::of(config, &Subject::Node(self.name.clone()))?;
         let env: Arc<dyn Env> = Arc::new(os);
         let voter = self.register(&env, config)?;
-        let views: Option<Arc<dyn Views>> = match (&voter, config.voters().len()) {
+        let views: Option<Arc<dyn ViewRegister>> = match (&voter, config.voters().len()) {
             (Some(v), _) => Some(v.clone()),
             (None, n) if n >= AUTOMATIC_VOTERS => {
                 let voters = config.voters();
                 let daemons = voters.iter().map(|n| Address::Tcp(n.address));
-                Some(Arc::new(Asked::new(
+                Some(Arc::new(RemoteRegister::new(
                     &env,
                     daemons.collect(),
                     &config.cluster,

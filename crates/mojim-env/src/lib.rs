@@ -9,7 +9,7 @@ mod env;
 mod error;
 pub mod event;
 pub mod futex;
-pub mod parts;
+pub mod page_delta;
 pub mod threads;
 pub mod turns;
 

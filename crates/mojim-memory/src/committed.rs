@@ -30,9 +30,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 use crate::diff;
-use crate::notes::{Note, Notes};
-use crate::peek::{MOST_PAGES, Peek};
-use mojim_env::parts::{PART_OVERHEAD, Parts};
+use crate::file_pages::{FilePages, MOST_PAGES};
+use crate::page_lsns::{Note, PageLsns};
+use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Error, File, Result};
 
 /// Most bytes of images in the process, those that wait to be used included.
@@ -94,7 +94,7 @@ const MOST_PARTS: usize = 2048;
 
 /// Parts of a page, as they count for the bound.
 #[derive(Default)]
-struct Counted(Parts);
+struct Counted(PageDelta);
 
 impl Counted {
     fn push(&mut self, at: usize, bytes: &[u8]) {
@@ -183,7 +183,7 @@ impl Hasher for PageHasher {
 
 enum Kind {
     Whole(Buffer),
-    Parts(Counted),
+    Delta(Counted),
 }
 
 struct Image {
@@ -196,11 +196,11 @@ struct Image {
 
 /// What is committed of one region.
 pub struct Committed {
-    data: Peek,
+    data: FilePages,
     offset: u64,
     pages: usize,
     page: usize,
-    notes: OnceLock<Notes>,
+    notes: OnceLock<PageLsns>,
     /// Whoever holds the images has taken bytes, or will, for a record that has no
     /// LSN yet.
     taken: AtomicBool,
@@ -236,7 +236,7 @@ impl Step {
     /// `applied`.
     fn takes_file(&self, applied: u64) -> bool {
         match &self.image {
-            Some(image) => matches!(image.kind, Kind::Parts(_)),
+            Some(image) => matches!(image.kind, Kind::Delta(_)),
             None => self.known <= applied,
         }
     }
@@ -282,7 +282,7 @@ impl Committed {
         let page = rustix::param::page_size();
         let pages = len.div_ceil(page);
         Committed {
-            data: Peek::new(file, offset, pages),
+            data: FilePages::new(file, offset, pages),
             offset,
             pages,
             page,
@@ -299,7 +299,7 @@ impl Committed {
     pub fn hold(&self, floor: impl FnOnce() -> Option<u64>) -> Result<MutexGuard<'_, Images>> {
         let mut images = self.lock();
         if self.notes.get().is_none() {
-            let notes = Notes::new(self.pages)?;
+            let notes = PageLsns::new(self.pages)?;
             assert!(self.notes.set(notes).is_ok(), "one thread at a time");
             images.since = UNKNOWN;
         }
@@ -456,7 +456,7 @@ impl Committed {
             images.end(old);
         }
         // The file has them by now.
-        image.take_if(|i| i.lsn <= applied && matches!(i.kind, Kind::Parts(_)));
+        image.take_if(|i| i.lsn <= applied && matches!(i.kind, Kind::Delta(_)));
         Step {
             page,
             part,
@@ -593,7 +593,7 @@ impl Committed {
         let now = unsafe { base.add(part.start) };
         let within = part.start - page * self.page;
         if let Some(Image {
-            kind: Kind::Parts(parts),
+            kind: Kind::Delta(parts),
             ..
         }) = &step.image
         {
@@ -715,7 +715,7 @@ impl Committed {
         let new: usize = new.sum();
         let parts = match image {
             Some(Image {
-                kind: Kind::Parts(parts),
+                kind: Kind::Delta(parts),
                 ..
             }) => Some(parts),
             _ => None,
@@ -746,7 +746,7 @@ impl Committed {
             push(place(*b, *e), images.parts.put(bytes));
             parts.push(within + b, bytes);
         }
-        let kind = Kind::Parts(parts);
+        let kind = Kind::Delta(parts);
         Some(Image { kind, noted, lsn })
     }
 
@@ -813,7 +813,7 @@ impl Images {
         match image.kind {
             Kind::Whole(bytes) if image.lsn == u64::MAX => self.ended.push(bytes),
             Kind::Whole(bytes) => self.free.push(bytes),
-            Kind::Parts(_) => {}
+            Kind::Delta(_) => {}
         }
     }
 

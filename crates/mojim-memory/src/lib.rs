@@ -4,12 +4,12 @@
 pub mod available;
 pub mod committed;
 pub mod diff;
+mod file_pages;
 pub mod fork;
-pub mod notes;
-mod peek;
+pub mod page_lsns;
 pub mod places;
+pub mod quiescence;
 pub mod region;
 pub mod shared;
 pub mod track;
 pub mod uffd;
-pub mod users;

@@ -19,8 +19,8 @@ use std::sync::{Arc, RwLock};
 use crate::committed::Committed;
 use crate::fork::is_forked;
 use crate::places;
+use crate::quiescence::{Quiescence, User};
 use crate::track::{self, Meter, Tracker, TwoLevel};
-use crate::users::{User, Users};
 use mojim_config::TrackerKind;
 use mojim_env::{Context, Error, File, Result};
 
@@ -352,7 +352,7 @@ pub struct Region {
     pub valid: AtomicUsize,
     /// Calls that touch its memory: it does not go, and what was valid when they
     /// entered does not, before they have left.
-    pub users: Users,
+    pub users: Quiescence,
     /// Its memory goes, or has gone.
     pub shut: AtomicBool,
 }
@@ -473,7 +473,7 @@ mod tests {
             offset: 0,
             write: true,
             valid: AtomicUsize::new(1 << 20),
-            users: Users::new(),
+            users: Quiescence::new(),
             shut: AtomicBool::new(false),
         };
         let left = AtomicBool::new(false);

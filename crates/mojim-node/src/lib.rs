@@ -35,14 +35,14 @@ use mojim_env::event::Event;
 use mojim_env::{Address, Conn, Context, Env, Error, Proof, Result};
 use mojim_linux::rings;
 use mojim_linux::{Door, Listener, Os, guard_sigbus, trust};
-use mojim_replica::forward;
+use mojim_replica::backup_progress::Source;
+use mojim_replica::backup_session;
 use mojim_replica::layout;
 use mojim_replica::link::Wire;
-use mojim_replica::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
-use mojim_replica::outflow::Source;
+use mojim_replica::mirror::{ControlIn, LaneServer, Mirror, Refusal, Step, refuse};
+use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
 use mojim_replica::stream::StreamIn;
-use mojim_replica::views::Views;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
 
@@ -71,7 +71,7 @@ pub struct Node {
     /// The copies that this node has open for a look, and how often.
     looks: Mutex<HashMap<String, usize>>,
     /// Where views lie, in a cluster with enough voters.
-    views: Option<Arc<dyn Views>>,
+    views: Option<Arc<dyn ViewRegister>>,
     /// The volumes whose mirrors this node brings up to date, and whether it was asked to
     /// give way.
     healing: Mutex<HashMap<String, Arc<AtomicBool>>>,
@@ -126,7 +126,7 @@ impl Node {
     pub fn start(
         config: &Config,
         name: &str,
-        views: Option<Arc<dyn Views>>,
+        views: Option<Arc<dyn ViewRegister>>,
         report: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Arc<Node>> {
         Node::start_over(config, name, views, |os| Arc::new(os), report)
@@ -138,7 +138,7 @@ impl Node {
     pub fn start_over(
         config: &Config,
         name: &str,
-        views: Option<Arc<dyn Views>>,
+        views: Option<Arc<dyn ViewRegister>>,
         over: impl Fn(Os) -> Arc<dyn Env> + Send + Sync + 'static,
         report: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Arc<Node>> {
@@ -293,7 +293,7 @@ impl Node {
     }
 
     /// The register of a volume's views, if that is how they change.
-    fn register(&self, v: &Volume) -> Option<Arc<dyn Views>> {
+    fn register(&self, v: &Volume) -> Option<Arc<dyn ViewRegister>> {
         let automatic = v.failover == Failover::Automatic;
         self.views.clone().filter(|_| automatic)
     }
@@ -458,7 +458,7 @@ impl Node {
         let volume = &m.store.spec().volume;
         let source: Arc<dyn Source> = m.clone();
         let stop = || m.is_closed() || self.stopping.load(Acquire);
-        forward::run(&source, &self.me.name, name, address, stop, |what| {
+        backup_session::run(&source, &self.me.name, name, address, stop, |what| {
             self.say(&format!("volume {volume}: {what}"));
         });
     }
@@ -549,7 +549,7 @@ impl Node {
         let (f, body) = match first {
             Ok(x) => x,
             Err(e @ Error::Protocol(_)) => {
-                let no = No {
+                let no = Refusal {
                     code: RefuseCode::Stranger,
                     text: e.to_string(),
                 };
@@ -578,7 +578,7 @@ impl Node {
             }
             FrameKind::Request => self.serve_requests(wire, f, body),
             k => {
-                let no = No {
+                let no = Refusal {
                     code: RefuseCode::Protocol,
                     text: format!("a link does not begin with {k:?}"),
                 };
@@ -588,15 +588,15 @@ impl Node {
         }
     }
 
-    fn stranger(&self, text: String) -> No {
-        No {
+    fn stranger(&self, text: String) -> Refusal {
+        Refusal {
             code: RefuseCode::Stranger,
             text,
         }
     }
 
     /// Whether a link may carry a volume's data for node `name`.
-    fn speaks_as(&self, conn: &dyn Conn, name: &str, v: &Volume) -> Result<(), No> {
+    fn speaks_as(&self, conn: &dyn Conn, name: &str, v: &Volume) -> Result<(), Refusal> {
         match conn.proof() {
             Proof::Nothing | Proof::Local => Ok(()),
             Proof::Node { name: proved, .. } if proved != name => Err(self.stranger(format!(
@@ -613,7 +613,7 @@ impl Node {
     }
 
     /// The volume that a peer means, if it means one of this node's.
-    fn meant(&self, cluster: &str, volume: &str) -> Result<Volume, No> {
+    fn meant(&self, cluster: &str, volume: &str) -> Result<Volume, Refusal> {
         if cluster != self.config.cluster {
             return Err(self.stranger(format!(
                 "this is cluster {:?}, not {cluster:?}",
@@ -627,7 +627,7 @@ impl Node {
     }
 
     fn serve_control(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
-        let answer = (|| -> Result<(Arc<Mirror>, Hello, Option<Volume>), No> {
+        let answer = (|| -> Result<(Arc<Mirror>, Hello, Option<Volume>), Refusal> {
             let h = Hello::decode(body).map_err(|e| self.stranger(e.to_string()))?;
             let v = self.meant(&h.cluster, &h.volume)?;
             if h.to != self.me.name {
@@ -648,7 +648,7 @@ impl Node {
                 && sb.view.primary == self.me.name
                 && sb.view.epoch > h.view
             {
-                return Err(No {
+                return Err(Refusal {
                     code: RefuseCode::Superseded,
                     text: format!(
                         "node {} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
@@ -658,7 +658,7 @@ impl Node {
             }
             // One that this node leads is opened for who may replace it.
             let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
-            let m = self.mirror(&v).map_err(No::from)?;
+            let m = self.mirror(&v).map_err(Refusal::from)?;
             Ok((m, h, led.then_some(v)))
         })();
         let (mirror, hello, led) = match answer {
@@ -716,10 +716,10 @@ impl Node {
         conn: &dyn Conn,
         cluster: &str,
         volume: &str,
-    ) -> Result<(Arc<Mirror>, Volume), No> {
+    ) -> Result<(Arc<Mirror>, Volume), Refusal> {
         let v = self.meant(cluster, volume)?;
         let m = lock(&self.mirrors).get(&v.name).cloned();
-        let m = m.ok_or_else(|| No {
+        let m = m.ok_or_else(|| Refusal {
             code: RefuseCode::StaleEpoch,
             text: "there is no session".into(),
         })?;
@@ -728,7 +728,7 @@ impl Node {
     }
 
     fn serve_lane(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
-        let found = (|| -> Result<(Arc<Mirror>, Lane, Duration), No> {
+        let found = (|| -> Result<(Arc<Mirror>, Lane, Duration), Refusal> {
             let l = Lane::decode(body).map_err(|e| self.stranger(e.to_string()))?;
             let (m, v) = self.joined(&*wire.conn, &l.cluster, &l.volume)?;
             Ok((m, l, v.spin))
@@ -796,7 +796,7 @@ impl Node {
     }
 
     fn serve_stream(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
-        let found = (|| -> Result<(Arc<Mirror>, CopyStream), No> {
+        let found = (|| -> Result<(Arc<Mirror>, CopyStream), Refusal> {
             let s = CopyStream::decode(body).map_err(|e| self.stranger(e.to_string()))?;
             let (m, _) = self.joined(&*wire.conn, &s.cluster, &s.volume)?;
             Ok((m, s))

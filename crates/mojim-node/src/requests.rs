@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 use super::{Node, lock, wait_for_last};
 use mojim_config::{Config, Volume};
 use mojim_env::{Error, OpenHow, Proof, Result};
-use mojim_replica::claim::member;
 use mojim_replica::holders::Peer;
 use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::Mirror;
+use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Holder, Post, Question, Request, Standing};
-use mojim_replica::views::Views;
+use mojim_replica::view_client::member;
 use mojim_store::area::Area;
 use mojim_store::log::{LIVE_AT, Live};
 use mojim_store::store::{Store, read_superblock};
@@ -310,7 +310,7 @@ impl Node {
     }
 
     /// The register of a volume, which must have one.
-    fn voted(&self, v: &Volume) -> Result<Arc<dyn Views>> {
+    fn voted(&self, v: &Volume) -> Result<Arc<dyn ViewRegister>> {
         self.register(v).ok_or_else(|| {
             Error::Invalid(format!(
                 "the views of volume {} are not in a register: `failover` is manual, or there are fewer than three voters",
@@ -592,7 +592,7 @@ impl Node {
             }
             None => json!({ "up": false }),
         };
-        let mut backups = m.outflow.progress();
+        let mut backups = m.backups.progress();
         backups.retain(|b| b.name != sb.view.primary);
         // Others who follow forward to nobody, and must not be asked about it.
         if !backups.is_empty() && out["role"] == "mirror" {
@@ -606,7 +606,7 @@ impl Node {
                 })
             });
             out["backups"] = rows.collect();
-            out["backup_lag"] = json!(m.outflow.lag(&m.store));
+            out["backup_lag"] = json!(m.backups.lag(&m.store));
         }
     }
 
@@ -673,7 +673,7 @@ impl Node {
     fn promote_by_register(
         self: &Arc<Node>,
         v: &Volume,
-        views: &dyn Views,
+        views: &dyn ViewRegister,
         force: bool,
     ) -> Result<Value> {
         let reg = views.read(&v.name)?;
@@ -782,7 +782,7 @@ impl Node {
     fn promote_mirror(
         self: &Arc<Node>,
         v: &Volume,
-        views: &dyn Views,
+        views: &dyn ViewRegister,
         reg: &Register,
         m: Arc<Mirror>,
         force: bool,

@@ -15,17 +15,17 @@ use super::{Node, lock, wait_for_last};
 use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
 use mojim_replica::client::Client;
+use mojim_replica::fallback_timer::FallbackTimer;
 use mojim_replica::mirror::Mirror;
+use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Request, Standing};
-use mojim_replica::views::Views;
-use mojim_replica::vigil::Vigil;
 
 /// Between two openings of a copy that has failed.
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl Node {
     /// Watches over the primary of a volume for as long as this node runs.
-    pub(super) fn watch_loop(self: Arc<Node>, v: &Volume, views: &dyn Views) {
+    pub(super) fn watch_loop(self: Arc<Node>, v: &Volume, views: &dyn ViewRegister) {
         let beat = self.config.heartbeat;
         // A primary that lost its mirror asks the register first: it goes on
         // without a break, a new one does not.
@@ -37,7 +37,7 @@ impl Node {
         let mut unknown = true;
         // Whether anybody of the view was ever heard of: who was just started may
         // be the first of all to come back.
-        let (mut vigil, mut met) = (Vigil::default(), false);
+        let (mut timer, mut met) = (FallbackTimer::default(), false);
         // When a copy that failed may be opened again: what it failed for may last.
         let mut again = Duration::ZERO;
         while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
@@ -51,7 +51,7 @@ impl Node {
             if let Some(when) = m.last_heard() {
                 met = true;
                 heard = heard.max(when);
-                vigil.heard_at(when);
+                timer.heard_at(when);
             }
             // One that was handed over is closed before it is poisoned.
             if m.store.poisoned().is_some() && m.is_closed() {
@@ -69,11 +69,11 @@ impl Node {
                 };
             }
             if m.live_primary().is_some() {
-                vigil.heard();
+                timer.heard();
             }
             if self.is_there(&m, &mut client) {
                 heard = self.env.now();
-                vigil.heard();
+                timer.heard();
                 met = true;
                 if !unknown {
                     continue;
@@ -86,7 +86,7 @@ impl Node {
             let mut taken = self.try_take_over(v, views, &m, !unknown);
             let lost = met && silent >= limit && v.fallback == Fallback::Automatic;
             if matches!(taken, Ok(None)) && lost {
-                taken = self.try_fall_back(v, views, &m, &mut vigil, limit);
+                taken = self.try_fall_back(v, views, &m, &mut timer, limit);
             }
             let handed = match taken {
                 Ok(Some((epoch, last))) => self.hand_over(v, m, last).map(|()| Some((epoch, last))),
@@ -153,9 +153,9 @@ impl Node {
     fn try_fall_back(
         &self,
         v: &Volume,
-        views: &dyn Views,
+        views: &dyn ViewRegister,
         m: &Mirror,
-        vigil: &mut Vigil,
+        timer: &mut FallbackTimer,
         limit: Duration,
     ) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&v.name)?;
@@ -163,8 +163,8 @@ impl Node {
         let now = self.env.now();
         let members = [&reg.primary, &reg.mirror];
         let names = || members.into_iter().flatten().map(|m| m.node.as_str());
-        if !Vigil::concerns(m, &reg) || names().any(|n| self.answers(n)) {
-            vigil.heard();
+        if !FallbackTimer::concerns(m, &reg) || names().any(|n| self.answers(n)) {
+            timer.heard();
             return Ok(None);
         }
         let last = m.received.get();
@@ -172,12 +172,12 @@ impl Node {
             let other = n != self.me.name && names().all(|m| m != n);
             other && self.has_more(v, n, reg.epoch, last)
         });
-        if !vigil.is_over(&reg, now, limit, better) {
+        if !timer.is_over(&reg, now, limit, better) {
             return Ok(None);
         }
         // All this took its time.
         if m.live_primary().is_some() {
-            vigil.heard();
+            timer.heard();
             return Ok(None);
         }
         let lost = names().collect::<Vec<_>>().join(" and ");
@@ -230,7 +230,7 @@ impl Node {
     fn try_take_over(
         &self,
         v: &Volume,
-        views: &dyn Views,
+        views: &dyn ViewRegister,
         m: &Mirror,
         suspect: bool,
     ) -> Result<Option<(u64, u64)>> {

@@ -84,7 +84,7 @@ impl CopyOut {
             history: store.history().entries().to_vec(),
         };
         store.progress.begin(store.env().now(), false, bytes);
-        wire.say(FrameKind::CopyBegin, epoch, &begin);
+        wire.send(FrameKind::CopyBegin, epoch, &begin);
         // One would be no more than the session's own link.
         let several = store.spec().copy_streams > 1 && !files.is_empty();
         CopyOut {
@@ -170,7 +170,7 @@ impl CopyOut {
 
     fn step(&mut self, store: &Arc<Store>, wire: &mut Wire, epoch: u64) -> Result<bool> {
         if let Some(m) = self.pass.announce() {
-            wire.say(FrameKind::CopyFile, epoch, &m);
+            wire.send(FrameKind::CopyFile, epoch, &m);
             return Ok(true);
         }
         // By its answer the receiver knows this copy's number.

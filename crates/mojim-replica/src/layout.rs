@@ -10,7 +10,7 @@ use mojim_protocol::AckRule;
 
 use crate::holders::Peer;
 use crate::primary::PrimarySpec;
-use crate::views::VIEW_TIMEOUT;
+use crate::register::VIEW_TIMEOUT;
 use mojim_config::ring_files;
 use mojim_config::{Config, Failover, MediumKind, Mode, Node, Transport, Volume};
 use mojim_env::Address;

@@ -1,20 +1,20 @@
 //! Primary, mirror and backups: the state machines of their sessions, copies of
 //! whole volumes, and who is who by the register of views.
 
-pub mod claim;
+pub mod backup_progress;
+pub mod backup_session;
 pub mod client;
 pub mod copy;
-pub mod forward;
+pub mod fallback_timer;
 pub mod holders;
 pub mod layout;
 pub mod link;
 pub mod mirror;
-pub mod outflow;
 pub mod pass;
 pub mod primary;
+pub mod register;
 pub mod request;
 pub mod session;
 pub mod spinner;
 pub mod stream;
-pub mod views;
-pub mod vigil;
+pub mod view_client;

@@ -582,7 +582,7 @@ impl Wire {
     }
 
     /// Queues a message.
-    pub fn say<M: Message>(&mut self, kind: FrameKind, epoch: u64, m: &M) {
+    pub fn send<M: Message>(&mut self, kind: FrameKind, epoch: u64, m: &M) {
         self.queue(kind, epoch, 0, 0, &m.encode());
     }
 

@@ -31,12 +31,12 @@ use mojim_format::{
 use mojim_protocol::view::Register;
 use mojim_protocol::{Arrival, History, Holding, LEAP, LaneIn, Prefix};
 
-use crate::claim::member;
+use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::copy::{CopyOut, copy_ends};
 use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE, Wire};
-use crate::outflow::{Outflow, Source, Term};
 use crate::pass::answers_are_taken;
-use crate::views::Views;
+use crate::register::ViewRegister;
+use crate::view_client::member;
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
 use mojim_env::{Conn, Error, Result};
@@ -79,7 +79,7 @@ pub struct Mirror {
     term: AtomicU64,
     terms: AtomicU64,
     /// The backups that this copy is forwarded to.
-    pub outflow: Outflow,
+    pub backups: BackupProgress,
     /// The checkpoint thread.
     pub checkpoint_work: Event,
     /// Lanes that wait for room in their log.
@@ -93,30 +93,30 @@ pub struct Mirror {
 
 /// No, with its reason: what the peer is told before the link closes.
 #[derive(Debug, Clone)]
-pub struct No {
+pub struct Refusal {
     /// For programs.
     pub code: RefuseCode,
     /// For people.
     pub text: String,
 }
 
-impl No {
-    fn new(code: RefuseCode, text: impl Into<String>) -> No {
-        No {
+impl Refusal {
+    fn new(code: RefuseCode, text: impl Into<String>) -> Refusal {
+        Refusal {
             code,
             text: text.into(),
         }
     }
 }
 
-impl From<Error> for No {
-    fn from(e: Error) -> No {
+impl From<Error> for Refusal {
+    fn from(e: Error) -> Refusal {
         let code = match e {
             Error::Poisoned(_) | Error::Full(_) | Error::Io { .. } => RefuseCode::Poisoned,
             Error::Busy(_) => RefuseCode::Busy,
             _ => RefuseCode::Protocol,
         };
-        No::new(code, e.to_string())
+        Refusal::new(code, e.to_string())
     }
 }
 
@@ -161,8 +161,8 @@ impl Source for Mirror {
         Mirror::committed(self)
     }
 
-    fn outflow(&self) -> &Outflow {
-        &self.outflow
+    fn backups(&self) -> &BackupProgress {
+        &self.backups
     }
 }
 
@@ -200,7 +200,7 @@ impl Mirror {
             // what was applied for a primary that never began its epoch.
             term: AtomicU64::new(0),
             terms: AtomicU64::new(1),
-            outflow: Outflow::new(store.logs().len(), threshold),
+            backups: BackupProgress::new(store.logs().len(), threshold),
             checkpoint_work: Event::default(),
             room: Event::default(),
             closed: AtomicBool::new(false),
@@ -241,15 +241,15 @@ impl Mirror {
     fn unsettle(&self) {
         self.term.store(0, SeqCst);
         self.store.revoke_pauses();
-        self.outflow.work.notify();
+        self.backups.work.notify();
     }
 
     /// It stands, and grows from here.
     fn settle(&self) {
-        self.outflow.cut(&self.store);
+        self.backups.cut(&self.store);
         let number = self.terms.fetch_add(1, SeqCst) + 1;
         self.term.store(number, SeqCst);
-        self.outflow.work.notify();
+        self.backups.work.notify();
     }
 
     /// Whether records, or a whole copy, come from somebody.
@@ -323,17 +323,17 @@ impl Mirror {
 
     /// Answers a primary's `Hello`; the promise is durable when this returns.
     /// With the answer comes the link's generation.
-    pub fn hello(&self, h: &Hello) -> Result<(Welcome, u64), No> {
+    pub fn hello(&self, h: &Hello) -> Result<(Welcome, u64), Refusal> {
         let _change = lock(&self.change);
         let sb = self.store.superblock();
         if self.is_closed() {
-            return Err(No::new(
+            return Err(Refusal::new(
                 RefuseCode::Busy,
                 "this copy is being closed; try again",
             ));
         }
         if h.lanes as usize != self.lanes.len() {
-            return Err(No::new(
+            return Err(Refusal::new(
                 RefuseCode::Stranger,
                 format!(
                     "volume {} has {} connections here and {} at node {}; give both the same configuration",
@@ -352,7 +352,7 @@ impl Mirror {
             sb.view.epoch >= h.view && sb.view.primary != h.from
         };
         if sb.view.epoch > 0 && newer {
-            return Err(No::new(
+            return Err(Refusal::new(
                 RefuseCode::Superseded,
                 format!(
                     "node {} has been primary of volume {} since epoch {}; node {} knows epoch {} only. Run the program there, or promote a node",
@@ -363,7 +363,7 @@ impl Mirror {
         // One that has nothing replaces nothing.
         if sb.state == State::Whole && !h.history.is_empty() {
             let history = History::from_entries(&h.history)
-                .ok_or_else(|| No::new(RefuseCode::Stranger, "epochs out of order"))?;
+                .ok_or_else(|| Refusal::new(RefuseCode::Stranger, "epochs out of order"))?;
             let theirs = Holding {
                 volume_id: h.volume_id,
                 state: State::Whole,
@@ -372,14 +372,14 @@ impl Mirror {
             };
             self.store
                 .check_rival(self.tail(), &theirs, h.epoch, &h.from)
-                .map_err(|why| No::new(RefuseCode::Foreign, why))?;
+                .map_err(|why| Refusal::new(RefuseCode::Foreign, why))?;
         }
         // No two nodes begin the same epoch, so an equal one is of the same
         // primary. One above the promised one may also come from a primary that
         // goes on while this node's memory of it is gone.
         let fresh = h.epoch >= sb.promised;
         if !fresh || h.epoch == 0 || h.epoch > u64::MAX / 2 {
-            return Err(No::new(
+            return Err(Refusal::new(
                 RefuseCode::StaleEpoch,
                 format!(
                     "epoch {} was asked for, epoch {} is promised",
@@ -388,7 +388,7 @@ impl Mirror {
             ));
         }
         if let Some(e) = self.store.poisoned() {
-            return Err(No::new(RefuseCode::Poisoned, e.to_string()));
+            return Err(Refusal::new(RefuseCode::Poisoned, e.to_string()));
         }
         if h.backup && sb.view.epoch > 0 && sb.view.epoch == h.view {
             self.check_upstream(h, &sb.view)?;
@@ -429,8 +429,8 @@ impl Mirror {
     /// Two nodes may forward in one view: the primary, which is alone, and the
     /// mirror that it gave up, which does not know it. Whoever has less than is
     /// here, or no more than whom this node hears now, is not listened to.
-    fn check_upstream(&self, h: &Hello, view: &View) -> Result<(), No> {
-        let no = |what: String| Err(No::new(RefuseCode::Busy, what));
+    fn check_upstream(&self, h: &Hello, view: &View) -> Result<(), Refusal> {
+        let no = |what: String| Err(Refusal::new(RefuseCode::Busy, what));
         if view.mirror == self.me {
             return no(format!(
                 "this node is the mirror of epoch {}, no backup",
@@ -561,13 +561,17 @@ impl Mirror {
 
     /// An operator makes this node primary although it may lack what was
     /// acknowledged: nobody else is left who has it.
-    pub fn force(&self, views: &dyn Views) -> Result<Option<(u64, u64)>> {
+    pub fn force(&self, views: &dyn ViewRegister) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&self.store.spec().volume)?;
         self.force_from(&reg, views)
     }
 
     /// The same, if the register is still as it was read.
-    pub fn force_from(&self, reg: &Register, views: &dyn Views) -> Result<Option<(u64, u64)>> {
+    pub fn force_from(
+        &self,
+        reg: &Register,
+        views: &dyn ViewRegister,
+    ) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
         self.open()?;
         self.store.check()?;
@@ -609,7 +613,7 @@ impl Mirror {
     /// The primary is gone, as far as this node can tell: makes this node the
     /// primary, if the register agrees. `None` if it does not; then it goes on
     /// following, but promised, so that its primary has to begin another epoch.
-    pub fn take_over(&self, views: &dyn Views) -> Result<Option<(u64, u64)>> {
+    pub fn take_over(&self, views: &dyn ViewRegister) -> Result<Option<(u64, u64)>> {
         // Links are served until the register has answered.
         let reg = views.read(&self.store.spec().volume)?;
         self.take_over_from(reg, views)
@@ -619,7 +623,7 @@ impl Mirror {
     pub fn take_over_from(
         &self,
         mut reg: Register,
-        views: &dyn Views,
+        views: &dyn ViewRegister,
     ) -> Result<Option<(u64, u64)>> {
         let _change = lock(&self.change);
         self.store.check()?;
@@ -766,10 +770,10 @@ impl ControlIn {
         mirror: Arc<Mirror>,
         mut wire: Wire,
         hello: &Hello,
-    ) -> Result<ControlIn, (Wire, No)> {
+    ) -> Result<ControlIn, (Wire, Refusal)> {
         match mirror.hello(hello) {
             Ok((w, generation)) => {
-                wire.say(FrameKind::Welcome, hello.epoch, &w);
+                wire.send(FrameKind::Welcome, hello.epoch, &w);
                 let heard = mirror.store.env().now();
                 Ok(ControlIn {
                     generation,
@@ -800,7 +804,7 @@ impl ControlIn {
         let r = self.try_step();
         if let Err(e) = &r {
             if let Error::Protocol(_) | Error::Io { .. } = e {
-                refuse(&mut self.wire, self.epoch, &No::from(e.clone()));
+                refuse(&mut self.wire, self.epoch, &Refusal::from(e.clone()));
             }
             self.end();
         }
@@ -930,13 +934,13 @@ impl ControlIn {
                     size: c.size,
                     name: c.name,
                 })?;
-                self.wire.say(FrameKind::CopyHave, self.epoch, &have);
+                self.wire.send(FrameKind::CopyHave, self.epoch, &have);
                 answers_are_taken(&self.wire)?;
                 s
             }
             (s @ Stage::Loading { .. }, FrameKind::CopySums) => {
                 let want = store.load_sums(None, &CopySums::decode(body).map_err(bad)?)?;
-                self.wire.say(FrameKind::CopyWant, self.epoch, &want);
+                self.wire.send(FrameKind::CopyWant, self.epoch, &want);
                 answers_are_taken(&self.wire)?;
                 s
             }
@@ -960,7 +964,7 @@ impl ControlIn {
                 m.hear(&s.primary, 0);
                 let life = store.superblock().life;
                 self.wire
-                    .say(FrameKind::Started, self.epoch, &Started { session, life });
+                    .send(FrameKind::Started, self.epoch, &Started { session, life });
                 Stage::Running {
                     session,
                     primary: s.primary,
@@ -989,7 +993,7 @@ impl ControlIn {
                 }
                 // What a node that this one forwards to has promised, which only
                 // the primary can do something about.
-                let outbid = Some(m.outflow.outbid()).filter(|e| *e > self.epoch);
+                let outbid = Some(m.backups.outbid()).filter(|e| *e > self.epoch);
                 let outbid = outbid.map(u64::to_le_bytes);
                 self.wire.queue(
                     FrameKind::Heartbeat,
@@ -1007,8 +1011,8 @@ impl ControlIn {
 }
 
 /// Tells the peer no, as far as the link still takes it, and closes.
-pub fn refuse(wire: &mut Wire, epoch: u64, no: &No) {
-    wire.say(
+pub fn refuse(wire: &mut Wire, epoch: u64, no: &Refusal) {
+    wire.send(
         FrameKind::Refuse,
         epoch,
         &Refuse {
@@ -1070,17 +1074,17 @@ impl LaneServer {
         mut wire: Wire,
         epoch: u64,
         l: &Lane,
-    ) -> Result<LaneServer, (Wire, No)> {
+    ) -> Result<LaneServer, (Wire, Refusal)> {
         let lane = l.lane as usize;
         if mirror.session.load(Acquire) != l.session
             || mirror.store.superblock().promised != epoch
             || l.session == 0
         {
-            let no = No::new(RefuseCode::StaleEpoch, "the session of this lane is over");
+            let no = Refusal::new(RefuseCode::StaleEpoch, "the session of this lane is over");
             return Err((wire, no));
         }
         if lane >= mirror.lanes.len() {
-            let no = No::new(RefuseCode::Protocol, format!("there is no lane {lane}"));
+            let no = Refusal::new(RefuseCode::Protocol, format!("there is no lane {lane}"));
             return Err((wire, no));
         }
         let source = if l.ring == 0 {
@@ -1108,12 +1112,12 @@ impl LaneServer {
             })();
             match shared {
                 Ok(r) => Feed::Ring(r),
-                Err(e) => return Err((wire, No::from(e))),
+                Err(e) => return Err((wire, Refusal::from(e))),
             }
         };
         wire.queue(FrameKind::LaneOk, epoch, 0, 0, &[]);
         if let Err(e) = wire.flush() {
-            return Err((wire, No::from(e)));
+            return Err((wire, Refusal::from(e)));
         }
         let volume = mirror.store.superblock().volume_id;
         let history = mirror.store.history();
@@ -1154,7 +1158,7 @@ impl LaneServer {
     fn refuse(&mut self, e: &Error) {
         if let Error::Protocol(_) | Error::Poisoned(_) | Error::Full(_) = e {
             let mut wire = Wire::new(self.conn.clone());
-            refuse(&mut wire, self.epoch, &No::from(e.clone()));
+            refuse(&mut wire, self.epoch, &Refusal::from(e.clone()));
         }
         self.conn.close();
     }
@@ -1182,7 +1186,7 @@ impl LaneServer {
                 let head = log.head();
                 check_len(len, log.size())?;
                 let place = log.place(head, len);
-                let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
+                let Some(at) = place.filter(|_| !m.backups.is_full(&m.store)) else {
                     step = m.blocked(self.lane, place.is_some());
                     return Ok(());
                 };
@@ -1233,7 +1237,7 @@ impl LaneServer {
         }
         log.prefetch(len);
         drop(guard);
-        m.outflow.work.notify();
+        m.backups.work.notify();
         m.learn(committed);
         Ok(step)
     }
@@ -1311,7 +1315,7 @@ impl LaneServer {
                 // Also of one that has no room: a log may be full of what is committed
                 // and not known to be.
                 committed = committed.max(f.lsn);
-                let Some(at) = place.filter(|_| !m.outflow.is_full(&m.store)) else {
+                let Some(at) = place.filter(|_| !m.backups.is_full(&m.store)) else {
                     step = m.blocked(self.lane, place.is_some());
                     return Ok(());
                 };
@@ -1363,7 +1367,7 @@ impl LaneServer {
         self.unsent = Some((ack.encode(), 0));
         self.send_ack()?;
         m.store.logs()[self.lane].prefetch(size);
-        m.outflow.work.notify();
+        m.backups.work.notify();
         m.learn(committed);
         Ok(step)
     }

@@ -369,7 +369,7 @@ impl Part {
                     offset: range.start,
                     sums: self.buf.chunks(COPY_PAGE as usize).map(sum).collect(),
                 };
-                wire.say(FrameKind::CopySums, epoch, &m);
+                wire.send(FrameKind::CopySums, epoch, &m);
                 self.asked.push_back(Question {
                     file,
                     offset: range.start,

@@ -28,8 +28,8 @@ use mojim_format::record::MAX_OPS;
 use mojim_format::{Level, OP_LEN, Op, OpKind, RECORD_OVERHEAD, RecordWriter, State, View};
 use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 
+use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::link::{COPY_SILENCE, Rx, Tx};
-use crate::outflow::{Outflow, Source, Term};
 use crate::spinner::Spinner;
 use mojim_config::WriteBack;
 use mojim_env::event::Event;
@@ -528,7 +528,7 @@ pub struct Primary {
     /// The most bytes that a file can have at the mirror, as that said last.
     pub(crate) mirror_max_file: AtomicU64,
     /// The backups, while there is no mirror that forwards to them.
-    pub outflow: Outflow,
+    pub backups: BackupProgress,
 }
 
 /// A sync point whose bytes stand in a spill file and that has no record yet.
@@ -625,8 +625,8 @@ impl Source for Primary {
         Primary::committed(self)
     }
 
-    fn outflow(&self) -> &Outflow {
-        &self.outflow
+    fn backups(&self) -> &BackupProgress {
+        &self.backups
     }
 }
 
@@ -642,7 +642,7 @@ impl Primary {
         }
         mirror.clone_into(&mut name);
         drop(name);
-        self.outflow.work.notify();
+        self.backups.work.notify();
     }
 
     /// The node that is its mirror, or is to be; empty where there is none.
@@ -702,7 +702,7 @@ impl Primary {
             spill_error: Mutex::new(None),
             spilling: AtomicUsize::new(0),
             mirror_max_file: AtomicU64::new(u64::MAX),
-            outflow: Outflow::new(store.logs().len(), spec.secondary_threshold),
+            backups: BackupProgress::new(store.logs().len(), spec.secondary_threshold),
             store,
             spec,
         }
@@ -996,7 +996,7 @@ impl Primary {
     /// Whether another record may be appended, by what others lack.
     #[inline]
     fn has_room(&self) -> bool {
-        self.has_window() && !self.outflow.is_full(&self.store)
+        self.has_window() && !self.backups.is_full(&self.store)
     }
 
     fn has_window(&self) -> bool {
@@ -1119,7 +1119,7 @@ impl Primary {
             .wait_unless(|| self.store.fullness() < used, Duration::from_millis(2));
         let now = self.store.env().now();
         // Back-pressure lasts as long as a backup that is alive needs.
-        let held = self.outflow.is_full(&self.store)
+        let held = self.backups.is_full(&self.store)
             || self.is_held_back(now)
             || self.is_copying()
             || (0..self.lanes.len()).any(|lane| self.store.is_kept(lane));
@@ -1584,7 +1584,7 @@ impl Primary {
     /// In its place, for who does not wait: sends it, if nobody else is sending.
     /// The checkpoint's thread writes it to the own log, the link's thread sends
     /// what is left over and takes the acknowledgement.
-    pub fn set_going(&self, begun: &Begun) {
+    pub fn start_async(&self, begun: &Begun) {
         if self.spec.background_send {
             self.link_work.notify();
         } else {

@@ -30,7 +30,6 @@ use mojim_protocol::{
     AckRule, History, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile,
 };
 
-use crate::claim::{Change, Claim, Outcome};
 use crate::copy::{CopyOut, copy_ends};
 use crate::holders::{Holders, Peer};
 use crate::link::{
@@ -39,6 +38,7 @@ use crate::link::{
 use crate::pass::{COPY_BACKLOG, COPY_CHUNK, answers_are_taken};
 use crate::primary::{Primary, SpillFile};
 use crate::stream::StreamOut;
+use crate::view_client::{Change, Outcome, ViewClient};
 use mojim_env::{Conn, Error, Result};
 use mojim_store::area::named_spill;
 use mojim_store::log::{CONTROL_LEN, Live};
@@ -111,13 +111,13 @@ pub struct Session {
     /// The rule that applies once the mirror is a member.
     paired_rule: AckRule,
     /// What an attach adopted; the application waits until it is acknowledged.
-    keep: u64,
+    adopted_lsn: u64,
     force_copy: bool,
     /// When something last moved on the links, and how far it was: what is
     /// acknowledged, what the lanes have taken, and spill files.
     progress: (Duration, [u64; 3]),
     /// The last LSN that may have been acknowledged without this mirror.
-    join: Option<u64>,
+    rejoin_lsn: Option<u64>,
     backoff: Duration,
     /// The peer's copy is to be taken.
     adopting: bool,
@@ -131,7 +131,7 @@ pub struct Session {
     pub last_error: Option<String>,
     spill: Option<SpillOut>,
     /// The register of views, where the cluster has one.
-    claim: Option<Claim>,
+    view_client: Option<ViewClient>,
     /// Counts links; and on which one the register was asked last.
     link: u64,
     asked_on: u64,
@@ -153,12 +153,12 @@ pub struct Session {
     leaving: bool,
     /// The epoch that the register is asked for is for a backup's sake: links
     /// of the present one are made meanwhile.
-    courteous: bool,
+    raise_for_backup: bool,
     /// When it may be asked so again, and how long after that the next time.
     outbid_next: Duration,
     outbid_pause: Duration,
     /// The epoch of the view that the last `Hello` named.
-    known: u64,
+    hello_view_epoch: u64,
     /// Silence after which a link counts as broken.
     silence: Duration,
     heartbeat: Duration,
@@ -197,10 +197,10 @@ impl Session {
             sent_at: None,
             beat: 0,
             member,
-            keep: 0,
+            adopted_lsn: 0,
             force_copy: false,
             progress: (now, [0; 3]),
-            join: None,
+            rejoin_lsn: None,
             backoff: Duration::from_millis(10),
             adopting: false,
             continues: false,
@@ -208,7 +208,7 @@ impl Session {
             loss: None,
             last_error: None,
             spill: None,
-            claim: None,
+            view_client: None,
             link: 0,
             asked_on: 0,
             was_alone: false,
@@ -218,10 +218,10 @@ impl Session {
             successor: None,
             leased: false,
             leaving: false,
-            courteous: false,
+            raise_for_backup: false,
             outbid_next: Duration::ZERO,
             outbid_pause: Duration::ZERO,
-            known: 0,
+            hello_view_epoch: 0,
             silence: SILENCE,
             heartbeat: HEARTBEAT,
         }
@@ -230,7 +230,11 @@ impl Session {
     /// The same in a cluster whose views lie in a register: nothing is begun
     /// without it, and a mirror that stays away is given up. Then one of the
     /// `candidates` that is forwarded to takes its place.
-    pub fn with_views(mut self, claim: Claim, candidates: Arc<Holders>) -> Result<Session> {
+    pub fn with_views(
+        mut self,
+        view_client: ViewClient,
+        candidates: Arc<Holders>,
+    ) -> Result<Session> {
         let store = &self.primary.store;
         let sb = store.superblock();
         // What only the lost ring held may have been acknowledged by a mirror
@@ -244,9 +248,9 @@ impl Session {
                 s.ring_lost = false;
             })?;
         }
-        self.silence = self.silence.min(claim.limit);
-        self.heartbeat = self.heartbeat.min(claim.limit / 4);
-        self.claim = Some(claim);
+        self.silence = self.silence.min(view_client.limit);
+        self.heartbeat = self.heartbeat.min(view_client.limit / 4);
+        self.view_client = Some(view_client);
         self.candidates = candidates;
         Ok(self)
     }
@@ -270,8 +274,8 @@ impl Session {
         let store = &self.primary.store;
         let view = store.superblock().view;
         self.member = self.attach && (view.epoch == 0 || view.mirror == peer.name);
-        if let Some(claim) = &mut self.claim {
-            claim.peer = None;
+        if let Some(view_client) = &mut self.view_client {
+            view_client.peer = None;
         }
         self.peer = peer;
         self.force_copy = false;
@@ -284,15 +288,15 @@ impl Session {
     /// each epoch has one mirror, and one that does not know yet that it is none
     /// any more is nobody's upstream. True if the register was asked.
     fn replace_mirror(&mut self, now: Duration) -> bool {
-        let Some(claim) = &self.claim else {
+        let Some(view_client) = &self.view_client else {
             return false;
         };
-        let patience = claim.limit * REPLACE;
+        let patience = view_client.limit * REPLACE;
         let gone = now.saturating_sub(self.absent);
-        if self.attach || !self.alone || !claim.may_try(now) || gone < patience {
+        if self.attach || !self.alone || !view_client.may_try(now) || gone < patience {
             return false;
         }
-        let all = self.primary.outflow.progress();
+        let all = self.primary.backups.progress();
         let active = all
             .iter()
             .filter(|b| b.active.load(Acquire) && b.name != self.peer.name);
@@ -308,8 +312,8 @@ impl Session {
             return false;
         }
         self.successor = Some(peer);
-        self.courteous = false;
-        let known = claim.register.epoch.max(store.superblock().promised);
+        self.raise_for_backup = false;
+        let known = view_client.register.epoch.max(store.superblock().promised);
         let epoch = store.next_epoch(known.max(self.epoch));
         self.ask(Change::Raise(epoch));
         true
@@ -318,11 +322,11 @@ impl Session {
     /// Whether the register knows this node as a primary that is alone: then
     /// there is nobody to wait for.
     pub fn is_alone_by_register(&mut self) -> Result<bool> {
-        match &mut self.claim {
+        match &mut self.view_client {
             None => Ok(false),
-            Some(claim) => {
-                let may = claim.may_attach_alone(&self.primary.store)?;
-                Ok(may && claim.register.mirror.is_none())
+            Some(view_client) => {
+                let may = view_client.may_attach_alone(&self.primary.store)?;
+                Ok(may && view_client.register.mirror.is_none())
             }
         }
     }
@@ -330,8 +334,8 @@ impl Session {
     /// By the register: whether this node may attach without its mirror.
     /// `None` where there is no register.
     pub fn may_attach_alone(&mut self) -> Option<Result<bool>> {
-        let claim = self.claim.as_mut()?;
-        Some(claim.may_attach_alone(&self.primary.store))
+        let view_client = self.view_client.as_mut()?;
+        Some(view_client.may_attach_alone(&self.primary.store))
     }
 
     /// The primary goes on without its mirror, which will join later: what a
@@ -351,9 +355,9 @@ impl Session {
         }
         self.abandon_link("");
         self.epoch = self.epoch.max(self.unused_epoch());
-        if let Some(claim) = &mut self.claim {
+        if let Some(view_client) = &mut self.view_client {
             // An earlier try may have begun one that is known there only.
-            let known = claim.view_to_attach(&self.primary.store)?;
+            let known = view_client.view_to_attach(&self.primary.store)?;
             self.epoch = self.epoch.max(self.primary.store.next_epoch(known));
         }
         let view = View {
@@ -373,18 +377,18 @@ impl Session {
 
     /// Whether the register was asked for another view and has not answered.
     pub fn is_asking(&self) -> bool {
-        self.claim.as_ref().is_some_and(Claim::is_asking)
+        self.view_client.as_ref().is_some_and(ViewClient::is_asking)
     }
 
     /// Begins the epoch without a mirror.
     fn begin(&mut self, view: View) -> Result<()> {
         // A mirror that does not answer may have what an empty copy lacks.
         assert_ne!(self.primary.store.superblock().state, State::Empty);
-        if let Some(claim) = &mut self.claim {
-            let claimed = claim.attach_alone(&self.primary.store, self.epoch);
+        if let Some(view_client) = &mut self.view_client {
+            let claimed = view_client.attach_alone(&self.primary.store, self.epoch);
             self.claimed(claimed)?;
         }
-        self.keep = self.primary.begin(self.epoch, view)?;
+        self.adopted_lsn = self.primary.begin(self.epoch, view)?;
         Ok(())
     }
 
@@ -400,22 +404,22 @@ impl Session {
 
     /// The next try begins an epoch that the register does not know yet.
     fn leap(&mut self) {
-        if let Some(claim) = &self.claim {
-            let next = self.primary.store.next_epoch(claim.register.epoch);
+        if let Some(view_client) = &self.view_client {
+            let next = self.primary.store.next_epoch(view_client.register.epoch);
             self.epoch = self.epoch.max(next);
         }
     }
 
     fn ask(&mut self, change: Change) {
         self.asked_on = self.link;
-        self.courteous &= matches!(change, Change::Raise(_)) && self.successor.is_none();
-        let claim = self.claim.as_mut().expect("the caller has one");
-        claim.ask(&self.primary.store, change);
+        self.raise_for_backup &= matches!(change, Change::Raise(_)) && self.successor.is_none();
+        let view_client = self.view_client.as_mut().expect("the caller has one");
+        view_client.ask(&self.primary.store, change);
     }
 
     /// What the register has answered, if it has.
     fn hear_register(&mut self, now: Duration) -> Result<bool> {
-        let Some((change, outcome)) = self.claim.as_mut().and_then(|c| c.answer(now)) else {
+        let Some((change, outcome)) = self.view_client.as_mut().and_then(|c| c.answer(now)) else {
             return Ok(false);
         };
         let p = self.primary.clone();
@@ -439,8 +443,8 @@ impl Session {
                     return Ok(true);
                 };
                 self.claimed(result)?;
-                self.keep = p.begin(self.epoch, self.view())?;
-                self.say_start(resume, keep);
+                self.adopted_lsn = p.begin(self.epoch, self.view())?;
+                self.send_start(resume, keep);
             }
             (Change::Alone, Ok(())) => self.left_alone()?,
             (Change::Admit(_), Ok(())) if same_link && self.is_active() => self.admitted()?,
@@ -503,15 +507,16 @@ impl Session {
         if !self.leased || self.attach {
             return;
         }
-        let Some(claim) = &self.claim else {
+        let Some(view_client) = &self.view_client else {
             return;
         };
-        let look = claim.should_look(now);
+        let look = view_client.should_look(now);
         let broken = &self.primary.store.mutations;
         if !broken.ignore_lease.load(Relaxed) {
-            self.primary.lease_until(claim.confirmed + claim.limit);
+            self.primary
+                .lease_until(view_client.confirmed + view_client.limit);
         }
-        match now.saturating_sub(claim.confirmed) < claim.limit {
+        match now.saturating_sub(view_client.confirmed) < view_client.limit {
             true => self.primary.let_go(),
             false if broken.ignore_lease.load(Relaxed) => {}
             false => self.primary.hold(),
@@ -526,16 +531,16 @@ impl Session {
     fn give_up_mirror(&mut self, now: Duration) -> Result<()> {
         let active = self.is_active();
         let needed = !self.attach && !self.alone && self.primary.spec.rule.mirror;
-        let Some(claim) = &mut self.claim else {
+        let Some(view_client) = &mut self.view_client else {
             return Ok(());
         };
         if !needed {
-            claim.needs_none(now);
+            view_client.needs_none(now);
             return Ok(());
         }
-        claim.watch(now, active);
-        let due = self.leaving || !active && claim.is_due();
-        if !due || !claim.may_try(now) {
+        view_client.watch(now, active);
+        let due = self.leaving || !active && view_client.is_due();
+        if !due || !view_client.may_try(now) {
             return Ok(());
         }
         // From here on, whether the answer comes and says so or not, the mirror
@@ -577,14 +582,14 @@ impl Session {
     /// register that alone does not end a primary: the register says who is.
     fn outbid(&mut self, promised: u64, e: Error) -> Result<()> {
         let p = self.primary.clone();
-        let Some(claim) = &mut self.claim else {
+        let Some(view_client) = &mut self.view_client else {
             p.supersede(e.clone());
             self.fatal = Some(e.clone());
             return Err(e);
         };
-        if claim.may_try(p.store.env().now()) {
+        if view_client.may_try(p.store.env().now()) {
             let epoch = p.store.next_epoch(promised.max(self.epoch));
-            self.courteous = false;
+            self.raise_for_backup = false;
             self.ask(Change::Raise(epoch));
         }
         Err(Error::Protocol(e.to_string()))
@@ -597,8 +602,8 @@ impl Session {
     /// again, each time has a longer pause behind it, and there is none where many
     /// epochs have begun since a checkpoint.
     fn outbid_backup(&mut self, now: Duration) {
-        let promised = self.primary.outflow.outbid();
-        let (Some(claim), store) = (&self.claim, &self.primary.store) else {
+        let promised = self.primary.backups.outbid();
+        let (Some(view_client), store) = (&self.view_client, &self.primary.store) else {
             return;
         };
         // Links, and copies over them, would begin anew.
@@ -609,17 +614,17 @@ impl Session {
             || self.leaving
             || promised <= self.epoch
             || now < self.outbid_next
-            || !claim.may_try(now)
+            || !view_client.may_try(now)
             || store.history().entries().len() > MOST_EPOCHS
         {
             return;
         }
-        let pause = self.outbid_pause.max(claim.limit);
+        let pause = self.outbid_pause.max(view_client.limit);
         self.outbid_pause = (pause * 2).min(OUTBID_PAUSE);
         self.outbid_next = now + pause;
-        let known = promised.max(claim.register.epoch).max(self.epoch);
+        let known = promised.max(view_client.register.epoch).max(self.epoch);
         let epoch = store.next_epoch(known);
-        self.courteous = true;
+        self.raise_for_backup = true;
         self.ask(Change::Raise(epoch));
     }
 
@@ -695,7 +700,7 @@ impl Session {
         let p = self.primary.clone();
         let now = p.store.env().now();
         if self.is_active()
-            && let Some(claim) = &mut self.claim
+            && let Some(view_client) = &mut self.view_client
         {
             // It was of no use for a while before that was seen.
             let silent = now.saturating_sub(self.heard);
@@ -708,7 +713,7 @@ impl Session {
             } else {
                 Duration::ZERO
             };
-            claim.missed(silent.max(stuck));
+            view_client.missed(silent.max(stuck));
         }
         self.link += 1;
         if self.is_connected() {
@@ -732,7 +737,7 @@ impl Session {
             p.spill_failed(why);
         }
         p.set_confirming(false);
-        self.join = None;
+        self.rejoin_lsn = None;
         if self.alone {
             // The mirror that was joining is gone again.
             p.set_rule(AckRule::LOCAL);
@@ -777,7 +782,11 @@ impl Session {
         self.keep_lease(now);
         self.outbid_backup(now);
         if let Phase::Idle(when) = self.phase {
-            let raising = self.claim.as_ref().is_some_and(Claim::is_raising) && !self.courteous;
+            let raising = self
+                .view_client
+                .as_ref()
+                .is_some_and(ViewClient::is_raising)
+                && !self.raise_for_backup;
             // An attach whose outcome is not known is not tried a second time.
             if now < when || raising || self.leaving || self.attach && self.is_asking() {
                 return Ok(moved);
@@ -802,7 +811,7 @@ impl Session {
             };
             self.heard = now;
             moved = true;
-            self.hear(f, &body)?;
+            self.on_frame(f, &body)?;
         }
         self.check_copy()?;
         // While it takes in a copy the mirror may sync for long, and so where all of
@@ -831,7 +840,7 @@ impl Session {
     /// Whether another node has its mirror's place. Then it is nobody's mirror any
     /// more, also if it answers, as its own configuration may have it.
     fn is_replaced(&self) -> bool {
-        self.claim.is_some()
+        self.view_client.is_some()
             && !self.attach
             && self.candidates.find(&self.peer.name).is_none()
             && !self.primary.store.mutations.call_replaced.load(Relaxed)
@@ -839,14 +848,14 @@ impl Session {
 
     fn greet(&mut self, now: Duration) -> Result<()> {
         let mut view = self.primary.store.superblock().view.epoch;
-        if let Some(claim) = &mut self.claim
+        if let Some(view_client) = &mut self.view_client
             && self.attach
         {
-            match claim.view_to_attach(&self.primary.store) {
+            match view_client.view_to_attach(&self.primary.store) {
                 Ok(epoch) => {
                     view = view.max(epoch);
                     // What it holds beyond this copy is to be adopted.
-                    let named = claim.register.mirror.as_ref();
+                    let named = view_client.register.mirror.as_ref();
                     let other = named.filter(|m| m.node != self.peer.name);
                     let broken = &self.primary.store.mutations;
                     let other = other.filter(|_| !broken.ask_configured.load(Relaxed));
@@ -864,7 +873,7 @@ impl Session {
                 }
             }
         }
-        self.known = view;
+        self.hello_view_epoch = view;
         self.misses_mirror()?;
         let store = &self.primary.store;
         let conn = store
@@ -895,7 +904,7 @@ impl Session {
             history: store.history().entries().to_vec(),
         };
         let mut wire = Wire::new(conn);
-        wire.say(FrameKind::Hello, self.epoch, &hello);
+        wire.send(FrameKind::Hello, self.epoch, &hello);
         self.wire = Some(wire);
         self.heard = now;
         self.spoke = now;
@@ -937,7 +946,7 @@ impl Session {
         )
     }
 
-    fn hear(&mut self, f: Frame, body: &[u8]) -> Result<()> {
+    fn on_frame(&mut self, f: Frame, body: &[u8]) -> Result<()> {
         let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
         if matches!(self.phase, Phase::Receiving { .. }) {
             let bytes = FRAME_LEN + body.len();
@@ -1030,15 +1039,15 @@ impl Session {
             }
             (Phase::Starting { resume }, FrameKind::Started) => {
                 let s = Started::decode(body).map_err(bad)?;
-                if let Some(claim) = &mut self.claim {
+                if let Some(view_client) = &mut self.view_client {
                     let peer = Member {
                         node: self.peer.name.clone(),
                         incarnation: s.life,
                     };
-                    if self.member && claim.peer.as_ref() != Some(&peer) {
+                    if self.member && view_client.peer.as_ref() != Some(&peer) {
                         return Err(Error::Protocol("the mirror began another life".into()));
                     }
-                    claim.peer = Some(peer);
+                    view_client.peer = Some(peer);
                 }
                 return self.send_spills(s.session, resume);
             }
@@ -1071,7 +1080,7 @@ impl Session {
             (p, FrameKind::Heartbeat) => {
                 if let (Phase::Active, Ok(epoch)) = (&p, body.try_into()) {
                     let promised = u64::from_le_bytes(epoch);
-                    self.primary.outflow.outbid_by(promised, self.epoch);
+                    self.primary.backups.outbid_by(promised, self.epoch);
                 }
                 if let Some((at, n)) = self.sent_at
                     && f.flags as u64 == n & 0x7fff
@@ -1100,7 +1109,7 @@ impl Session {
     /// What a receiver of a copy says of what came.
     fn answer<M: Message>(&mut self, kind: FrameKind, m: &M) -> Result<()> {
         let wire = self.wire.as_mut().expect("a frame came over it");
-        wire.say(kind, self.epoch, m);
+        wire.send(kind, self.epoch, m);
         answers_are_taken(wire)
     }
 
@@ -1152,10 +1161,10 @@ impl Session {
     fn superseded(&mut self, text: String) -> Error {
         let mut e = Error::Stale(text.clone());
         if self.attach
-            && let Some(claim) = &mut self.claim
+            && let Some(view_client) = &mut self.view_client
         {
-            match claim.view_to_attach(&self.primary.store) {
-                Ok(epoch) if epoch > self.known => return Error::Protocol(text),
+            match view_client.view_to_attach(&self.primary.store) {
+                Ok(epoch) if epoch > self.hello_view_epoch => return Error::Protocol(text),
                 Ok(_) => {
                     e = Error::Stale(format!(
                         "{text}. The register of views does not know that view: it was made by hand while `failover` was manual. `mojim promote --force` on the node that is to go on settles it"
@@ -1191,8 +1200,8 @@ impl Session {
             )));
         }
         self.primary.mirror_level.store(w.level, Relaxed);
-        if let Some(claim) = &mut self.claim {
-            claim.peer = Some(Member {
+        if let Some(view_client) = &mut self.view_client {
+            view_client.peer = Some(Member {
                 node: self.peer.name.clone(),
                 incarnation: w.life,
             });
@@ -1241,11 +1250,11 @@ impl Session {
         let lost = self.attach
             && self.paired_rule.mirror
             && has_lost(&plan, store.known_acknowledged().max(w.known));
-        if let Some(claim) = &mut self.claim {
-            claim.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
+        if let Some(view_client) = &mut self.view_client {
+            view_client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
             if self.attach && (lost || plan == Plan::CopyTo) {
                 // What the register would refuse is not put over the other copy.
-                claim.check_copy_to(&store)?;
+                view_client.check_copy_to(&store)?;
                 // It will have everything only when it has caught up.
                 self.member = false;
             }
@@ -1260,7 +1269,7 @@ impl Session {
                     self.lean_on_own_log()?;
                     store.update(|s| s.view.mirror = JOINING.into())?;
                     self.member = false;
-                    if self.claim.is_some() {
+                    if self.view_client.is_some() {
                         self.leaving = true;
                         return Err(Error::Protocol(format!(
                             "node {} has less than it acknowledged: it leaves the view first",
@@ -1310,7 +1319,7 @@ impl Session {
     fn misses_ring(&self) -> bool {
         let store = &self.primary.store;
         let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.load(Relaxed);
-        is_lost && self.claim.is_none() && !self.primary.spec.rule.local
+        is_lost && self.view_client.is_none() && !self.primary.spec.rule.local
     }
 
     /// Why the mirror's copy, of a member or not, may lack what this node, whose own is
@@ -1325,7 +1334,7 @@ impl Session {
         if !member && (is_new || !self.member) {
             return Some(Lacks::CatchingUp);
         }
-        if self.claim.is_some() {
+        if self.view_client.is_some() {
             return None;
         }
         if !is_new && !self.member {
@@ -1403,9 +1412,9 @@ impl Session {
         // After a restart the area may show more than is applied again: what was
         // adopted at the attach must be, before anyone copies it.
         store.freeze(false);
-        while store.applied() < self.keep {
+        while store.applied() < self.adopted_lsn {
             let before = store.applied();
-            if store.apply(self.keep, 1 << 20)? == before {
+            if store.apply(self.adopted_lsn, 1 << 20)? == before {
                 return Err(Error::Protocol(
                     "the adopted records are not all here".into(),
                 ));
@@ -1534,7 +1543,7 @@ impl Session {
                 offset: out.at,
                 bytes,
             };
-            wire.say(FrameKind::Spill, self.epoch, &m);
+            wire.send(FrameKind::Spill, self.epoch, &m);
             out.at += n as u64;
         }
         wire.flush()?;
@@ -1574,26 +1583,26 @@ impl Session {
             if self.primary.store.superblock().state == State::Empty {
                 self.primary.store.make_new()?;
             }
-            if let Some(claim) = &self.claim {
+            if let Some(view_client) = &self.view_client {
                 let change = Change::Attach {
                     epoch: self.epoch,
-                    peer: claim.peer.clone(),
+                    peer: view_client.peer.clone(),
                     // In `async` a mirror never holds everything.
                     member: self.member && self.paired_rule.mirror,
-                    adopted: claim.adopted,
+                    adopted: view_client.adopted,
                 };
                 self.ask(change);
                 self.phase = Phase::Claiming { resume, keep };
                 return Ok(());
             }
-            self.keep = self.primary.begin(self.epoch, self.view())?;
+            self.adopted_lsn = self.primary.begin(self.epoch, self.view())?;
         }
-        self.say_start(resume, keep);
+        self.send_start(resume, keep);
         Ok(())
     }
 
     /// Sends the session's terms.
-    fn say_start(&mut self, resume: u64, keep: u64) {
+    fn send_start(&mut self, resume: u64, keep: u64) {
         let store = &self.primary.store;
         let start = Start {
             epoch: self.epoch,
@@ -1606,7 +1615,7 @@ impl Session {
         // The mirror may have less than it once acknowledged: it lost its log.
         self.primary.acked.reset(resume);
         let wire = self.wire.as_mut().expect("connected");
-        wire.say(FrameKind::Start, self.epoch, &start);
+        wire.send(FrameKind::Start, self.epoch, &start);
         self.phase = Phase::Starting { resume };
     }
 
@@ -1630,7 +1639,7 @@ impl Session {
                 ring: if self.peer.shared { log.size() } else { 0 },
                 align: log.align() as u32,
             };
-            wire.say(FrameKind::Lane, self.epoch, &lane);
+            wire.send(FrameKind::Lane, self.epoch, &lane);
             let carrier = if self.peer.shared {
                 let page = store
                     .env()
@@ -1717,9 +1726,9 @@ impl Session {
             .lock()
             .unwrap_or_else(|e| e.into_inner()) = None;
         if std::mem::take(&mut self.attach)
-            && let Some(claim) = &self.claim
+            && let Some(view_client) = &self.view_client
         {
-            self.admit_by = self.primary.store.env().now() + claim.limit;
+            self.admit_by = self.primary.store.env().now() + view_client.limit;
         }
         for i in 0..self.primary.lanes.len() {
             self.primary.send(i);
@@ -1810,14 +1819,18 @@ impl Session {
             if self.paired_rule.mirror {
                 p.set_rule(AckRule::BOTH);
             }
-            let all = *self.join.get_or_insert_with(|| p.last());
+            let all = *self.rejoin_lsn.get_or_insert_with(|| p.last());
             if p.acked.get() >= all || p.store.mutations.admit_early.load(Relaxed) {
-                let Some(claim) = self.claim.as_ref().filter(|_| self.paired_rule.mirror) else {
+                let Some(view_client) = self
+                    .view_client
+                    .as_ref()
+                    .filter(|_| self.paired_rule.mirror)
+                else {
                     return self.admitted();
                 };
                 let now = p.store.env().now();
-                if let Some(peer) = claim.peer.clone()
-                    && claim.may_try(now)
+                if let Some(peer) = view_client.peer.clone()
+                    && view_client.may_try(now)
                 {
                     // From now on the mirror may be a member: nothing is
                     // acknowledged without it, also if the answer is lost and
@@ -1838,7 +1851,7 @@ impl Session {
         p.store.update(|s| s.view = view)?;
         p.set_rule(self.paired_rule);
         self.alone = false;
-        self.join = None;
+        self.rejoin_lsn = None;
         self.beat = 0;
         self.show_adopted()
     }
@@ -1849,7 +1862,7 @@ impl Session {
     /// followed by nobody, though the mirror holds them.
     fn show_adopted(&mut self) -> Result<()> {
         let p = &self.primary;
-        if p.ready.load(Acquire) || p.committed() < self.keep {
+        if p.ready.load(Acquire) || p.committed() < self.adopted_lsn {
             return Ok(());
         }
         let joins = !self.member && self.is_active() && self.paired_rule.mirror;
@@ -1859,15 +1872,15 @@ impl Session {
         }
         // As much at a time as the area's memory takes.
         let mut before = None;
-        while p.store.applied() < self.keep && before != Some(p.store.applied()) {
+        while p.store.applied() < self.adopted_lsn && before != Some(p.store.applied()) {
             before = Some(p.store.applied());
-            p.store.apply(self.keep, usize::MAX)?;
+            p.store.apply(self.adopted_lsn, usize::MAX)?;
         }
-        if p.store.applied() >= self.keep {
+        if p.store.applied() >= self.adopted_lsn {
             if self.leased
-                && let Some(claim) = &self.claim
+                && let Some(view_client) = &self.view_client
             {
-                p.lease_until(claim.confirmed + claim.limit);
+                p.lease_until(view_client.confirmed + view_client.limit);
             }
             p.ready.store(true, Release);
             p.done.notify();

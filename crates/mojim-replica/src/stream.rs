@@ -81,7 +81,7 @@ impl StreamOut {
             volume: sb.volume,
             copy,
         };
-        wire.say(FrameKind::CopyStream, epoch, &first);
+        wire.send(FrameKind::CopyStream, epoch, &first);
         pass.opens();
         StreamOut {
             pass: pass.clone(),
@@ -142,7 +142,7 @@ impl StreamOut {
             && let Some((f, body)) = self.wire.take_frame()?
         {
             moved = true;
-            self.hear(f, &body)?;
+            self.on_frame(f, &body)?;
         }
         if self.state == State::Carrying {
             moved |= self.carry()?;
@@ -189,7 +189,7 @@ impl StreamOut {
         Ok(queued > 0)
     }
 
-    fn hear(&mut self, f: Frame, body: &[u8]) -> Result<()> {
+    fn on_frame(&mut self, f: Frame, body: &[u8]) -> Result<()> {
         match (self.state, f.kind, f.flags) {
             (State::Opening, FrameKind::CopyStream, STREAM_OPEN) => {
                 self.state = State::Carrying;
@@ -341,7 +341,7 @@ impl StreamIn {
             epoch: self.epoch,
             text: e.to_string(),
         };
-        self.wire.say(FrameKind::Refuse, self.epoch, &refuse);
+        self.wire.send(FrameKind::Refuse, self.epoch, &refuse);
         // What cannot be said now is not said.
         let _ = self.wire.flush();
         self.wire.conn.close();
@@ -387,7 +387,7 @@ impl StreamIn {
             (FrameKind::CopySums, _) => {
                 let m = CopySums::decode(body).map_err(bad)?;
                 let want = store.load_sums(Some(self.copy), &m)?;
-                self.wire.say(FrameKind::CopyWant, self.epoch, &want);
+                self.wire.send(FrameKind::CopyWant, self.epoch, &want);
             }
             (FrameKind::CopyData, _) => {
                 let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;

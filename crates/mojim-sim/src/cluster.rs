@@ -24,17 +24,17 @@ use mojim_format::{FrameKind, State};
 use mojim_protocol::pairing::may_promote;
 use mojim_protocol::view::{Member, Register};
 use mojim_protocol::{AckRule, Lacks, Loss};
-use mojim_replica::claim::Claim;
-use mojim_replica::forward::Forward;
+use mojim_replica::backup_progress::Source;
+use mojim_replica::backup_session::BackupSession;
+use mojim_replica::fallback_timer::FallbackTimer;
 use mojim_replica::holders::Holders;
 use mojim_replica::link::Wire;
-use mojim_replica::mirror::{ControlIn, LaneServer, Mirror, No, Step, refuse};
-use mojim_replica::outflow::Source;
+use mojim_replica::mirror::{ControlIn, LaneServer, Mirror, Refusal, Step, refuse};
 use mojim_replica::primary::{Pace, Primary, PrimarySpec};
+use mojim_replica::register::ViewRegister;
 use mojim_replica::session::Session;
 use mojim_replica::stream::{StreamIn, StreamOut};
-use mojim_replica::views::Views;
-use mojim_replica::vigil::Vigil;
+use mojim_replica::view_client::ViewClient;
 use mojim_store::log::{Log, LogSpec};
 use mojim_store::store::{Store, StoreSpec, read_superblock};
 
@@ -43,7 +43,7 @@ use crate::failures::Takes;
 use crate::rng::Rng;
 use crate::rot::{self, Rot};
 use crate::shrink::Nobody;
-use crate::views::{SimErrands, SimRegister, SimViews, lock};
+use crate::views::{SimRegister, SimRegisterCalls, SimViews, lock};
 use crate::world::{CrashKind, Faults, SimListener, World};
 
 mod replace;
@@ -495,7 +495,7 @@ struct Prim {
     /// Those whose bytes stand in a spill file and that have no record yet.
     spills: Vec<spill::Spill>,
     session: Session,
-    errands: SimErrands,
+    errands: SimRegisterCalls,
     holders: Arc<Holders>,
     since: Duration,
     /// When records flowed to its mirror for the first time, or it went alone.
@@ -539,7 +539,7 @@ struct Node {
     /// To its backups.
     forwards: Vec<Forwarding>,
     /// As a backup, over those whom it follows; and when it looks next.
-    vigil: Vigil,
+    fallback: FallbackTimer,
     next_look: Duration,
     /// It asked the register to go on for primary and mirror.
     falls_back: Fallback,
@@ -560,7 +560,7 @@ enum Fallback {
 /// One backup as a node forwards to it.
 struct Forwarding {
     to: usize,
-    forward: Forward,
+    forward: BackupSession,
     active: bool,
     /// Sessions that had begun when it was last looked at.
     sessions: u64,
@@ -776,7 +776,7 @@ impl Cluster {
             replaced: false,
             taken: None,
             forwards: Vec::new(),
-            vigil: Vigil::default(),
+            fallback: FallbackTimer::default(),
             next_look: Duration::ZERO,
             falls_back: Fallback::No,
             streams: Vec::new(),
@@ -859,7 +859,7 @@ impl Cluster {
         }
     }
 
-    fn views(&self, n: usize) -> Arc<dyn Views> {
+    fn views(&self, n: usize) -> Arc<dyn ViewRegister> {
         Arc::new(SimViews {
             node: n,
             register: self.register.clone(),
@@ -1140,12 +1140,12 @@ impl Cluster {
         let session = Session::attach(p.clone(), NAMES[n], replace::peer(self.peer(n)));
         let others = self.places.iter().filter(|to| **to != n);
         let holders = Holders::new(others.map(|to| replace::peer(*to)).collect());
-        let errands = SimErrands::default();
+        let errands = SimRegisterCalls::default();
         let session = match self.setup.views {
             false => session,
             true => {
                 let carried = Box::new(errands.clone());
-                let claim = Claim::new(self.views(n), carried, self.setup.limit);
+                let claim = ViewClient::new(self.views(n), carried, self.setup.limit);
                 match session.with_views(claim, holders.clone()) {
                     Ok(s) if self.setup.fallback => s.leased(),
                     Ok(s) => s,
@@ -1279,7 +1279,7 @@ impl Cluster {
             let there = Address::Tcp(address(to));
             self.nodes[n].forwards.push(Forwarding {
                 to,
-                forward: Forward::new(source.clone(), NAMES[n], NAMES[to], there),
+                forward: BackupSession::new(source.clone(), NAMES[n], NAMES[to], there),
                 active: false,
                 sessions: 0,
                 copies: 0,
@@ -1424,13 +1424,13 @@ impl Cluster {
         let Some(source) = node.forwards.first().map(|f| f.forward.source().clone()) else {
             return Ok(());
         };
-        let (store, outflow) = (source.store(), source.outflow());
+        let (store, backups) = (source.store(), source.backups());
         // A record may not fit before the ring's end, and begins at a multiple of
         // up to 4096 bytes.
         let most = threshold.saturating_add(lanes * (2 * longest + 4096));
         for f in &mut node.forwards {
             let to = NAMES[f.to];
-            let progress = outflow.progress();
+            let progress = backups.progress();
             let p = progress.iter().find(|p| p.name == to).expect("it joined");
             let active = f.forward.is_active();
             let mut had = f.lag.take();
@@ -1742,12 +1742,12 @@ impl Cluster {
     fn keep_vigil(&mut self, n: usize) -> Checked {
         let now = self.world.now();
         let Role::Mirror(mir) = &self.nodes[n].role else {
-            self.nodes[n].vigil.heard();
+            self.nodes[n].fallback.heard();
             return Ok(());
         };
         let m = mir.m.clone();
         if m.live_primary().is_some() {
-            self.nodes[n].vigil.heard();
+            self.nodes[n].fallback.heard();
         } else if now >= self.nodes[n].next_look && m.store.poisoned().is_none() {
             self.nodes[n].next_look = now + self.setup.limit;
             return self.fall_back(n, m);
@@ -1768,12 +1768,12 @@ impl Cluster {
         others.retain(|o| *o != n);
         // An answer may be late.
         let heard = others.iter().any(|o| answers(*o)) && self.rng.below(8) != 0;
-        let vigil = &mut self.nodes[n].vigil;
-        if !Vigil::concerns(&m, &reg) || heard {
-            vigil.heard();
+        let fallback = &mut self.nodes[n].fallback;
+        if !FallbackTimer::concerns(&m, &reg) || heard {
+            fallback.heard();
             return Ok(());
         }
-        if !vigil.is_over(&reg, now, self.setup.limit, false) {
+        if !fallback.is_over(&reg, now, self.setup.limit, false) {
             return Ok(());
         }
         self.nodes[n].falls_back = Fallback::Asked;
@@ -2249,7 +2249,7 @@ impl Cluster {
                 }
             }
             Ok(None) => {
-                if p.outflow.is_full(&p.store) {
+                if p.backups.is_full(&p.store) {
                     self.backups.stalls += 1;
                 }
                 // As `wait_for_room`.
@@ -3061,7 +3061,7 @@ fn accept_busy(prim: &mut Prim, n: usize) {
                 _ => RefuseCode::Busy,
             };
             let text = "this node is the primary".into();
-            refuse(w, f.epoch, &No { code, text });
+            refuse(w, f.epoch, &Refusal { code, text });
             w.conn.close();
             false
         }
@@ -3097,7 +3097,7 @@ fn accept(mir: &mut Mir, n: usize, gone: Option<usize>) -> bool {
                 if gone != Some(n) && gone == from || gone == Some(n) && from == Some(SPARE) {
                     let code = RefuseCode::Stranger;
                     let text = format!("volume {VOLUME} has no node {:?}", h.from);
-                    refuse(&mut w, f.epoch, &No { code, text });
+                    refuse(&mut w, f.epoch, &Refusal { code, text });
                     w.conn.close();
                     continue;
                 }

@@ -260,7 +260,7 @@ fn work(
             lsns.insert(begun.lsn, (t, n));
             drop(lsns);
             if rng.below(6) == 0 && n < count {
-                p.set_going(&begun);
+                p.start_async(&begun);
                 open += 1;
                 return Ok(());
             }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use mojim_env::Error;
 use mojim_env::Result;
 use mojim_protocol::view::Register;
-use mojim_replica::views::{Errand, Errands, Views};
+use mojim_replica::register::{RegisterCall, RegisterCalls, ViewRegister};
 use serde_json::Value;
 
 use crate::check::NODES;
@@ -60,11 +60,11 @@ impl SimRegister {
 
 /// A primary's errands. They end with the process that sent them.
 #[derive(Clone, Default)]
-pub struct SimErrands(Arc<Mutex<VecDeque<Errand>>>);
+pub struct SimRegisterCalls(Arc<Mutex<VecDeque<RegisterCall>>>);
 
-impl SimErrands {
+impl SimRegisterCalls {
     /// Runs the oldest one, if there is one.
-    pub fn run(&self, views: &dyn Views) {
+    pub fn run(&self, views: &dyn ViewRegister) {
         let next = self.0.lock().unwrap_or_else(|e| e.into_inner()).pop_front();
         if let Some(what) = next {
             what(views);
@@ -72,8 +72,8 @@ impl SimErrands {
     }
 }
 
-impl Errands for SimErrands {
-    fn send(&mut self, what: Errand) {
+impl RegisterCalls for SimRegisterCalls {
+    fn send(&mut self, what: RegisterCall) {
         let mut all = self.0.lock().unwrap_or_else(|e| e.into_inner());
         all.push_back(what);
     }
@@ -112,7 +112,7 @@ impl SimViews {
     }
 }
 
-impl Views for SimViews {
+impl ViewRegister for SimViews {
     fn read(&self, _: &str) -> Result<Register> {
         Ok(self.ask()?.now.clone())
     }

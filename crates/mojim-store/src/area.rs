@@ -21,7 +21,7 @@ use std::sync::Arc;
 use mojim_format::catalog::valid_file_name;
 use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, crc32c};
 
-use mojim_env::parts::{PART_OVERHEAD, Parts};
+use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
 
 /// Bytes of one page of the image. A unit of merging, not of any hardware.
@@ -57,7 +57,7 @@ pub const MAX_CATALOG: u64 = 1 << 30;
 /// What was written to a page of a file.
 enum Image {
     /// Little.
-    Parts(Parts),
+    Delta(PageDelta),
     /// The page with all that was written to it.
     Page(Box<[u8; IMAGE_PAGE]>),
 }
@@ -679,7 +679,7 @@ impl Area {
                 p[within..within + bytes.len()].copy_from_slice(bytes);
                 return Ok(());
             }
-            Some(Image::Parts(parts)) => {
+            Some(Image::Delta(parts)) => {
                 if parts.overwrite(within, bytes) {
                     return Ok(());
                 }
@@ -687,8 +687,8 @@ impl Area {
             }
             None => {
                 self.image_bytes += PAGE_OVERHEAD;
-                let image = Image::Parts(Parts::default());
-                let Image::Parts(parts) = self.image.entry((id, page)).or_insert(image) else {
+                let image = Image::Delta(PageDelta::default());
+                let Image::Delta(parts) = self.image.entry((id, page)).or_insert(image) else {
                     unreachable!("it was not there");
                 };
                 parts
@@ -734,7 +734,7 @@ impl Area {
             {
                 pages.push(more);
             }
-            if let [Image::Parts(parts)] = &pages[..]
+            if let [Image::Delta(parts)] = &pages[..]
                 && let Some((within, bytes)) = parts.only()
             {
                 self.write_run(id, at + within as u64, bytes)?;
@@ -742,12 +742,12 @@ impl Area {
                 continue;
             }
             run.resize(pages.len() * IMAGE_PAGE, 0);
-            if pages.iter().any(|p| matches!(p, Image::Parts(_))) {
+            if pages.iter().any(|p| matches!(p, Image::Delta(_))) {
                 self.read_run(id, at, &mut run)?;
             }
             for (image, page) in pages.drain(..).zip(run.chunks_mut(IMAGE_PAGE)) {
                 match image {
-                    Image::Parts(parts) => parts.put(page),
+                    Image::Delta(parts) => parts.put(page),
                     Image::Page(bytes) => page.copy_from_slice(&bytes[..]),
                 }
             }

@@ -19,8 +19,8 @@ use std::time::Duration;
 use mojim_env::{Address, Env};
 use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
+use mojim_replica::register::ViewRegister;
 use mojim_replica::request::RaftCall;
-use mojim_replica::views::Views;
 use openraft::error::{Fatal, InitializeError, RaftError};
 use openraft::{ChangeMembers, Config, SnapshotPolicy};
 use serde::Serialize;
@@ -129,7 +129,7 @@ fn millis(what: &str, d: Duration) -> Result<u64> {
 impl RaftViews {
     /// Starts this node's part, as the node that `env` proves to be: opens its directory, and takes part in choosing
     /// a leader. Does not wait for one. Answers of the other voters come through
-    /// [`Views::hear`], so the daemon should listen already, or soon.
+    /// [`ViewRegister::hear`], so the daemon should listen already, or soon.
     pub fn start(env: Arc<dyn Env>, o: Options) -> Result<Arc<RaftViews>> {
         RaftViews::start_on(env, o, (SNAPSHOT_EVERY, STAY))
     }
@@ -603,7 +603,7 @@ fn told<T: Serialize>(v: &T) -> Result<Value> {
     serde_json::to_value(v).map_err(|e| Error::Protocol(e.to_string()))
 }
 
-impl Views for RaftViews {
+impl ViewRegister for RaftViews {
     fn read(&self, volume: &str) -> Result<Register> {
         let (inner, volume) = (self.inner.clone(), volume.to_owned());
         self.run(async move { inner.read(&volume).await })

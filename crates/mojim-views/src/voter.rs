@@ -16,8 +16,8 @@ use mojim_env::event::Event;
 use mojim_env::threads::block_signals;
 use mojim_env::{Context, Env, Error, Result};
 use mojim_protocol::view::Register;
+use mojim_replica::register::ViewRegister;
 use mojim_replica::request::RaftCall;
-use mojim_replica::views::Views;
 use serde_json::Value;
 
 use crate::lock;
@@ -134,7 +134,7 @@ impl RegisterVoter {
     }
 }
 
-impl Views for RegisterVoter {
+impl ViewRegister for RegisterVoter {
     fn read(&self, volume: &str) -> Result<Register> {
         self.part()?.read(volume)
     }

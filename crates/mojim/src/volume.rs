@@ -30,17 +30,17 @@ use mojim_linux::rings;
 use mojim_linux::{Os, trust};
 use mojim_memory::committed;
 use mojim_memory::fork::{check_fork, is_other_process, watch_forks};
-use mojim_replica::claim::Claim;
+use mojim_replica::backup_progress::Source;
+use mojim_replica::backup_session;
 use mojim_replica::client::Client;
-use mojim_replica::forward;
 use mojim_replica::holders::{self, Holders, Peer};
 use mojim_replica::layout;
-use mojim_replica::outflow::Source;
 use mojim_replica::primary::{Pace, Primary};
+use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
 use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_replica::session::Session;
 use mojim_replica::stream::StreamThreads;
-use mojim_replica::views::{Asked, Messenger, VIEW_TIMEOUT, Views};
+use mojim_replica::view_client::ViewClient;
 use mojim_store::store::{AT_ONCE, Store, read_superblock};
 
 mod children;
@@ -316,11 +316,13 @@ impl Volume {
                 let mut s = Session::attach(primary.clone(), &node.name, peer);
                 if volume.failover == Failover::Automatic {
                     let daemon = Address::Unix(layout::socket(&node));
-                    let views = Asked::new(&env, vec![daemon], &config.cluster, VIEW_TIMEOUT);
-                    let views: Arc<dyn Views> = Arc::new(views);
+                    let views =
+                        RemoteRegister::new(&env, vec![daemon], &config.cluster, VIEW_TIMEOUT);
+                    let views: Arc<dyn ViewRegister> = Arc::new(views);
                     let p = primary.clone();
-                    let errands = Messenger::start(views.clone(), move || p.link_work.notify())?;
-                    let claim = Claim::new(views, Box::new(errands), config.failure_limit);
+                    let errands =
+                        RegisterWorker::start(views.clone(), move || p.link_work.notify())?;
+                    let claim = ViewClient::new(views, Box::new(errands), config.failure_limit);
                     s = s.with_views(claim, holders.clone())?;
                     if volume.fallback == Fallback::Automatic {
                         s = s.leased();
@@ -780,7 +782,7 @@ impl Inner {
         self.stop.store(true, SeqCst);
         p.link_work.notify();
         p.checkpoint_work.notify();
-        p.outflow.work.notify();
+        p.backups.work.notify();
         self.stopped.notify();
         for t in lock(&self.threads).drain(..) {
             // A thread that panicked has said so.
@@ -832,7 +834,7 @@ impl Inner {
         let source: Arc<dyn Source> = self.primary.clone();
         let gone = || self.holders.find(&peer.name).as_ref() != Some(peer);
         let stop = || self.stop.load(Acquire) || gone();
-        forward::run(
+        backup_session::run(
             &source,
             &self.node.name,
             &peer.name,

@@ -12,7 +12,7 @@ use mojim_config::{AUTOMATIC_VOTERS, Config};
 use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_node as node;
-use mojim_replica::views::Views;
+use mojim_replica::register::ViewRegister;
 use mojim_views::{Options, RegisterVoter};
 
 use super::program::{PART, changes};
@@ -84,7 +84,7 @@ impl Daemon {
                 |_| {},
             )?),
         };
-        let views = voter.clone().map(|v| -> Arc<dyn Views> { v });
+        let views = voter.clone().map(|v| -> Arc<dyn ViewRegister> { v });
         let over = move |os| made.over(os, &me);
         match node::Node::start_over(config, name, views, over, report) {
             Ok(node) => Ok(Daemon { node, voter }),

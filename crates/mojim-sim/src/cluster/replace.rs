@@ -11,7 +11,7 @@ use mojim_format::State;
 use mojim_replica::holders::Peer;
 
 use super::{
-    Checked, Cluster, Duration, Forward, Forwarding, NAMES, Rng, Role, address, lock, node,
+    BackupSession, Checked, Cluster, Duration, Forwarding, NAMES, Rng, Role, address, lock, node,
 };
 use crate::check::{NODES, SPARE};
 
@@ -233,7 +233,7 @@ impl Cluster {
             if forwards.iter().all(|f| f.to != to) {
                 forwards.push(Forwarding {
                     to,
-                    forward: Forward::new(source.clone(), NAMES[n], NAMES[to], p.tcp),
+                    forward: BackupSession::new(source.clone(), NAMES[n], NAMES[to], p.tcp),
                     active: false,
                     sessions: 0,
                     copies: 0,

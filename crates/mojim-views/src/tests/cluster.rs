@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use mojim_env::Error;
 use mojim_linux::Os;
 use mojim_protocol::view::Register;
+use mojim_replica::register::ViewRegister;
 use mojim_replica::request::RaftCall;
-use mojim_replica::views::Views;
 
 use super::daemons::{Cut, Daemons};
 use super::failing::Failing;

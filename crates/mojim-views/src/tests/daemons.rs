@@ -12,8 +12,8 @@ use mojim_format::FrameKind;
 use mojim_format::message::checked;
 use mojim_linux::{Listener, Os};
 use mojim_replica::link::Wire;
+use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{Question, RaftCall};
-use mojim_replica::views::Views;
 use serde_json::json;
 
 use super::Temp;

@@ -29,8 +29,8 @@ use mojim_config::Rounding;
 use mojim_env::{Error, Result};
 use mojim_memory::committed::{Held, Images};
 use mojim_memory::fork::{check_fork, is_forked, refused};
+use mojim_memory::quiescence::User;
 use mojim_memory::region::{EXACT_MAX, Region};
-use mojim_memory::users::User;
 use mojim_replica::primary::{Begun, Piece};
 
 use super::windows::{TABLE, locate};
@@ -251,7 +251,7 @@ fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
         Until::Committed => inner.primary.finish_commit(begun),
         Until::Begun => {
             inner.unawaited.fetch_max(begun.lsn, AcqRel);
-            inner.primary.set_going(begun);
+            inner.primary.start_async(begun);
             Ok(())
         }
     }

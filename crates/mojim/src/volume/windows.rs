@@ -19,9 +19,9 @@ use mojim_env::{Error, Result};
 use mojim_memory::committed::Committed;
 use mojim_memory::fork::{check_fork, is_forked};
 use mojim_memory::places::Claim;
+use mojim_memory::quiescence::Quiescence;
 use mojim_memory::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use mojim_memory::shared::Shared;
-use mojim_memory::users::Users;
 
 use super::memory::Memory;
 use super::names::Names;
@@ -35,7 +35,7 @@ pub(crate) struct Table {
     /// Grows with each change, after it; what threads remember holds as long
     /// as it does not.
     pub(crate) generation: AtomicU64,
-    readers: Users,
+    readers: Quiescence,
     change: Mutex<()>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) type Lent = (Arc<Shared>, Arc<Region>);
 pub(crate) static TABLE: Table = Table {
     now: AtomicPtr::new(std::ptr::null_mut()),
     generation: AtomicU64::new(1),
-    readers: Users::new(),
+    readers: Quiescence::new(),
     change: Mutex::new(()),
 };
 
@@ -432,7 +432,7 @@ impl Inner {
                     offset: flags.offset,
                     write: !flags.read_only,
                     valid: AtomicUsize::new(len),
-                    users: Users::new(),
+                    users: Quiescence::new(),
                     shut: AtomicBool::new(false),
                 };
                 (Arc::new(region), 0, base, 0)
@@ -509,7 +509,7 @@ impl Inner {
                     offset: 0,
                     write: true,
                     valid: AtomicUsize::new(size as usize),
-                    users: Users::new(),
+                    users: Quiescence::new(),
                     shut: AtomicBool::new(false),
                 };
                 let both = (copy, Arc::new(region));

@@ -20,12 +20,12 @@ const PATIENCE: u32 = 3;
 
 /// A backup's watch over those whom it follows.
 #[derive(Debug, Default)]
-pub struct Vigil {
+pub struct FallbackTimer {
     /// When nobody was heard of for the first time, and the version then.
     since: Option<(Duration, u64)>,
 }
 
-impl Vigil {
+impl FallbackTimer {
     /// Somebody of the view was heard.
     pub fn heard(&mut self) {
         self.since = None;

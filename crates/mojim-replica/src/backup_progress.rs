@@ -49,7 +49,7 @@ pub trait Source: Send + Sync {
     /// Whether it forwards to this node at all.
     fn serves(&self, peer: &str) -> bool;
     /// A backup has more than before, or does not count any more.
-    fn outflow(&self) -> &Outflow;
+    fn backups(&self) -> &BackupProgress;
 }
 
 /// How far one backup is, for those who fill the logs and for the operator.
@@ -111,7 +111,7 @@ impl Progress {
 
 /// All backups of one source: what they lack, and how much that may be.
 #[derive(Debug)]
-pub struct Outflow {
+pub struct BackupProgress {
     threshold: u64,
     backups: Mutex<Vec<Arc<Progress>>>,
     /// Of each log, the position up to which every backup that counts has it;
@@ -126,10 +126,10 @@ pub struct Outflow {
     pub work: Event,
 }
 
-impl Outflow {
+impl BackupProgress {
     /// Of a source with `lanes` logs; at most `threshold` bytes wait.
-    pub fn new(lanes: usize, threshold: u64) -> Outflow {
-        Outflow {
+    pub fn new(lanes: usize, threshold: u64) -> BackupProgress {
+        BackupProgress {
             threshold,
             backups: Mutex::default(),
             floors: (0..lanes).map(|_| AtomicU64::new(u64::MAX)).collect(),

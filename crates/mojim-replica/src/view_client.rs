@@ -4,7 +4,7 @@
 //! it speaks to, the one change that it has asked for and not heard of yet, and
 //! the account of how long its mirror kept it from acknowledging. A change is
 //! one read, one decision (`view` of mojim-protocol) and one swap, done
-//! elsewhere (`views::Errands`) while the links are served; what the answer
+//! elsewhere (`views::RegisterCalls`) while the links are served; what the answer
 //! means for the link is the session's affair.
 //!
 //! Invariants:
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use mojim_protocol::view::{Member, Refusal, Register};
 
-use crate::views::{Errands, Views};
+use crate::register::{RegisterCalls, ViewRegister};
 use mojim_env::{Error, Result};
 use mojim_store::store::Store;
 
@@ -33,10 +33,10 @@ const AGAIN: Duration = Duration::from_millis(100);
 const FORGIVE: u32 = 8;
 
 /// A primary's hold on the register.
-pub struct Claim {
+pub struct ViewClient {
     /// For questions at a time when there is no link to serve.
-    views: Arc<dyn Views>,
-    errands: Box<dyn Errands>,
+    views: Arc<dyn ViewRegister>,
+    errands: Box<dyn RegisterCalls>,
     /// Silence after which a mirror counts as failed.
     pub(crate) limit: Duration,
     /// The register as last read or written.
@@ -191,7 +191,7 @@ impl Claimant {
         }
     }
 
-    fn carry_out(&self, views: &dyn Views, change: &Change) -> Outcome {
+    fn carry_out(&self, views: &dyn ViewRegister, change: &Change) -> Outcome {
         let reg = match views.read(&self.volume) {
             Ok(reg) => reg,
             Err(e) => {
@@ -235,11 +235,15 @@ impl Claimant {
     }
 }
 
-impl Claim {
+impl ViewClient {
     /// A claim that nothing is known of. `limit`: silence after which a mirror
     /// counts as failed.
-    pub fn new(views: Arc<dyn Views>, errands: Box<dyn Errands>, limit: Duration) -> Claim {
-        Claim {
+    pub fn new(
+        views: Arc<dyn ViewRegister>,
+        errands: Box<dyn RegisterCalls>,
+        limit: Duration,
+    ) -> ViewClient {
+        ViewClient {
             views,
             errands,
             limit,

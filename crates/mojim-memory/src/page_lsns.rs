@@ -33,19 +33,19 @@ impl Note {
 }
 
 /// The notes of a region.
-pub struct Notes {
+pub struct PageLsns {
     base: *mut AtomicU64,
     pages: usize,
 }
 
 // SAFETY: an array of atomics that lives as long as this.
-unsafe impl Send for Notes {}
+unsafe impl Send for PageLsns {}
 // SAFETY: as above.
-unsafe impl Sync for Notes {}
+unsafe impl Sync for PageLsns {}
 
-impl Notes {
+impl PageLsns {
     /// None of any page.
-    pub fn new(pages: usize) -> Result<Notes> {
+    pub fn new(pages: usize) -> Result<PageLsns> {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
@@ -58,7 +58,7 @@ impl Notes {
         let base = base
             .map_err(std::io::Error::from)
             .context(|| "memory for the pages of a region".into())?;
-        Ok(Notes {
+        Ok(PageLsns {
             base: base.cast(),
             pages,
         })
@@ -100,7 +100,7 @@ impl Notes {
     }
 }
 
-impl Drop for Notes {
+impl Drop for PageLsns {
     fn drop(&mut self) {
         // SAFETY: our own mapping, which nobody uses any more.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.pages * 8) };
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn many_may_be_under_way_and_no_lsn_is_taken_for_less() {
-        let notes = Notes::new(1).unwrap();
+        let notes = PageLsns::new(1).unwrap();
         (0..50_000).for_each(|_| notes.begin(0));
         notes.put(0, 7);
         assert!(notes.get(0).is_under_way());

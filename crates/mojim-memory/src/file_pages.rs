@@ -51,7 +51,7 @@ impl Drop for Map {
 }
 
 /// A part of a file, from where a page begins.
-pub struct Peek {
+pub struct FilePages {
     file: Arc<dyn File>,
     offset: u64,
     pages: usize,
@@ -61,10 +61,10 @@ pub struct Peek {
     refused: AtomicBool,
 }
 
-impl Peek {
+impl FilePages {
     /// Of `pages` pages from `offset` on.
-    pub fn new(file: Arc<dyn File>, offset: u64, pages: usize) -> Peek {
-        Peek {
+    pub fn new(file: Arc<dyn File>, offset: u64, pages: usize) -> FilePages {
+        FilePages {
             file,
             offset,
             pages,
@@ -169,7 +169,7 @@ mod tests {
         let env = mojim_linux::Os::new().unwrap();
         let file = env.open(&path, OpenHow::default()).unwrap();
         for refused in [false, true] {
-            let peek = Peek::new(file.clone(), page as u64, 99);
+            let peek = FilePages::new(file.clone(), page as u64, 99);
             peek.refused.store(refused, Relaxed);
             let check = |content: &[u8]| {
                 let pages: Vec<usize> = (0..99).rev().step_by(2).chain([3, 3]).collect();

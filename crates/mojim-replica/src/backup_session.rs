@@ -26,9 +26,9 @@ use mojim_format::message::{
 use mojim_format::{Frame, FrameKind};
 use mojim_protocol::{History, Holding, Plan, Prefix, reconcile};
 
+use crate::backup_progress::{Progress, Source, Term};
 use crate::copy::CopyOut;
 use crate::link::{COPY_AGAIN, COPY_SILENCE, Carrier, HEARTBEAT, Rx, SILENCE, Tx, Wire};
-use crate::outflow::{Progress, Source, Term};
 use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
 use crate::stream::{StreamOut, StreamThreads};
 use mojim_env::{Address, Conn, Context, Error, File, OpenHow, Result};
@@ -74,7 +74,7 @@ struct Spill {
 }
 
 /// Forwards one source to one backup.
-pub struct Forward {
+pub struct BackupSession {
     source: Arc<dyn Source>,
     me: String,
     peer: String,
@@ -102,13 +102,13 @@ pub struct Forward {
     pub last_error: Option<String>,
 }
 
-impl Forward {
+impl BackupSession {
     /// From `source` on node `me` to node `peer`.
-    pub fn new(source: Arc<dyn Source>, me: &str, peer: &str, address: Address) -> Forward {
+    pub fn new(source: Arc<dyn Source>, me: &str, peer: &str, address: Address) -> BackupSession {
         let store = source.store();
         let now = store.env().now();
-        let progress = source.outflow().join(peer);
-        Forward {
+        let progress = source.backups().join(peer);
+        BackupSession {
             me: me.to_owned(),
             peer: peer.to_owned(),
             address,
@@ -254,7 +254,7 @@ impl Forward {
     /// Nobody waits for this backup any more.
     fn forget(&mut self) {
         self.progress.counts_until(Duration::ZERO);
-        self.source.outflow().refresh();
+        self.source.backups().refresh();
         if let Phase::Idle(_) = self.phase {
             self.hold.set_firm(false);
         }
@@ -292,7 +292,7 @@ impl Forward {
             };
             self.heard = now;
             moved = true;
-            self.hear(f, &body)?;
+            self.on_frame(f, &body)?;
         }
         self.check_copy()?;
         moved |= self.pump_lanes(now)?;
@@ -351,7 +351,7 @@ impl Forward {
             history: store.history().entries().to_vec(),
         };
         let mut wire = self.connect()?;
-        wire.say(FrameKind::Hello, term.epoch, &hello);
+        wire.send(FrameKind::Hello, term.epoch, &hello);
         self.wire = Some(wire);
         self.term = Some(term);
         self.heard = now;
@@ -372,7 +372,7 @@ impl Forward {
         self.term.as_ref().map_or(0, |t| t.epoch)
     }
 
-    fn hear(&mut self, f: Frame, body: &[u8]) -> Result<()> {
+    fn on_frame(&mut self, f: Frame, body: &[u8]) -> Result<()> {
         let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
         match (&self.phase, f.kind) {
             (Phase::Greeting, FrameKind::Welcome) => {
@@ -387,7 +387,7 @@ impl Forward {
                     self.backoff = COPY_AGAIN;
                 }
                 if r.code == RefuseCode::StaleEpoch {
-                    self.source.outflow().outbid_by(r.epoch, self.epoch());
+                    self.source.backups().outbid_by(r.epoch, self.epoch());
                 }
                 Err(Error::Refused {
                     code: r.code,
@@ -572,7 +572,7 @@ impl Forward {
         };
         self.acked.reset(resume);
         let wire = self.wire.as_mut().expect("connected");
-        wire.say(FrameKind::Start, term.epoch, &start);
+        wire.send(FrameKind::Start, term.epoch, &start);
         self.phase = Phase::Starting { resume };
         Ok(())
     }
@@ -593,7 +593,7 @@ impl Forward {
                 ring: 0,
                 align: store.logs()[i].align() as u32,
             };
-            wire.say(FrameKind::Lane, self.epoch(), &lane);
+            wire.send(FrameKind::Lane, self.epoch(), &lane);
             wire.flush()?;
             lanes.push((wire, at, false));
         }
@@ -661,7 +661,7 @@ impl Forward {
         self.stalled = false;
         self.backoff = Duration::from_millis(10);
         self.progress.follows();
-        self.source.outflow().refresh();
+        self.source.backups().refresh();
     }
 
     /// Sends what the logs hold, takes what the backup acknowledges.
@@ -740,7 +740,7 @@ impl Forward {
         if came || !due {
             self.moved = now;
             if came && !self.stalled {
-                self.source.outflow().refresh();
+                self.source.backups().refresh();
             } else if self.stalled {
                 self.follows();
             }
@@ -785,7 +785,7 @@ impl Forward {
                 offset: out.at,
                 bytes,
             };
-            wire.say(FrameKind::Spill, epoch, &m);
+            wire.send(FrameKind::Spill, epoch, &m);
             out.at += n as u64;
         }
         wire.flush()?;
@@ -826,10 +826,10 @@ impl Forward {
     }
 }
 
-impl Drop for Forward {
+impl Drop for BackupSession {
     fn drop(&mut self) {
         self.end();
-        self.source.outflow().leave(&self.progress);
+        self.source.backups().leave(&self.progress);
     }
 }
 
@@ -844,12 +844,12 @@ pub fn run(
     say: impl Fn(&str),
 ) {
     mojim_env::threads::yield_to_others();
-    let work = &source.outflow().work;
+    let work = &source.backups().work;
     let mut said = None;
     let mut active = false;
     let mut streams = StreamThreads::default();
     // One for all terms: what the backup lacks is kept from one to the next.
-    let mut forward = Forward::new(source.clone(), me, peer, address.clone());
+    let mut forward = BackupSession::new(source.clone(), me, peer, address.clone());
     while !stop() {
         let moved = forward.step();
         streams.start(forward.take_streams());

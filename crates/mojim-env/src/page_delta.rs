@@ -10,9 +10,9 @@ pub const PART_OVERHEAD: usize = 8;
 
 /// Parts of one page.
 #[derive(Debug, Default)]
-pub struct Parts(Vec<u8>);
+pub struct PageDelta(Vec<u8>);
 
-impl Parts {
+impl PageDelta {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn later_parts_win() {
-        let mut parts = Parts::default();
+        let mut parts = PageDelta::default();
         assert_eq!(parts.only(), None);
         assert!(!parts.overwrite(2, b"abc"));
         parts.push(2, b"abc");

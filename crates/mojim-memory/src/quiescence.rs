@@ -23,7 +23,7 @@ const STRIPES: usize = 16;
 struct Stripe([AtomicUsize; 2]);
 
 /// The count.
-pub struct Users {
+pub struct Quiescence {
     stripes: [Stripe; STRIPES],
     /// Where who enters counts: its lowest bit.
     side: AtomicUsize,
@@ -33,10 +33,10 @@ pub struct Users {
 /// A user; until it is dropped.
 pub struct User<'a>(&'a AtomicUsize);
 
-impl Users {
+impl Quiescence {
     /// Nobody.
-    pub const fn new() -> Users {
-        Users {
+    pub const fn new() -> Quiescence {
+        Quiescence {
             stripes: [const { Stripe([const { AtomicUsize::new(0) }; 2]) }; STRIPES],
             side: AtomicUsize::new(0),
             waits: Mutex::new(()),
@@ -72,9 +72,9 @@ impl Users {
     }
 }
 
-impl Default for Users {
-    fn default() -> Users {
-        Users::new()
+impl Default for Quiescence {
+    fn default() -> Quiescence {
+        Quiescence::new()
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     /// turns in overlapping, for ever.
     #[test]
     fn who_enters_later_is_not_waited_for() {
-        let users = Users::new();
+        let users = Quiescence::new();
         std::thread::scope(|s| {
             let mut user = users.enter();
             let waits = s.spawn(|| users.wait());
@@ -111,7 +111,7 @@ mod tests {
     /// Nobody reads what is taken away: who is in has entered before.
     #[test]
     fn who_waits_sees_everybody_leave() {
-        let users = Users::new();
+        let users = Quiescence::new();
         let there = std::sync::atomic::AtomicBool::new(true);
         let stop = std::sync::atomic::AtomicBool::new(false);
         let inside = AtomicUsize::new(0);

@@ -25,7 +25,7 @@ use mojim_env::{Address, Context, Env, Error, Result};
 pub const VIEW_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Where views lie.
-pub trait Views: Send + Sync {
+pub trait ViewRegister: Send + Sync {
     /// The register of a volume, not older than this call; the default one if
     /// it was never written. Fails with `Error::Timeout` where no majority of
     /// voters can be reached. Blocks for a bounded time.
@@ -46,22 +46,25 @@ pub trait Views: Send + Sync {
 }
 
 /// What is to be asked of the register.
-pub type Errand = Box<dyn FnOnce(&dyn Views) + Send>;
+pub type RegisterCall = Box<dyn FnOnce(&dyn ViewRegister) + Send>;
 
 /// Has errands run while who sent them does something else.
-pub trait Errands: Send {
+pub trait RegisterCalls: Send {
     /// Sees to it that `what` is run. One that cannot be run any more is dropped.
-    fn send(&mut self, what: Errand);
+    fn send(&mut self, what: RegisterCall);
 }
 
 /// Errands run by a thread of their own, which ends with its owner: at once, or
 /// when the register has answered or is given up (`VIEW_TIMEOUT`).
-pub struct Messenger(Sender<Errand>);
+pub struct RegisterWorker(Sender<RegisterCall>);
 
-impl Messenger {
+impl RegisterWorker {
     /// Starts the thread. `back` is called after each errand.
-    pub fn start(views: Arc<dyn Views>, back: impl Fn() + Send + 'static) -> Result<Messenger> {
-        let (send, errands) = channel::<Errand>();
+    pub fn start(
+        views: Arc<dyn ViewRegister>,
+        back: impl Fn() + Send + 'static,
+    ) -> Result<RegisterWorker> {
+        let (send, errands) = channel::<RegisterCall>();
         let _quiet = mojim_env::threads::SignalsWait::begin_but_faults();
         std::thread::Builder::new()
             .name("mojim-views".into())
@@ -72,19 +75,19 @@ impl Messenger {
                 }
             })
             .context(|| "starting a thread".into())?;
-        Ok(Messenger(send))
+        Ok(RegisterWorker(send))
     }
 }
 
-impl Errands for Messenger {
-    fn send(&mut self, what: Errand) {
+impl RegisterCalls for RegisterWorker {
+    fn send(&mut self, what: RegisterCall) {
         // The thread ends after this sender.
         let _ = self.0.send(what);
     }
 }
 
 /// The register through a daemon.
-pub struct Asked {
+pub struct RemoteRegister {
     env: Arc<dyn Env>,
     daemons: Vec<Address>,
     cluster: String,
@@ -93,7 +96,7 @@ pub struct Asked {
     client: Mutex<(Option<Client>, usize)>,
 }
 
-impl Asked {
+impl RemoteRegister {
     /// Asks the first of `daemons` that can be reached; each answer is awaited
     /// for at most `timeout`.
     pub fn new(
@@ -101,9 +104,9 @@ impl Asked {
         daemons: Vec<Address>,
         cluster: &str,
         timeout: Duration,
-    ) -> Asked {
+    ) -> RemoteRegister {
         assert!(!daemons.is_empty());
-        Asked {
+        RemoteRegister {
             env: env.clone(),
             daemons,
             cluster: cluster.to_owned(),
@@ -164,7 +167,7 @@ impl Asked {
     }
 }
 
-impl Views for Asked {
+impl ViewRegister for RemoteRegister {
     fn read(&self, volume: &str) -> Result<Register> {
         let volume = volume.to_owned();
         let answer = self.ask(&Request::ViewRead { volume }, true)?;
