@@ -11,6 +11,7 @@ pub mod layout;
 pub mod link;
 pub mod mirror;
 pub mod pass;
+pub mod piece;
 pub mod primary;
 pub mod register;
 pub mod request;

@@ -14,7 +14,7 @@ use mojim_env::Env;
 use mojim_env::{Error, Result};
 use mojim_format::{FrameKind, RecordWriter};
 use mojim_replica::link::{Carrier, PAGE_LEN, Page, Rx, Tx, Wire};
-use mojim_replica::primary::{Piece, encode};
+use mojim_replica::piece::{Piece, encode};
 use mojim_replica::spinner::Spinner;
 use mojim_store::log::{Log, LogSpec};
 

@@ -9,7 +9,7 @@
 
 use mojim_format::State;
 use mojim_protocol::{AckRule, History};
-use mojim_replica::primary::Piece;
+use mojim_replica::piece::Piece;
 use mojim_store::store::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -22,7 +22,8 @@ use crate::last;
 use mojim_env::{Context, Error, File, Result};
 use mojim_memory::fork::check_fork;
 use mojim_memory::region::Region;
-use mojim_replica::primary::{Begun, OtherFile, Piece};
+use mojim_replica::piece::{OtherFile, Piece};
+use mojim_replica::primary::Begun;
 
 use super::{Inner, Volume, lock};
 

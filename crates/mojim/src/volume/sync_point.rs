@@ -31,7 +31,8 @@ use mojim_memory::committed::{Held, Images};
 use mojim_memory::fork::{check_fork, is_forked, refused};
 use mojim_memory::quiescence::User;
 use mojim_memory::region::{EXACT_MAX, Region};
-use mojim_replica::primary::{Begun, Piece};
+use mojim_replica::piece::Piece;
+use mojim_replica::primary::Begun;
 
 use super::windows::{TABLE, locate};
 use super::{Inner, remembered};

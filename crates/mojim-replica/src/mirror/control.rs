@@ -1,0 +1,269 @@
+//! A mirror's end of a session's own link: the greeting, a copy, heartbeats.
+
+use super::*;
+
+/// What a control link is doing.
+enum Stage {
+    Agreed,
+    Loading { lsn: u64, history: History },
+    Giving(Box<CopyOut>),
+    Running { session: u64, primary: String },
+}
+
+/// The mirror's side of a control link.
+pub struct ControlIn {
+    mirror: Arc<Mirror>,
+    wire: Wire,
+    epoch: u64,
+    stage: Stage,
+    heard: Duration,
+    generation: u64,
+    /// Whether this link stopped the area for a copy.
+    froze: bool,
+}
+
+impl ControlIn {
+    /// Answers `hello`, which came first on `wire`.
+    pub fn answer(
+        mirror: Arc<Mirror>,
+        mut wire: Wire,
+        hello: &Hello,
+    ) -> Result<ControlIn, (Wire, Refusal)> {
+        match mirror.hello(hello) {
+            Ok((w, generation)) => {
+                wire.send(FrameKind::Welcome, hello.epoch, &w);
+                let heard = mirror.store.env().now();
+                Ok(ControlIn {
+                    generation,
+                    froze: false,
+                    mirror,
+                    wire,
+                    epoch: hello.epoch,
+                    stage: Stage::Agreed,
+                    heard,
+                })
+            }
+            Err(no) => Err((wire, no)),
+        }
+    }
+
+    /// The connection, for waiting on it.
+    pub fn conn(&self) -> &Arc<dyn Conn> {
+        &self.wire.conn
+    }
+
+    /// Whether bytes wait to be sent.
+    pub fn wants_to_send(&self) -> bool {
+        self.wire.backlog() > 0
+    }
+
+    /// One step; an error ends the link. True if something happened.
+    pub fn step(&mut self) -> Result<bool> {
+        let r = self.try_step();
+        if let Err(e) = &r {
+            if let Error::Protocol(_) | Error::Io { .. } = e {
+                refuse(&mut self.wire, self.epoch, &Refusal::from(e.clone()));
+            }
+            self.end();
+        }
+        r
+    }
+
+    /// The link is over.
+    pub fn end(&mut self) {
+        let m = self.mirror.clone();
+        let change = lock(&m.change);
+        // What a newer link has begun is its own.
+        if m.generation.load(SeqCst) == self.generation {
+            m.stop_session();
+        }
+        drop(change);
+        if std::mem::take(&mut self.froze) {
+            let store = &self.mirror.store;
+            store.progress.end(store.env().now(), false);
+            store.freeze(false);
+        }
+        self.wire.conn.close();
+    }
+
+    fn try_step(&mut self) -> Result<bool> {
+        let now = self.mirror.store.env().now();
+        if self.mirror.is_closed() {
+            return Err(Error::Busy("this copy was closed".into()));
+        }
+        if self.mirror.store.superblock().promised != self.epoch {
+            return Err(Error::Stale(format!("epoch {} is over", self.epoch)));
+        }
+        self.mirror.store.check()?;
+        if let Stage::Loading { .. } = self.stage {
+            self.mirror.store.check_streams()?;
+        }
+        let mut moved = false;
+        self.wire.flush()?;
+        while let Some((f, body)) = self.wire.take_frame()? {
+            moved = true;
+            self.heard = now;
+            self.take(f, &body)?;
+        }
+        let mut silence = self.mirror.silence;
+        if let Stage::Giving(copy) = &mut self.stage {
+            // The receiver may have to wait for its disk.
+            silence = COPY_SILENCE;
+            if copy.pump(&self.mirror.store, &mut self.wire, self.epoch)? {
+                self.heard = now;
+                moved = true;
+            }
+            if copy.is_sent() {
+                self.mirror.store.progress.end(now, true);
+                self.mirror.store.freeze(false);
+                self.stage = Stage::Agreed;
+            }
+        }
+        self.wire.flush()?;
+        if now.saturating_sub(self.heard) > silence {
+            return Err(Error::Timeout(format!(
+                "{} has been silent for {silence:?}",
+                self.wire.conn.peer()
+            )));
+        }
+        Ok(moved)
+    }
+
+    fn take(&mut self, f: Frame, body: &[u8]) -> Result<()> {
+        let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
+        let m = self.mirror.clone();
+        let _change = lock(&m.change);
+        if m.generation.load(SeqCst) != self.generation {
+            return Err(Error::Stale("a newer link was made".into()));
+        }
+        let store = &m.store;
+        if f.epoch != self.epoch {
+            return Err(Error::Protocol(format!(
+                "a frame of epoch {} on a link of epoch {}",
+                f.epoch, self.epoch
+            )));
+        }
+        if matches!(self.stage, Stage::Loading { .. }) {
+            store.progress.moved((FRAME_LEN + body.len()) as u64);
+        }
+        let stage = std::mem::replace(&mut self.stage, Stage::Agreed);
+        self.stage = match (stage, f.kind) {
+            (Stage::Agreed, FrameKind::CopyRequest) => {
+                if store.superblock().state != State::Whole {
+                    return Err(Error::Protocol("there is no copy to give".into()));
+                }
+                let tail = m.tail();
+                store.truncate(tail)?;
+                m.received.reset(tail);
+                store.apply_all(tail)?;
+                store.freeze(true);
+                self.froze = true;
+                Stage::Giving(Box::new(CopyOut::begin(
+                    store,
+                    &mut self.wire,
+                    self.epoch,
+                    None,
+                    // Its receiver does not listen.
+                    None,
+                )))
+            }
+            (Stage::Giving(mut copy), FrameKind::CopyHave) => {
+                copy.have(&CopyHave::decode(body).map_err(bad)?)?;
+                Stage::Giving(copy)
+            }
+            (Stage::Giving(mut copy), FrameKind::CopyWant) => {
+                copy.want(&CopyWant::decode(body).map_err(bad)?)?;
+                Stage::Giving(copy)
+            }
+            (Stage::Agreed, FrameKind::CopyBegin) => {
+                let c = CopyBegin::decode(body).map_err(bad)?;
+                let history = History::from_entries(&c.history)
+                    .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
+                store.load_begin(c.copy, c.volume_id, c.bytes)?;
+                Stage::Loading {
+                    lsn: c.lsn,
+                    history,
+                }
+            }
+            (s @ Stage::Loading { .. }, FrameKind::CopyFile) => {
+                let c = CopyFile::decode(body).map_err(bad)?;
+                let have = store.load_file(CatalogEntry {
+                    id: c.id,
+                    size: c.size,
+                    name: c.name,
+                })?;
+                self.wire.send(FrameKind::CopyHave, self.epoch, &have);
+                answers_are_taken(&self.wire)?;
+                s
+            }
+            (s @ Stage::Loading { .. }, FrameKind::CopySums) => {
+                let want = store.load_sums(None, &CopySums::decode(body).map_err(bad)?)?;
+                self.wire.send(FrameKind::CopyWant, self.epoch, &want);
+                answers_are_taken(&self.wire)?;
+                s
+            }
+            (s @ Stage::Loading { .. }, FrameKind::CopyData) => {
+                let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
+                store.load_data(None, id, offset, bytes)?;
+                s
+            }
+            (Stage::Loading { lsn, history }, FrameKind::CopyEnd) => {
+                let lsn = copy_ends(lsn, f.lsn)?;
+                store.load_end(lsn, &history)?;
+                m.distrusted.store(false, SeqCst);
+                m.received.reset(lsn);
+                m.committed.store(lsn, Release);
+                self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);
+                Stage::Agreed
+            }
+            (Stage::Agreed, FrameKind::Start) => {
+                let s = Start::decode(body).map_err(bad)?;
+                let session = m.start(&s)?;
+                m.hear(&s.primary, 0);
+                let life = store.superblock().life;
+                self.wire
+                    .send(FrameKind::Started, self.epoch, &Started { session, life });
+                Stage::Running {
+                    session,
+                    primary: s.primary,
+                }
+            }
+            (Stage::Running { session, primary }, FrameKind::Spill) if f.flags == 1 => {
+                m.hear(&primary, 0);
+                store.sync_spill(f.lsn)?;
+                self.wire.queue(FrameKind::Spill, self.epoch, f.lsn, 2, &[]);
+                Stage::Running { session, primary }
+            }
+            (s @ Stage::Running { .. }, FrameKind::Spill) => {
+                let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
+                store.write_spill(id, offset, bytes)?;
+                s
+            }
+            (s, FrameKind::Heartbeat) => {
+                if let Stage::Running { primary, session } = &s {
+                    if m.session.load(Acquire) != *session {
+                        return Err(Error::Stale("another session began".into()));
+                    }
+                    m.hear(primary, f.lsn);
+                    if body.first() == Some(&1) && store.superblock().view.mirror != m.me {
+                        store.update(|sb| sb.view.mirror = m.me.clone())?;
+                    }
+                }
+                // What a node that this one forwards to has promised, which only
+                // the primary can do something about.
+                let outbid = Some(m.backups.outbid()).filter(|e| *e > self.epoch);
+                let outbid = outbid.map(u64::to_le_bytes);
+                self.wire.queue(
+                    FrameKind::Heartbeat,
+                    self.epoch,
+                    m.received.get(),
+                    f.flags,
+                    outbid.as_ref().map_or(&[], |b| &b[..]),
+                );
+                s
+            }
+            (_, k) => return Err(Error::Protocol(format!("{k:?} out of turn"))),
+        };
+        Ok(())
+    }
+}

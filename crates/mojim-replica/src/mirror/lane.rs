@@ -1,0 +1,496 @@
+//! A mirror's end of a lane: records come in, are checked, appended and acknowledged.
+//!
+//! Invariant: an acknowledgement is sent only for records that lie in the log without a
+//! gap, as durably as it says.
+
+use super::*;
+
+enum Feed {
+    Stream {
+        buf: Vec<u8>,
+        from: usize,
+        to: usize,
+    },
+    Ring(RingIn),
+}
+
+/// What one step of a lane did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing had come.
+    Nothing,
+    /// Records were taken and acknowledged.
+    Moved,
+    /// The log has no room until a checkpoint.
+    Full,
+    /// A backup lacks too much for more to be taken.
+    Held,
+}
+
+/// The receiving end of one lane.
+pub struct LaneServer {
+    mirror: Arc<Mirror>,
+    lane: usize,
+    session: u64,
+    epoch: u64,
+    volume: u64,
+    /// Of the session, so fixed for this lane.
+    history: Arc<History>,
+    conn: Arc<dyn Conn>,
+    source: Feed,
+    /// Acknowledgement that the link did not take yet: its bytes from `.1` on.
+    unsent: Option<([u8; FRAME_LEN], usize)>,
+    /// When the primary was last told that this lane waits for a backup;
+    /// nothing was taken since.
+    said: Option<Duration>,
+    polls: u32,
+}
+
+impl LaneServer {
+    /// Accepts a lane whose first word was `l`, or says why not. For shared
+    /// memory this waits for the peer to pass it.
+    pub fn accept(
+        mirror: Arc<Mirror>,
+        mut wire: Wire,
+        epoch: u64,
+        l: &Lane,
+    ) -> Result<LaneServer, (Wire, Refusal)> {
+        let lane = l.lane as usize;
+        if mirror.session.load(Acquire) != l.session
+            || mirror.store.superblock().promised != epoch
+            || l.session == 0
+        {
+            let no = Refusal::new(RefuseCode::StaleEpoch, "the session of this lane is over");
+            return Err((wire, no));
+        }
+        if lane >= mirror.lanes.len() {
+            let no = Refusal::new(RefuseCode::Protocol, format!("there is no lane {lane}"));
+            return Err((wire, no));
+        }
+        let source = if l.ring == 0 {
+            let most = mirror.store.logs()[lane].size() as usize / 2;
+            Feed::Stream {
+                buf: vec![0; (most.min(1 << 20) + 2 * FRAME_LEN).max(64 << 10)],
+                from: 0,
+                to: 0,
+            }
+        } else {
+            let shared = (|| -> Result<RingIn> {
+                if l.ring > 1 << 40 {
+                    return Err(Error::Protocol("a shared ring of impossible size".into()));
+                }
+                wire.queue(FrameKind::LaneOk, epoch, 0, 1, &[]);
+                wire.flush()?;
+                let get = |len, write| {
+                    wire.conn
+                        .recv_memory(len, write)
+                        .map_err(|e| Error::io("taking shared memory", &e))
+                };
+                let ring = get(CONTROL_LEN + l.ring as usize, false)?;
+                let page = get(PAGE_LEN, true)?;
+                RingIn::new(ring, l.ring, l.align as u64, l.position, Page::new(page))
+            })();
+            match shared {
+                Ok(r) => Feed::Ring(r),
+                Err(e) => return Err((wire, Refusal::from(e))),
+            }
+        };
+        wire.queue(FrameKind::LaneOk, epoch, 0, 0, &[]);
+        if let Err(e) = wire.flush() {
+            return Err((wire, Refusal::from(e)));
+        }
+        let volume = mirror.store.superblock().volume_id;
+        let history = mirror.store.history();
+        Ok(LaneServer {
+            mirror,
+            lane,
+            volume,
+            history,
+            session: l.session,
+            epoch,
+            conn: wire.conn,
+            source,
+            unsent: None,
+            said: None,
+            polls: 0,
+        })
+    }
+
+    /// The connection.
+    pub fn conn(&self) -> &Arc<dyn Conn> {
+        &self.conn
+    }
+
+    /// One step: takes what has come, acknowledges it. An error ends the lane.
+    #[inline]
+    pub fn step(&mut self) -> Result<Step> {
+        let r = match self.source {
+            Feed::Ring(_) => self.step_ring(),
+            Feed::Stream { .. } => self.step_stream(),
+        };
+        if let Err(e) = &r {
+            self.refuse(e);
+        }
+        r
+    }
+
+    #[cold]
+    fn refuse(&mut self, e: &Error) {
+        if let Error::Protocol(_) | Error::Poisoned(_) | Error::Full(_) = e {
+            let mut wire = Wire::new(self.conn.clone());
+            refuse(&mut wire, self.epoch, &Refusal::from(e.clone()));
+        }
+        self.conn.close();
+    }
+
+    fn step_ring(&mut self) -> Result<Step> {
+        let Feed::Ring(ring) = &mut self.source else {
+            unreachable!("checked by the caller");
+        };
+        let Front::Record(mut len) = ring.front()? else {
+            self.polls = self.polls.wrapping_add(1);
+            if self.polls.is_multiple_of(4096) {
+                self.check_alive()?;
+            }
+            return Ok(Step::Nothing);
+        };
+        let m = &self.mirror;
+        let mut guard = lock(&m.lanes[self.lane]);
+        let lane = current(m, self.session, &mut guard)?;
+        let log = &m.store.logs()[self.lane];
+        let history = &self.history;
+        let mut step = Step::Moved;
+        let first = log.head();
+        let mut take = || -> Result<()> {
+            loop {
+                let head = log.head();
+                check_len(len, log.size())?;
+                let place = log.place(head, len);
+                let Some(at) = place.filter(|_| !m.backups.is_full(&m.store)) else {
+                    step = m.blocked(self.lane, place.is_some());
+                    return Ok(());
+                };
+                self.said = None;
+                // SAFETY: this lane's lock is held, so only this thread appends;
+                // `at` is of the present head. A pad written for a record that is
+                // then refused lies beyond the head and means nothing.
+                let slot = unsafe { log.slot(head, at, len, self.volume, lane.last() + 1) };
+                ring.take(slot);
+                let r = RecordView::decode(slot)
+                    .map_err(|e| Error::Protocol(format!("a record in shared memory: {e}")))?;
+                let h = r.header;
+                if h.len as usize != len {
+                    return Err(Error::Protocol(
+                        "a record changed while it was copied".into(),
+                    ));
+                }
+                m.check_spill(&r)?;
+                match lane.arrive(&h, history) {
+                    Arrival::Accept => {
+                        if at != head {
+                            // SAFETY: as above; the pad now names its record.
+                            let _ = unsafe { log.slot(head, at, 0, h.volume, h.lsn) };
+                        }
+                        log.publish(at, len);
+                    }
+                    Arrival::Duplicate => {
+                        m.received.mark(h.lsn);
+                    }
+                    Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+                }
+                match ring.front()? {
+                    Front::Record(n) => len = n,
+                    Front::Nothing => return Ok(()),
+                }
+            }
+        };
+        let taken = take();
+        // Also what came before one that cannot be taken: this lane's log acknowledges
+        // it in the next session, and a promotion cuts off what does not count.
+        m.landed(self.lane, first)?;
+        taken?;
+        let committed = ring.committed();
+        let last = lane.last();
+        ring.ack(last, m.store.level() as u16);
+        if step == Step::Held && m.tells(&mut self.said) {
+            ring.say_waits();
+        }
+        log.prefetch(len);
+        drop(guard);
+        m.backups.work.notify();
+        m.learn(committed);
+        Ok(step)
+    }
+
+    fn step_stream(&mut self) -> Result<Step> {
+        if self.unsent.is_some() && !self.send_ack()? {
+            return Ok(Step::Nothing);
+        }
+        let m = self.mirror.clone();
+        let Feed::Stream { buf, from, to } = &mut self.source else {
+            unreachable!("checked by the caller");
+        };
+        let pending = has_whole(&buf[*from..*to])?;
+        if !pending {
+            if *from == *to {
+                (*from, *to) = (0, 0);
+            } else if *from > 0 && buf.len() - *to < buf.len() / 2 {
+                buf.copy_within(*from..*to, 0);
+                (*from, *to) = (0, *to - *from);
+            }
+            match self.conn.recv(&mut [IoSliceMut::new(&mut buf[*to..])]) {
+                Ok(0) => return Err(Error::Timeout("the primary closed the link".into())),
+                Ok(n) => *to += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Nothing),
+                Err(e) => return Err(Error::io("receiving from the primary", &e)),
+            }
+            if !has_whole(&buf[*from..*to])? {
+                let need = needed(&buf[*from..*to]);
+                let most = m.store.logs()[self.lane].size() as usize / 2 + FRAME_LEN;
+                if need > most {
+                    return Err(Error::Protocol(format!(
+                        "a record of {need} bytes, {most} at most fit this node's log"
+                    )));
+                }
+                if need > buf.len() {
+                    buf.resize(need, 0);
+                }
+                if *from + need > buf.len() {
+                    buf.copy_within(*from..*to, 0);
+                    (*from, *to) = (0, *to - *from);
+                }
+                return Ok(Step::Nothing);
+            }
+        }
+        let mut guard = lock(&m.lanes[self.lane]);
+        let lane = current(&m, self.session, &mut guard)?;
+        let log = &m.store.logs()[self.lane];
+        let history = self.history.clone();
+        let first = log.head();
+        let mut committed = 0;
+        let mut size = 0;
+        let mut step = Step::Moved;
+        let mut take = || -> Result<()> {
+            while has_whole(&buf[*from..*to])? {
+                let f = Frame::decode(&buf[*from..*to]).expect("checked by has_whole");
+                if f.epoch != self.epoch || f.kind != FrameKind::Record {
+                    return Err(Error::Protocol(format!(
+                        "{:?} of epoch {} on a lane of epoch {}",
+                        f.kind, f.epoch, self.epoch
+                    )));
+                }
+                let body = &buf[*from + FRAME_LEN..*from + FRAME_LEN + f.body as usize];
+                let r = match m.store.mutations.trust_wire.load(Relaxed) {
+                    false => RecordView::decode(body),
+                    true => RecordView::trusted(body),
+                };
+                let r = r.map_err(|e| Error::Protocol(e.to_string()))?;
+                let len = r.bytes().len();
+                if len != body.len() {
+                    return Err(Error::Protocol("a frame larger than its record".into()));
+                }
+                check_len(len, log.size())?;
+                let head = log.head();
+                let place = log.place(head, len);
+                // Also of one that has no room: a log may be full of what is committed
+                // and not known to be.
+                committed = committed.max(f.lsn);
+                let Some(at) = place.filter(|_| !m.backups.is_full(&m.store)) else {
+                    step = m.blocked(self.lane, place.is_some());
+                    return Ok(());
+                };
+                self.said = None;
+                m.check_spill(&r)?;
+                match lane.arrive(&r.header, &history) {
+                    Arrival::Accept => {
+                        // SAFETY: this lane's lock is held, so only this thread
+                        // appends; `at` is of the present head.
+                        let slot =
+                            unsafe { log.slot(head, at, len, r.header.volume, r.header.lsn) };
+                        slot.copy_from_slice(r.bytes());
+                        log.publish(at, len);
+                    }
+                    Arrival::Duplicate => {
+                        m.received.mark(r.header.lsn);
+                    }
+                    Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+                }
+                size = len;
+                *from += FRAME_LEN + len;
+            }
+            Ok(())
+        };
+        let taken = take();
+        if taken.is_err() {
+            // What came before counts, as in shared memory.
+            m.landed(self.lane, first)?;
+        }
+        taken?;
+        let mut flags = m.store.level() as u16;
+        if step != Step::Moved && size == 0 {
+            m.learn(committed);
+            if step == Step::Full || !m.tells(&mut self.said) {
+                return Ok(step);
+            }
+            flags |= WAITS;
+        }
+        let last = lane.last();
+        m.landed(self.lane, first)?;
+        drop(guard);
+        let ack = Frame {
+            kind: FrameKind::Ack,
+            flags,
+            epoch: self.epoch,
+            lsn: last,
+            body: 0,
+        };
+        self.unsent = Some((ack.encode(), 0));
+        self.send_ack()?;
+        m.store.logs()[self.lane].prefetch(size);
+        m.backups.work.notify();
+        m.learn(committed);
+        Ok(step)
+    }
+
+    fn send_ack(&mut self) -> Result<bool> {
+        while let Some((bytes, at)) = &mut self.unsent {
+            match self.conn.send(&[IoSlice::new(&bytes[*at..])]) {
+                Ok(n) if *at + n == FRAME_LEN => self.unsent = None,
+                Ok(n) => *at += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(Error::io("acknowledging to the primary", &e)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// For a lane of shared memory: is the peer's stream still open?
+    fn check_alive(&mut self) -> Result<()> {
+        if self.mirror.session.load(Acquire) != self.session {
+            return Err(Error::Stale("the session of this lane is over".into()));
+        }
+        let mut b = [0u8; 1];
+        match self.conn.recv(&mut [IoSliceMut::new(&mut b)]) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Ok(0) => Err(Error::Timeout("the primary closed the link".into())),
+            Ok(_) => Err(Error::Protocol("bytes on a lane of shared memory".into())),
+            Err(e) => Err(Error::io("the primary's link", &e)),
+        }
+    }
+
+    /// Blocks until something may have come, or `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Result<()> {
+        match &self.source {
+            Feed::Ring(r) => {
+                r.wait(timeout);
+                self.check_alive()
+            }
+            Feed::Stream { .. } => {
+                let _ = self.conn.wait(self.unsent.is_some(), timeout);
+                if self.mirror.session.load(Acquire) != self.session {
+                    self.conn.close();
+                    return Err(Error::Stale("the session of this lane is over".into()));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn current<'a>(
+    m: &Mirror,
+    session: u64,
+    guard: &'a mut MutexGuard<'_, Option<LaneIn>>,
+) -> Result<&'a mut LaneIn> {
+    if m.session.load(SeqCst) != session {
+        return Err(Error::Stale("the session of this lane is over".into()));
+    }
+    guard
+        .as_mut()
+        .ok_or_else(|| Error::Stale("the session of this lane is over".into()))
+}
+
+fn check_len(len: usize, log: u64) -> Result<()> {
+    if len as u64 > log / 2 - 4096 {
+        return Err(Error::Protocol(format!(
+            "a record of {len} bytes does not fit this node's log of {log}"
+        )));
+    }
+    Ok(())
+}
+
+fn needed(b: &[u8]) -> usize {
+    match Frame::decode(b) {
+        Ok(f) => FRAME_LEN + f.body as usize,
+        Err(_) => FRAME_LEN,
+    }
+}
+
+fn has_whole(b: &[u8]) -> Result<bool> {
+    if b.len() < FRAME_LEN {
+        return Ok(false);
+    }
+    let f = Frame::decode(b).map_err(|e| Error::Protocol(e.to_string()))?;
+    Ok(b.len() >= FRAME_LEN + f.body as usize)
+}
+
+impl Mirror {
+    /// Why lane `lane` takes nothing: for want of room, if there is no `room`
+    /// and no backup that keeps it.
+    #[cold]
+    pub(super) fn blocked(&self, lane: usize, room: bool) -> Step {
+        match room || self.store.is_kept(lane) {
+            true => Step::Held,
+            false => Step::Full,
+        }
+    }
+
+    /// Whether it is time to tell the primary (again) that a lane waits.
+    pub(super) fn tells(&self, said: &mut Option<Duration>) -> bool {
+        let now = self.store.env().now();
+        let every = HEARTBEAT.min(self.silence / 4);
+        let due = said.is_none_or(|at| now.saturating_sub(at) >= every);
+        if due {
+            *said = Some(now);
+        }
+        due
+    }
+
+    /// A record that names a spill file is worth nothing without it, durable here.
+    #[inline]
+    pub(super) fn check_spill(&self, r: &RecordView<'_>) -> Result<()> {
+        let Some((id, want)) = named_spill(r)? else {
+            return Ok(());
+        };
+        let len = self.store.durable_spill(id);
+        if len != Some(want) {
+            return Err(Error::Protocol(format!(
+                "record {} names spill file {id} of {want} bytes; {} are durable here",
+                r.header.lsn,
+                len.unwrap_or(0)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Records from position `first` on are in the log: makes them persistent
+    /// if the medium does, and counts them as received.
+    #[inline]
+    pub(super) fn landed(&self, lane: usize, first: u64) -> Result<()> {
+        let log = &self.store.logs()[lane];
+        let head = log.head();
+        // Also what an earlier batch published before it failed.
+        if first == head && log.persisted() >= head {
+            return Ok(());
+        }
+        self.store.check()?;
+        let r = log.persist(head);
+        self.store.fail(r)?;
+        let mut at = first;
+        while let Some((r, _, next)) = log.record(at) {
+            self.received.mark(r.header.lsn);
+            at = next;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,197 @@
+//! How a mirror, or a backup, becomes primary.
+//!
+//! Invariant: the epoch is promised durably, and the lanes are stopped, before the register
+//! is asked.
+
+use super::*;
+
+impl Mirror {
+    /// Whether this node is the mirror of the view, with everything in it.
+    pub fn is_member(&self, r: &Register) -> bool {
+        r.is_mirror(&member(&self.store))
+    }
+
+    /// An operator makes this node primary although it may lack what was
+    /// acknowledged: nobody else is left who has it.
+    pub fn force(&self, views: &dyn ViewRegister) -> Result<Option<(u64, u64)>> {
+        let reg = views.read(&self.store.spec().volume)?;
+        self.force_from(&reg, views)
+    }
+
+    /// The same, if the register is still as it was read.
+    pub fn force_from(
+        &self,
+        reg: &Register,
+        views: &dyn ViewRegister,
+    ) -> Result<Option<(u64, u64)>> {
+        let _change = lock(&self.change);
+        self.open()?;
+        self.store.check()?;
+        let sb = self.whole()?;
+        self.generation.fetch_add(1, SeqCst);
+        self.unsettle();
+        self.stop_session();
+        let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
+        self.store.promise(epoch)?;
+        // Also if the answer is lost, and the register read later.
+        self.gives_up.store(true, Release);
+        let new = reg
+            .force(&member(&self.store), epoch)
+            .map_err(|why| Error::Protocol(format!("{why:?}")))?;
+        if !views.swap(&sb.volume, &new)? {
+            return Ok(None);
+        }
+        self.become_primary(epoch).map(Some)
+    }
+
+    /// What the superblock says, of a copy that one can go on with.
+    pub(super) fn whole(&self) -> Result<Superblock> {
+        let sb = self.store.superblock();
+        match sb.state {
+            State::Whole => Ok(sb),
+            _ => Err(Error::Invalid(format!(
+                "node {} has no whole copy of volume {}: there is nothing to go on with",
+                sb.node, sb.volume
+            ))),
+        }
+    }
+
+    /// Whether this node is the view's primary, though it may not have begun
+    /// the view's epoch yet.
+    pub fn is_primary(&self, r: &Register) -> bool {
+        r.is_primary(&member(&self.store))
+    }
+
+    /// The primary is gone, as far as this node can tell: makes this node the
+    /// primary, if the register agrees. `None` if it does not; then it goes on
+    /// following, but promised, so that its primary has to begin another epoch.
+    pub fn take_over(&self, views: &dyn ViewRegister) -> Result<Option<(u64, u64)>> {
+        // Links are served until the register has answered.
+        let reg = views.read(&self.store.spec().volume)?;
+        self.take_over_from(reg, views)
+    }
+
+    /// The same, where the register was just read.
+    pub fn take_over_from(
+        &self,
+        mut reg: Register,
+        views: &dyn ViewRegister,
+    ) -> Result<Option<(u64, u64)>> {
+        let _change = lock(&self.change);
+        self.store.check()?;
+        let mut sb = self.store.superblock();
+        let mut me = member(&self.store);
+        let broken = &self.store.mutations;
+        if broken.amnesiac_member.load(Relaxed)
+            && let Some(m) = reg.mirror.as_ref().filter(|m| m.node == me.node)
+        {
+            me = m.clone();
+            if sb.state == State::Empty {
+                // What was lost counts as nothing that ever was.
+                self.store.make_new()?;
+                sb = self.store.superblock();
+            }
+        }
+        if broken.stale_member.load(Relaxed) && !reg.is_primary(&me) {
+            reg.mirror = Some(me.clone());
+        }
+        let epoch = if sb.state != State::Whole {
+            return Ok(None);
+        } else if reg.is_primary(&me) && sb.view.epoch < reg.epoch {
+            // Cut off after the register had agreed.
+            reg.epoch
+        } else if reg.is_mirror(&me) {
+            self.store.next_epoch(sb.promised.max(reg.epoch))
+        } else {
+            return Ok(None);
+        };
+        let given_up = reg.is_primary(&me) && self.gives_up.load(Acquire);
+        let missing = self.store.known_missing().filter(|k| *k > self.tail());
+        if let Some(known) = missing.filter(|_| !given_up) {
+            return Err(Error::Protocol(format!(
+                "this node's log is damaged: sync points up to LSN {known} were acknowledged, LSN {} is the last that can be read; it does not take over by itself (`mojim promote --force` gives the others up)",
+                self.tail()
+            )));
+        }
+        // The fence, durably, before anything is asked for.
+        if !broken.no_fence.load(Relaxed) {
+            self.generation.fetch_add(1, SeqCst);
+            self.unsettle();
+            self.stop_session();
+            self.store.promise(epoch)?;
+        }
+        if !reg.is_primary(&me) {
+            let new = reg
+                .take_over(&me, epoch)
+                .map_err(|why| Error::Protocol(format!("{why:?}")))?;
+            if !views.swap(&sb.volume, &new)? {
+                return Ok(None);
+            }
+        }
+        self.become_primary(epoch).map(Some)
+    }
+
+    /// Ends following and makes this node the primary of a view of its own:
+    /// it completes its log first (Mojim 4.3).
+    /// Returns the epoch, which is above `above`, and the last LSN. The store is then
+    /// closed cleanly.
+    pub fn promote(&self, above: u64) -> Result<(u64, u64)> {
+        let _change = lock(&self.change);
+        self.open()?;
+        let sb = self.whole()?;
+        self.generation.fetch_add(1, SeqCst);
+        self.unsettle();
+        self.stop_session();
+        // From here on the old primary has nothing acknowledged any more.
+        let epoch = self.epoch_to_promote(&sb, above);
+        self.store.promise(epoch)?;
+        self.become_primary(epoch)
+    }
+
+    /// A leap above what is known, so that it also outranks what the other node began
+    /// unseen. A leap tells that this was known (`is_rival`): one that was promised by a
+    /// promotion that failed is not leapt over again, nor is a view of this node alone.
+    pub(super) fn epoch_to_promote(&self, sb: &Superblock, above: u64) -> u64 {
+        let goes_on = sb.view.primary == self.me && sb.view.mirror.is_empty();
+        if goes_on && above + LEAP / 2 <= sb.view.epoch {
+            return self.store.next_epoch(sb.promised.max(sb.view.epoch));
+        }
+        let known = sb.view.epoch.max(above);
+        if sb.promised > known && self.store.is_own(sb.promised) {
+            return match sb.promised >= known + LEAP {
+                true => sb.promised,
+                false => self.store.next_epoch(sb.promised + LEAP),
+            };
+        }
+        self.store.next_epoch(known.max(sb.promised) + LEAP)
+    }
+
+    pub(super) fn open(&self) -> Result<()> {
+        match self.is_closed() {
+            true => Err(Error::Busy("this copy is being closed; try again".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Everything of its contiguous prefix is this node's own from now on.
+    /// No session is left, and `epoch` is promised.
+    pub(super) fn become_primary(&self, epoch: u64) -> Result<(u64, u64)> {
+        let tail = self.tail();
+        self.store.freeze(false);
+        self.store.truncate(tail)?;
+        self.received.reset(tail);
+        self.store.persist_all()?;
+        self.store.apply_all(tail)?;
+        // Last, so that a promotion that fails before has not happened.
+        self.store.begin_epoch(
+            epoch,
+            tail + 1,
+            View {
+                epoch,
+                primary: self.me.clone(),
+                mirror: String::new(),
+            },
+        )?;
+        Ok((epoch, tail))
+    }
+}

@@ -1,0 +1,106 @@
+//! By which rule a sync point is committed: which copies must have it.
+//!
+//! Owns the rule, the lease, and the answer to "is it committed". Invariant: rule and
+//! figures are of one instant (`changes` counts the changes of the rule, and is read before
+//! and after).
+
+use super::*;
+
+impl Primary {
+    /// What is asked for at present: the mode's rule, or the one of a primary
+    /// that is alone.
+    #[inline]
+    pub fn rule(&self) -> AckRule {
+        unpack(self.rule.load(SeqCst))
+    }
+
+    pub(crate) fn set_rule(&self, r: AckRule) {
+        // Sequentially consistent: who takes an LSN after this sees it, and who
+        // took one before is seen by who reads the last LSN after this.
+        let now = self.rule.load(SeqCst);
+        let changes = (now >> CHANGES) + 1;
+        let beside = now & (HELD | LEASED);
+        self.rule
+            .store(pack(r) | beside | changes << CHANGES, SeqCst);
+    }
+
+    /// The committed LSN.
+    #[inline]
+    pub fn committed(&self) -> u64 {
+        if self.store.mutations.ack_early.load(Relaxed) {
+            return self.last();
+        }
+        loop {
+            let rule = self.rule.load(SeqCst);
+            if rule & (HELD | LEASED) != 0 {
+                match self.committed_by_lease(rule) {
+                    Some(committed) => return committed,
+                    None => continue,
+                }
+            }
+            if let Some(committed) = self.committed_by(rule) {
+                return committed;
+            }
+        }
+    }
+
+    /// What was committed at one instant at which this was the rule. `None`: it
+    /// was set meanwhile, and what a mirror acknowledged may have counted for
+    /// nothing when it was read.
+    #[inline]
+    pub(super) fn committed_by(&self, rule: u64) -> Option<u64> {
+        interleave();
+        let persisted = self.persisted.get();
+        interleave();
+        let acked = self.acked.get();
+        interleave();
+        let committed = unpack(rule).committed(persisted, acked);
+        (self.rule.load(SeqCst) == rule).then_some(committed)
+    }
+
+    /// What became committed within a lease stays so, and nothing else does.
+    /// Whoever is about to acknowledge looks at the clock itself: the thread
+    /// that would hold commits may sleep, or wait for a disk.
+    pub(super) fn committed_by_lease(&self, rule: u64) -> Option<u64> {
+        if rule & HELD == 0 {
+            let committed = self.committed_by(rule)?;
+            // The clock last: what counts now was committed before.
+            if (self.store.env().now().as_nanos() as u64) < self.lease.load(SeqCst) {
+                self.held_at.fetch_max(committed, AcqRel);
+                return Some(committed);
+            }
+        }
+        Some(self.held_at.load(Acquire))
+    }
+
+    /// Until `end`, and no longer, this primary commits. By the session's
+    /// thread, as all changes of the rule.
+    pub(crate) fn lease_until(&self, end: Duration) {
+        self.lease.store(end.as_nanos() as u64, SeqCst);
+        if self.rule.load(SeqCst) & LEASED == 0 {
+            self.held_at.store(self.committed(), Release);
+            self.rule.fetch_or(LEASED, SeqCst);
+        }
+    }
+
+    /// From here on nothing becomes committed, whatever the rule says, until it
+    /// is let go again. By the session's thread, as all changes of the rule.
+    pub(crate) fn hold(&self) {
+        if !self.is_held() {
+            self.rule.fetch_or(HELD, SeqCst);
+        }
+    }
+
+    /// What is held counts by the rule again.
+    pub(crate) fn let_go(&self) {
+        // Looked at first: the line is every sync point's.
+        if self.is_held() {
+            self.rule.fetch_and(!HELD, SeqCst);
+            self.done.notify();
+        }
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.rule.load(SeqCst) & HELD != 0
+    }
+}

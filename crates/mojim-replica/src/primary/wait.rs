@@ -1,0 +1,251 @@
+//! Waiting for a sync point: in the caller's thread, which drives its own lane meanwhile.
+//!
+//! Owns how long is waited, and what is said when that was too long. Invariant: while
+//! anything moves that the caller waits for, nobody gives up.
+
+use super::*;
+
+impl Primary {
+    /// Waits until `lsn`, appended on `lane`, is committed.
+    pub fn wait(&self, lsn: u64, lane: usize) -> Result<()> {
+        self.wait_hinted(lsn, lane, 0)
+    }
+
+    /// The same; the next record may have about `hint` bytes.
+    #[inline]
+    pub(super) fn wait_hinted(&self, lsn: u64, lane: usize, hint: usize) -> Result<()> {
+        let rule = self.rule();
+        // In this order: send, write the own log, receive.
+        if rule.mirror || !self.spec.background_send {
+            self.send(lane);
+        }
+        if rule.local {
+            self.persist(lane)?;
+        }
+        if self.committed() >= lsn {
+            if self.spec.background_send {
+                self.link_work.notify();
+            }
+            return Ok(());
+        }
+        if rule.mirror && self.spin_for(lsn, lane, hint) {
+            return Ok(());
+        }
+        self.wait_long(lsn, lane)
+    }
+
+    /// The short way: polls for the acknowledgement, for a bounded time. The
+    /// thread that has the lane's receiving end polls the link, others poll
+    /// what it finds. False if it did not come.
+    #[inline]
+    pub(super) fn spin_for(&self, lsn: u64, lane: usize, hint: usize) -> bool {
+        let env = &**self.store.env();
+        self.log(lane).prefetch(hint);
+        let mut start = None;
+        loop {
+            if let Ok(mut slot) = self.lanes[lane].rx.try_lock() {
+                loop {
+                    if slot.rx.is_none() {
+                        return self.committed() >= lsn;
+                    }
+                    let came = self.receive_held(lane, &mut slot);
+                    if self.committed() >= lsn {
+                        slot.spinner.hit(env);
+                        return true;
+                    }
+                    if came {
+                        // This lane may be done and another lack a record.
+                        break;
+                    }
+                    if !slot.spinner.spin(env) {
+                        return false;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+            for _ in 0..64 {
+                if self.committed() >= lsn {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let now = env.now();
+            if now - *start.get_or_insert(now) >= self.spec.spin {
+                return false;
+            }
+        }
+    }
+
+    #[cold]
+    pub(super) fn wait_long(&self, lsn: u64, lane: usize) -> Result<()> {
+        let env = self.store.env();
+        let mut start = env.now();
+        let mut patience = self.patience();
+        let mut motion = Motion::of(self, lsn);
+        loop {
+            if self.committed() >= lsn {
+                return Ok(());
+            }
+            self.check()?;
+            // The prefix may hang on any lane, also one whose thread gave up.
+            for i in 0..self.lanes.len() {
+                self.drive((lane + i) % self.lanes.len())?;
+            }
+            if self.rule().local && self.persisted.get() < lsn {
+                // Another thread is writing the log: its end is waited for
+                // here, since nothing on the link would tell of it.
+                for i in 0..self.lanes.len() {
+                    self.persist_wait(i)?;
+                }
+            }
+            if self.committed() >= lsn {
+                return Ok(());
+            }
+            // Before what tells that it has ended.
+            let confirms = self.standstill(Duration::ZERO);
+            let now = env.now();
+            if motion.goes_on(self) || self.is_held_back(now) {
+                // The bounds are on standstill. As long as the mirror says that
+                // it is held back; a link that fails is noticed by its silence.
+                (start, patience) = (now, self.patience());
+            }
+            let linked = self.link_up.load(Acquire);
+            match patience.step(now - start) {
+                Verdict::Wait => {}
+                // The records come behind a spill file that the mirror is syncing.
+                Verdict::GiveUp if !linked && now - start < confirms => {}
+                // A link that is still being made gets its time.
+                Verdict::Resend if !linked => {}
+                // Nor is it the link that keeps it.
+                Verdict::Resend if self.is_held() => {}
+                Verdict::Resend => self.suspect("no acknowledgement in time".into()),
+                Verdict::GiveUp => {
+                    self.link_work.notify();
+                    return Err(self.timeout(&format!("LSN {lsn}"), patience.limit()));
+                }
+            }
+            let slice = Duration::from_millis(2).min(self.spec.resend_timeout);
+            let held = if self.rule().mirror && self.acked.get() < lsn {
+                self.lanes[lane].rx.try_lock().ok()
+            } else {
+                None
+            };
+            match held {
+                Some(mut slot) if slot.rx.is_some() => {
+                    if let Some(rx) = &mut slot.rx {
+                        rx.wait(slice);
+                    }
+                    self.receive_held(lane, &mut slot);
+                    drop(slot);
+                    // Another thread may have been turned away meanwhile.
+                    self.done.notify();
+                }
+                _ => {
+                    drop(held);
+                    self.done.wait_unless(|| self.committed() >= lsn, slice);
+                }
+            }
+        }
+    }
+
+    pub(super) fn wait_for_room(&self, wait: &mut RoomWait) -> Result<()> {
+        self.check_open()?;
+        let limit = self.patience().limit() + Duration::from_secs(30);
+        if wait.waited > self.standstill(limit) {
+            return Err(self.timeout("the log is full", limit));
+        }
+        // Whatever is in the rings moves on only if somebody drives it.
+        for lane in 0..self.lanes.len() {
+            self.drive(lane)?;
+        }
+        // The checkpoint's own thread gives way to everybody; this one waits
+        // anyway, so it helps.
+        if self.checkpoint_step(Pace::Idle)? {
+            return Ok(());
+        }
+        let start = self.store.env().now();
+        let used = self.store.fullness();
+        self.done
+            .wait_unless(|| self.store.fullness() < used, Duration::from_millis(2));
+        let now = self.store.env().now();
+        // Back-pressure lasts as long as a backup that is alive needs.
+        let held = self.backups.is_full(&self.store)
+            || self.is_held_back(now)
+            || self.is_copying()
+            || (0..self.lanes.len()).any(|lane| self.store.is_kept(lane));
+        let spilled = self.spilled();
+        let held = held || std::mem::replace(&mut wait.spilled, spilled) != spilled;
+        wait.waited = match held {
+            true => Duration::ZERO,
+            false => wait.waited + (now - start),
+        };
+        Ok(())
+    }
+
+    pub(super) fn timeout(&self, what: &str, limit: Duration) -> Error {
+        // What an earlier link ended with says nothing of one that is up.
+        let why = match self.link_up.load(Acquire) {
+            true => Some("the link to it is up, and nothing moves on it".to_owned()),
+            false => self
+                .link_error
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .clone(),
+        };
+        Error::Timeout(format!(
+            "{what}; the mirror did not move on within {limit:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
+            why.map(|w| format!(" ({w})")).unwrap_or_default()
+        ))
+    }
+
+    /// Whether a whole copy is being made from here or to here.
+    pub(super) fn is_copying(&self) -> bool {
+        let now = self.store.env().now();
+        self.store.progress.get(now).is_some_and(|c| c.running)
+    }
+
+    /// How long a sync point waits before it suspects the link:
+    /// `resend_timeout`, the time of some round trips over this link, and what
+    /// the slowest mirror needs for the bytes that it lacks.
+    pub fn resend_after(&self) -> Duration {
+        let trip = Duration::from_nanos(self.round_trip.load(Relaxed));
+        // Without a link nothing is taken in: it is not waited for.
+        let behind = match self.link_up.load(Acquire) {
+            true => self.bytes_behind(),
+            false => 0,
+        };
+        let bytes = Duration::from_micros(behind * 1_000_000 / LEAST_PACE);
+        self.spec.resend_timeout + (trip * TRIPS).min(LONGEST_TRIPS) + bytes
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        Patience::new(self.resend_after(), self.spec.resend_attempts)
+    }
+
+    /// A round trip over the link took `took`. Returns the usual time.
+    pub(crate) fn measured(&self, took: Duration) -> Duration {
+        let took = took.as_nanos() as u64;
+        let usual = match self.round_trip.load(Relaxed) {
+            0 => took,
+            usual => usual - usual / 8 + took / 8,
+        };
+        self.round_trip.store(usual, Relaxed);
+        Duration::from_nanos(usual)
+    }
+
+    /// Says that the link must be made anew.
+    pub fn suspect(&self, why: String) {
+        *self.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why);
+        self.suspect.store(true, Release);
+        self.link_work.notify();
+    }
+
+    /// How long nothing may move towards a mirror that is otherwise waited for
+    /// `usual`: one that syncs a whole spill file says nothing meanwhile.
+    pub fn standstill(&self, usual: Duration) -> Duration {
+        match self.confirming.load(Acquire) {
+            true => usual.max(COPY_SILENCE),
+            false => usual,
+        }
+    }
+}

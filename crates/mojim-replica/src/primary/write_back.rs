@@ -1,0 +1,145 @@
+//! Writing back: what is committed goes from the log to the data files, and what the loss
+//! of the mirror puts at risk meanwhile.
+//!
+//! Owns the pace of checkpoints, and the account of bytes at risk.
+
+use super::*;
+
+impl Primary {
+    /// Up to where records may go to the data area: committed, in the own log
+    /// if that is to survive, and, while a mirror follows, in its log too, so
+    /// that what it lacks is still in the ring.
+    pub fn apply_limit(&self) -> u64 {
+        if self.store.mutations.apply_before_log.load(Relaxed) {
+            return self.last();
+        }
+        let mut limit = self.committed().min(self.persisted.get());
+        if self.link_up.load(Acquire) {
+            limit = limit.min(self.acked.get());
+        }
+        limit
+    }
+
+    /// One turn of the background's work on the own copy: persists what the
+    /// mode does not on the path, applies what is due by the policy and by what
+    /// the program does, checkpoints when the log is half full or the program
+    /// idle. True if it did something.
+    pub fn checkpoint_step(&self, pace: Pace) -> Result<bool> {
+        self.store.check()?;
+        if !self.store.mutations.apply_before_log.load(Relaxed) {
+            for lane in 0..self.lanes.len() {
+                self.persist_wait(lane)?;
+            }
+        }
+        self.settle_risk(false);
+        let before = self.store.applied();
+        let limit = self.apply_limit();
+        let full = self.store.pressure() > 0.5;
+        let idle = pace == Pace::Idle;
+        // One checkpoint for so much that its syncs do not count, but not for so
+        // much that who waits for room waits long.
+        let piece = (self.spec.smallest_log / 8).max(LEAST_PIECE);
+        let due = full || idle || pace == Pace::Pressed || {
+            let enough = limit - before.min(limit) >= self.spec.checkpoint_threshold;
+            match self.spec.write_back {
+                WriteBack::Eager => enough,
+                WriteBack::Async => self.store.has_waiting(self.spec.write_back_pages),
+                WriteBack::Auto => {
+                    enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece
+                }
+            }
+        };
+        if due {
+            self.store.apply(limit, piece as usize)?;
+        }
+        let live = &self.store.logs()[0];
+        live.live(Live::Last).store(self.last(), Relaxed);
+        live.live(Live::Committed).store(self.committed(), Relaxed);
+        live.live(Live::Acked).store(self.acked.get(), Relaxed);
+        live.live(Live::Persisted)
+            .store(self.persisted.get(), Relaxed);
+        live.live(Live::LinkUp)
+            .store(self.link_up.load(Relaxed) as u64, Relaxed);
+        live.live(Live::BytesBehind)
+            .store(self.bytes_behind(), Relaxed);
+        let applied = self.store.applied();
+        if (full || idle) && applied > self.store.checkpointed() {
+            self.store.checkpoint_if(|lsn| self.may_lose(lsn))?;
+            self.done.notify();
+        }
+        let released = self.store.release_held(|lsn| self.may_lose(lsn))?;
+        if released {
+            self.done.notify();
+        }
+        Ok(applied > before || released)
+    }
+
+    /// What the mirror lacks must stay in the ring while it follows, also where
+    /// it was kept behind the checkpoint for a backup.
+    pub(super) fn may_lose(&self, lsn: u64) -> bool {
+        !self.link_up.load(Acquire) || lsn <= self.acked.get()
+    }
+
+    /// Bytes of records that the mirror has not acknowledged.
+    pub fn bytes_behind(&self) -> u64 {
+        (0..self.lanes.len())
+            .filter_map(|i| {
+                let slot = self.lanes[i].rx.try_lock().ok()?;
+                // Without a link, by what the last one acknowledged.
+                let at = slot.rx.as_ref().map_or(slot.acked_at, |r| r.acked_at);
+                let log = self.log(i);
+                Some(log.head().saturating_sub(at.max(log.start())))
+            })
+            .sum()
+    }
+
+    /// The mirror is lost, seen at `now`: what it acknowledged and the own log does
+    /// not have yet is in this node's memory alone. Nothing is where the mode has
+    /// the own log acknowledge too, and with a log that is memory everything stays so.
+    pub(crate) fn mirror_lost(&self, now: Duration) {
+        let rule = self.rule();
+        let alone = rule.local || !rule.mirror || !self.store.level().is_persistent();
+        let mut risk = self.risk.lock().unwrap_or_else(|e| e.into_inner());
+        if alone || risk.is_some() || self.store.check().is_err() {
+            return;
+        }
+        let of = |l: &OutLane| l.rx.lock().unwrap_or_else(|e| e.into_inner()).acked_at;
+        let ends: Vec<u64> = self.lanes.iter().map(of).collect();
+        *risk = Some(Risk {
+            bytes: self.unpersisted(&ends),
+            since: now,
+            ends,
+        });
+        drop(risk);
+        self.settle_risk(false);
+    }
+
+    /// Bytes before `ends` that the own log does not have.
+    pub(super) fn unpersisted(&self, ends: &[u64]) -> u64 {
+        let lanes = ends.iter().enumerate();
+        lanes
+            .map(|(i, end)| end.saturating_sub(self.log(i).persisted()))
+            .sum()
+    }
+
+    /// Counts what is at risk, and ends that once the own log has it, or the mirror
+    /// is back with all of it.
+    pub(crate) fn settle_risk(&self, back: bool) {
+        let mut risk = self.risk.lock().unwrap_or_else(|e| e.into_inner());
+        let Some(r) = &*risk else {
+            return;
+        };
+        let left = if back { 0 } else { self.unpersisted(&r.ends) };
+        let live = |l| self.store.logs()[0].live(l);
+        live(Live::AtRisk).store(left, Relaxed);
+        if left > 0 {
+            return;
+        }
+        let took = self.store.env().now().saturating_sub(r.since);
+        live(Live::LastRisk).store(r.bytes, Relaxed);
+        live(Live::LastRiskTime).store(took.as_micros() as u64, Relaxed);
+        // Who reads this one first sees those of it, or of a later one.
+        live(Live::Losses).fetch_add(1, Release);
+        *risk = None;
+    }
+}

@@ -1,0 +1,292 @@
+//! What follows from the mirror's greeting: which copy both nodes will have, and what would
+//! be lost by that.
+//!
+//! Invariant: nothing is changed on either node before this is decided; what would lose
+//! what was acknowledged is refused (`mojim_protocol::loss`).
+
+use super::*;
+
+impl Session {
+    pub(super) fn agree(&mut self, w: Welcome) -> Result<()> {
+        self.phase = Phase::Greeting;
+        let store = self.primary.store.clone();
+        let theirs = Holding {
+            volume_id: w.volume_id,
+            state: w.state,
+            tail: w.tail,
+            history: History::from_entries(&w.history)
+                .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
+        };
+        // A node that comes back empty knows no epoch, and its copy may come from a
+        // mirror that has promised none above this one's.
+        let theirs_last = theirs.history.last_epoch();
+        if self.attach && theirs_last >= self.epoch {
+            self.epoch = store.next_epoch(theirs_last);
+            return Err(Error::Protocol(format!(
+                "node {} knows epoch {theirs_last}: a later one is begun",
+                self.peer.name
+            )));
+        }
+        self.primary.mirror_level.store(w.level, Relaxed);
+        if let Some(view_client) = &mut self.view_client {
+            view_client.peer = Some(Member {
+                node: self.peer.name.clone(),
+                incarnation: w.life,
+            });
+        }
+        let largest = store.largest_file();
+        if let Some((name, size)) = largest.filter(|(_, size)| *size > w.max_file) {
+            return Err(self.copy_failed(format!(
+                "file {name:?} has {size} bytes, node {} can have files of at most {} (its file system, or its limit RLIMIT_FSIZE)",
+                self.peer.name, w.max_file
+            )));
+        }
+        self.primary.mirror_max_file.store(w.max_file, Release);
+        // What is in the logs now stays there until the lanes are open.
+        store.freeze(true);
+        let tail = if self.attach {
+            store.tail()
+        } else {
+            self.primary.last()
+        };
+        let ours = store.holding(tail);
+        let mut plan = reconcile(&ours, &theirs, store.oldest(), self.attach);
+        if self.force_copy && matches!(plan, Plan::Resend { .. }) {
+            plan = Plan::CopyTo;
+        }
+        // Where success meant persistent here, this copy lacks nothing that was
+        // acknowledged: what the mirror has beyond it goes, and no copy that may
+        // be the only one is overwritten.
+        if plan == Plan::CopyFrom
+            && store.superblock().state == State::Whole
+            && store.superblock().volume_id == theirs.volume_id
+            && self.primary.spec.rule.local
+            && store.is_complete()
+        {
+            plan = Plan::CopyTo;
+        }
+        if self.attach {
+            let known = Known {
+                primary: store.known_acknowledged(),
+                mirror: w.known,
+                ring_lost: self.misses_ring(),
+                member: w.member,
+            };
+            self.refuse_loss(loss(&plan, &ours, &theirs, known), &ours, &theirs)?;
+        }
+        // The log of a mirror may be damaged, also where this copy lacks nothing.
+        let lost = self.attach
+            && self.paired_rule.mirror
+            && has_lost(&plan, store.known_acknowledged().max(w.known));
+        if let Some(view_client) = &mut self.view_client {
+            view_client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
+            if self.attach && (lost || plan == Plan::CopyTo) {
+                // What the register would refuse is not put over the other copy.
+                view_client.check_copy_to(&store)?;
+                // It will have everything only when it has caught up.
+                self.member = false;
+            }
+        }
+        if lost {
+            self.member = false;
+        }
+        match plan {
+            Plan::Resend { from } => {
+                if self.member && !self.attach && from < store.whole(self.primary.acked.get()) {
+                    // It has less than it once acknowledged.
+                    self.lean_on_own_log()?;
+                    store.update(|s| s.view.mirror = JOINING.into())?;
+                    self.member = false;
+                    if self.view_client.is_some() {
+                        self.leaving = true;
+                        return Err(Error::Protocol(format!(
+                            "node {} has less than it acknowledged: it leaves the view first",
+                            self.peer.name
+                        )));
+                    }
+                }
+                // A mirror that joins again may hold records of an older
+                // epoch beyond what is common: they must go. Within one
+                // epoch, what it has out of order is right.
+                let keep = match (self.attach, self.member) {
+                    (true, _) => tail,
+                    (false, true) => u64::MAX,
+                    (false, false) => from,
+                };
+                self.start(from, keep)
+            }
+            Plan::CopyTo => self.copy_out(),
+            Plan::CopyFrom => {
+                let lacks = self.may_lack(w.member).filter(|_| !self.adopting);
+                self.refuse_loss(lacks.map(Loss::Copy), &ours, &theirs)?;
+                self.adopting = true;
+                let wire = self.wire.as_mut().expect("connected");
+                wire.queue(FrameKind::CopyRequest, self.epoch, 0, 0, &[]);
+                Ok(())
+            }
+            Plan::Foreign => {
+                let e = Error::Invalid(format!(
+                    "nodes {} and {} hold different volumes of this name; remove one of the copies (its directory and its part of .mojim) to have the other copied there",
+                    self.me, self.peer.name
+                ));
+                if self.attach {
+                    self.fatal = Some(e.clone());
+                }
+                Err(e)
+            }
+            Plan::Nothing => {
+                let e = Error::Invalid("no usable copy is left on either node: what both had was lost, or a copy between them was interrupted and its source is gone; restore one".into());
+                self.fatal = Some(e.clone());
+                Err(e)
+            }
+        }
+    }
+
+    /// Whether this node lost its ring while what only the mirror had counted as
+    /// acknowledged, and no register says who still has it.
+    pub(super) fn misses_ring(&self) -> bool {
+        let store = &self.primary.store;
+        let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.load(Relaxed);
+        is_lost && self.view_client.is_none() && !self.primary.spec.rule.local
+    }
+
+    /// Why the mirror's copy, of a member or not, may lack what this node, whose own is
+    /// empty, acknowledged without it. A copy that has all of this one and more may be
+    /// taken in any case.
+    pub(super) fn may_lack(&self, member: bool) -> Option<Lacks> {
+        let sb = self.primary.store.superblock();
+        if sb.state != State::Empty {
+            return None;
+        }
+        let is_new = sb.view.epoch == 0;
+        if !member && (is_new || !self.member) {
+            return Some(Lacks::CatchingUp);
+        }
+        if self.view_client.is_some() {
+            return None;
+        }
+        if !is_new && !self.member {
+            return Some(Lacks::Alone);
+        }
+        (!self.paired_rule.mirror).then_some(Lacks::Behind)
+    }
+
+    /// The attach ends where it would begin with less than was acknowledged, or may
+    /// have been: nothing is changed on either node before an operator says so.
+    pub(super) fn refuse_loss(
+        &mut self,
+        lost: Option<Loss>,
+        ours: &Holding,
+        theirs: &Holding,
+    ) -> Result<()> {
+        let Some(lost) = lost else {
+            return Ok(());
+        };
+        self.loss = Some(lost);
+        let store = &self.primary.store;
+        let (volume, peer) = (&store.spec().volume, &self.peer.name);
+        let e = match lost {
+            // Its own log is damaged: the file is named.
+            Loss::Known(_) if !store.is_complete() => match store.check_complete() {
+                Err(e) => e,
+                Ok(()) => unreachable!("it is not complete"),
+            },
+            Loss::Known(lsn) => Error::Invalid(format!(
+                "sync points of volume {volume} up to LSN {lsn} were acknowledged; node {} has them up to LSN {} and node {peer} up to LSN {}, where its log is damaged or ends too early. Restore that log, or give the others up: `mojim promote --force --volume {volume} --name` with the node that is to go on",
+                self.me, ours.tail, theirs.tail
+            )),
+            Loss::Ring => Error::Invalid(format!(
+                "this node's memory was lost, and with it what only node {peer}, the mirror of volume {volume}, may have besides; node {peer} answers, but its copy {}, so acknowledged sync points behind LSN {} may be missing from both. If that copy can be found (its disk, or the node itself), start node {peer} with it; if it is lost for good, `mojim promote --volume {volume} --name {}` goes on with what is here",
+                match theirs.state {
+                    State::Whole => "is not the one that acknowledged them",
+                    _ => "was lost too, or is new",
+                },
+                ours.tail,
+                self.me
+            )),
+            Loss::Copy(lacks) => {
+                // The other node asks for it, since this one's view is later.
+                let (why, force) = match lacks {
+                    Lacks::CatchingUp => ("it was catching up when it was last linked", " --force"),
+                    Lacks::Alone => ("this node went on without it", " --force"),
+                    Lacks::Behind => ("no sync point waits for it", ""),
+                };
+                Error::Invalid(format!(
+                    "this node has no whole copy of volume {volume}: its disk is new, or what it had in memory is gone. Node {peer}'s, up to LSN {}, may lack acknowledged sync points: {why}. Restore a copy, or go on with that one: `mojim promote{force} --volume {volume} --name {peer}`, and start the program there",
+                    theirs.tail
+                ))
+            }
+        };
+        self.fatal = Some(e.clone());
+        Err(e)
+    }
+
+    pub(super) fn refused(&mut self, r: Refuse) -> Result<()> {
+        let text = format!("node {}: {}", self.peer.name, r.text);
+        match r.code {
+            RefuseCode::StaleEpoch if self.attach && r.epoch < u64::MAX / 2 => {
+                self.epoch = self.epoch.max(self.primary.store.next_epoch(r.epoch));
+                Err(Error::Protocol(text))
+            }
+            RefuseCode::Superseded => Err(self.superseded(text)),
+            RefuseCode::StaleEpoch if self.attach => {
+                let e = Error::Stale(text);
+                self.fatal = Some(e.clone());
+                Err(e)
+            }
+            RefuseCode::StaleEpoch => self.outbid(r.epoch.min(u64::MAX / 2), Error::Stale(text)),
+            RefuseCode::Stranger | RefuseCode::Foreign if self.attach => {
+                self.fatal = Some(Error::Invalid(text.clone()));
+                Err(Error::Protocol(text))
+            }
+            RefuseCode::Foreign => {
+                // It goes on without that node, which a person has to look at.
+                self.backoff = COPY_AGAIN;
+                Err(Error::Protocol(text))
+            }
+            _ => Err(Error::Protocol(text)),
+        }
+    }
+
+    /// The peer follows a newer view than this node knows. With a register,
+    /// views are begun only after it has agreed: if it knows nothing newer
+    /// either, someone promoted the peer by hand, and what that one has
+    /// acknowledged is not here.
+    pub(super) fn superseded(&mut self, text: String) -> Error {
+        let mut e = Error::Stale(text.clone());
+        if self.attach
+            && let Some(view_client) = &mut self.view_client
+        {
+            match view_client.view_to_attach(&self.primary.store) {
+                Ok(epoch) if epoch > self.hello_view_epoch => return Error::Protocol(text),
+                Ok(_) => {
+                    e = Error::Stale(format!(
+                        "{text}. The register of views does not know that view: it was made by hand while `failover` was manual. `mojim promote --force` on the node that is to go on settles it"
+                    ));
+                }
+                Err(stale @ Error::Stale(_)) => e = stale,
+                Err(e) => return e,
+            }
+        }
+        self.primary.supersede(e.clone());
+        self.fatal = Some(e.clone());
+        e
+    }
+
+    /// What only the lost ring held may be on the mirror alone. Another node that
+    /// the configuration names in its place does not have it.
+    pub(super) fn misses_mirror(&mut self) -> Result<()> {
+        let sb = self.primary.store.superblock();
+        let mirror = &sb.view.mirror;
+        let replaced = !mirror.is_empty() && *mirror != self.peer.name && mirror != JOINING;
+        if !self.attach || !replaced || !self.misses_ring() {
+            return Ok(());
+        }
+        let e = Error::Invalid(format!(
+            "this node lost its power, and node {mirror}, which was the mirror of volume {}, may be the only one that holds its last sync points; node {} in its place does not have them. Name {mirror} as the mirror again, or promote it; if it is lost for good, `mojim promote --volume {} --name {}` goes on with what is here",
+            sb.volume, self.peer.name, sb.volume, self.me
+        ));
+        self.fatal = Some(e.clone());
+        Err(e)
+    }
+}

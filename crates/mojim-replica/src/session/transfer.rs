@@ -1,0 +1,201 @@
+//! What a session carries besides records: the whole copy, and spill files.
+
+use super::*;
+
+impl Session {
+    pub(super) fn copy_out(&mut self) -> Result<()> {
+        let store = self.primary.store.clone();
+        if store.superblock().state == State::Empty {
+            store.make_new()?;
+        }
+        // Whatever it had: it is no member until it holds everything again.
+        // Durably, so that also the next attach knows it.
+        if self.member && !self.attach {
+            self.lean_on_own_log()?;
+            store.update(|s| s.view.mirror = JOINING.into())?;
+            self.member = false;
+        }
+        if self.attach {
+            // Nothing else touches this copy yet: its whole prefix is kept.
+            store.freeze(false);
+            store.truncate(store.tail())?;
+            store.persist_all()?;
+            store.apply_all(store.tail())?;
+        }
+        // A copy for a backup may wait.
+        store.revoke_pauses();
+        // After a restart the area may show more than is applied again: what was
+        // adopted at the attach must be, before anyone copies it.
+        store.freeze(false);
+        while store.applied() < self.adopted_lsn {
+            let before = store.applied();
+            if store.apply(self.adopted_lsn, 1 << 20)? == before {
+                return Err(Error::Protocol(
+                    "the adopted records are not all here".into(),
+                ));
+            }
+        }
+        // What is committed by now need not wait in the log meanwhile.
+        store.apply(self.primary.apply_limit(), usize::MAX)?;
+        // The area must stand still; what commits meanwhile stays in the ring.
+        store.freeze(true);
+        let wire = self.wire.as_mut().expect("connected");
+        let out = CopyOut::begin(&store, wire, self.epoch, None, Some(&self.peer.address));
+        self.phase = Phase::Sending(Box::new(out));
+        Ok(())
+    }
+
+    pub(super) fn pump_copy(&mut self) -> Result<bool> {
+        let Phase::Sending(out) = &mut self.phase else {
+            return Ok(false);
+        };
+        let wire = self.wire.as_mut().expect("connected");
+        let moved = out.pump(&self.primary.store, wire, self.epoch)?;
+        if moved {
+            self.heard = self.primary.store.env().now();
+        }
+        if out.is_sent() {
+            let lsn = out.lsn;
+            self.phase = Phase::Sent { lsn };
+        }
+        wire.flush()?;
+        Ok(moved)
+    }
+
+    /// Ends with the streams of a copy, if they broke.
+    pub(super) fn check_copy(&mut self) -> Result<()> {
+        let Phase::Sending(out) = &self.phase else {
+            return Ok(());
+        };
+        match out.failure().cloned() {
+            None => Ok(()),
+            Some(f) if f.refused => {
+                Err(self.copy_failed(format!("node {}: {}", self.peer.name, f.error)))
+            }
+            Some(f) => Err(f.error),
+        }
+    }
+
+    /// Sends the spill files of the records above `resume`, then opens the lanes.
+    /// The mirror may have had and confirmed them: it keeps one only as long as a
+    /// record in its log names it.
+    pub(super) fn send_spills(&mut self, session: u64, resume: u64) -> Result<()> {
+        let store = &self.primary.store;
+        let mut files = VecDeque::new();
+        for (i, log) in store.logs().iter().enumerate() {
+            let mut at = store.seek(i, resume);
+            while let Some((r, _, next)) = log.record(at) {
+                if let Some((id, len)) = named_spill(&r)? {
+                    // Without the file the mirror needs a copy.
+                    let file = store
+                        .open_spill(id)
+                        .inspect_err(|_| self.force_copy = true)?;
+                    files.push_back(SpillFile { id, len, file });
+                }
+                at = next;
+            }
+        }
+        self.primary.spills_begin(files.iter().map(|s| s.id));
+        if store.mutations.spill_once.load(Relaxed) {
+            files.clear();
+        }
+        if files.is_empty() {
+            return self.begin_lanes(session, resume);
+        }
+        self.phase = Phase::Spilling {
+            session,
+            resume,
+            files,
+        };
+        Ok(())
+    }
+
+    /// Sends the spill file whose turn it is: of a record that is sent again, or of
+    /// a large sync point that waits for it.
+    pub(super) fn pump_spill(&mut self) -> Result<bool> {
+        let wanted = match &self.phase {
+            Phase::Spilling { files, .. } => files.front().cloned(),
+            Phase::Active => self.primary.spill_wanted(),
+            _ => None,
+        };
+        let Some(wanted) = wanted else {
+            if self.spill.take().is_some() {
+                self.primary.set_confirming(false);
+            }
+            return Ok(false);
+        };
+        if self.spill.as_ref().is_none_or(|s| s.id != wanted.id) {
+            self.primary.set_confirming(false);
+            self.spill = Some(SpillOut {
+                id: wanted.id,
+                at: 0,
+                ended: false,
+                taken: 0,
+                confirming: false,
+            });
+        }
+        let out = self.spill.as_mut().expect("just put there");
+        let wire = self.wire.as_mut().expect("active");
+        let mut moved = false;
+        while !out.ended && wire.backlog() < COPY_BACKLOG {
+            moved = true;
+            if out.at >= wanted.len {
+                wire.queue(FrameKind::Spill, self.epoch, out.id, 1, &[]);
+                out.ended = true;
+                break;
+            }
+            let n = (COPY_CHUNK as u64).min(wanted.len - out.at) as usize;
+            let mut bytes = vec![0; n];
+            let got = wanted
+                .file
+                .read_at(&mut bytes, out.at)
+                .map_err(|e| Error::io("reading a spill file", &e))?;
+            if got < n {
+                return Err(Error::Poisoned("a spill file became shorter".into()));
+            }
+            let m = CopyData {
+                id: out.id,
+                offset: out.at,
+                bytes,
+            };
+            wire.send(FrameKind::Spill, self.epoch, &m);
+            out.at += n as u64;
+        }
+        wire.flush()?;
+        let backlog = wire.backlog() as u64;
+        let taken = out.at.saturating_sub(backlog);
+        let confirming = out.ended && backlog == 0;
+        if taken > out.taken || confirming && !out.confirming {
+            out.taken = taken;
+            self.primary.spill_reached(out.id, taken);
+            // Its answer to the last heartbeat may be behind all this.
+            self.heard = self.primary.store.env().now();
+        }
+        if confirming && !out.confirming {
+            out.confirming = true;
+            self.primary.set_confirming(true);
+        }
+        Ok(moved)
+    }
+
+    /// A copy cannot be made, for a reason that will not pass by itself (no
+    /// room, say): an attach ends, a running primary tries again much later.
+    pub(super) fn copy_failed(&mut self, why: String) -> Error {
+        let e = Error::Busy(format!(
+            "the copy of volume {} cannot be made: {why}",
+            self.primary.store.spec().volume
+        ));
+        if self.attach {
+            self.fatal = Some(e.clone());
+        }
+        self.backoff = COPY_AGAIN;
+        e
+    }
+
+    /// What a receiver of a copy says of what came.
+    pub(super) fn answer<M: Message>(&mut self, kind: FrameKind, m: &M) -> Result<()> {
+        let wire = self.wire.as_mut().expect("a frame came over it");
+        wire.send(kind, self.epoch, m);
+        answers_are_taken(wire)
+    }
+}

@@ -1,0 +1,469 @@
+//! A session and the register of views: what the primary asks it, and what follows from
+//! its answers.
+//!
+//! Invariant: no link waits for the register. A change that was asked for counts as made
+//! and as not made until the answer is here.
+
+use super::*;
+
+impl Session {
+    /// The same in a cluster whose views lie in a register: nothing is begun
+    /// without it, and a mirror that stays away is given up. Then one of the
+    /// `candidates` that is forwarded to takes its place.
+    pub fn with_views(
+        mut self,
+        view_client: ViewClient,
+        candidates: Arc<Holders>,
+    ) -> Result<Session> {
+        let store = &self.primary.store;
+        let sb = store.superblock();
+        // What only the lost ring held may have been acknowledged by a mirror
+        // that rules alone: this copy does not count as a member's any more.
+        let is_lost = sb.ring_lost && !store.mutations.forget_ring.load(Relaxed)
+            || store.mutations.other_life.load(Relaxed);
+        if is_lost && !self.primary.spec.rule.local {
+            let life = store.env().random();
+            store.update(|s| {
+                s.life = life;
+                s.ring_lost = false;
+            })?;
+        }
+        self.silence = self.silence.min(view_client.limit);
+        self.heartbeat = self.heartbeat.min(view_client.limit / 4);
+        self.view_client = Some(view_client);
+        self.candidates = candidates;
+        Ok(self)
+    }
+
+    /// The same where a backup takes over by itself when primary and mirror are
+    /// lost (`fallback = "automatic"`): then nothing is committed while no
+    /// majority of voters can be reached.
+    pub fn leased(mut self) -> Session {
+        self.leased = true;
+        self
+    }
+
+    /// A primary that is alone, and whose mirror stays away, asks a backup that
+    /// has nearly everything to take its place: in an epoch of its own, so that
+    /// each epoch has one mirror, and one that does not know yet that it is none
+    /// any more is nobody's upstream. True if the register was asked.
+    pub(super) fn replace_mirror(&mut self, now: Duration) -> bool {
+        let Some(view_client) = &self.view_client else {
+            return false;
+        };
+        let patience = view_client.limit * REPLACE;
+        let gone = now.saturating_sub(self.absent);
+        if self.attach || !self.alone || !view_client.may_try(now) || gone < patience {
+            return false;
+        }
+        let all = self.primary.backups.progress();
+        let active = all
+            .iter()
+            .filter(|b| b.active.load(Acquire) && b.name != self.peer.name);
+        let Some(best) = active.max_by_key(|b| b.acked.load(Acquire)) else {
+            return false;
+        };
+        let Some(peer) = self.candidates.find(&best.name) else {
+            return false;
+        };
+        let store = &self.primary.store;
+        if store.mutations.keep_epoch.load(Relaxed) {
+            self.turn_to(peer);
+            return false;
+        }
+        self.successor = Some(peer);
+        self.raise_for_backup = false;
+        let known = view_client.register.epoch.max(store.superblock().promised);
+        let epoch = store.next_epoch(known.max(self.epoch));
+        self.ask(Change::Raise(epoch));
+        true
+    }
+
+    /// Whether the register knows this node as a primary that is alone: then
+    /// there is nobody to wait for.
+    pub fn is_alone_by_register(&mut self) -> Result<bool> {
+        match &mut self.view_client {
+            None => Ok(false),
+            Some(view_client) => {
+                let may = view_client.may_attach_alone(&self.primary.store)?;
+                Ok(may && view_client.register.mirror.is_none())
+            }
+        }
+    }
+
+    /// By the register: whether this node may attach without its mirror.
+    /// `None` where there is no register.
+    pub fn may_attach_alone(&mut self) -> Option<Result<bool>> {
+        let view_client = self.view_client.as_mut()?;
+        Some(view_client.may_attach_alone(&self.primary.store))
+    }
+
+    /// The primary goes on without its mirror, which will join later: what a
+    /// node does whose view has no mirror (it was promoted).
+    pub fn go_alone(&mut self) -> Result<()> {
+        assert!(self.attach);
+        if self.is_asking() {
+            return Err(Error::Timeout(
+                "the register of views does not answer".into(),
+            ));
+        }
+        if self.adopting {
+            return Err(Error::Timeout(format!(
+                "node {} has a copy of this volume, and the link to it broke while it was copied here; try again when it can be reached",
+                self.peer.name
+            )));
+        }
+        self.abandon_link("");
+        self.epoch = self.epoch.max(self.unused_epoch());
+        if let Some(view_client) = &mut self.view_client {
+            // An earlier try may have begun one that is known there only.
+            let known = view_client.view_to_attach(&self.primary.store)?;
+            self.epoch = self.epoch.max(self.primary.store.next_epoch(known));
+        }
+        let view = View {
+            epoch: self.epoch,
+            primary: self.me.clone(),
+            mirror: String::new(),
+        };
+        self.begin(view)?;
+        self.primary.set_rule(AckRule::LOCAL);
+        self.alone = true;
+        self.absent = self.primary.store.env().now();
+        self.attach = false;
+        self.member = false;
+        self.primary.ready.store(true, Release);
+        Ok(())
+    }
+
+    /// Whether the register was asked for another view and has not answered.
+    pub fn is_asking(&self) -> bool {
+        self.view_client.as_ref().is_some_and(ViewClient::is_asking)
+    }
+
+    /// Begins the epoch without a mirror.
+    pub(super) fn begin(&mut self, view: View) -> Result<()> {
+        // A mirror that does not answer may have what an empty copy lacks.
+        assert_ne!(self.primary.store.superblock().state, State::Empty);
+        if let Some(view_client) = &mut self.view_client {
+            let claimed = view_client.attach_alone(&self.primary.store, self.epoch);
+            self.claimed(claimed)?;
+        }
+        self.adopted_lsn = self.primary.begin(self.epoch, view)?;
+        Ok(())
+    }
+
+    /// What the register said to an attach.
+    pub(super) fn claimed(&mut self, r: Result<()>) -> Result<()> {
+        match &r {
+            Ok(()) => {}
+            Err(e @ Error::Stale(_)) => self.fatal = Some(e.clone()),
+            Err(_) => self.leap(),
+        }
+        r
+    }
+
+    /// The next try begins an epoch that the register does not know yet.
+    pub(super) fn leap(&mut self) {
+        if let Some(view_client) = &self.view_client {
+            let next = self.primary.store.next_epoch(view_client.register.epoch);
+            self.epoch = self.epoch.max(next);
+        }
+    }
+
+    pub(super) fn ask(&mut self, change: Change) {
+        self.asked_on = self.link;
+        self.raise_for_backup &= matches!(change, Change::Raise(_)) && self.successor.is_none();
+        let view_client = self.view_client.as_mut().expect("the caller has one");
+        view_client.ask(&self.primary.store, change);
+    }
+
+    /// What the register has answered, if it has.
+    pub(super) fn hear_register(&mut self, now: Duration) -> Result<bool> {
+        let Some((change, outcome)) = self.view_client.as_mut().and_then(|c| c.answer(now)) else {
+            return Ok(false);
+        };
+        let p = self.primary.clone();
+        let Outcome {
+            swapped, result, ..
+        } = outcome;
+        if let Err(e @ Error::Stale(_)) = &result {
+            // Nobody waits for an attach but who called it.
+            if !self.attach {
+                p.supersede(e.clone());
+            }
+            self.fatal = Some(e.clone());
+            return Err(e.clone());
+        }
+        let same_link = self.asked_on == self.link;
+        match (change, result) {
+            (Change::Attach { .. }, result) => {
+                let Phase::Claiming { resume, keep } = self.phase else {
+                    // The link it was asked for is gone.
+                    self.leap();
+                    return Ok(true);
+                };
+                self.claimed(result)?;
+                self.adopted_lsn = p.begin(self.epoch, self.view())?;
+                self.send_start(resume, keep);
+            }
+            (Change::Alone, Ok(())) => self.left_alone()?,
+            (Change::Admit(_), Ok(())) if same_link && self.is_active() => self.admitted()?,
+            // Whoever it was is in the view, and has to come again.
+            (Change::Admit(_), Ok(())) => {}
+            (Change::Admit(_), Err(e)) => {
+                if !swapped && self.was_alone {
+                    self.alone = true;
+                    if !self.is_active() {
+                        p.set_rule(AckRule::LOCAL);
+                        p.done.notify();
+                    }
+                }
+                self.last_error = Some(e.to_string());
+            }
+            (Change::Raise(epoch), Ok(())) => {
+                if !matches!(self.phase, Phase::Idle(_)) {
+                    // Of the epoch before.
+                    self.abandon_link("another epoch begins");
+                }
+                p.raise(epoch)?;
+                self.epoch = epoch;
+                if let Some(peer) = self.successor.take() {
+                    self.turn_to(peer);
+                }
+            }
+            (Change::Look, Ok(())) => {}
+            (Change::Look, Err(e)) => self.last_error = Some(e.to_string()),
+            (Change::Alone | Change::Raise(_), Err(e)) => {
+                self.successor = None;
+                self.last_error = Some(e.to_string());
+            }
+        }
+        Ok(true)
+    }
+
+    /// The register knows this primary as one without a mirror.
+    pub(super) fn left_alone(&mut self) -> Result<()> {
+        let p = self.primary.clone();
+        p.store.update(|s| s.view.mirror.clear())?;
+        self.alone = true;
+        self.leaving = false;
+        self.absent = p.store.env().now();
+        if !self.is_active() {
+            p.set_rule(AckRule::LOCAL);
+        }
+        // Who appended meanwhile waits for its log, not for the mirror.
+        for lane in 0..p.lanes.len() {
+            p.persist_wait(lane)?;
+        }
+        p.done.notify();
+        self.show_adopted()
+    }
+
+    /// Where a backup may take over by itself: a primary that has not heard for
+    /// `limit` that it still is one holds what it would acknowledge. Each time
+    /// it asks it leaves a trace in the register; a backup sees none for longer
+    /// than that before it takes over.
+    pub(super) fn keep_lease(&mut self, now: Duration) {
+        if !self.leased || self.attach {
+            return;
+        }
+        let Some(view_client) = &self.view_client else {
+            return;
+        };
+        let look = view_client.should_look(now);
+        let broken = &self.primary.store.mutations;
+        if !broken.ignore_lease.load(Relaxed) {
+            self.primary
+                .lease_until(view_client.confirmed + view_client.limit);
+        }
+        match now.saturating_sub(view_client.confirmed) < view_client.limit {
+            true => self.primary.let_go(),
+            false if broken.ignore_lease.load(Relaxed) => {}
+            false => self.primary.hold(),
+        }
+        if look {
+            self.ask(Change::Look);
+        }
+    }
+
+    /// A running primary whose mirror stays away, or comes and goes, takes it
+    /// out of the view, if it is time; sync points wait until then.
+    pub(super) fn give_up_mirror(&mut self, now: Duration) -> Result<()> {
+        let active = self.is_active();
+        let needed = !self.attach && !self.alone && self.primary.spec.rule.mirror;
+        let Some(view_client) = &mut self.view_client else {
+            return Ok(());
+        };
+        if !needed {
+            view_client.needs_none(now);
+            return Ok(());
+        }
+        view_client.watch(now, active);
+        let due = self.leaving || !active && view_client.is_due();
+        if !due || !view_client.may_try(now) {
+            return Ok(());
+        }
+        // From here on, whether the answer comes and says so or not, the mirror
+        // is not taken for a member before it was admitted again.
+        self.member = false;
+        self.lean_on_own_log()?;
+        if self
+            .primary
+            .store
+            .mutations
+            .alone_without_view
+            .load(Relaxed)
+        {
+            return self.left_alone();
+        }
+        self.ask(Change::Alone);
+        Ok(())
+    }
+
+    /// From now on nothing counts that is not persistent in the own log, and
+    /// everything that counted already is: what the view must be able to say
+    /// of a primary before its mirror leaves it.
+    pub(super) fn lean_on_own_log(&mut self) -> Result<()> {
+        let p = &self.primary;
+        if p.store.mutations.alone_in_ring.load(Relaxed) {
+            return Ok(());
+        }
+        if p.rule().mirror {
+            p.set_rule(AckRule::BOTH);
+        }
+        for lane in 0..p.lanes.len() {
+            p.persist_wait(lane)?;
+        }
+        p.settle_risk(false);
+        Ok(())
+    }
+
+    /// The mirror has promised an epoch above this one. In a cluster with a
+    /// register that alone does not end a primary: the register says who is.
+    pub(super) fn outbid(&mut self, promised: u64, e: Error) -> Result<()> {
+        let p = self.primary.clone();
+        let Some(view_client) = &mut self.view_client else {
+            p.supersede(e.clone());
+            self.fatal = Some(e.clone());
+            return Err(e);
+        };
+        if view_client.may_try(p.store.env().now()) {
+            let epoch = p.store.next_epoch(promised.max(self.epoch));
+            self.raise_for_backup = false;
+            self.ask(Change::Raise(epoch));
+        }
+        Err(Error::Protocol(e.to_string()))
+    }
+
+    /// A node that is no member has promised an epoch above this one (it tried
+    /// to become primary, in vain): it follows nobody before a greater one is
+    /// begun. Everything goes on until the register has agreed; then the link to
+    /// the mirror begins anew. So that no such node disturbs the two again and
+    /// again, each time has a longer pause behind it, and there is none where many
+    /// epochs have begun since a checkpoint.
+    pub(super) fn outbid_backup(&mut self, now: Duration) {
+        let promised = self.primary.backups.outbid();
+        let (Some(view_client), store) = (&self.view_client, &self.primary.store) else {
+            return;
+        };
+        // Links, and copies over them, would begin anew.
+        let copying = store.progress.get(now).is_some_and(|c| c.running);
+        let settled = (self.is_active() && self.member || self.alone) && !copying;
+        if self.attach
+            || !settled
+            || self.leaving
+            || promised <= self.epoch
+            || now < self.outbid_next
+            || !view_client.may_try(now)
+            || store.history().entries().len() > MOST_EPOCHS
+        {
+            return;
+        }
+        let pause = self.outbid_pause.max(view_client.limit);
+        self.outbid_pause = (pause * 2).min(OUTBID_PAUSE);
+        self.outbid_next = now + pause;
+        let known = promised.max(view_client.register.epoch).max(self.epoch);
+        let epoch = store.next_epoch(known);
+        self.raise_for_backup = true;
+        self.ask(Change::Raise(epoch));
+    }
+
+    /// The mirror on the link is a member of the view.
+    pub(super) fn admitted(&mut self) -> Result<()> {
+        self.member = true;
+        let view = self.view();
+        let p = &self.primary;
+        p.store.update(|s| s.view = view)?;
+        p.set_rule(self.paired_rule);
+        self.alone = false;
+        self.rejoin_lsn = None;
+        self.beat = 0;
+        self.show_adopted()
+    }
+
+    /// While records flow: is the attach complete, is the mirror a member?
+    pub(super) fn settle(&mut self) -> Result<()> {
+        let p = &self.primary;
+        if !self.member {
+            // From here on nothing is acknowledged without the mirror; once it
+            // has all that was, it counts. Until then the own log counts too,
+            // so that a primary that was alone can go on alone.
+            if self.paired_rule.mirror {
+                p.set_rule(AckRule::BOTH);
+            }
+            let all = *self.rejoin_lsn.get_or_insert_with(|| p.last());
+            if p.acked.get() >= all || p.store.mutations.admit_early.load(Relaxed) {
+                let Some(view_client) = self
+                    .view_client
+                    .as_ref()
+                    .filter(|_| self.paired_rule.mirror)
+                else {
+                    return self.admitted();
+                };
+                let now = p.store.env().now();
+                if let Some(peer) = view_client.peer.clone()
+                    && view_client.may_try(now)
+                {
+                    // From now on the mirror may be a member: nothing is
+                    // acknowledged without it, also if the answer is lost and
+                    // then the link, until the register says otherwise.
+                    self.was_alone = std::mem::take(&mut self.alone);
+                    self.ask(Change::Admit(peer));
+                }
+            }
+        }
+        self.show_adopted()
+    }
+
+    /// The application sees everything that was adopted, once all of it is as
+    /// safe as the rule asks, and the mirror is in the view if it is there: a
+    /// program whose first sync points are acknowledged before that could be
+    /// followed by nobody, though the mirror holds them.
+    pub(super) fn show_adopted(&mut self) -> Result<()> {
+        let p = &self.primary;
+        if p.ready.load(Acquire) || p.committed() < self.adopted_lsn {
+            return Ok(());
+        }
+        let joins = !self.member && self.is_active() && self.paired_rule.mirror;
+        let waits = joins && p.store.env().now() < self.admit_by;
+        if waits && !p.store.mutations.ready_early.load(Relaxed) {
+            return Ok(());
+        }
+        // As much at a time as the area's memory takes.
+        let mut before = None;
+        while p.store.applied() < self.adopted_lsn && before != Some(p.store.applied()) {
+            before = Some(p.store.applied());
+            p.store.apply(self.adopted_lsn, usize::MAX)?;
+        }
+        if p.store.applied() >= self.adopted_lsn {
+            if self.leased
+                && let Some(view_client) = &self.view_client
+            {
+                p.lease_until(view_client.confirmed + view_client.limit);
+            }
+            p.ready.store(true, Release);
+            p.done.notify();
+        }
+        Ok(())
+    }
+}
