@@ -10,7 +10,7 @@
 //!
 //! Where namespaces or nft are not permitted or not there, a test says so and
 //! passes. `PARTITION_ROUNDS` is the number of rounds of random faults for each
-//! set (default 6); with more than that, the scenarios run in every mode and
+//! set (default 2); with more than that, the scenarios run in every mode and
 //! with every log medium. `PARTITION_SEED` repeats the choices, not the timing.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ use network::Slow;
 use nodes::{Nodes, notice};
 use rng::Rng;
 
-const SHORT: u64 = 4;
+const SHORT: u64 = 2;
 /// Rounds of random faults on one cluster: its log must hold their entries.
 const ROUNDS: u64 = 12;
 

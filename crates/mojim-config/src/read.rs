@@ -629,7 +629,6 @@ impl Reader {
         links: &Links,
     ) -> (Option<Volume>, usize, Vec<&'n str>) {
         let of = Some(section);
-        let key = |key| dotted(&section.name, key);
         let primary = self.required(section, "primary", "\"NODE\"", read_name);
         let mirror = self.field(of, "mirror", read_name);
         let listed = self.field(of, "backups", read_list).or(Vec::new());
@@ -680,7 +679,70 @@ impl Reader {
             false => TrackerKind::Auto,
         };
         let tracker = self.field(of, "tracker", read_word).or(default);
-        let bounds = [("memory", &memory), ("max_uncommitted", &uncommitted)];
+        let working = self.field(of, "working", read_word).or(Working::Auto);
+        self.check_memory(
+            section,
+            [("memory", &memory), ("max_uncommitted", &uncommitted)],
+            &tracker,
+            &working,
+        );
+
+        let (backups, pair, members) =
+            self.members(section, [&primary, &mirror], &listed, nodes, top);
+        self.check_mode(section, &mode, &mirror, &listed);
+        let failover = self.failover(section, &mode, mirror.given, voters);
+        let alone = listed.value.as_ref().is_some_and(Vec::is_empty);
+        let fallback = self.fallback(section, alone, failover);
+        self.check_media(section, &mode, pair.map(|name| Some(&nodes[name?].medium)));
+        let addresses = pair.map(|name| nodes[name?].address.value);
+        self.check_transport(section, &transport, addresses);
+
+        let shares = connections.value.unwrap_or(1) as usize;
+        let logs = members.iter().map(|name| &nodes[name]);
+        let logs = connections.value.map(|_| (logs, shares));
+        let secondary = self.secondary_threshold(section, logs);
+        let volume = (|| {
+            Some(Volume {
+                name: name.to_owned(),
+                mode: mode.value?,
+                primary: primary.value?,
+                mirror: mirror.value,
+                backups,
+                secondary_threshold: secondary?,
+                failover: failover?,
+                fallback: fallback.value?,
+                connections: shares,
+                checkpoint_threshold: threshold.value?,
+                write_back: write_back.value?,
+                write_back_pages: write_back_pages.value?,
+                rounding: rounding.value?,
+                resend_timeout: timeout.value?,
+                resend_attempts: attempts.value? as u32,
+                copy_streams: streams.value?,
+                transport: transport.value?,
+                encrypt: encrypt.value?,
+                spin: spin.value?,
+                tracker: match tracker.value? {
+                    TrackerKind::Auto => default,
+                    word => word,
+                },
+                memory: memory.value,
+                max_uncommitted: uncommitted.value,
+                working: working.value?,
+            })
+        })();
+        (volume, shares, members)
+    }
+
+    /// What bounds memory against what keeps all of it.
+    fn check_memory(
+        &mut self,
+        section: &Section<'_>,
+        bounds: [(&str, &Field<u64>); 2],
+        tracker: &Field<TrackerKind>,
+        working: &Field<Working>,
+    ) {
+        let key = |key| dotted(&section.name, key);
         if let Some((what, _)) = bounds.into_iter().find(|(_, f)| f.given)
             && let Some(word @ (TrackerKind::Uffd | TrackerKind::Mprotect)) = tracker.value
         {
@@ -690,7 +752,6 @@ impl Reader {
             );
             self.note(tracker.line, key("tracker"), message);
         }
-        let working = self.field(of, "working", read_word).or(Working::Auto);
         if let Some((what, _)) = bounds.into_iter().find(|(_, f)| f.given)
             && working.value == Some(Working::Shared)
         {
@@ -700,7 +761,19 @@ impl Reader {
             );
             self.note(working.line, key("working"), message);
         }
+    }
 
+    /// The nodes that hold the volume: its backups' names, primary and mirror, and all.
+    #[allow(clippy::type_complexity, reason = "three lists of names")]
+    fn members<'n>(
+        &mut self,
+        section: &Section<'_>,
+        [primary, mirror]: [&Field<String>; 2],
+        listed: &Field<Vec<Element>>,
+        nodes: &BTreeMap<&'n str, RawNode>,
+        top: &dyn TableLike,
+    ) -> (Vec<String>, [Option<&'n str>; 2], Vec<&'n str>) {
+        let key = |key| dotted(&section.name, key);
         let mut backups = Vec::new();
         for (at, backup) in listed.value.iter().flatten() {
             let line = self.lines.at(*at);
@@ -709,7 +782,7 @@ impl Reader {
                 Err(message) => self.note(line, key("backups"), message.as_str()),
             }
         }
-        let pair = [("primary", &primary), ("mirror", &mirror)].map(|(role, field)| {
+        let pair = [("primary", primary), ("mirror", mirror)].map(|(role, field)| {
             let member = field.value.as_deref()?;
             self.member(member, field.line, key(role), nodes, top)
         });
@@ -738,6 +811,19 @@ impl Reader {
             );
             self.note(line, key("backups"), message);
         }
+        let backups = backups.iter().map(|(_, name)| (*name).to_owned());
+        (backups.collect(), pair, members)
+    }
+
+    /// The mode against the nodes that there are.
+    fn check_mode(
+        &mut self,
+        section: &Section<'_>,
+        mode: &Field<Mode>,
+        mirror: &Field<String>,
+        listed: &Field<Vec<Element>>,
+    ) {
+        let key = |key| dotted(&section.name, key);
         match mode.value {
             Some(Mode::Unreplicated) if mirror.given => {
                 let message = "mode unreplicated sends nothing to a mirror, so the second copy \
@@ -774,13 +860,24 @@ impl Reader {
             }
             _ => {}
         }
-        let fallback = self.field(of, "fallback", read_word).or(Fallback::Manual);
+    }
+
+    /// `fallback`, against the backups and the failover that there are.
+    fn fallback(
+        &mut self,
+        section: &Section<'_>,
+        alone: bool,
+        failover: Option<Failover>,
+    ) -> Field<Fallback> {
+        let key = |key| dotted(&section.name, key);
+        let fallback = self
+            .field(Some(section), "fallback", read_word)
+            .or(Fallback::Manual);
         if fallback.value == Some(Fallback::Automatic) && alone {
             let message = "there is no backup to fall back to; add backups = [\"NODE\"] \
                            or choose \"manual\"";
             self.note(fallback.line, key("fallback"), message);
         }
-        let failover = self.failover(section, &mode, mirror.given, voters);
         if fallback.value == Some(Fallback::Automatic)
             && !alone
             && failover == Some(Failover::Manual)
@@ -791,7 +888,17 @@ impl Reader {
             );
             self.note(fallback.line, key("fallback"), message);
         }
-        let [primary_medium, mirror_medium] = pair.map(|name| Some(&nodes[name?].medium));
+        fallback
+    }
+
+    /// The mode against the media of the logs of primary and mirror.
+    fn check_media(
+        &mut self,
+        section: &Section<'_>,
+        mode: &Field<Mode>,
+        [primary_medium, mirror_medium]: [Option<&Field<MediumKind>>; 2],
+    ) {
+        let key = |key| dotted(&section.name, key);
         if let (Some(word), Some(medium)) = (mode.value, primary_medium)
             && matches!(word, Mode::Unreplicated | Mode::Async | Mode::SyncFlush)
             && medium.value == Some(MediumKind::Dram)
@@ -815,8 +922,17 @@ impl Reader {
             );
             self.note(mode.line, key("mode"), message);
         }
-        if let (Some(Transport::Shm), [Some(a), Some(b)]) = (transport.value, pair)
-            && let (Some(a), Some(b)) = (nodes[a].address.value, nodes[b].address.value)
+    }
+
+    /// Shared memory is of one host.
+    fn check_transport(
+        &mut self,
+        section: &Section<'_>,
+        transport: &Field<Transport>,
+        addresses: [Option<SocketAddr>; 2],
+    ) {
+        let key = |key| dotted(&section.name, key);
+        if let (Some(Transport::Shm), [Some(a), Some(b)]) = (transport.value, addresses)
             && host(a) != host(b)
         {
             let message = format!(
@@ -826,46 +942,6 @@ impl Reader {
             );
             self.note(transport.line, key("transport"), message);
         }
-
-        let shares = connections.value.unwrap_or(1) as usize;
-        let logs = members.iter().map(|name| &nodes[name]);
-        let logs = connections.value.map(|_| (logs, shares));
-        let secondary = self.secondary_threshold(section, logs);
-        let backups = backups
-            .into_iter()
-            .map(|(_, name)| name.to_owned())
-            .collect();
-        let volume = (|| {
-            Some(Volume {
-                name: name.to_owned(),
-                mode: mode.value?,
-                primary: primary.value?,
-                mirror: mirror.value,
-                backups,
-                secondary_threshold: secondary?,
-                failover: failover?,
-                fallback: fallback.value?,
-                connections: shares,
-                checkpoint_threshold: threshold.value?,
-                write_back: write_back.value?,
-                write_back_pages: write_back_pages.value?,
-                rounding: rounding.value?,
-                resend_timeout: timeout.value?,
-                resend_attempts: attempts.value? as u32,
-                copy_streams: streams.value?,
-                transport: transport.value?,
-                encrypt: encrypt.value?,
-                spin: spin.value?,
-                tracker: match tracker.value? {
-                    TrackerKind::Auto => default,
-                    word => word,
-                },
-                memory: memory.value,
-                max_uncommitted: uncommitted.value,
-                working: working.value?,
-            })
-        })();
-        (volume, shares, members)
     }
 
     /// Who promotes the mirror, by the key or by default.

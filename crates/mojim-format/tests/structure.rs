@@ -153,6 +153,18 @@ fn no_crate_imports_one_beside_or_above_it() {
     }
 }
 
+/// The switches that break the engine are compiled into the simulator alone.
+#[test]
+fn no_program_that_is_shipped_can_be_broken_by_a_switch() {
+    for (name, dir) in crates() {
+        let manifest = fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        let asks = manifest.contains("\"mutations\"");
+        assert_eq!(asks, name == "sim", "mojim-{name}");
+        let sim = imports(&manifest).contains("sim");
+        assert!(!sim || ["crash", "bench"].contains(&&*name), "mojim-{name}");
+    }
+}
+
 #[test]
 fn an_import_upward_is_seen() {
     let manifest = "[dependencies]\nmojim-replica.workspace = true\nlibc.workspace = true\n";

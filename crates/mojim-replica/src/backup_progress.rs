@@ -206,9 +206,9 @@ impl BackupProgress {
 
     #[cold]
     fn is_broken(&self, store: &Store) -> bool {
-        let forgets = store.mutations.forget_floors.load(Relaxed);
+        let forgets = store.mutations.forget_floors.is_on();
         let active = || self.backups().iter().any(|b| b.active.load(Acquire));
-        store.mutations.no_back_pressure.load(Relaxed) || forgets && !active()
+        store.mutations.no_back_pressure.is_on() || forgets && !active()
     }
 
     /// Counts anew what every backup that counts has.

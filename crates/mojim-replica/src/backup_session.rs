@@ -28,7 +28,7 @@ use mojim_protocol::{History, Holding, Plan, Prefix, reconcile};
 
 use crate::backup_progress::{Progress, Source, Term};
 use crate::copy::CopyOut;
-use crate::link::{COPY_AGAIN, COPY_SILENCE, Carrier, HEARTBEAT, Rx, SILENCE, Tx, Wire};
+use crate::link::{COPY_AGAIN, COPY_SILENCE, Carrier, HEARTBEAT, Rx, SILENCE, Tx, Wire, bad};
 use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
 use crate::stream::{StreamOut, StreamThreads};
 use mojim_env::{Address, Conn, Context, Error, File, OpenHow, Result};
@@ -276,7 +276,7 @@ impl BackupSession {
             };
             return self.greet(term, now).map(|()| true);
         }
-        let across = store.mutations.forward_across_terms.load(Relaxed);
+        let across = store.mutations.forward_across_terms.is_on();
         if (self.source.term() != self.term || !self.source.serves(&self.peer)) && !across {
             self.backoff = Duration::from_millis(10);
             return Err(Error::Stale("what is forwarded begins anew".into()));
@@ -362,7 +362,7 @@ impl BackupSession {
 
     fn committed(&self) -> u64 {
         let broken = &self.source.store().mutations;
-        if broken.forward_uncommitted.load(Relaxed) {
+        if broken.forward_uncommitted.is_on() {
             return self.source.received();
         }
         self.source.committed()
@@ -373,7 +373,6 @@ impl BackupSession {
     }
 
     fn on_frame(&mut self, f: Frame, body: &[u8]) -> Result<()> {
-        let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
         match (&self.phase, f.kind) {
             (Phase::Greeting, FrameKind::Welcome) => {
                 let w = Welcome::decode(body).map_err(bad)?;

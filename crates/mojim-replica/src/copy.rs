@@ -5,7 +5,7 @@
 //! answers how much it has of each from before, whatever that is worth. Then
 //! everything is sent once (`pass`), over that link or over streams beside it
 //! (`stream`); what changed meanwhile is sent again, over that link only. The
-//! receiver's side is `stage`.
+//! receiver's side is `copy_in`.
 //!
 //! Invariants:
 //! - The area stands still from the beginning to the end (`Store::freeze`), so
@@ -18,7 +18,6 @@
 //!   queued is bounded (`pass`).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use mojim_format::message::{COPY_PAGE, CopyBegin, CopyHave, CopyWant};
@@ -27,7 +26,7 @@ use mojim_format::{CatalogEntry, FrameKind};
 use crate::link::Wire;
 use crate::pass::{COPY_BACKLOG, COPY_CHUNK, Failure, Part, Pass, Went, send};
 use crate::stream::StreamOut;
-use mojim_env::{Address, Error, Result};
+use mojim_env::{Address, Result};
 use mojim_store::store::{Pause, Store, Watch};
 
 /// How long after a stream broke the receiver's reason is awaited.
@@ -182,7 +181,7 @@ impl CopyOut {
         }
         // What a stream carries must be staged before any of it is sent again.
         let shared = self.pass.is_shared();
-        let overtakes = store.mutations.overtake.load(Relaxed) && self.pass.is_handed_out();
+        let overtakes = store.mutations.overtake.is_on() && self.pass.is_handed_out();
         if shared && !overtakes {
             return Ok(false);
         }
@@ -260,14 +259,4 @@ impl Drop for CopyOut {
     fn drop(&mut self) {
         self.pass.end();
     }
-}
-
-/// The LSN of a copy that began as of `begin`, by the last word of its sender.
-pub fn copy_ends(begin: u64, end: u64) -> Result<u64> {
-    if end < begin {
-        return Err(Error::Protocol(format!(
-            "a copy of LSN {begin} ends with LSN {end}"
-        )));
-    }
-    Ok(end)
 }

@@ -5,6 +5,7 @@ pub mod backup_progress;
 pub mod backup_session;
 pub mod client;
 pub mod copy;
+pub mod copy_in;
 pub mod fallback_timer;
 pub mod holders;
 pub mod layout;

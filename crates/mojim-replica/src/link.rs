@@ -37,6 +37,11 @@ pub const COPY_AGAIN: Duration = Duration::from_secs(30);
 /// Bytes of the page shared by both ends of a shared-memory lane.
 pub const PAGE_LEN: usize = 4096;
 
+/// What came is no such message.
+pub(crate) fn bad(e: mojim_format::FormatError) -> Error {
+    Error::Protocol(format!("bad message: {e}"))
+}
+
 /// The positions of a shared-memory lane: a cache line for what each side
 /// writes at once, so that the other fetches one.
 #[derive(Clone)]

@@ -26,19 +26,16 @@ use std::time::Duration;
 
 use mojim_format::frame::WAITS;
 use mojim_format::message::{
-    CopyBegin, CopyData, CopyFile, CopyHave, CopySums, CopyWant, Hello, Lane, Message, Refuse,
-    RefuseCode, Start, Started, Welcome,
+    CopyData, CopyHave, CopyWant, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
 };
-use mojim_format::{
-    CatalogEntry, FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View,
-};
+use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View};
 use mojim_protocol::view::Register;
 use mojim_protocol::{Arrival, History, Holding, LEAP, LaneIn, Prefix};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
-use crate::copy::{CopyOut, copy_ends};
-use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE, Wire};
-use crate::pass::answers_are_taken;
+use crate::copy::CopyOut;
+use crate::copy_in::CopyIn;
+use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE, Wire, bad};
 use crate::register::ViewRegister;
 use crate::view_client::member;
 use mojim_env::event::Event;
@@ -538,7 +535,7 @@ impl Mirror {
         }
         let before = self.store.applied();
         let mut limit = self.committed().min(self.received.get());
-        if self.store.mutations.apply_uncommitted.load(Relaxed) {
+        if self.store.mutations.apply_uncommitted.is_on() {
             limit = self.received.get();
         }
         let full = self.store.pressure() > 0.5;

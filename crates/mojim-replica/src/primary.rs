@@ -689,7 +689,7 @@ impl Primary {
             if r.header.lsn > slot.acked {
                 break;
             }
-            if self.store.mutations.ack_gap.load(Relaxed) {
+            if self.store.mutations.ack_gap.is_on() {
                 self.acked.advance(r.header.lsn);
             }
             if !self.acked.has_room(r.header.lsn) {

@@ -26,21 +26,21 @@ use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
 use mojim_format::message::{
-    CopyBegin, CopyData, CopyFile, CopyHave, CopySums, CopyWant, Hello, Lane, Message, Refuse,
-    RefuseCode, Start, Started, Welcome,
+    CopyData, CopyHave, CopyWant, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
 };
-use mojim_format::{CatalogEntry, FRAME_LEN, Frame, FrameKind, State, View};
+use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
 use mojim_protocol::{
     AckRule, History, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile,
 };
 
-use crate::copy::{CopyOut, copy_ends};
+use crate::copy::CopyOut;
+use crate::copy_in::CopyIn;
 use crate::holders::{Holders, Peer};
 use crate::link::{
-    COPY_AGAIN, COPY_SILENCE, Carrier, HEARTBEAT, PAGE_LEN, Page, Rx, SILENCE, Tx, Wire,
+    COPY_AGAIN, COPY_SILENCE, Carrier, HEARTBEAT, PAGE_LEN, Page, Rx, SILENCE, Tx, Wire, bad,
 };
-use crate::pass::{COPY_BACKLOG, COPY_CHUNK, answers_are_taken};
+use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
 use crate::primary::{Primary, SpillFile};
 use crate::stream::StreamOut;
 use crate::view_client::{Change, Outcome, ViewClient};
@@ -71,7 +71,7 @@ enum Phase {
     /// All of it is sent; `Copied` is awaited.
     Sent { lsn: u64 },
     /// A copy is being received.
-    Receiving { lsn: u64, history: History },
+    Receiving(CopyIn),
     /// The register is asked for the view of an attach.
     Claiming { resume: u64, keep: u64 },
     /// `Start` is out.
@@ -126,8 +126,6 @@ pub struct Session {
     backoff: Duration,
     /// The peer's copy is to be taken.
     adopting: bool,
-    /// It has all that is here.
-    continues: bool,
     /// Why attaching cannot succeed.
     fatal: Option<Error>,
     /// It would begin with less than was acknowledged: an operator decides.
@@ -208,7 +206,6 @@ impl Session {
             rejoin_lsn: None,
             backoff: Duration::from_millis(10),
             adopting: false,
-            continues: false,
             fatal: None,
             loss: None,
             last_error: None,
@@ -467,7 +464,7 @@ impl Session {
         self.view_client.is_some()
             && !self.attach
             && self.candidates.find(&self.peer.name).is_none()
-            && !self.primary.store.mutations.call_replaced.load(Relaxed)
+            && !self.primary.store.mutations.call_replaced.is_on()
     }
 
     fn greet(&mut self, now: Duration) -> Result<()> {
@@ -482,7 +479,7 @@ impl Session {
                     let named = view_client.register.mirror.as_ref();
                     let other = named.filter(|m| m.node != self.peer.name);
                     let broken = &self.primary.store.mutations;
-                    let other = other.filter(|_| !broken.ask_configured.load(Relaxed));
+                    let other = other.filter(|_| !broken.ask_configured.is_on());
                     if let Some(m) = other
                         && let Some(peer) = self.candidates.find(&m.node)
                     {
@@ -554,16 +551,14 @@ impl Session {
     }
 
     fn on_frame(&mut self, f: Frame, body: &[u8]) -> Result<()> {
-        let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
-        if matches!(self.phase, Phase::Receiving { .. }) {
+        if matches!(self.phase, Phase::Receiving(_)) {
             let bytes = FRAME_LEN + body.len();
             self.primary.store.progress.moved(bytes as u64);
         }
         let phase = std::mem::replace(&mut self.phase, Phase::Greeting);
         let (phase, result) = match (phase, f.kind) {
             (Phase::Greeting, FrameKind::Welcome) => {
-                let w = Welcome::decode(body).map_err(bad)?;
-                return self.agree(w);
+                return self.agree(Welcome::decode(body).map_err(bad)?);
             }
             (Phase::Sending(_) | Phase::Sent { .. }, FrameKind::Refuse) => {
                 let r = Refuse::decode(body).map_err(bad)?;
@@ -574,22 +569,11 @@ impl Session {
                 (p, self.refused(r))
             }
             (Phase::Greeting, FrameKind::CopyBegin) => {
-                let c = CopyBegin::decode(body).map_err(bad)?;
-                let history = History::from_entries(&c.history)
-                    .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
-                // By the plan: a copy of this volume begins where this one ends.
-                let sb = self.primary.store.superblock();
-                self.continues = sb.state == State::Whole && sb.volume_id == c.volume_id;
-                self.primary
-                    .store
-                    .load_begin(c.copy, c.volume_id, c.bytes)?;
-                (
-                    Phase::Receiving {
-                        lsn: c.lsn,
-                        history,
-                    },
-                    Ok(()),
-                )
+                let copy = CopyIn::begin(&self.primary.store, body)?;
+                (Phase::Receiving(copy), Ok(()))
+            }
+            (Phase::Receiving(copy), k) if k != FrameKind::Heartbeat => {
+                return self.copy_in(copy, &f, body);
             }
             (Phase::Sending(mut out), FrameKind::CopyHave) => {
                 let r = CopyHave::decode(body).map_err(bad);
@@ -601,43 +585,6 @@ impl Session {
                 let r = r.and_then(|m| out.want(&m));
                 (Phase::Sending(out), r)
             }
-            (p @ Phase::Receiving { .. }, FrameKind::CopyFile) => {
-                let c = CopyFile::decode(body).map_err(bad)?;
-                let have = self.primary.store.load_file(CatalogEntry {
-                    id: c.id,
-                    size: c.size,
-                    name: c.name,
-                })?;
-                self.answer(FrameKind::CopyHave, &have)?;
-                (p, Ok(()))
-            }
-            (p @ Phase::Receiving { .. }, FrameKind::CopySums) => {
-                let m = CopySums::decode(body).map_err(bad)?;
-                let want = self
-                    .primary
-                    .store
-                    .load_sums(None, &m)
-                    .map_err(|e| self.copy_failed(e.to_string()))?;
-                self.answer(FrameKind::CopyWant, &want)?;
-                (p, Ok(()))
-            }
-            (p @ Phase::Receiving { .. }, FrameKind::CopyData) => {
-                let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
-                let r = self
-                    .primary
-                    .store
-                    .load_data(None, id, offset, bytes)
-                    .map_err(|e| self.copy_failed(e.to_string()));
-                (p, r)
-            }
-            (Phase::Receiving { lsn, history }, FrameKind::CopyEnd) => {
-                let lsn = copy_ends(lsn, f.lsn)?;
-                match self.continues {
-                    true => self.primary.store.load_more(lsn, &history)?,
-                    false => self.primary.store.load_end(lsn, &history)?,
-                }
-                return self.start(lsn, lsn);
-            }
             (Phase::Sent { lsn }, FrameKind::Copied) => {
                 let store = &self.primary.store;
                 store.progress.end(store.env().now(), true);
@@ -645,60 +592,22 @@ impl Session {
                 return self.start(lsn, if self.attach { lsn } else { u64::MAX });
             }
             (Phase::Starting { resume }, FrameKind::Started) => {
-                let s = Started::decode(body).map_err(bad)?;
-                if let Some(view_client) = &mut self.view_client {
-                    let peer = Member {
-                        node: self.peer.name.clone(),
-                        incarnation: s.life,
-                    };
-                    if self.member && view_client.peer.as_ref() != Some(&peer) {
-                        return Err(Error::Protocol("the mirror began another life".into()));
-                    }
-                    view_client.peer = Some(peer);
-                }
-                return self.send_spills(s.session, resume);
+                return self.started(Started::decode(body).map_err(bad)?, resume);
             }
             (
                 Phase::Spilling {
                     session,
                     resume,
-                    mut files,
+                    files,
                 },
                 FrameKind::Spill,
-            ) => {
-                if let Some(s) = files.front().filter(|s| s.id == f.lsn) {
-                    self.primary.spill_reached(s.id, s.len + 1);
-                    files.pop_front();
-                }
-                if files.is_empty() {
-                    return self.begin_lanes(session, resume);
-                }
-                let next = Phase::Spilling {
-                    session,
-                    resume,
-                    files,
-                };
-                (next, Ok(()))
-            }
+            ) => return self.spill_confirmed(session, resume, files, f.lsn),
             (p @ Phase::Active, FrameKind::Spill) => {
                 self.primary.spill_arrived(f.lsn);
                 (p, Ok(()))
             }
             (p, FrameKind::Heartbeat) => {
-                if let (Phase::Active, Ok(epoch)) = (&p, body.try_into()) {
-                    let promised = u64::from_le_bytes(epoch);
-                    self.primary.backups.outbid_by(promised, self.epoch);
-                }
-                if let Some((at, n)) = self.sent_at
-                    && f.flags as u64 == n & 0x7fff
-                {
-                    let took = self.primary.store.env().now() - at;
-                    let usual = self.primary.measured(took);
-                    self.primary.store.logs()[0]
-                        .live(Live::RoundTrip)
-                        .store(usual.as_nanos() as u64, Relaxed);
-                    self.sent_at = None;
-                }
+                self.beat_answered(&f, body, matches!(p, Phase::Active));
                 (p, Ok(()))
             }
             (p, k) => (
@@ -711,6 +620,40 @@ impl Session {
         };
         self.phase = phase;
         result
+    }
+
+    /// The mirror has begun the session.
+    fn started(&mut self, s: Started, resume: u64) -> Result<()> {
+        if let Some(view_client) = &mut self.view_client {
+            let peer = Member {
+                node: self.peer.name.clone(),
+                incarnation: s.life,
+            };
+            if self.member && view_client.peer.as_ref() != Some(&peer) {
+                return Err(Error::Protocol("the mirror began another life".into()));
+            }
+            view_client.peer = Some(peer);
+        }
+        self.send_spills(s.session, resume)
+    }
+
+    /// A sign of life came back: how long that took, and what a node has promised that
+    /// the mirror forwards to.
+    fn beat_answered(&mut self, f: &Frame, body: &[u8], active: bool) {
+        if let (true, Ok(epoch)) = (active, body.try_into()) {
+            let promised = u64::from_le_bytes(epoch);
+            self.primary.backups.outbid_by(promised, self.epoch);
+        }
+        if let Some((at, n)) = self.sent_at
+            && f.flags as u64 == n & 0x7fff
+        {
+            let took = self.primary.store.env().now() - at;
+            let usual = self.primary.measured(took);
+            self.primary.store.logs()[0]
+                .live(Live::RoundTrip)
+                .store(usual.as_nanos() as u64, Relaxed);
+            self.sent_at = None;
+        }
     }
 
     /// The view of this session.
@@ -855,7 +798,7 @@ impl Session {
     pub fn copies(&self) -> Option<bool> {
         let copies = matches!(
             self.phase,
-            Phase::Sending(_) | Phase::Sent { .. } | Phase::Receiving { .. }
+            Phase::Sending(_) | Phase::Sent { .. } | Phase::Receiving(_)
         );
         let full = self.wire.as_ref().is_some_and(|w| w.backlog() > 0);
         copies.then_some(full)

@@ -23,7 +23,7 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind};
 
-use crate::link::Wire;
+use crate::link::{Wire, bad};
 use crate::pass::{COPY_BACKLOG, Failure, Part, Pass, Went, answers_are_taken};
 use mojim_env::threads::block_signals;
 use mojim_env::{Conn, Error, Result};
@@ -34,10 +34,6 @@ const OPENING: Duration = Duration::from_secs(3);
 /// One on which nothing moves for this long, though something is due, is
 /// broken: its receiver may wait for its disk.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-fn bad(e: mojim_format::FormatError) -> Error {
-    Error::Protocol(format!("bad message: {e}"))
-}
 
 /// A link that breaks says nothing about the copy.
 fn broken(e: Error) -> Error {

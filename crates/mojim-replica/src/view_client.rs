@@ -14,7 +14,6 @@
 //! - A primary that is not in the register any more says so (`Error::Stale`)
 //!   and never tries again.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -136,7 +135,7 @@ impl Claimant {
             volume: store.spec().volume.clone(),
             me: member(store),
             view: store.superblock().view.epoch,
-            silent: store.mutations.look_silently.load(Relaxed),
+            silent: store.mutations.look_silently.is_on(),
         }
     }
 

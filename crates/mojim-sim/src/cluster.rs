@@ -228,6 +228,10 @@ impl Mutation {
             Mutation::ForgetRing => Some(1430),
             Mutation::PromiseEarly => Some(15_382),
             Mutation::SpillUnsynced => Some(2857),
+            Mutation::NoFence => Some(792),
+            Mutation::Overtake => Some(554),
+            Mutation::ForwardAcrossTerms => Some(369),
+            Mutation::ReleaseEarly => Some(239),
             _ => None,
         }
     }
@@ -1077,7 +1081,7 @@ impl Cluster {
                 Mutation::SpillOnce => &store.mutations.spill_once,
                 Mutation::CallReplaced => &store.mutations.call_replaced,
             };
-            switch.store(true, Relaxed);
+            switch.set(true);
         }
         self.note(|| {
             format!(

@@ -414,12 +414,8 @@ fn play(
     let env: Arc<dyn Env> = TurnEnv::new(world.env("a"), scheduler.clone(), late);
     let store = Arc::new(Store::open(&env, store_spec("a", setup)).map_err(text)?);
     let switches = &store.mutations;
-    switches
-        .ack_early
-        .store(broken == Some(Broken::AckEarly), Relaxed);
-    switches
-        .ack_gap
-        .store(broken == Some(Broken::AckGap), Relaxed);
+    switches.ack_early.set(broken == Some(Broken::AckEarly));
+    switches.ack_gap.set(broken == Some(Broken::AckGap));
     let p = primary(store, setup);
     if setup.rule.mirror {
         let env: Arc<dyn Env> = TurnEnv::new(world.env("b"), scheduler.clone(), late);

@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use mojim_config::{MediumKind, WriteBack};
@@ -287,7 +286,7 @@ fn a_spill_file_is_confirmed_when_it_is_durable() {
             let world = World::new(seed, Faults::none());
             let p = started(&world);
             let store = &p.store;
-            store.mutations.spill_unsynced.store(unsynced, Relaxed);
+            store.mutations.spill_unsynced.set(unsynced);
             let bytes = vec![7u8; 3 * 4096 + 100];
             for (i, piece) in bytes.chunks(4096).enumerate() {
                 store.write_spill(9, i as u64 * 4096, piece).unwrap();

@@ -45,7 +45,7 @@ mod open;
 
 pub use apply::{AT_ONCE, Page};
 pub use hold::{Hold, MOST_CHANGED, Pause, Watch};
-pub use mutations::Mutations;
+pub use mutations::{Mutations, Switch};
 pub use open::read_superblock;
 
 use apply::Applier;
@@ -178,7 +178,7 @@ impl Store {
 
     fn missing(&self) -> Option<(u64, PathBuf, u64)> {
         let missing = lock(&self.missing).clone();
-        missing.filter(|_| !self.mutations.forget_missing.load(Relaxed))
+        missing.filter(|_| !self.mutations.forget_missing.is_on())
     }
 
     /// The last LSN that its logs tell was acknowledged, though it was not
@@ -197,7 +197,7 @@ impl Store {
     /// history, whether it is here or not.
     pub fn known_acknowledged(&self) -> u64 {
         let known = self.known.load(Acquire);
-        match self.mutations.forget_missing.load(Relaxed) {
+        match self.mutations.forget_missing.is_on() {
             true => known.min(self.tail()),
             false => known,
         }
@@ -359,7 +359,7 @@ impl Store {
         match r {
             Ok(v) => Ok(v),
             Err(e) => {
-                if self.mutations.ignore_failed_sync.load(Relaxed) {
+                if self.mutations.ignore_failed_sync.is_on() {
                     return Err(e);
                 }
                 let e = self.poison.get_or_init(|| e.into_poison()).clone();
@@ -401,7 +401,7 @@ impl Store {
                 let path = self.spec.meta.join("superblock");
                 Error::poisoned(format!("superblock {}", path.display()), &e)
             });
-        if wrote.is_err() && self.mutations.ignore_failed_sync.load(Relaxed) {
+        if wrote.is_err() && self.mutations.ignore_failed_sync.is_on() {
             s.now = new;
             return Ok(());
         }
@@ -549,7 +549,7 @@ impl Store {
 
     /// Promises not to accept anything of an epoch below `epoch` any more.
     pub fn promise(&self, epoch: u64) -> Result<()> {
-        let durable = !self.mutations.promise_early.load(Relaxed);
+        let durable = !self.mutations.promise_early.is_on();
         self.write_superblock(|s| s.promised = s.promised.max(epoch), durable)
     }
 
@@ -690,7 +690,7 @@ impl Store {
             return Ok(());
         }
         let file = self.spill_file(id)?;
-        let skipped = self.mutations.spill_unsynced.load(Relaxed);
+        let skipped = self.mutations.spill_unsynced.is_on();
         let synced = match skipped {
             true => file.len(),
             false => file
@@ -735,7 +735,7 @@ impl Store {
         }
         let mut unsynced = had.map_or(0, |(_, n)| n) + bytes.len() as u64;
         // In parts, so that the last sync, with which nothing moves, is short.
-        if unsynced >= SPILL_SYNC && !self.mutations.spill_unsynced.load(Relaxed) {
+        if unsynced >= SPILL_SYNC && !self.mutations.spill_unsynced.is_on() {
             self.spill_synced(id, file.sync())?;
             unsynced = 0;
         }

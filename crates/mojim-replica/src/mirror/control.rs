@@ -5,7 +5,7 @@ use super::*;
 /// What a control link is doing.
 enum Stage {
     Agreed,
-    Loading { lsn: u64, history: History },
+    Loading(CopyIn),
     Giving(Box<CopyOut>),
     Running { session: u64, primary: String },
 }
@@ -95,7 +95,7 @@ impl ControlIn {
             return Err(Error::Stale(format!("epoch {} is over", self.epoch)));
         }
         self.mirror.store.check()?;
-        if let Stage::Loading { .. } = self.stage {
+        if let Stage::Loading(_) = self.stage {
             self.mirror.store.check_streams()?;
         }
         let mut moved = false;
@@ -130,7 +130,6 @@ impl ControlIn {
     }
 
     fn take(&mut self, f: Frame, body: &[u8]) -> Result<()> {
-        let bad = |e: mojim_format::FormatError| Error::Protocol(format!("bad message: {e}"));
         let m = self.mirror.clone();
         let _change = lock(&m.change);
         if m.generation.load(SeqCst) != self.generation {
@@ -143,30 +142,12 @@ impl ControlIn {
                 f.epoch, self.epoch
             )));
         }
-        if matches!(self.stage, Stage::Loading { .. }) {
+        if matches!(self.stage, Stage::Loading(_)) {
             store.progress.moved((FRAME_LEN + body.len()) as u64);
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Agreed);
         self.stage = match (stage, f.kind) {
-            (Stage::Agreed, FrameKind::CopyRequest) => {
-                if store.superblock().state != State::Whole {
-                    return Err(Error::Protocol("there is no copy to give".into()));
-                }
-                let tail = m.tail();
-                store.truncate(tail)?;
-                m.received.reset(tail);
-                store.apply_all(tail)?;
-                store.freeze(true);
-                self.froze = true;
-                Stage::Giving(Box::new(CopyOut::begin(
-                    store,
-                    &mut self.wire,
-                    self.epoch,
-                    None,
-                    // Its receiver does not listen.
-                    None,
-                )))
-            }
+            (Stage::Agreed, FrameKind::CopyRequest) => self.give(&m)?,
             (Stage::Giving(mut copy), FrameKind::CopyHave) => {
                 copy.have(&CopyHave::decode(body).map_err(bad)?)?;
                 Stage::Giving(copy)
@@ -175,46 +156,19 @@ impl ControlIn {
                 copy.want(&CopyWant::decode(body).map_err(bad)?)?;
                 Stage::Giving(copy)
             }
-            (Stage::Agreed, FrameKind::CopyBegin) => {
-                let c = CopyBegin::decode(body).map_err(bad)?;
-                let history = History::from_entries(&c.history)
-                    .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
-                store.load_begin(c.copy, c.volume_id, c.bytes)?;
-                Stage::Loading {
-                    lsn: c.lsn,
-                    history,
+            (Stage::Agreed, FrameKind::CopyBegin) => Stage::Loading(CopyIn::begin(store, body)?),
+            (Stage::Loading(copy), k) if k != FrameKind::Heartbeat => {
+                match copy.take(store, &mut self.wire, self.epoch, &f, body)? {
+                    None => Stage::Loading(copy),
+                    Some(lsn) => {
+                        store.load_end(lsn, &copy.history)?;
+                        m.distrusted.store(false, SeqCst);
+                        m.received.reset(lsn);
+                        m.committed.store(lsn, Release);
+                        self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);
+                        Stage::Agreed
+                    }
                 }
-            }
-            (s @ Stage::Loading { .. }, FrameKind::CopyFile) => {
-                let c = CopyFile::decode(body).map_err(bad)?;
-                let have = store.load_file(CatalogEntry {
-                    id: c.id,
-                    size: c.size,
-                    name: c.name,
-                })?;
-                self.wire.send(FrameKind::CopyHave, self.epoch, &have);
-                answers_are_taken(&self.wire)?;
-                s
-            }
-            (s @ Stage::Loading { .. }, FrameKind::CopySums) => {
-                let want = store.load_sums(None, &CopySums::decode(body).map_err(bad)?)?;
-                self.wire.send(FrameKind::CopyWant, self.epoch, &want);
-                answers_are_taken(&self.wire)?;
-                s
-            }
-            (s @ Stage::Loading { .. }, FrameKind::CopyData) => {
-                let (id, offset, bytes) = CopyData::view(body).map_err(bad)?;
-                store.load_data(None, id, offset, bytes)?;
-                s
-            }
-            (Stage::Loading { lsn, history }, FrameKind::CopyEnd) => {
-                let lsn = copy_ends(lsn, f.lsn)?;
-                store.load_end(lsn, &history)?;
-                m.distrusted.store(false, SeqCst);
-                m.received.reset(lsn);
-                m.committed.store(lsn, Release);
-                self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);
-                Stage::Agreed
             }
             (Stage::Agreed, FrameKind::Start) => {
                 let s = Start::decode(body).map_err(bad)?;
@@ -241,29 +195,56 @@ impl ControlIn {
             }
             (s, FrameKind::Heartbeat) => {
                 if let Stage::Running { primary, session } = &s {
-                    if m.session.load(Acquire) != *session {
-                        return Err(Error::Stale("another session began".into()));
-                    }
-                    m.hear(primary, f.lsn);
-                    if body.first() == Some(&1) && store.superblock().view.mirror != m.me {
-                        store.update(|sb| sb.view.mirror = m.me.clone())?;
-                    }
+                    self.beat(&m, primary, *session, &f, body)?;
                 }
-                // What a node that this one forwards to has promised, which only
-                // the primary can do something about.
-                let outbid = Some(m.backups.outbid()).filter(|e| *e > self.epoch);
-                let outbid = outbid.map(u64::to_le_bytes);
-                self.wire.queue(
-                    FrameKind::Heartbeat,
-                    self.epoch,
-                    m.received.get(),
-                    f.flags,
-                    outbid.as_ref().map_or(&[], |b| &b[..]),
-                );
+                self.answer_beat(&m, f.flags);
                 s
             }
             (_, k) => return Err(Error::Protocol(format!("{k:?} out of turn"))),
         };
         Ok(())
+    }
+
+    /// Begins to give this copy to an attaching primary.
+    fn give(&mut self, m: &Mirror) -> Result<Stage> {
+        let store = &m.store;
+        if store.superblock().state != State::Whole {
+            return Err(Error::Protocol("there is no copy to give".into()));
+        }
+        let tail = m.tail();
+        store.truncate(tail)?;
+        m.received.reset(tail);
+        store.apply_all(tail)?;
+        store.freeze(true);
+        self.froze = true;
+        // Its receiver does not listen for streams.
+        let copy = CopyOut::begin(store, &mut self.wire, self.epoch, None, None);
+        Ok(Stage::Giving(Box::new(copy)))
+    }
+
+    /// A sign of life of the session's primary, which says what is committed.
+    fn beat(&self, m: &Mirror, primary: &str, session: u64, f: &Frame, body: &[u8]) -> Result<()> {
+        if m.session.load(Acquire) != session {
+            return Err(Error::Stale("another session began".into()));
+        }
+        m.hear(primary, f.lsn);
+        if body.first() == Some(&1) && m.store.superblock().view.mirror != m.me {
+            m.store.update(|sb| sb.view.mirror = m.me.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Answers one, with what a node that this one forwards to has promised, which only
+    /// the primary can do something about.
+    fn answer_beat(&mut self, m: &Mirror, number: u16) {
+        let outbid = Some(m.backups.outbid()).filter(|e| *e > self.epoch);
+        let outbid = outbid.map(u64::to_le_bytes);
+        self.wire.queue(
+            FrameKind::Heartbeat,
+            self.epoch,
+            m.received.get(),
+            number,
+            outbid.as_ref().map_or(&[], |b| &b[..]),
+        );
     }
 }

@@ -280,7 +280,7 @@ impl LaneServer {
                     )));
                 }
                 let body = &buf[*from + FRAME_LEN..*from + FRAME_LEN + f.body as usize];
-                let r = match m.store.mutations.trust_wire.load(Relaxed) {
+                let r = match m.store.mutations.trust_wire.is_on() {
                     false => RecordView::decode(body),
                     true => RecordView::trusted(body),
                 };

@@ -82,7 +82,7 @@ impl Mirror {
         let mut sb = self.store.superblock();
         let mut me = member(&self.store);
         let broken = &self.store.mutations;
-        if broken.amnesiac_member.load(Relaxed)
+        if broken.amnesiac_member.is_on()
             && let Some(m) = reg.mirror.as_ref().filter(|m| m.node == me.node)
         {
             me = m.clone();
@@ -92,7 +92,7 @@ impl Mirror {
                 sb = self.store.superblock();
             }
         }
-        if broken.stale_member.load(Relaxed) && !reg.is_primary(&me) {
+        if broken.stale_member.is_on() && !reg.is_primary(&me) {
             reg.mirror = Some(me.clone());
         }
         let epoch = if sb.state != State::Whole {
@@ -114,7 +114,7 @@ impl Mirror {
             )));
         }
         // The fence, durably, before anything is asked for.
-        if !broken.no_fence.load(Relaxed) {
+        if !broken.no_fence.is_on() {
             self.generation.fetch_add(1, SeqCst);
             self.unsettle();
             self.stop_session();

@@ -27,7 +27,7 @@ impl Primary {
     /// The committed LSN.
     #[inline]
     pub fn committed(&self) -> u64 {
-        if self.store.mutations.ack_early.load(Relaxed) {
+        if self.store.mutations.ack_early.is_on() {
             return self.last();
         }
         loop {

@@ -10,7 +10,7 @@ impl Primary {
     /// if that is to survive, and, while a mirror follows, in its log too, so
     /// that what it lacks is still in the ring.
     pub fn apply_limit(&self) -> u64 {
-        if self.store.mutations.apply_before_log.load(Relaxed) {
+        if self.store.mutations.apply_before_log.is_on() {
             return self.last();
         }
         let mut limit = self.committed().min(self.persisted.get());
@@ -26,7 +26,7 @@ impl Primary {
     /// idle. True if it did something.
     pub fn checkpoint_step(&self, pace: Pace) -> Result<bool> {
         self.store.check()?;
-        if !self.store.mutations.apply_before_log.load(Relaxed) {
+        if !self.store.mutations.apply_before_log.is_on() {
             for lane in 0..self.lanes.len() {
                 self.persist_wait(lane)?;
             }

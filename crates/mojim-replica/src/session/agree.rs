@@ -146,7 +146,7 @@ impl Session {
     /// acknowledged, and no register says who still has it.
     pub(super) fn misses_ring(&self) -> bool {
         let store = &self.primary.store;
-        let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.load(Relaxed);
+        let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.is_on();
         is_lost && self.view_client.is_none() && !self.primary.spec.rule.local
     }
 

@@ -96,7 +96,7 @@ impl Session {
             }
         }
         self.primary.spills_begin(files.iter().map(|s| s.id));
-        if store.mutations.spill_once.load(Relaxed) {
+        if store.mutations.spill_once.is_on() {
             files.clear();
         }
         if files.is_empty() {
@@ -192,10 +192,50 @@ impl Session {
         e
     }
 
-    /// What a receiver of a copy says of what came.
-    pub(super) fn answer<M: Message>(&mut self, kind: FrameKind, m: &M) -> Result<()> {
+    /// A frame of the mirror's copy, which this node takes.
+    pub(super) fn copy_in(&mut self, copy: CopyIn, f: &Frame, body: &[u8]) -> Result<()> {
+        let store = self.primary.store.clone();
         let wire = self.wire.as_mut().expect("a frame came over it");
-        wire.send(kind, self.epoch, m);
-        answers_are_taken(wire)
+        let lsn = match copy.take(&store, wire, self.epoch, f, body) {
+            Ok(Some(lsn)) => lsn,
+            Ok(None) => {
+                self.phase = Phase::Receiving(copy);
+                return Ok(());
+            }
+            // It has no room for what comes, or cannot write it.
+            Err(e) if matches!(f.kind, FrameKind::CopySums | FrameKind::CopyData) => {
+                return Err(self.copy_failed(e.to_string()));
+            }
+            Err(e) => return Err(e),
+        };
+        // By the plan: a copy of this volume begins where this one ends.
+        match copy.continues {
+            true => store.load_more(lsn, &copy.history)?,
+            false => store.load_end(lsn, &copy.history)?,
+        }
+        self.start(lsn, lsn)
+    }
+
+    /// The mirror has this spill file durably: the lanes begin behind the last.
+    pub(super) fn spill_confirmed(
+        &mut self,
+        session: u64,
+        resume: u64,
+        mut files: VecDeque<SpillFile>,
+        id: u64,
+    ) -> Result<()> {
+        if let Some(s) = files.front().filter(|s| s.id == id) {
+            self.primary.spill_reached(s.id, s.len + 1);
+            files.pop_front();
+        }
+        if files.is_empty() {
+            return self.begin_lanes(session, resume);
+        }
+        self.phase = Phase::Spilling {
+            session,
+            resume,
+            files,
+        };
+        Ok(())
     }
 }

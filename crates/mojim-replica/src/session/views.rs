@@ -19,8 +19,8 @@ impl Session {
         let sb = store.superblock();
         // What only the lost ring held may have been acknowledged by a mirror
         // that rules alone: this copy does not count as a member's any more.
-        let is_lost = sb.ring_lost && !store.mutations.forget_ring.load(Relaxed)
-            || store.mutations.other_life.load(Relaxed);
+        let is_lost = sb.ring_lost && !store.mutations.forget_ring.is_on()
+            || store.mutations.other_life.is_on();
         if is_lost && !self.primary.spec.rule.local {
             let life = store.env().random();
             store.update(|s| {
@@ -67,7 +67,7 @@ impl Session {
             return false;
         };
         let store = &self.primary.store;
-        if store.mutations.keep_epoch.load(Relaxed) {
+        if store.mutations.keep_epoch.is_on() {
             self.turn_to(peer);
             return false;
         }
@@ -272,13 +272,13 @@ impl Session {
         };
         let look = view_client.should_look(now);
         let broken = &self.primary.store.mutations;
-        if !broken.ignore_lease.load(Relaxed) {
+        if !broken.ignore_lease.is_on() {
             self.primary
                 .lease_until(view_client.confirmed + view_client.limit);
         }
         match now.saturating_sub(view_client.confirmed) < view_client.limit {
             true => self.primary.let_go(),
-            false if broken.ignore_lease.load(Relaxed) => {}
+            false if broken.ignore_lease.is_on() => {}
             false => self.primary.hold(),
         }
         if look {
@@ -307,13 +307,7 @@ impl Session {
         // is not taken for a member before it was admitted again.
         self.member = false;
         self.lean_on_own_log()?;
-        if self
-            .primary
-            .store
-            .mutations
-            .alone_without_view
-            .load(Relaxed)
-        {
+        if self.primary.store.mutations.alone_without_view.is_on() {
             return self.left_alone();
         }
         self.ask(Change::Alone);
@@ -325,7 +319,7 @@ impl Session {
     /// of a primary before its mirror leaves it.
     pub(super) fn lean_on_own_log(&mut self) -> Result<()> {
         let p = &self.primary;
-        if p.store.mutations.alone_in_ring.load(Relaxed) {
+        if p.store.mutations.alone_in_ring.is_on() {
             return Ok(());
         }
         if p.rule().mirror {
@@ -412,7 +406,7 @@ impl Session {
                 p.set_rule(AckRule::BOTH);
             }
             let all = *self.rejoin_lsn.get_or_insert_with(|| p.last());
-            if p.acked.get() >= all || p.store.mutations.admit_early.load(Relaxed) {
+            if p.acked.get() >= all || p.store.mutations.admit_early.is_on() {
                 let Some(view_client) = self
                     .view_client
                     .as_ref()
@@ -446,7 +440,7 @@ impl Session {
         }
         let joins = !self.member && self.is_active() && self.paired_rule.mirror;
         let waits = joins && p.store.env().now() < self.admit_by;
-        if waits && !p.store.mutations.ready_early.load(Relaxed) {
+        if waits && !p.store.mutations.ready_early.is_on() {
             return Ok(());
         }
         // As much at a time as the area's memory takes.

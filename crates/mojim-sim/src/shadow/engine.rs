@@ -5,7 +5,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use mojim_config::{MediumKind, WriteBack};
@@ -165,8 +164,8 @@ impl System for Engine {
         let env: Arc<dyn Env> = env.clone();
         let store = Store::open(&env, spec()).map_err(text)?;
         match broken {
-            Some(Broken::AckEarly) => store.mutations.ack_early.store(true, Relaxed),
-            Some(Broken::ApplyBeforeLog) => store.mutations.apply_before_log.store(true, Relaxed),
+            Some(Broken::AckEarly) => store.mutations.ack_early.set(true),
+            Some(Broken::ApplyBeforeLog) => store.mutations.apply_before_log.set(true),
             _ => {}
         }
         let primary = Primary::new(Arc::new(store), primary_spec());

@@ -344,7 +344,7 @@ impl Store {
         if self.level.is_persistent() {
             let synced = lock(&self.area).sync();
             if let Err(e) = synced
-                && !self.mutations.ignore_failed_sync.load(Relaxed)
+                && !self.mutations.ignore_failed_sync.is_on()
             {
                 return self.fail(Err(e));
             }
@@ -353,7 +353,7 @@ impl Store {
         let applied = a.applied;
         let (starts, lost) = self.releasable(&a);
         let lost = if starts == a.durable { applied } else { lost };
-        let durable = !self.mutations.release_early.load(Relaxed);
+        let durable = !self.mutations.release_early.is_on();
         self.write_superblock(
             |s| {
                 s.checkpoint = applied;
@@ -382,7 +382,7 @@ impl Store {
         let mut lost = self.retained.load(Acquire);
         let mut holds = lock(&self.holds);
         holds.retain(|h| h.strong_count() > 0);
-        if holds.is_empty() || self.mutations.ignore_hold.load(Relaxed) {
+        if holds.is_empty() || self.mutations.ignore_hold.is_on() {
             return (a.durable.clone(), self.checkpointed());
         }
         let holds: Vec<(u64, bool)> = holds

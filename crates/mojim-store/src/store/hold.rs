@@ -101,7 +101,7 @@ impl Watch {
     }
 
     pub(super) fn note(&self, changes: &[(u32, Range<u64>)]) {
-        if self.store.mutations.forget_changes.load(Relaxed) {
+        if self.store.mutations.forget_changes.is_on() {
             return;
         }
         let mut pages = lock(&self.pages);
@@ -188,7 +188,7 @@ impl Store {
     }
 
     pub(super) fn stands_still(&self) -> bool {
-        let paused = self.paused.load(Acquire) && !self.mutations.ignore_pause.load(Relaxed);
+        let paused = self.paused.load(Acquire) && !self.mutations.ignore_pause.is_on();
         self.frozen.load(Acquire) || paused || self.loading.load(Acquire)
     }
 }

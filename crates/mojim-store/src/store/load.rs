@@ -30,7 +30,7 @@ impl Store {
             let _a = lock(&self.applier);
             self.loading.store(true, Release);
         }
-        if self.mutations.replace_early.load(Relaxed) {
+        if self.mutations.replace_early.is_on() {
             self.update(|s| s.state = State::Empty)?;
             self.fail(lock(&self.area).reset(sb.volume_id))?;
         }
@@ -133,7 +133,7 @@ impl Store {
     /// Sums of pages of the copy, by a stream or (`None`) by the session's own
     /// link: those that are here are taken. Returns which are not.
     pub fn load_sums(&self, from: Option<u64>, m: &CopySums) -> Result<CopyWant> {
-        let broken = self.mutations.keep_difference.load(Relaxed);
+        let broken = self.mutations.keep_difference.is_on();
         let mut q = self.staging(from, |s| s.question(m))?;
         let found = self.noted(q.answer(m, broken))?;
         let at = self.staging(from, |s| s.answered(m, q, &found.wanted))?;
@@ -148,7 +148,7 @@ impl Store {
 
     /// Bytes of the copy, likewise.
     pub fn load_data(&self, from: Option<u64>, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
-        let overtakes = self.mutations.overtake.load(Relaxed);
+        let overtakes = self.mutations.overtake.is_on();
         let to = self.staging(from, |s| {
             if from.is_none() && !overtakes {
                 s.check_streams()?;

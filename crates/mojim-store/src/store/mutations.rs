@@ -1,79 +1,104 @@
 //! Mutations of the engine, for the simulator.
+//!
+//! Without the cargo feature `mutations`, which the simulator asks for, every switch is
+//! off for good and costs nothing: no program that is shipped has one.
 
-use std::sync::atomic::AtomicBool;
+#[cfg(feature = "mutations")]
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// One of them.
+#[derive(Debug, Default)]
+pub struct Switch(#[cfg(feature = "mutations")] AtomicBool);
+
+impl Switch {
+    /// Whether the invariant is broken.
+    #[inline(always)]
+    pub fn is_on(&self) -> bool {
+        #[cfg(feature = "mutations")]
+        return self.0.load(Relaxed);
+        #[cfg(not(feature = "mutations"))]
+        false
+    }
+
+    /// Breaks it, or no more.
+    #[cfg(feature = "mutations")]
+    pub fn set(&self, on: bool) {
+        self.0.store(on, Relaxed);
+    }
+}
 
 /// Each breaks one invariant, and a test shows
-/// that the simulator notices. Always off in real use.
+/// that the simulator notices.
 #[derive(Debug, Default)]
 pub struct Mutations {
     /// Invariant 1: records reach the data area before they are in the log.
-    pub apply_before_log: AtomicBool,
+    pub apply_before_log: Switch,
     /// Invariant 2: the primary does not wait for the mirror.
-    pub ack_early: AtomicBool,
+    pub ack_early: Switch,
     /// Invariant 6: a failed sync is taken for a success.
-    pub ignore_failed_sync: AtomicBool,
+    pub ignore_failed_sync: Switch,
     /// A copy is discarded when another one begins to come.
-    pub replace_early: AtomicBool,
+    pub replace_early: Switch,
     /// A primary goes on without its mirror, whatever the register says.
-    pub alone_without_view: AtomicBool,
+    pub alone_without_view: Switch,
     /// A node that lost its copy is taken for the member that it was.
-    pub amnesiac_member: AtomicBool,
+    pub amnesiac_member: Switch,
     /// A node that is still catching up becomes primary.
-    pub stale_member: AtomicBool,
+    pub stale_member: Switch,
     /// A mirror that becomes primary goes on listening to the old one.
-    pub no_fence: AtomicBool,
+    pub no_fence: Switch,
     /// A mirror becomes a member before it has everything.
-    pub admit_early: AtomicBool,
+    pub admit_early: Switch,
     /// An acknowledgement counts although one before it is missing.
-    pub ack_gap: AtomicBool,
+    pub ack_gap: Switch,
     /// A mirror applies what is not known to be committed.
-    pub apply_uncommitted: AtomicBool,
+    pub apply_uncommitted: Switch,
     /// Of the pages that differ from a copy's, one is taken for equal.
-    pub keep_difference: AtomicBool,
+    pub keep_difference: Switch,
     /// A backup is told that all that was received is committed.
-    pub forward_uncommitted: AtomicBool,
+    pub forward_uncommitted: Switch,
     /// What a backup lacks is released.
-    pub ignore_hold: AtomicBool,
+    pub ignore_hold: Switch,
     /// Pages that were applied to while a copy was read are not sent again.
-    pub forget_changes: AtomicBool,
+    pub forget_changes: Switch,
     /// Pages are sent again before what streams carry is staged.
-    pub overtake: AtomicBool,
+    pub overtake: Switch,
     /// A backup ceases to hold anyone back as soon as its session ends.
-    pub forget_floors: AtomicBool,
+    pub forget_floors: Switch,
     /// What is forwarded goes on, though it may have changed.
-    pub forward_across_terms: AtomicBool,
+    pub forward_across_terms: Switch,
     /// Records are taken, however much a backup lacks.
-    pub no_back_pressure: AtomicBool,
+    pub no_back_pressure: Switch,
     /// The data area changes while it is copied to a backup.
-    pub ignore_pause: AtomicBool,
+    pub ignore_pause: Switch,
     /// A backup becomes the mirror in the epoch that the lost one knows.
-    pub keep_epoch: AtomicBool,
+    pub keep_epoch: Switch,
     /// An attach speaks to the configured mirror, whoever the view's is.
-    pub ask_configured: AtomicBool,
+    pub ask_configured: Switch,
     /// A primary commits, whatever its lease.
-    pub ignore_lease: AtomicBool,
+    pub ignore_lease: Switch,
     /// A primary's sign of life changes nothing in the register.
-    pub look_silently: AtomicBool,
+    pub look_silently: Switch,
     /// An attach is over before the mirror on its link is a member.
-    pub ready_early: AtomicBool,
+    pub ready_early: Switch,
     /// A primary whose ring was lost does not remember it.
-    pub forget_ring: AtomicBool,
+    pub forget_ring: Switch,
     /// A primary takes its ring for lost at each attach.
-    pub other_life: AtomicBool,
+    pub other_life: Switch,
     /// A primary goes on alone with what only its ring has.
-    pub alone_in_ring: AtomicBool,
+    pub alone_in_ring: Switch,
     /// Room of a log is released before the superblock that says so is durable.
-    pub release_early: AtomicBool,
+    pub release_early: Switch,
     /// A promise is given before it is durable.
-    pub promise_early: AtomicBool,
+    pub promise_early: Switch,
     /// A mirror takes a record whose checksum it did not look at.
-    pub trust_wire: AtomicBool,
+    pub trust_wire: Switch,
     /// A log that is damaged before its end is taken for a shorter one.
-    pub forget_missing: AtomicBool,
+    pub forget_missing: Switch,
     /// A mirror confirms a spill file that it did not sync.
-    pub spill_unsynced: AtomicBool,
+    pub spill_unsynced: Switch,
     /// A session does not send the spill files of the records that the mirror lacks.
-    pub spill_once: AtomicBool,
+    pub spill_once: Switch,
     /// A primary takes a node back as its mirror that was replaced.
-    pub call_replaced: AtomicBool,
+    pub call_replaced: Switch,
 }
