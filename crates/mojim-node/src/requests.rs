@@ -56,6 +56,15 @@ enum Own {
     Opened(Box<Store>),
 }
 
+/// Whether a node that answered did not know the request, or has other words for the answer.
+pub(super) fn speaks_otherwise(e: &Error) -> bool {
+    match e {
+        Error::Answered { errno, .. } => *errno == libc::EINVAL,
+        Error::Protocol(_) => true,
+        _ => false,
+    }
+}
+
 fn copy_state(state: State) -> CopyState {
     match state {
         State::Empty => CopyState::Empty,
@@ -798,7 +807,7 @@ impl Node {
                     reg.epoch
                 )));
             }
-            self.ask_others(v)?;
+            self.ask_others(v, false)?;
             if !m.is_member(reg) {
                 return Err(Error::Invalid(format!(
                     "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
@@ -866,7 +875,7 @@ impl Node {
                 self.me.name, v.name
             ))
         })?;
-        let others = self.ask_others(v);
+        let others = self.ask_others(v, force);
         let led = sb.view.primary == self.me.name;
         // Both were promoted without the other: neither view ends the other's, which has
         // what was acknowledged in it.
@@ -907,7 +916,7 @@ impl Node {
         let mut above = 0;
         if alive.is_none() {
             // Again: a program may have attached since.
-            let others = self.ask_others(v)?;
+            let others = self.ask_others(v, force)?;
             if !force {
                 self.check_others(v, &m, &others, contested)?;
             }
@@ -1018,16 +1027,29 @@ impl Node {
     /// What the other nodes' daemons say of their copies, of those that answer; for the
     /// others the operator's word counts. An error where a program is attached: a primary
     /// whose link to this node is down may still be alive.
-    fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
-        let ask = |peer: Peer| -> Option<(String, Standing)> {
+    fn ask_others(&self, v: &Volume, force: bool) -> Result<Vec<Other>> {
+        let ask = |peer: Peer| -> Option<(String, Result<Standing>)> {
             let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
             let volume = v.name.clone();
-            let theirs = c.ask_for(&Request::Standing { volume }).ok()?;
-            Some((peer.name, theirs))
+            match c.ask_for(&Request::Standing { volume }) {
+                // Of another version: it is there, and what it has is not known.
+                Err(e) if !speaks_otherwise(&e) => None,
+                theirs => Some((peer.name, theirs)),
+            }
         };
         let peers = layout::others(&self.config, &self.me, v).into_iter();
         let mut others = Vec::new();
         for (node, s) in peers.filter_map(ask) {
+            let s = match s {
+                Ok(s) => s,
+                Err(_) if force => continue,
+                Err(e) => {
+                    return Err(Error::Busy(format!(
+                        "node {node} is there, and does not say what it has of volume {} ({e}): it runs another version of mojim. Bring both nodes to one version; `mojim promote --force` does not ask it",
+                        v.name
+                    )));
+                }
+            };
             if let Some(pid) = s.attached {
                 let who = match pid {
                     0 => "a program".to_owned(),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use super::requests::speaks_otherwise;
 use super::{Node, lock, wait_for_last};
 use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
@@ -215,10 +216,16 @@ impl Node {
     fn has_more(&self, v: &Volume, node: &str, epoch: u64, last: u64) -> bool {
         let volume = v.name.clone();
         let q = Request::Standing { volume };
-        let ask = || self.prompt(node)?.ask_for::<Standing>(&q).ok();
+        let ask = || match self.prompt(node)?.ask_for::<Standing>(&q) {
+            Err(e) if !speaks_otherwise(&e) => None,
+            theirs => Some(theirs),
+        };
         // One answer may be late.
-        let Some(theirs) = (0..3).find_map(|_| ask()) else {
-            return false;
+        let theirs = match (0..3).find_map(|_| ask()) {
+            None => return false,
+            Some(Ok(theirs)) => theirs,
+            // Of another version: what it has is not known, so it may be more.
+            Some(Err(_)) => return true,
         };
         let first = theirs.last_lsn == last && node < self.me.name.as_str();
         let follows = theirs.state == CopyState::Whole && theirs.epoch == epoch;

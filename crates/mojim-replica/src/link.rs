@@ -355,13 +355,18 @@ impl Rx {
                     }
                     let refuse = Refuse::decode(&self.buf[at + FRAME_LEN..end])
                         .map_err(|e| Error::Protocol(e.to_string()))?;
-                    let what = match refuse.code {
-                        RefuseCode::Protocol => "refused a record",
-                        _ => "failed",
-                    };
-                    return Err(Error::Refused {
-                        code: refuse.code,
-                        text: format!("{} {what}: {}", self.conn.peer(), refuse.text),
+                    let (peer, code, text) = (self.conn.peer(), refuse.code, refuse.text);
+                    return Err(match code {
+                        RefuseCode::Protocol => Error::Refused {
+                            code,
+                            text: format!("{peer} refused a record: {text}"),
+                        },
+                        // Its disk, say: no record is at fault.
+                        _ => Error::Io {
+                            what: format!("{peer} failed"),
+                            errno: libc::EIO,
+                            error: text,
+                        },
                     });
                 }
                 k => {

@@ -257,7 +257,7 @@ pub struct Primary {
     /// Why this primary can commit nothing any more.
     stale: std::sync::OnceLock<Error>,
     /// Why the link is down, for error texts.
-    pub(crate) link_error: Mutex<Option<String>>,
+    pub(crate) link_error: Mutex<Option<Error>>,
     pub(crate) mirror_level: AtomicU16,
     /// What was acknowledged, and would go with this node's power.
     risk: Mutex<Option<Risk>>,
@@ -601,7 +601,7 @@ impl Primary {
             if let Err(e) = tx.pump(self.log(lane), self.epoch(), committed) {
                 *t = None;
                 drop(t);
-                self.suspect(format!("sending to the mirror: {e}"));
+                self.suspect(Error::Protocol(format!("sending to the mirror: {e}")));
             }
         }
     }
@@ -678,7 +678,7 @@ impl Primary {
             }
             Err(e) => {
                 slot.end();
-                self.suspect(e.to_string());
+                self.suspect(e);
                 return false;
             }
         };
@@ -838,7 +838,7 @@ impl Primary {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
@@ -849,7 +849,7 @@ mod tests {
     use mojim_store::store::StoreSpec;
 
     /// A primary without a mirror, of a volume in a directory of its own.
-    fn alone(name: &str, write_back: WriteBack) -> (Primary, std::path::PathBuf) {
+    pub(crate) fn alone(name: &str, write_back: WriteBack) -> (Primary, std::path::PathBuf) {
         alone_on(name, write_back, MediumKind::Dram)
     }
 

@@ -375,7 +375,8 @@ impl Session {
         p.store.freeze(false);
         if !why.is_empty() {
             self.last_error = Some(why.to_owned());
-            *p.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why.to_owned());
+            *p.link_error.lock().unwrap_or_else(|e| e.into_inner()) =
+                Some(Error::Protocol(why.to_owned()));
         }
         self.phase = Phase::Idle(now + self.backoff);
         self.backoff = (self.backoff * 2).min(Duration::from_millis(500));
@@ -392,9 +393,8 @@ impl Session {
                 .link_error
                 .lock()
                 .unwrap_or_else(|e| e.into_inner())
-                .clone()
-                .unwrap_or_default();
-            return Err(Error::Protocol(why));
+                .clone();
+            return Err(why.unwrap_or_else(|| Error::Protocol("the link is suspected".into())));
         }
         // A copy that failed halfway is nobody's source.
         self.primary.store.check()?;
@@ -807,5 +807,49 @@ impl Session {
     /// The connection to wait on, when there is nothing to do.
     pub fn conn(&self) -> Option<&Arc<dyn Conn>> {
         self.wire.as_ref().map(|w| &w.conn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mojim_config::WriteBack;
+    use mojim_env::Address;
+
+    /// A record that the mirror refused was sent again, and refused again, for ever: by
+    /// the time the session heard of it, it was told in words and no longer by its code.
+    /// What the mirror's disk refuses is no record's fault: it resumes where it was.
+    #[test]
+    fn a_record_that_was_refused_is_not_sent_again() {
+        let refused = |code| Error::Refused {
+            code,
+            text: "b refused a record: a gap".into(),
+        };
+        let failed = Error::Io {
+            what: "b failed".into(),
+            errno: libc::EIO,
+            error: "no room".into(),
+        };
+        for (why, copies) in [
+            (refused(RefuseCode::Protocol), true),
+            (failed, false),
+            (Error::Protocol("no acknowledgement in time".into()), false),
+        ] {
+            let (p, dir) = crate::primary::tests::alone("refused", WriteBack::Auto);
+            let tcp = Address::Tcp(([127, 0, 0, 1], 9).into());
+            let peer = Peer {
+                name: "b".into(),
+                address: tcp.clone(),
+                tcp,
+                shared: false,
+            };
+            let mut s = Session::attach(Arc::new(p), "a", peer);
+            s.phase = Phase::Active;
+            s.primary.suspect(why.clone());
+            assert!(s.step());
+            assert_eq!(s.force_copy, copies, "{why}");
+            drop(s);
+            std::fs::remove_dir_all(dir).unwrap();
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! it speaks to, the one change that it has asked for and not heard of yet, and
 //! the account of how long its mirror kept it from acknowledging. A change is
 //! one read, one decision (`view` of mojim-protocol) and one swap, done
-//! elsewhere (`views::RegisterCalls`) while the links are served; what the answer
+//! elsewhere (`register::RegisterCalls`) while the links are served; what the answer
 //! means for the link is the session's affair.
 //!
 //! Invariants:

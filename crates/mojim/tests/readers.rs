@@ -103,7 +103,7 @@ impl Place {
     fn reader_with(&self, node: &str, options: ReaderOptions) -> Reader {
         let made = await_that("a copy to read", || {
             match Reader::attach_with(&self.config, node, None, options) {
-                Err(Error::Io { errno, .. }) if errno == libc::EBUSY => None,
+                Err(e) if e.errno() == libc::EBUSY => None,
                 r => Some(r),
             }
         });

@@ -162,6 +162,7 @@ impl Primary {
         if now.saturating_sub(s.quiet) > limit {
             let spill_error = self.spill_error.lock().unwrap_or_else(|e| e.into_inner());
             let link_error = self.link_error.lock().unwrap_or_else(|e| e.into_inner());
+            let link_error = link_error.as_ref().map(Error::to_string);
             let why = spill_error.as_ref().or(link_error.as_ref());
             return Err(Error::Timeout(format!(
                 "the spill file of a large sync point got no further to the mirror within {limit:?}{}. There is no record of this sync point; its extents count as changed",

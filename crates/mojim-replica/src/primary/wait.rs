@@ -118,7 +118,9 @@ impl Primary {
                 Verdict::Resend if !linked => {}
                 // Nor is it the link that keeps it.
                 Verdict::Resend if self.is_held() => {}
-                Verdict::Resend => self.suspect("no acknowledgement in time".into()),
+                Verdict::Resend => {
+                    self.suspect(Error::Protocol("no acknowledgement in time".into()))
+                }
                 Verdict::GiveUp => {
                     self.link_work.notify();
                     return Err(self.timeout(&format!("LSN {lsn}"), patience.limit()));
@@ -190,7 +192,8 @@ impl Primary {
                 .link_error
                 .lock()
                 .unwrap_or_else(|e| e.into_inner())
-                .clone(),
+                .as_ref()
+                .map(Error::to_string),
         };
         Error::Timeout(format!(
             "{what}; the mirror did not move on within {limit:?}{}. The sync point stays in this node's ring and is sent again when the mirror is back; its extents count as changed until then",
@@ -233,8 +236,9 @@ impl Primary {
         Duration::from_nanos(usual)
     }
 
-    /// Says that the link must be made anew.
-    pub fn suspect(&self, why: String) {
+    /// Says that the link must be made anew. The session goes by what it was: a record
+    /// that the mirror refused is not sent a second time.
+    pub fn suspect(&self, why: Error) {
         *self.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why);
         self.suspect.store(true, Release);
         self.link_work.notify();
