@@ -1,14 +1,10 @@
 //! What the tests of the C interface and of the preload library share: the
 //! built libraries, a C compiler, and a volume in a directory of its own.
-//!
-//! `cargo test` builds no shared library of another package, so this asks
-//! cargo for them, in the profile and target directory of the test itself.
 
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The root of the source tree.
@@ -16,34 +12,9 @@ pub fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The directory with libmojim.so and libmojim_preload.so, freshly built.
-pub fn libraries() -> &'static Path {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        let dir = test.parent().unwrap().parent().unwrap().to_owned();
-        let profile = match dir.file_name().unwrap().to_str().unwrap() {
-            "debug" => "dev",
-            other => other,
-        };
-        let ok = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"])
-            .args(["--profile", profile, "--target-dir"])
-            .arg(dir.parent().unwrap())
-            .current_dir(source())
-            .status()
-            .unwrap();
-        assert!(ok.success(), "building the libraries failed");
-        for name in ["libmojim.so", "libmojim_preload.so"] {
-            assert!(
-                dir.join(name).exists(),
-                "{name} is not in {}",
-                dir.display()
-            );
-        }
-        dir
-    })
-}
+#[path = "libraries.rs"]
+mod libraries;
+pub use libraries::libraries;
 
 /// Runs a command to its end and gives its output, whatever it is.
 pub fn output(c: &mut Command) -> Output {

@@ -685,23 +685,10 @@ fn run_says_what_it_lacks() {
     }
 }
 
-/// The libraries lie beside the command, of this source.
-fn build_libraries() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .current_dir(root)
-        .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success());
-}
-
 /// Static programs ran unguarded, and reached the volume's files past Mojim.
 #[test]
 fn run_starts_no_program_that_would_run_without_the_libraries() {
-    build_libraries();
+    support::libraries();
     let c = Cluster::new(SYNC);
     let program = c.dir.join("static");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/probe_static.c");
@@ -726,7 +713,7 @@ fn run_starts_no_program_that_would_run_without_the_libraries() {
 /// `mojim run` asked a daemon that was gone for minutes, and said nothing.
 #[test]
 fn run_says_what_it_waits_for_and_gives_up_a_daemon_that_nobody_starts() {
-    build_libraries();
+    support::libraries();
     let c = support::voters::Cluster::new("sync", "disk");
     let command = format!("mojim node --config {} --name a", c.file().display());
     // Before the program was started.
@@ -782,14 +769,7 @@ fn figure_1_under_mojim_run_is_on_both_nodes() {
     let bin = std::path::Path::new(env!("CARGO_BIN_EXE_mojim"));
     let lib = bin.parent().unwrap();
     // The libraries lie beside the command; make sure that they are of this source.
-    let mut build = std::process::Command::new(env!("CARGO"));
-    build
-        .current_dir(&root)
-        .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success());
+    support::libraries();
     let dir = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
         .join(format!("mojim-fig1-{}", std::process::id()));
     let shm = std::path::Path::new("/dev/shm").join(dir.file_name().unwrap());

@@ -6,7 +6,6 @@
 //! temporary directories, shared memory and processes.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -546,15 +545,7 @@ fn neither_a_daemon_nor_a_program_alone_moves_the_primary() {
 /// `mojim run` on both nodes: the program runs where the primary is.
 #[test]
 fn mojim_run_follows_the_primary() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut build = Command::new(env!("CARGO"));
-    build
-        .current_dir(&root)
-        .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success());
+    support::libraries();
     let c = Cluster::new("sync", "disk");
     let source = c.dir.join("count.c");
     fs::write(

@@ -31,14 +31,7 @@ fn programs() -> &'static [PathBuf; 2] {
     static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
     BUILT.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .current_dir(&root)
-            .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success());
+        support::libraries();
         let libraries = Path::new(MOJIM).parent().unwrap();
         ["plain", "api"].map(|kind| {
             let name = format!("mojim-reader-{kind}-{}", std::process::id());

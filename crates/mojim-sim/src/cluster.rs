@@ -2207,7 +2207,8 @@ impl Cluster {
             {
                 f.since = now;
                 if !prim.p.is_held_back(now) && prim.p.is_linked() && prim.p.rule().mirror {
-                    prim.p.suspect("no acknowledgement in time".into());
+                    prim.p
+                        .suspect(Error::Protocol("no acknowledgement in time".into()));
                 }
             }
         }

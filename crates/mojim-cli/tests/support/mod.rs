@@ -19,8 +19,13 @@ use rustix::net;
 
 pub mod cluster;
 pub mod home;
+#[path = "../../../../tests/e2e/libraries.rs"]
+mod libraries;
 pub mod link;
 pub mod voters;
+
+#[allow(unused_imports, reason = "each test file uses a part")]
+pub use libraries::libraries;
 
 pub const MOJIM: &str = env!("CARGO_BIN_EXE_mojim");
 /// Longer than anything here takes, also on a machine with much else to do.

@@ -121,14 +121,7 @@ fn client() -> &'static Path {
     static CLIENT: OnceLock<PathBuf> = OnceLock::new();
     CLIENT.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .current_dir(&root)
-            .args(["build", "--quiet", "-p", "mojim-c", "-p", "mojim-preload"]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success());
+        crate::support::libraries();
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mojim-client");
         let cc = Command::new("cc")
             .args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"])
