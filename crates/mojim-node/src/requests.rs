@@ -1073,3 +1073,25 @@ impl Node {
         Ok(others)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A primary's node of an earlier version, which does not know `standing`, counted as
+    /// one that is silent: its mirror was promoted beside it.
+    #[test]
+    fn a_node_of_another_version_is_there() {
+        let answered = |errno| Error::Answered {
+            errno,
+            text: "unknown request \"standing\"".into(),
+        };
+        assert!(speaks_otherwise(&answered(libc::EINVAL)));
+        assert!(speaks_otherwise(&Error::Protocol("other words".into())));
+        // It has no such volume, is not reached, or is late.
+        assert!(!speaks_otherwise(&answered(libc::ENOENT)));
+        assert!(!speaks_otherwise(&Error::Timeout("late".into())));
+        let refused = std::io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        assert!(!speaks_otherwise(&Error::io("connecting", &refused)));
+    }
+}
