@@ -1,8 +1,8 @@
 //! By which rule a sync point is committed: which copies must have it.
 //!
-//! Owns the rule, the lease, and the answer to "is it committed". Invariant: rule and
-//! figures are of one instant (`changes` counts the changes of the rule, and is read before
-//! and after).
+//! Owns the rule, the lease, and the answer to "is it committed". Invariant: the rule
+//! and the figures that it is applied to are of one instant: the word that holds the rule
+//! counts its changes, and is read before and after the figures.
 
 use super::*;
 

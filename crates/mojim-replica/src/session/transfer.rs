@@ -99,15 +99,7 @@ impl Session {
         if store.mutations.spill_once.is_on() {
             files.clear();
         }
-        if files.is_empty() {
-            return self.begin_lanes(session, resume);
-        }
-        self.phase = Phase::Spilling {
-            session,
-            resume,
-            files,
-        };
-        Ok(())
+        self.await_spills(session, resume, files)
     }
 
     /// Sends the spill file whose turn it is: of a record that is sent again, or of
@@ -216,7 +208,25 @@ impl Session {
         self.start(lsn, lsn)
     }
 
-    /// The mirror has this spill file durably: the lanes begin behind the last.
+    /// The lanes begin when the mirror has confirmed all of `files`.
+    fn await_spills(
+        &mut self,
+        session: u64,
+        resume: u64,
+        files: VecDeque<SpillFile>,
+    ) -> Result<()> {
+        if files.is_empty() {
+            return self.begin_lanes(session, resume);
+        }
+        self.phase = Phase::Spilling {
+            session,
+            resume,
+            files,
+        };
+        Ok(())
+    }
+
+    /// The mirror has this spill file durably.
     pub(super) fn spill_confirmed(
         &mut self,
         session: u64,
@@ -228,14 +238,6 @@ impl Session {
             self.primary.spill_reached(s.id, s.len + 1);
             files.pop_front();
         }
-        if files.is_empty() {
-            return self.begin_lanes(session, resume);
-        }
-        self.phase = Phase::Spilling {
-            session,
-            resume,
-            files,
-        };
-        Ok(())
+        self.await_spills(session, resume, files)
     }
 }
