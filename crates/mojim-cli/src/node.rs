@@ -215,6 +215,7 @@ impl Node {
                 .collect(),
             volumes: config.volumes.keys().cloned().collect(),
             dir: me.directory.join(".mojim").join("views"),
+            again: false,
             heartbeat: config.heartbeat,
             // A leader that is gone is replaced well before a node counts as failed.
             election: (config.failure_limit / 3, config.failure_limit / 2),

@@ -807,7 +807,7 @@ impl Node {
                     reg.epoch
                 )));
             }
-            self.ask_others(v, false)?;
+            self.ask_others(v)?;
             if !m.is_member(reg) {
                 return Err(Error::Invalid(format!(
                     "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
@@ -875,7 +875,7 @@ impl Node {
                 self.me.name, v.name
             ))
         })?;
-        let others = self.ask_others(v, force);
+        let others = self.ask_others(v);
         let led = sb.view.primary == self.me.name;
         // Both were promoted without the other: neither view ends the other's, which has
         // what was acknowledged in it.
@@ -916,7 +916,7 @@ impl Node {
         let mut above = 0;
         if alive.is_none() {
             // Again: a program may have attached since.
-            let others = self.ask_others(v, force)?;
+            let others = self.ask_others(v)?;
             if !force {
                 self.check_others(v, &m, &others, contested)?;
             }
@@ -1027,7 +1027,7 @@ impl Node {
     /// What the other nodes' daemons say of their copies, of those that answer; for the
     /// others the operator's word counts. An error where a program is attached: a primary
     /// whose link to this node is down may still be alive.
-    fn ask_others(&self, v: &Volume, force: bool) -> Result<Vec<Other>> {
+    fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
         let ask = |peer: Peer| -> Option<(String, Result<Standing>)> {
             let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
             let volume = v.name.clone();
@@ -1042,10 +1042,9 @@ impl Node {
         for (node, s) in peers.filter_map(ask) {
             let s = match s {
                 Ok(s) => s,
-                Err(_) if force => continue,
                 Err(e) => {
                     return Err(Error::Busy(format!(
-                        "node {node} is there, and does not say what it has of volume {} ({e}): it runs another version of mojim. Bring both nodes to one version; `mojim promote --force` does not ask it",
+                        "node {node} is there, and does not say what it has of volume {} ({e}): it runs another version of mojim, or is of another cluster. Bring both nodes to one version, or end its daemon and what is attached there",
                         v.name
                     )));
                 }

@@ -289,6 +289,18 @@ impl Disk {
     /// Opens node `node`'s directory in cluster `cluster`; makes it if there is
     /// none. Blocks for the disk only.
     pub fn open(env: Arc<dyn Env>, dir: &Path, cluster: &str, node: &str) -> Result<Disk> {
+        Disk::open_as(env, dir, cluster, node, false)
+    }
+
+    /// The same. `again`: this process voted from the directory before, so that one
+    /// without a log is not a new voter's, but another file system's, say.
+    pub fn open_as(
+        env: Arc<dyn Env>,
+        dir: &Path,
+        cluster: &str,
+        node: &str,
+        again: bool,
+    ) -> Result<Disk> {
         let io = |what: String| move |e: io::Error| Error::io(what, &e);
         env.create_dir_all(dir)
             .map_err(io(format!("making {}", dir.display())))?;
@@ -329,6 +341,12 @@ impl Disk {
                 return Err(damaged(
                     &log,
                     "there is no log, but what was written after it",
+                ));
+            }
+            None if again => {
+                return Err(damaged(
+                    &log,
+                    "this voter's log was here, and is gone; is its file system mounted?",
                 ));
             }
             None => {}

@@ -74,6 +74,8 @@ pub struct Options {
     pub volumes: BTreeSet<String>,
     /// Where this voter's files lie; made if missing.
     pub dir: PathBuf,
+    /// This process voted from there before: who finds nothing there is no new voter.
+    pub again: bool,
     /// How often a leader is heard, more or less; also how long a voter may
     /// take to answer it, its disk included.
     pub heartbeat: Duration,
@@ -161,7 +163,7 @@ impl RaftViews {
         let config = config
             .validate()
             .map_err(|e| Error::Config(e.to_string()))?;
-        let disk = Arc::new(Disk::open(env, &o.dir, &o.cluster, &o.me)?);
+        let disk = Arc::new(Disk::open_as(env, &o.dir, &o.cluster, &o.me, o.again)?);
         let members = links.members();
         let stored = disk.kept(|k| k.membership())?;
         if let Some(m) = &stored

@@ -112,7 +112,15 @@ impl RegisterVoter {
                     *lock(&self.part) = Err(why);
                     part.stop();
                 }
-                Err(_) => match RaftViews::start(self.env.clone(), self.options.clone()) {
+                // Its votes and entries must be there: one that comes back without them would
+                // vote a second time, and no person has decided that.
+                Err(_) => match RaftViews::start(
+                    self.env.clone(),
+                    Options {
+                        again: true,
+                        ..self.options.clone()
+                    },
+                ) {
                     Ok(part) => {
                         *lock(&self.part) = Ok(part);
                         // Who ended this meanwhile may not have seen it.

@@ -77,6 +77,7 @@ impl Daemon {
                     replaced: Default::default(),
                     volumes: config.volumes.keys().cloned().collect(),
                     dir: me.join(".mojim").join("views"),
+                    again: false,
                     heartbeat: config.heartbeat,
                     election: (config.failure_limit / 3, config.failure_limit / 2),
                     timeout: VIEW_TIMEOUT,

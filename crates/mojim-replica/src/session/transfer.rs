@@ -194,8 +194,12 @@ impl Session {
                 self.phase = Phase::Receiving(copy);
                 return Ok(());
             }
-            // It has no room for what comes, or cannot write it.
-            Err(e) if matches!(f.kind, FrameKind::CopySums | FrameKind::CopyData) => {
+            // This node has no room for what comes, or cannot write it; what the other one
+            // says wrongly it may say rightly the next time.
+            Err(e)
+                if matches!(f.kind, FrameKind::CopySums | FrameKind::CopyData)
+                    && !matches!(e, Error::Protocol(_)) =>
+            {
                 return Err(self.copy_failed(e.to_string()));
             }
             Err(e) => return Err(e),

@@ -300,6 +300,41 @@ fn a_voter_whose_disk_is_well_again_votes_again() {
     assert!(matches!(voter.read("v"), Err(Error::Busy(_))));
 }
 
+/// The file system of a voter's directory was unmounted when its disk failed: within a
+/// second the voter came back as a new one, without its votes, and nobody had decided that.
+#[test]
+fn a_voter_does_not_come_back_without_its_log() {
+    let d = Daemons::new(&["a"]);
+    let disk = Arc::new(Failing::default());
+    let (tell, told) = std::sync::mpsc::channel();
+    let report = move |text: &str| tell.send(text.to_owned()).unwrap();
+    let options = d.options_of("a");
+    let (dir, away) = (options.dir.clone(), options.dir.with_extension("away"));
+    let voter = RegisterVoter::start(disk.clone(), options, report).unwrap();
+    assert!(voter.swap("v", &register(1, "x")).unwrap());
+    disk.fail(true);
+    voter.swap("v", &register(2, "y")).unwrap_err();
+    let long = Duration::from_secs(60);
+    let text = told.recv_timeout(long).unwrap();
+    assert!(text.contains("does not vote"), "{text}");
+    std::fs::rename(&dir, &away).unwrap();
+    disk.fail(false);
+    let text = loop {
+        let text = told.recv_timeout(long).unwrap();
+        assert!(!text.contains("votes on views again"), "{text}");
+        if text.contains("is gone") {
+            break text;
+        }
+    };
+    assert!(text.contains("Keep this voter stopped"), "{text}");
+    std::fs::remove_dir_all(&dir).unwrap();
+    std::fs::rename(&away, &dir).unwrap();
+    let text = told.recv_timeout(long).unwrap();
+    assert!(text.contains("votes on views again"), "{text}");
+    assert!(voter.read("v").unwrap().version >= 1);
+    voter.stop();
+}
+
 #[test]
 fn one_voter_is_enough() {
     let d = Daemons::started(&["a"]);

@@ -71,6 +71,7 @@ impl Daemons {
             replaced: BTreeMap::new(),
             volumes: ["v", "w"].map(String::from).into(),
             dir: dir.path().to_owned(),
+            again: false,
             heartbeat: Duration::from_millis(100),
             election: (Duration::from_millis(500), Duration::from_millis(900)),
             timeout: Duration::from_secs(20),
