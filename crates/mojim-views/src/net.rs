@@ -58,6 +58,10 @@ const MOST_SNAPSHOT: u64 = 4 << 20;
 /// Fewest bytes of a snapshot that are worth a question.
 const LEAST_CHUNK: usize = 256;
 
+/// For how long a trouble with a voter tells something of it: who follows a leader asks
+/// nobody, and does not find out that it is over.
+const RECENT: Duration = Duration::from_secs(5);
+
 /// Connections to one voter that are kept for the next question of one kind.
 const IDLE: usize = 4;
 
@@ -72,8 +76,8 @@ pub(crate) struct Links {
     checksum: u32,
     /// Connections without a question, by voter and by how long they wait.
     idle: Mutex<HashMap<(u64, Duration), Vec<Client>>>,
-    /// What last went wrong with a voter, until something goes right.
-    troubles: Mutex<BTreeMap<u64, String>>,
+    /// What last went wrong with a voter, and when, until something goes right.
+    troubles: Mutex<BTreeMap<u64, (Duration, String)>>,
 }
 
 /// What can travel in one question.
@@ -145,14 +149,18 @@ impl Links {
         now.or_else(|| self.former.get(name).copied())
     }
 
-    /// What went wrong with which voter, for messages.
+    /// What went wrong with which voter of late, for messages.
     pub fn troubles(&self) -> String {
+        self.troubles_at(self.env.now())
+    }
+
+    fn troubles_at(&self, now: Duration) -> String {
         let all = lock(&self.troubles);
-        let texts: Vec<String> = all
+        let recent = all
             .iter()
-            .map(|(n, why)| format!("; {}: {why}", self.name(*n)))
-            .collect();
-        texts.concat()
+            .filter(|(_, (at, _))| now.saturating_sub(*at) <= RECENT);
+        let texts = recent.map(|(n, (_, why))| format!("; {}: {why}", self.name(*n)));
+        texts.collect()
     }
 
     /// Whether a question was meant for this node, and its sender counts the
@@ -253,7 +261,7 @@ impl Links {
         let mut all = lock(&self.troubles);
         match r {
             Ok(_) => all.remove(&to),
-            Err(e) => all.insert(to, e.to_string()),
+            Err(e) => all.insert(to, (self.env.now(), e.to_string())),
         };
     }
 
@@ -573,6 +581,18 @@ mod tests {
         for far in [MOST_SNAPSHOT - 7, 1 << 40, u64::MAX - 7, u64::MAX] {
             assert!(check_snapshot(&at(far)).is_err());
         }
+    }
+
+    /// A daemon that was started a little earlier than another said of it, half a minute
+    /// later and when a third one was lost, that it refused connections.
+    #[test]
+    fn a_trouble_that_is_long_over_is_not_told() {
+        let links = links(3, 4);
+        let other = *links.voters.keys().next().unwrap();
+        links.note::<()>(other, &Err(Error::Timeout("refused".into())));
+        let now = links.env.now();
+        assert!(links.troubles_at(now).contains("refused"));
+        assert_eq!(links.troubles_at(now + 2 * RECENT), "");
     }
 
     #[test]
