@@ -36,6 +36,9 @@ pub struct Append {
     /// How many entries; 0: until the log is full.
     #[arg(long, default_value_t = 0)]
     entries: u64,
+    /// So many of them, and the rest after a line on standard input.
+    #[arg(long)]
+    first: Option<u64>,
     /// Microseconds between two entries.
     #[arg(long, default_value_t = 0)]
     pace: u64,
@@ -80,7 +83,11 @@ impl Append {
         } else {
             found.entries + self.entries
         };
+        let pause = self.first.map(|n| found.entries + n);
         for i in found.entries..end {
+            if Some(i) == pause {
+                std::io::stdin().read_line(&mut String::new())?;
+            }
             let entry = entry(i);
             if FIRST + size + entry.len() > CAPACITY {
                 break;

@@ -5,13 +5,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use mojim_config::{Config, Failover, MediumKind, Node, Volume};
+use mojim_config::{Config, Failover, MediumKind, Mode, Node, Volume};
 use mojim_replica::request::Request;
 use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
 use crate::failure::Done;
-use crate::well::{Expected, Ill, copies, ills};
+use crate::well::{Expected, Ill, Voter, backup_line, copies, ills, is_stale, role};
 
 /// Ask every node for its volumes: roles, epochs, LSNs, links.
 ///
@@ -27,6 +27,10 @@ use crate::well::{Expected, Ill, copies, ills};
 /// primary's node says how much of that is in its memory only (with --json `at_risk_bytes`, while
 /// there is some), and how much it was the last time, and for how long (`last_risk`, with `bytes`
 /// and `milliseconds`). That makes no volume less well.
+///
+/// Below the nodes is said, for each copy that is neither the primary's nor its mirror's, whom it
+/// follows and how much it has, and which voters answer. A role of an older view is `was primary` or
+/// `was mirror`; with --json such a node has `stale`, and the volume has `voters`, each with `answers`.
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's), `kind` (unreachable, refused, voter, quorum,
@@ -106,8 +110,11 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
     // Who votes and holds no copy of these volumes is asked whether it is there.
     let decided = volumes.iter().any(|v| v.failover == Failover::Automatic);
     let mut voters = config.voters();
-    voters.retain(|w| decided && nodes.iter().all(|n| n.name != w.name));
-    let all = nodes.iter().chain(&voters).copied();
+    voters.retain(|_| decided);
+    let others = voters
+        .iter()
+        .filter(|w| nodes.iter().all(|n| n.name != w.name));
+    let all = nodes.iter().chain(others).copied();
     let answers: Map<String, Value> = std::thread::scope(|s| {
         let asked: Vec<_> = all
             .map(|n| {
@@ -124,7 +131,7 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
             })
             .collect()
     });
-    let silent = |n: &&Node| {
+    let vote = |n: &&Node| {
         let answer = &answers[&n.name];
         let full = || {
             let free = answer["free"].as_u64().filter(|f| *f < VOTES)?;
@@ -135,13 +142,19 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
             ))
         };
         let why = answer["error"].as_str().map(str::to_owned).or_else(full);
-        (n.name.clone(), why)
+        let holds = nodes.iter().any(|h| h.name == n.name);
+        Voter {
+            name: n.name.clone(),
+            answers: answers_at_all(answer),
+            error: why.filter(|_| !holds),
+            unread: answer["unread"].as_str().map(str::to_owned),
+        }
     };
-    let voters: Vec<(String, Option<String>)> = voters.iter().map(silent).collect();
+    let voters: Vec<Voter> = voters.iter().map(vote).collect();
     let mut well = true;
     let mut rows = Vec::new();
     for v in volumes {
-        let nodes: Vec<Value> = holders(config, v)
+        let mut nodes: Vec<Value> = holders(config, v)
             .iter()
             .map(|n| {
                 let answer = &answers[&n.name];
@@ -154,8 +167,7 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
                         let why = answer["error"].as_str().map_or_else(unknown, str::to_owned);
                         json!({ "error": why })
                     });
-                let answered = answer["error"].is_null() || answer["answered"] == true;
-                row["reachable"] = json!(answered);
+                row["reachable"] = json!(answers_at_all(answer));
                 row["node"] = json!(n.name);
                 row["address"] = json!(n.address.to_string());
                 if let Some(o) = row.as_object_mut() {
@@ -167,6 +179,7 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
             .collect();
         let expected = Expected {
             mirrored: v.mirror.is_some(),
+            waits: !matches!(v.mode, Mode::Unreplicated | Mode::Async),
             threshold: v.secondary_threshold,
             voters: match v.failover {
                 Failover::Automatic => &voters,
@@ -176,15 +189,30 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
         let ills = ills(&expected, &nodes);
         well &= ills.is_empty();
         let of = |i: &Ill| i.to_json(&v.name);
+        let ills: Vec<Value> = ills.iter().map(of).collect();
+        let votes = expected.voters.iter();
+        let votes: Vec<Value> = votes
+            .map(|v| json!({ "node": v.name, "answers": v.answers }))
+            .collect();
+        let stale: Vec<bool> = nodes.iter().map(|n| is_stale(n, &nodes)).collect();
+        for (n, stale) in nodes.iter_mut().zip(stale) {
+            n["stale"] = json!(stale);
+        }
         rows.push(json!({
             "volume": v.name,
             "mode": v.mode.as_str(),
             "ok": ills.is_empty(),
-            "ills": ills.iter().map(of).collect::<Vec<_>>(),
+            "ills": ills,
             "nodes": nodes,
+            "voters": votes,
         }));
     }
     json!({ "cluster": config.cluster, "ok": well, "volumes": rows })
+}
+
+/// Whether a node's daemon answered, if only that it does not want to.
+fn answers_at_all(answer: &Value) -> bool {
+    answer["error"].is_null() || answer["answered"] == true
 }
 
 /// Bytes that a voter without a copy should have free: many times its log.
@@ -247,8 +275,7 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
             },
         )
     {
-        let what = "cannot read the register of views";
-        answer["error"] = json!(format!("node {} {what}: {}", node.name, f.text));
+        answer["unread"] = json!(f.text);
     }
     answer
 }
@@ -293,9 +320,12 @@ fn text(all: &Value) -> String {
             rows.push(if n["reachable"] == true {
                 [
                     format!("  {}", s("node")),
-                    s("role"),
+                    role(n, nodes).to_owned(),
                     s("epoch"),
-                    s("state"),
+                    match n["error"].is_null() {
+                        true => s("state"),
+                        false => "unusable".to_owned(),
+                    },
                     s("last_lsn"),
                     s("applied"),
                     n["pid"].as_u64().map_or("-".into(), |p| format!("pid {p}")),
@@ -313,24 +343,13 @@ fn text(all: &Value) -> String {
         }
         t += &columns(&rows);
         for n in nodes {
-            // Only a mirror forwards; others do not reach each other, and need not.
-            let forwards = n["role"] == "mirror";
-            let rows = n["backups"].as_array().filter(|_| forwards);
-            for b in rows.unwrap_or(&empty) {
-                t += &format!(
-                    "  backup {} of node {}: {}, LSN {}\n",
-                    b["node"].as_str().unwrap_or(""),
-                    n["node"].as_str().unwrap_or(""),
-                    match b["active"] == true {
-                        true => "forwarding",
-                        false => "not forwarding",
-                    },
-                    b["acked"]
-                );
+            if let Some(line) = backup_line(n, nodes) {
+                t += &format!("  {line}{}\n", lag_of(n, nodes));
             }
             t += &at_risk(n);
             t += &copying(n).unwrap_or_default();
         }
+        t += &votes(v);
         for c in v["copies"]["nodes"].as_array().unwrap_or(&empty) {
             let applied = match c["applied"] == true {
                 true => ", applied",
@@ -349,6 +368,39 @@ fn text(all: &Value) -> String {
         }
     }
     t
+}
+
+/// The line about who votes, if somebody does.
+fn votes(v: &Value) -> String {
+    let empty = Vec::new();
+    let all = v["voters"].as_array().unwrap_or(&empty);
+    let here = |answers: bool| -> Vec<&str> {
+        let of = all.iter().filter(|v| (v["answers"] == true) == answers);
+        of.filter_map(|v| v["node"].as_str()).collect()
+    };
+    let away = match here(false) {
+        away if away.is_empty() => String::new(),
+        away => format!("; no answer from {}", away.join(", ")),
+    };
+    match all.len() {
+        0 => String::new(),
+        n => format!(
+            "  voters, of which {} are needed: {} answer{away}\n",
+            n / 2 + 1,
+            here(true).join(", ")
+        ),
+    }
+}
+
+/// How many bytes a node lacks, by who forwards to it.
+fn lag_of(n: &Value, nodes: &[Value]) -> String {
+    let rows = nodes.iter().filter(|f| f["node"] == n["link"]["primary"]);
+    let mut rows = rows.filter_map(|f| f["backups"].as_array()).flatten();
+    let row = rows.find(|r| r["node"] == n["node"] && r["active"] == true);
+    match row.and_then(|r| r["lag"].as_u64()) {
+        Some(lag @ 1..) => format!(", {lag} B to go"),
+        _ => String::new(),
+    }
 }
 
 /// The lines about what only a primary has, or had, in its memory, since its mirror was lost.

@@ -19,11 +19,45 @@ use serde_json::{Value, json};
 pub struct Expected<'a> {
     /// Whether it has a mirror.
     pub mirrored: bool,
+    /// Whether a sync point waits for that (each mode with a mirror, but `async`).
+    pub waits: bool,
     /// Bytes that may wait for a backup (`secondary_threshold`).
     pub threshold: u64,
-    /// The voters that hold no copy of it, each with the reason why it does not
-    /// answer, if it does not; none where no register decides.
-    pub voters: &'a [(String, Option<String>)],
+    /// All voters; none where no register decides.
+    pub voters: &'a [Voter],
+}
+
+/// A node that votes on who is primary.
+pub struct Voter {
+    /// Its name.
+    pub name: String,
+    /// Whether its daemon answered.
+    pub answers: bool,
+    /// Of one that holds no copy of the volume: what is wrong with it.
+    pub error: Option<String>,
+    /// Of the same: why it cannot read the register of views.
+    pub unread: Option<String>,
+}
+
+impl Expected<'_> {
+    /// How many voters answer, and how many of all have to.
+    fn votes(&self) -> (usize, usize, usize) {
+        let all = self.voters.len();
+        let have = self.voters.iter().filter(|v| v.answers).count();
+        (have, all, all / 2 + 1)
+    }
+
+    /// What is said of a voter that is not well, in addition.
+    fn vote_of(&self, name: &str) -> String {
+        let (have, all, need) = self.votes();
+        match self.voters.iter().find(|v| v.name == name) {
+            None => String::new(),
+            Some(v) if v.answers => "; it has a vote".to_owned(),
+            Some(_) => {
+                format!("; it has a vote: {have} of {all} voters answer, and {need} are needed")
+            }
+        }
+    }
 }
 
 /// One thing that is not well.
@@ -58,13 +92,16 @@ impl Ill {
 }
 
 const START: &str = "start `mojim node` there, or look at its machine and its network; `mojim replace` if it is lost for good";
-const VOTERS: &str = "look again in a few seconds: voters may be choosing who leads them. If it stays so, mend what the messages name (room, a disk: the daemon there tries again every second) and start the voters that do not run: a majority of them has to be there";
+const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second)";
 const VOTER: &str = "mend what the message names (room, a disk: the daemon there tries again every second). Else look again in a few seconds, and if it stays so start `mojim node` there again; `mojim replace` if it is lost for good";
 const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
+const JOINS: &str = "nothing, if this passes: the program's node takes back who answers; if it stays so, read what that program and the other nodes' daemons say";
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
-const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
-const DISK: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
+const PRIMARY: &str = "mend what the message names (the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
+const DISK: &str = "mend what the message names (the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
+const ROOM: &str = "make room on that file system: it goes on by itself within seconds";
+const ROOM_BY_HAND: &str = "make room on that file system: it goes on by itself when a program is attached; else start `mojim node` there again";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
     n[key].as_str().unwrap_or("")
@@ -72,6 +109,61 @@ fn text<'a>(n: &'a Value, key: &str) -> &'a str {
 
 fn epoch(n: &Value) -> u64 {
     n["epoch"].as_u64().unwrap_or(0)
+}
+
+/// The newest epoch that a node knows.
+fn newest(nodes: &[Value]) -> u64 {
+    nodes.iter().map(epoch).max().unwrap_or(0)
+}
+
+/// Whether it answers, and can use what it has.
+fn is_usable(n: &Value) -> bool {
+    n["reachable"] == true && n["error"].is_null() && n["state"] == "whole"
+}
+
+/// Whether what it was and has is of an older view.
+pub fn is_stale(n: &Value, nodes: &[Value]) -> bool {
+    n["epoch"].is_u64() && epoch(n) < newest(nodes)
+}
+
+/// What a node is to the volume, by all the answers, for people.
+pub fn role<'a>(n: &'a Value, nodes: &[Value]) -> &'a str {
+    match text(n, "role") {
+        "primary" if is_stale(n, nodes) => "was primary",
+        "mirror" if is_stale(n, nodes) => "was mirror",
+        "" => "-",
+        role => role,
+    }
+}
+
+/// How a node that is neither the primary nor its mirror stands: whom it follows, and how
+/// much it has. None before anybody has attached.
+pub fn backup_line(n: &Value, nodes: &[Value]) -> Option<String> {
+    let is_other = |n: &Value| ["backup", "was mirror", "was primary"].contains(&role(n, nodes));
+    if !is_usable(n) || !is_other(n) || newest(nodes) == 0 {
+        return None;
+    }
+    let in_use = nodes.iter().any(|n| n["attached"] == true);
+    let follows = match n["link"]["primary"].as_str() {
+        Some(whom) if n["link"]["up"] == true => format!(" follows node {whom},"),
+        _ if in_use => " follows nobody,".to_owned(),
+        _ => String::new(),
+    };
+    Some(format!(
+        "{} {}:{follows} {}",
+        role(n, nodes),
+        text(n, "node"),
+        has(n, nodes)
+    ))
+}
+
+/// How far a copy is.
+fn has(n: &Value, nodes: &[Value]) -> String {
+    let most = nodes.iter().map(committed).max().unwrap_or(0);
+    format!(
+        "has LSN {} of {most}",
+        n["last_lsn"].as_u64().unwrap_or(0).min(most)
+    )
 }
 
 /// What a node is known to have committed.
@@ -146,15 +238,16 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
 fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let mut ills = Vec::new();
     for n in nodes {
-        of_node(n, &mut ills);
+        of_node(expected, n, nodes, &mut ills);
     }
-    for (name, why) in expected.voters {
-        if let Some(why) = why {
-            let what = format!("{why}; it has a vote");
-            ills.push(Ill::new(name, "voter", what, VOTER));
+    for v in expected.voters {
+        if let Some(why) = &v.error {
+            let what = format!("{why}{}", expected.vote_of(&v.name));
+            let todo = if v.answers { VOTER } else { START };
+            ills.push(Ill::new(&v.name, "voter", what, todo));
         }
     }
-    of_register(nodes, &mut ills);
+    of_register(expected, nodes, &mut ills);
     let newest = nodes.iter().map(epoch).max().unwrap_or(0);
     if newest == 0 {
         // Nobody has ever attached: there is nothing to copy.
@@ -182,16 +275,31 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
         mirror = p["view"]["mirror"].as_str();
         mirror = mirror.filter(|m| nodes.iter().any(|n| n["node"] == *m));
     }
-    of_backups(expected, newest, mirror, nodes, &mut ills);
+    let forwards = mirror.or_else(|| first.first().map(|p| text(p, "node")));
+    of_backups(expected, newest, (mirror, forwards), nodes, &mut ills);
     ills
 }
 
+/// What to do about an ill that another one has caused, if `node` has one.
+fn because_of(node: &str, ills: &[Ill]) -> Option<Cow<'static, str>> {
+    let causes = ["unreachable", "refused", "copy", "room", "failed"];
+    let has = |i: &Ill| i.node == node && causes.contains(&i.kind);
+    let text = format!("what is said of node {node}; this passes with it");
+    ills.iter().any(has).then_some(Cow::Owned(text))
+}
+
 /// Whether it answers, and whether it can use what it has.
-fn of_node(n: &Value, ills: &mut Vec<Ill>) {
+fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
     let name = text(n, "node");
-    if let Some(e) = n["error"].as_str() {
+    let room = of_room(n);
+    let full = n["full"] == true && room.is_some();
+    if let Some(e) = n["error"].as_str().filter(|_| !full) {
         ills.push(match (n["reachable"] == true, n.get("role").is_some()) {
-            (false, _) => Ill::new(name, "unreachable", e.to_owned(), START),
+            (false, _) => {
+                let goes_on = goes_on(name, nodes);
+                let what = format!("{e}{goes_on}{}", expected.vote_of(name));
+                Ill::new(name, "unreachable", what, START)
+            }
             (true, true) => Ill::new(
                 name,
                 "copy",
@@ -209,21 +317,17 @@ fn of_node(n: &Value, ills: &mut Vec<Ill>) {
             ),
         });
     }
-    let room = &n["room"];
-    if let (Some(free), Some(needs)) = (room["free"].as_u64(), room["needs"].as_u64())
-        && free < needs
-    {
-        ills.push(Ill::new(
-            name,
-            "room",
-            format!(
-                "node {name}: {} MiB are free for its data at {}, and up to {} MiB of its log may have to go there",
-                free >> 20,
-                text(room, "path"),
-                needs >> 20
-            ),
-            "make room on that file system",
-        ));
+    if let Some(mut what) = room {
+        let mut todo = "make room on that file system";
+        if let Some(e) = n["error"].as_str().filter(|_| full) {
+            what += &format!("; its copy takes nothing meanwhile: {e}");
+            todo = if expected.voters.is_empty() {
+                ROOM_BY_HAND
+            } else {
+                ROOM
+            };
+        }
+        ills.push(Ill::new(name, "room", what, todo));
     }
     if n["distrusted"] == true {
         ills.push(Ill::new(
@@ -235,23 +339,66 @@ fn of_node(n: &Value, ills: &mut Vec<Ill>) {
     }
 }
 
+/// Whether there is too little room for its data.
+fn of_room(n: &Value) -> Option<String> {
+    let room = &n["room"];
+    let (free, needs) = (room["free"].as_u64()?, room["needs"].as_u64()?);
+    (free < needs).then(|| {
+        format!(
+            "node {}: {} MiB are free for its data at {}, and up to {} MiB of its log may have to go there",
+            text(n, "node"),
+            free >> 20,
+            text(room, "path"),
+            needs >> 20
+        )
+    })
+}
+
+/// That the program on a node whose daemon does not answer is heard by another.
+fn goes_on(name: &str, nodes: &[Value]) -> String {
+    let hears = |n: &&Value| n["link"]["up"] == true && n["link"]["primary"] == name;
+    nodes.iter().find(hears).map_or(String::new(), |n| {
+        format!(
+            "; its program goes on without it: node {} heard it {} ms ago",
+            text(n, "node"),
+            n["link"]["heard_ms"]
+        )
+    })
+}
+
 /// Whether the views can change, and whether what they say has been carried out.
-fn of_register(nodes: &[Value], ills: &mut Vec<Ill>) {
+fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
     // Who can read it can take over.
     let read = nodes.iter().any(|n| n["register"]["version"].is_u64());
-    for n in nodes {
-        let name = text(n, "node");
-        if let Some(e) = n["register"]["error"].as_str() {
-            let (then, todo) = match read {
-                true => ("", VOTER),
-                false => (
-                    ", nor can any that answers: while that is so nobody takes over",
-                    VOTERS,
-                ),
-            };
-            let what = format!("node {name} cannot read the register of views{then}: {e}");
-            ills.push(Ill::new(name, "quorum", what, todo));
+    let of_copies = nodes
+        .iter()
+        .map(|n| (text(n, "node"), n["register"]["error"].as_str()));
+    let of_others = expected
+        .voters
+        .iter()
+        .map(|v| (&*v.name, v.unread.as_deref()));
+    let unread = of_copies.chain(of_others);
+    let unread: Vec<(&str, &str)> = unread.filter_map(|(n, e)| Some((n, e?))).collect();
+    let (have, all, need) = expected.votes();
+    if read || unread.is_empty() {
+        for (name, e) in unread {
+            let what = format!("node {name} cannot read the register of views: {e}");
+            ills.push(Ill::new(name, "quorum", what, VOTER));
         }
+    } else if have < need {
+        let what = format!(
+            "{have} of {all} voters answer, and {need} are needed: meanwhile nobody takes over, and no node takes another's place"
+        );
+        let todo = "start the voters that do not answer, or look at their machines and network";
+        ills.push(Ill::new("", "quorum", what, todo));
+    } else {
+        let mut whys: Vec<&str> = unread.iter().map(|(_, e)| *e).collect();
+        whys.dedup();
+        let what = format!(
+            "{have} of {all} voters answer, and the register of views cannot be read, as while they choose who leads them, for some seconds; meanwhile nobody takes over: {}",
+            whys.join("; ")
+        );
+        ills.push(Ill::new("", "quorum", what, VOTERS));
     }
     let Some(primary) = latest(nodes).and_then(|r| r["primary"]["node"].as_str()) else {
         return;
@@ -325,22 +472,27 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
     let name = text(p, "node");
     let mirror = p["view"]["mirror"].as_str().unwrap_or("");
     if mirror.is_empty() {
-        ills.push(Ill::new(
-            name,
-            "alone",
-            format!("node {name} is alone: what it commits has one copy"),
-            "start the node that is to be its mirror, and the program if it does not run",
-        ));
+        ills.push(alone(expected, p, nodes, ills));
         return;
     }
     if p["attached"] == true {
         if p["link"]["up"] == false {
-            ills.push(Ill::new(
-                name,
-                "link",
-                format!("the link of node {name} to its mirror is down"),
-                START,
-            ));
+            let unread = |n: &Value| n["register"]["error"].is_string();
+            let then = match expected.voters {
+                _ if !expected.waits => "sync points of its program go on, and have one copy",
+                [] => "sync points of its program wait, and fail if it stays so",
+                _ if unread(p) => {
+                    "sync points of its program wait, and fail if it stays so: it cannot go on alone while it does not reach enough voters"
+                }
+                _ => "sync points of its program wait until it goes on alone, in seconds",
+            };
+            let what =
+                format!("the link of node {name} to its mirror, node {mirror}, is down: {then}");
+            let mut ill = Ill::new(name, "link", what, START);
+            ill.todo = because_of(mirror, ills).unwrap_or(
+                "look at the network between the two, and read what their daemons say".into(),
+            );
+            ills.push(ill);
         }
         return;
     }
@@ -378,12 +530,53 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
     }
 }
 
+/// That a primary has no mirror: who has what it commits all the same, and what becomes of it.
+fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> Ill {
+    let name = text(p, "node");
+    let attached = p["attached"] == true;
+    let is_other = |n: &&Value| n["node"] != name && is_usable(n);
+    let follows = |n: &&Value| !attached || n["link"]["up"] == true;
+    let others: Vec<&Value> = nodes.iter().filter(is_other).filter(follows).collect();
+    let mut what = match (attached, others.is_empty()) {
+        (true, true) => format!("node {name} is alone: what it commits has one copy"),
+        (false, true) => {
+            format!("node {name} is alone: it has no mirror, and no other copy can be used")
+        }
+        (true, false) => format!(
+            "node {name} is alone: a sync point returns when it is there, without waiting for another copy"
+        ),
+        (false, false) => format!("node {name} is alone: it has no mirror"),
+    };
+    for n in &others {
+        let does = if attached { " follows and" } else { "" };
+        let old = match epoch(n) < epoch(p) {
+            true => ", in the view before",
+            false => "",
+        };
+        what += &format!("; node {}{does} {}{old}", text(n, "node"), has(n, nodes));
+    }
+    let ill = nodes.iter().filter(|n| n["node"] != name);
+    let cause = ill.filter_map(|n| because_of(text(n, "node"), ills)).next();
+    let mut todo = match cause {
+        Some(todo) => todo,
+        None if attached => JOINS.into(),
+        None => PROGRAM.into(),
+    };
+    if attached && !others.is_empty() && !expected.voters.is_empty() {
+        todo.to_mut()
+            .push_str(". Who follows takes the mirror's place if none comes back");
+    }
+    let mut ill = Ill::new(name, "alone", what, "");
+    ill.todo = todo;
+    ill
+}
+
 /// Whether each backup follows, and how far. A node that came back while another is the
-/// view's `mirror` takes itself for the mirror until somebody forwards to it.
+/// view's `mirror` takes itself for the mirror until somebody forwards to it: `upstream`.
 fn of_backups(
     expected: &Expected<'_>,
     newest: u64,
-    mirror: Option<&str>,
+    (mirror, upstream): (Option<&str>, Option<&str>),
     nodes: &[Value],
     ills: &mut Vec<Ill>,
 ) {
@@ -405,7 +598,7 @@ fn of_backups(
         let has = b["last_lsn"].as_u64().unwrap_or(0);
         let is_old = outside(b) && epoch(b) < newest;
         if !follows && (in_use || is_old || has < most) {
-            ills.push(Ill::new(
+            let mut ill = Ill::new(
                 name,
                 "backup-away",
                 match mirror.filter(|_| outside(b)) {
@@ -417,7 +610,11 @@ fn of_backups(
                     ),
                 },
                 "look again in a few seconds; if it stays so, read what its daemon and the mirror's say, and start the program if it does not run",
-            ));
+            );
+            if let Some(todo) = upstream.and_then(|u| because_of(u, ills)) {
+                ill.todo = todo;
+            }
+            ills.push(ill);
         }
         // Who forwards no more, as with a full disk, knows nothing of its lag.
         let row = row.filter(|r| r["active"] == true);
@@ -460,342 +657,4 @@ pub fn copies(lsn: u64, nodes: &[Value], persists: impl Fn(&str) -> bool) -> Val
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(name: &str, role: &str) -> Value {
-        json!({
-            "node": name, "role": role, "reachable": true, "state": "whole", "epoch": 5,
-            "last_lsn": 90, "attached": false, "view": { "primary": "a", "mirror": "b" },
-        })
-    }
-
-    /// A primary with its program, its mirror, and two backups. Like a real
-    /// daemon of an older build, the backups say that they reach nobody.
-    fn cluster() -> Vec<Value> {
-        let mut nodes = vec![
-            row("a", "primary"),
-            row("b", "mirror"),
-            row("c", "backup"),
-            row("d", "backup"),
-        ];
-        nodes[0]["attached"] = json!(true);
-        for n in &mut nodes {
-            n["link"] = json!({ "up": true });
-            n["room"] = json!({ "free": 1 << 30, "needs": 64 << 20, "path": "/x" });
-            n["register"] = json!({ "version": 3, "epoch": 5, "primary": { "node": "a" } });
-        }
-        let rows = |active: bool, of: [&str; 2]| {
-            json!(of.map(|n| json!({ "node": n, "active": active, "acked": 90, "lag": 0 })))
-        };
-        nodes[1]["backups"] = rows(true, ["c", "d"]);
-        nodes[2]["backups"] = rows(false, ["b", "d"]);
-        nodes[3]["backups"] = rows(false, ["b", "c"]);
-        nodes
-    }
-
-    fn judge_with(nodes: &[Value], voters: &[(String, Option<String>)]) -> Vec<(String, String)> {
-        let expected = Expected {
-            mirrored: true,
-            threshold: 1000,
-            voters,
-        };
-        let found = ills(&expected, nodes);
-        for i in &found {
-            assert!(!i.text.is_empty() && !i.todo.is_empty(), "{i:?}");
-        }
-        found
-            .into_iter()
-            .map(|i| (i.node, i.kind.to_owned()))
-            .collect()
-    }
-
-    fn judge(nodes: &[Value]) -> Vec<(String, String)> {
-        judge_with(nodes, &[("w".into(), None)])
-    }
-
-    /// What is to be done first, where nobody else votes.
-    fn todo(nodes: &[Value]) -> Cow<'static, str> {
-        let expected = Expected {
-            mirrored: true,
-            threshold: 1000,
-            voters: &[],
-        };
-        ills(&expected, nodes).remove(0).todo
-    }
-
-    fn one(node: &str, kind: &str) -> Vec<(String, String)> {
-        vec![(node.to_owned(), kind.to_owned())]
-    }
-
-    /// It was judged by nobody: the node is no backup, and the mirror is another.
-    #[test]
-    fn who_came_back_and_has_no_place_in_the_view_is_not_well() {
-        let mut nodes = cluster();
-        nodes.push(row("e", "mirror"));
-        nodes[4]["link"] = json!({ "up": false });
-        assert_eq!(judge(&nodes), one("e", "backup-away"));
-        nodes[4]["link"]["up"] = json!(true);
-        assert_eq!(judge(&nodes), []);
-    }
-
-    #[test]
-    fn a_healthy_volume_with_backups_is_well() {
-        let mut nodes = cluster();
-        assert_eq!(judge(&nodes), []);
-        // The program has ended, and the mirror's daemon was started again.
-        nodes[0]["attached"] = json!(false);
-        for n in &mut nodes {
-            n["link"] = json!({ "up": false });
-        }
-        nodes[1]["backups"][0]["active"] = json!(false);
-        nodes[1]["backups"][1]["active"] = json!(false);
-        assert_eq!(judge(&nodes), []);
-        // Nobody has ever attached.
-        for n in &mut nodes {
-            *n = json!({ "node": n["node"], "role": n["role"], "reachable": true, "state": "new" });
-        }
-        assert_eq!(judge(&nodes), []);
-    }
-
-    #[test]
-    fn a_node_that_does_not_answer_or_cannot_use_its_copy_is_an_ill() {
-        for attached in [true, false] {
-            let mut nodes = cluster();
-            nodes[0]["attached"] = json!(attached);
-            let whole = nodes.clone();
-            nodes[2] = json!({ "node": "c", "reachable": false, "error": "no answer" });
-            assert_eq!(judge(&nodes), one("c", "unreachable"));
-            for i in 0..4 {
-                let mut nodes = whole.clone();
-                nodes[i]["error"] = json!("poisoned: no space left");
-                let name = text(&whole[i], "node");
-                assert_eq!(judge(&nodes), one(name, "copy"));
-                let mut nodes = whole.clone();
-                nodes[i]["room"]["free"] = json!(1 << 20);
-                assert_eq!(judge(&nodes), one(name, "room"));
-                let mut nodes = whole.clone();
-                nodes[i]["state"] = json!("empty");
-                assert_eq!(judge(&nodes), one(name, "copy"));
-            }
-            nodes = whole.clone();
-            nodes[1] = json!({ "node": "b", "reachable": true, "error": "this is cluster x" });
-            assert_eq!(judge(&nodes), one("b", "refused"));
-            // Before anybody has attached, too.
-            let new = |n: &Value| json!({ "node": n["node"], "role": n["role"], "reachable": true, "state": "new" });
-            nodes = whole.iter().map(new).collect();
-            nodes[3]["error"] = json!("no space");
-            assert_eq!(judge(&nodes), one("d", "copy"));
-        }
-    }
-
-    #[test]
-    fn a_dead_witness_and_a_lost_quorum_are_ills() {
-        let mut nodes = cluster();
-        let dead = [("w".to_owned(), Some("refused".to_owned()))];
-        assert_eq!(judge_with(&nodes, &dead), one("w", "voter"));
-        nodes[1]["register"] = json!({ "error": "no majority" });
-        assert_eq!(judge(&nodes), one("b", "quorum"));
-        nodes[1]["register"] =
-            json!({ "version": 4, "epoch": 6, "primary": { "node": "b" }, "mirror": null });
-        assert_eq!(judge(&nodes), one("b", "promotion"));
-    }
-
-    #[test]
-    fn a_backup_that_lags_or_follows_nobody_is_an_ill() {
-        let mut nodes = cluster();
-        nodes[1]["backups"][0]["lag"] = json!(1000);
-        assert_eq!(judge(&nodes), []);
-        nodes[1]["backups"][0]["lag"] = json!(1001);
-        assert_eq!(judge(&nodes), one("c", "backup-lag"));
-        nodes = cluster();
-        nodes[1]["backups"][1]["active"] = json!(false);
-        nodes[3]["link"] = json!({ "up": false });
-        assert_eq!(judge(&nodes), one("d", "backup-away"));
-        // Nobody sends any more, and it lacks something.
-        nodes[0]["attached"] = json!(false);
-        assert_eq!(judge(&nodes), []);
-        nodes[3]["last_lsn"] = json!(89);
-        assert_eq!(judge(&nodes), one("d", "backup-away"));
-    }
-
-    /// A program whose disk had been full failed at each sync point, and all was well.
-    #[test]
-    fn a_program_that_can_commit_nothing_is_an_ill() {
-        let mut nodes = cluster();
-        nodes[0]["failed"] = json!(true);
-        assert_eq!(judge(&nodes), one("a", "failed"));
-    }
-
-    /// A mirror that came back empty, and is the configuration's primary, was said to be
-    /// the primary whose copy is gone.
-    #[test]
-    fn an_empty_mirror_is_not_the_primary() {
-        let mut nodes = cluster();
-        nodes[0] = row("a", "primary");
-        nodes[0]["epoch"] = json!(4);
-        nodes[1]["role"] = json!("primary");
-        nodes[1]["view"]["primary"] = json!("b");
-        nodes[1]["attached"] = json!(true);
-        for state in ["empty", "loading"] {
-            nodes[0]["state"] = json!(state);
-            let expected = Expected {
-                mirrored: true,
-                threshold: 1000,
-                voters: &[],
-            };
-            let of_a = ills(&expected, &nodes);
-            let of_a: Vec<_> = of_a.iter().filter(|i| i.node == "a").collect();
-            assert!(
-                of_a.iter().all(|i| i.kind == "copy" && i.todo != TAKE),
-                "{of_a:?}"
-            );
-        }
-    }
-
-    /// "Nothing, if this passes" was said of the primary itself, which nobody heals.
-    #[test]
-    fn a_primary_whose_copy_is_gone_does_not_pass() {
-        let mut nodes = cluster();
-        for state in ["new", "empty"] {
-            nodes[0]["state"] = json!(state);
-            nodes[0]["attached"] = json!(false);
-            let expected = Expected {
-                mirrored: true,
-                threshold: 1000,
-                voters: &[],
-            };
-            let all = ills(&expected, &nodes);
-            let copy = all.iter().find(|i| i.kind == "copy").expect("it is named");
-            assert_eq!((copy.node.as_str(), &*copy.todo), ("a", TAKE));
-        }
-    }
-
-    /// Nobody takes over by itself without a register, and nothing said who could.
-    #[test]
-    fn where_no_register_decides_the_operator_is_told_how_to_go_on() {
-        let mut nodes = cluster();
-        nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a is away" });
-        assert_eq!(todo(&nodes), START);
-        for n in &mut nodes[1..] {
-            n["register"] = Value::Null;
-        }
-        assert!(todo(&nodes).contains("`mojim promote --name b`"));
-        // It is not the one that leads.
-        nodes[1]["view"]["primary"] = json!("d");
-        assert_eq!(todo(&nodes), START);
-        // A register decides, but not who takes the place of both.
-        let mut nodes = cluster();
-        for n in &mut nodes {
-            n["register"]["mirror"] = json!({ "node": "b" });
-        }
-        let away = |name| json!({ "node": name, "reachable": false, "error": "is away" });
-        nodes[0] = away("a");
-        assert_eq!(todo(&nodes), START);
-        nodes[1] = away("b");
-        nodes[3]["last_lsn"] = json!(95);
-        assert!(todo(&nodes).contains("`mojim promote --force --name d`"));
-    }
-
-    /// A mirror whose disk is full forwards nothing any more, and said that a backup
-    /// which has everything lags by as much as was ever sent.
-    #[test]
-    fn a_lag_is_known_by_who_forwards() {
-        let mut nodes = cluster();
-        nodes[1]["backups"][0] = json!({ "node": "c", "active": false, "acked": 0, "lag": 5000 });
-        nodes[2]["link"] = json!({ "up": true });
-        assert!(judge(&nodes).iter().all(|(_, kind)| kind != "backup-lag"));
-        nodes[1]["backups"][0]["active"] = json!(true);
-        assert_eq!(judge(&nodes), one("c", "backup-lag"));
-    }
-
-    /// "Nothing, if this passes" was said of what a daemon had refused.
-    #[test]
-    fn what_a_daemon_could_not_heal_is_not_said_to_pass() {
-        let mut nodes = cluster();
-        nodes[0]["attached"] = json!(false);
-        nodes[1]["state"] = json!("empty");
-        assert_eq!(todo(&nodes), PROGRAM);
-        // Of another view: it leads nobody any more.
-        nodes[2]["heal_error"] = json!("old");
-        assert_eq!(todo(&nodes), PROGRAM);
-        nodes[0]["heal_error"] = json!("what a had was lost; `mojim promote --force`");
-        assert!(todo(&nodes).contains("could not: what a had was lost; `mojim promote --force`"));
-    }
-
-    #[test]
-    fn a_primary_without_its_mirror_is_an_ill() {
-        let mut nodes = cluster();
-        nodes[0]["link"] = json!({ "up": false });
-        assert_eq!(judge(&nodes), one("a", "link"));
-        nodes[0]["view"]["mirror"] = json!("");
-        assert_eq!(judge(&nodes), one("a", "alone"));
-        // A mirror that lacks what is committed, and nobody sends.
-        nodes = cluster();
-        nodes[0]["attached"] = json!(false);
-        nodes[0]["committed"] = json!(95);
-        for n in &mut nodes[2..] {
-            n["last_lsn"] = json!(95);
-        }
-        assert_eq!(judge(&nodes), one("b", "behind"));
-        // A primary that lost what it had, and one that was not looked at yet.
-        nodes = cluster();
-        nodes[0]["attached"] = json!(false);
-        nodes[0]["last_lsn"] = json!(80);
-        assert_eq!(judge(&nodes), one("a", "behind"));
-        nodes[0]["settling"] = json!(true);
-        assert_eq!(judge(&nodes), []);
-        // What was given out and never committed is no loss.
-        nodes = cluster();
-        nodes[0]["attached"] = json!(false);
-        nodes[0]["last_lsn"] = json!(99);
-        nodes[0]["committed"] = json!(90);
-        assert_eq!(judge(&nodes), []);
-    }
-
-    #[test]
-    fn who_has_a_sync_point_and_how_safe() {
-        let mut nodes = cluster();
-        nodes[0]["persisted"] = json!(80);
-        nodes[0]["applied"] = json!(70);
-        nodes[0]["checkpoint"] = json!(60);
-        nodes[1]["level"] = json!("persistent");
-        nodes[1]["applied"] = json!(90);
-        nodes[3]["last_lsn"] = json!(79);
-        let levels = |lsn: u64, nodes: &[Value]| -> Vec<String> {
-            let all = copies(lsn, nodes, |n| n == "a");
-            let word = |c: &Value| match c["applied"] == true {
-                true => format!("{}, applied", text(c, "level")),
-                false => text(c, "level").to_owned(),
-            };
-            all.as_array().unwrap().iter().map(word).collect()
-        };
-        let all = ["received", "persistent, applied", "received", "none"];
-        assert_eq!(levels(90, &nodes), all);
-        let all = ["persistent", "persistent, applied", "received", "none"];
-        assert_eq!(levels(80, &nodes), all);
-        let all = [
-            "persistent, applied",
-            "persistent, applied",
-            "received",
-            "received",
-        ];
-        assert_eq!(levels(60, &nodes), all);
-        assert_eq!(levels(91, &nodes), ["none"; 4]);
-        // What an older view had under this number may be another sync point.
-        nodes[2]["epoch"] = json!(4);
-        nodes[3]["error"] = json!("damaged");
-        assert_eq!(levels(60, &nodes)[2..], ["none", "none"]);
-    }
-
-    #[test]
-    fn an_old_primary_that_is_back_is_an_ill() {
-        let mut nodes = cluster();
-        nodes[1]["role"] = json!("primary");
-        nodes[1]["epoch"] = json!(6);
-        nodes[1]["view"] = json!({ "primary": "b", "mirror": "" });
-        let found = judge(&nodes);
-        let expected = [("a", "stale"), ("b", "alone")].map(|(n, k)| (n.into(), k.into()));
-        assert_eq!(found, expected);
-    }
-}
+mod tests;

@@ -283,7 +283,10 @@ fn a_dead_node_is_named_without_a_program() {
     c.await_ills(
         "a killed, without a program",
         &ills,
-        &["node a at", "node b is alone"],
+        &[
+            "node a at",
+            "node b is alone: it has no mirror; node c has LSN",
+        ],
     );
     nodes.start(&c, "a");
     c.await_well("a back, without a program");
@@ -303,20 +306,14 @@ fn a_lost_quorum_is_named() {
         c.await_well(&format!("three voters, {has} a program"));
         nodes.kill("w");
         nodes.kill("b");
-        let mut ills = vec![
-            ("a", "quorum"),
-            ("b", "unreachable"),
-            ("c", "quorum"),
-            ("w", "voter"),
-        ];
+        let mut ills = vec![("", "quorum"), ("b", "unreachable"), ("w", "voter")];
+        let mut words =
+            vec!["! 1 of 3 voters answer, and 2 are needed: meanwhile nobody takes over"];
         if with {
             ills.extend([("a", "link"), ("c", "backup-away")]);
+            words.push("it cannot go on alone while it does not reach enough voters");
         }
-        c.await_ills(
-            &format!("b and w killed, {has} a program"),
-            &ills,
-            &["cannot read the register of views, nor can any that answers"],
-        );
+        c.await_ills(&format!("b and w killed, {has} a program"), &ills, &words);
         nodes.start(&c, "w");
         nodes.start(&c, "b");
         c.await_well(&format!("b and w back, {has} a program"));

@@ -121,6 +121,15 @@ impl Error {
         }
     }
 
+    /// What happened, without what a program's user is to do about it: a node goes on by
+    /// itself when there is room.
+    pub fn cause(&self) -> String {
+        match self {
+            Error::Full(what) => format!("poisoned: {what}"),
+            e => e.to_string(),
+        }
+    }
+
     /// The `errno` value that stands for this error in C.
     pub fn errno(&self) -> i32 {
         match self {

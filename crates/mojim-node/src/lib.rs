@@ -66,7 +66,7 @@ pub struct Node {
     mirrors: Mutex<HashMap<String, Arc<Mirror>>>,
     /// Why a copy could not be opened, or made persistent, the last time, and the sequence
     /// of its superblock then: of one that somebody has used since it says nothing; by volume.
-    ills: Mutex<HashMap<String, (Option<u64>, String)>>,
+    ills: Mutex<HashMap<String, (Option<u64>, Error)>>,
     /// Of copies that a program left without detaching: up to which LSN this node found
     /// records, where it could look, and the sequence of the superblock then.
     settled: Mutex<HashMap<String, (u64, Option<u64>)>>,
@@ -255,7 +255,7 @@ impl Node {
             Err(e) => {
                 let found = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
                 let sequence = found.ok().flatten().map(|sb| sb.sequence);
-                lock(&self.ills).insert(v.name.clone(), (sequence, e.to_string()))
+                lock(&self.ills).insert(v.name.clone(), (sequence, e.clone()))
             }
         };
     }
@@ -278,7 +278,7 @@ impl Node {
     }
 
     /// What was remembered of a copy, if nobody has used it since.
-    fn noted(&self, v: &Volume, sequence: Option<u64>) -> Option<String> {
+    fn noted(&self, v: &Volume, sequence: Option<u64>) -> Option<Error> {
         let ills = lock(&self.ills);
         let (at, why) = ills.get(&v.name)?;
         (*at == sequence).then(|| why.clone())
@@ -400,7 +400,7 @@ impl Node {
             self.say(&format!(
                 "volume {}: reopening a copy that failed: {}",
                 v.name,
-                m.store.poisoned().expect("just seen")
+                m.store.poisoned().expect("just seen").cause()
             ));
             m.close();
             let old = mirrors.remove(&v.name).expect("just seen");

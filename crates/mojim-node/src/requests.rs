@@ -475,7 +475,7 @@ impl Node {
                 None => self.standing_of_closed(v, sb),
             },
             Ok(None) => Standing {
-                error: self.noted(v, None),
+                error: self.noted(v, None).map(|e| e.cause()),
                 ..none
             },
             // This node answers all the same, and for its other volumes.
@@ -502,7 +502,7 @@ impl Node {
             persistent: m.store.level().is_persistent(),
             attached: None,
             distrusted: m.is_distrusted(),
-            error: m.store.poisoned().map(|e| e.to_string()),
+            error: m.store.poisoned().map(Error::cause),
         }
     }
 
@@ -511,7 +511,7 @@ impl Node {
         let healing = self.is_healing(v);
         let attached = self.attached(v) && !healing;
         let ill = || {
-            let noted = self.noted(v, Some(sb.sequence));
+            let noted = self.noted(v, Some(sb.sequence)).map(|e| e.cause());
             noted.or_else(|| self.seen_damaged(v, sb))
         };
         let left = sb.logs != 0 && !attached && !healing;
@@ -548,6 +548,15 @@ impl Node {
         self.status_of_room(v, &mut out);
         if let Some(e) = s.error {
             out["error"] = json!(e);
+            let sequence = sb.as_ref().map(|sb| sb.sequence);
+            let why = match &mirror {
+                Some(m) => m.store.poisoned().cloned(),
+                None => self.noted(v, sequence),
+            };
+            // It goes on by itself when there is room.
+            if why.is_some_and(|e| [libc::ENOSPC, libc::EDQUOT].contains(&e.errno())) {
+                out["full"] = json!(true);
+            }
         }
         let Some(sb) = sb else {
             return Ok(out);

@@ -21,7 +21,7 @@ use mojim_env::{Error, Result};
 use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::RaftCall;
-use openraft::error::{Fatal, InitializeError, RaftError};
+use openraft::error::{CheckIsLeaderError, Fatal, InitializeError, RaftError};
 use openraft::{ChangeMembers, Config, SnapshotPolicy};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -427,9 +427,26 @@ impl Inner {
     async fn read_here(&self, volume: &str) -> Result<Here<Register>> {
         match self.raft.ensure_linearizable().await {
             Ok(_) => Ok(Here::Done(self.now.read(volume))),
-            Err(RaftError::APIError(e)) => Ok(Here::Elsewhere(e.to_string())),
+            Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(q))) => {
+                Ok(Here::Elsewhere(self.too_few(q.got.len())))
+            }
+            Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(_))) => {
+                Ok(Here::Elsewhere("this voter leads no more".into()))
+            }
             Err(RaftError::Fatal(e)) => Err(self.fatal(&e)),
         }
+    }
+
+    /// That a leader is confirmed by no majority, for messages. `got`: by how many, itself
+    /// among them.
+    fn too_few(&self, got: usize) -> String {
+        let metrics = self.raft.metrics().borrow().clone();
+        let all = metrics.membership_config.voter_ids().count();
+        format!(
+            "{got} of {all} voters answer node {}, which leads them, and {} are needed",
+            self.links.name(self.id),
+            all / 2 + 1
+        )
     }
 
     async fn swap_here(&self, s: Swap) -> Result<Here<bool>> {
@@ -447,7 +464,7 @@ impl Inner {
         }
         match self.raft.client_write(s).await {
             Ok(r) => Ok(Here::Done(r.data)),
-            Err(RaftError::APIError(e)) => Err(fate_unknown(e)),
+            Err(RaftError::APIError(_)) => Err(fate_unknown("this voter leads no more")),
             Err(RaftError::Fatal(e)) => Err(self.fatal(&e)),
         }
     }

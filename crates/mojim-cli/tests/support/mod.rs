@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -192,6 +192,12 @@ impl Process {
             out,
             reader,
         }
+    }
+
+    /// Lets a program go on that waits for a line.
+    pub fn go_on(&mut self) {
+        let stdin = self.stdin.as_mut().expect("its input is open");
+        writeln!(stdin).unwrap();
     }
 
     /// Lets a lingering program detach.

@@ -1,0 +1,483 @@
+//! The rules of `well`, by rows as daemons give them.
+
+use super::*;
+
+fn row(name: &str, role: &str) -> Value {
+    json!({
+        "node": name, "role": role, "reachable": true, "state": "whole", "epoch": 5,
+        "last_lsn": 90, "attached": false, "view": { "primary": "a", "mirror": "b" },
+    })
+}
+
+/// A primary with its program, its mirror, and two backups. Like a real
+/// daemon of an older build, the backups say that they reach nobody.
+fn cluster() -> Vec<Value> {
+    let mut nodes = vec![
+        row("a", "primary"),
+        row("b", "mirror"),
+        row("c", "backup"),
+        row("d", "backup"),
+    ];
+    nodes[0]["attached"] = json!(true);
+    for n in &mut nodes {
+        n["link"] = json!({ "up": true });
+        n["room"] = json!({ "free": 1 << 30, "needs": 64 << 20, "path": "/x" });
+        n["register"] = json!({ "version": 3, "epoch": 5, "primary": { "node": "a" } });
+    }
+    let rows = |active: bool, of: [&str; 2]| {
+        json!(of.map(|n| json!({ "node": n, "active": active, "acked": 90, "lag": 0 })))
+    };
+    nodes[1]["backups"] = rows(true, ["c", "d"]);
+    nodes[2]["backups"] = rows(false, ["b", "d"]);
+    nodes[3]["backups"] = rows(false, ["b", "c"]);
+    nodes
+}
+
+fn expected(voters: &[Voter]) -> Expected<'_> {
+    Expected {
+        mirrored: true,
+        waits: true,
+        threshold: 1000,
+        voters,
+    }
+}
+
+/// Three voters: `a`, `b` and, without a copy, `w`, which may be in a bad way.
+fn voters(error: Option<&str>) -> [Voter; 3] {
+    ["a", "b", "w"].map(|n| Voter {
+        name: n.to_owned(),
+        answers: n != "w" || error.is_none(),
+        error: error.filter(|_| n == "w").map(str::to_owned),
+        unread: None,
+    })
+}
+
+/// The texts of what is not well.
+fn texts(nodes: &[Value], voters: &[Voter]) -> Vec<String> {
+    ills(&expected(voters), nodes)
+        .into_iter()
+        .map(|i| i.text)
+        .collect()
+}
+
+fn judge_with(nodes: &[Value], voters: &[Voter]) -> Vec<(String, String)> {
+    let expected = expected(voters);
+    let found = ills(&expected, nodes);
+    for i in &found {
+        assert!(!i.text.is_empty() && !i.todo.is_empty(), "{i:?}");
+    }
+    found
+        .into_iter()
+        .map(|i| (i.node, i.kind.to_owned()))
+        .collect()
+}
+
+fn judge(nodes: &[Value]) -> Vec<(String, String)> {
+    judge_with(nodes, &voters(None))
+}
+
+/// What is to be done first, where nobody else votes.
+fn todo(nodes: &[Value]) -> Cow<'static, str> {
+    let expected = expected(&[]);
+    ills(&expected, nodes).remove(0).todo
+}
+
+fn one(node: &str, kind: &str) -> Vec<(String, String)> {
+    vec![(node.to_owned(), kind.to_owned())]
+}
+
+/// It was judged by nobody: the node is no backup, and the mirror is another.
+#[test]
+fn who_came_back_and_has_no_place_in_the_view_is_not_well() {
+    let mut nodes = cluster();
+    nodes.push(row("e", "mirror"));
+    nodes[4]["link"] = json!({ "up": false });
+    assert_eq!(judge(&nodes), one("e", "backup-away"));
+    nodes[4]["link"]["up"] = json!(true);
+    assert_eq!(judge(&nodes), []);
+}
+
+#[test]
+fn a_healthy_volume_with_backups_is_well() {
+    let mut nodes = cluster();
+    assert_eq!(judge(&nodes), []);
+    // The program has ended, and the mirror's daemon was started again.
+    nodes[0]["attached"] = json!(false);
+    for n in &mut nodes {
+        n["link"] = json!({ "up": false });
+    }
+    nodes[1]["backups"][0]["active"] = json!(false);
+    nodes[1]["backups"][1]["active"] = json!(false);
+    assert_eq!(judge(&nodes), []);
+    // Nobody has ever attached.
+    for n in &mut nodes {
+        *n = json!({ "node": n["node"], "role": n["role"], "reachable": true, "state": "new" });
+    }
+    assert_eq!(judge(&nodes), []);
+}
+
+#[test]
+fn a_node_that_does_not_answer_or_cannot_use_its_copy_is_an_ill() {
+    for attached in [true, false] {
+        let mut nodes = cluster();
+        nodes[0]["attached"] = json!(attached);
+        let whole = nodes.clone();
+        nodes[2] = json!({ "node": "c", "reachable": false, "error": "no answer" });
+        assert_eq!(judge(&nodes), one("c", "unreachable"));
+        for i in 0..4 {
+            let mut nodes = whole.clone();
+            nodes[i]["error"] = json!("poisoned: no space left");
+            let name = text(&whole[i], "node");
+            assert_eq!(judge(&nodes), one(name, "copy"));
+            let mut nodes = whole.clone();
+            nodes[i]["room"]["free"] = json!(1 << 20);
+            assert_eq!(judge(&nodes), one(name, "room"));
+            let mut nodes = whole.clone();
+            nodes[i]["state"] = json!("empty");
+            assert_eq!(judge(&nodes), one(name, "copy"));
+        }
+        nodes = whole.clone();
+        nodes[1] = json!({ "node": "b", "reachable": true, "error": "this is cluster x" });
+        assert_eq!(judge(&nodes), one("b", "refused"));
+        // Before anybody has attached, too.
+        let new = |n: &Value| json!({ "node": n["node"], "role": n["role"], "reachable": true, "state": "new" });
+        nodes = whole.iter().map(new).collect();
+        nodes[3]["error"] = json!("no space");
+        assert_eq!(judge(&nodes), one("d", "copy"));
+    }
+}
+
+#[test]
+fn a_dead_witness_and_a_lost_quorum_are_ills() {
+    let mut nodes = cluster();
+    assert_eq!(
+        judge_with(&nodes, &voters(Some("refused"))),
+        one("w", "voter")
+    );
+    nodes[1]["register"] = json!({ "error": "no majority" });
+    assert_eq!(judge(&nodes), one("b", "quorum"));
+    // Nobody can read it: said once, and by how many answer.
+    for n in &mut nodes {
+        n["register"] = json!({ "error": "no majority" });
+    }
+    assert_eq!(judge(&nodes), one("", "quorum"));
+    let said = texts(&nodes, &voters(None)).remove(0);
+    assert!(said.starts_with("3 of 3 voters answer, and the register of views cannot be read"));
+    let mut away = voters(Some("refused"));
+    away[1].answers = false;
+    let said = texts(&nodes, &away);
+    assert!(
+        said[0].ends_with("refused; it has a vote: 1 of 3 voters answer, and 2 are needed"),
+        "{said:?}"
+    );
+    assert!(
+        said[1].starts_with("1 of 3 voters answer, and 2 are needed: meanwhile nobody"),
+        "{said:?}"
+    );
+    for n in &mut nodes {
+        n["register"] = json!({ "version": 3, "epoch": 5, "primary": { "node": "a" } });
+    }
+    nodes[1]["register"] =
+        json!({ "version": 4, "epoch": 6, "primary": { "node": "b" }, "mirror": null });
+    assert_eq!(judge(&nodes), one("b", "promotion"));
+}
+
+#[test]
+fn a_backup_that_lags_or_follows_nobody_is_an_ill() {
+    let mut nodes = cluster();
+    nodes[1]["backups"][0]["lag"] = json!(1000);
+    assert_eq!(judge(&nodes), []);
+    nodes[1]["backups"][0]["lag"] = json!(1001);
+    assert_eq!(judge(&nodes), one("c", "backup-lag"));
+    nodes = cluster();
+    nodes[1]["backups"][1]["active"] = json!(false);
+    nodes[3]["link"] = json!({ "up": false });
+    assert_eq!(judge(&nodes), one("d", "backup-away"));
+    // Nobody sends any more, and it lacks something.
+    nodes[0]["attached"] = json!(false);
+    assert_eq!(judge(&nodes), []);
+    nodes[3]["last_lsn"] = json!(89);
+    assert_eq!(judge(&nodes), one("d", "backup-away"));
+}
+
+/// A program whose disk had been full failed at each sync point, and all was well.
+#[test]
+fn a_program_that_can_commit_nothing_is_an_ill() {
+    let mut nodes = cluster();
+    nodes[0]["failed"] = json!(true);
+    assert_eq!(judge(&nodes), one("a", "failed"));
+}
+
+/// A mirror that came back empty, and is the configuration's primary, was said to be
+/// the primary whose copy is gone.
+#[test]
+fn an_empty_mirror_is_not_the_primary() {
+    let mut nodes = cluster();
+    nodes[0] = row("a", "primary");
+    nodes[0]["epoch"] = json!(4);
+    nodes[1]["role"] = json!("primary");
+    nodes[1]["view"]["primary"] = json!("b");
+    nodes[1]["attached"] = json!(true);
+    for state in ["empty", "loading"] {
+        nodes[0]["state"] = json!(state);
+        let expected = expected(&[]);
+        let of_a = ills(&expected, &nodes);
+        let of_a: Vec<_> = of_a.iter().filter(|i| i.node == "a").collect();
+        assert!(
+            of_a.iter().all(|i| i.kind == "copy" && i.todo != TAKE),
+            "{of_a:?}"
+        );
+    }
+}
+
+/// "Nothing, if this passes" was said of the primary itself, which nobody heals.
+#[test]
+fn a_primary_whose_copy_is_gone_does_not_pass() {
+    let mut nodes = cluster();
+    for state in ["new", "empty"] {
+        nodes[0]["state"] = json!(state);
+        nodes[0]["attached"] = json!(false);
+        let expected = expected(&[]);
+        let all = ills(&expected, &nodes);
+        let copy = all.iter().find(|i| i.kind == "copy").expect("it is named");
+        assert_eq!((copy.node.as_str(), &*copy.todo), ("a", TAKE));
+    }
+}
+
+/// Nobody takes over by itself without a register, and nothing said who could.
+#[test]
+fn where_no_register_decides_the_operator_is_told_how_to_go_on() {
+    let mut nodes = cluster();
+    nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a is away" });
+    assert_eq!(todo(&nodes), START);
+    for n in &mut nodes[1..] {
+        n["register"] = Value::Null;
+    }
+    assert!(todo(&nodes).contains("`mojim promote --name b`"));
+    // It is not the one that leads.
+    nodes[1]["view"]["primary"] = json!("d");
+    assert_eq!(todo(&nodes), START);
+    // A register decides, but not who takes the place of both.
+    let mut nodes = cluster();
+    for n in &mut nodes {
+        n["register"]["mirror"] = json!({ "node": "b" });
+    }
+    let away = |name| json!({ "node": name, "reachable": false, "error": "is away" });
+    nodes[0] = away("a");
+    assert_eq!(todo(&nodes), START);
+    nodes[1] = away("b");
+    nodes[3]["last_lsn"] = json!(95);
+    assert!(todo(&nodes).contains("`mojim promote --force --name d`"));
+}
+
+/// A mirror whose disk is full forwards nothing any more, and said that a backup
+/// which has everything lags by as much as was ever sent.
+#[test]
+fn a_lag_is_known_by_who_forwards() {
+    let mut nodes = cluster();
+    nodes[1]["backups"][0] = json!({ "node": "c", "active": false, "acked": 0, "lag": 5000 });
+    nodes[2]["link"] = json!({ "up": true });
+    assert!(judge(&nodes).iter().all(|(_, kind)| kind != "backup-lag"));
+    nodes[1]["backups"][0]["active"] = json!(true);
+    assert_eq!(judge(&nodes), one("c", "backup-lag"));
+}
+
+/// "Nothing, if this passes" was said of what a daemon had refused.
+#[test]
+fn what_a_daemon_could_not_heal_is_not_said_to_pass() {
+    let mut nodes = cluster();
+    nodes[0]["attached"] = json!(false);
+    nodes[1]["state"] = json!("empty");
+    assert_eq!(todo(&nodes), PROGRAM);
+    // Of another view: it leads nobody any more.
+    nodes[2]["heal_error"] = json!("old");
+    assert_eq!(todo(&nodes), PROGRAM);
+    nodes[0]["heal_error"] = json!("what a had was lost; `mojim promote --force`");
+    assert!(todo(&nodes).contains("could not: what a had was lost; `mojim promote --force`"));
+}
+
+#[test]
+fn a_primary_without_its_mirror_is_an_ill() {
+    let mut nodes = cluster();
+    nodes[0]["link"] = json!({ "up": false });
+    assert_eq!(judge(&nodes), one("a", "link"));
+    nodes[0]["view"]["mirror"] = json!("");
+    assert_eq!(judge(&nodes), one("a", "alone"));
+    // A mirror that lacks what is committed, and nobody sends.
+    nodes = cluster();
+    nodes[0]["attached"] = json!(false);
+    nodes[0]["committed"] = json!(95);
+    for n in &mut nodes[2..] {
+        n["last_lsn"] = json!(95);
+    }
+    assert_eq!(judge(&nodes), one("b", "behind"));
+    // A primary that lost what it had, and one that was not looked at yet.
+    nodes = cluster();
+    nodes[0]["attached"] = json!(false);
+    nodes[0]["last_lsn"] = json!(80);
+    assert_eq!(judge(&nodes), one("a", "behind"));
+    nodes[0]["settling"] = json!(true);
+    assert_eq!(judge(&nodes), []);
+    // What was given out and never committed is no loss.
+    nodes = cluster();
+    nodes[0]["attached"] = json!(false);
+    nodes[0]["last_lsn"] = json!(99);
+    nodes[0]["committed"] = json!(90);
+    assert_eq!(judge(&nodes), []);
+}
+
+#[test]
+fn who_has_a_sync_point_and_how_safe() {
+    let mut nodes = cluster();
+    nodes[0]["persisted"] = json!(80);
+    nodes[0]["applied"] = json!(70);
+    nodes[0]["checkpoint"] = json!(60);
+    nodes[1]["level"] = json!("persistent");
+    nodes[1]["applied"] = json!(90);
+    nodes[3]["last_lsn"] = json!(79);
+    let levels = |lsn: u64, nodes: &[Value]| -> Vec<String> {
+        let all = copies(lsn, nodes, |n| n == "a");
+        let word = |c: &Value| match c["applied"] == true {
+            true => format!("{}, applied", text(c, "level")),
+            false => text(c, "level").to_owned(),
+        };
+        all.as_array().unwrap().iter().map(word).collect()
+    };
+    let all = ["received", "persistent, applied", "received", "none"];
+    assert_eq!(levels(90, &nodes), all);
+    let all = ["persistent", "persistent, applied", "received", "none"];
+    assert_eq!(levels(80, &nodes), all);
+    let all = [
+        "persistent, applied",
+        "persistent, applied",
+        "received",
+        "received",
+    ];
+    assert_eq!(levels(60, &nodes), all);
+    assert_eq!(levels(91, &nodes), ["none"; 4]);
+    // What an older view had under this number may be another sync point.
+    nodes[2]["epoch"] = json!(4);
+    nodes[3]["error"] = json!("damaged");
+    assert_eq!(levels(60, &nodes)[2..], ["none", "none"]);
+}
+
+#[test]
+fn an_old_primary_that_is_back_is_an_ill() {
+    let mut nodes = cluster();
+    nodes[1]["role"] = json!("primary");
+    nodes[1]["epoch"] = json!(6);
+    nodes[1]["view"] = json!({ "primary": "b", "mirror": "" });
+    let found = judge(&nodes);
+    let expected = [("a", "stale"), ("b", "alone")].map(|(n, k)| (n.into(), k.into()));
+    assert_eq!(found, expected);
+}
+
+/// "What it commits has one copy" was said of a primary that a backup follows itself, and it
+/// was not said that this one takes the mirror's place (a new user).
+#[test]
+fn who_follows_a_primary_without_a_mirror_is_named() {
+    let mut nodes = cluster();
+    nodes[0]["view"]["mirror"] = json!("");
+    nodes[1] = json!({ "node": "b", "reachable": false, "error": "node b is away" });
+    nodes[3]["link"]["up"] = json!(false);
+    nodes[2]["link"]["primary"] = json!("a");
+    nodes[2]["last_lsn"] = json!(88);
+    let all = ills(&expected(&voters(None)), &nodes);
+    let alone = all.iter().find(|i| i.kind == "alone").unwrap();
+    assert!(
+        alone.text.contains("node c follows and has LSN 88 of 90"),
+        "{alone:?}"
+    );
+    assert!(
+        !alone.text.contains("one copy") && !alone.text.contains("node d"),
+        "{alone:?}"
+    );
+    assert!(
+        alone.todo.starts_with("what is said of node b")
+            && alone.todo.contains("takes the mirror's place"),
+        "{alone:?}"
+    );
+    assert_eq!(
+        backup_line(&nodes[2], &nodes).unwrap(),
+        "backup c: follows node a, has LSN 88 of 90"
+    );
+    assert_eq!(
+        backup_line(&nodes[3], &nodes).unwrap(),
+        "backup d: follows nobody, has LSN 90 of 90"
+    );
+    nodes[2]["link"]["up"] = json!(false);
+    assert!(
+        texts(&nodes, &voters(None))
+            .contains(&"node a is alone: what it commits has one copy".to_owned())
+    );
+}
+
+/// A copy whose disk was full was "whole", "cannot be used", and to be started again, while
+/// it heals by itself; one cause had four ills with three cures (a new user).
+#[test]
+fn a_full_copy_is_one_ill_and_the_others_point_to_it() {
+    let mut nodes = cluster();
+    nodes[1]["room"]["free"] = json!(0);
+    nodes[1]["error"] = json!("no space left");
+    nodes[1]["full"] = json!(true);
+    nodes[0]["link"]["up"] = json!(false);
+    nodes[2]["link"]["up"] = json!(false);
+    nodes[1]["backups"] = Value::Null;
+    nodes[3]["link"]["up"] = json!(true);
+    let all = ills(&expected(&voters(None)), &nodes);
+    let kinds: Vec<_> = all.iter().map(|i| (&*i.node, i.kind)).collect();
+    assert_eq!(kinds, [("b", "room"), ("a", "link"), ("c", "backup-away")]);
+    assert!(
+        all[0].text.contains("no space left") && all[0].todo == ROOM,
+        "{all:?}"
+    );
+    for i in &all[1..] {
+        assert!(i.todo.starts_with("what is said of node b"), "{i:?}");
+    }
+    // Something else than room.
+    nodes[1]["full"] = Value::Null;
+    let all = ills(&expected(&voters(None)), &nodes);
+    assert_eq!((all[0].kind, &*all[0].todo), ("copy", DISK));
+}
+
+/// Two nodes were called `mirror`, one of them by a view that is long over (a new user).
+#[test]
+fn a_role_of_an_older_view_is_said_to_be_over() {
+    let mut nodes = cluster();
+    nodes[1]["epoch"] = json!(4);
+    let roles = |nodes: &[Value]| -> Vec<String> {
+        nodes.iter().map(|n| role(n, nodes).to_owned()).collect()
+    };
+    assert_eq!(roles(&nodes), ["primary", "was mirror", "backup", "backup"]);
+    nodes[0]["epoch"] = json!(4);
+    assert_eq!(roles(&nodes)[..2], ["was primary", "was mirror"]);
+    // Nobody has attached: they are what the configuration says, and follow nobody yet.
+    for n in &mut nodes {
+        *n = json!({ "node": n["node"], "role": n["role"], "reachable": true, "state": "new" });
+    }
+    assert_eq!(roles(&nodes)[..2], ["primary", "mirror"]);
+    assert!(nodes.iter().all(|n| backup_line(n, &nodes).is_none()));
+}
+
+/// Nothing said what becomes of the program (a new user).
+#[test]
+fn what_becomes_of_the_program_is_said() {
+    let mut nodes = cluster();
+    nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a is away" });
+    nodes[1]["link"] = json!({ "up": true, "primary": "a", "heard_ms": 7 });
+    let said = texts(&nodes, &voters(None)).remove(0);
+    assert!(
+        said.contains("its program goes on without it: node b heard it 7 ms ago"),
+        "{said}"
+    );
+    let mut nodes = cluster();
+    nodes[0]["link"]["up"] = json!(false);
+    let link = |nodes: &[Value], voters: &[Voter]| {
+        let all = ills(&expected(voters), nodes);
+        all.into_iter().find(|i| i.kind == "link").unwrap().text
+    };
+    assert!(link(&nodes, &voters(None)).ends_with("wait until it goes on alone, in seconds"));
+    assert!(link(&nodes, &[]).ends_with("wait, and fail if it stays so"));
+    nodes[0]["register"] = json!({ "error": "no majority" });
+    assert!(link(&nodes, &voters(None)).contains("it cannot go on alone"));
+}
