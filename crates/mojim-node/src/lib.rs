@@ -41,7 +41,7 @@ use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
-use mojim_replica::mirror::{Mirror, Refusal, refuse};
+use mojim_replica::mirror::{Mirror, Refusal, refuse, superseded};
 use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
 use mojim_replica::stream::StreamIn;
@@ -647,16 +647,9 @@ impl Node {
             self.speaks_as(&*wire.conn, &h.from, &v)?;
             // A newer view that this node itself made comes before the lock.
             if let Ok(Some(sb)) = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))
-                && sb.view.primary == self.me.name
-                && sb.view.epoch > h.view
+                && let Some(no) = superseded(&self.me.name, &sb.view, &h)
             {
-                return Err(Refusal {
-                    code: RefuseCode::Superseded,
-                    text: format!(
-                        "node {} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
-                        self.me.name, v.name, sb.view.epoch, h.from, h.view
-                    ),
-                });
+                return Err(no);
             }
             // One that this node leads is opened for who may replace it.
             let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;

@@ -17,6 +17,7 @@ use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
 use mojim_replica::client::Client;
 use mojim_replica::fallback_timer::FallbackTimer;
+use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Request, Standing};
@@ -84,7 +85,7 @@ impl Node {
                 continue;
             }
             let silent = self.env.now() - heard;
-            let mut taken = self.try_take_over(v, views, &m, !unknown);
+            let mut taken = m.try_take_over(views, layout::rule(v).local, !unknown);
             let lost = met && silent >= limit && v.fallback == Fallback::Automatic;
             if matches!(taken, Ok(None)) && lost {
                 taken = self.try_fall_back(v, views, &m, &mut timer, limit);
@@ -230,33 +231,6 @@ impl Node {
         let first = theirs.last_lsn == last && node < self.me.name.as_str();
         let follows = theirs.state == CopyState::Whole && theirs.epoch == epoch;
         follows && (theirs.last_lsn > last || first)
-    }
-
-    /// Becomes primary if the register agrees. `suspect`: the primary is
-    /// silent; otherwise only what the register has agreed to is completed.
-    fn try_take_over(
-        &self,
-        v: &Volume,
-        views: &dyn ViewRegister,
-        m: &Mirror,
-        suspect: bool,
-    ) -> Result<Option<(u64, u64)>> {
-        let reg = views.read(&v.name)?;
-        let mine = m.is_primary(&reg);
-        if !(mine || suspect && m.is_member(&reg)) {
-            return Ok(None);
-        }
-        if mine {
-            self.check_primary(v, &reg, &m.store)?;
-        } else if m.is_distrusted() {
-            return Err(Error::Invalid(
-                "its primary is silent, and the copy here was to be made anew, by an operator's word: it does not take over by itself (`mojim promote` takes it as it is)".into(),
-            ));
-        }
-        match m.take_over_from(reg, views)? {
-            None => Err(Error::Protocol("the view changed meanwhile".into())),
-            taken => Ok(taken),
-        }
     }
 
     /// The copy of a node that has become primary is closed, for the program.
