@@ -553,8 +553,10 @@ impl Node {
                 Some(m) => m.store.poisoned().cloned(),
                 None => self.noted(v, sequence),
             };
-            // It goes on by itself when there is room.
-            if why.is_some_and(|e| [libc::ENOSPC, libc::EDQUOT].contains(&e.errno())) {
+            // A copy that follows goes on by itself when there is room.
+            let follows = out["role"] != "primary" && s.state != CopyState::Damaged;
+            let full = |e: Error| [libc::ENOSPC, libc::EDQUOT].contains(&e.errno());
+            if follows && why.is_some_and(full) {
                 out["full"] = json!(true);
             }
         }
@@ -606,7 +608,12 @@ impl Node {
         });
         out["link"] = match m.live_primary() {
             Some((ago, who)) => {
-                json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 })
+                json!({
+                    "up": true,
+                    "primary": who,
+                    "from": m.greeted(),
+                    "heard_ms": ago.as_millis() as u64,
+                })
             }
             None => json!({ "up": false }),
         };

@@ -46,6 +46,11 @@ impl Node {
             std::thread::sleep(beat);
             let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
                 heard = self.env.now();
+                // One that could not be opened, as where its disk was full.
+                if heard >= again && self.failed_to_open(v) {
+                    again = heard + AGAIN;
+                    let _ = self.mirror(v);
+                }
                 continue;
             };
             // When it spoke, not when that was looked up: the register may have taken so
@@ -121,6 +126,12 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Whether this copy follows, and the last try to open it failed.
+    fn failed_to_open(&self, v: &Volume) -> bool {
+        let failed = lock(&self.ills).contains_key(&v.name);
+        failed && !self.in_use(v) && self.follows(v).unwrap_or(false)
     }
 
     /// Whether the daemon of the primary's node answers: then its machine is
