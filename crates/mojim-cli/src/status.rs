@@ -374,6 +374,10 @@ fn link(n: &Value, nodes: &[Value]) -> String {
     let l = &n["link"];
     // Without a program there is no link, and none is missing.
     let in_use = nodes.iter().any(|n| n["attached"] == true);
+    // A program that can commit nothing more keeps what it measured last.
+    if n["failed"] == true {
+        return "-".into();
+    }
     match (
         &l["up"],
         l["round_trip_us"].as_f64(),
@@ -432,7 +436,7 @@ fn at_risk(n: &Value) -> String {
     let last = &n["last_risk"];
     if let (Some(bytes @ 1..), Some(ms)) = (last["bytes"].as_u64(), last["milliseconds"].as_f64()) {
         t += &format!(
-            "  node {name}: its mirror was lost, and {bytes} B were in its memory only, for {ms:.1} ms\n"
+            "  node {name}: earlier, when its mirror was lost, {bytes} B were in its memory only, for {ms:.1} ms\n"
         );
     }
     t

@@ -97,7 +97,7 @@ impl Ill {
     }
 }
 
-const START: &str = "start `mojim node` there, or look at its machine and its network; `mojim replace` if it is lost for good";
+const START: &str = "start `mojim node` there (end it first if it hangs), or look at its machine and its network; `mojim replace` if it is lost for good";
 const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second)";
 const VOTER: &str = "mend what the message names (room, a disk: the daemon there tries again every second). Else look again in a few seconds, and if it stays so start `mojim node` there again; `mojim replace` if it is lost for good";
 const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
@@ -106,6 +106,10 @@ const FAILED: &str = "mend the disk, or make room on it; then end that program a
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
 const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
 const DISK: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
+const LOADS: &str = "nothing, if this passes: all of the volume is copied to it";
+const AWAY: &str =
+    "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
+const AWAY_UNUSED: &str = "start the program: a backup gets what it lacks while one is attached";
 const ROOM: &str =
     "make room on the file system that is named: it goes on by itself within seconds";
 const ROOM_BY_HAND: &str = "make room on the file system that is named: it goes on by itself when a program is attached; else start `mojim node` there again";
@@ -311,7 +315,9 @@ fn because_of(node: &str, nodes: &[Value], ills: &[Ill]) -> Option<Cow<'static, 
     let full = nodes.iter().any(|n| n["node"] == node && n["full"] == true);
     let is_cause = |kind| causes.contains(&kind) || full && kind == "room";
     let has = |i: &Ill| i.node == node && is_cause(i.kind);
-    let text = format!("what is said of node {node}; this passes with it");
+    let text = format!(
+        "what is said of node {node}: this passes with it, or when another takes its place"
+    );
     ills.iter().any(has).then_some(Cow::Owned(text))
 }
 
@@ -341,6 +347,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
         });
     }
     if let Some(mut what) = room {
+        what += expected.vote_of(name);
         let mut todo = "make room on that file system";
         if let Some(e) = n["error"].as_str().filter(|_| full) {
             what += &format!("; its copy takes nothing meanwhile: {e}");
@@ -411,11 +418,10 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         let todo = "start the voters that do not answer, or look at their machines and network";
         ills.push(Ill::new("", "quorum", what, todo));
     } else {
-        let mut whys: Vec<&str> = unread.iter().map(|(_, e)| *e).collect();
-        whys.dedup();
+        // Others would say the same.
         let what = format!(
             "{have} of {all} voters answer, and the register of views cannot be read, as while they choose who leads them, for some seconds; meanwhile nobody takes over: {}",
-            whys.join("; ")
+            unread[0].1
         );
         ills.push(Ill::new("", "quorum", what, VOTERS));
     }
@@ -458,8 +464,11 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
         Some(s) => ills.push(Ill::new(
             name,
             "copy",
-            format!("the copy of node {name} is {s}"),
-            PROGRAM,
+            format!("the copy of node {name} is {s}{}", uncopied(n)),
+            match s {
+                "loading" => LOADS,
+                _ => PROGRAM,
+            },
         )),
     }
     if n["failed"] == true {
@@ -476,11 +485,20 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
             name,
             "stale",
             format!(
-                "node {name} was primary until epoch {newest} and has not been brought up to date"
+                "node {name} was primary until epoch {newest} and has not been brought up to date{}",
+                uncopied(n)
             ),
             PROGRAM,
         ));
     }
+}
+
+/// Why what came in for a copy last could not be taken, if that is why it lacks something.
+fn uncopied(n: &Value) -> String {
+    let why = n["copy_error"].as_str();
+    why.map_or(String::new(), |why| {
+        format!("; what comes in for it needs more room than there is: {why}")
+    })
 }
 
 /// Whether the primary has its mirror, and the mirror what is committed.
@@ -515,6 +533,7 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
             );
             ills.push(ill);
         }
+        of_silence(p, nodes, ills);
         return;
     }
     // Nobody sends: what it lacks it goes on lacking.
@@ -551,6 +570,26 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
     }
 }
 
+/// A program that stands still does not say that its link is down.
+fn of_silence(p: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
+    let name = text(p, "node");
+    let mirror = nodes.iter().find(|n| n["node"] == p["view"]["mirror"]);
+    let hears_nothing = |m: &&Value| is_usable(m) && m["link"]["up"] == false;
+    if p["link"]["up"] == true
+        && let Some(m) = mirror
+            .filter(|m| epoch(m) == epoch(p))
+            .filter(hears_nothing)
+    {
+        let what = format!(
+            "node {}, the mirror, hears nothing of the program on node {name} (process {})",
+            text(m, "node"),
+            p["pid"]
+        );
+        let todo = "look again in a few seconds; if it stays so, look at that process (is it stopped?) and at the network between the two";
+        ills.push(Ill::new(name, "link", what, todo));
+    }
+}
+
 /// That a primary has no mirror: who has what it commits all the same, and what becomes of it.
 fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> Ill {
     let name = text(p, "node");
@@ -584,6 +623,11 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> I
         None if attached => JOINS.into(),
         None => PROGRAM.into(),
     };
+    if !attached {
+        todo.to_mut().push_str(&format!(
+            ". Node {name} is the primary: a program that is to go on is started there"
+        ));
+    }
     let (have, _, need) = expected.votes();
     if attached && !others.is_empty() && !expected.voters.is_empty() && have >= need {
         todo.to_mut()
@@ -621,18 +665,25 @@ fn of_backups(
         let has = b["last_lsn"].as_u64().unwrap_or(0);
         let is_old = outside(b) && epoch(b) < newest;
         if !follows && (in_use || is_old || has < most) {
+            let lacks = match is_old || has < most {
+                true => format!(
+                    "it has LSN {has}, and LSN {most} is committed{}",
+                    uncopied(b)
+                ),
+                false => "it has what is committed by now".to_owned(),
+            };
             let mut ill = Ill::new(
                 name,
                 "backup-away",
                 match mirror.filter(|_| outside(b)) {
-                    Some(mirror) => format!(
-                        "node {name} follows nobody, and node {mirror} is the mirror: it has LSN {has}, and LSN {most} is committed"
-                    ),
-                    None => format!(
-                        "backup {name} follows nobody: it has LSN {has}, and LSN {most} is committed"
-                    ),
+                    Some(mirror) => {
+                        format!(
+                            "node {name} follows nobody, and node {mirror} is the mirror: {lacks}"
+                        )
+                    }
+                    None => format!("backup {name} follows nobody: {lacks}"),
                 },
-                "look again in a few seconds; if it stays so, read what its daemon and the mirror's say, and start the program if it does not run",
+                if in_use { AWAY } else { AWAY_UNUSED },
             );
             if let Some(todo) = upstream.and_then(|u| because_of(u, nodes, ills)) {
                 ill.todo = todo;

@@ -48,6 +48,9 @@ use mojim_replica::stream::StreamIn;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
 
+/// Between two times that the same is said of what is tried again and again.
+const REPEAT: Duration = Duration::from_secs(60);
+
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);
 /// Most links at once.
@@ -82,6 +85,10 @@ pub struct Node {
     unsettled: Mutex<HashSet<String>>,
     /// Why other copies cannot be brought up to date, by volume, as the last try said.
     unhealed: Mutex<HashMap<String, String>>,
+    /// Why what came in for a volume last could not be taken, where that was for want of room.
+    uncopied: Mutex<HashMap<String, String>>,
+    /// What was said of late and is said again and again, with when.
+    repeated: Mutex<HashMap<String, Duration>>,
     /// Something about that has changed.
     heals: Event,
     links: AtomicUsize,
@@ -186,6 +193,8 @@ impl Node {
             healing: Mutex::default(),
             unsettled: Mutex::default(),
             unhealed: Mutex::default(),
+            uncopied: Mutex::default(),
+            repeated: Mutex::default(),
             heals: Event::default(),
             views,
             links: AtomicUsize::new(0),
@@ -244,6 +253,19 @@ impl Node {
 
     fn say(&self, text: &str) {
         (self.report)(text);
+    }
+
+    /// The same once a minute at most, of what is tried again every second.
+    fn say_rarely(&self, text: &str) {
+        let now = self.env.now();
+        let mut all = lock(&self.repeated);
+        all.retain(|_, at| now.saturating_sub(*at) < REPEAT);
+        if all.contains_key(text) {
+            return;
+        }
+        all.insert(text.to_owned(), now);
+        drop(all);
+        self.say(text);
     }
 
     /// Remembers whether this node's copy could be used, for who asks. That somebody
@@ -397,7 +419,7 @@ impl Node {
                 return Ok(m.clone());
             }
             // Opened again, it is verified again (invariant 6).
-            self.say(&format!(
+            self.say_rarely(&format!(
                 "volume {}: reopening a copy that failed: {}",
                 v.name,
                 m.store.poisoned().expect("just seen").cause()
@@ -415,7 +437,7 @@ impl Node {
         if store.superblock().state == State::Empty {
             self.say(&format!("volume {}: no usable copy here yet", v.name));
         } else {
-            self.say(&format!(
+            self.say_rarely(&format!(
                 "volume {}: copy opened, last LSN {}",
                 v.name,
                 store.tail()
@@ -427,7 +449,7 @@ impl Node {
         {
             // It acknowledges nothing more, and cannot take over: it says so to whoever
             // greets it, and is opened again then.
-            self.say(&format!(
+            self.say_rarely(&format!(
                 "volume {}: this copy cannot apply what it acknowledged: {e}",
                 v.name
             ));
@@ -691,7 +713,10 @@ impl Node {
                         .wait(control.wants_to_send(), Duration::from_millis(50));
                 }
                 Err(e) => {
-                    self.say(&format!(
+                    if [libc::ENOSPC, libc::EDQUOT].contains(&e.errno()) {
+                        lock(&self.uncopied).insert(hello.volume.clone(), e.cause());
+                    }
+                    self.say_rarely(&format!(
                         "volume {}: node {} is gone: {e}",
                         hello.volume, hello.from
                     ));

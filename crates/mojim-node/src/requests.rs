@@ -410,7 +410,11 @@ impl Node {
             "primary"
         } else if mirror == Some(&self.me.name) {
             "mirror"
-        } else if v.backups.contains(&self.me.name) || m.is_some_and(|m| m.is_backup()) {
+        } else if v.backups.contains(&self.me.name)
+            || m.is_some_and(|m| m.is_backup())
+            // Of a view that has another mirror.
+            || mirror.is_some_and(|m| !m.is_empty())
+        {
             "backup"
         } else {
             "mirror"
@@ -617,6 +621,11 @@ impl Node {
             }
             None => json!({ "up": false }),
         };
+        if let Some(why) = lock(&self.uncopied).get(&m.store.spec().volume)
+            && out["link"]["up"] == false
+        {
+            out["copy_error"] = json!(why);
+        }
         let mut backups = m.backups.progress();
         backups.retain(|b| b.name != sb.view.primary);
         // Others who follow forward to nobody, and must not be asked about it.

@@ -530,3 +530,35 @@ fn who_refuses_does_not_vote() {
         "{found:?}"
     );
 }
+
+/// A program that was stopped (SIGSTOP) kept its link up, by its own word (a new user).
+#[test]
+fn a_program_that_its_mirror_does_not_hear_is_an_ill() {
+    let mut nodes = cluster();
+    nodes[0]["pid"] = json!(7);
+    nodes[1]["link"]["up"] = json!(false);
+    assert_eq!(judge(&nodes), one("a", "link"));
+    let said = texts(&nodes, &voters(None)).remove(0);
+    assert!(
+        said.contains("node b, the mirror, hears nothing") && said.contains("process 7"),
+        "{said}"
+    );
+    nodes[0]["attached"] = json!(false);
+    assert_eq!(judge(&nodes), []);
+}
+
+/// Room was made, as advised, and not enough of it for a copy: why was in a log only (a new
+/// user).
+#[test]
+fn a_copy_that_finds_no_room_is_said_to() {
+    let mut nodes = cluster();
+    nodes[2]["link"]["up"] = json!(false);
+    nodes[1]["backups"][0]["active"] = json!(false);
+    nodes[2]["last_lsn"] = json!(80);
+    nodes[2]["copy_error"] = json!("no space left");
+    let said = texts(&nodes, &voters(None)).remove(0);
+    assert!(
+        said.ends_with("needs more room than there is: no space left"),
+        "{said}"
+    );
+}
