@@ -220,6 +220,41 @@ struct Links {
     encrypt: Field<bool>,
 }
 
+/// What a volume's section says of how its records are sent and written back, as far as it
+/// could be read.
+struct Flow {
+    connections: Field<u64>,
+    streams: Field<Option<usize>>,
+    threshold: Field<u64>,
+    write_back: Field<WriteBack>,
+    write_back_pages: Field<u64>,
+    rounding: Field<Rounding>,
+    timeout: Field<Duration>,
+    attempts: Field<u64>,
+}
+
+/// What it says of working copies, as far as it could be read.
+struct Memory {
+    memory: Field<u64>,
+    uncommitted: Field<u64>,
+    tracker: Field<TrackerKind>,
+    working: Field<Working>,
+}
+
+impl Memory {
+    fn default_tracker(&self) -> TrackerKind {
+        Memory::default_tracker_of(&self.memory, &self.uncommitted)
+    }
+
+    /// What bounds memory needs a tracker that gives pages back.
+    fn default_tracker_of(memory: &Field<u64>, uncommitted: &Field<u64>) -> TrackerKind {
+        match memory.given || uncommitted.given {
+            true => TrackerKind::TwoLevel,
+            false => TrackerKind::Auto,
+        }
+    }
+}
+
 /// Reads tables and collects mistakes.
 struct Reader {
     lines: Lines,
@@ -491,27 +526,7 @@ impl Reader {
     fn node(&mut self, name: &str, section: &Section<'_>, links: &Links) -> RawNode {
         self.fits_certificate(name, &section.name, section.line, links);
         let address = self.required(section, "address", "\"127.0.0.1:PORT\"", |item| {
-            let text = read_str(item)?;
-            let address: SocketAddr = text.parse().map_err(|_| {
-                format!(
-                    "wants an IP address and a port (\"127.0.0.1:7401\"), not {}",
-                    quoted(text)
-                )
-            })?;
-            let ip = address.ip().to_canonical();
-            if address.port() == 0 || ip.is_unspecified() || ip.is_multicast() {
-                return Err(format!(
-                    "no node can be reached at {address}; give its own IP address and port"
-                ));
-            }
-            if !ip.is_loopback() && links.insecure.value == Some(false) && !links.keys.given {
-                return Err(format!(
-                    "{ip} is not a loopback address and links are not authenticated; make keys \
-                     (`keys = \"/absolute/path\"` and `mojim keys`), or set \
-                     insecure_network = true if everyone on this network is trusted"
-                ));
-            }
-            Ok(address)
+            read_address(item, links)
         });
         let directory = self.required(section, "directory", "\"/absolute/path\"", read_path);
         let role = self.field(Some(section), "role", read_word).or(Role::Data);
@@ -632,60 +647,15 @@ impl Reader {
         let primary = self.required(section, "primary", "\"NODE\"", read_name);
         let mirror = self.field(of, "mirror", read_name);
         let listed = self.field(of, "backups", read_list).or(Vec::new());
-        let default_mode = if mirror.given {
-            Mode::Sync
-        } else {
-            Mode::Unreplicated
-        };
-        let mode = self.field(of, "mode", read_word).or(default_mode);
-        let connections = self
-            .field(of, "connections", |item| read_int(item, 1..=64))
-            .or(1);
-        let streams = self
-            .field(of, "copy_streams", |item| {
-                read_int(item, 1..=16).map(|n| Some(n as usize))
-            })
-            .or(None);
-        let threshold = self
-            .field(of, "checkpoint_threshold", |item| {
-                read_int(item, 1..=i64::MAX)
-            })
-            .or(1);
-        let write_back = self.field(of, "write_back", read_word).or(WriteBack::Auto);
-        let write_back_pages = self
-            .field(of, "write_back_pages", |item| read_int(item, 1..=1 << 20))
-            .or(128);
-        let rounding = self
-            .field(of, "msync_rounding", read_word)
-            .or(Rounding::Exact);
-        let timeout = self
-            .field(of, "resend_timeout", |item| read_duration(item, ANY_WAIT))
-            .or(Duration::from_secs(2));
-        let attempts = self
-            .field(of, "resend_attempts", |item| {
-                read_int(item, 1..=i64::from(u32::MAX))
-            })
-            .or(5);
+        let mode = self.mode(section, mirror.given);
+        let flow = self.flow(section);
         let transport = self.field(of, "transport", read_word).or(Transport::Tcp);
         let default = links.encrypt.value.unwrap_or(true);
         let encrypt = self.encrypt(section, links.keys.given, default);
         let spin = self
             .field(of, "spin", |item| read_duration(item, ANY_WAIT))
             .or(Duration::from_micros(30));
-        let memory = self.field(of, "memory", read_memory);
-        let uncommitted = self.field(of, "max_uncommitted", read_memory);
-        let default = match memory.given || uncommitted.given {
-            true => TrackerKind::TwoLevel,
-            false => TrackerKind::Auto,
-        };
-        let tracker = self.field(of, "tracker", read_word).or(default);
-        let working = self.field(of, "working", read_word).or(Working::Auto);
-        self.check_memory(
-            section,
-            [("memory", &memory), ("max_uncommitted", &uncommitted)],
-            &tracker,
-            &working,
-        );
+        let memory = self.memory(section);
 
         let (backups, pair, members) =
             self.members(section, [&primary, &mirror], &listed, nodes, top);
@@ -697,9 +667,9 @@ impl Reader {
         let addresses = pair.map(|name| nodes[name?].address.value);
         self.check_transport(section, &transport, addresses);
 
-        let shares = connections.value.unwrap_or(1) as usize;
+        let shares = flow.connections.value.unwrap_or(1) as usize;
         let logs = members.iter().map(|name| &nodes[name]);
-        let logs = connections.value.map(|_| (logs, shares));
+        let logs = flow.connections.value.map(|_| (logs, shares));
         let secondary = self.secondary_threshold(section, logs);
         let volume = (|| {
             Some(Volume {
@@ -712,26 +682,93 @@ impl Reader {
                 failover: failover?,
                 fallback: fallback.value?,
                 connections: shares,
-                checkpoint_threshold: threshold.value?,
-                write_back: write_back.value?,
-                write_back_pages: write_back_pages.value?,
-                rounding: rounding.value?,
-                resend_timeout: timeout.value?,
-                resend_attempts: attempts.value? as u32,
-                copy_streams: streams.value?,
+                checkpoint_threshold: flow.threshold.value?,
+                write_back: flow.write_back.value?,
+                write_back_pages: flow.write_back_pages.value?,
+                rounding: flow.rounding.value?,
+                resend_timeout: flow.timeout.value?,
+                resend_attempts: flow.attempts.value? as u32,
+                copy_streams: flow.streams.value?,
                 transport: transport.value?,
                 encrypt: encrypt.value?,
                 spin: spin.value?,
-                tracker: match tracker.value? {
-                    TrackerKind::Auto => default,
+                tracker: match memory.tracker.value? {
+                    TrackerKind::Auto => memory.default_tracker(),
                     word => word,
                 },
-                memory: memory.value,
-                max_uncommitted: uncommitted.value,
-                working: working.value?,
+                memory: memory.memory.value,
+                max_uncommitted: memory.uncommitted.value,
+                working: memory.working.value?,
             })
         })();
         (volume, shares, members)
+    }
+
+    /// The mode, by its key or as a mirror asks for.
+    fn mode(&mut self, section: &Section<'_>, mirrored: bool) -> Field<Mode> {
+        let default = if mirrored {
+            Mode::Sync
+        } else {
+            Mode::Unreplicated
+        };
+        self.field(Some(section), "mode", read_word).or(default)
+    }
+
+    /// How much goes out at once, and how long answers may take.
+    fn flow(&mut self, section: &Section<'_>) -> Flow {
+        let of = Some(section);
+        Flow {
+            connections: self
+                .field(of, "connections", |item| read_int(item, 1..=64))
+                .or(1),
+            streams: self
+                .field(of, "copy_streams", |item| {
+                    read_int(item, 1..=16).map(|n| Some(n as usize))
+                })
+                .or(None),
+            threshold: self
+                .field(of, "checkpoint_threshold", |item| {
+                    read_int(item, 1..=i64::MAX)
+                })
+                .or(1),
+            write_back: self.field(of, "write_back", read_word).or(WriteBack::Auto),
+            write_back_pages: self
+                .field(of, "write_back_pages", |item| read_int(item, 1..=1 << 20))
+                .or(128),
+            rounding: self
+                .field(of, "msync_rounding", read_word)
+                .or(Rounding::Exact),
+            timeout: self
+                .field(of, "resend_timeout", |item| read_duration(item, ANY_WAIT))
+                .or(Duration::from_secs(2)),
+            attempts: self
+                .field(of, "resend_attempts", |item| {
+                    read_int(item, 1..=i64::from(u32::MAX))
+                })
+                .or(5),
+        }
+    }
+
+    /// What working copies are made of, and what bounds them.
+    fn memory(&mut self, section: &Section<'_>) -> Memory {
+        let of = Some(section);
+        let memory = self.field(of, "memory", read_memory);
+        let uncommitted = self.field(of, "max_uncommitted", read_memory);
+        let default = Memory::default_tracker_of(&memory, &uncommitted);
+        let tracker = self.field(of, "tracker", read_word).or(default);
+        let working = self.field(of, "working", read_word).or(Working::Auto);
+        self.check_memory(
+            section,
+            [("memory", &memory), ("max_uncommitted", &uncommitted)],
+            &tracker,
+            &working,
+        );
+        Memory {
+            memory,
+            uncommitted,
+            tracker,
+            working,
+        }
     }
 
     /// What bounds memory against what keeps all of it.
@@ -1227,6 +1264,31 @@ fn nearest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
 fn read_str(item: &Item) -> Result<&str, String> {
     item.as_str()
         .ok_or_else(|| format!("wants a string, not {}", item.type_name()))
+}
+
+/// An address at which others can reach a node, over links as they are.
+fn read_address(item: &Item, links: &Links) -> Result<SocketAddr, String> {
+    let text = read_str(item)?;
+    let address: SocketAddr = text.parse().map_err(|_| {
+        format!(
+            "wants an IP address and a port (\"127.0.0.1:7401\"), not {}",
+            quoted(text)
+        )
+    })?;
+    let ip = address.ip().to_canonical();
+    if address.port() == 0 || ip.is_unspecified() || ip.is_multicast() {
+        return Err(format!(
+            "no node can be reached at {address}; give its own IP address and port"
+        ));
+    }
+    if !ip.is_loopback() && links.insecure.value == Some(false) && !links.keys.given {
+        return Err(format!(
+            "{ip} is not a loopback address and links are not authenticated; make keys \
+             (`keys = \"/absolute/path\"` and `mojim keys`), or set \
+             insecure_network = true if everyone on this network is trusted"
+        ));
+    }
+    Ok(address)
 }
 
 fn read_bool(item: &Item) -> Result<bool, String> {

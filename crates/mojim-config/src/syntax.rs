@@ -28,6 +28,20 @@ enum Expect {
     End,
 }
 
+/// How far a text was followed.
+struct Scan<'a> {
+    text: &'a [u8],
+    at: usize,
+    expect: Expect,
+    /// The brackets that close what is open.
+    open: Vec<u8>,
+    /// How many brackets open and close the header that `at` is in; 0 in none.
+    header: usize,
+    /// Dots, brackets and the like in all, and dots of the key that `at` is in.
+    punctuation: usize,
+    dots: usize,
+}
+
 /// Refuses what the TOML parser would answer with a panic, or with more stack or memory than any
 /// configuration is worth.
 ///
@@ -39,58 +53,90 @@ enum Expect {
 ///
 /// Words and strings end exactly where they do for the parser, also where they are ill-formed.
 pub(crate) fn guard(text: &[u8]) -> Result<(), (usize, String)> {
-    use Expect::*;
-    let (mut expect, mut stack, mut header) = (Line, Vec::new(), 0);
-    let (mut at, mut punctuation, mut dots) = (0, 0, 0);
-    if text.starts_with("\u{feff}".as_bytes()) {
-        at = 3;
+    let mut scan = Scan {
+        text,
+        at: if text.starts_with("\u{feff}".as_bytes()) {
+            3
+        } else {
+            0
+        },
+        expect: Expect::Line,
+        open: Vec::new(),
+        header: 0,
+        punctuation: 0,
+        dots: 0,
+    };
+    while scan.at < text.len() {
+        let start = scan.at;
+        scan.at = end_of_token(text, start);
+        scan.count(start)?;
+        scan.expect = scan.follow(start)?;
     }
-    while at < text.len() {
-        let (start, first) = (at, text[at]);
-        let until = |ends: &[u8]| {
-            let length = text[start..].iter().position(|byte| ends.contains(byte));
-            length.map_or(text.len(), |length| start + length)
-        };
-        at = match first {
-            b'"' | b'\'' => end_of_string(text, start, first),
-            b'#' => until(b"\r\n"),
-            b'\r' if text.get(start + 1) == Some(&b'\n') => start + 2,
-            b'.' | b'=' | b',' | b'[' | b']' | b'{' | b'}' | b' ' | b'\t' | b'\r' | b'\n' => {
-                start + 1
-            }
-            // A bare word. A quote within it does not open a string.
-            _ => until(b".=,[]{} \t#\r\n"),
-        };
-        dots = if matches!(expect, Key | KeyEnd) {
-            dots + usize::from(first == b'.')
+    match scan.expect {
+        Expect::Line | Expect::Bare | Expect::End if scan.open.is_empty() => Ok(()),
+        _ => Err(unexpected(scan.expect, text.len())),
+    }
+}
+
+/// The offset after the word, string, comment or sign that begins at `start`.
+fn end_of_token(text: &[u8], start: usize) -> usize {
+    let first = text[start];
+    let until = |ends: &[u8]| {
+        let length = text[start..].iter().position(|byte| ends.contains(byte));
+        length.map_or(text.len(), |length| start + length)
+    };
+    match first {
+        b'"' | b'\'' => end_of_string(text, start, first),
+        b'#' => until(b"\r\n"),
+        b'\r' if text.get(start + 1) == Some(&b'\n') => start + 2,
+        b'.' | b'=' | b',' | b'[' | b']' | b'{' | b'}' | b' ' | b'\t' | b'\r' | b'\n' => start + 1,
+        // A bare word. A quote within it does not open a string.
+        _ => until(b".=,[]{} \t#\r\n"),
+    }
+}
+
+impl Scan<'_> {
+    /// Counts the token at `start` against what a text may have.
+    fn count(&mut self, start: usize) -> Result<(), (usize, String)> {
+        let first = self.text[start];
+        self.dots = if matches!(self.expect, Expect::Key | Expect::KeyEnd) {
+            self.dots + usize::from(first == b'.')
         } else {
             0
         };
-        punctuation += usize::from(b".=,[{".contains(&first));
-        if dots > MAX_DOTS || stack.len() > MAX_DEPTH {
+        self.punctuation += usize::from(b".=,[{".contains(&first));
+        if self.dots > MAX_DOTS || self.open.len() > MAX_DEPTH {
             return Err((
                 start,
                 "nested too deeply; no configuration needs it".to_owned(),
             ));
         }
-        if punctuation > MAX_PUNCTUATION {
+        if self.punctuation > MAX_PUNCTUATION {
             return Err((
                 start,
                 format!("more than {MAX_PUNCTUATION} keys and values; no cluster needs them"),
             ));
         }
+        Ok(())
+    }
+
+    /// What is expected after the token at `start`, if that one was. The brackets of a header are
+    /// one token, whose end this finds.
+    fn follow(&mut self, start: usize) -> Result<Expect, (usize, String)> {
+        use Expect::*;
+        let (text, expect, first) = (self.text, self.expect, self.text[start]);
         let double = |bracket| text.get(start + 1) == Some(&bracket);
-        let inside = stack.last().copied();
-        expect = match (expect, first) {
+        let inside = self.open.last().copied();
+        Ok(match (expect, first) {
             (_, b' ' | b'\t') => expect,
             (Line, b'[') => {
-                header = if double(b'[') { 2 } else { 1 };
-                at = start + header;
+                self.header = if double(b'[') { 2 } else { 1 };
+                self.at = start + self.header;
                 Key
             }
-            (KeyEnd, b']') if header == 1 || header == 2 && double(b']') => {
-                at = start + header;
-                header = 0;
+            (KeyEnd, b']') if self.header == 1 || self.header == 2 && double(b']') => {
+                self.at = start + self.header;
+                self.header = 0;
                 End
             }
             (Line | Element | Member, b'#' | b'\n' | b'\r') => expect,
@@ -102,13 +148,13 @@ pub(crate) fn guard(text: &[u8]) -> Result<(), (usize, String)> {
                 }
             }
             (KeyEnd, b'.') => Key,
-            (KeyEnd, b'=') if header == 0 => Value,
+            (KeyEnd, b'=') if self.header == 0 => Value,
             (Value | Element, b'[') => {
-                stack.push(b']');
+                self.open.push(b']');
                 Element
             }
             (Value | Element, b'{') => {
-                stack.push(b'}');
+                self.open.push(b'}');
                 Member
             }
             (Bare | End, b',') if inside.is_some() => {
@@ -119,7 +165,7 @@ pub(crate) fn guard(text: &[u8]) -> Result<(), (usize, String)> {
                 }
             }
             (Bare | End | Element | Member, b']' | b'}') if inside == Some(first) => {
-                stack.pop();
+                self.open.pop();
                 End
             }
             (Bare, b'.') => Bare,
@@ -134,11 +180,7 @@ pub(crate) fn guard(text: &[u8]) -> Result<(), (usize, String)> {
             (Bare, b'"' | b'\'') => return Err(unexpected(expect, start)),
             (Value | Element | Bare, _) => Bare,
             (KeyEnd | End, _) => return Err(unexpected(expect, start)),
-        };
-    }
-    match expect {
-        Line | Bare | End if stack.is_empty() => Ok(()),
-        _ => Err(unexpected(expect, text.len())),
+        })
     }
 }
 

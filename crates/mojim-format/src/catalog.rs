@@ -67,29 +67,7 @@ impl Catalog {
 
     /// Reads and validates.
     pub fn decode(b: &[u8]) -> Result<Catalog, FormatError> {
-        if b.len() < 36 {
-            return Err(FormatError::Short {
-                what: WHAT,
-                have: b.len(),
-                need: 36,
-            });
-        }
-        if b[..8] != CATALOG_MAGIC {
-            return Err(FormatError::Magic {
-                what: WHAT,
-                found: u32_at(b, 0),
-            });
-        }
-        let (body, crc) = b.split_at(b.len() - 4);
-        let (found, expected) = (u32_at(crc, 0), crc32c(body));
-        if found != expected {
-            return Err(FormatError::Checksum {
-                what: WHAT,
-                found,
-                expected,
-            });
-        }
-        let mut r = Reader::new(WHAT, &body[8..]);
+        let mut r = Reader::new(WHAT, checked_body(b)?);
         let version = r.u16()?;
         if version != FORMAT_VERSION {
             return Err(FormatError::Version {
@@ -100,46 +78,75 @@ impl Catalog {
         }
         let reserved = r.u16()?;
         if reserved != 0 {
-            return Err(FormatError::Field {
-                what: WHAT,
-                field: "reserved",
-                value: reserved as u64,
-            });
+            return Err(field("reserved", reserved as u64));
         }
         let n = r.u32()?;
         let (volume, lsn) = (r.u64()?, r.u64()?);
         let mut files: Vec<CatalogEntry> = Vec::new();
         for _ in 0..n {
-            let (id, size) = (r.u32()?, r.u64()?);
-            let name = r.text("name", MAX_FILE_NAME)?;
-            if !valid_file_name(name) {
-                return Err(FormatError::Name {
-                    what: WHAT,
-                    field: "name",
-                });
-            }
-            if files.last().is_some_and(|f| f.id >= id) || size > i64::MAX as u64 {
-                return Err(FormatError::Field {
-                    what: WHAT,
-                    field: "file",
-                    value: id as u64,
-                });
-            }
-            files.push(CatalogEntry {
-                id,
-                size,
-                name: name.to_owned(),
-            });
+            let entry = entry(&mut r, files.last())?;
+            files.push(entry);
         }
         if r.left() != 0 {
-            return Err(FormatError::Field {
-                what: WHAT,
-                field: "length",
-                value: b.len() as u64,
-            });
+            return Err(field("length", b.len() as u64));
         }
         Ok(Catalog { volume, lsn, files })
     }
+}
+
+fn field(field: &'static str, value: u64) -> FormatError {
+    FormatError::Field {
+        what: WHAT,
+        field,
+        value,
+    }
+}
+
+/// What is between the magic and the checksum, which are right.
+fn checked_body(b: &[u8]) -> Result<&[u8], FormatError> {
+    if b.len() < 36 {
+        return Err(FormatError::Short {
+            what: WHAT,
+            have: b.len(),
+            need: 36,
+        });
+    }
+    if b[..8] != CATALOG_MAGIC {
+        return Err(FormatError::Magic {
+            what: WHAT,
+            found: u32_at(b, 0),
+        });
+    }
+    let (body, crc) = b.split_at(b.len() - 4);
+    let (found, expected) = (u32_at(crc, 0), crc32c(body));
+    if found != expected {
+        return Err(FormatError::Checksum {
+            what: WHAT,
+            found,
+            expected,
+        });
+    }
+    Ok(&body[8..])
+}
+
+/// The next file, which comes after `last`.
+fn entry(r: &mut Reader<'_>, last: Option<&CatalogEntry>) -> Result<CatalogEntry, FormatError> {
+    let (id, size) = (r.u32()?, r.u64()?);
+    let name = r.text("name", MAX_FILE_NAME)?;
+    if !valid_file_name(name) {
+        return Err(FormatError::Name {
+            what: WHAT,
+            field: "name",
+        });
+    }
+    if last.is_some_and(|f| f.id >= id) || size > i64::MAX as u64 {
+        return Err(field("file", id as u64));
+    }
+    Ok(CatalogEntry {
+        id,
+        size,
+        name: name.to_owned(),
+    })
 }
 
 #[cfg(test)]

@@ -173,71 +173,12 @@ impl Superblock {
 
     /// Reads and validates one slot.
     pub fn decode(b: &[u8]) -> Result<Superblock, FormatError> {
-        if b.len() < SUPERBLOCK_LEN {
-            return Err(FormatError::Short {
-                what: WHAT,
-                have: b.len(),
-                need: SUPERBLOCK_LEN,
-            });
-        }
-        if b[..8] != SUPERBLOCK_MAGIC {
-            return Err(FormatError::Magic {
-                what: WHAT,
-                found: u32_at(b, 0),
-            });
-        }
-        let version = u32_at(b, 8);
-        // In version 1 the nonces and one of the flags were reserved, and zero.
-        if !(1..=SUPERBLOCK_VERSION).contains(&version) {
-            return Err(FormatError::Version {
-                what: WHAT,
-                found: version.min(u16::MAX as u32) as u16,
-                known: SUPERBLOCK_VERSION as u16,
-            });
-        }
-        let (found, expected) = (u32_at(b, CRC_AT), crc32c(&b[..CRC_AT]));
-        if found != expected {
-            return Err(FormatError::Checksum {
-                what: WHAT,
-                found,
-                expected,
-            });
-        }
-        let field = |field, value: u64| FormatError::Field {
-            what: WHAT,
-            field,
-            value,
-        };
-        let name = |i: usize, field: &'static str| -> Result<String, FormatError> {
-            let at = NAMES_AT + i * NAME_LEN;
-            let n = b[at] as usize;
-            if n > MAX_NAME {
-                return Err(FormatError::Name { what: WHAT, field });
-            }
-            std::str::from_utf8(&b[at + 1..at + 1 + n])
-                .map(str::to_owned)
-                .map_err(|_| FormatError::Name { what: WHAT, field })
-        };
+        let version = check_slot(b)?;
         let lanes = u16_at(b, 84) as usize;
         if lanes > MAX_LANES {
             return Err(field("lanes", lanes as u64));
         }
-        let epochs = u16_at(b, 86) as usize;
-        if epochs > MAX_HISTORY {
-            return Err(field("history", epochs as u64));
-        }
-        let history: Vec<EpochStart> = (0..epochs)
-            .map(|i| EpochStart {
-                epoch: u64_at(b, HISTORY_AT + i * 16),
-                first_lsn: u64_at(b, HISTORY_AT + i * 16 + 8),
-            })
-            .collect();
-        if history
-            .windows(2)
-            .any(|w| w[0].epoch >= w[1].epoch || w[0].first_lsn > w[1].first_lsn)
-        {
-            return Err(field("history order", epochs as u64));
-        }
+        let history = history_of(b)?;
         let align = u32_at(b, 96);
         let log_size = u64_at(b, 88);
         if lanes > 0 && (!align.is_power_of_two() || !log_size.is_multiple_of(align as u64)) {
@@ -250,8 +191,8 @@ impl Superblock {
             promised: u64_at(b, 32),
             view: View {
                 epoch: u64_at(b, 40),
-                primary: name(3, "primary")?,
-                mirror: name(4, "mirror")?,
+                primary: name_of(b, 3, "primary")?,
+                mirror: name_of(b, 4, "mirror")?,
             },
             checkpoint: u64_at(b, 48),
             boot_id: b[56..72].try_into().expect("sixteen bytes"),
@@ -265,9 +206,9 @@ impl Superblock {
             log_size,
             align,
             logs: u32_at(b, 100),
-            cluster: name(0, "cluster")?,
-            volume: name(1, "volume")?,
-            node: name(2, "node")?,
+            cluster: name_of(b, 0, "cluster")?,
+            volume: name_of(b, 1, "volume")?,
+            node: name_of(b, 2, "node")?,
             starts: (0..lanes).map(|i| u64_at(b, STARTS_AT + i * 8)).collect(),
             history,
             life: u64_at(b, LIFE_AT),
@@ -283,6 +224,82 @@ impl Superblock {
         }
         Ok(s)
     }
+}
+
+fn field(field: &'static str, value: u64) -> FormatError {
+    FormatError::Field {
+        what: WHAT,
+        field,
+        value,
+    }
+}
+
+/// Whether a slot was written whole, by a release that this one can read: its version.
+fn check_slot(b: &[u8]) -> Result<u32, FormatError> {
+    if b.len() < SUPERBLOCK_LEN {
+        return Err(FormatError::Short {
+            what: WHAT,
+            have: b.len(),
+            need: SUPERBLOCK_LEN,
+        });
+    }
+    if b[..8] != SUPERBLOCK_MAGIC {
+        return Err(FormatError::Magic {
+            what: WHAT,
+            found: u32_at(b, 0),
+        });
+    }
+    let version = u32_at(b, 8);
+    // In version 1 the nonces and one of the flags were reserved, and zero.
+    if !(1..=SUPERBLOCK_VERSION).contains(&version) {
+        return Err(FormatError::Version {
+            what: WHAT,
+            found: version.min(u16::MAX as u32) as u16,
+            known: SUPERBLOCK_VERSION as u16,
+        });
+    }
+    let (found, expected) = (u32_at(b, CRC_AT), crc32c(&b[..CRC_AT]));
+    if found != expected {
+        return Err(FormatError::Checksum {
+            what: WHAT,
+            found,
+            expected,
+        });
+    }
+    Ok(version)
+}
+
+/// The `i`-th of a slot's names.
+fn name_of(b: &[u8], i: usize, field: &'static str) -> Result<String, FormatError> {
+    let at = NAMES_AT + i * NAME_LEN;
+    let n = b[at] as usize;
+    if n > MAX_NAME {
+        return Err(FormatError::Name { what: WHAT, field });
+    }
+    std::str::from_utf8(&b[at + 1..at + 1 + n])
+        .map(str::to_owned)
+        .map_err(|_| FormatError::Name { what: WHAT, field })
+}
+
+/// The epochs of a slot, which ascend.
+fn history_of(b: &[u8]) -> Result<Vec<EpochStart>, FormatError> {
+    let epochs = u16_at(b, 86) as usize;
+    if epochs > MAX_HISTORY {
+        return Err(field("history", epochs as u64));
+    }
+    let history: Vec<EpochStart> = (0..epochs)
+        .map(|i| EpochStart {
+            epoch: u64_at(b, HISTORY_AT + i * 16),
+            first_lsn: u64_at(b, HISTORY_AT + i * 16 + 8),
+        })
+        .collect();
+    if history
+        .windows(2)
+        .any(|w| w[0].epoch >= w[1].epoch || w[0].first_lsn > w[1].first_lsn)
+    {
+        return Err(field("history order", epochs as u64));
+    }
+    Ok(history)
 }
 
 #[cfg(test)]

@@ -112,6 +112,26 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
+/// Makes a node's own directory, and checks that nobody else can write to what it trusts:
+/// that one, and those of the volumes that it holds.
+fn make_directories(config: &Config, me: &NodeConfig, env: &dyn Env) -> Result<()> {
+    let meta = me.directory.join(".mojim");
+    env.create_dir_all(&meta)
+        .context(|| format!("making {}", meta.display()))?;
+    let held = config.volumes.values();
+    let held = held.filter(|v| v.data_nodes().contains(&me.name.as_str()));
+    let dirs = held.flat_map(|v| layout::own_dirs(me, &v.name));
+    let dirs: Vec<_> = [me.directory.clone(), meta]
+        .into_iter()
+        .chain(dirs)
+        .collect();
+    trust::check(&dirs).context(|| format!("node {}", me.name))?;
+    if !dirs[2..].is_empty() {
+        rings::note(config, me)?;
+    }
+    Ok(())
+}
+
 /// While a node has a copy of its own open for a look: nobody is attached to it then.
 struct Look<'a> {
     node: &'a Node,
@@ -161,20 +181,7 @@ impl Node {
         guard_sigbus();
         let os = Os::of(config, &Subject::Node(me.name.clone()))?;
         let env = over(os.clone());
-        let meta = me.directory.join(".mojim");
-        env.create_dir_all(&meta)
-            .context(|| format!("making {}", meta.display()))?;
-        let held = config.volumes.values();
-        let held = held.filter(|v| v.data_nodes().contains(&me.name.as_str()));
-        let dirs = held.flat_map(|v| layout::own_dirs(&me, &v.name));
-        let dirs: Vec<_> = [me.directory.clone(), meta.clone()]
-            .into_iter()
-            .chain(dirs)
-            .collect();
-        trust::check(&dirs).context(|| format!("node {name}"))?;
-        if !dirs[2..].is_empty() {
-            rings::note(config, &me)?;
-        }
+        make_directories(config, &me, &*env)?;
         let listen =
             |at: Address| Listener::bind(&at).context(|| format!("node {name}: listening on {at}"));
         let listeners = vec![
@@ -208,36 +215,45 @@ impl Node {
             over: Box::new(over),
             reloads: OnceLock::new(),
         });
-        for v in node.volumes() {
-            // A copy that waits for its primary is opened at once, so that
-            // damage shows now and a promotion finds it ready.
-            match node.follows(&v) {
+        node.open_followed();
+        node.start_threads()?;
+        Ok(node)
+    }
+
+    /// A copy that waits for its primary is opened at once, so that damage shows now and a
+    /// promotion finds it ready.
+    fn open_followed(self: &Arc<Node>) {
+        for v in self.volumes() {
+            match self.follows(&v) {
                 Ok(true) => {
-                    if let Err(e) = node.mirror(&v) {
-                        node.say(&format!("volume {}: {e}", v.name));
+                    if let Err(e) = self.mirror(&v) {
+                        self.say(&format!("volume {}: {e}", v.name));
                     }
                 }
                 Ok(false) => {}
-                Err(e) => node.say(&format!("volume {}: {e}", v.name)),
+                Err(e) => self.say(&format!("volume {}: {e}", v.name)),
             }
         }
-        for i in 0..node.listeners.len() {
-            let n = node.clone();
-            node.spawn("accept", move || n.accept_loop(i))?;
+    }
+
+    fn start_threads(self: &Arc<Node>) -> Result<()> {
+        for i in 0..self.listeners.len() {
+            let n = self.clone();
+            self.spawn("accept", move || n.accept_loop(i))?;
         }
-        let n = node.clone();
-        node.spawn("rings", move || n.ring_loop())?;
-        for v in node.volumes() {
+        let n = self.clone();
+        self.spawn("rings", move || n.ring_loop())?;
+        for v in self.volumes() {
             if v.mirror.is_some() {
-                let (n, v) = (node.clone(), v.clone());
-                node.spawn("heal", move || n.heal_loop(&v))?;
+                let (n, v) = (self.clone(), v.clone());
+                self.spawn("heal", move || n.heal_loop(&v))?;
             }
-            if let Some(views) = node.register(&v) {
-                let n = node.clone();
-                node.spawn("watch", move || n.watch_loop(&v, &*views))?;
+            if let Some(views) = self.register(&v) {
+                let n = self.clone();
+                self.spawn("watch", move || n.watch_loop(&v, &*views))?;
             }
         }
-        Ok(node)
+        Ok(())
     }
 
     fn spawn(&self, name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -651,34 +667,7 @@ impl Node {
     }
 
     fn serve_control(self: &Arc<Node>, mut wire: Wire, f: Frame, body: &[u8]) {
-        let answer = (|| -> Result<(Arc<Mirror>, Hello, Option<Volume>), Refusal> {
-            let h = Hello::decode(body).map_err(|e| self.stranger(e.to_string()))?;
-            let v = self.meant(&h.cluster, &h.volume)?;
-            if h.to != self.me.name {
-                return Err(self.stranger(format!(
-                    "this is node {}, not {:?}: two nodes share an address",
-                    self.me.name, h.to
-                )));
-            }
-            if h.from == self.me.name || !v.data_nodes().contains(&h.from.as_str()) {
-                return Err(self.stranger(format!(
-                    "volume {} has no node {:?} besides {}",
-                    v.name, h.from, self.me.name
-                )));
-            }
-            self.speaks_as(&*wire.conn, &h.from, &v)?;
-            // A newer view that this node itself made comes before the lock.
-            if let Ok(Some(sb)) = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))
-                && let Some(no) = superseded(&self.me.name, &sb.view, &h)
-            {
-                return Err(no);
-            }
-            // One that this node leads is opened for who may replace it.
-            let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
-            let m = self.mirror(&v).map_err(Refusal::from)?;
-            Ok((m, h, led.then_some(v)))
-        })();
-        let (mirror, hello, led) = match answer {
+        let (mirror, hello, led) = match self.greeted(&*wire.conn, body) {
             Ok(x) => x,
             Err(no) => {
                 self.say(&format!("refused {}: {}", wire.conn.peer(), no.text));
@@ -704,6 +693,47 @@ impl Node {
             "volume {}: following node {}, epoch {}",
             hello.volume, hello.from, hello.epoch
         ));
+        self.follow(&mut control, &hello);
+        control.end();
+    }
+
+    /// The copy that is to follow who greets, what was said, and the volume where this node
+    /// has opened a copy that it leads itself, for who may replace it.
+    #[allow(clippy::type_complexity, reason = "what a greeting is answered from")]
+    fn greeted(
+        self: &Arc<Node>,
+        conn: &dyn Conn,
+        body: &[u8],
+    ) -> Result<(Arc<Mirror>, Hello, Option<Volume>), Refusal> {
+        let h = Hello::decode(body).map_err(|e| self.stranger(e.to_string()))?;
+        let v = self.meant(&h.cluster, &h.volume)?;
+        if h.to != self.me.name {
+            return Err(self.stranger(format!(
+                "this is node {}, not {:?}: two nodes share an address",
+                self.me.name, h.to
+            )));
+        }
+        if h.from == self.me.name || !v.data_nodes().contains(&h.from.as_str()) {
+            return Err(self.stranger(format!(
+                "volume {} has no node {:?} besides {}",
+                v.name, h.from, self.me.name
+            )));
+        }
+        self.speaks_as(conn, &h.from, &v)?;
+        // A newer view that this node itself made comes before the lock.
+        if let Ok(Some(sb)) = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))
+            && let Some(no) = superseded(&self.me.name, &sb.view, &h)
+        {
+            return Err(no);
+        }
+        // One that this node leads is opened for who may replace it.
+        let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
+        let m = self.mirror(&v).map_err(Refusal::from)?;
+        Ok((m, h, led.then_some(v)))
+    }
+
+    /// Follows a primary until its link ends, or this node does.
+    fn follow(&self, control: &mut ControlIn, hello: &Hello) {
         loop {
             match control.step() {
                 Ok(true) => {}
@@ -727,7 +757,6 @@ impl Node {
                 break;
             }
         }
-        control.end();
     }
 
     /// The copy whose session a further link joins.

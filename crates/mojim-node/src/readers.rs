@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
 use mojim_format::State;
+use mojim_format::catalog::CatalogEntry;
 use serde_json::{Value, json};
 
 use super::requests::MAX_WAIT;
@@ -28,6 +29,7 @@ use mojim_replica::client::READ_PAGES;
 use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::request::Read;
+use mojim_store::area::Area;
 use mojim_store::store::read_superblock;
 
 /// Most bytes of records in one answer; a reader that lacks more begins anew.
@@ -77,16 +79,7 @@ impl Node {
     ) -> Result<Value> {
         self.check_readable(v)?;
         let after = q.after;
-        let end = self.env.now() + Duration::from_millis(q.wait).min(MAX_WAIT);
-        let m = loop {
-            let m = self.followed(v)?;
-            let left = end.saturating_sub(self.env.now());
-            if left.is_zero() || m.store.applied() > after || self.stopping.load(Acquire) {
-                break m;
-            }
-            let changed = || m.store.applied() > after || m.is_closed();
-            m.store.advanced.wait_unless(changed, left.min(SLICE));
-        };
+        let m = self.await_beyond(v, after, Duration::from_millis(q.wait))?;
         let store = &m.store;
         store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
             // What failed while it was applied is there in parts.
@@ -135,27 +128,61 @@ impl Node {
                 return Ok(answer);
             };
             answer["file"] = json!({ "id": e.id, "name": e.name, "size": e.size });
-            let offset = q.offset;
-            let len = (q.pages.min(READ_PAGES) * PAGE).min(e.size.saturating_sub(offset));
-            if len > 0 {
-                let from = bytes.len();
-                bytes.resize(from + len as usize, 0);
-                let got = area
-                    .file(e.id)?
-                    .read_at(&mut bytes[from..], offset)
-                    .context(|| format!("reading {} of volume {}", e.name, v.name))?;
-                if got as u64 != len {
-                    return Err(Error::Damaged {
-                        path: area.path(&e.name),
-                        what: format!(
-                            "it ends at byte {}, and has {} bytes by the catalogue",
-                            offset + got as u64,
-                            e.size
-                        ),
-                    });
-                }
-            }
+            self.read_pages(v, area, &e, q, bytes)?;
             Ok(answer)
         })
+    }
+
+    /// The copy, once its data area shows more than `after`, or as long as that may take at
+    /// most has passed.
+    fn await_beyond(
+        self: &Arc<Node>,
+        v: &Volume,
+        after: u64,
+        wait: Duration,
+    ) -> Result<Arc<Mirror>> {
+        let end = self.env.now() + wait.min(MAX_WAIT);
+        loop {
+            let m = self.followed(v)?;
+            let left = end.saturating_sub(self.env.now());
+            if left.is_zero() || m.store.applied() > after || self.stopping.load(Acquire) {
+                return Ok(m);
+            }
+            let changed = || m.store.applied() > after || m.is_closed();
+            m.store.advanced.wait_unless(changed, left.min(SLICE));
+        }
+    }
+
+    /// Appends what was asked for of a file, as far as it goes.
+    fn read_pages(
+        &self,
+        v: &Volume,
+        area: &mut Area,
+        e: &CatalogEntry,
+        q: &Read,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
+        let offset = q.offset;
+        let len = (q.pages.min(READ_PAGES) * PAGE).min(e.size.saturating_sub(offset));
+        if len == 0 {
+            return Ok(());
+        }
+        let from = bytes.len();
+        bytes.resize(from + len as usize, 0);
+        let got = area
+            .file(e.id)?
+            .read_at(&mut bytes[from..], offset)
+            .context(|| format!("reading {} of volume {}", e.name, v.name))?;
+        if got as u64 != len {
+            return Err(Error::Damaged {
+                path: area.path(&e.name),
+                what: format!(
+                    "it ends at byte {}, and has {} bytes by the catalogue",
+                    offset + got as u64,
+                    e.size
+                ),
+            });
+        }
+        Ok(())
     }
 }

@@ -189,51 +189,32 @@ impl Node {
                 self.config.cluster, q.cluster
             )));
         }
-        let held = |name: &str| {
-            let mut all = self.volumes().into_iter();
-            all.find(|v| v.name == name).ok_or_else(|| {
-                Error::NotFound(format!("node {} has no volume {name:?}", self.me.name))
-            })
-        };
-        let known = |name: &str| {
-            let volume = self.config.volumes.get(name).cloned();
-            volume.ok_or_else(|| Error::NotFound(format!("there is no volume {name:?}")))
-        };
         match q.request {
             Request::Pulse => Ok(json!(true)),
             Request::Status { volume, register } => {
                 // Of one volume, if one was named: its register alone is read.
                 let asked = match volume {
-                    Some(volume) => vec![held(&volume)?],
+                    Some(volume) => vec![self.held(&volume)?],
                     None => self.volumes(),
                 };
-                // Who asks during an election does not wait for its end.
-                let all = asked.iter().map(|v| self.status(v, register));
-                let all: Result<Vec<Value>> = all.collect();
-                let sum = self.config.sum();
-                Ok(json!({
-                    "node": self.me.name,
-                    "config": sum,
-                    "free": mojim_linux::free_bytes(&self.me.directory).ok(),
-                    "volumes": all?,
-                }))
+                self.status_of(&asked, register)
             }
-            Request::Standing { volume } => Ok(json!(self.standing(&held(&volume)?))),
-            Request::Settle { volume } => self.settle(&held(&volume)?).map(Value::Bool),
+            Request::Standing { volume } => Ok(json!(self.standing(&self.held(&volume)?))),
+            Request::Settle { volume } => self.settle(&self.held(&volume)?).map(Value::Bool),
             Request::Post { volume, wait } => {
                 let wait = Duration::from_millis(wait).min(MAX_WAIT);
-                Ok(json!(self.await_post(&held(&volume)?, wait)?))
+                Ok(json!(self.await_post(&self.held(&volume)?, wait)?))
             }
             Request::ViewRead { volume } => {
-                let v = known(&volume)?;
+                let v = self.known(&volume)?;
                 Ok(json!(self.voted(&v)?.read(&v.name)?))
             }
             Request::ViewSwap { volume, new } => {
-                let v = known(&volume)?;
+                let v = self.known(&volume)?;
                 self.check_members(&v, &new)?;
                 Ok(json!(self.voted(&v)?.swap(&v.name, &new)?))
             }
-            Request::Holders { volume } => Ok(json!(self.holders(&held(&volume)?))),
+            Request::Holders { volume } => Ok(json!(self.holders(&self.held(&volume)?))),
             Request::Voters => match &self.views {
                 Some(views) => Ok(json!(views.voters()?)),
                 None => Err(Error::Invalid("fewer than three nodes vote".into())),
@@ -246,25 +227,54 @@ impl Node {
                     self.me.name
                 ))),
             },
-            Request::Promote { volume, force } => self.promote(&held(&volume)?, force),
-            Request::Files { volume, since } => self.files(&held(&volume)?, since),
+            Request::Promote { volume, force } => self.promote(&self.held(&volume)?, force),
+            Request::Files { volume, since } => self.files(&self.held(&volume)?, since),
             Request::Sums {
                 volume,
                 id,
                 offset,
                 pages,
-            } => self.sums(&held(&volume)?, id, offset, pages),
+            } => self.sums(&self.held(&volume)?, id, offset, pages),
             Request::Page {
                 volume,
                 id,
                 offset,
                 since,
-            } => self.page(&held(&volume)?, id, offset, since),
-            Request::Read(q) => self.read(&held(&q.volume)?, &q, more),
-            Request::Rewrite { volume, id, offset } => self.rewrite(&held(&volume)?, id, offset),
-            Request::GiveWay { volume } => Ok(json!(self.give_way(&held(&volume)?))),
-            Request::CopyAnew { volume } => self.copy_anew(&held(&volume)?),
+            } => self.page(&self.held(&volume)?, id, offset, since),
+            Request::Read(q) => self.read(&self.held(&q.volume)?, &q, more),
+            Request::Rewrite { volume, id, offset } => {
+                self.rewrite(&self.held(&volume)?, id, offset)
+            }
+            Request::GiveWay { volume } => Ok(json!(self.give_way(&self.held(&volume)?))),
+            Request::CopyAnew { volume } => self.copy_anew(&self.held(&volume)?),
         }
+    }
+
+    /// A volume that this node holds.
+    fn held(&self, name: &str) -> Result<Volume> {
+        let mut all = self.volumes().into_iter();
+        all.find(|v| v.name == name)
+            .ok_or_else(|| Error::NotFound(format!("node {} has no volume {name:?}", self.me.name)))
+    }
+
+    /// A volume of the cluster, on whichever nodes.
+    fn known(&self, name: &str) -> Result<Volume> {
+        let volume = self.config.volumes.get(name).cloned();
+        volume.ok_or_else(|| Error::NotFound(format!("there is no volume {name:?}")))
+    }
+
+    /// This node, and these of its volumes. `register`: also what the register says of them.
+    fn status_of(&self, asked: &[Volume], register: bool) -> Result<Value> {
+        // Who asks during an election does not wait for its end.
+        let all = asked.iter().map(|v| self.status(v, register));
+        let all: Result<Vec<Value>> = all.collect();
+        let sum = self.config.sum();
+        Ok(json!({
+            "node": self.me.name,
+            "config": sum,
+            "free": mojim_linux::free_bytes(&self.me.directory).ok(),
+            "volumes": all?,
+        }))
     }
 
     /// Whether this can be a view of the volume.
@@ -876,7 +886,6 @@ impl Node {
     }
 
     fn promote_by_hand(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
-        let backup = v.backups.contains(&self.me.name);
         let meta = layout::meta_dir(&self.me, &v.name);
         let sb = read_superblock(&*self.env, &meta)?.ok_or_else(|| {
             Error::NotFound(format!(
@@ -895,29 +904,11 @@ impl Node {
         let is_contested = others.as_ref().is_ok_and(|all| all.iter().any(contested));
         let alone = led && sb.view.mirror.is_empty() && others.is_ok() && !is_contested;
         if alone || !force {
-            // Where success never meant this copy, its log may end anywhere: what only
-            // the lost memory had is given up by any promotion, and behind `async` a
-            // mirror's lanes end where they were cut.
-            let rule = layout::rule(v);
-            let mut expected = false;
-            // Who opens a copy first after its memory was lost finds that out.
-            let mut lost = false;
-            let look = |s: &Store| {
-                lost = s.superblock().state != State::Whole;
-                let lags = !rule.mirror && !led && !s.has_hole();
-                expected = lags || led && !rule.local && s.superblock().ring_lost;
-                Ok(())
-            };
-            match self.check_own(v, look) {
-                Ok(()) if alone && !lost => {
-                    return Ok(
-                        json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
-                    );
-                }
-                Ok(()) => {}
-                // The rest of a damaged log is given up on the operator's word.
-                Err(Error::Damaged { .. }) if force || expected => {}
-                Err(e) => return Err(e),
+            let is_whole = self.check_log(v, &sb, force)?;
+            if alone && is_whole {
+                return Ok(
+                    json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
+                );
             }
         }
         let m = self.mirror_unserved(v)?;
@@ -928,15 +919,7 @@ impl Node {
             let others = self.ask_others(v)?;
             if !force {
                 self.check_others(v, &m, &others, contested)?;
-            }
-            // It has promised a view that a node was promoted to, and not got it: that one went
-            // on without this copy.
-            let promised = m.store.superblock().promised;
-            if !force && promised >= sb.view.epoch + LEAP / 2 && !m.store.is_own(promised) {
-                return Err(Error::Invalid(format!(
-                    "node {} was about to be brought up to date with a view of volume {} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
-                    self.me.name, v.name, sb.view.epoch
-                )));
+                self.check_promised(v, &m, sb.view.epoch)?;
             }
             above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
         }
@@ -951,32 +934,7 @@ impl Node {
         if let Err(why) = may
             && !given_up
         {
-            return Err(match why {
-                PromoteRefusal::PrimaryAlive => {
-                    let (ago, who) = alive.expect("it is the reason");
-                    Error::Busy(format!(
-                        "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}, and LSN {} is acknowledged. End it first",
-                        v.name,
-                        ago.as_millis(),
-                        sb.view.epoch,
-                        m.received.get()
-                    ))
-                }
-                PromoteRefusal::NotWhole => Error::Invalid(format!(
-                    "node {} has no whole copy of volume {}: it was lost or a transfer was interrupted. Start the other node and let it be copied",
-                    self.me.name, v.name
-                )),
-                PromoteRefusal::NotMember if backup => Error::Invalid(format!(
-                    "node {} is a backup of volume {}: what primary and mirror acknowledged after LSN {} is missing from it. If they are lost for good, and ended or fenced, `mojim promote --force` gives that up",
-                    self.me.name,
-                    v.name,
-                    m.tail()
-                )),
-                PromoteRefusal::NotMember => Error::Invalid(format!(
-                    "node {} was still catching up with volume {}: acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
-                    self.me.name, v.name
-                )),
-            });
+            return Err(self.not_promoted(v, &m, sb.view.epoch, alive, why));
         }
         let (epoch, last) = m.promote(above)?;
         self.hand_over(v, m, last)?;
@@ -985,6 +943,83 @@ impl Node {
             v.name
         ));
         Ok(json!({ "epoch": epoch, "last_lsn": last }))
+    }
+
+    /// Whether this node's own copy is whole and all of its log is there. An error where
+    /// something is missing of it that this promotion may not give up.
+    fn check_log(&self, v: &Volume, sb: &Superblock, force: bool) -> Result<bool> {
+        let led = sb.view.primary == self.me.name;
+        // Where success never meant this copy, its log may end anywhere: what only
+        // the lost memory had is given up by any promotion, and behind `async` a
+        // mirror's lanes end where they were cut.
+        let rule = layout::rule(v);
+        let mut expected = false;
+        // Who opens a copy first after its memory was lost finds that out.
+        let mut lost = false;
+        let look = |s: &Store| {
+            lost = s.superblock().state != State::Whole;
+            let lags = !rule.mirror && !led && !s.has_hole();
+            expected = lags || led && !rule.local && s.superblock().ring_lost;
+            Ok(())
+        };
+        match self.check_own(v, look) {
+            Ok(()) => Ok(!lost),
+            // The rest of a damaged log is given up on the operator's word.
+            Err(Error::Damaged { .. }) if force || expected => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// An error where the copy has promised a view that a node was promoted to, and not got it:
+    /// that node went on without this copy. `epoch`: of this node's view.
+    fn check_promised(&self, v: &Volume, m: &Mirror, epoch: u64) -> Result<()> {
+        let promised = m.store.superblock().promised;
+        if promised >= epoch + LEAP / 2 && !m.store.is_own(promised) {
+            return Err(Error::Invalid(format!(
+                "node {} was about to be brought up to date with a view of volume {} that another node was promoted to (epoch {promised}, this node's view is of {epoch}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
+                self.me.name, v.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Why a copy, whose view is of `epoch`, is not promoted. `alive`: how long ago its
+    /// primary was heard, and who that is.
+    fn not_promoted(
+        &self,
+        v: &Volume,
+        m: &Mirror,
+        epoch: u64,
+        alive: Option<(Duration, String)>,
+        why: PromoteRefusal,
+    ) -> Error {
+        match why {
+            PromoteRefusal::PrimaryAlive => {
+                let (ago, who) = alive.expect("it is the reason");
+                Error::Busy(format!(
+                    "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {epoch}, and LSN {} is acknowledged. End it first",
+                    v.name,
+                    ago.as_millis(),
+                    m.received.get()
+                ))
+            }
+            PromoteRefusal::NotWhole => Error::Invalid(format!(
+                "node {} has no whole copy of volume {}: it was lost or a transfer was interrupted. Start the other node and let it be copied",
+                self.me.name, v.name
+            )),
+            PromoteRefusal::NotMember if v.backups.contains(&self.me.name) => {
+                Error::Invalid(format!(
+                    "node {} is a backup of volume {}: what primary and mirror acknowledged after LSN {} is missing from it. If they are lost for good, and ended or fenced, `mojim promote --force` gives that up",
+                    self.me.name,
+                    v.name,
+                    m.tail()
+                ))
+            }
+            PromoteRefusal::NotMember => Error::Invalid(format!(
+                "node {} was still catching up with volume {}: acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                self.me.name, v.name
+            )),
+        }
     }
 
     /// What the other nodes have that a promotion of this copy would give up: that takes

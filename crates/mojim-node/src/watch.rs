@@ -25,104 +25,131 @@ use mojim_replica::request::{CopyState, Request, Standing};
 /// Between two openings of a copy that has failed.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// What the watch over a primary knows of it.
+struct Watch {
+    /// Longest silence. A primary that lost its mirror asks the register first: it goes on
+    /// without a break, a new one does not.
+    limit: Duration,
+    /// When the primary was heard last.
+    heard: Duration,
+    /// To the daemon of its node.
+    client: Option<(String, Client)>,
+    /// The error that was told last.
+    said: String,
+    /// Whether a take-over that the register had agreed to was cut off.
+    unknown: bool,
+    timer: FallbackTimer,
+    /// Whether anybody of the view was ever heard of: who was just started may
+    /// be the first of all to come back.
+    met: bool,
+    /// When a copy that failed may be opened again: what it failed for may last.
+    again: Duration,
+}
+
 impl Node {
     /// Watches over the primary of a volume for as long as this node runs.
     pub(super) fn watch_loop(self: Arc<Node>, v: &Volume, views: &dyn ViewRegister) {
         let beat = self.config.heartbeat;
-        // A primary that lost its mirror asks the register first: it goes on
-        // without a break, a new one does not.
-        let limit = self.config.failure_limit + beat * 2;
-        let mut heard = self.env.now();
-        let mut client = None;
-        let mut said = String::new();
-        // Whether a take-over that the register had agreed to was cut off.
-        let mut unknown = true;
-        // Whether anybody of the view was ever heard of: who was just started may
-        // be the first of all to come back.
-        let (mut timer, mut met) = (FallbackTimer::default(), false);
-        // When a copy that failed may be opened again: what it failed for may last.
-        let mut again = Duration::ZERO;
+        let mut w = Watch {
+            limit: self.config.failure_limit + beat * 2,
+            heard: self.env.now(),
+            client: None,
+            said: String::new(),
+            unknown: true,
+            timer: FallbackTimer::default(),
+            met: false,
+            again: Duration::ZERO,
+        };
         while !self.stopping.load(std::sync::atomic::Ordering::Acquire) {
             std::thread::sleep(beat);
-            let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
-                heard = self.env.now();
-                // One that could not be opened, as where its disk was full.
-                if heard >= again && self.failed_to_open(v) {
-                    again = heard + AGAIN;
-                    let _ = self.mirror(v);
-                }
+            let Some(m) = self.watched(v, &mut w) else {
                 continue;
             };
-            // When it spoke, not when that was looked up: the register may have taken so
-            // long to answer that the one whom it followed is gone again.
-            if let Some(when) = m.last_heard() {
-                met = true;
-                heard = heard.max(when);
-                timer.heard_at(when);
-            }
-            // One that was handed over is closed before it is poisoned.
-            if m.store.poisoned().is_some() && m.is_closed() {
-                continue;
-            }
-            if m.store.poisoned().is_some() {
-                if self.env.now() < again {
-                    continue;
-                }
-                again = self.env.now() + AGAIN;
-                drop(m);
-                m = match self.mirror(v) {
-                    Ok(m) => m,
-                    Err(_) => continue,
-                };
-            }
             if m.live_primary().is_some() {
-                timer.heard();
+                w.timer.heard();
             }
-            if self.is_there(&m, &mut client) {
-                heard = self.env.now();
-                timer.heard();
-                met = true;
-                if !unknown {
+            if self.is_there(&m, &mut w.client) {
+                w.heard = self.env.now();
+                w.timer.heard();
+                w.met = true;
+                if !w.unknown {
                     continue;
                 }
             }
-            if !unknown && self.env.now() - heard < limit {
+            if !w.unknown && self.env.now() - w.heard < w.limit {
                 continue;
             }
-            let silent = self.env.now() - heard;
-            let mut taken = m.try_take_over(views, layout::rule(v).local, !unknown);
-            let lost = met && silent >= limit && v.fallback == Fallback::Automatic;
-            if matches!(taken, Ok(None)) && lost {
-                taken = self.try_fall_back(v, views, &m, &mut timer, limit);
+            self.take_place(v, views, m, &mut w);
+        }
+    }
+
+    /// The copy by which the primary is heard, or opened again where it failed. `None`: look
+    /// again later.
+    fn watched(self: &Arc<Node>, v: &Volume, w: &mut Watch) -> Option<Arc<Mirror>> {
+        let Some(m) = lock(&self.mirrors).get(&v.name).cloned() else {
+            w.heard = self.env.now();
+            // One that could not be opened, as where its disk was full.
+            if w.heard >= w.again && self.failed_to_open(v) {
+                w.again = w.heard + AGAIN;
+                let _ = self.mirror(v);
             }
-            let handed = match taken {
-                Ok(Some((epoch, last))) => self.hand_over(v, m, last).map(|()| Some((epoch, last))),
-                nothing => nothing,
-            };
-            match handed {
-                Ok(Some((epoch, last))) => {
-                    self.say(&format!(
-                        "volume {}: its primary was silent for {} ms; this node is primary from epoch {epoch}, last LSN {last}",
-                        v.name,
-                        silent.as_millis()
-                    ));
-                    unknown = false;
-                    said.clear();
-                }
-                Ok(None) => {
-                    // Not this node's to take; look again after another limit.
-                    unknown = false;
-                    heard = self.env.now();
-                    said.clear();
-                }
-                Err(e) => {
-                    // The register may have agreed all the same.
-                    unknown = true;
-                    let text = e.to_string();
-                    if text != said {
-                        self.say(&format!("volume {}: {text}", v.name));
-                        said = text;
-                    }
+            return None;
+        };
+        // When it spoke, not when that was looked up: the register may have taken so
+        // long to answer that the one whom it followed is gone again.
+        if let Some(when) = m.last_heard() {
+            w.met = true;
+            w.heard = w.heard.max(when);
+            w.timer.heard_at(when);
+        }
+        if m.store.poisoned().is_none() {
+            return Some(m);
+        }
+        // One that was handed over is closed before it is poisoned.
+        if m.is_closed() || self.env.now() < w.again {
+            return None;
+        }
+        w.again = self.env.now() + AGAIN;
+        drop(m);
+        self.mirror(v).ok()
+    }
+
+    /// The primary is silent, or it is not known what the register has agreed to: this node
+    /// becomes primary, if the register lets it.
+    fn take_place(&self, v: &Volume, views: &dyn ViewRegister, m: Arc<Mirror>, w: &mut Watch) {
+        let silent = self.env.now() - w.heard;
+        let mut taken = m.try_take_over(views, layout::rule(v).local, !w.unknown);
+        let lost = w.met && silent >= w.limit && v.fallback == Fallback::Automatic;
+        if matches!(taken, Ok(None)) && lost {
+            taken = self.try_fall_back(v, views, &m, &mut w.timer, w.limit);
+        }
+        let handed = match taken {
+            Ok(Some((epoch, last))) => self.hand_over(v, m, last).map(|()| Some((epoch, last))),
+            nothing => nothing,
+        };
+        match handed {
+            Ok(Some((epoch, last))) => {
+                self.say(&format!(
+                    "volume {}: its primary was silent for {} ms; this node is primary from epoch {epoch}, last LSN {last}",
+                    v.name,
+                    silent.as_millis()
+                ));
+                w.unknown = false;
+                w.said.clear();
+            }
+            Ok(None) => {
+                // Not this node's to take; look again after another limit.
+                w.unknown = false;
+                w.heard = self.env.now();
+                w.said.clear();
+            }
+            Err(e) => {
+                // The register may have agreed all the same.
+                w.unknown = true;
+                let text = e.to_string();
+                if text != w.said {
+                    self.say(&format!("volume {}: {text}", v.name));
+                    w.said = text;
                 }
             }
         }

@@ -33,6 +33,7 @@ use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
 use crate::stream::{StreamOut, StreamThreads};
 use mojim_env::{Address, Conn, Context, Error, File, OpenHow, Result};
 use mojim_store::area::{named_spill, spill_path};
+use mojim_store::log::Log;
 use mojim_store::store::Hold;
 
 /// Most LSNs that a backup may acknowledge out of order.
@@ -57,6 +58,44 @@ struct Out {
     acked: u64,
     /// Records before this position were looked through for spill files.
     seen: u64,
+}
+
+impl Out {
+    /// Looks through the records of `log` up to the next one that names a spill file:
+    /// where it is, and the file's number and length.
+    fn find_spill(&mut self, log: &Log) -> Result<Option<(u64, u64, u64)>> {
+        while let Some((r, at, next)) = log.record(self.seen) {
+            if let Some((id, len)) = named_spill(&r)? {
+                return Ok(Some((at, id, len)));
+            }
+            self.seen = next;
+        }
+        Ok(None)
+    }
+
+    /// Takes what the backup acknowledges; true if anything came.
+    fn take_acks(&mut self) -> Result<bool> {
+        let mut came = false;
+        while let Some(ack) = self.rx.poll()? {
+            self.acked = self.acked.max(ack.lsn);
+            came = true;
+        }
+        Ok(came)
+    }
+
+    /// Counts the lane's acknowledged records, which are in `log`, in `all`; true if there
+    /// were any.
+    fn count_acked(&mut self, log: &Log, all: &Prefix) -> bool {
+        let had = self.rx.acked_at;
+        while let Some((r, _, next)) = log.record(self.rx.acked_at) {
+            if r.header.lsn > self.acked || !all.has_room(r.header.lsn) {
+                break;
+            }
+            all.mark(r.header.lsn);
+            self.rx.acked_at = next;
+        }
+        self.rx.acked_at != had
+    }
 }
 
 /// A spill file on its way out, ahead of the record that names it.
@@ -675,17 +714,14 @@ impl BackupSession {
         for (i, (lane, log)) in lanes.iter_mut().zip(store.logs()).enumerate() {
             // A record that names a spill file waits until the file is there.
             let wait = self.spill.as_ref().is_some_and(|s| s.lane == i);
-            while !wait && let Some((r, at, next)) = log.record(lane.seen) {
-                if let Some((id, len)) = named_spill(&r)? {
-                    let path = spill_path(&store.spec().meta, id);
-                    let file = store.env().open(&path, OpenHow::default()).map_err(|e| {
-                        // A copy has the bytes of its sync point.
-                        self.force_copy |= self.term == self.source.term();
-                        Error::io(format!("opening {}", path.display()), &e)
-                    })?;
-                    if self.spill.is_some() {
-                        break;
-                    }
+            if !wait && let Some((at, id, len)) = lane.find_spill(log)? {
+                let path = spill_path(&store.spec().meta, id);
+                let file = store.env().open(&path, OpenHow::default()).map_err(|e| {
+                    // A copy has the bytes of its sync point.
+                    self.force_copy |= self.term == self.source.term();
+                    Error::io(format!("opening {}", path.display()), &e)
+                })?;
+                if self.spill.is_none() {
                     self.spill = Some(Spill {
                         lane: i,
                         id,
@@ -698,9 +734,7 @@ impl BackupSession {
                     });
                     lane.seen = at;
                     moved = true;
-                    break;
                 }
-                lane.seen = next;
             }
             let before = lane.tx.sent();
             let limit = match &self.spill {
@@ -711,22 +745,18 @@ impl BackupSession {
                 .pump_until(log, limit, epoch, committed)
                 .context(|| format!("sending to node {}", self.peer))?;
             moved |= lane.tx.sent() != before;
-            while let Some(ack) = lane.rx.poll()? {
-                lane.acked = lane.acked.max(ack.lsn);
-                moved = true;
-            }
-            let had = lane.rx.acked_at;
-            while let Some((r, _, next)) = log.record(lane.rx.acked_at) {
-                if r.header.lsn > lane.acked || !self.acked.has_room(r.header.lsn) {
-                    break;
-                }
-                self.acked.mark(r.header.lsn);
-                lane.rx.acked_at = next;
-            }
-            came |= lane.rx.acked_at != had;
+            moved |= lane.take_acks()?;
+            came |= lane.count_acked(log, &self.acked);
             due |= lane.rx.acked_at < log.head();
             self.progress.reached(i, lane.rx.acked_at);
         }
+        self.note_acks(now, came, due)?;
+        Ok(moved)
+    }
+
+    /// What the lanes' acknowledgements mean for those who wait: `came`, some did; `due`,
+    /// some are still to come.
+    fn note_acks(&mut self, now: Duration, came: bool, due: bool) -> Result<()> {
         let patience = match self.confirms_spill() {
             true => COPY_SILENCE,
             false => SILENCE,
@@ -749,7 +779,7 @@ impl BackupSession {
                 self.peer
             )));
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// Whether all of a spill file is sent and its confirmation is out.

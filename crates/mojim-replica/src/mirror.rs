@@ -333,61 +333,10 @@ impl Mirror {
                 "this copy is being closed; try again",
             ));
         }
-        if h.lanes as usize != self.lanes.len() {
-            return Err(Refusal::new(
-                RefuseCode::Stranger,
-                format!(
-                    "volume {} has {} connections here and {} at node {}; give both the same configuration",
-                    sb.volume,
-                    self.lanes.len(),
-                    h.lanes,
-                    h.from
-                ),
-            ));
-        }
-        // A backup does not hear its primary itself; between two who forward in
-        // one epoch it does not matter which it hears.
-        let newer = if h.backup {
-            sb.view.epoch > h.view
-        } else {
-            sb.view.epoch >= h.view && sb.view.primary != h.from
-        };
-        if sb.view.epoch > 0 && newer {
-            return Err(Refusal::new(
-                RefuseCode::Superseded,
-                format!(
-                    "node {} has been primary of volume {} since epoch {}; node {} knows epoch {} only. Run the program there, or promote a node",
-                    sb.view.primary, sb.volume, sb.view.epoch, h.from, h.view
-                ),
-            ));
-        }
-        // One that has nothing replaces nothing.
-        if sb.state == State::Whole && !h.history.is_empty() {
-            let history = History::from_entries(&h.history)
-                .ok_or_else(|| Refusal::new(RefuseCode::Stranger, "epochs out of order"))?;
-            let theirs = Holding {
-                volume_id: h.volume_id,
-                state: State::Whole,
-                tail: h.tail,
-                history,
-            };
-            self.store
-                .check_rival(self.tail(), &theirs, h.epoch, &h.from)
-                .map_err(|why| Refusal::new(RefuseCode::Foreign, why))?;
-        }
-        // No two nodes begin the same epoch, so an equal one is of the same
-        // primary. One above the promised one may also come from a primary that
-        // goes on while this node's memory of it is gone.
-        let fresh = h.epoch >= sb.promised;
-        if !fresh || h.epoch == 0 || h.epoch > u64::MAX / 2 {
-            return Err(Refusal::new(
-                RefuseCode::StaleEpoch,
-                format!(
-                    "epoch {} was asked for, epoch {} is promised",
-                    h.epoch, sb.promised
-                ),
-            ));
-        }
+        self.check_lanes(h, &sb)?;
+        check_view(h, &sb)?;
+        self.check_rival(h, &sb)?;
+        check_epoch(h, &sb)?;
         if let Some(e) = self.store.poisoned() {
             return Err(Refusal::new(RefuseCode::Poisoned, e.to_string()));
         }
@@ -403,9 +352,50 @@ impl Mirror {
         if h.epoch > sb.promised {
             self.store.promise(h.epoch)?;
         }
+        Ok((self.welcome(&sb), generation))
+    }
+
+    /// Both ends have as many lanes.
+    fn check_lanes(&self, h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
+        if h.lanes as usize == self.lanes.len() {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            RefuseCode::Stranger,
+            format!(
+                "volume {} has {} connections here and {} at node {}; give both the same configuration",
+                sb.volume,
+                self.lanes.len(),
+                h.lanes,
+                h.from
+            ),
+        ))
+    }
+
+    /// What is here may be brought to what the one has who greets.
+    fn check_rival(&self, h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
+        // One that has nothing replaces nothing.
+        if sb.state != State::Whole || h.history.is_empty() {
+            return Ok(());
+        }
+        let history = History::from_entries(&h.history)
+            .ok_or_else(|| Refusal::new(RefuseCode::Stranger, "epochs out of order"))?;
+        let theirs = Holding {
+            volume_id: h.volume_id,
+            state: State::Whole,
+            tail: h.tail,
+            history,
+        };
+        self.store
+            .check_rival(self.tail(), &theirs, h.epoch, &h.from)
+            .map_err(|why| Refusal::new(RefuseCode::Foreign, why))
+    }
+
+    /// What is here, as of the superblock `sb`.
+    fn welcome(&self, sb: &Superblock) -> Welcome {
         let distrusted = self.distrusted.load(Acquire);
         let state = if distrusted { State::Empty } else { sb.state };
-        let welcome = Welcome {
+        Welcome {
             volume_id: self.store.holding(0).volume_id,
             state,
             member: !distrusted && (sb.view.mirror == self.me || sb.view.primary == self.me),
@@ -423,8 +413,7 @@ impl Mirror {
             life: sb.life,
             max_file: self.store.area().max_file(),
             history: self.store.history().entries().to_vec(),
-        };
-        Ok((welcome, generation))
+        }
     }
 
     /// Two nodes may forward in one view: the primary, which is alone, and the
@@ -554,6 +543,45 @@ impl Mirror {
         }
         Ok(applied > before || released)
     }
+}
+
+/// Who greets knows no older view than this node.
+fn check_view(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
+    // A backup does not hear its primary itself; between two who forward in
+    // one epoch it does not matter which it hears.
+    let newer = if h.backup {
+        sb.view.epoch > h.view
+    } else {
+        sb.view.epoch >= h.view && sb.view.primary != h.from
+    };
+    if sb.view.epoch == 0 || !newer {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        RefuseCode::Superseded,
+        format!(
+            "node {} has been primary of volume {} since epoch {}; node {} knows epoch {} only. Run the program there, or promote a node",
+            sb.view.primary, sb.volume, sb.view.epoch, h.from, h.view
+        ),
+    ))
+}
+
+/// The epoch that is asked for may still be promised.
+fn check_epoch(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
+    // No two nodes begin the same epoch, so an equal one is of the same
+    // primary. One above the promised one may also come from a primary that
+    // goes on while this node's memory of it is gone.
+    let fresh = h.epoch >= sb.promised;
+    if fresh && h.epoch != 0 && h.epoch <= u64::MAX / 2 {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        RefuseCode::StaleEpoch,
+        format!(
+            "epoch {} was asked for, epoch {} is promised",
+            h.epoch, sb.promised
+        ),
+    ))
 }
 
 /// Why node `me`, whose last view is this, does not follow who greets it: it made a newer

@@ -408,22 +408,7 @@ impl Session {
         self.keep_lease(now);
         self.outbid_backup(now);
         if let Phase::Idle(when) = self.phase {
-            let raising = self
-                .view_client
-                .as_ref()
-                .is_some_and(ViewClient::is_raising)
-                && !self.raise_for_backup;
-            // An attach whose outcome is not known is not tried a second time.
-            if now < when || raising || self.leaving || self.attach && self.is_asking() {
-                return Ok(moved);
-            }
-            if self.replace_mirror(now) {
-                return Ok(true);
-            }
-            if self.is_replaced() {
-                return Ok(moved);
-            }
-            return self.greet(now).map(|()| true);
+            return Ok(self.leave_idle(now, when)? || moved);
         }
         moved |= self.pump_copy()?;
         moved |= self.open_lanes()?;
@@ -440,6 +425,42 @@ impl Session {
             self.on_frame(f, &body)?;
         }
         self.check_copy()?;
+        self.check_heard(now)?;
+        self.keep_alive(now)?;
+        if self.is_active() {
+            self.settle()?;
+        }
+        moved |= self.pump_spill()?;
+        self.watch_lanes(now)?;
+        if let Some(wire) = &mut self.wire {
+            wire.flush()?;
+        }
+        Ok(moved)
+    }
+
+    /// Without a link since before `when`, the time to try again: greets the mirror, or
+    /// turns to another one. False if neither is to be done now.
+    fn leave_idle(&mut self, now: Duration, when: Duration) -> Result<bool> {
+        let raising = self
+            .view_client
+            .as_ref()
+            .is_some_and(ViewClient::is_raising)
+            && !self.raise_for_backup;
+        // An attach whose outcome is not known is not tried a second time.
+        if now < when || raising || self.leaving || self.attach && self.is_asking() {
+            return Ok(false);
+        }
+        if self.replace_mirror(now) {
+            return Ok(true);
+        }
+        if self.is_replaced() {
+            return Ok(false);
+        }
+        self.greet(now).map(|()| true)
+    }
+
+    /// An error if the mirror has been silent for too long.
+    fn check_heard(&self, now: Duration) -> Result<()> {
         // While it takes in a copy the mirror may sync for long, and so where all of
         // a spill file has come.
         let long = matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. })
@@ -451,16 +472,7 @@ impl Session {
                 self.peer.name
             )));
         }
-        self.keep_alive(now)?;
-        if self.is_active() {
-            self.settle()?;
-        }
-        moved |= self.pump_spill()?;
-        self.watch_lanes(now)?;
-        if let Some(wire) = &mut self.wire {
-            wire.flush()?;
-        }
-        Ok(moved)
+        Ok(())
     }
 
     /// Whether another node has its mirror's place. Then it is nobody's mirror any
@@ -590,12 +602,7 @@ impl Session {
                 let r = r.and_then(|m| out.want(&m));
                 (Phase::Sending(out), r)
             }
-            (Phase::Sent { lsn }, FrameKind::Copied) => {
-                let store = &self.primary.store;
-                store.progress.end(store.env().now(), true);
-                self.force_copy = false;
-                return self.start(lsn, if self.attach { lsn } else { u64::MAX });
-            }
+            (Phase::Sent { lsn }, FrameKind::Copied) => return self.copied(lsn),
             (Phase::Starting { resume }, FrameKind::Started) => {
                 return self.started(Started::decode(body).map_err(bad)?, resume);
             }
@@ -625,6 +632,14 @@ impl Session {
         };
         self.phase = phase;
         result
+    }
+
+    /// The mirror has a whole copy, as of `lsn`.
+    fn copied(&mut self, lsn: u64) -> Result<()> {
+        let store = &self.primary.store;
+        store.progress.end(store.env().now(), true);
+        self.force_copy = false;
+        self.start(lsn, if self.attach { lsn } else { u64::MAX })
     }
 
     /// The mirror has begun the session.

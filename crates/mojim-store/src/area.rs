@@ -415,122 +415,131 @@ impl Area {
     fn apply_op(&mut self, lsn: u64, op: &Op, payload: &[u8]) -> Result<()> {
         match op.kind {
             OpKind::Write => self.write(op.file, op.offset, payload),
-            OpKind::Resize => {
-                if !self.files.contains_key(&op.file) {
-                    return Ok(()); // removed later in the prefix
-                }
-                self.flush()?;
-                let f = self.file(op.file)?;
-                let size = op.offset;
-                match f.set_len(size) {
-                    // Its call failed where it was made: a primary tries a size, and
-                    // knows what its mirror can do, before it makes a record of it.
-                    // So this one is of an earlier version, which found out behind the
-                    // record. Every node of the volume skips it.
-                    // The same on a backup that can have less than they: its source
-                    // forwards nothing more to it then.
-                    Err(e)
-                        if size > self.max_file
-                            && matches!(e.raw_os_error(), Some(libc::EFBIG | libc::EINVAL)) =>
-                    {
-                        return Ok(());
-                    }
-                    r => r.context(|| format!("resizing file {} to {size} bytes", op.file))?,
-                }
-                self.dirty.insert(op.file, ());
-                self.files.get_mut(&op.file).expect("just seen").size = size;
-                self.names_dirty = true;
-                Ok(())
-            }
+            OpKind::Resize => self.resize(op.file, op.offset),
             OpKind::Create | OpKind::Remove | OpKind::Rename if lsn <= self.catalog_lsn => Ok(()),
-            OpKind::Create => {
-                // There already: a renaming later in this record was seen to be
-                // done before a crash, and with it the catalogue.
-                let name = match self.files.get(&op.file) {
-                    Some(e) => e.name.clone(),
-                    None => Self::name(payload)?.to_owned(),
-                };
-                self.flush()?;
-                let path = self.dir.join(&name);
-                if let Some(parent) = path.parent() {
-                    make_dirs(&*self.env, parent, &self.dir)?;
-                }
-                // One of that name is another attempt to create it, of which the
-                // program was not told that it had come true: this one counts.
-                self.renamed(op.file, &name);
-                let entry = CatalogEntry {
-                    id: op.file,
-                    size: 0,
-                    name: name.clone(),
-                };
-                if self.files.insert(op.file, entry).is_none() {
-                    // The catalogue first, with the LSN before: a file that it
-                    // does not know would outlive a copy that is given up.
-                    self.write_catalog()?;
-                }
-                let how = OpenHow {
-                    create: true,
-                    write: true,
-                    durable: false,
-                };
-                let f = self
-                    .in_place_of_dirs(&path, || self.env.open(&path, how))
-                    .context(|| format!("creating {}", path.display()))?;
-                f.set_len(0)
-                    .context(|| format!("creating {}", path.display()))?;
-                self.keep_open(op.file, f)?;
-                self.dirty.insert(op.file, ());
-                self.names_dirty = true;
-                self.sync_parent(&name)
-            }
-            OpKind::Remove => {
-                self.flush()?;
-                let Some(e) = self.files.remove(&op.file) else {
-                    return Ok(());
-                };
-                self.forget(op.file);
-                // The catalogue first: a file that it does not know does no harm.
-                self.names_dirty = true;
-                self.removed.push(e.name);
-                Ok(())
-            }
-            OpKind::Rename => {
-                let name = Self::name(payload)?.to_owned();
-                self.flush()?;
-                let Some(e) = self.files.get(&op.file).cloned() else {
-                    return Ok(());
-                };
-                self.names_dirty = true;
-                if e.name == name {
-                    return Ok(()); // done already, before a crash
-                }
-                let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
-                if let Some(parent) = to.parent() {
-                    make_dirs(&*self.env, parent, &self.dir)?;
-                }
-                let note = RenameNote {
-                    volume: self.volume,
-                    lsn,
-                    file: op.file,
-                    from: e.name.clone(),
-                    to: name.clone(),
-                };
-                replace_file(&*self.env, &self.rename_path(), &note.encode())?;
-                self.in_place_of_dirs(&to, || self.env.rename(&from, &to))
-                    .context(|| format!("renaming {}", from.display()))?;
-                self.sync_parent(&e.name)?;
-                self.sync_parent(&name)?;
-                self.renamed(op.file, &name);
-                if !self.removed.is_empty() {
-                    // The catalogue forgets them here already.
-                    self.note_removals(lsn)?;
-                }
-                // Names as they are now, but with the LSN before: the record
-                // is applied again after a crash.
-                self.write_catalog()
-            }
+            OpKind::Create => self.create(op.file, payload),
+            OpKind::Remove => self.remove(op.file),
+            OpKind::Rename => self.rename(lsn, op.file, payload),
             OpKind::Spill => Err(Error::Protocol("a spill file names another".into())),
         }
+    }
+
+    fn resize(&mut self, id: u32, size: u64) -> Result<()> {
+        if !self.files.contains_key(&id) {
+            return Ok(()); // removed later in the prefix
+        }
+        self.flush()?;
+        let f = self.file(id)?;
+        match f.set_len(size) {
+            // Its call failed where it was made: a primary tries a size, and
+            // knows what its mirror can do, before it makes a record of it.
+            // So this one is of an earlier version, which found out behind the
+            // record. Every node of the volume skips it.
+            // The same on a backup that can have less than they: its source
+            // forwards nothing more to it then.
+            Err(e)
+                if size > self.max_file
+                    && matches!(e.raw_os_error(), Some(libc::EFBIG | libc::EINVAL)) =>
+            {
+                return Ok(());
+            }
+            r => r.context(|| format!("resizing file {id} to {size} bytes"))?,
+        }
+        self.dirty.insert(id, ());
+        self.files.get_mut(&id).expect("just seen").size = size;
+        self.names_dirty = true;
+        Ok(())
+    }
+
+    /// Makes file `id`, of the name that is the payload.
+    fn create(&mut self, id: u32, payload: &[u8]) -> Result<()> {
+        // There already: a renaming later in this record was seen to be
+        // done before a crash, and with it the catalogue.
+        let name = match self.files.get(&id) {
+            Some(e) => e.name.clone(),
+            None => Self::name(payload)?.to_owned(),
+        };
+        self.flush()?;
+        let path = self.dir.join(&name);
+        if let Some(parent) = path.parent() {
+            make_dirs(&*self.env, parent, &self.dir)?;
+        }
+        // One of that name is another attempt to create it, of which the
+        // program was not told that it had come true: this one counts.
+        self.renamed(id, &name);
+        let entry = CatalogEntry {
+            id,
+            size: 0,
+            name: name.clone(),
+        };
+        if self.files.insert(id, entry).is_none() {
+            // The catalogue first, with the LSN before: a file that it
+            // does not know would outlive a copy that is given up.
+            self.write_catalog()?;
+        }
+        let how = OpenHow {
+            create: true,
+            write: true,
+            durable: false,
+        };
+        let f = self
+            .in_place_of_dirs(&path, || self.env.open(&path, how))
+            .context(|| format!("creating {}", path.display()))?;
+        f.set_len(0)
+            .context(|| format!("creating {}", path.display()))?;
+        self.keep_open(id, f)?;
+        self.dirty.insert(id, ());
+        self.names_dirty = true;
+        self.sync_parent(&name)
+    }
+
+    fn remove(&mut self, id: u32) -> Result<()> {
+        self.flush()?;
+        let Some(e) = self.files.remove(&id) else {
+            return Ok(());
+        };
+        self.forget(id);
+        // The catalogue first: a file that it does not know does no harm.
+        self.names_dirty = true;
+        self.removed.push(e.name);
+        Ok(())
+    }
+
+    /// Gives file `id` the name that is the payload, by the record `lsn`.
+    fn rename(&mut self, lsn: u64, id: u32, payload: &[u8]) -> Result<()> {
+        let name = Self::name(payload)?.to_owned();
+        self.flush()?;
+        let Some(e) = self.files.get(&id).cloned() else {
+            return Ok(());
+        };
+        self.names_dirty = true;
+        if e.name == name {
+            return Ok(()); // done already, before a crash
+        }
+        let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
+        if let Some(parent) = to.parent() {
+            make_dirs(&*self.env, parent, &self.dir)?;
+        }
+        let note = RenameNote {
+            volume: self.volume,
+            lsn,
+            file: id,
+            from: e.name.clone(),
+            to: name.clone(),
+        };
+        replace_file(&*self.env, &self.rename_path(), &note.encode())?;
+        self.in_place_of_dirs(&to, || self.env.rename(&from, &to))
+            .context(|| format!("renaming {}", from.display()))?;
+        self.sync_parent(&e.name)?;
+        self.sync_parent(&name)?;
+        self.renamed(id, &name);
+        if !self.removed.is_empty() {
+            // The catalogue forgets them here already.
+            self.note_removals(lsn)?;
+        }
+        // Names as they are now, but with the LSN before: the record
+        // is applied again after a crash.
+        self.write_catalog()
     }
 
     fn name(payload: &[u8]) -> Result<&str> {

@@ -551,6 +551,28 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
             }),
         };
     };
+    check_staged(env, dir, &c)?;
+    let old = old_names(env, meta, &present)?;
+    let mut changed = BTreeSet::from([dir.to_owned(), dir.join(STAGED)]);
+    remove_old(env, dir, &old, &c, &mut changed)?;
+    move_staged(env, dir, &c, &mut changed)?;
+    for p in changed {
+        match env.sync_dir(&p) {
+            Err(e) if is_gone(&e) => {}
+            r => r.context(|| format!("syncing {}", p.display()))?,
+        }
+    }
+    // What was under way in the old copy is none of this one's.
+    remove(env, &meta.join(RENAME_NOTE)).context(what)?;
+    remove(env, &meta.join(REMOVAL_NOTE)).context(what)?;
+    env.sync_dir(meta).context(what)?;
+    replace_file(env, &present, &bytes)?;
+    remove(env, &path).context(what)?;
+    env.sync_dir(meta).context(what)
+}
+
+/// Every file of the copy is there: staged, or in its place since an earlier try.
+fn check_staged(env: &dyn Env, dir: &Path, c: &Catalog) -> Result<()> {
     for e in &c.files {
         let to = dir.join(&e.name);
         if size_of(env, &staged(dir, e.id))? != Some(e.size) && size_of(env, &to)? != Some(e.size) {
@@ -560,31 +582,56 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
             });
         }
     }
-    // Whatever the present catalogue has and the copy has not goes.
-    let old = match read_catalog(env, &present) {
+    Ok(())
+}
+
+/// The names that the present catalogue, `present`, and what was under way by it have.
+fn old_names(env: &dyn Env, meta: &Path, present: &Path) -> Result<Vec<String>> {
+    match read_catalog(env, present) {
         Ok(Some((c, _))) => {
             let mut old = noted_names(env, meta, c.volume, c.lsn)?;
             old.extend(c.files.into_iter().map(|f| f.name));
-            old
+            Ok(old)
         }
         // What it named stays, and is no file of the volume.
-        Ok(None) | Err(Error::Damaged { .. }) => Vec::new(),
-        Err(e) => return Err(e),
-    };
+        Ok(None) | Err(Error::Damaged { .. }) => Ok(Vec::new()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whatever the present copy has and the new one, `c`, has not goes. Adds the directories
+/// that changed to `changed`.
+fn remove_old(
+    env: &dyn Env,
+    dir: &Path,
+    old: &[String],
+    c: &Catalog,
+    changed: &mut BTreeSet<PathBuf>,
+) -> Result<()> {
     let names: BTreeSet<&str> = c.files.iter().map(|f| f.name.as_str()).collect();
-    let mut parents = BTreeSet::from([dir.to_owned(), dir.join(STAGED)]);
     for name in old.iter().filter(|n| !names.contains(n.as_str())) {
         match env.remove(&dir.join(name)) {
             Err(e) if is_gone(&e) => {}
-            r => r.context(what)?,
+            r => r.context(|| format!("putting the copy in {} in place", dir.display()))?,
         }
-        parents.extend(dir.join(name).parent().map(Path::to_owned));
+        changed.extend(dir.join(name).parent().map(Path::to_owned));
     }
+    Ok(())
+}
+
+/// Renames the staged files to their places, but those that an earlier try renamed. Adds
+/// the directories that changed to `changed`.
+fn move_staged(
+    env: &dyn Env,
+    dir: &Path,
+    c: &Catalog,
+    changed: &mut BTreeSet<PathBuf>,
+) -> Result<()> {
     for e in &c.files {
         let to = dir.join(&e.name);
         if let Some(parent) = to.parent() {
             make_dirs(env, parent, dir)?;
-            parents.insert(parent.to_owned());
+            changed.insert(parent.to_owned());
         }
         let from = staged(dir, e.id);
         let moved = match env.rename(&from, &to) {
@@ -599,19 +646,7 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
             r => r.context(|| format!("renaming to {}", to.display()))?,
         }
     }
-    for p in parents {
-        match env.sync_dir(&p) {
-            Err(e) if is_gone(&e) => {}
-            r => r.context(|| format!("syncing {}", p.display()))?,
-        }
-    }
-    // What was under way in the old copy is none of this one's.
-    remove(env, &meta.join(RENAME_NOTE)).context(what)?;
-    remove(env, &meta.join(REMOVAL_NOTE)).context(what)?;
-    env.sync_dir(meta).context(what)?;
-    replace_file(env, &present, &bytes)?;
-    remove(env, &path).context(what)?;
-    env.sync_dir(meta).context(what)
+    Ok(())
 }
 
 /// What stands for a page while both sides compare: 128 bits of a hash that

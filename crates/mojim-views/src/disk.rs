@@ -285,6 +285,107 @@ fn write_log(
     })
 }
 
+fn io(what: String) -> impl FnOnce(io::Error) -> Error {
+    move |e| Error::io(what, &e)
+}
+
+/// Takes up the log of a directory, if it has one and it is this voter's: `(cluster, node)`.
+fn take_log(
+    env: &dyn Env,
+    dir: &Path,
+    (cluster, node): (&str, &str),
+    again: bool,
+    kept: &mut Kept,
+) -> Result<()> {
+    let log = dir.join("log");
+    match contents(env, &log)? {
+        Some(bytes) => {
+            let read = read_log(&log, &bytes)?;
+            let h = &read.head;
+            if h.format != FORMAT {
+                return Err(Error::Unsupported(format!(
+                    "{}: format {}, this program knows {FORMAT}",
+                    log.display(),
+                    h.format
+                )));
+            }
+            if (&*h.cluster, &*h.node) != (cluster, node) {
+                return Err(Error::Config(format!(
+                    "{} belongs to node {} of cluster {:?}, not to node {node} of {cluster:?}",
+                    dir.display(),
+                    h.node,
+                    h.cluster
+                )));
+            }
+            kept.purged = h.purged;
+            kept.entries = read.entries;
+            Ok(())
+        }
+        None if kept.vote.is_some() || kept.snapshot.is_some() => Err(damaged(
+            &log,
+            "there is no log, but what was written after it",
+        )),
+        None if again => Err(damaged(
+            &log,
+            "this voter's log was here, and is gone; is its file system mounted?",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// A vote is durable before an entry of its leader is, and a snapshot before the entries in
+/// it are dropped: what contradicts that is damage.
+fn check_order(dir: &Path, kept: &Kept) -> Result<()> {
+    let leader = kept.vote.unwrap_or_default().leader_id;
+    if let Some(last) = kept.last()
+        && last.leader_id > leader
+    {
+        return Err(damaged(
+            &dir.join("vote"),
+            format_args!(
+                "the log's last entry is of {}, the vote of {leader}",
+                last.leader_id
+            ),
+        ));
+    }
+    let in_snapshot = kept.snapshot.as_ref().and_then(|s| s.meta.last_log_id);
+    if kept.purged > in_snapshot {
+        return Err(damaged(
+            &dir.join("snapshot"),
+            "the log begins after entries that are not in the snapshot",
+        ));
+    }
+    Ok(())
+}
+
+/// Writes what was read once more, and opens the log for what comes.
+///
+/// What was read need not be on the medium. A process that died before its
+/// sync, or whose sync failed, leaves bytes in the page cache that the next
+/// loss of power takes, and another sync of that file may find nothing to
+/// write. openraft acknowledges entries that it finds here without writing
+/// them again, and repeats a vote that it finds. So everything is written
+/// anew, in the order in which it first was, and an error ends the start.
+fn write_anew(
+    env: &dyn Env,
+    dir: &Path,
+    (cluster, node): (&str, &str),
+    kept: &Kept,
+) -> Result<LogFile> {
+    let writing = |name: &str| io(format!("writing {}", dir.join(name).display()));
+    if let Some(v) = &kept.vote {
+        frame(v)
+            .and_then(|f| replace(env, dir, "vote", &f))
+            .map_err(writing("vote"))?;
+    }
+    if let Some(s) = &kept.snapshot {
+        frame(s)
+            .and_then(|f| replace(env, dir, "snapshot", &f))
+            .map_err(writing("snapshot"))?;
+    }
+    write_log(env, dir, cluster, node, kept).map_err(writing("log"))
+}
+
 impl Disk {
     /// Opens node `node`'s directory in cluster `cluster`; makes it if there is
     /// none. Blocks for the disk only.
@@ -301,7 +402,6 @@ impl Disk {
         node: &str,
         again: bool,
     ) -> Result<Disk> {
-        let io = |what: String| move |e: io::Error| Error::io(what, &e);
         env.create_dir_all(dir)
             .map_err(io(format!("making {}", dir.display())))?;
         let path = dir.join("lock");
@@ -309,69 +409,13 @@ impl Disk {
             io::ErrorKind::WouldBlock => Error::Busy(format!("{}: {e}", path.display())),
             _ => Error::io(format!("locking {}", path.display()), &e),
         })?;
-        let (log, vote, snapshot) = (dir.join("log"), dir.join("vote"), dir.join("snapshot"));
         let mut kept = Kept {
-            vote: single(&*env, &vote, "the vote")?,
-            snapshot: single(&*env, &snapshot, "the snapshot")?,
+            vote: single(&*env, &dir.join("vote"), "the vote")?,
+            snapshot: single(&*env, &dir.join("snapshot"), "the snapshot")?,
             ..Kept::default()
         };
-        match contents(&*env, &log)? {
-            Some(bytes) => {
-                let read = read_log(&log, &bytes)?;
-                let h = &read.head;
-                if h.format != FORMAT {
-                    return Err(Error::Unsupported(format!(
-                        "{}: format {}, this program knows {FORMAT}",
-                        log.display(),
-                        h.format
-                    )));
-                }
-                if (&*h.cluster, &*h.node) != (cluster, node) {
-                    return Err(Error::Config(format!(
-                        "{} belongs to node {} of cluster {:?}, not to node {node} of {cluster:?}",
-                        dir.display(),
-                        h.node,
-                        h.cluster
-                    )));
-                }
-                kept.purged = h.purged;
-                kept.entries = read.entries;
-            }
-            None if kept.vote.is_some() || kept.snapshot.is_some() => {
-                return Err(damaged(
-                    &log,
-                    "there is no log, but what was written after it",
-                ));
-            }
-            None if again => {
-                return Err(damaged(
-                    &log,
-                    "this voter's log was here, and is gone; is its file system mounted?",
-                ));
-            }
-            None => {}
-        }
-        // A vote is durable before an entry of its leader is, and a snapshot
-        // before the entries in it are dropped.
-        let leader = kept.vote.unwrap_or_default().leader_id;
-        if let Some(last) = kept.last()
-            && last.leader_id > leader
-        {
-            return Err(damaged(
-                &vote,
-                format_args!(
-                    "the log's last entry is of {}, the vote of {leader}",
-                    last.leader_id
-                ),
-            ));
-        }
-        let in_snapshot = kept.snapshot.as_ref().and_then(|s| s.meta.last_log_id);
-        if kept.purged > in_snapshot {
-            return Err(damaged(
-                &snapshot,
-                "the log begins after entries that are not in the snapshot",
-            ));
-        }
+        take_log(&*env, dir, (cluster, node), again, &mut kept)?;
+        check_order(dir, &kept)?;
         // A leader that comes back asks for votes again. Taking up an old term,
         // openraft 0.9 answers reads once the first entry of that term is
         // applied again, though later ones were acknowledged; a new term begins
@@ -381,24 +425,7 @@ impl Disk {
         {
             v.committed = false;
         }
-        // What was read need not be on the medium. A process that died before its
-        // sync, or whose sync failed, leaves bytes in the page cache that the next
-        // loss of power takes, and another sync of that file may find nothing to
-        // write. openraft acknowledges entries that it finds here without writing
-        // them again, and repeats a vote that it finds. So everything is written
-        // anew, in the order in which it first was, and an error ends the start.
-        if let Some(v) = &kept.vote {
-            frame(v)
-                .and_then(|f| replace(&*env, dir, "vote", &f))
-                .map_err(io(format!("writing {}", vote.display())))?;
-        }
-        if let Some(s) = &kept.snapshot {
-            frame(s)
-                .and_then(|f| replace(&*env, dir, "snapshot", &f))
-                .map_err(io(format!("writing {}", snapshot.display())))?;
-        }
-        let log = write_log(&*env, dir, cluster, node, &kept)
-            .map_err(io(format!("writing {}", log.display())))?;
+        let log = write_anew(&*env, dir, (cluster, node), &kept)?;
         Ok(Disk {
             env,
             dir: dir.to_owned(),

@@ -149,33 +149,12 @@ impl RaftViews {
         let links = Links::new(&env, &o.cluster, &o.me, voters, &o.replaced);
         let links = Arc::new(links);
         let room = links.room()?;
-        let config = Config {
-            cluster_name: o.cluster.clone(),
-            heartbeat_interval: millis("a heartbeat", o.heartbeat)?,
-            election_timeout_min: millis("an election timeout", o.election.0)?,
-            election_timeout_max: millis("an election timeout", o.election.1)?,
-            install_snapshot_timeout: millis("a timeout", o.timeout)?,
-            snapshot_policy: SnapshotPolicy::LogsSinceLast(every),
-            snapshot_max_chunk_size: room.chunk as u64,
-            max_in_snapshot_log_to_keep: stay,
-            ..Config::default()
-        };
-        let config = config
-            .validate()
-            .map_err(|e| Error::Config(e.to_string()))?;
+        let config = raft_config(&o, &room, every, stay)?;
         let disk = Arc::new(Disk::open_as(env, &o.dir, &o.cluster, &o.me, o.again)?);
         let members = links.members();
         let stored = disk.kept(|k| k.membership())?;
-        if let Some(m) = &stored
-            && !is_of_places(m, &links)
-        {
-            let names = |all: Vec<&str>| all.join(", ");
-            return Err(Error::Config(format!(
-                "{}: the voters here are {}, those of the configuration are {}; they change by `mojim replace` alone. Take the configuration file of the other nodes",
-                o.dir.display(),
-                names(m.nodes().map(|(_, v)| &*v.name).collect()),
-                names(o.voters.keys().map(|n| &**n).collect()),
-            )));
+        if let Some(m) = &stored {
+            check_places(m, &links, &o)?;
         }
         // It is told who the voters are. One that lost its log, beside one that
         // is new, must not make a cluster of the two.
@@ -277,6 +256,36 @@ impl Drop for RaftViews {
             runtime.shutdown_background();
         }
     }
+}
+
+fn raft_config(o: &Options, room: &Room, every: u64, stay: u64) -> Result<Config> {
+    let config = Config {
+        cluster_name: o.cluster.clone(),
+        heartbeat_interval: millis("a heartbeat", o.heartbeat)?,
+        election_timeout_min: millis("an election timeout", o.election.0)?,
+        election_timeout_max: millis("an election timeout", o.election.1)?,
+        install_snapshot_timeout: millis("a timeout", o.timeout)?,
+        snapshot_policy: SnapshotPolicy::LogsSinceLast(every),
+        snapshot_max_chunk_size: room.chunk as u64,
+        max_in_snapshot_log_to_keep: stay,
+        ..Config::default()
+    };
+    config.validate().map_err(|e| Error::Config(e.to_string()))
+}
+
+/// Whether the voters that a directory names are those of the configuration, or have been: a
+/// file with others would make another cluster of them.
+fn check_places(m: &Membership, links: &Links, o: &Options) -> Result<()> {
+    if is_of_places(m, links) {
+        return Ok(());
+    }
+    let names = |all: Vec<&str>| all.join(", ");
+    Err(Error::Config(format!(
+        "{}: the voters here are {}, those of the configuration are {}; they change by `mojim replace` alone. Take the configuration file of the other nodes",
+        o.dir.display(),
+        names(m.nodes().map(|(_, v)| &*v.name).collect()),
+        names(o.voters.keys().map(|n| &**n).collect()),
+    )))
 }
 
 /// Whether the voters of a log are those of the configuration, or have been.

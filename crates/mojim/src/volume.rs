@@ -1,68 +1,60 @@
 //! The attached volume: what a program uses.
 //!
-//! Owns the attachment of one process to one volume as its primary, and the two
-//! background threads (link, checkpoint). Turns
-//! name-space changes into records. Every call may be made from any thread.
+//! Owns the beginning and the end of an attachment of one process to one volume as its
+//! primary, and its background threads (link, forwarding, holders, checkpoint). Every call
+//! may be made from any thread.
+//!
+//! The files below import downwards only, and none imports this one: `children`; `owner`;
+//! `windows`; `sync_point`; `names`, `remembered`; `table`, `copies`; `attached`; `memory`,
+//! `place`.
 //!
 //! Invariants:
-//! - A name-space change is committed and applied before its call returns.
 //! - In a forked child nothing can be committed.
+//! - A copy is left clean only after the threads have ended.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mojim_format::certificate::Subject;
-use mojim_format::{Level, State, View};
-
 use crate::share::{Guest, guest};
-use mojim_config::{
-    Config, Failover, Fallback, MediumKind, Mode, Node, Volume as VolumeConfig, Working,
-};
-use mojim_env::event::Event;
+use mojim_config::{Config, Failover, Mode, Working};
 use mojim_env::threads::SignalsWait;
 use mojim_env::{Address, Context, Env, Error, Result};
-use mojim_linux::rings;
-use mojim_linux::{Os, trust};
+use mojim_linux::Os;
 use mojim_memory::committed;
 use mojim_memory::fork::{check_fork, is_other_process, watch_forks};
-use mojim_replica::attach::{Attach, AttachPolicy, Attaching};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
-use mojim_replica::client::Client;
 use mojim_replica::holders::{self, Holders, Peer};
 use mojim_replica::layout;
 use mojim_replica::primary::{Pace, Primary};
-use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
-use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_replica::session::Session;
 use mojim_replica::stream::StreamThreads;
-use mojim_replica::view_client::ViewClient;
-use mojim_store::store::{AT_ONCE, Store, read_superblock};
+use mojim_store::store::AT_ONCE;
 
+mod attached;
 mod children;
+mod copies;
 mod memory;
 mod names;
 mod owner;
+mod place;
 mod remembered;
 mod sync_point;
+mod table;
 mod windows;
 
+pub use attached::Volume;
+use attached::{ATTACHED, Inner, lock};
 #[doc(hidden)]
 pub use children::expect_forks;
-use memory::Memory;
-use names::Names;
-use sync_point::{Part, Until, sync_many};
+pub use copies::CopyReport;
+use place::Place;
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
-use windows::SharedCopies;
 pub use windows::{is_region, unmap};
-
-/// How long a program waits for a daemon that brings the mirror up to date to give way.
-const GIVES_WAY: Duration = Duration::from_secs(30);
 
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
@@ -73,60 +65,6 @@ const LATE: u32 = 1000;
 
 /// How long a process waits for one that holds a volume to share it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
-
-/// How long a backup's answer is waited for.
-const BACKUP_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Where the bytes of a sync point are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CopyReport {
-    /// The node.
-    pub node: String,
-    /// How safe they are there; `None` where they are not, or not known to be.
-    pub level: Option<Level>,
-}
-
-pub(crate) struct Inner {
-    pub(crate) config: Config,
-    pub(crate) volume: VolumeConfig,
-    pub(crate) node: Node,
-    pub(crate) primary: Arc<Primary>,
-    env: Arc<dyn Env>,
-    holders: Arc<Holders>,
-    /// What `env` is, or is made of.
-    os: Os,
-    stop: AtomicBool,
-    stopped: Event,
-    detached: AtomicBool,
-    /// The last sync point whose call did not wait for it.
-    pub(crate) unawaited: AtomicU64,
-    /// Where memory is bounded: what gives it back.
-    memory: Option<Memory>,
-    /// One name-space change at a time, and one that maps or unmaps regions or
-    /// goes through them.
-    pub(crate) names: Mutex<Names>,
-    /// Grows when a file's size is about to change, which makes it odd, and when
-    /// the regions have the size that it has then. Changed under `names`.
-    sizes: AtomicU64,
-    pub(crate) shared: SharedCopies,
-    pub(crate) owner: Mutex<owner::Owner>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-/// A volume to which this process is attached as primary.
-///
-/// Cheap to clone; the volume stays attached until [`Volume::detach`] or the
-/// end of the process. Dropping it neither commits nor detaches, and nor does
-/// the end: see [`finish_all`].
-#[derive(Clone)]
-pub struct Volume(pub(crate) Arc<Inner>);
-
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-/// The volumes of this process, for its end.
-static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 /// [`Volume::finish`] for every volume that is attached, for the end of the
 /// process: without this, or a detach, exit commits nothing. All are tried; the
@@ -276,91 +214,16 @@ impl Volume {
     ) -> Result<Volume> {
         check_fork()?;
         watch_forks();
-        let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
-        let volume = config.volume(volume).map_err(wrong)?.clone();
-        let node = config.node(node).map_err(wrong)?.clone();
-        config.check_media(&node.name).map_err(wrong)?;
-        if !volume.data_nodes().contains(&node.name.as_str()) {
-            return Err(Error::Invalid(format!(
-                "node {} does not hold volume {}: its nodes are {}",
-                node.name,
-                volume.name,
-                volume.data_nodes().join(", ")
-            )));
-        }
-        let os = Os::of(config, &Subject::Node(node.name.clone()))?;
-        let os = os.encrypting(volume.encrypt);
-        let env = over(os.clone());
-        // Asked before the lock, which a node that follows holds itself.
-        let view = read_superblock(&*env, &layout::meta_dir(&node, &volume.name))?
-            .map(|sb| sb.view)
-            .unwrap_or_default();
-        Self::check_primary(&node, &volume, &view)?;
-        let store = Self::open_store(config, &node, &volume, &env, gives_way.is_none())?;
-        let sb = store.superblock();
-        Self::check_primary(&node, &volume, &sb.view)?;
-        if sb.state == State::Whole && store.poisoned().is_none() {
-            store.area().find(""); // the area is open
-        }
-        let store = Arc::new(store);
+        let place = Place::of(config, node, volume, over)?;
+        let store = Arc::new(place.open(gives_way.is_none())?);
         let primary = Arc::new(Primary::new(
             store.clone(),
-            layout::primary(config, &node, &volume),
+            layout::primary(config, &place.node, &place.volume),
         ));
-        let holders = Holders::new(layout::others(config, &node, &volume));
-        let session = match layout::peer(config, &node, &volume) {
-            None => {
-                primary.begin_unreplicated(&node.name)?;
-                None
-            }
-            Some(peer) => {
-                let mut s = Session::attach(primary.clone(), &node.name, peer);
-                if volume.failover == Failover::Automatic {
-                    let daemon = Address::Unix(layout::socket(&node));
-                    let views =
-                        RemoteRegister::new(&env, vec![daemon], &config.cluster, VIEW_TIMEOUT);
-                    let views: Arc<dyn ViewRegister> = Arc::new(views);
-                    let p = primary.clone();
-                    let errands =
-                        RegisterWorker::start(views.clone(), move || p.link_work.notify())?;
-                    let claim = ViewClient::new(views, Box::new(errands), config.failure_limit);
-                    s = s.with_views(claim, holders.clone())?;
-                    if volume.fallback == Fallback::Automatic {
-                        s = s.leased();
-                    }
-                }
-                let policy = AttachPolicy {
-                    asynchronous: volume.mode == Mode::Async,
-                    failure_limit: (volume.failover == Failover::Automatic)
-                        .then_some(config.failure_limit),
-                    patience: volume.resend_timeout * volume.resend_attempts,
-                    may_go_alone: gives_way.is_none(),
-                };
-                Self::wait_attached(&mut s, &primary, policy, &mut progress, gives_way)?;
-                Some(s)
-            }
-        };
+        let holders = Holders::new(layout::others(config, &place.node, &place.volume));
+        let session = place.begin(&primary, &holders, &mut progress, gives_way)?;
         store.area().check_sizes()?;
-        let memory = Memory::of(&volume, &primary);
-        let inner = Arc::new(Inner {
-            config: config.clone(),
-            volume,
-            node,
-            primary,
-            env,
-            holders,
-            os,
-            stop: AtomicBool::new(false),
-            stopped: Event::default(),
-            detached: AtomicBool::new(false),
-            unawaited: AtomicU64::new(0),
-            memory,
-            names: Mutex::default(),
-            sizes: AtomicU64::new(0),
-            shared: Mutex::default(),
-            owner: Mutex::default(),
-            threads: Mutex::new(Vec::new()),
-        });
+        let inner = Arc::new(Inner::new(place, primary, holders));
         inner.start_threads(session)?;
         expect_forks();
         if inner.volume.working == Working::Shared {
@@ -371,202 +234,6 @@ impl Volume {
         attached.push(Arc::downgrade(&inner));
         drop(attached);
         Ok(Volume(inner))
-    }
-
-    /// Whether `node` is the primary by the view that its own copy knows.
-    fn check_primary(node: &Node, volume: &VolumeConfig, view: &View) -> Result<()> {
-        let (primary, since) = if view.epoch == 0 {
-            (&volume.primary, String::new())
-        } else {
-            (&view.primary, format!(", since epoch {}", view.epoch))
-        };
-        if *primary == node.name {
-            return Ok(());
-        }
-        Err(Error::Stale(format!(
-            "node {} is not the primary of volume {}: {primary} is{since}. Run the program there, or `mojim promote` this node if that one is dead",
-            node.name, volume.name
-        )))
-    }
-
-    /// A node daemon holds the lock for a moment while it looks after the
-    /// ring of a program that died, and for longer while it brings the mirror up to
-    /// date; then it is asked to give way.
-    fn open_store(
-        config: &Config,
-        node: &Node,
-        volume: &VolumeConfig,
-        env: &Arc<dyn Env>,
-        is_program: bool,
-    ) -> Result<Store> {
-        let start = env.now();
-        let mut patience = Duration::from_secs(1);
-        let heals = || {
-            let daemon = Address::Unix(layout::socket(node));
-            let q = Request::GiveWay {
-                volume: volume.name.clone(),
-            };
-            let client = Client::connect(env, &daemon, &config.cluster, Duration::from_secs(1));
-            client.and_then(|mut c| c.ask_for(&q)).unwrap_or(false)
-        };
-        let dirs = layout::own_dirs(node, &volume.name);
-        let check = || trust::check(&dirs).context(|| format!("volume {}", volume.name));
-        check()?;
-        rings::note(config, node)?;
-        loop {
-            match Store::open(env, layout::store(config, node, volume)) {
-                // Also of those that were made just now.
-                Ok(store) => return check().map(|()| store),
-                Err(Error::Busy(e)) => {
-                    if !is_program {
-                        return Err(Error::Busy(e));
-                    }
-                    if patience < GIVES_WAY && heals() {
-                        patience = GIVES_WAY;
-                    }
-                    if env.now() - start > patience {
-                        return Err(Error::Busy(format!(
-                            "{e}; only one process can be attached as primary"
-                        )));
-                    }
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                r => return r,
-            }
-        }
-    }
-
-    /// Steps the session, and what attaching decides beside it, until the primary has
-    /// begun its epoch.
-    fn wait_attached(
-        s: &mut Session,
-        primary: &Primary,
-        policy: AttachPolicy,
-        progress: &mut dyn FnMut(u64, u64),
-        gives_way: Option<&dyn Fn() -> bool>,
-    ) -> Result<()> {
-        let mut attach = Attach::new(s, policy);
-        // They end with their copy, also where this is given up.
-        let mut streams = StreamThreads::default();
-        loop {
-            let moved = s.step();
-            streams.start(s.take_streams());
-            for lane in 0..primary.lanes.len() {
-                primary.drive(lane)?;
-            }
-            if gives_way.is_some_and(|says| says()) {
-                return Err(Error::Busy("a program is about to attach".into()));
-            }
-            if attach.step(s, progress)? == Attaching::Done {
-                return Ok(());
-            }
-            if moved {
-                continue;
-            }
-            match s.conn() {
-                Some(c) => {
-                    let _ = c.wait(s.copies() == Some(true), Duration::from_millis(1));
-                }
-                None => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
-    }
-
-    /// The volume's name.
-    pub fn name(&self) -> &str {
-        &self.0.volume.name
-    }
-
-    /// The directory whose files are this volume's.
-    pub fn directory(&self) -> std::path::PathBuf {
-        layout::data_dir(&self.0.node, &self.0.volume.name)
-    }
-
-    /// Names and sizes of the volume's files.
-    pub fn files(&self) -> Vec<(String, u64)> {
-        self.0
-            .primary
-            .store
-            .area()
-            .files()
-            .map(|f| (f.name.clone(), f.size))
-            .collect()
-    }
-
-    /// Size of a file in bytes, if it is there.
-    pub fn size(&self, file: &str) -> Result<Option<u64>> {
-        check_fork()?;
-        Ok(self.0.primary.store.area().find(file).map(|f| f.size))
-    }
-
-    /// A sync point of all regions of a file, atomic as a whole (`fsync`,
-    /// `fdatasync`). Returns its LSN; 0 if nothing had changed. Waits, as every
-    /// sync point does, for those of the volume whose calls did not.
-    pub fn fsync(&self, file: &str) -> Result<u64> {
-        check_fork()?;
-        let inner = &self.0;
-        inner.check_attached()?;
-        loop {
-            let parts = inner.parts_of(file)?;
-            if parts.is_empty() {
-                inner.wait_for(inner.unawaited.load(Acquire))?;
-            }
-            match sync_many(inner, &parts, Until::Committed) {
-                // One of them has gone meanwhile.
-                Err(Error::NotFound(_)) => {}
-                done => return done,
-            }
-        }
-    }
-
-    /// Waits until everything up to `lsn` is committed by the mode's rule.
-    pub fn wait(&self, lsn: u64) -> Result<()> {
-        check_fork()?;
-        if lsn > self.0.primary.last() {
-            return Err(Error::Invalid(format!(
-                "LSN {lsn} was not given out yet; the last is {}",
-                self.0.primary.last()
-            )));
-        }
-        self.0.primary.wait(lsn, 0)
-    }
-
-    /// Waits until the data files show all that was committed before this
-    /// call, so that they can be read by other means than a mapping.
-    pub fn settle(&self) -> Result<()> {
-        check_fork()?;
-        self.0.settle(self.0.primary.committed())
-    }
-
-    /// Which node has `lsn`, and how safe it is there: this node, the mirror, and the
-    /// backups. Each backup is asked, for at most a second.
-    pub fn copies(&self, lsn: u64) -> Vec<CopyReport> {
-        let (own, mirror) = self.0.primary.copies(lsn);
-        let mut out = vec![CopyReport {
-            node: self.0.node.name.clone(),
-            level: own,
-        }];
-        let name = self.0.primary.mirror();
-        if !name.is_empty() {
-            out.push(CopyReport {
-                node: name,
-                level: mirror,
-            });
-        }
-        for node in &self.0.volume.backups {
-            if out.iter().all(|c| c.node != *node) {
-                out.push(CopyReport {
-                    node: node.clone(),
-                    level: self.0.level_on(node, lsn),
-                });
-            }
-        }
-        out
-    }
-
-    /// The epoch of this attachment.
-    pub fn epoch(&self) -> u64 {
-        self.0.primary.epoch()
     }
 
     /// Ends the attachment: regions are committed (those without
@@ -638,54 +305,6 @@ impl Volume {
 }
 
 impl Inner {
-    /// How safe `lsn` is on a backup, by what that node says of itself now.
-    fn level_on(&self, name: &str, lsn: u64) -> Option<Level> {
-        let node = self.config.nodes.get(name)?;
-        let to = Address::Tcp(node.address);
-        let (cluster, volume) = (&self.config.cluster, self.volume.name.clone());
-        let mut c = Client::connect(&self.env, &to, cluster, BACKUP_PATIENCE).ok()?;
-        let said: Standing = c.ask_for(&Request::Standing { volume }).ok()?;
-        let follows = said.state == CopyState::Whole
-            && said.error.is_none()
-            && said.epoch == self.primary.epoch();
-        if !follows || said.last_lsn < lsn {
-            return None;
-        }
-        let durable = said.checkpoint >= lsn || said.persistent;
-        let medium = layout::logs(&self.config, node, &self.volume)
-            .first()?
-            .medium;
-        Some(match medium {
-            MediumKind::Disk if durable => Level::Disk,
-            MediumKind::Pmem if durable => Level::Pmem,
-            _ => Level::Received,
-        })
-    }
-
-    /// All regions of a file, as parts of a sync point.
-    fn parts_of(&self, file: &str) -> Result<Vec<Part>> {
-        let mut names = self.names()?;
-        let mut mine = self.regions();
-        // A region's name tells without a look at the data area, which is held
-        // while records are applied.
-        let id = match mine.iter().find(|r| !names.renamed && r.name == file) {
-            Some(region) => region.file,
-            None => self.find_or_create(&mut names, file, false)?.0,
-        };
-        mine.retain(|r| r.file == id);
-        let all = mine.iter().map(|r| Part::of(r, 0..r.copy.len()));
-        Ok(all.collect())
-    }
-
-    pub(crate) fn check_attached(&self) -> Result<()> {
-        if self.detached.load(Acquire) {
-            return Err(Error::Invalid(
-                "this volume is not attached any more".into(),
-            ));
-        }
-        Ok(())
-    }
-
     /// Stops the threads and leaves the copy clean, if all is committed.
     fn close(&self) -> Result<()> {
         if self.detached.swap(true, AcqRel) {
@@ -914,7 +533,11 @@ impl Inner {
             if committed::are_many() {
                 self.sweep();
             }
-            if self.memory.as_ref().is_some_and(|m| m.turn(self)) {
+            if self
+                .memory
+                .as_ref()
+                .is_some_and(|m| m.turn(&|| self.regions()))
+            {
                 continue;
             }
             let asked = || self.memory.as_ref().is_some_and(|m| m.meter().is_asked());
@@ -933,15 +556,6 @@ impl Inner {
         }
     }
 
-    /// Some of what was stored to may be committed now, or undone. `found`: the
-    /// parts of regions that were found to be stored to, where that was looked for.
-    #[inline]
-    pub(crate) fn made_room(&self, found: Option<&[Range<usize>]>) {
-        if let Some(memory) = &self.memory {
-            memory.after(self, found);
-        }
-    }
-
     /// Gives up what is kept of pages of which the files have all by now: also of
     /// regions that nobody syncs any more.
     fn sweep(&self) {
@@ -949,16 +563,6 @@ impl Inner {
         for region in self.regions() {
             region.committed.sweep(applied);
         }
-    }
-
-    /// Waits until every record up to `lsn` is committed.
-    pub(crate) fn wait_for(&self, lsn: u64) -> Result<()> {
-        // What is applied was committed, also where the link that it went over
-        // is gone and the next one is behind.
-        if lsn > self.primary.store.applied() {
-            self.primary.wait(lsn, 0)?;
-        }
-        Ok(())
     }
 
     /// Has the data files show what is committed, as far as that goes at once: a page
@@ -976,31 +580,5 @@ impl Inner {
                 return;
             }
         }
-    }
-
-    /// Waits until the data files show every record up to `lsn`, which is
-    /// committed.
-    pub(crate) fn settle(&self, lsn: u64) -> Result<()> {
-        let p = &self.primary;
-        let start = self.env.now();
-        while p.store.applied() < lsn {
-            for lane in 0..p.lanes.len() {
-                p.persist_wait(lane)?;
-            }
-            let before = p.store.applied();
-            p.store.apply(p.apply_limit(), AT_ONCE)?;
-            if p.store.applied() == before {
-                if self.env.now() - start > Duration::from_secs(30) {
-                    return Err(Error::Timeout(format!(
-                        "LSN {lsn} is committed, but cannot be applied yet"
-                    )));
-                }
-                // Another lane's record below it, or a copy under way.
-                p.link_work.notify();
-                p.done
-                    .wait_unless(|| p.apply_limit() > before, Duration::from_millis(1));
-            }
-        }
-        Ok(())
     }
 }

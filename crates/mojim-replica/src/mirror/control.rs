@@ -158,29 +158,10 @@ impl ControlIn {
             }
             (Stage::Agreed, FrameKind::CopyBegin) => Stage::Loading(CopyIn::begin(store, body)?),
             (Stage::Loading(copy), k) if k != FrameKind::Heartbeat => {
-                match copy.take(store, &mut self.wire, self.epoch, &f, body)? {
-                    None => Stage::Loading(copy),
-                    Some(lsn) => {
-                        store.load_end(lsn, &copy.history)?;
-                        m.distrusted.store(false, SeqCst);
-                        m.received.reset(lsn);
-                        m.committed.store(lsn, Release);
-                        self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);
-                        Stage::Agreed
-                    }
-                }
+                self.load(&m, copy, &f, body)?
             }
             (Stage::Agreed, FrameKind::Start) => {
-                let s = Start::decode(body).map_err(bad)?;
-                let session = m.start(&s)?;
-                m.hear(&s.primary, 0);
-                let life = store.superblock().life;
-                self.wire
-                    .send(FrameKind::Started, self.epoch, &Started { session, life });
-                Stage::Running {
-                    session,
-                    primary: s.primary,
-                }
+                self.start(&m, Start::decode(body).map_err(bad)?)?
             }
             (Stage::Running { session, primary }, FrameKind::Spill) if f.flags == 1 => {
                 m.hear(&primary, 0);
@@ -203,6 +184,34 @@ impl ControlIn {
             (_, k) => return Err(Error::Protocol(format!("{k:?} out of turn"))),
         };
         Ok(())
+    }
+
+    /// Takes in a piece of `copy`; with the last one, the copy takes the place of what is
+    /// here.
+    fn load(&mut self, m: &Mirror, copy: CopyIn, f: &Frame, body: &[u8]) -> Result<Stage> {
+        let store = &m.store;
+        let Some(lsn) = copy.take(store, &mut self.wire, self.epoch, f, body)? else {
+            return Ok(Stage::Loading(copy));
+        };
+        store.load_end(lsn, &copy.history)?;
+        m.distrusted.store(false, SeqCst);
+        m.received.reset(lsn);
+        m.committed.store(lsn, Release);
+        self.wire.queue(FrameKind::Copied, self.epoch, lsn, 0, &[]);
+        Ok(Stage::Agreed)
+    }
+
+    /// Begins the session that the primary asks for, and says so.
+    fn start(&mut self, m: &Mirror, s: Start) -> Result<Stage> {
+        let session = m.start(&s)?;
+        m.hear(&s.primary, 0);
+        let life = m.store.superblock().life;
+        self.wire
+            .send(FrameKind::Started, self.epoch, &Started { session, life });
+        Ok(Stage::Running {
+            session,
+            primary: s.primary,
+        })
     }
 
     /// Begins to give this copy to an attaching primary.

@@ -4,14 +4,40 @@
 //! gap, as durably as it says.
 
 use super::*;
+use mojim_store::log::Log;
 
 enum Feed {
-    Stream {
-        buf: Vec<u8>,
-        from: usize,
-        to: usize,
-    },
+    Stream(StreamIn),
     Ring(RingIn),
+}
+
+/// What came over a stream and was not taken yet: `from..to` of `buf`.
+struct StreamIn {
+    buf: Vec<u8>,
+    from: usize,
+    to: usize,
+}
+
+/// What was taken of a stream at once.
+struct Batch {
+    /// The last LSN that is committed, as its frames say.
+    committed: u64,
+    /// Bytes of the last record; 0: none was taken.
+    size: usize,
+    step: Step,
+}
+
+/// A lane while its lock is held (`lane` is what it guards): only this thread appends to
+/// its log.
+struct Appender<'a> {
+    mirror: &'a Mirror,
+    number: usize,
+    lane: &'a mut LaneIn,
+    log: &'a Log,
+    history: &'a History,
+    volume: u64,
+    /// Of its `LaneServer`.
+    said: &'a mut Option<Duration>,
 }
 
 /// What one step of a lane did.
@@ -69,11 +95,11 @@ impl LaneServer {
         }
         let source = if l.ring == 0 {
             let most = mirror.store.logs()[lane].size() as usize / 2;
-            Feed::Stream {
+            Feed::Stream(StreamIn {
                 buf: vec![0; (most.min(1 << 20) + 2 * FRAME_LEN).max(64 << 10)],
                 from: 0,
                 to: 0,
-            }
+            })
         } else {
             let shared = (|| -> Result<RingIn> {
                 if l.ring > 1 << 40 {
@@ -126,7 +152,7 @@ impl LaneServer {
     pub fn step(&mut self) -> Result<Step> {
         let r = match self.source {
             Feed::Ring(_) => self.step_ring(),
-            Feed::Stream { .. } => self.step_stream(),
+            Feed::Stream(_) => self.step_stream(),
         };
         if let Err(e) = &r {
             self.refuse(e);
@@ -154,63 +180,27 @@ impl LaneServer {
             }
             return Ok(Step::Nothing);
         };
-        let m = &self.mirror;
+        let m = &*self.mirror;
         let mut guard = lock(&m.lanes[self.lane]);
         let lane = current(m, self.session, &mut guard)?;
         let log = &m.store.logs()[self.lane];
-        let history = &self.history;
-        let mut step = Step::Moved;
         let first = log.head();
-        let mut take = || -> Result<()> {
-            loop {
-                let head = log.head();
-                check_len(len, log.size())?;
-                let place = log.place(head, len);
-                let Some(at) = place.filter(|_| !m.backups.is_full(&m.store)) else {
-                    step = m.blocked(self.lane, place.is_some());
-                    return Ok(());
-                };
-                self.said = None;
-                // SAFETY: this lane's lock is held, so only this thread appends;
-                // `at` is of the present head. A pad written for a record that is
-                // then refused lies beyond the head and means nothing.
-                let slot = unsafe { log.slot(head, at, len, self.volume, lane.last() + 1) };
-                ring.take(slot);
-                let r = RecordView::decode(slot)
-                    .map_err(|e| Error::Protocol(format!("a record in shared memory: {e}")))?;
-                let h = r.header;
-                if h.len as usize != len {
-                    return Err(Error::Protocol(
-                        "a record changed while it was copied".into(),
-                    ));
-                }
-                m.check_spill(&r)?;
-                match lane.arrive(&h, history) {
-                    Arrival::Accept => {
-                        if at != head {
-                            // SAFETY: as above; the pad now names its record.
-                            let _ = unsafe { log.slot(head, at, 0, h.volume, h.lsn) };
-                        }
-                        log.publish(at, len);
-                    }
-                    Arrival::Duplicate => {
-                        m.received.mark(h.lsn);
-                    }
-                    Arrival::Refuse(why) => return Err(Error::Protocol(why)),
-                }
-                match ring.front()? {
-                    Front::Record(n) => len = n,
-                    Front::Nothing => return Ok(()),
-                }
-            }
+        let mut appender = Appender {
+            mirror: m,
+            number: self.lane,
+            lane,
+            log,
+            history: &self.history,
+            volume: self.volume,
+            said: &mut self.said,
         };
-        let taken = take();
+        let taken = appender.take_ring(ring, &mut len);
+        let last = appender.lane.last();
         // Also what came before one that cannot be taken: this lane's log acknowledges
         // it in the next session, and a promotion cuts off what does not count.
         m.landed(self.lane, first)?;
-        taken?;
+        let step = taken?;
         let committed = ring.committed();
-        let last = lane.last();
         ring.ack(last, m.store.level() as u16);
         if step == Step::Held && m.tells(&mut self.said) {
             ring.say_waits();
@@ -227,116 +217,52 @@ impl LaneServer {
             return Ok(Step::Nothing);
         }
         let m = self.mirror.clone();
-        let Feed::Stream { buf, from, to } = &mut self.source else {
+        let Feed::Stream(stream) = &mut self.source else {
             unreachable!("checked by the caller");
         };
-        let pending = has_whole(&buf[*from..*to])?;
-        if !pending {
-            if *from == *to {
-                (*from, *to) = (0, 0);
-            } else if *from > 0 && buf.len() - *to < buf.len() / 2 {
-                buf.copy_within(*from..*to, 0);
-                (*from, *to) = (0, *to - *from);
-            }
-            match self.conn.recv(&mut [IoSliceMut::new(&mut buf[*to..])]) {
-                Ok(0) => return Err(Error::Timeout("the primary closed the link".into())),
-                Ok(n) => *to += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Step::Nothing),
-                Err(e) => return Err(Error::io("receiving from the primary", &e)),
-            }
-            if !has_whole(&buf[*from..*to])? {
-                let need = needed(&buf[*from..*to]);
-                let most = m.store.logs()[self.lane].size() as usize / 2 + FRAME_LEN;
-                if need > most {
-                    return Err(Error::Protocol(format!(
-                        "a record of {need} bytes, {most} at most fit this node's log"
-                    )));
-                }
-                if need > buf.len() {
-                    buf.resize(need, 0);
-                }
-                if *from + need > buf.len() {
-                    buf.copy_within(*from..*to, 0);
-                    (*from, *to) = (0, *to - *from);
-                }
-                return Ok(Step::Nothing);
-            }
+        let log = &m.store.logs()[self.lane];
+        if !stream.receive(&*self.conn, log)? {
+            return Ok(Step::Nothing);
         }
         let mut guard = lock(&m.lanes[self.lane]);
         let lane = current(&m, self.session, &mut guard)?;
-        let log = &m.store.logs()[self.lane];
-        let history = self.history.clone();
         let first = log.head();
-        let mut committed = 0;
-        let mut size = 0;
-        let mut step = Step::Moved;
-        let mut take = || -> Result<()> {
-            while has_whole(&buf[*from..*to])? {
-                let f = Frame::decode(&buf[*from..*to]).expect("checked by has_whole");
-                if f.epoch != self.epoch || f.kind != FrameKind::Record {
-                    return Err(Error::Protocol(format!(
-                        "{:?} of epoch {} on a lane of epoch {}",
-                        f.kind, f.epoch, self.epoch
-                    )));
-                }
-                let body = &buf[*from + FRAME_LEN..*from + FRAME_LEN + f.body as usize];
-                let r = match m.store.mutations.trust_wire.is_on() {
-                    false => RecordView::decode(body),
-                    true => RecordView::trusted(body),
-                };
-                let r = r.map_err(|e| Error::Protocol(e.to_string()))?;
-                let len = r.bytes().len();
-                if len != body.len() {
-                    return Err(Error::Protocol("a frame larger than its record".into()));
-                }
-                check_len(len, log.size())?;
-                let head = log.head();
-                let place = log.place(head, len);
-                // Also of one that has no room: a log may be full of what is committed
-                // and not known to be.
-                committed = committed.max(f.lsn);
-                let Some(at) = place.filter(|_| !m.backups.is_full(&m.store)) else {
-                    step = m.blocked(self.lane, place.is_some());
-                    return Ok(());
-                };
-                self.said = None;
-                m.check_spill(&r)?;
-                match lane.arrive(&r.header, &history) {
-                    Arrival::Accept => {
-                        // SAFETY: this lane's lock is held, so only this thread
-                        // appends; `at` is of the present head.
-                        let slot =
-                            unsafe { log.slot(head, at, len, r.header.volume, r.header.lsn) };
-                        slot.copy_from_slice(r.bytes());
-                        log.publish(at, len);
-                    }
-                    Arrival::Duplicate => {
-                        m.received.mark(r.header.lsn);
-                    }
-                    Arrival::Refuse(why) => return Err(Error::Protocol(why)),
-                }
-                size = len;
-                *from += FRAME_LEN + len;
-            }
-            Ok(())
+        let mut appender = Appender {
+            mirror: &m,
+            number: self.lane,
+            lane,
+            log,
+            history: &self.history,
+            volume: self.volume,
+            said: &mut self.said,
         };
-        let taken = take();
+        let taken = appender.take_stream(stream, self.epoch);
+        let last = appender.lane.last();
         if taken.is_err() {
             // What came before counts, as in shared memory.
             m.landed(self.lane, first)?;
         }
-        taken?;
+        let batch = taken?;
         let mut flags = m.store.level() as u16;
-        if step != Step::Moved && size == 0 {
-            m.learn(committed);
-            if step == Step::Full || !m.tells(&mut self.said) {
-                return Ok(step);
+        if batch.step != Step::Moved && batch.size == 0 {
+            m.learn(batch.committed);
+            if batch.step == Step::Full || !m.tells(&mut self.said) {
+                return Ok(batch.step);
             }
             flags |= WAITS;
         }
-        let last = lane.last();
         m.landed(self.lane, first)?;
         drop(guard);
+        self.acknowledge(last, flags)?;
+        log.prefetch(batch.size);
+        m.backups.work.notify();
+        m.learn(batch.committed);
+        Ok(batch.step)
+    }
+
+    /// Over the stream, as far as that takes it now.
+    #[inline]
+    fn acknowledge(&mut self, last: u64, flags: u16) -> Result<bool> {
         let ack = Frame {
             kind: FrameKind::Ack,
             flags,
@@ -345,11 +271,7 @@ impl LaneServer {
             body: 0,
         };
         self.unsent = Some((ack.encode(), 0));
-        self.send_ack()?;
-        m.store.logs()[self.lane].prefetch(size);
-        m.backups.work.notify();
-        m.learn(committed);
-        Ok(step)
+        self.send_ack()
     }
 
     fn send_ack(&mut self) -> Result<bool> {
@@ -385,7 +307,7 @@ impl LaneServer {
                 r.wait(timeout);
                 self.check_alive()
             }
-            Feed::Stream { .. } => {
+            Feed::Stream(_) => {
                 let _ = self.conn.wait(self.unsent.is_some(), timeout);
                 if self.mirror.session.load(Acquire) != self.session {
                     self.conn.close();
@@ -393,6 +315,213 @@ impl LaneServer {
                 }
                 Ok(())
             }
+        }
+    }
+}
+
+impl StreamIn {
+    /// What has come and was not taken.
+    #[inline]
+    fn rest(&self) -> &[u8] {
+        &self.buf[self.from..self.to]
+    }
+
+    /// Takes bytes from `conn`, unless a whole frame is here. False if none is then. `log`:
+    /// where its record is to go.
+    #[inline]
+    fn receive(&mut self, conn: &dyn Conn, log: &Log) -> Result<bool> {
+        if has_whole(self.rest())? {
+            return Ok(true);
+        }
+        if self.from == self.to {
+            (self.from, self.to) = (0, 0);
+        } else if self.from > 0 && self.buf.len() - self.to < self.buf.len() / 2 {
+            self.close_up();
+        }
+        match conn.recv(&mut [IoSliceMut::new(&mut self.buf[self.to..])]) {
+            Ok(0) => return Err(Error::Timeout("the primary closed the link".into())),
+            Ok(n) => self.to += n,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(e) => return Err(Error::io("receiving from the primary", &e)),
+        }
+        if has_whole(self.rest())? {
+            return Ok(true);
+        }
+        self.make_room(log)?;
+        Ok(false)
+    }
+
+    /// For the rest of a frame of which a part is here.
+    fn make_room(&mut self, log: &Log) -> Result<()> {
+        let need = needed(self.rest());
+        let most = log.size() as usize / 2 + FRAME_LEN;
+        if need > most {
+            return Err(Error::Protocol(format!(
+                "a record of {need} bytes, {most} at most fit this node's log"
+            )));
+        }
+        if need > self.buf.len() {
+            self.buf.resize(need, 0);
+        }
+        if self.from + need > self.buf.len() {
+            self.close_up();
+        }
+        Ok(())
+    }
+
+    /// Moves what is here to the front.
+    fn close_up(&mut self) {
+        self.buf.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+    }
+}
+
+impl Appender<'_> {
+    /// Takes what is in `ring`, at whose front are `len` bytes; then `len` is the length of
+    /// the record that was seen last, taken or not.
+    #[inline]
+    fn take_ring(&mut self, ring: &mut RingIn, len: &mut usize) -> Result<Step> {
+        loop {
+            match self.take_front(ring, *len)? {
+                Step::Moved => {}
+                step => return Ok(step),
+            }
+            match ring.front()? {
+                Front::Record(n) => *len = n,
+                Front::Nothing => return Ok(Step::Moved),
+            }
+        }
+    }
+
+    /// Takes the record of `len` bytes at the front of `ring`: it is copied to where it
+    /// belongs in the log, and checked there, since its sender may still change it in the
+    /// ring.
+    #[inline]
+    fn take_front(&mut self, ring: &mut RingIn, len: usize) -> Result<Step> {
+        let log = self.log;
+        check_len(len, log.size())?;
+        let (head, at) = match self.place(len) {
+            Ok(place) => place,
+            Err(step) => return Ok(step),
+        };
+        // SAFETY: this lane's lock is held, so only this thread appends;
+        // `at` is of the present head. A pad written for a record that is
+        // then refused lies beyond the head and means nothing.
+        let slot = unsafe { log.slot(head, at, len, self.volume, self.lane.last() + 1) };
+        ring.take(slot);
+        let r = RecordView::decode(slot)
+            .map_err(|e| Error::Protocol(format!("a record in shared memory: {e}")))?;
+        let h = r.header;
+        if h.len as usize != len {
+            return Err(Error::Protocol(
+                "a record changed while it was copied".into(),
+            ));
+        }
+        self.mirror.check_spill(&r)?;
+        match self.lane.arrive(&h, self.history) {
+            Arrival::Accept => {
+                if at != head {
+                    // SAFETY: as above; the pad now names its record.
+                    let _ = unsafe { log.slot(head, at, 0, h.volume, h.lsn) };
+                }
+                log.publish(at, len);
+            }
+            Arrival::Duplicate => {
+                self.mirror.received.mark(h.lsn);
+            }
+            Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+        }
+        Ok(Step::Moved)
+    }
+
+    /// Takes the whole frames of `stream`, which are of `epoch`.
+    #[inline]
+    fn take_stream(&mut self, stream: &mut StreamIn, epoch: u64) -> Result<Batch> {
+        let mut batch = Batch {
+            committed: 0,
+            size: 0,
+            step: Step::Moved,
+        };
+        while has_whole(stream.rest())? {
+            let (r, committed) = self.record(stream.rest(), epoch)?;
+            let len = r.bytes().len();
+            check_len(len, self.log.size())?;
+            // Also of one that has no room: a log may be full of what is committed
+            // and not known to be.
+            batch.committed = batch.committed.max(committed);
+            batch.step = self.append(&r)?;
+            if batch.step != Step::Moved {
+                break;
+            }
+            batch.size = len;
+            stream.from += FRAME_LEN + len;
+        }
+        Ok(batch)
+    }
+
+    /// The record in the frame that `bytes`, a whole one at least, begin with, and the last
+    /// LSN that is committed.
+    #[inline]
+    fn record<'b>(&self, bytes: &'b [u8], epoch: u64) -> Result<(RecordView<'b>, u64)> {
+        let f = Frame::decode(bytes).expect("checked by has_whole");
+        if f.epoch != epoch || f.kind != FrameKind::Record {
+            return Err(Error::Protocol(format!(
+                "{:?} of epoch {} on a lane of epoch {epoch}",
+                f.kind, f.epoch
+            )));
+        }
+        let body = &bytes[FRAME_LEN..FRAME_LEN + f.body as usize];
+        let r = match self.mirror.store.mutations.trust_wire.is_on() {
+            false => RecordView::decode(body),
+            true => RecordView::trusted(body),
+        };
+        let r = r.map_err(|e| Error::Protocol(e.to_string()))?;
+        if r.bytes().len() != body.len() {
+            return Err(Error::Protocol("a frame larger than its record".into()));
+        }
+        Ok((r, f.lsn))
+    }
+
+    /// Copies a record that came over a stream, and was checked, into the log.
+    #[inline]
+    fn append(&mut self, r: &RecordView<'_>) -> Result<Step> {
+        let len = r.bytes().len();
+        let (head, at) = match self.place(len) {
+            Ok(place) => place,
+            Err(step) => return Ok(step),
+        };
+        self.mirror.check_spill(r)?;
+        match self.lane.arrive(&r.header, self.history) {
+            Arrival::Accept => {
+                // SAFETY: this lane's lock is held, so only this thread
+                // appends; `at` is of the present head.
+                let slot = unsafe { self.log.slot(head, at, len, r.header.volume, r.header.lsn) };
+                slot.copy_from_slice(r.bytes());
+                self.log.publish(at, len);
+            }
+            Arrival::Duplicate => {
+                self.mirror.received.mark(r.header.lsn);
+            }
+            Arrival::Refuse(why) => return Err(Error::Protocol(why)),
+        }
+        Ok(Step::Moved)
+    }
+
+    /// The log's head, and where a record of `len` bytes goes behind it; or what the lane
+    /// waits for.
+    // Always: with two callers the compiler keeps it apart, and it is on the way of each
+    // record.
+    #[inline(always)]
+    fn place(&mut self, len: usize) -> std::result::Result<(u64, u64), Step> {
+        let head = self.log.head();
+        let place = self.log.place(head, len);
+        let m = self.mirror;
+        match place.filter(|_| !m.backups.is_full(&m.store)) {
+            Some(at) => {
+                *self.said = None;
+                Ok((head, at))
+            }
+            None => Err(m.blocked(self.number, place.is_some())),
         }
     }
 }

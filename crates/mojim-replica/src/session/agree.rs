@@ -7,6 +7,8 @@
 use super::*;
 
 impl Session {
+    /// Decides which copy both nodes will have, by the mirror's answer to the greeting, and
+    /// begins to bring it about.
     pub(super) fn agree(&mut self, w: Welcome) -> Result<()> {
         self.phase = Phase::Greeting;
         let store = self.primary.store.clone();
@@ -17,31 +19,8 @@ impl Session {
             history: History::from_entries(&w.history)
                 .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
         };
-        // A node that comes back empty knows no epoch, and its copy may come from a
-        // mirror that has promised none above this one's.
-        let theirs_last = theirs.history.last_epoch();
-        if self.attach && theirs_last >= self.epoch {
-            self.epoch = store.next_epoch(theirs_last);
-            return Err(Error::Protocol(format!(
-                "node {} knows epoch {theirs_last}: a later one is begun",
-                self.peer.name
-            )));
-        }
-        self.primary.mirror_level.store(w.level, Relaxed);
-        if let Some(view_client) = &mut self.view_client {
-            view_client.peer = Some(Member {
-                node: self.peer.name.clone(),
-                incarnation: w.life,
-            });
-        }
-        let largest = store.largest_file();
-        if let Some((name, size)) = largest.filter(|(_, size)| *size > w.max_file) {
-            return Err(self.copy_failed(format!(
-                "file {name:?} has {size} bytes, node {} can have files of at most {} (its file system, or its limit RLIMIT_FSIZE)",
-                self.peer.name, w.max_file
-            )));
-        }
-        self.primary.mirror_max_file.store(w.max_file, Release);
+        self.check_known_epoch(theirs.history.last_epoch())?;
+        self.meet(&w)?;
         // What is in the logs now stays there until the lanes are open.
         store.freeze(true);
         let tail = if self.attach {
@@ -50,71 +29,10 @@ impl Session {
             self.primary.last()
         };
         let ours = store.holding(tail);
-        let mut plan = reconcile(&ours, &theirs, store.oldest(), self.attach);
-        if self.force_copy && matches!(plan, Plan::Resend { .. }) {
-            plan = Plan::CopyTo;
-        }
-        // Where success meant persistent here, this copy lacks nothing that was
-        // acknowledged: what the mirror has beyond it goes, and no copy that may
-        // be the only one is overwritten.
-        if plan == Plan::CopyFrom
-            && store.superblock().state == State::Whole
-            && store.superblock().volume_id == theirs.volume_id
-            && self.primary.spec.rule.local
-            && store.is_complete()
-        {
-            plan = Plan::CopyTo;
-        }
-        if self.attach {
-            let known = Known {
-                primary: store.known_acknowledged(),
-                mirror: w.known,
-                ring_lost: self.misses_ring(),
-                member: w.member,
-            };
-            self.refuse_loss(loss(&plan, &ours, &theirs, known), &ours, &theirs)?;
-        }
-        // The log of a mirror may be damaged, also where this copy lacks nothing.
-        let lost = self.attach
-            && self.paired_rule.mirror
-            && has_lost(&plan, store.known_acknowledged().max(w.known));
-        if let Some(view_client) = &mut self.view_client {
-            view_client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
-            if self.attach && (lost || plan == Plan::CopyTo) {
-                // What the register would refuse is not put over the other copy.
-                view_client.check_copy_to(&store)?;
-                // It will have everything only when it has caught up.
-                self.member = false;
-            }
-        }
-        if lost {
-            self.member = false;
-        }
+        let plan = self.plan_for(&ours, &theirs);
+        self.weigh_loss(&plan, &ours, &theirs, &w)?;
         match plan {
-            Plan::Resend { from } => {
-                if self.member && !self.attach && from < store.whole(self.primary.acked.get()) {
-                    // It has less than it once acknowledged.
-                    self.lean_on_own_log()?;
-                    store.update(|s| s.view.mirror = JOINING.into())?;
-                    self.member = false;
-                    if self.view_client.is_some() {
-                        self.leaving = true;
-                        return Err(Error::Protocol(format!(
-                            "node {} has less than it acknowledged: it leaves the view first",
-                            self.peer.name
-                        )));
-                    }
-                }
-                // A mirror that joins again may hold records of an older
-                // epoch beyond what is common: they must go. Within one
-                // epoch, what it has out of order is right.
-                let keep = match (self.attach, self.member) {
-                    (true, _) => tail,
-                    (false, true) => u64::MAX,
-                    (false, false) => from,
-                };
-                self.start(from, keep)
-            }
+            Plan::Resend { from } => self.resend(from, tail),
             Plan::CopyTo => self.copy_out(),
             Plan::CopyFrom => {
                 let lacks = self.may_lack(w.member).filter(|_| !self.adopting);
@@ -140,6 +58,129 @@ impl Session {
                 Err(e)
             }
         }
+    }
+
+    /// An attach begins a later epoch than any that the mirror knows, `theirs` at most.
+    fn check_known_epoch(&mut self, theirs: u64) -> Result<()> {
+        // A node that comes back empty knows no epoch, and its copy may come from a
+        // mirror that has promised none above this one's.
+        if self.attach && theirs >= self.epoch {
+            self.epoch = self.primary.store.next_epoch(theirs);
+            return Err(Error::Protocol(format!(
+                "node {} knows epoch {theirs}: a later one is begun",
+                self.peer.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Takes down what the mirror is and can do; an error if it cannot have the largest
+    /// file.
+    fn meet(&mut self, w: &Welcome) -> Result<()> {
+        self.primary.mirror_level.store(w.level, Relaxed);
+        if let Some(view_client) = &mut self.view_client {
+            view_client.peer = Some(Member {
+                node: self.peer.name.clone(),
+                incarnation: w.life,
+            });
+        }
+        let largest = self.primary.store.largest_file();
+        if let Some((name, size)) = largest.filter(|(_, size)| *size > w.max_file) {
+            return Err(self.copy_failed(format!(
+                "file {name:?} has {size} bytes, node {} can have files of at most {} (its file system, or its limit RLIMIT_FSIZE)",
+                self.peer.name, w.max_file
+            )));
+        }
+        self.primary.mirror_max_file.store(w.max_file, Release);
+        Ok(())
+    }
+
+    /// What is to be done about what both nodes have.
+    fn plan_for(&self, ours: &Holding, theirs: &Holding) -> Plan {
+        let store = &self.primary.store;
+        let mut plan = reconcile(ours, theirs, store.oldest(), self.attach);
+        if self.force_copy && matches!(plan, Plan::Resend { .. }) {
+            plan = Plan::CopyTo;
+        }
+        // Where success meant persistent here, this copy lacks nothing that was
+        // acknowledged: what the mirror has beyond it goes, and no copy that may
+        // be the only one is overwritten.
+        if plan == Plan::CopyFrom
+            && store.superblock().state == State::Whole
+            && store.superblock().volume_id == theirs.volume_id
+            && self.primary.spec.rule.local
+            && store.is_complete()
+        {
+            plan = Plan::CopyTo;
+        }
+        plan
+    }
+
+    /// Refuses a plan that loses what was acknowledged. One that goes on without what is
+    /// lost anyway, or that puts this copy over the other one, makes the mirror no member
+    /// before it has caught up.
+    fn weigh_loss(
+        &mut self,
+        plan: &Plan,
+        ours: &Holding,
+        theirs: &Holding,
+        w: &Welcome,
+    ) -> Result<()> {
+        if self.attach {
+            let known = Known {
+                primary: self.primary.store.known_acknowledged(),
+                mirror: w.known,
+                ring_lost: self.misses_ring(),
+                member: w.member,
+            };
+            self.refuse_loss(loss(plan, ours, theirs, known), ours, theirs)?;
+        }
+        // The log of a mirror may be damaged, also where this copy lacks nothing.
+        let lost = self.attach
+            && self.paired_rule.mirror
+            && has_lost(plan, self.primary.store.known_acknowledged().max(w.known));
+        if let Some(view_client) = &mut self.view_client {
+            view_client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
+            if self.attach && (lost || *plan == Plan::CopyTo) {
+                // What the register would refuse is not put over the other copy.
+                view_client.check_copy_to(&self.primary.store)?;
+                // It will have everything only when it has caught up.
+                self.member = false;
+            }
+        }
+        if lost {
+            self.member = false;
+        }
+        Ok(())
+    }
+
+    /// The mirror gets the records above `from`, up to `tail` as yet.
+    fn resend(&mut self, from: u64, tail: u64) -> Result<()> {
+        let p = &self.primary;
+        if self.member && !self.attach && from < p.store.whole(p.acked.get()) {
+            // It has less than it once acknowledged.
+            self.lean_on_own_log()?;
+            self.primary
+                .store
+                .update(|s| s.view.mirror = JOINING.into())?;
+            self.member = false;
+            if self.view_client.is_some() {
+                self.leaving = true;
+                return Err(Error::Protocol(format!(
+                    "node {} has less than it acknowledged: it leaves the view first",
+                    self.peer.name
+                )));
+            }
+        }
+        // A mirror that joins again may hold records of an older
+        // epoch beyond what is common: they must go. Within one
+        // epoch, what it has out of order is right.
+        let keep = match (self.attach, self.member) {
+            (true, _) => tail,
+            (false, true) => u64::MAX,
+            (false, false) => from,
+        };
+        self.start(from, keep)
     }
 
     /// Whether this node lost its ring while what only the mirror had counted as

@@ -86,8 +86,14 @@ impl Session {
         if !lanes.iter().all(|l| l.open) {
             return Ok(moved);
         }
+        self.activate();
+        Ok(true)
+    }
+
+    /// All lanes are open: records flow.
+    fn activate(&mut self) {
         let Phase::Opening { lanes } = std::mem::replace(&mut self.phase, Phase::Active) else {
-            unreachable!("seen above");
+            unreachable!("seen by the caller");
         };
         self.primary.forget_waits(self.silence);
         self.primary.link_up.store(true, SeqCst);
@@ -122,7 +128,6 @@ impl Session {
             self.primary.settle_risk(true);
         }
         self.primary.done.notify();
-        Ok(true)
     }
 
     /// A lane can be silent while the control link is well, and in `async`

@@ -6,16 +6,16 @@
 //! A log is released only after `sync` of the data area (unless the log is
 //! memory) and a durable superblock say so, in this order.
 
-use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Weak;
 use std::sync::atomic::Ordering::*;
+use std::sync::{Arc, Weak};
 
-use mojim_format::{Op, OpKind};
+use mojim_format::OpKind;
 
+use super::applier::{Applier, MARKS};
 use super::hold::MOST_CHANGED;
-use super::{Store, lock};
-use crate::area::{Area, IMAGE_PAGE, MOST_IMAGE};
+use super::state::{Store, Watch, lock};
+use crate::area::{Area, MOST_IMAGE};
 use crate::log::{Live, Log};
 use mojim_env::{Error, Result};
 
@@ -25,73 +25,6 @@ pub const AT_ONCE: usize = 8 << 20;
 /// What was kept in a log behind the checkpoint is released once it is this
 /// part of it.
 const RELEASE: u64 = 8;
-
-pub(super) struct Applier {
-    pub(super) cursors: Vec<u64>,
-    pub(super) applied: u64,
-    /// The cursors at the last checkpoint.
-    pub(super) durable: Vec<u64>,
-    /// Where the cursors were after some LSNs, ascending: who reads the logs
-    /// from there need not look for it.
-    pub(super) marks: VecDeque<(u64, Vec<u64>)>,
-    waiting: Waiting,
-}
-
-/// Pages of records behind the cursors, counted as far as `at`.
-#[derive(Default)]
-struct Waiting {
-    at: Vec<u64>,
-    pages: u64,
-}
-
-/// Most of an applier's marks.
-const MARKS: usize = 64;
-
-impl Applier {
-    pub(super) fn at(cursors: Vec<u64>, applied: u64) -> Applier {
-        Applier {
-            durable: cursors.clone(),
-            cursors,
-            applied,
-            marks: VecDeque::new(),
-            waiting: Waiting::default(),
-        }
-    }
-
-    /// Positions in the logs changed: what waits is counted anew.
-    pub(super) fn recount(&mut self) {
-        self.waiting = Waiting::default();
-    }
-
-    /// Counts what was appended since the last time, until there are `most` pages.
-    fn count(&mut self, logs: &[Log], most: u64) -> u64 {
-        let w = &mut self.waiting;
-        if w.at.is_empty() {
-            w.at = self.cursors.clone();
-        }
-        for (log, at) in logs.iter().zip(&mut w.at) {
-            while w.pages < most
-                && let Some((r, _, next)) = log.record(*at)
-            {
-                w.pages += r
-                    .ops()
-                    .map(|(op, payload)| pages(&op, payload))
-                    .sum::<u64>();
-                *at = next;
-            }
-        }
-        w.pages
-    }
-}
-
-/// Pages that an operation touches.
-fn pages(op: &Op, payload: &[u8]) -> u64 {
-    if op.kind != OpKind::Write || payload.is_empty() {
-        return 1;
-    }
-    let last = op.offset + payload.len() as u64 - 1;
-    last / IMAGE_PAGE as u64 - op.offset / IMAGE_PAGE as u64 + 1
-}
 
 /// Bytes of a data file that were read while records were applied to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,6 +57,27 @@ fn written(log: &Log, at: u64, end: u64) -> Option<Vec<(u32, Range<u64>)>> {
     Some(all)
 }
 
+/// Adds what the sync point that begins at `at` of `log` and ends with LSN `end` writes to
+/// `changes`; false if it has to wait for those who watch: it changes names or sizes, or
+/// has more pages than one of them may still note.
+fn collect_changes(
+    watches: &[Arc<Watch>],
+    log: &Log,
+    at: u64,
+    end: u64,
+    changes: &mut Vec<(u32, Range<u64>)>,
+) -> bool {
+    let Some(written) = written(log, at, end) else {
+        return false;
+    };
+    let more = changes.len() + written.len();
+    if watches.iter().any(|w| w.changed() + more > MOST_CHANGED) {
+        return false;
+    }
+    changes.extend(written);
+    true
+}
+
 impl Store {
     /// Applies whole sync points up to `limit`, at most about `bytes` bytes of
     /// records, and writes them out. Returns how far the data area now is.
@@ -137,50 +91,23 @@ impl Store {
         self.live(Live::Limit).fetch_max(limit, SeqCst);
         let mut area = lock(&self.area);
         let mut left = bytes;
-        let meta = &self.spec.meta;
         let watches = self.watches();
         let mut changes = Vec::new();
         while a.applied < limit && left > 0 && area.image_bytes() < MOST_IMAGE {
             let Some((lane, at)) = self.find_next(&a) else {
                 break;
             };
-            // The sync point's parts are consecutive on this lane; is the last one there?
-            let log = &self.logs[lane];
-            let (mut p, mut end) = (at, None);
-            while let Some((r, _, next)) = log.record(p) {
-                p = next;
-                if r.header.end {
-                    end = Some(r.header.lsn);
-                    break;
-                }
-            }
-            let Some(end) = end.filter(|e| *e <= limit) else {
+            let Some(end) = self.end_within(lane, at, limit) else {
                 break;
             };
-            if !watches.is_empty() {
-                let Some(written) = written(log, at, end) else {
-                    break;
-                };
-                let more = changes.len() + written.len();
-                if watches.iter().any(|w| w.changed() + more > MOST_CHANGED) {
-                    break;
-                }
-                changes.extend(written);
+            let log = &self.logs[lane];
+            if !watches.is_empty() && !collect_changes(&watches, log, at, end, &mut changes) {
+                break;
             }
-            let mut p = at;
-            loop {
-                let (r, _, next) = log.record(p).expect("seen above");
-                left = left.saturating_sub(r.header.len as usize);
-                let done = area.apply(&r, meta);
-                self.fail(done).inspect_err(|_| self.note_unapplied(end))?;
-                p = next;
-                if r.header.lsn == end {
-                    break;
-                }
-            }
+            let next = self.apply_records(&mut area, log, at, end, &mut left)?;
             let ended = area.end_sync_point(end);
             self.fail(ended).inspect_err(|_| self.note_unapplied(end))?;
-            a.cursors[lane] = p;
+            a.cursors[lane] = next;
             a.applied = end;
             a.recount();
         }
@@ -209,6 +136,44 @@ impl Store {
             let (r, at, _) = log.record(a.cursors[i])?;
             (r.header.lsn == want).then_some((i, at))
         })
+    }
+
+    /// The last LSN of the sync point that begins at `at` of a lane's log, whose parts are
+    /// consecutive there, if the last one is there and at most `limit`.
+    fn end_within(&self, lane: usize, at: u64, limit: u64) -> Option<u64> {
+        let log = &self.logs[lane];
+        let mut at = at;
+        while let Some((r, _, next)) = log.record(at) {
+            if r.header.end {
+                return Some(r.header.lsn).filter(|e| *e <= limit);
+            }
+            at = next;
+        }
+        None
+    }
+
+    /// Applies the records from `at` of `log` on to the one with LSN `end`, takes their
+    /// bytes off `left`, and returns where the next one begins.
+    fn apply_records(
+        &self,
+        area: &mut Area,
+        log: &Log,
+        at: u64,
+        end: u64,
+        left: &mut usize,
+    ) -> Result<u64> {
+        let meta = &self.spec.meta;
+        let mut at = at;
+        loop {
+            let (r, _, next) = log.record(at).expect("its end was seen");
+            *left = left.saturating_sub(r.header.len as usize);
+            let done = area.apply(&r, meta);
+            self.fail(done).inspect_err(|_| self.note_unapplied(end))?;
+            at = next;
+            if r.header.lsn == end {
+                return Ok(at);
+            }
+        }
     }
 
     /// Applies everything up to `tail`, which is in the logs and committed.

@@ -6,25 +6,14 @@
 //! [`Watch`] may be revoked by whoever needs the files, which their holders
 //! learn from the watch.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, Weak};
 
 use mojim_format::message::COPY_PAGE;
 
-use super::{Store, lock};
+use super::state::{Hold, Store, Watch, lock};
 use mojim_env::turns::Mutex;
-
-/// Keeps records in the logs after their checkpoint, for a reader of them that
-/// has everything up to an LSN.
-#[derive(Debug)]
-pub struct Hold {
-    pub(super) lsn: AtomicU64,
-    /// Whoever fills the logs waits for this reader. One that is not firm gets
-    /// what room there is: at most half a log.
-    pub(super) firm: AtomicBool,
-}
 
 impl Hold {
     /// The reader has everything up to `lsn`.
@@ -45,12 +34,6 @@ pub struct Pause {
     generation: u64,
 }
 
-#[derive(Default)]
-pub(super) struct Pauses {
-    pub(super) generation: u64,
-    count: u64,
-}
-
 impl Drop for Pause {
     fn drop(&mut self) {
         let mut p = lock(&self.store.pauses);
@@ -59,15 +42,6 @@ impl Drop for Pause {
             self.store.paused.store(p.count > 0, Release);
         }
     }
-}
-
-/// Notes the pages that are applied to while a copy is read, so that they are
-/// sent again. Names and sizes do not change meanwhile; a sync point that would
-/// change them waits, and with it those behind it.
-pub struct Watch {
-    store: Arc<Store>,
-    generation: u64,
-    pages: Mutex<BTreeSet<(u32, u64)>>,
 }
 
 /// Most pages that are noted: then nothing is applied until some were sent.

@@ -8,8 +8,8 @@ use mojim_format::message::{CopyHave, CopySums, CopyWant};
 use mojim_format::{CatalogEntry, EpochStart, State};
 use mojim_protocol::History;
 
-use super::apply::Applier;
-use super::{Store, StoreSpec, lock};
+use super::applier::Applier;
+use super::state::{Store, StoreSpec, lock};
 use crate::area::Area;
 use crate::log::{Live, Log};
 use crate::stage::{self, Stage};

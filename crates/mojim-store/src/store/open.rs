@@ -18,8 +18,9 @@ use mojim_format::superblock::SUPERBLOCK_VERSION;
 use mojim_format::{FormatError, SUPERBLOCK_LEN, State, Superblock, View};
 use mojim_protocol::History;
 
-use super::apply::Applier;
-use super::{JOINING, Mutations, Store, StoreSpec, SuperblockFile, lock};
+use super::applier::Applier;
+use super::mutations::Mutations;
+use super::state::{JOINING, Store, StoreSpec, SuperblockFile, lock};
 use crate::area::{Area, make_dirs, replace_file};
 use crate::log::{Found, Known, Live, Log, LogSpec, Survival};
 use crate::progress::Progress;

@@ -230,6 +230,42 @@ impl Attached {
         talk.ask(&self.volume, None, matches!(request, Request::Map { .. }))
     }
 
+    /// Asks for a file's shared working copy, to map `len` bytes of it.
+    fn pass(&self, file: &str, len: usize, flags: MapFlags) -> Result<Passed> {
+        let answer = self.ask(&Request::Map {
+            file: file.to_owned(),
+            offset: flags.offset,
+            len: len as u64,
+            create: flags.create,
+            write: !flags.read_only,
+        })?;
+        let memory = answer.memory;
+        let memory = memory.ok_or_else(|| Error::Protocol("memory was not passed".into()))?;
+        let identity = shared::identity(memory.as_fd())?;
+        let page = rustix::param::page_size();
+        let len = usize::try_from(answer.more).ok();
+        let Some((len, mapped)) = len.and_then(|l| Some((l, l.checked_next_multiple_of(page)?)))
+        else {
+            return Err(Error::Protocol("memory without end was passed".into()));
+        };
+        Ok(Passed {
+            file: answer.value as u32,
+            memory,
+            identity,
+            len,
+            mapped,
+        })
+    }
+
+    /// Where a mapping fails the owner keeps the memory for it no longer; what it answers is no
+    /// matter.
+    fn give_back(&self, passed: &Passed) {
+        let _ = self.ask(&Request::Show(Shown {
+            file: passed.file,
+            ..Shown::default()
+        }));
+    }
+
     fn sync(&self, parts: impl Iterator<Item = Part>, wait: bool) -> Result<Synced> {
         let mut talk = lock(&self.talk);
         begin_sync(wait, &mut talk.out);
@@ -242,6 +278,29 @@ impl Attached {
             last: answer.lsn,
         })
     }
+}
+
+/// A shared working copy that the owner has passed, and holds until a mapping shows it.
+struct Passed {
+    file: u32,
+    memory: OwnedFd,
+    identity: u64,
+    /// The mapping's length, and that of whole pages.
+    len: usize,
+    mapped: usize,
+}
+
+/// Where and how a mapping is made.
+fn placed(flags: MapFlags) -> (*mut std::ffi::c_void, ProtFlags, Mmap) {
+    let mut prot = ProtFlags::READ;
+    let mut how = Mmap::SHARED | Mmap::NORESERVE;
+    if !flags.read_only {
+        prot |= ProtFlags::WRITE;
+    }
+    if flags.fixed_at != 0 {
+        how |= Mmap::FIXED;
+    }
+    (flags.fixed_at as *mut std::ffi::c_void, prot, how)
 }
 
 /// What came of a sync point.
@@ -436,58 +495,30 @@ impl Guest {
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
         let attached = self.attached()?;
         let mut place = Claim::of(file, flags.fixed_at, len)?;
-        let mut answer = attached.ask(&Request::Map {
-            file: file.to_owned(),
-            offset: flags.offset,
-            len: len as u64,
-            create: flags.create,
-            write: !flags.read_only,
-        })?;
+        let passed = attached.pass(file, len, flags)?;
+        let (len, mapped) = (passed.len, passed.mapped);
         let what = || format!("mapping {file}");
-        let memory = answer.memory.take();
-        let memory = memory.ok_or_else(|| Error::Protocol("memory was not passed".into()))?;
-        let identity = shared::identity(memory.as_fd())?;
-        let page = rustix::param::page_size();
-        let len = usize::try_from(answer.more).ok();
-        let Some((len, mapped)) = len.and_then(|l| Some((l, l.checked_next_multiple_of(page)?)))
-        else {
-            return Err(Error::Protocol("memory without end was passed".into()));
-        };
         let write = !flags.read_only;
-        let mut prot = ProtFlags::READ;
-        let mut how = Mmap::SHARED | Mmap::NORESERVE;
-        if write {
-            prot |= ProtFlags::WRITE;
-        }
-        if flags.fixed_at != 0 {
-            how |= Mmap::FIXED;
-        }
-        let hint = flags.fixed_at as *mut std::ffi::c_void;
-        // Where this fails the owner keeps the memory for it no longer; what it answers is no matter.
-        let give_up = || {
-            let _ = attached.ask(&Request::Show(Shown {
-                file: answer.value as u32,
-                ..Shown::default()
-            }));
-        };
+        let give_up = || attached.give_back(&passed);
         if place.is_none() {
             place = Claim::of(file, flags.fixed_at, len).inspect_err(|_| give_up())?;
         }
+        let (hint, prot, how) = placed(flags);
         // SAFETY: a new mapping; with `fixed_at` the caller asked to replace what is there, as
         // mmap(2) says.
-        let base = unsafe { mmap(hint, mapped, prot, how, memory.as_fd(), flags.offset) }
+        let base = unsafe { mmap(hint, mapped, prot, how, passed.memory.as_fd(), flags.offset) }
             .inspect_err(|_| give_up())
             .map_err(std::io::Error::from)
             .context(what)?;
         let start = base as usize;
         let shown = Shown {
-            file: answer.value as u32,
+            file: passed.file,
             offset: flags.offset,
             len: len as u64,
             base: start as u64,
             write,
             atomic: flags.atomic,
-            memory: identity,
+            memory: passed.identity,
             inherited: false,
         };
         let armed = match write && attached.watched {

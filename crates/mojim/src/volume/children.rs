@@ -29,8 +29,8 @@ use mojim_memory::fork::{Once, is_forked, register};
 use mojim_memory::shared::Shared;
 use mojim_replica::layout;
 
-use super::windows::TABLE;
-use super::{ATTACHED, Inner, Volume, lock};
+use super::attached::{ATTACHED, Inner, Volume, lock};
+use super::table::TABLE;
 
 #[derive(Default)]
 struct Family {

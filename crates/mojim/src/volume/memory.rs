@@ -20,12 +20,10 @@ use std::time::Duration;
 
 use mojim_config::Volume as VolumeConfig;
 use mojim_env::threads::SignalsWait;
-use mojim_env::{Error, Result};
+use mojim_env::{Env, Error, Result};
 use mojim_memory::region::Region;
 use mojim_memory::track::{self, Meter};
 use mojim_replica::primary::Primary;
-
-use super::Inner;
 
 /// Chunks that are tried at once.
 const AT_ONCE: usize = 128;
@@ -43,6 +41,8 @@ const IMAGES: u64 = 4;
 
 /// What gives memory back.
 pub(super) struct Memory {
+    primary: Arc<Primary>,
+    env: Arc<dyn Env>,
     meter: Arc<Meter>,
     /// Pages that may be held.
     most: Option<i64>,
@@ -86,6 +86,18 @@ struct Work {
     same: Vec<Range<usize>>,
 }
 
+/// The volume's regions; asked for where they are needed only, since that is no short call.
+type Regions<'a> = &'a dyn Fn() -> Vec<Arc<Region>>;
+
+/// Regions of which what was open has been shut.
+struct Shut {
+    regions: Vec<Arc<Region>>,
+    /// What had been begun by then.
+    upto: u64,
+    /// They are all that can be stored to.
+    all: bool,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// There is nothing to do.
@@ -98,7 +110,7 @@ enum Step {
 
 impl Memory {
     /// What the volume's configuration asks for, if it does.
-    pub fn of(volume: &VolumeConfig, primary: &Primary) -> Option<Memory> {
+    pub fn of(volume: &VolumeConfig, primary: &Arc<Primary>, env: &Arc<dyn Env>) -> Option<Memory> {
         let page = rustix::param::page_size() as u64;
         if volume.memory.is_none() && volume.max_uncommitted.is_none() {
             return None;
@@ -114,6 +126,8 @@ impl Memory {
         );
         let work = primary.checkpoint_work.clone();
         Some(Memory {
+            primary: primary.clone(),
+            env: env.clone(),
             meter: Arc::new(Meter::new(uncommitted, &text, work)),
             most: volume.memory.map(|bytes| (bytes / page) as i64),
             uncommitted,
@@ -129,10 +143,10 @@ impl Memory {
     }
 
     /// Whether more is held than may be, as far as is known, and it is worth a try.
-    fn is_over(&self, inner: &Inner) -> bool {
+    fn is_over(&self) -> bool {
         self.most.is_some_and(|most| self.meter.held() > most)
             && (self.found.load(Relaxed) >= self.enough.load(Relaxed)
-                || inner.env.now().as_nanos() as u64 >= self.rest.load(Relaxed))
+                || self.env.now().as_nanos() as u64 >= self.rest.load(Relaxed))
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {
@@ -148,21 +162,21 @@ impl Memory {
     }
 
     /// A turn of the checkpoint's thread. True if there is more to do at once.
-    pub fn turn(&self, inner: &Inner) -> bool {
+    pub fn turn(&self, regions: Regions<'_>) -> bool {
         // Somebody helps.
         let Some(mut work) = self.try_work() else {
             return false;
         };
-        if work.taken.is_empty() && !self.meter.is_asked() && !self.is_over(inner) {
+        if work.taken.is_empty() && !self.meter.is_asked() && !self.is_over() {
             return false;
         }
-        self.step(inner, &mut work) == Step::Done
+        self.step(&mut work, regions) == Step::Done
     }
 
     /// Something was committed or undone, by the calling thread. `found`: the parts
     /// that it found stored to, where it looked.
     #[inline]
-    pub fn after(&self, inner: &Inner, found: Option<&[Range<usize>]>) {
+    pub fn after(&self, found: Option<&[Range<usize>]>, regions: Regions<'_>) {
         self.meter.next_turn();
         let Some(most) = self.most else {
             return;
@@ -173,15 +187,15 @@ impl Memory {
             self.found.fetch_add(pages.max(1) as u64, Relaxed);
         }
         if self.meter.held() > most {
-            self.help(inner, most);
+            self.help(most, regions);
         }
     }
 
     /// Finishes what was begun, and does as much once more: no call pays for all
     /// that is held.
     #[cold]
-    fn help(&self, inner: &Inner, most: i64) {
-        if !self.is_over(inner) {
+    fn help(&self, most: i64, regions: Regions<'_>) {
+        if !self.is_over() {
             return;
         }
         // A handler of the program on this thread could store, and wait for room
@@ -195,9 +209,9 @@ impl Memory {
             None => return,
         };
         let mut begun = false;
-        while self.is_over(inner) {
+        while self.is_over() {
             let begins = work.taken.is_empty();
-            if begins && begun || self.step(inner, &mut work) != Step::Done {
+            if begins && begun || self.step(&mut work, regions) != Step::Done {
                 return;
             }
             begun |= begins;
@@ -211,21 +225,21 @@ impl Memory {
         self.work().taken.clear();
     }
 
-    fn step(&self, inner: &Inner, work: &mut Work) -> Step {
+    fn step(&self, work: &mut Work, regions: Regions<'_>) -> Step {
         if work.taken.is_empty() {
-            return self.begin(inner, work);
+            return self.begin(work, regions);
         }
         // An error says itself elsewhere; here it only means: not yet.
-        let is_applied = apply(inner, work.upto).unwrap_or(false);
+        let is_applied = apply(&self.primary, work.upto).unwrap_or(false);
         // What is committed counts as such, however long it waits to be applied
         // (while a whole copy is made).
         let may_come = || {
-            let is_committed = inner.primary.committed() >= work.upto;
-            is_committed || inner.env.now() - work.since < LONGEST
+            let is_committed = self.primary.committed() >= work.upto;
+            is_committed || self.env.now() - work.since < LONGEST
         };
         // Others have committed since: a count may be enough now.
         let stale = work.room.is_some_and(|turn| turn != self.meter.turn());
-        let stale = stale && inner.env.now() - work.since > REST;
+        let stale = stale && self.env.now() - work.since > REST;
         if !is_applied && may_come() && !stale {
             return Step::Waits;
         }
@@ -251,12 +265,12 @@ impl Memory {
             work.skipped = None;
         }
         let mut holding = 0;
-        each_region(inner, |m| {
+        each_region(regions, |m| {
             m.copy.metered(&mut |t| holding += t.holding());
         });
         if !is_applied || work.vain >= holding {
             work.vain = 0;
-            let until = inner.env.now() + REST;
+            let until = self.env.now() + REST;
             self.rest.store(until.as_nanos() as u64, Relaxed);
             // Who compared says so when it is done.
             let enough = match work.skipped.take() {
@@ -294,8 +308,8 @@ impl Memory {
     }
 
     /// Shuts what is open and chooses what is to be given back.
-    fn begin(&self, inner: &Inner, work: &mut Work) -> Step {
-        let now = inner.env.now();
+    fn begin(&self, work: &mut Work, regions: Regions<'_>) -> Step {
+        let now = self.env.now();
         let asked = self.meter.is_asked();
         let turn = self.meter.turn();
         if asked {
@@ -304,33 +318,11 @@ impl Memory {
         if work.vain == 0 {
             work.found = self.found.load(Relaxed);
         }
-        let mut all = true;
-        let mut shut = Vec::new();
-        let mut upto = 0;
-        each_region(inner, |m| {
-            let Some(held) = m.committed.try_hold() else {
-                all = false;
-                return;
-            };
-            let mut done = false;
-            m.copy.metered(&mut |t| {
-                let counted = t.shut().and_then(|()| match asked {
-                    true => t.recount(),
-                    false => Ok(()),
-                });
-                done = counted.is_ok();
-            });
-            // What anybody has read of it, and begun or will, is before this
-            // number; what is read from now on is as it is now.
-            match inner.primary.settled_unspilled() {
-                Some(last) if done => {
-                    upto = upto.max(last);
-                    shut.push(m.clone());
-                }
-                _ => all = false,
-            }
-            drop(held);
-        });
+        let Shut {
+            regions: shut,
+            upto,
+            all,
+        } = self.shut(asked, regions);
         if asked && self.has_room(4) {
             self.grant(work);
         } else if asked && work.asked.is_some_and(|since| now - since > LONGEST) {
@@ -341,6 +333,60 @@ impl Memory {
         } else if asked {
             work.room = Some(turn);
         }
+        self.take(work, shut);
+        work.upto = upto;
+        work.since = now;
+        match work.taken.is_empty() {
+            false => Step::Done,
+            true => {
+                if let Some(turn) = work.room.take() {
+                    self.refuse(work, turn);
+                }
+                Step::Nothing
+            }
+        }
+    }
+
+    /// Shuts what is open, of every region that nobody compares. `count`: how much of it is
+    /// uncommitted is counted again.
+    fn shut(&self, count: bool, regions: Regions<'_>) -> Shut {
+        let mut all = true;
+        let mut shut = Vec::new();
+        let mut upto = 0;
+        each_region(regions, |m| {
+            let Some(held) = m.committed.try_hold() else {
+                all = false;
+                return;
+            };
+            let mut done = false;
+            m.copy.metered(&mut |t| {
+                let counted = t.shut().and_then(|()| match count {
+                    true => t.recount(),
+                    false => Ok(()),
+                });
+                done = counted.is_ok();
+            });
+            // What anybody has read of it, and begun or will, is before this
+            // number; what is read from now on is as it is now.
+            match self.primary.settled_unspilled() {
+                Some(last) if done => {
+                    upto = upto.max(last);
+                    shut.push(m.clone());
+                }
+                _ => all = false,
+            }
+            drop(held);
+        });
+        Shut {
+            regions: shut,
+            upto,
+            all,
+        }
+    }
+
+    /// Takes what is to be given back of regions that were shut: as much as is held beyond
+    /// what may be, or for a store that waits all.
+    fn take(&self, work: &mut Work, mut shut: Vec<Arc<Region>>) {
         let mut wanted = match (work.room, self.most) {
             (Some(_), _) => usize::MAX,
             (None, Some(most)) => {
@@ -366,27 +412,15 @@ impl Memory {
                 }
             });
         }
-        work.upto = upto;
-        work.since = now;
-        match work.taken.is_empty() {
-            false => Step::Done,
-            true => {
-                if let Some(turn) = work.room.take() {
-                    self.refuse(work, turn);
-                }
-                Step::Nothing
-            }
-        }
     }
 }
 
-fn each_region(inner: &Inner, f: impl FnMut(&Arc<Region>)) {
-    inner.regions().iter().filter(|r| r.write).for_each(f);
+fn each_region(regions: Regions<'_>, f: impl FnMut(&Arc<Region>)) {
+    regions().iter().filter(|r| r.write).for_each(f);
 }
 
 /// Applies what can be. True if the data files have every record up to `upto`.
-fn apply(inner: &Inner, upto: u64) -> Result<bool> {
-    let p = &inner.primary;
+fn apply(p: &Primary, upto: u64) -> Result<bool> {
     while p.store.applied() < upto {
         for lane in 0..p.lanes.len() {
             p.persist_wait(lane)?;

@@ -5,6 +5,7 @@
 //! becomes of a change that was begun and whose call did not see it through.
 //!
 //! Invariants:
+//! - A change is committed and applied before its call returns.
 //! - Who holds [`Names`] from [`Inner::names`] finds every change made that was begun:
 //!   else what is found to be there, or not, might be undone by one in doubt.
 //! - A sync point that a file's end cuts short is acknowledged only where it is the
@@ -25,7 +26,7 @@ use mojim_memory::region::Region;
 use mojim_replica::piece::{OtherFile, Piece};
 use mojim_replica::primary::Begun;
 
-use super::{Inner, Volume, lock};
+use super::attached::{Inner, Names, Volume, lock};
 
 /// Bytes of a file that is taken into a volume, up to which all of them are in memory.
 const AT_ONCE: u64 = 1 << 20;
@@ -64,17 +65,6 @@ fn data_of(f: &dyn File, size: u64, name: &str) -> Result<Vec<Range<u64>>> {
         }
     }
     Ok(parts)
-}
-
-/// What is known of a volume's names.
-#[derive(Default)]
-pub(crate) struct Names {
-    /// A file may have got another name since this program attached: then the
-    /// names that regions keep tell nothing.
-    pub(super) renamed: bool,
-    /// The LSN of a change that was begun and whose call did not see it through:
-    /// whether it is made is in doubt. 0 if there is none.
-    doubt: u64,
 }
 
 impl Volume {

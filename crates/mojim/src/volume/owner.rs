@@ -13,12 +13,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::last;
-use crate::share::line::{End, Line, MOST, Port};
+use crate::share::line::{Line, MOST, Port};
 use crate::share::wire::{Part as Wanted, Reply, Request, Shown, VERSION};
 use mojim_env::threads::SignalsWait;
 use mojim_env::{Context, Error, Result};
@@ -26,34 +25,13 @@ use mojim_memory::region::MapFlags;
 use mojim_memory::track::{Remote, Tracker, Unwatched};
 use mojim_replica::layout;
 
+use super::attached::{Inner, Lent, Volume, lock};
 use super::sync_point::{Part, Until, rollback_part, sync_many, sync_range};
-use super::windows::Lent;
-use super::{Inner, Volume, lock};
 
 /// Most guests at once.
 const MOST_GUESTS: usize = 256;
 /// Most windows of a guest.
 const MOST_WINDOWS: usize = 4096;
-
-/// Who is awaited, and who is there.
-#[derive(Default)]
-pub(crate) struct Owner {
-    port: Option<Arc<Port>>,
-    lines: Vec<Weak<Line>>,
-    threads: Vec<JoinHandle<Result<()>>>,
-    closed: bool,
-}
-
-impl Owner {
-    /// What a forked child must not keep: as long as it has ends of lines, nobody is told that this
-    /// process has ended.
-    pub(crate) fn ends(&self) -> Vec<End> {
-        let lines = self.lines.iter().filter_map(Weak::upgrade);
-        let lines = lines.flat_map(|l| l.ends());
-        let port = self.port.iter().map(|p| p.clone() as End);
-        lines.chain(port).collect()
-    }
-}
 
 impl Inner {
     /// From here on other processes can share the volume.
@@ -256,17 +234,7 @@ impl Guest {
             return Err(Error::Protocol("a request before the greeting".into()));
         }
         match request {
-            Request::Hello { version, volume } => {
-                if version != VERSION || volume != self.volume.name() {
-                    return Err(Error::Protocol(format!(
-                        "volume {volume:?}, version {version}: here is {:?}, version {VERSION}",
-                        self.volume.name()
-                    )));
-                }
-                self.greeted = true;
-                self.pagemap = fd.map(Arc::new);
-                Ok(done(0, 0))
-            }
+            Request::Hello { version, volume } => self.hello(version, &volume, fd),
             Request::Map {
                 file,
                 offset,
@@ -280,47 +248,16 @@ impl Guest {
                     offset,
                     ..MapFlags::default()
                 };
-                self.check_room()?;
-                let len = usize::try_from(len)
-                    .map_err(|_| Error::Invalid(format!("mapping {file}: {len} bytes")))?;
-                let (lent, len, id) = volume.0.lend(&file, len, flags)?;
-                *memory = Some(lent.clone());
-                let number = u64::from(lent.1.file);
-                self.add(Window {
-                    lent,
-                    id,
-                    span: 0..0,
-                    write: false,
-                    atomic: false,
-                    inherited: false,
-                });
-                Ok(done(number, len as u64))
+                self.map(&file, len, flags, memory)
             }
             Request::Show(shown) => {
                 let done = self.show(shown);
                 self.release(shown.file);
                 done
             }
-            Request::Unmap { window } => {
-                let w = self.window(window)?;
-                if w.commits_at_end() {
-                    let all = w.part(0, u64::MAX);
-                    sync_range(&volume.0, &w.lent.1, all, Until::Committed)?;
-                }
-                let w = self.windows.remove(&window).expect("it was there");
-                volume.0.take_back(&w.lent.0, w.id, false);
-                Ok(done(0, 0))
-            }
+            Request::Unmap { window } => self.unmap(window),
             Request::Sync { wait, parts } => self.sync(wait, &parts),
-            Request::Rollback(Wanted { window, at, len }) => {
-                let w = self.window(window)?;
-                if !w.atomic {
-                    return Ok(done(0, 0));
-                }
-                volume.0.check_attached()?;
-                rollback_part(&volume.0, &w.lent.1, w.part(at, len))?;
-                Ok(done(1, 0))
-            }
+            Request::Rollback(part) => self.rollback(&part),
             Request::Fsync { file } => volume.fsync(&file).map(|lsn| done(lsn, 0)),
             Request::Create { file } => volume.create(&file).map(|made| done(made.into(), 0)),
             Request::Remove { file } => volume.remove(&file).map(|()| done(0, 0)),
@@ -338,6 +275,66 @@ impl Guest {
             }
             Request::Detach => unreachable!("it was told apart"),
         }
+    }
+
+    /// The greeting. `fd`: what the guest's page tables are read by, if they can be.
+    fn hello(&mut self, version: u32, volume: &str, fd: Option<OwnedFd>) -> Result<Reply> {
+        if version != VERSION || volume != self.volume.name() {
+            return Err(Error::Protocol(format!(
+                "volume {volume:?}, version {version}: here is {:?}, version {VERSION}",
+                self.volume.name()
+            )));
+        }
+        self.greeted = true;
+        self.pagemap = fd.map(Arc::new);
+        Ok(done(0, 0))
+    }
+
+    /// Lends `memory` for a mapping that the guest is to make.
+    fn map(
+        &mut self,
+        file: &str,
+        len: u64,
+        flags: MapFlags,
+        memory: &mut Option<Lent>,
+    ) -> Result<Reply> {
+        self.check_room()?;
+        let len = usize::try_from(len)
+            .map_err(|_| Error::Invalid(format!("mapping {file}: {len} bytes")))?;
+        let (lent, len, id) = self.volume.0.lend(file, len, flags)?;
+        *memory = Some(lent.clone());
+        let number = u64::from(lent.1.file);
+        self.add(Window {
+            lent,
+            id,
+            span: 0..0,
+            write: false,
+            atomic: false,
+            inherited: false,
+        });
+        Ok(done(number, len as u64))
+    }
+
+    /// A mapping goes, once what it commits at its end is committed.
+    fn unmap(&mut self, window: u64) -> Result<Reply> {
+        let w = self.window(window)?;
+        if w.commits_at_end() {
+            let all = w.part(0, u64::MAX);
+            sync_range(&self.volume.0, &w.lent.1, all, Until::Committed)?;
+        }
+        let w = self.windows.remove(&window).expect("it was there");
+        self.volume.0.take_back(&w.lent.0, w.id, false);
+        Ok(done(0, 0))
+    }
+
+    fn rollback(&self, part: &Wanted) -> Result<Reply> {
+        let w = self.window(part.window)?;
+        if !w.atomic {
+            return Ok(done(0, 0));
+        }
+        self.volume.0.check_attached()?;
+        rollback_part(&self.volume.0, &w.lent.1, w.part(part.at, part.len))?;
+        Ok(done(1, 0))
     }
 
     fn check_room(&self) -> Result<()> {

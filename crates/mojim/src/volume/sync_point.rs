@@ -34,8 +34,9 @@ use mojim_memory::region::{EXACT_MAX, Region};
 use mojim_replica::piece::Piece;
 use mojim_replica::primary::Begun;
 
-use super::windows::{TABLE, locate};
-use super::{Inner, remembered};
+use super::attached::{Inner, Volume};
+use super::remembered;
+use super::table::{Mapped, TABLE, locate};
 
 /// Longest piece that grows where the next one goes on.
 const MOST_MERGED: usize = 1 << 30;
@@ -600,4 +601,63 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
     RANGES
         .try_with(with)
         .unwrap_or_else(|_| with(&RefCell::default()))
+}
+
+impl Mapped {
+    /// A sync point of a part of it.
+    pub(super) fn sync(&self, range: Range<usize>) -> Result<u64> {
+        if !self.window.write {
+            return Ok(0);
+        }
+        let part = Part::of(&self.region, range);
+        sync_many(&self.volume, &[part], Until::Committed)
+    }
+}
+
+impl Inner {
+    /// All regions of a file, as parts of a sync point.
+    fn parts_of(&self, file: &str) -> Result<Vec<Part>> {
+        let mut names = self.names()?;
+        let mut mine = self.regions();
+        // A region's name tells without a look at the data area, which is held
+        // while records are applied.
+        let id = match mine.iter().find(|r| !names.renamed && r.name == file) {
+            Some(region) => region.file,
+            None => self.find_or_create(&mut names, file, false)?.0,
+        };
+        mine.retain(|r| r.file == id);
+        let all = mine.iter().map(|r| Part::of(r, 0..r.copy.len()));
+        Ok(all.collect())
+    }
+
+    /// Some of what was stored to may be committed now, or undone. `found`: the
+    /// parts of regions that were found to be stored to, where that was looked for.
+    #[inline]
+    pub(crate) fn made_room(&self, found: Option<&[Range<usize>]>) {
+        if let Some(memory) = &self.memory {
+            memory.after(found, &|| self.regions());
+        }
+    }
+}
+
+impl Volume {
+    /// A sync point of all regions of a file, atomic as a whole (`fsync`,
+    /// `fdatasync`). Returns its LSN; 0 if nothing had changed. Waits, as every
+    /// sync point does, for those of the volume whose calls did not.
+    pub fn fsync(&self, file: &str) -> Result<u64> {
+        check_fork()?;
+        let inner = &self.0;
+        inner.check_attached()?;
+        loop {
+            let parts = inner.parts_of(file)?;
+            if parts.is_empty() {
+                inner.wait_for(inner.unawaited.load(Acquire))?;
+            }
+            match sync_many(inner, &parts, Until::Committed) {
+                // One of them has gone meanwhile.
+                Err(Error::NotFound(_)) => {}
+                done => return done,
+            }
+        }
+    }
 }

@@ -1,16 +1,16 @@
-//! Windows: which addresses of this process show which part of which region.
+//! Windows: how one comes and goes.
 //!
-//! Owns the process's table of windows, and how one comes and goes: over a
-//! private working copy, which is made with it, or over the shared one that all
-//! windows of a file have.
+//! Owns mapping and unmapping: over a private working copy, which is made with the
+//! window, or over the shared one that all windows of a file have. Where the windows
+//! are is told by `table`.
 //!
 //! Invariants:
 //! - Of the bytes of a file there is one private working copy, or one shared.
 //! - A shared working copy lasts as long as it has a window.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 
 use crate::reader;
 use crate::share::guest;
@@ -23,146 +23,10 @@ use mojim_memory::quiescence::Quiescence;
 use mojim_memory::region::{MapFlags, MapOptions, Mapping, Private, Region, Window, WorkingCopy};
 use mojim_memory::shared::Shared;
 
+use super::attached::{Inner, Lent, Names, Volume, lock};
 use super::memory::Memory;
-use super::names::Names;
-use super::sync_point::{Part, Until, sync_many};
-use super::{Inner, Volume, lock, remembered};
-
-/// The process's table of regions, ascending by address. Readers take no lock; a
-/// table is freed when nobody uses it any more after it was replaced.
-pub(crate) struct Table {
-    now: AtomicPtr<Vec<Arc<Mapped>>>,
-    /// Grows with each change, after it; what threads remember holds as long
-    /// as it does not.
-    pub(crate) generation: AtomicU64,
-    readers: Quiescence,
-    change: Mutex<()>,
-}
-
-/// A window, and what it shows.
-pub(crate) struct Mapped {
-    pub(crate) window: Window,
-    pub(crate) region: Arc<Region>,
-    pub(crate) volume: Arc<Inner>,
-}
-
-impl Mapped {
-    /// What of `[addr, addr + len)` the window has, relative to the region.
-    #[inline]
-    pub(crate) fn part(&self, addr: usize, len: usize) -> Range<usize> {
-        let w = &self.window;
-        let from = addr - w.span.start + w.at;
-        // A private copy ends with its window, a shared one goes on behind it: to
-        // the end of the page, as programs round up.
-        let shown = match w.id {
-            0 => w.span.len(),
-            _ => w.span.len().next_multiple_of(rustix::param::page_size()),
-        };
-        from..(from + len).min(w.at + shown)
-    }
-
-    /// All that it shows.
-    pub(super) fn all(&self) -> Range<usize> {
-        self.part(self.window.span.start, self.window.span.len())
-    }
-
-    /// A sync point of a part of it.
-    pub(super) fn sync(&self, range: Range<usize>) -> Result<u64> {
-        if !self.window.write {
-            return Ok(0);
-        }
-        let part = Part::of(&self.region, range);
-        sync_many(&self.volume, &[part], Until::Committed)
-    }
-}
-
-/// The shared working copies of a volume, by file.
-pub(crate) type SharedCopies = Mutex<Vec<Lent>>;
-
-/// A shared working copy, and its region.
-pub(crate) type Lent = (Arc<Shared>, Arc<Region>);
-
-pub(crate) static TABLE: Table = Table {
-    now: AtomicPtr::new(std::ptr::null_mut()),
-    generation: AtomicU64::new(1),
-    readers: Quiescence::new(),
-    change: Mutex::new(()),
-};
-
-impl Table {
-    #[inline]
-    fn read<T>(&self, f: impl FnOnce(&[Arc<Mapped>]) -> T) -> T {
-        let _reads = self.readers.enter();
-        let p = self.now.load(SeqCst);
-        if p.is_null() {
-            return f(&[]);
-        }
-        // SAFETY: a table is freed only after everybody has left who entered
-        // before it was replaced.
-        f(unsafe { &*p })
-    }
-
-    pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
-        self.read(<[_]>::to_vec)
-    }
-
-    fn update(&self, change: impl FnOnce(&mut Vec<Arc<Mapped>>)) {
-        let _held = lock(&self.change);
-        let mut new = self.windows();
-        change(&mut new);
-        new.sort_by_key(|m| m.window.span.start);
-        let old = self.now.swap(Box::into_raw(Box::new(new)), SeqCst);
-        self.generation.fetch_add(1, SeqCst);
-        self.readers.wait();
-        if !old.is_null() {
-            // SAFETY: made by Box::into_raw above; no reader is left that
-            // could have loaded it.
-            drop(unsafe { Box::from_raw(old) });
-        }
-    }
-
-    /// Until the answer is dropped, no window comes or goes.
-    pub(super) fn still(&self) -> MutexGuard<'_, ()> {
-        lock(&self.change)
-    }
-
-    #[inline]
-    pub(crate) fn find(&self, addr: usize) -> Option<Arc<Mapped>> {
-        self.read(|all| {
-            let i = all.partition_point(|m| m.window.span.start <= addr);
-            let m = all.get(i.checked_sub(1)?)?;
-            (addr < m.window.span.end).then(|| m.clone())
-        })
-    }
-}
-
-/// The window at an address. In a forked child those of shared working copies are
-/// its own (`guest`): what its parent's table says of them may be over.
-fn window_at(addr: usize) -> Option<Arc<Mapped>> {
-    TABLE
-        .find(addr)
-        .filter(|m| m.window.id == 0 || !is_forked())
-}
-
-/// The region that holds all of `[addr, addr + len)`, where the rest of its
-/// last page counts as its own: programs round up to whole pages.
-pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
-    let Some(m) = window_at(addr) else {
-        reader::refuse(addr)?;
-        return Err(Error::NotFound(format!("{addr:#x} is not in a region")));
-    };
-    let end = addr.checked_add(len);
-    let page = rustix::param::page_size();
-    if end.is_none_or(|e| e > m.window.span.end.next_multiple_of(page)) {
-        return Err(Error::Invalid(format!(
-            "{len} bytes at {addr:#x} reach beyond the region of {} ({} bytes at {:#x})",
-            m.region.name,
-            m.region.copy.len(),
-            m.window.span.start
-        )));
-    }
-    Ok(m)
-}
+use super::remembered;
+use super::table::{Mapped, TABLE, locate, window_at};
 
 /// Ends a window, whose volume's `names` are held: who goes through the windows
 /// of a volume by itself finds them there as long as it holds these.
@@ -217,25 +81,6 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
 /// Whether `addr` lies in a region.
 pub fn is_region(addr: usize) -> bool {
     window_at(addr).is_some() || reader::is_region(addr) || guest::is_window(addr)
-}
-
-impl Inner {
-    /// Its windows.
-    pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
-        let mut all = TABLE.windows();
-        all.retain(|m| std::ptr::eq(&*m.volume, self));
-        all
-    }
-
-    /// Its regions, each once.
-    pub(crate) fn regions(&self) -> Vec<Arc<Region>> {
-        let windows = self.windows();
-        let mut all: Vec<_> = windows.iter().map(|m| m.region.clone()).collect();
-        all.extend(lock(&self.shared).iter().map(|(_, r)| r.clone()));
-        all.sort_by_key(|r| Arc::as_ptr(r) as usize);
-        all.dedup_by_key(|r| Arc::as_ptr(r) as usize);
-        all
-    }
 }
 
 impl Volume {
@@ -453,6 +298,7 @@ impl Inner {
         TABLE.update(|t| t.push(mapped));
         Ok(Mapping { ptr: base, len })
     }
+
     /// Whether these bytes of a file can be mapped so, beside what is mapped.
     fn check_free(&self, file: &str, id: u32, span: Range<u64>, shared: bool) -> Result<()> {
         if !shared && lock(&self.shared).iter().any(|(_, r)| r.file == id) {
@@ -481,12 +327,6 @@ impl Inner {
         let last = self.primary.settled_last();
         self.wait_for(last)?;
         self.settle(last)
-    }
-
-    /// The shared working copy that a file has.
-    pub(crate) fn shared_of(&self, id: u32) -> Option<Lent> {
-        let all = lock(&self.shared);
-        all.iter().find(|(_, r)| r.file == id).cloned()
     }
 
     /// The shared working copy of a file: the one that it has, or a new one.
@@ -529,7 +369,7 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sync_point::sync_range;
+    use super::super::sync_point::{Part, Until, sync_many, sync_range};
     use super::*;
     use mojim_config::Config;
     use tempfile::TempDir;

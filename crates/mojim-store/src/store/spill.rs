@@ -1,0 +1,244 @@
+//! The spill files of a copy: the bytes of large sync points, which lie beside the logs.
+//!
+//! Invariants:
+//! - A spill file counts as durable (`spills`) only once it and its name were synced, by
+//!   this process; so a record that names it may be taken in.
+//! - At most one comes in at a time: what began and never became durable is named by no
+//!   record, and goes when the next one comes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::state::{Store, lock};
+use crate::area::{named_spill, spill_path};
+use mojim_env::{Context, Error, File, OpenHow, Result};
+
+/// Bytes of a spill file that come in between two syncs.
+const SPILL_SYNC: u64 = 8 << 20;
+
+impl Store {
+    /// Removes a spill file that no record needs.
+    pub fn remove_spill(&self, id: u64) {
+        lock(&self.spills).remove(&id);
+        // Left behind, it only costs space until the next start.
+        let _ = self.env.remove(&spill_path(&self.spec.meta, id));
+    }
+
+    /// The spill files that records in the logs name, with their lengths.
+    fn named_spills(&self) -> BTreeMap<u64, u64> {
+        let mut named = BTreeMap::new();
+        for log in &self.logs {
+            let mut at = log.start();
+            while let Some((r, _, next)) = log.record(at) {
+                if let Ok(Some((id, len))) = named_spill(&r) {
+                    named.insert(id, len);
+                }
+                at = next;
+            }
+        }
+        named
+    }
+
+    /// Removes spill files that no record in the logs names: the primary sends
+    /// one again, ahead of its record, in whichever session that record comes.
+    pub fn remove_stray_spills(&self) {
+        self.remove_spills_but(&self.named_spills());
+    }
+
+    fn remove_spills_but(&self, named: &BTreeMap<u64, u64>) {
+        let Ok(names) = self.env.list(&self.spec.meta) else {
+            return;
+        };
+        for n in names {
+            let id = n
+                .to_str()
+                .and_then(|n| n.strip_prefix("spill."))
+                .and_then(|n| n.parse::<u64>().ok());
+            if let Some(id) = id.filter(|id| !named.contains_key(id)) {
+                self.remove_spill(id);
+            }
+        }
+    }
+
+    /// At the start: strays go, the others count as durable once they are synced
+    /// again. What is there of one that arrived in part and was never synced is
+    /// named by no record.
+    pub(super) fn keep_named_spills(&self) -> Result<()> {
+        let named = self.named_spills();
+        self.remove_spills_but(&named);
+        for id in named.into_keys() {
+            let path = spill_path(&self.spec.meta, id);
+            match self.env.open(&path, OpenHow::default()) {
+                // Who applies its record says so; one that is applied needs it no more.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                f => drop(f.context(|| format!("opening {}", path.display()))?),
+            }
+            self.sync_spill(id)?;
+        }
+        Ok(())
+    }
+
+    /// All pieces of a spill file are here: makes it durable, name included, so
+    /// that a record may name it.
+    pub fn sync_spill(&self, id: u64) -> Result<()> {
+        if lock(&self.spills).contains_key(&id) {
+            return Ok(());
+        }
+        let file = self.spill_file(id)?;
+        let skipped = self.mutations.spill_unsynced.is_on();
+        let synced = match skipped {
+            true => file.len(),
+            false => file
+                .sync()
+                .and_then(|()| self.env.sync_dir(&self.spec.meta))
+                .and_then(|()| file.len()),
+        };
+        let len = self.spill_synced(id, synced)?;
+        // Nobody's any more only when its record is gone.
+        lock(&self.arriving).take_if(|(arriving, _)| *arriving == id);
+        lock(&self.spills).insert(id, len);
+        Ok(())
+    }
+
+    fn spill_synced<T>(&self, id: u64, r: std::io::Result<T>) -> Result<T> {
+        self.fail(r.map_err(|e| {
+            let path = spill_path(&self.spec.meta, id);
+            Error::Poisoned(format!("spill file {}: {e}", path.display()))
+        }))
+    }
+
+    /// Bytes of a spill file, as they come. Of one that is durable here already
+    /// nothing is written again.
+    ///
+    /// Files come one after the other, each from its beginning in each session: one
+    /// that is not durable when the next one comes is nobody's.
+    pub fn write_spill(&self, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
+        if lock(&self.spills).contains_key(&id) {
+            return Ok(());
+        }
+        let had = lock(&self.arriving).filter(|(arriving, _)| *arriving == id);
+        if had.is_none() {
+            self.forget_arriving();
+            *lock(&self.arriving) = Some((id, 0));
+        }
+        let file = self.spill_file(id)?;
+        if let Err(e) = file.write_at(bytes, offset) {
+            // What is here of it is in the way of what there may be room for.
+            drop(file);
+            self.forget_arriving();
+            return Err(Error::io("writing a spill file", &e));
+        }
+        let mut unsynced = had.map_or(0, |(_, n)| n) + bytes.len() as u64;
+        // In parts, so that the last sync, with which nothing moves, is short.
+        if unsynced >= SPILL_SYNC && !self.mutations.spill_unsynced.is_on() {
+            self.spill_synced(id, file.sync())?;
+            unsynced = 0;
+        }
+        *lock(&self.arriving) = Some((id, unsynced));
+        Ok(())
+    }
+
+    /// Removes the spill file that began to come in and never became durable: no
+    /// record can name it.
+    pub fn forget_arriving(&self) {
+        let arriving = lock(&self.arriving).take();
+        if let Some((id, _)) = arriving {
+            self.remove_spill(id);
+        }
+    }
+
+    /// The bytes of a spill file that is durable here.
+    pub fn durable_spill(&self, id: u64) -> Option<u64> {
+        lock(&self.spills).get(&id).copied()
+    }
+
+    /// Opens a spill file for writing, and makes it if it is not there.
+    pub fn spill_file(&self, id: u64) -> Result<Arc<dyn File>> {
+        let path = spill_path(&self.spec.meta, id);
+        let how = OpenHow {
+            create: true,
+            write: true,
+            durable: false,
+        };
+        self.env
+            .open(&path, how)
+            .context(|| format!("spill file {}", path.display()))
+    }
+
+    /// Opens a spill file that a record in the logs names, for reading.
+    pub fn open_spill(&self, id: u64) -> Result<Arc<dyn File>> {
+        let path = spill_path(&self.spec.meta, id);
+        self.env
+            .open(&path, OpenHow::default())
+            .context(|| format!("opening spill file {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::LogSpec;
+    use crate::store::state::StoreSpec;
+    use mojim_config::MediumKind;
+
+    /// A mirror kept every spill file whose primary had given up, to its next start:
+    /// each try of one large sync point left a whole file, until the disk was full.
+    /// What it has confirmed stays: the record that names it may be on its way.
+    #[test]
+    fn a_spill_file_that_never_became_durable_goes_when_another_comes() {
+        let dir = std::env::temp_dir().join(format!("mojim-spills-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let env: Arc<dyn mojim_env::Env> = Arc::new(mojim_linux::Os::new().unwrap());
+        let log = LogSpec {
+            lane: 0,
+            medium: MediumKind::Dram,
+            path: dir.join("log"),
+            ring: dir.join("ring"),
+            size: 64 << 10,
+        };
+        let spec = StoreSpec {
+            cluster: "c".into(),
+            volume: "v".into(),
+            node: "b".into(),
+            dir: dir.join("data"),
+            meta: dir.join("meta"),
+            logs: vec![log],
+            rank: 1,
+            holders: 2,
+            max_open: 16,
+            copy_streams: 1,
+            by_hand: true,
+        };
+        let store = Store::open(&env, spec).unwrap();
+        let there = |id| spill_path(&store.spec.meta, id).exists();
+        let piece = [7; 4096];
+        let write = |id, at| store.write_spill(id, at, &piece);
+        write(1, 0).unwrap();
+        store.sync_spill(1).unwrap();
+        // Its primary gives up, and tries again.
+        write(2, 0).unwrap();
+        write(2, 4096).unwrap();
+        write(3, 0).unwrap();
+        assert_eq!([1, 2, 3].map(there), [true, false, true]);
+        // A piece that has no place (no file is that long).
+        let too_far = i64::MAX as u64 - 100;
+        write(3, too_far).unwrap_err();
+        assert_eq!([1, 3].map(there), [true, false]);
+        store.check().unwrap();
+        // A link that ended, and another session.
+        write(3, 0).unwrap();
+        store.forget_arriving();
+        write(3, 0).unwrap();
+        write(3, 4096).unwrap();
+        store.sync_spill(3).unwrap();
+        // Of one that is durable nothing is written again.
+        write(1, too_far).unwrap();
+        write(4, 0).unwrap();
+        store.forget_arriving();
+        assert_eq!([1, 3, 4].map(there), [true, true, false]);
+        assert_eq!(store.durable_spill(3), Some(8192));
+        drop(store);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

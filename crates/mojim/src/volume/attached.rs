@@ -1,0 +1,237 @@
+//! What this process has attached: its volumes, and the state of each.
+//!
+//! Owns the list of attachments, what one consists of, and what every call asks of it: whether it
+//! is attached still, whether a record is committed, whether the files show it. How the state
+//! changes is told by whoever changes it: `names`, `owner`, `windows`.
+//!
+//! Lock order: `names` before `shared`, and before the data area.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::share::line::{End, Line, Port};
+use mojim_config::{Config, Node, Volume as VolumeConfig};
+use mojim_env::event::Event;
+use mojim_env::{Env, Error, Result};
+use mojim_linux::Os;
+use mojim_memory::fork::check_fork;
+use mojim_memory::region::Region;
+use mojim_memory::shared::Shared;
+use mojim_replica::holders::Holders;
+use mojim_replica::layout;
+use mojim_replica::primary::Primary;
+use mojim_store::store::AT_ONCE;
+
+use super::memory::Memory;
+use super::place::Place;
+
+/// The volumes of this process, for its end.
+pub(super) static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+pub(crate) struct Inner {
+    pub(super) config: Config,
+    pub(super) volume: VolumeConfig,
+    pub(super) node: Node,
+    pub(super) primary: Arc<Primary>,
+    pub(super) env: Arc<dyn Env>,
+    pub(super) holders: Arc<Holders>,
+    /// What `env` is, or is made of.
+    pub(super) os: Os,
+    pub(super) stop: AtomicBool,
+    pub(super) stopped: Event,
+    pub(super) detached: AtomicBool,
+    /// The last sync point whose call did not wait for it.
+    pub(super) unawaited: AtomicU64,
+    /// Where memory is bounded: what gives it back.
+    pub(super) memory: Option<Memory>,
+    /// One name-space change at a time, and one that maps or unmaps regions or
+    /// goes through them.
+    pub(super) names: Mutex<Names>,
+    /// Grows when a file's size is about to change, which makes it odd, and when
+    /// the regions have the size that it has then. Changed under `names`.
+    pub(super) sizes: AtomicU64,
+    pub(super) shared: SharedCopies,
+    pub(super) owner: Mutex<Owner>,
+    pub(super) threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What is known of a volume's names.
+#[derive(Default)]
+pub(crate) struct Names {
+    /// A file may have got another name since this program attached: then the
+    /// names that regions keep tell nothing.
+    pub(super) renamed: bool,
+    /// The LSN of a change that was begun and whose call did not see it through:
+    /// whether it is made is in doubt. 0 if there is none.
+    pub(super) doubt: u64,
+}
+
+/// Which other processes share a volume: who is awaited, and who is there.
+#[derive(Default)]
+pub(crate) struct Owner {
+    pub(super) port: Option<Arc<Port>>,
+    pub(super) lines: Vec<Weak<Line>>,
+    pub(super) threads: Vec<JoinHandle<Result<()>>>,
+    pub(super) closed: bool,
+}
+
+impl Owner {
+    /// What a forked child must not keep: as long as it has ends of lines, nobody is told that this
+    /// process has ended.
+    pub(super) fn ends(&self) -> Vec<End> {
+        let lines = self.lines.iter().filter_map(Weak::upgrade);
+        let lines = lines.flat_map(|l| l.ends());
+        let port = self.port.iter().map(|p| p.clone() as End);
+        lines.chain(port).collect()
+    }
+}
+
+/// The shared working copies of a volume, by file.
+pub(crate) type SharedCopies = Mutex<Vec<Lent>>;
+
+/// A shared working copy, and its region.
+pub(crate) type Lent = (Arc<Shared>, Arc<Region>);
+
+/// A volume to which this process is attached as primary.
+///
+/// Cheap to clone; the volume stays attached until [`Volume::detach`] or the
+/// end of the process. Dropping it neither commits nor detaches, and nor does
+/// the end: see [`finish_all`](crate::finish_all).
+#[derive(Clone)]
+pub struct Volume(pub(super) Arc<Inner>);
+
+impl Inner {
+    /// A volume whose primary has begun its epoch.
+    pub(super) fn new(place: Place, primary: Arc<Primary>, holders: Arc<Holders>) -> Inner {
+        let Place {
+            config,
+            volume,
+            node,
+            os,
+            env,
+        } = place;
+        Inner {
+            memory: Memory::of(&volume, &primary, &env),
+            config,
+            volume,
+            node,
+            primary,
+            env,
+            holders,
+            os,
+            stop: AtomicBool::new(false),
+            stopped: Event::default(),
+            detached: AtomicBool::new(false),
+            unawaited: AtomicU64::new(0),
+            names: Mutex::default(),
+            sizes: AtomicU64::new(0),
+            shared: Mutex::default(),
+            owner: Mutex::default(),
+            threads: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn check_attached(&self) -> Result<()> {
+        if self.detached.load(Acquire) {
+            return Err(Error::Invalid(
+                "this volume is not attached any more".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Waits until every record up to `lsn` is committed.
+    pub(crate) fn wait_for(&self, lsn: u64) -> Result<()> {
+        // What is applied was committed, also where the link that it went over
+        // is gone and the next one is behind.
+        if lsn > self.primary.store.applied() {
+            self.primary.wait(lsn, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the data files show every record up to `lsn`, which is
+    /// committed.
+    pub(crate) fn settle(&self, lsn: u64) -> Result<()> {
+        let p = &self.primary;
+        let start = self.env.now();
+        while p.store.applied() < lsn {
+            for lane in 0..p.lanes.len() {
+                p.persist_wait(lane)?;
+            }
+            let before = p.store.applied();
+            p.store.apply(p.apply_limit(), AT_ONCE)?;
+            if p.store.applied() == before {
+                if self.env.now() - start > Duration::from_secs(30) {
+                    return Err(Error::Timeout(format!(
+                        "LSN {lsn} is committed, but cannot be applied yet"
+                    )));
+                }
+                // Another lane's record below it, or a copy under way.
+                p.link_work.notify();
+                p.done
+                    .wait_unless(|| p.apply_limit() > before, Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Volume {
+    /// The volume's name.
+    pub fn name(&self) -> &str {
+        &self.0.volume.name
+    }
+
+    /// The directory whose files are this volume's.
+    pub fn directory(&self) -> std::path::PathBuf {
+        layout::data_dir(&self.0.node, &self.0.volume.name)
+    }
+
+    /// Names and sizes of the volume's files.
+    pub fn files(&self) -> Vec<(String, u64)> {
+        self.0
+            .primary
+            .store
+            .area()
+            .files()
+            .map(|f| (f.name.clone(), f.size))
+            .collect()
+    }
+
+    /// Size of a file in bytes, if it is there.
+    pub fn size(&self, file: &str) -> Result<Option<u64>> {
+        check_fork()?;
+        Ok(self.0.primary.store.area().find(file).map(|f| f.size))
+    }
+
+    /// Waits until everything up to `lsn` is committed by the mode's rule.
+    pub fn wait(&self, lsn: u64) -> Result<()> {
+        check_fork()?;
+        if lsn > self.0.primary.last() {
+            return Err(Error::Invalid(format!(
+                "LSN {lsn} was not given out yet; the last is {}",
+                self.0.primary.last()
+            )));
+        }
+        self.0.primary.wait(lsn, 0)
+    }
+
+    /// Waits until the data files show all that was committed before this
+    /// call, so that they can be read by other means than a mapping.
+    pub fn settle(&self) -> Result<()> {
+        check_fork()?;
+        self.0.settle(self.0.primary.committed())
+    }
+
+    /// The epoch of this attachment.
+    pub fn epoch(&self) -> u64 {
+        self.0.primary.epoch()
+    }
+}

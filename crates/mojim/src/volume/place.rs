@@ -1,0 +1,235 @@
+//! Where a volume is attached, and how a process becomes its primary there.
+//!
+//! Owns the way from a configuration to an epoch: the node's part in the volume, the lock of its
+//! copy, what is agreed with the mirror and the register of views.
+//!
+//! Invariant: nobody begins where its own copy knows another primary. That is looked at before
+//! the lock is asked for, which a node that follows holds itself, and again once it is held.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim_config::{Config, Failover, Fallback, Mode, Node, Volume as VolumeConfig};
+use mojim_env::{Address, Context, Env, Error, Result};
+use mojim_format::certificate::Subject;
+use mojim_format::{State, View};
+use mojim_linux::rings;
+use mojim_linux::{Os, trust};
+use mojim_replica::attach::{Attach, AttachPolicy, Attaching};
+use mojim_replica::client::Client;
+use mojim_replica::holders::Holders;
+use mojim_replica::layout;
+use mojim_replica::primary::Primary;
+use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
+use mojim_replica::request::Request;
+use mojim_replica::session::Session;
+use mojim_replica::stream::StreamThreads;
+use mojim_replica::view_client::ViewClient;
+use mojim_store::store::{Store, read_superblock};
+
+/// How long a program waits for a daemon that brings the mirror up to date to give way.
+const GIVES_WAY: Duration = Duration::from_secs(30);
+
+/// Which volume is attached, on which node, over what.
+pub(super) struct Place {
+    pub config: Config,
+    pub volume: VolumeConfig,
+    pub node: Node,
+    pub os: Os,
+    /// What `os` is made to.
+    pub env: Arc<dyn Env>,
+}
+
+impl Place {
+    /// By the names that a configuration gives them; `volume` may be left out where it has only
+    /// one.
+    pub fn of(
+        config: &Config,
+        node: &str,
+        volume: Option<&str>,
+        over: impl FnOnce(Os) -> Arc<dyn Env>,
+    ) -> Result<Place> {
+        let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
+        let volume = config.volume(volume).map_err(wrong)?.clone();
+        let node = config.node(node).map_err(wrong)?.clone();
+        config.check_media(&node.name).map_err(wrong)?;
+        if !volume.data_nodes().contains(&node.name.as_str()) {
+            return Err(Error::Invalid(format!(
+                "node {} does not hold volume {}: its nodes are {}",
+                node.name,
+                volume.name,
+                volume.data_nodes().join(", ")
+            )));
+        }
+        let os = Os::of(config, &Subject::Node(node.name.clone()))?;
+        let os = os.encrypting(volume.encrypt);
+        let env = over(os.clone());
+        Ok(Place {
+            config: config.clone(),
+            volume,
+            node,
+            os,
+            env,
+        })
+    }
+
+    /// Opens the node's copy, which is its lock, for its primary.
+    pub fn open(&self, is_program: bool) -> Result<Store> {
+        // Asked before the lock, which a node that follows holds itself.
+        let view = read_superblock(&*self.env, &layout::meta_dir(&self.node, &self.volume.name))?
+            .map(|sb| sb.view)
+            .unwrap_or_default();
+        self.check_primary(&view)?;
+        let store = self.open_store(is_program)?;
+        let sb = store.superblock();
+        self.check_primary(&sb.view)?;
+        if sb.state == State::Whole && store.poisoned().is_none() {
+            store.area().find(""); // the area is open
+        }
+        Ok(store)
+    }
+
+    /// Whether its node is the primary by the view that its own copy knows.
+    fn check_primary(&self, view: &View) -> Result<()> {
+        let (node, volume) = (&self.node, &self.volume);
+        let (primary, since) = if view.epoch == 0 {
+            (&volume.primary, String::new())
+        } else {
+            (&view.primary, format!(", since epoch {}", view.epoch))
+        };
+        if *primary == node.name {
+            return Ok(());
+        }
+        Err(Error::Stale(format!(
+            "node {} is not the primary of volume {}: {primary} is{since}. Run the program there, or `mojim promote` this node if that one is dead",
+            node.name, volume.name
+        )))
+    }
+
+    /// A node daemon holds the lock for a moment while it looks after the
+    /// ring of a program that died, and for longer while it brings the mirror up to
+    /// date; then it is asked to give way.
+    fn open_store(&self, is_program: bool) -> Result<Store> {
+        let (config, node, volume, env) = (&self.config, &self.node, &self.volume, &self.env);
+        let start = env.now();
+        let mut patience = Duration::from_secs(1);
+        let heals = || {
+            let daemon = Address::Unix(layout::socket(node));
+            let q = Request::GiveWay {
+                volume: volume.name.clone(),
+            };
+            let client = Client::connect(env, &daemon, &config.cluster, Duration::from_secs(1));
+            client.and_then(|mut c| c.ask_for(&q)).unwrap_or(false)
+        };
+        let dirs = layout::own_dirs(node, &volume.name);
+        let check = || trust::check(&dirs).context(|| format!("volume {}", volume.name));
+        check()?;
+        rings::note(config, node)?;
+        loop {
+            match Store::open(env, layout::store(config, node, volume)) {
+                // Also of those that were made just now.
+                Ok(store) => return check().map(|()| store),
+                Err(Error::Busy(e)) => {
+                    if !is_program {
+                        return Err(Error::Busy(e));
+                    }
+                    if patience < GIVES_WAY && heals() {
+                        patience = GIVES_WAY;
+                    }
+                    if env.now() - start > patience {
+                        return Err(Error::Busy(format!(
+                            "{e}; only one process can be attached as primary"
+                        )));
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                r => return r,
+            }
+        }
+    }
+
+    /// Begins an epoch: with the mirror, in the modes that have one, which the answer leads on.
+    pub fn begin(
+        &self,
+        primary: &Arc<Primary>,
+        holders: &Arc<Holders>,
+        progress: &mut dyn FnMut(u64, u64),
+        gives_way: Option<&dyn Fn() -> bool>,
+    ) -> Result<Option<Session>> {
+        let (node, volume) = (&self.node, &self.volume);
+        let Some(peer) = layout::peer(&self.config, node, volume) else {
+            primary.begin_unreplicated(&node.name)?;
+            return Ok(None);
+        };
+        let mut s = Session::attach(primary.clone(), &node.name, peer);
+        if volume.failover == Failover::Automatic {
+            s = self.with_register(s, primary, holders)?;
+        }
+        let policy = AttachPolicy {
+            asynchronous: volume.mode == Mode::Async,
+            failure_limit: (volume.failover == Failover::Automatic)
+                .then_some(self.config.failure_limit),
+            patience: volume.resend_timeout * volume.resend_attempts,
+            may_go_alone: gives_way.is_none(),
+        };
+        wait_attached(&mut s, primary, policy, progress, gives_way)?;
+        Ok(Some(s))
+    }
+
+    /// A session whose views are those of the register, asked for by way of the node's daemon.
+    fn with_register(
+        &self,
+        s: Session,
+        primary: &Arc<Primary>,
+        holders: &Arc<Holders>,
+    ) -> Result<Session> {
+        let daemon = Address::Unix(layout::socket(&self.node));
+        let (cluster, limit) = (&self.config.cluster, self.config.failure_limit);
+        let views = RemoteRegister::new(&self.env, vec![daemon], cluster, VIEW_TIMEOUT);
+        let views: Arc<dyn ViewRegister> = Arc::new(views);
+        let p = primary.clone();
+        let errands = RegisterWorker::start(views.clone(), move || p.link_work.notify())?;
+        let claim = ViewClient::new(views, Box::new(errands), limit);
+        let s = s.with_views(claim, holders.clone())?;
+        Ok(match self.volume.fallback {
+            Fallback::Automatic => s.leased(),
+            Fallback::Manual => s,
+        })
+    }
+}
+
+/// Steps the session, and what attaching decides beside it, until the primary has
+/// begun its epoch.
+fn wait_attached(
+    s: &mut Session,
+    primary: &Primary,
+    policy: AttachPolicy,
+    progress: &mut dyn FnMut(u64, u64),
+    gives_way: Option<&dyn Fn() -> bool>,
+) -> Result<()> {
+    let mut attach = Attach::new(s, policy);
+    // They end with their copy, also where this is given up.
+    let mut streams = StreamThreads::default();
+    loop {
+        let moved = s.step();
+        streams.start(s.take_streams());
+        for lane in 0..primary.lanes.len() {
+            primary.drive(lane)?;
+        }
+        if gives_way.is_some_and(|says| says()) {
+            return Err(Error::Busy("a program is about to attach".into()));
+        }
+        if attach.step(s, progress)? == Attaching::Done {
+            return Ok(());
+        }
+        if moved {
+            continue;
+        }
+        match s.conn() {
+            Some(c) => {
+                let _ = c.wait(s.copies() == Some(true), Duration::from_millis(1));
+            }
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
