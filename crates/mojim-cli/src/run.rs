@@ -171,7 +171,7 @@ fn libraries() -> Result<Vec<PathBuf>, Failure> {
     }
     let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
     Err(Failure::failed(format!(
-        "{} are in none of {}; build them (`cargo build --release --workspace`) or set MOJIM_LIB to their directory",
+        "{} are in none of {}; build them (`cargo build --release`) or set MOJIM_LIB to their directory",
         LIBRARIES.join(" and "),
         places.join(", ")
     )))

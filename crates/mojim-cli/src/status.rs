@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
 use crate::failure::Done;
-use crate::well::{Expected, Ill, Voter, backup_line, copies, ills, is_stale, role};
+use crate::well::{Expected, Voter, backup_line, copies, ills, is_stale, role};
 
 /// Ask every node for its volumes: roles, epochs, LSNs, links.
 ///
@@ -30,10 +30,11 @@ use crate::well::{Expected, Ill, Voter, backup_line, copies, ills, is_stale, rol
 ///
 /// Below the nodes is said, for each copy that is neither the primary's nor its mirror's, whom it
 /// follows and how much it has, and which voters answer. A role of an older view is `was primary` or
-/// `was mirror`; with --json such a node has `stale`, and the volume has `voters`, each with `answers`.
+/// `was mirror`; with --json such a node has `stale`, and the volume has `voters`, each with
+/// `answers`: whether it does, and does not refuse.
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
-/// `volume`, `node` (null where it is none's), `kind` (unreachable, refused, voter, quorum,
+/// `volume`, `node` (null where it is none's, as where no node can read the register), `kind` (unreachable, refused, voter, quorum,
 /// promotion, primaries, copy, failed, room, stale, alone, link, behind, backup-away, backup-lag), `text`
 /// and `do`, what to do about it.
 #[derive(clap::Args)]
@@ -98,27 +99,28 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
         .values()
         .filter(|v| only.is_none_or(|o| o == v.name))
         .collect();
-    let nodes: Vec<&Node> = config
-        .nodes
-        .values()
-        .filter(|n| {
-            volumes
-                .iter()
-                .any(|v| holders(config, v).iter().any(|h| h.name == n.name))
-        })
-        .collect();
-    // Who votes and holds no copy of these volumes is asked whether it is there.
-    let decided = volumes.iter().any(|v| v.failover == Failover::Automatic);
-    let mut voters = config.voters();
-    voters.retain(|_| decided);
-    let others = voters
+    let answers = ask_all(config, &volumes);
+    let rows: Vec<Value> = volumes
         .iter()
-        .filter(|w| nodes.iter().all(|n| n.name != w.name));
-    let all = nodes.iter().chain(others).copied();
-    let answers: Map<String, Value> = std::thread::scope(|s| {
-        let asked: Vec<_> = all
+        .map(|v| volume_row(config, v, &answers))
+        .collect();
+    let well = rows.iter().all(|r| r["ok"] == true);
+    json!({ "cluster": config.cluster, "ok": well, "volumes": rows })
+}
+
+/// What each node that holds one of the volumes, or votes on one, says of them.
+fn ask_all(config: &Config, volumes: &[&Volume]) -> Map<String, Value> {
+    let decided = volumes.iter().any(|v| v.failover == Failover::Automatic);
+    let has_part = |n: &&Node| {
+        let mut holders = volumes.iter().flat_map(|v| v.data_nodes());
+        decided && n.vote || holders.any(|h| h == n.name)
+    };
+    let nodes: Vec<&Node> = config.nodes.values().filter(has_part).collect();
+    std::thread::scope(|s| {
+        let asked: Vec<_> = nodes
+            .into_iter()
             .map(|n| {
-                let mut of = volumes.clone();
+                let mut of = volumes.to_vec();
                 of.retain(|v| v.data_nodes().contains(&n.name.as_str()));
                 (n, s.spawn(move || ask_node(config, n, &of)))
             })
@@ -130,8 +132,65 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
                 (n.name.clone(), t.join().unwrap_or_else(failed))
             })
             .collect()
-    });
-    let vote = |n: &&Node| {
+    })
+}
+
+/// All that was said of a volume, and what of it is not well.
+fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Value {
+    let mut nodes: Vec<Value> = holders(config, v)
+        .iter()
+        .map(|n| node_row(n, v, &answers[&n.name]))
+        .collect();
+    let voters = match v.failover {
+        Failover::Automatic => voters(config, v, answers),
+        Failover::Manual => Vec::new(),
+    };
+    let expected = Expected {
+        mirrored: v.mirror.is_some(),
+        waits: !matches!(v.mode, Mode::Unreplicated | Mode::Async),
+        threshold: v.secondary_threshold,
+        voters: &voters,
+    };
+    let ills = ills(&expected, &nodes);
+    let stale: Vec<bool> = nodes.iter().map(|n| is_stale(n, &nodes)).collect();
+    for (n, stale) in nodes.iter_mut().zip(stale) {
+        n["stale"] = json!(stale);
+    }
+    let vote = |v: &Voter| json!({ "node": v.name, "answers": v.answers });
+    json!({
+        "volume": v.name,
+        "mode": v.mode.as_str(),
+        "ok": ills.is_empty(),
+        "ills": ills.iter().map(|i| i.to_json(&v.name)).collect::<Vec<_>>(),
+        "nodes": nodes,
+        "voters": voters.iter().map(vote).collect::<Vec<_>>(),
+    })
+}
+
+/// What a node says of a volume that it holds.
+fn node_row(n: &Node, v: &Volume, answer: &Value) -> Value {
+    let mut row = answer["volumes"]
+        .as_array()
+        .and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
+        .cloned()
+        .unwrap_or_else(|| {
+            let unknown = || format!("node {} does not know this volume", n.name);
+            let why = answer["error"].as_str().map_or_else(unknown, str::to_owned);
+            json!({ "error": why })
+        });
+    row["reachable"] = json!(answers_at_all(answer));
+    row["node"] = json!(n.name);
+    row["address"] = json!(n.address.to_string());
+    if let Some(o) = row.as_object_mut() {
+        o.remove("volume");
+        o.remove("mode");
+    }
+    row
+}
+
+/// Who votes on a volume's views. One that holds no copy of it is judged as a voter alone.
+fn voters(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Vec<Voter> {
+    let voter = |n: &Node| {
         let answer = &answers[&n.name];
         let full = || {
             let free = answer["free"].as_u64().filter(|f| *f < VOTES)?;
@@ -142,72 +201,16 @@ pub fn gather(config: &Config, only: Option<&str>) -> Value {
             ))
         };
         let why = answer["error"].as_str().map(str::to_owned).or_else(full);
-        let holds = nodes.iter().any(|h| h.name == n.name);
+        let holds = v.data_nodes().contains(&n.name.as_str());
         Voter {
             name: n.name.clone(),
-            answers: answers_at_all(answer),
+            answers: answer["error"].is_null(),
+            refuses: answer["answered"] == true,
             error: why.filter(|_| !holds),
             unread: answer["unread"].as_str().map(str::to_owned),
         }
     };
-    let voters: Vec<Voter> = voters.iter().map(vote).collect();
-    let mut well = true;
-    let mut rows = Vec::new();
-    for v in volumes {
-        let mut nodes: Vec<Value> = holders(config, v)
-            .iter()
-            .map(|n| {
-                let answer = &answers[&n.name];
-                let mut row = answer["volumes"]
-                    .as_array()
-                    .and_then(|a| a.iter().find(|s| s["volume"] == v.name.as_str()))
-                    .cloned()
-                    .unwrap_or_else(|| {
-                        let unknown = || format!("node {} does not know this volume", n.name);
-                        let why = answer["error"].as_str().map_or_else(unknown, str::to_owned);
-                        json!({ "error": why })
-                    });
-                row["reachable"] = json!(answers_at_all(answer));
-                row["node"] = json!(n.name);
-                row["address"] = json!(n.address.to_string());
-                if let Some(o) = row.as_object_mut() {
-                    o.remove("volume");
-                    o.remove("mode");
-                }
-                row
-            })
-            .collect();
-        let expected = Expected {
-            mirrored: v.mirror.is_some(),
-            waits: !matches!(v.mode, Mode::Unreplicated | Mode::Async),
-            threshold: v.secondary_threshold,
-            voters: match v.failover {
-                Failover::Automatic => &voters,
-                Failover::Manual => &[],
-            },
-        };
-        let ills = ills(&expected, &nodes);
-        well &= ills.is_empty();
-        let of = |i: &Ill| i.to_json(&v.name);
-        let ills: Vec<Value> = ills.iter().map(of).collect();
-        let votes = expected.voters.iter();
-        let votes: Vec<Value> = votes
-            .map(|v| json!({ "node": v.name, "answers": v.answers }))
-            .collect();
-        let stale: Vec<bool> = nodes.iter().map(|n| is_stale(n, &nodes)).collect();
-        for (n, stale) in nodes.iter_mut().zip(stale) {
-            n["stale"] = json!(stale);
-        }
-        rows.push(json!({
-            "volume": v.name,
-            "mode": v.mode.as_str(),
-            "ok": ills.is_empty(),
-            "ills": ills,
-            "nodes": nodes,
-            "voters": votes,
-        }));
-    }
-    json!({ "cluster": config.cluster, "ok": well, "volumes": rows })
+    config.voters().into_iter().map(voter).collect()
 }
 
 /// Whether a node's daemon answered, if only that it does not want to.
@@ -282,66 +285,15 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
 
 fn text(all: &Value) -> String {
     let mut t = String::new();
-    let empty = Vec::new();
-    for v in all["volumes"].as_array().unwrap_or(&empty) {
+    for v in list(&all["volumes"]) {
         let word = if v["ok"] == true { "well" } else { "degraded" };
         t += &format!(
             "volume {}  mode {}  {word}\n",
             v["volume"].as_str().unwrap_or(""),
             v["mode"].as_str().unwrap_or("")
         );
-        let mut rows = vec![
-            [
-                "  node", "role", "epoch", "state", "last LSN", "applied", "program", "link",
-                "behind",
-            ]
-            .map(String::from),
-        ];
-        let nodes = v["nodes"].as_array().unwrap_or(&empty);
-        // Without a program there is no link, and none is missing.
-        let in_use = nodes.iter().any(|n| n["attached"] == true);
-        for n in nodes {
-            let s = |k: &str| match &n[k] {
-                Value::String(s) => s.clone(),
-                Value::Null => "-".into(),
-                other => other.to_string(),
-            };
-            let link = match (
-                &n["link"]["up"],
-                n["link"]["round_trip_us"].as_f64(),
-                n["link"]["heard_ms"].as_u64(),
-            ) {
-                (Value::Bool(true), Some(us), _) => format!("up, {us:.0} us"),
-                (Value::Bool(true), _, Some(ms)) => format!("up, heard {ms} ms ago"),
-                (Value::Bool(true), ..) => "up".into(),
-                (Value::Bool(false), ..) if in_use => "down".into(),
-                _ => "-".into(),
-            };
-            rows.push(if n["reachable"] == true {
-                [
-                    format!("  {}", s("node")),
-                    role(n, nodes).to_owned(),
-                    s("epoch"),
-                    match n["error"].is_null() {
-                        true => s("state"),
-                        false => "unusable".to_owned(),
-                    },
-                    s("last_lsn"),
-                    s("applied"),
-                    n["pid"].as_u64().map_or("-".into(), |p| format!("pid {p}")),
-                    link,
-                    n["bytes_behind"]
-                        .as_u64()
-                        .map_or("-".into(), |b| format!("{b} B")),
-                ]
-            } else {
-                let mut row = std::array::from_fn(|_| "-".to_owned());
-                row[0] = format!("  {}", s("node"));
-                row[1] = "no answer".into();
-                row
-            });
-        }
-        t += &columns(&rows);
+        let nodes = list(&v["nodes"]);
+        t += &table(nodes);
         for n in nodes {
             if let Some(line) = backup_line(n, nodes) {
                 t += &format!("  {line}{}\n", lag_of(n, nodes));
@@ -350,7 +302,7 @@ fn text(all: &Value) -> String {
             t += &copying(n).unwrap_or_default();
         }
         t += &votes(v);
-        for c in v["copies"]["nodes"].as_array().unwrap_or(&empty) {
+        for c in list(&v["copies"]["nodes"]) {
             let applied = match c["applied"] == true {
                 true => ", applied",
                 false => "",
@@ -362,7 +314,7 @@ fn text(all: &Value) -> String {
                 c["level"].as_str().unwrap_or(""),
             );
         }
-        for i in v["ills"].as_array().unwrap_or(&empty) {
+        for i in list(&v["ills"]) {
             t += &format!("  ! {}\n", i["text"].as_str().unwrap_or(""));
             t += &format!("    what to do: {}\n", i["do"].as_str().unwrap_or(""));
         }
@@ -370,32 +322,101 @@ fn text(all: &Value) -> String {
     t
 }
 
+/// What an array has, if it is one.
+fn list(v: &Value) -> &[Value] {
+    v.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A line for each node.
+fn table(nodes: &[Value]) -> String {
+    let head = [
+        "  node", "role", "epoch", "state", "last LSN", "applied", "program", "link", "behind",
+    ];
+    let mut rows = vec![head.map(String::from)];
+    rows.extend(nodes.iter().map(|n| table_row(n, nodes)));
+    columns(&rows)
+}
+
+fn table_row(n: &Value, nodes: &[Value]) -> [String; 9] {
+    let s = |k: &str| match &n[k] {
+        Value::String(s) => s.clone(),
+        Value::Null => "-".into(),
+        other => other.to_string(),
+    };
+    if n["reachable"] != true {
+        let mut row = std::array::from_fn(|_| "-".to_owned());
+        row[0] = format!("  {}", s("node"));
+        row[1] = "no answer".into();
+        return row;
+    }
+    // What its superblock says is no use then.
+    let state = match n["state"] == "whole" && n["error"].is_string() {
+        true => "unusable".to_owned(),
+        false => s("state"),
+    };
+    [
+        format!("  {}", s("node")),
+        role(n, nodes).to_owned(),
+        s("epoch"),
+        state,
+        s("last_lsn"),
+        s("applied"),
+        n["pid"].as_u64().map_or("-".into(), |p| format!("pid {p}")),
+        link(n, nodes),
+        n["bytes_behind"]
+            .as_u64()
+            .map_or("-".into(), |b| format!("{b} B")),
+    ]
+}
+
+/// How a node is linked to the other one of its pair, or to who forwards to it.
+fn link(n: &Value, nodes: &[Value]) -> String {
+    let l = &n["link"];
+    // Without a program there is no link, and none is missing.
+    let in_use = nodes.iter().any(|n| n["attached"] == true);
+    // A program that can commit nothing more keeps what it measured last.
+    if n["failed"] == true {
+        return "-".into();
+    }
+    match (
+        &l["up"],
+        l["round_trip_us"].as_f64(),
+        l["heard_ms"].as_u64(),
+    ) {
+        (Value::Bool(true), Some(us), _) => format!("up, {us:.0} us"),
+        (Value::Bool(true), _, Some(ms)) => format!("up, heard {ms} ms ago"),
+        (Value::Bool(true), ..) => "up".into(),
+        (Value::Bool(false), ..) if in_use => "down".into(),
+        _ => "-".into(),
+    }
+}
+
 /// The line about who votes, if somebody does.
 fn votes(v: &Value) -> String {
-    let empty = Vec::new();
-    let all = v["voters"].as_array().unwrap_or(&empty);
-    let here = |answers: bool| -> Vec<&str> {
+    let all = list(&v["voters"]);
+    let names = |answers: bool| {
         let of = all.iter().filter(|v| (v["answers"] == true) == answers);
-        of.filter_map(|v| v["node"].as_str()).collect()
-    };
-    let away = match here(false) {
-        away if away.is_empty() => String::new(),
-        away => format!("; no answer from {}", away.join(", ")),
+        let of: Vec<&str> = of.filter_map(|v| v["node"].as_str()).collect();
+        match of.is_empty() {
+            true => "none".to_owned(),
+            false => of.join(", "),
+        }
     };
     match all.len() {
         0 => String::new(),
         n => format!(
-            "  voters, of which {} are needed: {} answer{away}\n",
+            "  voters: {}; without an answer: {}; {} of {n} are needed\n",
+            names(true),
+            names(false),
             n / 2 + 1,
-            here(true).join(", ")
         ),
     }
 }
 
-/// How many bytes a node lacks, by who forwards to it.
+/// How many bytes a node lacks, by who forwards to it; a program says nothing of that.
 fn lag_of(n: &Value, nodes: &[Value]) -> String {
-    let rows = nodes.iter().filter(|f| f["node"] == n["link"]["primary"]);
-    let mut rows = rows.filter_map(|f| f["backups"].as_array()).flatten();
+    let from = nodes.iter().find(|f| f["node"] == n["link"]["from"]);
+    let mut rows = from.map_or(&[][..], |f| list(&f["backups"])).iter();
     let row = rows.find(|r| r["node"] == n["node"] && r["active"] == true);
     match row.and_then(|r| r["lag"].as_u64()) {
         Some(lag @ 1..) => format!(", {lag} B to go"),
@@ -415,7 +436,7 @@ fn at_risk(n: &Value) -> String {
     let last = &n["last_risk"];
     if let (Some(bytes @ 1..), Some(ms)) = (last["bytes"].as_u64(), last["milliseconds"].as_f64()) {
         t += &format!(
-            "  node {name}: its mirror was lost, and {bytes} B were in its memory only, for {ms:.1} ms\n"
+            "  node {name}: earlier, when its mirror was lost, {bytes} B were in its memory only, for {ms:.1} ms\n"
         );
     }
     t

@@ -31,8 +31,10 @@ pub struct Expected<'a> {
 pub struct Voter {
     /// Its name.
     pub name: String,
-    /// Whether its daemon answered.
+    /// Whether its daemon answered, and not to refuse.
     pub answers: bool,
+    /// Whether its daemon does not want to answer.
+    pub refuses: bool,
     /// Of one that holds no copy of the volume: what is wrong with it.
     pub error: Option<String>,
     /// Of the same: why it cannot read the register of views.
@@ -40,6 +42,14 @@ pub struct Voter {
 }
 
 impl Expected<'_> {
+    /// What to do about a copy that follows and has no room.
+    fn room(&self) -> &'static str {
+        match self.voters {
+            [] => ROOM_BY_HAND,
+            _ => ROOM,
+        }
+    }
+
     /// How many voters answer, and how many of all have to.
     fn votes(&self) -> (usize, usize, usize) {
         let all = self.voters.len();
@@ -48,14 +58,10 @@ impl Expected<'_> {
     }
 
     /// What is said of a voter that is not well, in addition.
-    fn vote_of(&self, name: &str) -> String {
-        let (have, all, need) = self.votes();
-        match self.voters.iter().find(|v| v.name == name) {
-            None => String::new(),
-            Some(v) if v.answers => "; it has a vote".to_owned(),
-            Some(_) => {
-                format!("; it has a vote: {have} of {all} voters answer, and {need} are needed")
-            }
+    fn vote_of(&self, name: &str) -> &'static str {
+        match self.voters.iter().any(|v| v.name == name) {
+            true => "; it has a vote",
+            false => "",
         }
     }
 }
@@ -91,17 +97,23 @@ impl Ill {
     }
 }
 
-const START: &str = "start `mojim node` there, or look at its machine and its network; `mojim replace` if it is lost for good";
+const START: &str = "start `mojim node` there (end it first if it hangs), or look at its machine and its network; `mojim replace` if it is lost for good";
 const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second)";
 const VOTER: &str = "mend what the message names (room, a disk: the daemon there tries again every second). Else look again in a few seconds, and if it stays so start `mojim node` there again; `mojim replace` if it is lost for good";
 const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
 const JOINS: &str = "nothing, if this passes: the program's node takes back who answers; if it stays so, read what that program and the other nodes' daemons say";
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
-const PRIMARY: &str = "mend what the message names (the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
-const DISK: &str = "mend what the message names (the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
-const ROOM: &str = "make room on that file system: it goes on by itself within seconds";
-const ROOM_BY_HAND: &str = "make room on that file system: it goes on by itself when a program is attached; else start `mojim node` there again";
+const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
+const DISK: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
+const LOADS: &str = "nothing, if this passes: all of the volume is copied to it";
+const AWAY: &str =
+    "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
+const AWAY_UNUSED: &str = "start the program: a backup gets what it lacks while one is attached";
+const ROOM: &str =
+    "make room on the file system that is named: it goes on by itself within seconds";
+const ROOM_BY_HAND: &str = "make room on the file system that is named: it goes on by itself when a program is attached; else start `mojim node` there again";
+const REFUSED: &str = "give the node and this command the same configuration and keys";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
     n[key].as_str().unwrap_or("")
@@ -144,8 +156,10 @@ pub fn backup_line(n: &Value, nodes: &[Value]) -> Option<String> {
         return None;
     }
     let in_use = nodes.iter().any(|n| n["attached"] == true);
-    let follows = match n["link"]["primary"].as_str() {
-        Some(whom) if n["link"]["up"] == true => format!(" follows node {whom},"),
+    let is_up = n["link"]["up"] == true;
+    let follows = match n["link"]["from"].as_str() {
+        Some(whom) if is_up => format!(" follows node {whom},"),
+        None if is_up => " follows,".to_owned(),
         _ if in_use => " follows nobody,".to_owned(),
         _ => String::new(),
     };
@@ -159,11 +173,21 @@ pub fn backup_line(n: &Value, nodes: &[Value]) -> Option<String> {
 
 /// How far a copy is.
 fn has(n: &Value, nodes: &[Value]) -> String {
-    let most = nodes.iter().map(committed).max().unwrap_or(0);
+    // The same number may be another sync point there.
+    if is_stale(n, nodes) {
+        return format!("has LSN {} of an older view", n["last_lsn"]);
+    }
+    let most = most(nodes);
     format!(
         "has LSN {} of {most}",
         n["last_lsn"].as_u64().unwrap_or(0).min(most)
     )
+}
+
+/// What is committed in the newest view, as far as is known.
+fn most(nodes: &[Value]) -> u64 {
+    let newest = nodes.iter().filter(|n| !is_stale(n, nodes));
+    newest.map(committed).max().unwrap_or(0)
 }
 
 /// What a node is known to have committed.
@@ -243,7 +267,11 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     for v in expected.voters {
         if let Some(why) = &v.error {
             let what = format!("{why}{}", expected.vote_of(&v.name));
-            let todo = if v.answers { VOTER } else { START };
+            let todo = match v.answers {
+                true => VOTER,
+                false if v.refuses => REFUSED,
+                false => START,
+            };
             ills.push(Ill::new(&v.name, "voter", what, todo));
         }
     }
@@ -280,11 +308,16 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     ills
 }
 
-/// What to do about an ill that another one has caused, if `node` has one.
-fn because_of(node: &str, ills: &[Ill]) -> Option<Cow<'static, str>> {
-    let causes = ["unreachable", "refused", "copy", "room", "failed"];
-    let has = |i: &Ill| i.node == node && causes.contains(&i.kind);
-    let text = format!("what is said of node {node}; this passes with it");
+/// What to do about an ill that another one has caused, if `node` has one. That room is
+/// short has caused nothing yet.
+fn because_of(node: &str, nodes: &[Value], ills: &[Ill]) -> Option<Cow<'static, str>> {
+    let causes = ["unreachable", "refused", "copy", "failed"];
+    let full = nodes.iter().any(|n| n["node"] == node && n["full"] == true);
+    let is_cause = |kind| causes.contains(&kind) || full && kind == "room";
+    let has = |i: &Ill| i.node == node && is_cause(i.kind);
+    let text = format!(
+        "what is said of node {node}: this passes with it, or when another takes its place"
+    );
     ills.iter().any(has).then_some(Cow::Owned(text))
 }
 
@@ -306,26 +339,19 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
                 format!("the copy of node {name} cannot be used: {e}"),
                 match text(n, "role") {
                     "primary" => PRIMARY,
+                    _ if n["full"] == true => expected.room(),
                     _ => DISK,
                 },
             ),
-            (true, false) => Ill::new(
-                name,
-                "refused",
-                e.to_owned(),
-                "give the node and this command the same configuration and keys",
-            ),
+            (true, false) => Ill::new(name, "refused", e.to_owned(), REFUSED),
         });
     }
     if let Some(mut what) = room {
+        what += expected.vote_of(name);
         let mut todo = "make room on that file system";
         if let Some(e) = n["error"].as_str().filter(|_| full) {
             what += &format!("; its copy takes nothing meanwhile: {e}");
-            todo = if expected.voters.is_empty() {
-                ROOM_BY_HAND
-            } else {
-                ROOM
-            };
+            todo = expected.room();
         }
         ills.push(Ill::new(name, "room", what, todo));
     }
@@ -356,10 +382,10 @@ fn of_room(n: &Value) -> Option<String> {
 
 /// That the program on a node whose daemon does not answer is heard by another.
 fn goes_on(name: &str, nodes: &[Value]) -> String {
-    let hears = |n: &&Value| n["link"]["up"] == true && n["link"]["primary"] == name;
+    let hears = |n: &&Value| n["link"]["up"] == true && n["link"]["from"] == name;
     nodes.iter().find(hears).map_or(String::new(), |n| {
         format!(
-            "; its program goes on without it: node {} heard it {} ms ago",
+            "; node {} heard its program {} ms ago, which needs no daemon to go on",
             text(n, "node"),
             n["link"]["heard_ms"]
         )
@@ -392,11 +418,10 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         let todo = "start the voters that do not answer, or look at their machines and network";
         ills.push(Ill::new("", "quorum", what, todo));
     } else {
-        let mut whys: Vec<&str> = unread.iter().map(|(_, e)| *e).collect();
-        whys.dedup();
+        // Others would say the same.
         let what = format!(
             "{have} of {all} voters answer, and the register of views cannot be read, as while they choose who leads them, for some seconds; meanwhile nobody takes over: {}",
-            whys.join("; ")
+            unread[0].1
         );
         ills.push(Ill::new("", "quorum", what, VOTERS));
     }
@@ -439,8 +464,11 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
         Some(s) => ills.push(Ill::new(
             name,
             "copy",
-            format!("the copy of node {name} is {s}"),
-            PROGRAM,
+            format!("the copy of node {name} is {s}{}", uncopied(n)),
+            match s {
+                "loading" => LOADS,
+                _ => PROGRAM,
+            },
         )),
     }
     if n["failed"] == true {
@@ -457,11 +485,20 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
             name,
             "stale",
             format!(
-                "node {name} was primary until epoch {newest} and has not been brought up to date"
+                "node {name} was primary until epoch {newest} and has not been brought up to date{}",
+                uncopied(n)
             ),
             PROGRAM,
         ));
     }
+}
+
+/// Why what came in for a copy last could not be taken, if that is why it lacks something.
+fn uncopied(n: &Value) -> String {
+    let why = n["copy_error"].as_str();
+    why.map_or(String::new(), |why| {
+        format!("; what comes in for it needs more room than there is: {why}")
+    })
 }
 
 /// Whether the primary has its mirror, and the mirror what is committed.
@@ -479,21 +516,24 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
         if p["link"]["up"] == false {
             let unread = |n: &Value| n["register"]["error"].is_string();
             let then = match expected.voters {
-                _ if !expected.waits => "sync points of its program go on, and have one copy",
-                [] => "sync points of its program wait, and fail if it stays so",
+                // It says so itself.
+                _ if p["failed"] == true => "",
+                _ if !expected.waits => ": sync points of its program go on, and have one copy",
+                [] => ": sync points of its program wait, and fail if it stays so",
                 _ if unread(p) => {
-                    "sync points of its program wait, and fail if it stays so: it cannot go on alone while it does not reach enough voters"
+                    ": sync points of its program wait, and fail if it stays so: it cannot go on alone while it does not reach enough voters"
                 }
-                _ => "sync points of its program wait until it goes on alone, in seconds",
+                _ => ": sync points of its program wait until it goes on alone, in seconds",
             };
             let what =
-                format!("the link of node {name} to its mirror, node {mirror}, is down: {then}");
+                format!("the link of node {name} to its mirror, node {mirror}, is down{then}");
             let mut ill = Ill::new(name, "link", what, START);
-            ill.todo = because_of(mirror, ills).unwrap_or(
+            ill.todo = because_of(mirror, nodes, ills).unwrap_or(
                 "look at the network between the two, and read what their daemons say".into(),
             );
             ills.push(ill);
         }
+        of_silence(p, nodes, ills);
         return;
     }
     // Nobody sends: what it lacks it goes on lacking.
@@ -530,39 +570,66 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
     }
 }
 
+/// A program that stands still does not say that its link is down.
+fn of_silence(p: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
+    let name = text(p, "node");
+    let mirror = nodes.iter().find(|n| n["node"] == p["view"]["mirror"]);
+    let hears_nothing = |m: &&Value| is_usable(m) && m["link"]["up"] == false;
+    if p["link"]["up"] == true
+        && let Some(m) = mirror
+            .filter(|m| epoch(m) == epoch(p))
+            .filter(hears_nothing)
+    {
+        let what = format!(
+            "node {}, the mirror, hears nothing of the program on node {name} (process {})",
+            text(m, "node"),
+            p["pid"]
+        );
+        let todo = "look again in a few seconds; if it stays so, look at that process (is it stopped?) and at the network between the two";
+        ills.push(Ill::new(name, "link", what, todo));
+    }
+}
+
 /// That a primary has no mirror: who has what it commits all the same, and what becomes of it.
 fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> Ill {
     let name = text(p, "node");
     let attached = p["attached"] == true;
     let is_other = |n: &&Value| n["node"] != name && is_usable(n);
-    let follows = |n: &&Value| !attached || n["link"]["up"] == true;
+    let follows = |n: &&Value| !attached || n["link"]["up"] == true && n["link"]["from"] == name;
     let others: Vec<&Value> = nodes.iter().filter(is_other).filter(follows).collect();
-    let mut what = match (attached, others.is_empty()) {
-        (true, true) => format!("node {name} is alone: what it commits has one copy"),
-        (false, true) => {
-            format!("node {name} is alone: it has no mirror, and no other copy can be used")
-        }
-        (true, false) => format!(
-            "node {name} is alone: a sync point returns when it is there, without waiting for another copy"
-        ),
-        (false, false) => format!("node {name} is alone: it has no mirror"),
+    let mut what = format!("node {name} is alone: ");
+    what += match (attached, others.is_empty()) {
+        (true, true) => "what it commits has one copy",
+        (true, false) => "a sync point returns when it is there, without waiting for another copy",
+        (false, true) => "it has no mirror, nor can another copy be used",
+        (false, false) => "it has no mirror",
     };
+    if others.is_empty() && nodes.iter().any(|n| n["reachable"] != true) {
+        what += ", as far as the nodes say that answer";
+    }
     for n in &others {
         let does = if attached { " follows and" } else { "" };
-        let old = match epoch(n) < epoch(p) {
-            true => ", in the view before",
-            false => "",
-        };
-        what += &format!("; node {}{does} {}{old}", text(n, "node"), has(n, nodes));
+        what += &format!("; node {}{does} {}", text(n, "node"), has(n, nodes));
     }
-    let ill = nodes.iter().filter(|n| n["node"] != name);
-    let cause = ill.filter_map(|n| because_of(text(n, "node"), ills)).next();
-    let mut todo = match cause {
+    // Who was, or is to be, the mirror; then who does not say what it is.
+    let could_be = |roles: &'static [&str]| {
+        let is = move |n: &&Value| n["node"] != name && roles.contains(&text(n, "role"));
+        let all = nodes.iter().filter(is);
+        all.filter_map(|n| because_of(text(n, "node"), nodes, ills))
+            .next()
+    };
+    let mut todo = match could_be(&["mirror", "primary"]).or_else(|| could_be(&[""])) {
         Some(todo) => todo,
         None if attached => JOINS.into(),
         None => PROGRAM.into(),
     };
-    if attached && !others.is_empty() && !expected.voters.is_empty() {
+    if !attached {
+        todo.to_mut().push_str(&format!(
+            ". Node {name} is the primary: a program that is to go on is started there"
+        ));
+    }
+    let (have, _, need) = expected.votes();
+    if attached && !others.is_empty() && !expected.voters.is_empty() && have >= need {
         todo.to_mut()
             .push_str(". Who follows takes the mirror's place if none comes back");
     }
@@ -581,7 +648,7 @@ fn of_backups(
     ills: &mut Vec<Ill>,
 ) {
     let in_use = nodes.iter().any(|n| n["attached"] == true);
-    let most = nodes.iter().map(committed).max().unwrap_or(0);
+    let most = most(nodes);
     let forwards = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
     let rows = || {
         let rows = nodes.iter().filter(forwards);
@@ -598,20 +665,27 @@ fn of_backups(
         let has = b["last_lsn"].as_u64().unwrap_or(0);
         let is_old = outside(b) && epoch(b) < newest;
         if !follows && (in_use || is_old || has < most) {
+            let lacks = match is_old || has < most {
+                true => format!(
+                    "it has LSN {has}, and LSN {most} is committed{}",
+                    uncopied(b)
+                ),
+                false => "it has what is committed by now".to_owned(),
+            };
             let mut ill = Ill::new(
                 name,
                 "backup-away",
                 match mirror.filter(|_| outside(b)) {
-                    Some(mirror) => format!(
-                        "node {name} follows nobody, and node {mirror} is the mirror: it has LSN {has}, and LSN {most} is committed"
-                    ),
-                    None => format!(
-                        "backup {name} follows nobody: it has LSN {has}, and LSN {most} is committed"
-                    ),
+                    Some(mirror) => {
+                        format!(
+                            "node {name} follows nobody, and node {mirror} is the mirror: {lacks}"
+                        )
+                    }
+                    None => format!("backup {name} follows nobody: {lacks}"),
                 },
-                "look again in a few seconds; if it stays so, read what its daemon and the mirror's say, and start the program if it does not run",
+                if in_use { AWAY } else { AWAY_UNUSED },
             );
-            if let Some(todo) = upstream.and_then(|u| because_of(u, ills)) {
+            if let Some(todo) = upstream.and_then(|u| because_of(u, nodes, ills)) {
                 ill.todo = todo;
             }
             ills.push(ill);

@@ -215,6 +215,12 @@ fn what_is_well_is_said_to_be() {
     c.await_well("nobody has attached yet");
     let mut p = c.program("a");
     c.await_well("a program is attached");
+    // It is the mirror that forwards to it.
+    await_that("whom c follows", || {
+        let said = text(&c.mojim("status", &[]).stdout);
+        said.contains("  backup c: follows node b, has LSN")
+            .then_some(())
+    });
     p.finish();
     c.await_well("the program has ended");
     for n in ["a", "b", "c", "w"] {
@@ -243,7 +249,12 @@ fn a_dead_node_is_named_beside_a_program() {
         nodes.kill(n);
         let kind = if n == "w" { "voter" } else { "unreachable" };
         let what = format!("{n} killed, with a program");
-        c.await_ills(&what, &[(n, kind)], &[word]);
+        let heard = if n == "a" {
+            "node b heard its program"
+        } else {
+            ""
+        };
+        c.await_ills(&what, &[(n, kind)], &[word, heard]);
         nodes.start(&c, n);
         c.await_well(&format!("{n} back, with a program"));
     }
@@ -265,6 +276,9 @@ fn a_dead_node_is_named_without_a_program() {
     let mut nodes = c.nodes();
     c.program("a").finish();
     c.await_well("no program is attached");
+    let said = text(&c.mojim("status", &[]).stdout);
+    let votes = "  voters: a, b, w; without an answer: none; 2 of 3 are needed\n";
+    assert!(said.contains(votes), "{said}");
     for (n, word) in [
         ("b", "node b at"),
         ("c", "node c at"),
@@ -280,6 +294,9 @@ fn a_dead_node_is_named_without_a_program() {
     // The mirror takes over.
     nodes.kill("a");
     let ills = [("a", "unreachable"), ("b", "alone")];
+    // Nobody heard a program that is not there.
+    let said = text(&c.mojim("status", &[]).stdout);
+    assert!(!said.contains("heard its program"), "{said}");
     c.await_ills(
         "a killed, without a program",
         &ills,
@@ -353,11 +370,16 @@ fn a_full_disk(node: &'static str, may: &[Known]) {
         let said = nodes.at(node).as_ref().unwrap().errors();
         assert!(said.contains("No space left"), "{said}");
         let what = format!("{node} could not take what was stored, with a program");
+        let words = [words[0], "its copy takes nothing meanwhile"];
         c.await_among(&what, &full, may, &words);
         p.finish();
     }
     let what = format!("{node} could not take what was stored, without a program");
-    c.await_among(&what, &full, may, &words);
+    let takes_nothing = match node {
+        "a" => "",
+        _ => "its copy takes nothing meanwhile",
+    };
+    c.await_among(&what, &full, may, &[words[0], takes_nothing]);
     disk.empty();
     c.await_well(&format!("room at {node} again, by itself"));
 }

@@ -20,6 +20,7 @@ use super::{Node, lock};
 use mojim_config::Volume;
 use mojim_env::Result;
 use mojim_format::{State, View};
+use mojim_replica::holders::Peer;
 use mojim_replica::layout;
 use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_store::store::read_superblock;
@@ -115,7 +116,6 @@ impl Node {
     /// Why the mirror of a volume that this node leads, and to which nobody is
     /// attached, is to be brought up to date.
     fn behind(&self, v: &Volume) -> Option<String> {
-        let peer = layout::peer(&self.config, &self.me, v)?;
         if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
             return None;
         }
@@ -124,6 +124,9 @@ impl Node {
         if !leads || sb.state != State::Whole {
             return None;
         }
+        let peers = layout::others(&self.config, &self.me, v);
+        let configured = layout::peer(&self.config, &self.me, v)?;
+        let peer = mirror_of(&sb.view, peers, configured);
         let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
         let volume = v.name.clone();
         let theirs = c.ask_for(&Request::Standing { volume }).ok()?;
@@ -182,6 +185,13 @@ impl Node {
     }
 }
 
+/// Whom an attach would bring up to date: the view's mirror; where it has none, the
+/// configured one.
+fn mirror_of(view: &View, others: Vec<Peer>, configured: Peer) -> Peer {
+    let mut others = others.into_iter();
+    others.find(|p| p.name == view.mirror).unwrap_or(configured)
+}
+
 /// By what the other node says, if it is behind this copy.
 fn why_behind(view: &View, checkpoint: u64, theirs: &Standing) -> Option<String> {
     if theirs.error.is_some() {
@@ -209,6 +219,35 @@ fn why_behind(view: &View, checkpoint: u64, theirs: &Standing) -> Option<String>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mojim_env::Address;
+
+    /// A backup had taken the mirror's place, and the configured mirror came back while no
+    /// program ran: the primary's daemon attached every second for its sake, a view each time,
+    /// and said of the true mirror that it is up to date (a new user).
+    #[test]
+    fn the_mirror_of_the_view_is_looked_after() {
+        let peer = |name: &str| {
+            let address = Address::Unix(format!("/{name}").into());
+            Peer {
+                name: name.into(),
+                address: address.clone(),
+                tcp: address,
+                shared: false,
+            }
+        };
+        let mut view = View {
+            epoch: 5,
+            primary: "a".into(),
+            mirror: "c".into(),
+        };
+        let whom = |view: &View| mirror_of(view, vec![peer("b"), peer("c")], peer("b")).name;
+        assert_eq!(whom(&view), "c");
+        view.mirror.clear();
+        assert_eq!(whom(&view), "b");
+        // It holds no copy any more.
+        view.mirror = "d".into();
+        assert_eq!(whom(&view), "b");
+    }
 
     #[test]
     fn who_is_behind_is_known_by_what_it_says() {

@@ -41,12 +41,15 @@ use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
-use mojim_replica::mirror::{Mirror, Refusal, refuse};
+use mojim_replica::mirror::{Mirror, Refusal, refuse, superseded};
 use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
 use mojim_replica::stream::StreamIn;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
+
+/// Between two times that the same is said of what is tried again and again.
+const REPEAT: Duration = Duration::from_secs(60);
 
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -82,6 +85,10 @@ pub struct Node {
     unsettled: Mutex<HashSet<String>>,
     /// Why other copies cannot be brought up to date, by volume, as the last try said.
     unhealed: Mutex<HashMap<String, String>>,
+    /// Why what came in for a volume last could not be taken, where that was for want of room.
+    uncopied: Mutex<HashMap<String, String>>,
+    /// What was said of late and is said again and again, with when.
+    repeated: Mutex<HashMap<String, Duration>>,
     /// Something about that has changed.
     heals: Event,
     links: AtomicUsize,
@@ -186,6 +193,8 @@ impl Node {
             healing: Mutex::default(),
             unsettled: Mutex::default(),
             unhealed: Mutex::default(),
+            uncopied: Mutex::default(),
+            repeated: Mutex::default(),
             heals: Event::default(),
             views,
             links: AtomicUsize::new(0),
@@ -244,6 +253,19 @@ impl Node {
 
     fn say(&self, text: &str) {
         (self.report)(text);
+    }
+
+    /// The same once a minute at most, of what is tried again every second.
+    fn say_rarely(&self, text: &str) {
+        let now = self.env.now();
+        let mut all = lock(&self.repeated);
+        all.retain(|_, at| now.saturating_sub(*at) < REPEAT);
+        if all.contains_key(text) {
+            return;
+        }
+        all.insert(text.to_owned(), now);
+        drop(all);
+        self.say(text);
     }
 
     /// Remembers whether this node's copy could be used, for who asks. That somebody
@@ -397,7 +419,7 @@ impl Node {
                 return Ok(m.clone());
             }
             // Opened again, it is verified again (invariant 6).
-            self.say(&format!(
+            self.say_rarely(&format!(
                 "volume {}: reopening a copy that failed: {}",
                 v.name,
                 m.store.poisoned().expect("just seen").cause()
@@ -415,7 +437,7 @@ impl Node {
         if store.superblock().state == State::Empty {
             self.say(&format!("volume {}: no usable copy here yet", v.name));
         } else {
-            self.say(&format!(
+            self.say_rarely(&format!(
                 "volume {}: copy opened, last LSN {}",
                 v.name,
                 store.tail()
@@ -427,7 +449,7 @@ impl Node {
         {
             // It acknowledges nothing more, and cannot take over: it says so to whoever
             // greets it, and is opened again then.
-            self.say(&format!(
+            self.say_rarely(&format!(
                 "volume {}: this copy cannot apply what it acknowledged: {e}",
                 v.name
             ));
@@ -647,16 +669,9 @@ impl Node {
             self.speaks_as(&*wire.conn, &h.from, &v)?;
             // A newer view that this node itself made comes before the lock.
             if let Ok(Some(sb)) = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))
-                && sb.view.primary == self.me.name
-                && sb.view.epoch > h.view
+                && let Some(no) = superseded(&self.me.name, &sb.view, &h)
             {
-                return Err(Refusal {
-                    code: RefuseCode::Superseded,
-                    text: format!(
-                        "node {} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
-                        self.me.name, v.name, sb.view.epoch, h.from, h.view
-                    ),
-                });
+                return Err(no);
             }
             // One that this node leads is opened for who may replace it.
             let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
@@ -698,7 +713,10 @@ impl Node {
                         .wait(control.wants_to_send(), Duration::from_millis(50));
                 }
                 Err(e) => {
-                    self.say(&format!(
+                    if [libc::ENOSPC, libc::EDQUOT].contains(&e.errno()) {
+                        lock(&self.uncopied).insert(hello.volume.clone(), e.cause());
+                    }
+                    self.say_rarely(&format!(
                         "volume {}: node {} is gone: {e}",
                         hello.volume, hello.from
                     ));

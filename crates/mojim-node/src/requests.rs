@@ -21,9 +21,9 @@ use mojim_replica::holders::Peer;
 use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::Mirror;
+use mojim_replica::mirror::promote::check_primary;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Holder, Post, Question, Request, Standing};
-use mojim_replica::view_client::member;
 use mojim_store::area::Area;
 use mojim_store::log::{LIVE_AT, Live};
 use mojim_store::store::{Store, read_superblock};
@@ -410,7 +410,11 @@ impl Node {
             "primary"
         } else if mirror == Some(&self.me.name) {
             "mirror"
-        } else if v.backups.contains(&self.me.name) || m.is_some_and(|m| m.is_backup()) {
+        } else if v.backups.contains(&self.me.name)
+            || m.is_some_and(|m| m.is_backup())
+            // Of a view that has another mirror.
+            || mirror.is_some_and(|m| !m.is_empty())
+        {
             "backup"
         } else {
             "mirror"
@@ -553,8 +557,10 @@ impl Node {
                 Some(m) => m.store.poisoned().cloned(),
                 None => self.noted(v, sequence),
             };
-            // It goes on by itself when there is room.
-            if why.is_some_and(|e| [libc::ENOSPC, libc::EDQUOT].contains(&e.errno())) {
+            // A copy that follows goes on by itself when there is room.
+            let follows = out["role"] != "primary" && s.state != CopyState::Damaged;
+            let full = |e: Error| [libc::ENOSPC, libc::EDQUOT].contains(&e.errno());
+            if follows && why.is_some_and(full) {
                 out["full"] = json!(true);
             }
         }
@@ -606,10 +612,20 @@ impl Node {
         });
         out["link"] = match m.live_primary() {
             Some((ago, who)) => {
-                json!({ "up": true, "primary": who, "heard_ms": ago.as_millis() as u64 })
+                json!({
+                    "up": true,
+                    "primary": who,
+                    "from": m.greeted(),
+                    "heard_ms": ago.as_millis() as u64,
+                })
             }
             None => json!({ "up": false }),
         };
+        if let Some(why) = lock(&self.uncopied).get(&m.store.spec().volume)
+            && out["link"]["up"] == false
+        {
+            out["copy_error"] = json!(why);
+        }
         let mut backups = m.backups.progress();
         backups.retain(|b| b.name != sb.view.primary);
         // Others who follow forward to nobody, and must not be asked about it.
@@ -700,7 +716,7 @@ impl Node {
         let begun =
             read_superblock(&*self.env, &meta)?.is_some_and(|sb| sb.view.epoch >= reg.epoch);
         if mine && begun && !force {
-            self.check_own(v, |s| self.check_primary(v, &reg, s))?;
+            self.check_own(v, |s| check_primary(&reg, s, layout::rule(v).local))?;
             return Ok(json!({ "epoch": reg.epoch, "already": true }));
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
@@ -712,22 +728,6 @@ impl Node {
             self.let_go_of_mirror(v, m);
         }
         done
-    }
-
-    /// Whether this copy has what the view's primary had, which its node is by name.
-    pub(super) fn check_primary(&self, v: &Volume, reg: &Register, store: &Store) -> Result<()> {
-        let sb = store.superblock();
-        // A program that attaches gives such a copy another life. What it led itself
-        // and lost counts, not what it has taken over from its primary since.
-        let led = sb.view.primary == sb.node;
-        let misses = sb.ring_lost && led && !layout::rule(v).local;
-        if misses || !reg.is_primary(&member(store)) {
-            return Err(Error::Invalid(format!(
-                "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
-                self.me.name
-            )));
-        }
-        Ok(())
     }
 
     /// `open`, of this node's own copy, once nobody only looks after it. `None`: a
@@ -830,7 +830,7 @@ impl Node {
             m.force(views)?
         } else {
             if mine {
-                self.check_primary(v, reg, &m.store)?;
+                check_primary(reg, &m.store, layout::rule(v).local)?;
             }
             m.take_over(views)?
         };

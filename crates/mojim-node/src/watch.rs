@@ -17,6 +17,7 @@ use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
 use mojim_replica::client::Client;
 use mojim_replica::fallback_timer::FallbackTimer;
+use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Request, Standing};
@@ -45,6 +46,11 @@ impl Node {
             std::thread::sleep(beat);
             let Some(mut m) = lock(&self.mirrors).get(&v.name).cloned() else {
                 heard = self.env.now();
+                // One that could not be opened, as where its disk was full.
+                if heard >= again && self.failed_to_open(v) {
+                    again = heard + AGAIN;
+                    let _ = self.mirror(v);
+                }
                 continue;
             };
             // When it spoke, not when that was looked up: the register may have taken so
@@ -84,7 +90,7 @@ impl Node {
                 continue;
             }
             let silent = self.env.now() - heard;
-            let mut taken = self.try_take_over(v, views, &m, !unknown);
+            let mut taken = m.try_take_over(views, layout::rule(v).local, !unknown);
             let lost = met && silent >= limit && v.fallback == Fallback::Automatic;
             if matches!(taken, Ok(None)) && lost {
                 taken = self.try_fall_back(v, views, &m, &mut timer, limit);
@@ -120,6 +126,12 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// Whether this copy follows, and the last try to open it failed.
+    fn failed_to_open(&self, v: &Volume) -> bool {
+        let failed = lock(&self.ills).contains_key(&v.name);
+        failed && !self.in_use(v) && self.follows(v).unwrap_or(false)
     }
 
     /// Whether the daemon of the primary's node answers: then its machine is
@@ -230,33 +242,6 @@ impl Node {
         let first = theirs.last_lsn == last && node < self.me.name.as_str();
         let follows = theirs.state == CopyState::Whole && theirs.epoch == epoch;
         follows && (theirs.last_lsn > last || first)
-    }
-
-    /// Becomes primary if the register agrees. `suspect`: the primary is
-    /// silent; otherwise only what the register has agreed to is completed.
-    fn try_take_over(
-        &self,
-        v: &Volume,
-        views: &dyn ViewRegister,
-        m: &Mirror,
-        suspect: bool,
-    ) -> Result<Option<(u64, u64)>> {
-        let reg = views.read(&v.name)?;
-        let mine = m.is_primary(&reg);
-        if !(mine || suspect && m.is_member(&reg)) {
-            return Ok(None);
-        }
-        if mine {
-            self.check_primary(v, &reg, &m.store)?;
-        } else if m.is_distrusted() {
-            return Err(Error::Invalid(
-                "its primary is silent, and the copy here was to be made anew, by an operator's word: it does not take over by itself (`mojim promote` takes it as it is)".into(),
-            ));
-        }
-        match m.take_over_from(reg, views)? {
-            None => Err(Error::Protocol("the view changed meanwhile".into())),
-            taken => Ok(taken),
-        }
     }
 
     /// The copy of a node that has become primary is closed, for the program.

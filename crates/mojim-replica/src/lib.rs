@@ -1,6 +1,7 @@
 //! Primary, mirror and backups: the state machines of their sessions, copies of
 //! whole volumes, and who is who by the register of views.
 
+pub mod attach;
 pub mod backup_progress;
 pub mod backup_session;
 pub mod client;

@@ -17,7 +17,7 @@
 
 pub mod control;
 pub mod lane;
-mod promote;
+pub mod promote;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -556,7 +556,20 @@ impl Mirror {
     }
 }
 
-/// Tells the peer no, as far as the link still takes it, and closes.
+/// Why node `me`, whose last view is this, does not follow who greets it: it made a newer
+/// view itself than that one knows.
+pub fn superseded(me: &str, view: &View, h: &Hello) -> Option<Refusal> {
+    let is = view.primary == me && view.epoch > h.view;
+    is.then(|| {
+        let text = format!(
+            "node {me} is itself the primary of volume {}, since epoch {}; node {} knows epoch {} only",
+            h.volume, view.epoch, h.from, h.view
+        );
+        Refusal::new(RefuseCode::Superseded, text)
+    })
+}
+
+/// Tells the peer no, as far as the link still takes it. The caller closes the link.
 pub fn refuse(wire: &mut Wire, epoch: u64, no: &Refusal) {
     wire.send(
         FrameKind::Refuse,

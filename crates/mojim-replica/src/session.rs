@@ -249,6 +249,11 @@ impl Session {
         self.backoff = Duration::from_millis(10);
     }
 
+    /// The primary whose session this is.
+    pub fn primary(&self) -> &Arc<Primary> {
+        &self.primary
+    }
+
     /// Whether it has not begun its epoch yet.
     pub fn is_attaching(&self) -> bool {
         self.attach

@@ -442,10 +442,10 @@ impl Inner {
     fn too_few(&self, got: usize) -> String {
         let metrics = self.raft.metrics().borrow().clone();
         let all = metrics.membership_config.voter_ids().count();
+        // While one is replaced, both sets count: how many are needed is not one number.
         format!(
-            "{got} of {all} voters answer node {}, which leads them, and {} are needed",
-            self.links.name(self.id),
-            all / 2 + 1
+            "{got} of {all} voters answer node {}, which leads them: too few",
+            self.links.name(self.id)
         )
     }
 

@@ -30,6 +30,7 @@ use mojim_linux::rings;
 use mojim_linux::{Os, trust};
 use mojim_memory::committed;
 use mojim_memory::fork::{check_fork, is_other_process, watch_forks};
+use mojim_replica::attach::{Attach, AttachPolicy, Attaching};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
 use mojim_replica::client::Client;
@@ -328,8 +329,14 @@ impl Volume {
                         s = s.leased();
                     }
                 }
-                let heard = &mut progress;
-                Self::wait_attached(&mut s, &primary, config, &volume, heard, gives_way)?;
+                let policy = AttachPolicy {
+                    asynchronous: volume.mode == Mode::Async,
+                    failure_limit: (volume.failover == Failover::Automatic)
+                        .then_some(config.failure_limit),
+                    patience: volume.resend_timeout * volume.resend_attempts,
+                    may_go_alone: gives_way.is_none(),
+                };
+                Self::wait_attached(&mut s, &primary, policy, &mut progress, gives_way)?;
                 Some(s)
             }
         };
@@ -429,121 +436,40 @@ impl Volume {
         }
     }
 
+    /// Steps the session, and what attaching decides beside it, until the primary has
+    /// begun its epoch.
     fn wait_attached(
         s: &mut Session,
         primary: &Primary,
-        config: &Config,
-        volume: &VolumeConfig,
-        progress: &mut impl FnMut(u64, u64),
+        policy: AttachPolicy,
+        progress: &mut dyn FnMut(u64, u64),
         gives_way: Option<&dyn Fn() -> bool>,
     ) -> Result<()> {
-        let env = primary.store.env().clone();
-        let sb = primary.store.superblock();
-        // Alone by its last view, or not bound to wait for the mirror.
-        let may_go_alone = sb.state == State::Whole
-            && sb.view.epoch > 0
-            && primary.store.standing().primary == sb.view.primary
-            && (sb.view.mirror.is_empty() || volume.mode == Mode::Async);
-        let limit = if volume.failover == Failover::Automatic {
-            config.failure_limit
-        } else if may_go_alone {
-            Duration::from_millis(500)
-        } else {
-            (volume.resend_timeout * volume.resend_attempts).max(Duration::from_secs(5))
-        };
-        // A register that cannot be read now is asked again below.
-        let limit = match s.is_alone_by_register() {
-            Ok(true) if sb.state == State::Whole => Duration::ZERO,
-            _ => limit,
-        };
-        let patience = limit + VIEW_TIMEOUT * 2;
-        let mut since = env.now();
-        let mut copied = 0;
-        let mut spilled = primary.spilled();
+        let mut attach = Attach::new(s, policy);
         // They end with their copy, also where this is given up.
         let mut streams = StreamThreads::default();
-        while !primary.ready.load(Acquire) {
+        loop {
             let moved = s.step();
             streams.start(s.take_streams());
             for lane in 0..primary.lanes.len() {
                 primary.drive(lane)?;
             }
-            if let Some(e) = s.fatal() {
-                return Err(e.clone());
-            }
-            primary.store.check()?;
             if gives_way.is_some_and(|says| says()) {
                 return Err(Error::Busy("a program is about to attach".into()));
             }
-            let now = env.now();
-            if let Some(c) = primary.store.progress.get(now)
-                && c.running
-                && c.moved != copied
-            {
-                copied = c.moved;
-                progress(c.done, c.total);
-                since = now;
+            if attach.step(s, progress)? == Attaching::Done {
+                return Ok(());
             }
-            // Spill files go ahead of the records that name them.
-            if std::mem::replace(&mut spilled, primary.spilled()) != spilled {
-                since = now;
+            if moved {
+                continue;
             }
-            let limit = primary.standstill(limit);
-            // One that has begun goes on by itself, alone if need be.
-            if now - since > limit && !s.is_active() && s.is_attaching() && !s.is_asking() {
-                let mut unknown = None;
-                let may_go_alone = match s.may_attach_alone() {
-                    None => may_go_alone,
-                    Some(Ok(may)) => may && sb.state == State::Whole,
-                    Some(Err(e)) => {
-                        unknown = Some(e);
-                        false
-                    }
-                };
-                if may_go_alone && gives_way.is_none() {
-                    primary.store.check_complete()?;
-                    match s.go_alone() {
-                        // The register did not answer, or changed meanwhile.
-                        Err(Error::Timeout(_) | Error::Protocol(_)) if now - since < patience => {
-                            continue;
-                        }
-                        r => r?,
-                    }
-                    let tail = primary.store.tail();
-                    primary.store.apply_all(tail)?;
-                    return Ok(());
+            match s.conn() {
+                Some(c) => {
+                    let _ = c.wait(s.copies() == Some(true), Duration::from_millis(1));
                 }
-                if volume.failover == Failover::Automatic && now - since < patience {
-                    continue;
-                }
-                if let Some(e) = unknown {
-                    return Err(e);
-                }
-                let what_then = match sb.state {
-                    State::Whole => {
-                        "If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here"
-                    }
-                    _ => {
-                        "This node has no whole copy: a volume begins with its mirror, which may have one"
-                    }
-                };
-                return Err(Error::Timeout(format!(
-                    "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. {what_then}",
-                    volume.name,
-                    s.peer(),
-                    s.last_error.as_deref().unwrap_or("no answer")
-                )));
-            }
-            if !moved {
-                match s.conn() {
-                    Some(c) => {
-                        let _ = c.wait(s.copies() == Some(true), Duration::from_millis(1));
-                    }
-                    None => std::thread::sleep(Duration::from_millis(1)),
-                }
+                None => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        Ok(())
     }
 
     /// The volume's name.

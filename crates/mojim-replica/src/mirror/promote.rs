@@ -5,7 +5,51 @@
 
 use super::*;
 
+/// Whether this copy has what the view's primary had, which its node is by name. `local`:
+/// whether success means this node's own log.
+pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
+    let sb = store.superblock();
+    // A program that attaches gives such a copy another life. What it led itself
+    // and lost counts, not what it has taken over from its primary since.
+    let led = sb.view.primary == sb.node;
+    let misses = sb.ring_lost && led && !local;
+    if misses || !reg.is_primary(&member(store)) {
+        return Err(Error::Invalid(format!(
+            "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",
+            sb.node
+        )));
+    }
+    Ok(())
+}
+
 impl Mirror {
+    /// Becomes primary if the register agrees. `suspect`: the primary is silent; otherwise
+    /// only what the register has agreed to is completed. `None`: this is not its to take.
+    pub fn try_take_over(
+        &self,
+        views: &dyn ViewRegister,
+        local: bool,
+        suspect: bool,
+    ) -> Result<Option<(u64, u64)>> {
+        // Links are served until the register has answered.
+        let reg = views.read(&self.store.spec().volume)?;
+        let mine = self.is_primary(&reg);
+        if !(mine || suspect && self.is_member(&reg)) {
+            return Ok(None);
+        }
+        if mine {
+            check_primary(&reg, &self.store, local)?;
+        } else if self.is_distrusted() {
+            return Err(Error::Invalid(
+                "its primary is silent, and the copy here was to be made anew, by an operator's word: it does not take over by itself (`mojim promote` takes it as it is)".into(),
+            ));
+        }
+        match self.take_over_from(reg, views)? {
+            None => Err(Error::Protocol("the view changed meanwhile".into())),
+            taken => Ok(taken),
+        }
+    }
+
     /// Whether this node is the mirror of the view, with everything in it.
     pub fn is_member(&self, r: &Register) -> bool {
         r.is_mirror(&member(&self.store))

@@ -1,0 +1,199 @@
+//! How a primary attaches: it waits for its mirror, or goes on without it where its view
+//! or the register allows that.
+//!
+//! Owns the decision whether and when to go alone, and when to give up. One state machine,
+//! stepped beside the session by whoever attaches: a program's volume, a daemon that heals,
+//! the simulator. It never blocks. `docs/protocol.md`, "Attaching".
+//!
+//! Invariants:
+//! - Nobody goes alone whose log lacks what it is known to have acknowledged.
+//! - Without a register only a node goes alone whose last view is its own, has no mirror,
+//!   and is not promised away; or any whose view is its own, where no sync point waits for
+//!   a mirror (`async`).
+//! - With a register only the node goes alone that the register names the primary.
+
+use std::time::Duration;
+
+use mojim_env::{Error, Result};
+use mojim_format::State;
+use std::sync::atomic::Ordering::Acquire;
+
+use crate::primary::Primary;
+use crate::register::VIEW_TIMEOUT;
+use crate::session::Session;
+
+/// How long a primary that may go alone waits for a mirror first, without a register.
+const SOON: Duration = Duration::from_millis(500);
+/// How long one that may not waits at least.
+const AT_LEAST: Duration = Duration::from_secs(5);
+
+/// How the volume is attached.
+#[derive(Debug, Clone, Copy)]
+pub struct AttachPolicy {
+    /// No sync point waits for the mirror.
+    pub asynchronous: bool,
+    /// Silence after which the register counts a node as failed; none without a register.
+    pub failure_limit: Option<Duration>,
+    /// How long a mirror may stand still before a sync point fails.
+    pub patience: Duration,
+    /// Whether to go alone at all: who attaches to bring the mirror up to date does not.
+    pub may_go_alone: bool,
+}
+
+/// How far an attach is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attaching {
+    /// The session is stepped on.
+    Waits,
+    /// The primary has begun its epoch, with its mirror or alone.
+    Done,
+}
+
+/// A primary that attaches.
+pub struct Attach {
+    policy: AttachPolicy,
+    /// What the copy was at the beginning.
+    state: State,
+    /// Whether its view allows to go alone, where there is no register.
+    by_view: bool,
+    /// Silence after which it goes alone, or gives up.
+    limit: Duration,
+    /// Since when nothing has moved.
+    since: Duration,
+    copied: u64,
+    spilled: u64,
+}
+
+impl Attach {
+    /// Before the session's first step.
+    pub fn new(session: &mut Session, policy: AttachPolicy) -> Attach {
+        let primary = session.primary().clone();
+        let store = &primary.store;
+        let sb = store.superblock();
+        let is_whole = sb.state == State::Whole;
+        // Alone by its last view, or not bound to wait for the mirror.
+        let by_view = is_whole
+            && sb.view.epoch > 0
+            && store.standing().primary == sb.view.primary
+            && (sb.view.mirror.is_empty() || policy.asynchronous);
+        let limit = match policy.failure_limit {
+            Some(limit) => limit,
+            None if by_view => SOON,
+            None => policy.patience.max(AT_LEAST),
+        };
+        // A register that cannot be read now is asked again below.
+        let limit = match session.is_alone_by_register() {
+            Ok(true) if is_whole => Duration::ZERO,
+            _ => limit,
+        };
+        Attach {
+            policy,
+            state: sb.state,
+            by_view,
+            limit,
+            since: store.env().now(),
+            copied: 0,
+            spilled: primary.spilled(),
+        }
+    }
+
+    /// After each step of the session. `progress` is told of a copy's bytes, done and in
+    /// all. An error is the end of the attach: the session's own, the copy's, or that the
+    /// mirror is not reached and nothing allows to go on without it (`ETIMEDOUT`).
+    pub fn step(
+        &mut self,
+        session: &mut Session,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Attaching> {
+        let primary = session.primary().clone();
+        if let Some(e) = session.fatal() {
+            return Err(e.clone());
+        }
+        primary.store.check()?;
+        if primary.ready.load(Acquire) {
+            return Ok(Attaching::Done);
+        }
+        let now = primary.store.env().now();
+        self.look_for_progress(&primary, now, progress);
+        let limit = primary.standstill(self.limit);
+        // One that has begun goes on by itself, alone if need be.
+        let stands_still =
+            now - self.since > limit && !session.is_active() && session.is_attaching();
+        if !stands_still || session.is_asking() {
+            return Ok(Attaching::Waits);
+        }
+        self.without_mirror(session, &primary, now)
+    }
+
+    /// A copy that moves, or a spill file that has gone ahead of its record, is no silence.
+    fn look_for_progress(
+        &mut self,
+        primary: &Primary,
+        now: Duration,
+        progress: &mut dyn FnMut(u64, u64),
+    ) {
+        if let Some(c) = primary.store.progress.get(now)
+            && c.running
+            && c.moved != self.copied
+        {
+            self.copied = c.moved;
+            progress(c.done, c.total);
+            self.since = now;
+        }
+        let spilled = primary.spilled();
+        if std::mem::replace(&mut self.spilled, spilled) != spilled {
+            self.since = now;
+        }
+    }
+
+    /// The mirror is silent: goes alone, waits on, or gives up.
+    fn without_mirror(
+        &mut self,
+        session: &mut Session,
+        primary: &Primary,
+        now: Duration,
+    ) -> Result<Attaching> {
+        // For the register's answer.
+        let is_patient = now - self.since < self.limit + VIEW_TIMEOUT * 2;
+        let mut unknown = None;
+        let may = match session.may_attach_alone() {
+            None => self.by_view,
+            Some(Ok(may)) => may && self.state == State::Whole,
+            Some(Err(e)) => {
+                unknown = Some(e);
+                false
+            }
+        };
+        if may && self.policy.may_go_alone {
+            primary.store.check_complete()?;
+            match session.go_alone() {
+                // The register did not answer, or changed meanwhile.
+                Err(Error::Timeout(_) | Error::Protocol(_)) if is_patient => {
+                    return Ok(Attaching::Waits);
+                }
+                r => r?,
+            }
+            primary.store.apply_all(primary.store.tail())?;
+            return Ok(Attaching::Done);
+        }
+        if self.policy.failure_limit.is_some() && is_patient {
+            return Ok(Attaching::Waits);
+        }
+        Err(unknown.unwrap_or_else(|| self.unreachable(session, primary)))
+    }
+
+    fn unreachable(&self, session: &Session, primary: &Primary) -> Error {
+        let what_then = match self.state {
+            State::Whole => {
+                "If it is dead for good and this machine has kept its power since the last sync point, promote this node; otherwise the mirror may have acknowledged what is not here"
+            }
+            _ => "This node has no whole copy: a volume begins with its mirror, which may have one",
+        };
+        Error::Timeout(format!(
+            "volume {}: the mirror {} cannot be reached ({}). Start it with `mojim node`. {what_then}",
+            primary.store.spec().volume,
+            session.peer(),
+            session.last_error.as_deref().unwrap_or("no answer")
+        ))
+    }
+}
