@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mojim_env::Address;
+use mojim_replica::attach::Attach;
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
 use mojim_replica::fallback_timer::FallbackTimer;
@@ -91,9 +92,10 @@ pub(super) struct Prim {
     /// Those whose bytes stand in a spill file and that have no record yet.
     pub(super) spills: Vec<Spill>,
     pub(super) session: Session,
+    /// Until its epoch has begun.
+    pub(super) attach: Option<Attach>,
     pub(super) errands: SimRegisterCalls,
     pub(super) holders: Arc<Holders>,
-    pub(super) since: Duration,
     /// When records flowed to its mirror for the first time, or it went alone.
     pub(super) begun: Option<Duration>,
     /// Whether they flowed when it was last looked at.

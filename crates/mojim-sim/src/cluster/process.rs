@@ -12,6 +12,7 @@ use mojim_config::MediumKind;
 use mojim_env::{Env, Error};
 use mojim_format::{State, Superblock};
 use mojim_protocol::{History, Lacks, Loss};
+use mojim_replica::attach::Attach;
 use mojim_replica::holders::Holders;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::primary::{Primary, PrimarySpec};
@@ -59,7 +60,7 @@ impl Cluster {
         }
     }
 
-    fn primary_spec(&self) -> PrimarySpec {
+    pub(super) fn primary_spec(&self) -> PrimarySpec {
         let s = &self.setup;
         let smallest = match s.replicated() {
             true => s.log[..s.nodes()].iter().copied().min().unwrap_or(0),
@@ -188,7 +189,7 @@ impl Cluster {
         let others = self.places.iter().filter(|to| **to != n);
         let holders = Holders::new(others.map(|to| peer(*to)).collect());
         let errands = SimRegisterCalls::default();
-        let session = match self.setup.views {
+        let mut session = match self.setup.views {
             false => session,
             true => {
                 let carried = Box::new(errands.clone());
@@ -200,6 +201,8 @@ impl Cluster {
                 }
             }
         };
+        let replicated = self.setup.replicated();
+        let attach = replicated.then(|| Attach::new(&mut session, self.attach_policy()));
         self.nodes[n].role = Role::Primary(Box::new(Prim {
             p,
             head: 0,
@@ -207,9 +210,9 @@ impl Cluster {
             pending: VecDeque::new(),
             spills: Vec::new(),
             session,
+            attach,
             errands,
             holders,
-            since: self.world.now(),
             begun: None,
             linked: false,
             listener,

@@ -21,7 +21,8 @@ impl Cluster {
             return Ok(());
         };
         let m = mir.m.clone();
-        let taken = m.take_over(&*self.views(n));
+        let local = self.setup.rule().local;
+        let taken = m.try_take_over(&*self.views(n), local, true);
         self.note(|| format!("node {} takes over: {taken:?}", NAMES[n]));
         self.rise(n, m, taken)
     }

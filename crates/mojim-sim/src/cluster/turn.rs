@@ -6,18 +6,19 @@
 use std::sync::Arc;
 
 use mojim_env::Error;
+use mojim_format::FrameKind;
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
-use mojim_format::{FrameKind, State};
+use mojim_replica::attach::{Attach, AttachPolicy, Attaching};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
-use mojim_replica::mirror::{Refusal, refuse};
+use mojim_replica::mirror::{Refusal, refuse, superseded};
 use mojim_replica::primary::Pace;
 use mojim_replica::stream::StreamIn;
 
 use super::node::{CLUSTER, Forwarding, Mir, NAMES, Prim, Role, VOLUME, node};
-use super::setup::{MS, Mode};
+use super::setup::Mode;
 use super::state::{Checked, Cluster};
 use crate::check::SPARE;
 
@@ -54,7 +55,7 @@ impl Cluster {
                     let moved = prim.session.step();
                     let streams = prim.session.take_streams();
                     self.nodes[n].streams.extend(streams);
-                    self.attach_alone(n)?;
+                    self.attach_step(n)?;
                     return Ok(moved);
                 }
                 false => return self.attach_unreplicated(n),
@@ -143,55 +144,48 @@ impl Cluster {
         if prim.p.is_ready() {
             return Ok(false);
         }
-        if prim.p.store.check_complete().is_err() {
+        let begun = prim.p.begin_unreplicated(NAMES[n]);
+        if begun.is_err() && prim.p.store.check_complete().is_err() {
             self.ask_operator(n)?;
-            return Ok(true);
-        }
-        if prim.p.begin_unreplicated(NAMES[n]).is_ok() {
-            let tail = prim.p.last();
-            let _ = prim.p.store.apply(tail, usize::MAX);
         }
         Ok(true)
     }
 
-    /// As `Volume::attach` does: a primary that is alone by its last view
-    /// does not wait for long.
-    fn attach_alone(&mut self, n: usize) -> Checked {
+    /// As a program's thread does that waits until it is attached. One that gives up is
+    /// started again at once.
+    fn attach_step(&mut self, n: usize) -> Checked {
+        let policy = self.attach_policy();
         let Role::Primary(prim) = &mut self.nodes[n].role else {
             return Ok(());
         };
-        let asynchronous = self.setup.mode == Mode::Async;
-        let sb = prim.p.store.superblock();
-        let may = sb.state == State::Whole
-            && sb.view.epoch > 0
-            && (sb.view.mirror.is_empty() || asynchronous);
-        let may = match self.setup.views {
-            false => may,
-            true => {
-                sb.state == State::Whole
-                    && prim.epoch == 0
-                    && self.world.now() - prim.since > self.setup.limit
-                    && matches!(prim.session.may_attach_alone(), Some(Ok(true)))
-            }
+        let Some(attach) = &mut prim.attach else {
+            return Ok(());
         };
-        if may
-            && prim.session.is_attaching()
-            && !prim.p.is_ready()
-            && !prim.session.is_active()
-            && (self.setup.views || self.world.now() - prim.since > 500 * MS)
-            && prim.session.fatal().is_none()
-            && prim.epoch == 0
-        {
-            self.world.note(|| "--- goes alone".into());
-            if prim.p.store.check_complete().is_err() {
-                return self.ask_operator(n);
+        match attach.step(&mut prim.session, &mut |_, _| {}) {
+            Ok(Attaching::Waits) => Ok(()),
+            Ok(Attaching::Done) => {
+                prim.attach = None;
+                Ok(())
             }
-            if prim.session.go_alone().is_ok() {
-                let tail = prim.p.last();
-                let _ = prim.p.store.apply(tail, usize::MAX);
+            // What has ended the session, or the copy, is looked at where all that is.
+            Err(_) if prim.session.fatal().is_some() || prim.p.store.poisoned().is_some() => Ok(()),
+            Err(_) if prim.p.store.check_complete().is_err() => self.ask_operator(n),
+            Err(_) => {
+                prim.attach = Some(Attach::new(&mut prim.session, policy));
+                Ok(())
             }
         }
-        Ok(())
+    }
+
+    /// How programs attach here.
+    pub(super) fn attach_policy(&self) -> AttachPolicy {
+        let spec = self.primary_spec();
+        AttachPolicy {
+            asynchronous: self.setup.mode == Mode::Async,
+            failure_limit: self.setup.views.then_some(self.setup.limit),
+            patience: spec.resend_timeout * spec.resend_attempts,
+            may_go_alone: true,
+        }
     }
 
     /// As the daemon and the program do: to each other node that holds the
@@ -316,12 +310,13 @@ fn accept_busy(prim: &mut Prim, n: usize) {
         Ok(None) => true,
         Err(_) => false,
         Ok(Some((f, body))) => {
-            let code = match Hello::decode(&body) {
-                Ok(h) if view.primary == NAMES[n] && view.epoch > h.view => RefuseCode::Superseded,
-                _ => RefuseCode::Busy,
+            let no = Hello::decode(&body).ok();
+            let no = no.and_then(|h| superseded(NAMES[n], &view, &h));
+            let busy = || Refusal {
+                code: RefuseCode::Busy,
+                text: "this node is the primary".into(),
             };
-            let text = "this node is the primary".into();
-            refuse(w, f.epoch, &Refusal { code, text });
+            refuse(w, f.epoch, &no.unwrap_or_else(busy));
             w.conn.close();
             false
         }
