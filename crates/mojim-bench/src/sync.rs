@@ -20,7 +20,7 @@ use std::time::Duration;
 use mojim::{MapFlags, Volume, msync};
 use mojim_config::Config;
 
-use crate::measure::{Plan, State, Subject, paired, prepared};
+use crate::measure::{Paired, Plan, State, Subject, paired, prepared};
 use crate::raw::{
     Folios, PlainMsync, RawLog, RawShm, RawTcp, Wait, pin_process, pin_thread, placement,
 };
@@ -255,11 +255,7 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
         pin_process(mirror.id(), peer)?;
     }
     let wait = Wait::SPIN.peer_on(cpus.map(|c| c.1));
-    let mut tcp = RawTcp::start(wait)?;
-    let mut shm = RawShm::start(wait)?;
-    let mut log = RawLog::create(scratch.path(), 64 << 20)?;
-    let mut small = PlainMsync::create(scratch.path(), Folios::Small)?;
-    let mut large = PlainMsync::create(scratch.path(), Folios::Large)?;
+    let mut limits = Limits::start(wait, scratch.path())?;
     let out = Out { json: o.json };
     let sizes = if o.sizes.is_empty() {
         SIZES.to_vec()
@@ -283,10 +279,7 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
                 ops: o.ops,
                 ..Plan::default()
             };
-            let rows = one_size(
-                transport, bytes, plan, &volumes, &mut tcp, &mut shm, &mut log, &mut small,
-                &mut large,
-            )?;
+            let rows = one_size(transport, bytes, plan, &volumes, &mut limits)?;
             out.rows(&format!("{transport}, {bytes} bytes"), &rows)?;
         }
     }
@@ -303,17 +296,78 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments)]
+/// The limits and the rival that stand beside Mojim's modes.
+struct Limits {
+    tcp: RawTcp,
+    shm: RawShm,
+    log: RawLog,
+    small: PlainMsync,
+    large: PlainMsync,
+}
+
+impl Limits {
+    /// Starts the peers, with both ends of a link waiting as `wait` says, and makes the files in
+    /// `dir`.
+    fn start(wait: Wait, dir: &Path) -> io::Result<Limits> {
+        Ok(Limits {
+            tcp: RawTcp::start(wait)?,
+            shm: RawShm::start(wait)?,
+            log: RawLog::create(dir, 64 << 20)?,
+            small: PlainMsync::create(dir, Folios::Small)?,
+            large: PlainMsync::create(dir, Folios::Large)?,
+        })
+    }
+
+    /// What is measured beside the modes of one transport, with `payload` in each operation.
+    fn subjects<'a>(
+        &'a mut self,
+        transport: &str,
+        payload: &'a [u8],
+    ) -> Vec<Box<dyn Subject + 'a>> {
+        let mut subjects: Vec<Box<dyn Subject + 'a>> = Vec::new();
+        if transport == "tcp" {
+            subjects.push(Box::new(prepared(
+                "raw-link",
+                &mut self.tcp,
+                |_: &mut &mut RawTcp| Ok(()),
+                |t: &mut &mut RawTcp| t.round_trip(payload).map(drop),
+            )));
+        } else {
+            subjects.push(Box::new(prepared(
+                "raw-link",
+                &mut self.shm,
+                |_: &mut &mut RawShm| Ok(()),
+                |t: &mut &mut RawShm| t.round_trip(payload).map(drop),
+            )));
+        }
+        subjects.push(Box::new(prepared(
+            "raw-log",
+            &mut self.log,
+            |l: &mut &mut RawLog| l.stage(payload),
+            |l: &mut &mut RawLog| l.write_staged().map(drop),
+        )));
+        for (name, m) in [
+            ("small-folios", &mut self.small),
+            ("large-folios", &mut self.large),
+        ] {
+            subjects.push(Box::new(prepared(
+                name,
+                m,
+                |m: &mut &mut PlainMsync| m.dirty(payload),
+                |m: &mut &mut PlainMsync| m.msync().map(drop),
+            )));
+        }
+        subjects
+    }
+}
+
+/// Measures one transport with one size: the modes and the limits take turns.
 fn one_size(
     transport: &str,
     bytes: usize,
     plan: Plan,
     volumes: &[(Volume, usize, &str, &str)],
-    tcp: &mut RawTcp,
-    shm: &mut RawShm,
-    log: &mut RawLog,
-    small: &mut PlainMsync,
-    large: &mut PlainMsync,
+    limits: &mut Limits,
 ) -> io::Result<Vec<Row>> {
     let payload = vec![0x5au8; bytes];
     let mut subjects: Vec<Box<dyn Subject + '_>> = Vec::new();
@@ -325,73 +379,68 @@ fn one_size(
             subjects.push(mojim_subject((*mode).to_owned(), *base, bytes));
         }
     }
-    if transport == "tcp" {
-        subjects.push(Box::new(prepared(
-            "raw-link",
-            tcp,
-            |_: &mut &mut RawTcp| Ok(()),
-            |t: &mut &mut RawTcp| t.round_trip(&payload).map(drop),
-        )));
-    } else {
-        subjects.push(Box::new(prepared(
-            "raw-link",
-            shm,
-            |_: &mut &mut RawShm| Ok(()),
-            |t: &mut &mut RawShm| t.round_trip(&payload).map(drop),
-        )));
-    }
-    subjects.push(Box::new(prepared(
-        "raw-log",
-        log,
-        |l: &mut &mut RawLog| l.stage(&payload),
-        |l: &mut &mut RawLog| l.write_staged().map(drop),
-    )));
-    for (name, m) in [("small-folios", small), ("large-folios", large)] {
-        subjects.push(Box::new(prepared(
-            name,
-            m,
-            |m: &mut &mut PlainMsync| m.dirty(&payload),
-            |m: &mut &mut PlainMsync| m.msync().map(drop),
-        )));
-    }
+    subjects.extend(limits.subjects(transport, &payload));
     let mut refs: Vec<&mut dyn Subject> = subjects.iter_mut().map(|s| &mut **s as _).collect();
-    let p = paired(&mut refs, plan)?;
-    drop(refs);
+    let paired = paired(&mut refs, plan)?;
+    let measured = Measured {
+        paired,
+        transport,
+        bytes,
+    };
     let mut rows = Vec::new();
-    let base = |case: &str, name: &str, state: Option<State>| {
+    for mode in modes {
+        rows.extend(measured.mode_rows(mode));
+    }
+    rows.extend(measured.limit_rows());
+    Ok(rows)
+}
+
+/// The figures of one transport and one size, to be made into rows.
+struct Measured<'a> {
+    paired: Paired,
+    transport: &'a str,
+    bytes: usize,
+}
+
+impl Measured<'_> {
+    /// A row of the subject `name`, over all rounds or over those in which the link was in `state`.
+    fn row(&self, case: &str, name: &str, state: Option<State>) -> Option<Row> {
         let s = match state {
-            None => p.summary(name),
-            Some(st) => p.summary_in(name, "raw-link", st),
+            None => self.paired.summary(name),
+            Some(st) => self.paired.summary_in(name, "raw-link", st),
         }?;
-        let r = Row::new("sync", case, bytes, s).transport(transport);
+        let r = Row::new("sync", case, self.bytes, s).transport(self.transport);
         Some(match state {
             None => r,
             Some(st) => r.state(st),
         })
-    };
-    for mode in modes {
+    }
+
+    /// A mode with its ratio to its limit: over all rounds, and for each state of a single limit.
+    fn mode_rows(&self, mode: &str) -> Vec<Row> {
+        let mut rows = Vec::new();
         let (limits, label): (&[&str], _) = match mode {
             "sync" => (&["raw-link"], "raw-link"),
             "sync-flush" => (&["raw-link", "raw-log"], "slower of raw-link and raw-log"),
             _ => (&["raw-log"], "raw-log"),
         };
-        if let Some(r) = base("mojim", mode, None) {
+        if let Some(r) = self.row("mojim", mode, None) {
             let r = r.mode(mode);
-            rows.push(match p.ratio_to_slower(mode, limits) {
+            rows.push(match self.paired.ratio_to_slower(mode, limits) {
                 Some(x) => r.ratio(x, label),
                 None => r,
             });
         }
         if limits.len() == 1 {
             for st in [State::Fast, State::Slow] {
-                let Some(x) = p.ratio_in(mode, limits[0], st) else {
+                let Some(x) = self.paired.ratio_in(mode, limits[0], st) else {
                     continue;
                 };
-                let of_limit = p.summary_in(mode, limits[0], st);
+                let of_limit = self.paired.summary_in(mode, limits[0], st);
                 if let Some(s) = of_limit {
                     rows.push(
-                        Row::new("sync", "mojim", bytes, s)
-                            .transport(transport)
+                        Row::new("sync", "mojim", self.bytes, s)
+                            .transport(self.transport)
                             .mode(mode)
                             .state(st)
                             .ratio(x, label),
@@ -399,18 +448,27 @@ fn one_size(
                 }
             }
         }
+        rows
     }
-    rows.extend(base("raw-link", "raw-link", None));
-    for st in [State::Fast, State::Slow] {
-        if p.states("raw-link").is_some() {
-            rows.extend(base("raw-link", "raw-link", Some(st)));
+
+    /// The limits themselves, and plain `msync`.
+    fn limit_rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        rows.extend(self.row("raw-link", "raw-link", None));
+        for st in [State::Fast, State::Slow] {
+            if self.paired.states("raw-link").is_some() {
+                rows.extend(self.row("raw-link", "raw-link", Some(st)));
+            }
         }
+        rows.extend(
+            self.row("raw-log", "raw-log", None)
+                .map(|r| r.transport("-")),
+        );
+        for f in ["small-folios", "large-folios"] {
+            rows.extend(self.row("msync", f, None).map(|r| r.mode(f).transport("-")));
+        }
+        rows
     }
-    rows.extend(base("raw-log", "raw-log", None).map(|r| r.transport("-")));
-    for f in ["small-folios", "large-folios"] {
-        rows.extend(base("msync", f, None).map(|r| r.mode(f).transport("-")));
-    }
-    Ok(rows)
 }
 
 /// Many threads, each on its own part of one region. Beyond the machine's

@@ -115,6 +115,100 @@ fn more_us(p: &Paired, link: &str) -> Option<f64> {
     all.get(all.len() / 2).copied()
 }
 
+/// A volume that is attached: its link, and where its region begins.
+type Attached = (String, Volume, usize);
+
+/// Starts the clusters' mirrors, pinned to `peer`, and attaches their volumes. The mirrors end
+/// when they are dropped.
+fn attach(
+    configs: &[&Config],
+    peer: Option<usize>,
+) -> io::Result<(Vec<NodeProcess>, Vec<Attached>)> {
+    let mut mirrors = Vec::new();
+    let mut volumes = Vec::new();
+    for config in configs {
+        let mirror = NodeProcess::start(&config.path, "b")?;
+        for link in config.volumes.keys() {
+            let v = Volume::attach_with(config, "a", Some(link), |_, _| {})
+                .map_err(io::Error::other)?;
+            let base = target(&v)?;
+            volumes.push((link.clone(), v, base));
+        }
+        if let Some(peer) = peer {
+            pin_process(mirror.id(), peer)?;
+        }
+        mirrors.push(mirror);
+    }
+    Ok((mirrors, volumes))
+}
+
+/// Lets the links take turns with sync points of `bytes` bytes.
+fn one_size(o: &TlsOptions, volumes: &[Attached], bytes: usize) -> io::Result<Paired> {
+    let mut subjects: Vec<Box<dyn Subject + Send>> = volumes
+        .iter()
+        .map(|(link, _, base)| mojim_subject(link.clone(), *base, bytes))
+        .collect();
+    let mut refs: Vec<&mut dyn Subject> = subjects.iter_mut().map(|s| &mut **s as _).collect();
+    let plan = Plan {
+        rounds: o.rounds,
+        ops: o.ops,
+        ..Plan::default()
+    };
+    paired(&mut refs, plan)
+}
+
+/// Prints a row for each link, with its ratio to the bare one.
+fn print_links(
+    o: &TlsOptions,
+    volumes: &[Attached],
+    bytes: usize,
+    p: &Paired,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut rows = Vec::new();
+    for (link, ..) in volumes {
+        let Some(s) = p.summary(link) else { continue };
+        let row = Row::new("tls", "mojim", bytes, s)
+            .mode("sync")
+            .transport(link);
+        rows.push(match p.ratio(link, BARE) {
+            Some(r) if link != BARE => row.ratio(r, BARE),
+            _ => row,
+        });
+    }
+    if o.json {
+        rows.iter().try_for_each(|r| r.write_json(out))
+    } else {
+        writeln!(out, "\nsync, {bytes} bytes")?;
+        write_table(&rows, out)
+    }
+}
+
+/// Prints what keys add to a sync point.
+fn print_differences(
+    o: &TlsOptions,
+    bytes: usize,
+    p: &Paired,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    for (link, _) in KEYED {
+        let Some(more) = more_us(p, link) else {
+            continue;
+        };
+        if o.json {
+            let more = (more * 1e3).round() / 1e3;
+            let row = json!({
+                "bench": "tls", "case": "difference", "transport": link, "to": BARE,
+                "bytes": bytes, "more_us": more, "rounds": p.rounds(),
+            });
+            writeln!(out, "{row}")?;
+        } else {
+            writeln!(out, "{link}: {more:+.2} us against {BARE}")?;
+        }
+    }
+    Ok(())
+}
+
 /// Runs the benchmark and prints it.
 pub fn run(o: &TlsOptions) -> io::Result<()> {
     let parent = o.dir.clone().unwrap_or_else(std::env::temp_dir);
@@ -123,22 +217,8 @@ pub fn run(o: &TlsOptions) -> io::Result<()> {
     let make = |name, links: &[_]| cluster(scratch.path(), memory.path(), name, links);
     let bare = make("bare", &[(BARE, false)])?;
     let keyed = make("keyed", &KEYED)?;
-    let mut mirrors = Vec::new();
-    let mut volumes = Vec::new();
     let cpus = placement();
-    for config in [&bare, &keyed] {
-        let mirror = NodeProcess::start(&config.path, "b")?;
-        for link in config.volumes.keys() {
-            let v = Volume::attach_with(config, "a", Some(link), |_, _| {})
-                .map_err(io::Error::other)?;
-            let base = target(&v)?;
-            volumes.push((link.clone(), v, base));
-        }
-        if let Some((_, peer)) = cpus {
-            pin_process(mirror.id(), peer)?;
-        }
-        mirrors.push(mirror);
-    }
+    let (_mirrors, volumes) = attach(&[&bare, &keyed], cpus.map(|(_, peer)| peer))?;
     let sizes = match o.sizes.is_empty() {
         true => SIZES.to_vec(),
         false => o.sizes.clone(),
@@ -149,49 +229,9 @@ pub fn run(o: &TlsOptions) -> io::Result<()> {
     };
     let mut out = io::stdout().lock();
     for bytes in sizes {
-        let mut subjects: Vec<Box<dyn Subject + Send>> = volumes
-            .iter()
-            .map(|(link, _, base)| mojim_subject(link.clone(), *base, bytes))
-            .collect();
-        let mut refs: Vec<&mut dyn Subject> = subjects.iter_mut().map(|s| &mut **s as _).collect();
-        let plan = Plan {
-            rounds: o.rounds,
-            ops: o.ops,
-            ..Plan::default()
-        };
-        let p = paired(&mut refs, plan)?;
-        let mut rows = Vec::new();
-        for (link, ..) in &volumes {
-            let Some(s) = p.summary(link) else { continue };
-            let row = Row::new("tls", "mojim", bytes, s)
-                .mode("sync")
-                .transport(link);
-            rows.push(match p.ratio(link, BARE) {
-                Some(r) if link != BARE => row.ratio(r, BARE),
-                _ => row,
-            });
-        }
-        if o.json {
-            rows.iter().try_for_each(|r| r.write_json(&mut out))?;
-        } else {
-            writeln!(out, "\nsync, {bytes} bytes")?;
-            write_table(&rows, &mut out)?;
-        }
-        for (link, _) in KEYED {
-            let Some(more) = more_us(&p, link) else {
-                continue;
-            };
-            if o.json {
-                let more = (more * 1e3).round() / 1e3;
-                let row = json!({
-                    "bench": "tls", "case": "difference", "transport": link, "to": BARE,
-                    "bytes": bytes, "more_us": more, "rounds": p.rounds(),
-                });
-                writeln!(out, "{row}")?;
-            } else {
-                writeln!(out, "{link}: {more:+.2} us against {BARE}")?;
-            }
-        }
+        let p = one_size(o, &volumes, bytes)?;
+        print_links(o, &volumes, bytes, &p, &mut out)?;
+        print_differences(o, bytes, &p, &mut out)?;
     }
     drop(pinned);
     for (_, v, _) in volumes {

@@ -123,10 +123,7 @@ impl Stage {
     fn node(&self, name: &str) -> Result<Process, Failure> {
         let errors = self.dir.join(format!("node-{name}.txt"));
         let file = self.file.to_string_lossy();
-        let args = ["node", "--config", &file, "--name", name];
-        let mut p = Process::start(&format!("node {name}"), args, &errors)?;
-        p.ready()?;
-        Ok(p)
+        Process::node(&file, name, &errors)
     }
 
     /// The program on `node`, and the number of entries that it found.
@@ -152,7 +149,20 @@ impl Stage {
             "Two nodes, a (primary) and b (mirror), and volume \"{VOLUME}\" in mode sync, in {}",
             self.dir.display()
         ))?;
+        let (acknowledged, killed) = self.append_until_killed(&mut a)?;
+        let mut result = self.take_over(acknowledged, killed)?;
+        if result["lost"] != 0 || !result["torn"].is_null() {
+            return Ok((result, vec![b]));
+        }
+        let a = self.node("a")?;
+        self.append_more()?;
+        self.compare_copies(&mut result)?;
+        Ok((result, vec![a, b]))
+    }
 
+    /// Lets the program append on `a`, and kills both in the middle of it. How many entries were
+    /// acknowledged, and when both were dead.
+    fn append_until_killed(&self, a: &mut Process) -> Result<(u64, Instant), Failure> {
         let (mut program, _) = self.program("a", &[])?;
         let begin = Instant::now();
         let mut acknowledged: u64 = 0;
@@ -185,29 +195,17 @@ impl Stage {
             "A program on a appended entries to a mapped log, one gmsync each (entry + size).\n\
              After {acknowledged} acknowledged entries it was killed with SIGKILL, and node a with it."
         ))?;
+        Ok((acknowledged, killed))
+    }
 
+    /// Promotes b and looks for every acknowledged entry there: what was found.
+    fn take_over(&self, acknowledged: u64, killed: Instant) -> Result<Value, Failure> {
         let answer = self.promote("b")?;
         let promoted = killed.elapsed();
         let volume = Volume::attach_with(&self.config, "b", Some(VOLUME), |_, _| {})
             .map_err(|e| Failure::from(e).at("attaching on node b"))?;
         let serving = killed.elapsed();
-        let found = if volume.size(append::FILE)? == Some(append::CAPACITY as u64) {
-            let map = volume.map(
-                append::FILE,
-                0,
-                MapFlags {
-                    read_only: true,
-                    ..MapFlags::default()
-                },
-            )?;
-            Log(map).check()
-        } else {
-            append::Found {
-                entries: 0,
-                size: 0,
-                torn: None,
-            }
-        };
+        let found = entries(&volume)?;
         volume.detach()?;
         let lost = acknowledged.saturating_sub(found.entries);
         self.say(&format!(
@@ -221,7 +219,7 @@ impl Stage {
             found.entries.saturating_sub(acknowledged),
             u8::from(found.torn.is_some()),
         ))?;
-        let mut result = json!({
+        Ok(json!({
             "acknowledged": acknowledged,
             "found": found.entries,
             "lost": lost,
@@ -231,12 +229,11 @@ impl Stage {
             "promoted_ms": promoted.as_millis() as u64,
             "serving_ms": serving.as_millis() as u64,
             "copies_equal": Value::Null,
-        });
-        if lost > 0 || found.torn.is_some() {
-            return Ok((result, vec![b]));
-        }
+        }))
+    }
 
-        let a = self.node("a")?;
+    /// Appends on b until a, which has come back, is its mirror and has everything.
+    fn append_more(&self) -> Result<(), Failure> {
         let more = MORE.to_string();
         let (mut program, before) = self.program("b", &["--entries", &more, "--linger"])?;
         for i in before..before + MORE {
@@ -251,6 +248,11 @@ impl Stage {
         if !program.finish(Duration::from_secs(20)) {
             return Err(program.failure("failed"));
         }
+        Ok(())
+    }
+
+    /// Compares both copies of the volume, and notes what came of it in `result`.
+    fn compare_copies(&self, result: &mut Value) -> Result<(), Failure> {
         let found = compare_all(
             &self.config,
             self.config.volume(Some(VOLUME))?,
@@ -264,14 +266,18 @@ impl Stage {
                 "Node a came back as b's mirror and caught up while b appended {MORE} more entries:\n\
                  the copies are equal ({} file, {} bytes, LSN {}).",
                 found.files, found.bytes, found.lsn
-            ))?,
+            )),
             Some(why) => {
                 result["what"] = json!(why);
-                let word = if wrong.is_some() { "differ" } else { "could not be compared" };
-                self.say(&format!("Node a came back as b's mirror, but the copies {word}: {why}"))?;
+                let word = match wrong {
+                    Some(_) => "differ",
+                    None => "could not be compared",
+                };
+                self.say(&format!(
+                    "Node a came back as b's mirror, but the copies {word}: {why}"
+                ))
             }
         }
-        Ok((result, vec![a, b]))
     }
 
     /// Promotes; a mirror that has not noticed yet that its primary is dead refuses for a moment.
@@ -361,6 +367,23 @@ impl Stage {
         )?;
         Ok(json!(rows))
     }
+}
+
+/// The entries of the log that `volume` has; none if it has no log of the right size.
+fn entries(volume: &Volume) -> Result<append::Found, Failure> {
+    if volume.size(append::FILE)? != Some(append::CAPACITY as u64) {
+        return Ok(append::Found {
+            entries: 0,
+            size: 0,
+            torn: None,
+        });
+    }
+    let flags = MapFlags {
+        read_only: true,
+        ..MapFlags::default()
+    };
+    let map = volume.map(append::FILE, 0, flags)?;
+    Ok(Log(map).check())
 }
 
 /// Where the demonstration's files go: on a disk, or the figures mean nothing.

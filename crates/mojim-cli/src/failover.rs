@@ -87,62 +87,25 @@ impl FailoverBench {
         let id = format!("mojim-failover-{}-{number}", std::process::id());
         let memory = Directory::make(Path::new("/dev/shm"), &id)?;
         let parent = self.dir.clone().unwrap_or_else(std::env::temp_dir);
-        let dir = Directory::make(&parent, &id)?;
-        let dir = (std::fs::canonicalize(dir.path())?, dir);
-        let ports = free_ports(3)?;
-        let mut text = format!(
-            "cluster = \"bench\"\nheartbeat = \"20ms\"\nfailure_limit = \"{}ms\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n",
-            self.failure_limit
-        );
-        for (name, port) in ["a", "b"].iter().zip(&ports) {
-            text += &format!(
-                "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\n",
-                dir.0.join(name).display(),
-                memory.path().display()
-            );
-        }
-        text += &format!(
-            "[node.w]\naddress = \"127.0.0.1:{}\"\ndirectory = '{}'\nrole = \"witness\"\n",
-            ports[2],
-            dir.0.join("w").display()
-        );
-        let file = dir.0.join("mojim.toml");
-        std::fs::write(&file, text)?;
-        let config = Config::load(&file)?;
-        let file = file.to_string_lossy().into_owned();
-        let errors = |name: &str| dir.0.join(format!("{name}.txt"));
-        let node = |name: &str| -> Result<Process, Failure> {
-            let args = ["node", "--config", &file, "--name", name];
-            let mut p = Process::start(&format!("node {name}"), args, &errors(name))?;
-            p.ready()?;
-            Ok(p)
+        let made = Directory::make(&parent, &id)?;
+        let dir = std::fs::canonicalize(made.path())?;
+        let file = dir.join("mojim.toml");
+        std::fs::write(&file, self.configuration(&dir, memory.path())?)?;
+        let cluster = Cluster {
+            config: Config::load(&file)?,
+            file: file.to_string_lossy().into_owned(),
+            dir,
         };
-        let program = |name: &str, ballast: &str| {
-            let args = [
-                "__append",
-                "--config",
-                &file,
-                "--node",
-                name,
-                "--volume",
-                "v",
-                "--pace",
-                "1000",
-                "--ballast",
-                ballast,
-            ];
-            Process::start(&format!("the program on {name}"), args, &errors("program"))
-        };
-        let mut a = node("a")?;
-        let mut b = node("b")?;
-        let _w = node("w")?;
-        let mut on_a = program("a", &self.size.to_string())?;
+        let mut a = cluster.node("a")?;
+        let mut b = cluster.node("b")?;
+        let _w = cluster.node("w")?;
+        let mut on_a = cluster.program("a", &self.size.to_string())?;
         on_a.ready()?;
         for _ in 0..200 {
             on_a.line()?;
         }
         // As `mojim run` waits.
-        let post = Post::new(&config, config.node("b")?, "v")?;
+        let post = Post::new(&cluster.config, cluster.config.node("b")?, "v")?;
         let killed = Instant::now();
         a.strike()?;
         on_a.strike()?;
@@ -151,18 +114,83 @@ impl FailoverBench {
                 return Err(b.failure("did not take over"));
             }
         }
-        let mut on_b = program("b", "0")?;
+        let mut on_b = cluster.program("b", "0")?;
         on_b.ready()?;
         on_b.line()?;
         let total = killed.elapsed().as_secs_f64() * 1000.0;
-        let said = std::fs::read_to_string(errors("b"))?;
-        let detection = said
-            .lines()
+        let detection = cluster.detection("b")?;
+        Ok(Round { total, detection })
+    }
+
+    /// Two nodes with data and a witness.
+    fn configuration(&self, dir: &Path, memory: &Path) -> Result<String, Failure> {
+        let ports = free_ports(3)?;
+        let mut text = format!(
+            "cluster = \"bench\"\nheartbeat = \"20ms\"\nfailure_limit = \"{}ms\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n",
+            self.failure_limit
+        );
+        for (name, port) in ["a", "b"].iter().zip(&ports) {
+            text += &format!(
+                "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\n",
+                dir.join(name).display(),
+                memory.display()
+            );
+        }
+        text += &format!(
+            "[node.w]\naddress = \"127.0.0.1:{}\"\ndirectory = '{}'\nrole = \"witness\"\n",
+            ports[2],
+            dir.join("w").display()
+        );
+        Ok(text)
+    }
+}
+
+/// The cluster of one round.
+struct Cluster {
+    config: Config,
+    /// The configuration's file.
+    file: String,
+    dir: PathBuf,
+}
+
+impl Cluster {
+    /// Where a process leaves what it says on standard error.
+    fn errors(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.txt"))
+    }
+
+    /// A node's daemon, which is ready.
+    fn node(&self, name: &str) -> Result<Process, Failure> {
+        Process::node(&self.file, name, &self.errors(name))
+    }
+
+    /// The program that appends on node `name`, with `ballast` bytes beside its log.
+    fn program(&self, name: &str, ballast: &str) -> Result<Process, Failure> {
+        let args = [
+            "__append",
+            "--config",
+            &self.file,
+            "--node",
+            name,
+            "--volume",
+            "v",
+            "--pace",
+            "1000",
+            "--ballast",
+            ballast,
+        ];
+        let errors = self.errors("program");
+        Process::start(&format!("the program on {name}"), args, &errors)
+    }
+
+    /// For how long the daemon of `name` heard nothing before it took over, in milliseconds.
+    fn detection(&self, name: &str) -> Result<f64, Failure> {
+        let said = std::fs::read_to_string(self.errors(name))?;
+        said.lines()
             .find_map(|l| {
                 let (_, after) = l.split_once("was silent for ")?;
                 after.split(' ').next()?.parse::<f64>().ok()
             })
-            .ok_or_else(|| Failure::failed("node b did not say why it took over".to_owned()))?;
-        Ok(Round { total, detection })
+            .ok_or_else(|| Failure::failed(format!("node {name} did not say why it took over")))
     }
 }

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use mojim::{MapFlags, Mapping, Volume, msync};
-use mojim_bench::measure::{Plan, Subject, paired};
+use mojim_bench::measure::{Paired, Plan, Subject, paired};
 use mojim_bench::raw::{Folios, PlainMsync};
+use mojim_config::Config;
 use mojim_rivals::Scheme;
 use mojim_rivals::order::Transport;
 use serde_json::json;
@@ -16,13 +17,12 @@ use serde_json::json;
 use crate::ask::load;
 use crate::failure::{Done, Failure};
 use crate::rivals::Rival;
+use crate::store::{REGION, Store};
 
 /// Bytes of one sync point.
 pub const SIZES: [usize; 5] = [8, 64, 1024, 4096, 12288];
 /// The modes, by the names of the demonstration's volumes.
 pub const MODES: [&str; 4] = ["unreplicated", "async", "sync", "sync-flush"];
-/// Bytes of each mapped file.
-const REGION: usize = 16 << 20;
 
 /// The measurement.
 #[derive(clap::Args)]
@@ -71,46 +71,12 @@ const RATIOS: [(&str, &str); 5] = [
 ];
 const ONE: &str = "one-replica";
 
-/// Where a program stores next, and what: some page of its file, with bytes that
-/// it never had before.
-pub struct Store {
-    page: usize,
-    random: u64,
-    bytes: Vec<u8>,
-}
-
-impl Store {
-    fn new() -> Store {
-        Store {
-            page: rustix::param::page_size(),
-            random: 0x9e37_79b9_7f4a_7c15,
-            bytes: Vec::new(),
-        }
-    }
-
-    /// From now on this many bytes.
-    pub fn resize(&mut self, bytes: usize) {
-        self.bytes = vec![0x5a; bytes];
-    }
-
-    /// The offset in the file, and the bytes.
-    pub fn next(&mut self) -> (usize, &[u8]) {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let pages = (REGION - self.bytes.len()) / self.page;
-        let at = (self.random % pages as u64) as usize * self.page;
-        let stamp = self.random.to_le_bytes();
-        let n = stamp.len().min(self.bytes.len());
-        self.bytes[..n].copy_from_slice(&stamp[..n]);
-        (at, &self.bytes)
-    }
-}
-
 struct Mode {
     name: String,
     map: Mapping,
+    /// What was stored last: where, and how many bytes.
     at: usize,
+    len: usize,
     store: Store,
 }
 
@@ -121,7 +87,7 @@ impl Subject for Mode {
 
     fn prepare(&mut self) -> io::Result<()> {
         let (at, bytes) = self.store.next();
-        self.at = at;
+        (self.at, self.len) = (at, bytes.len());
         // SAFETY: inside the mapping, which is `REGION` bytes long and which
         // only this thread uses.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.ptr.add(at), bytes.len()) };
@@ -131,8 +97,7 @@ impl Subject for Mode {
     fn op(&mut self) -> io::Result<()> {
         // SAFETY: as above.
         let at = unsafe { self.map.ptr.add(self.at) };
-        msync(at, self.store.bytes.len())
-            .map_err(|e| io::Error::other(format!("mode {}: {e}", self.name)))?;
+        msync(at, self.len).map_err(|e| io::Error::other(format!("mode {}: {e}", self.name)))?;
         Ok(())
     }
 }
@@ -160,39 +125,17 @@ impl Latency {
     /// Runs it: one JSON object a line.
     pub fn run(self) -> Done {
         let config = load(&self.config)?;
-        let mut volumes = Vec::new();
-        let mut modes = Vec::new();
-        let all = MODES.map(String::from).to_vec();
         let alone = !self.volumes.is_empty();
-        for name in if alone { self.volumes } else { all } {
-            let v = Volume::attach_with(&config, &self.node, Some(&name), |_, _| {})
-                .map_err(|e| Failure::from(e).at(&format!("volume {name}")))?;
-            let flags = MapFlags {
-                create: true,
-                ..MapFlags::default()
-            };
-            let map = v.map("data", REGION, flags)?;
-            modes.push(Mode {
-                name,
-                map,
-                at: 0,
-                store: Store::new(),
-            });
-            volumes.push(v);
-        }
-        let mut plain = Vec::new();
-        let folios = [
-            ("msync", Folios::Small),
-            ("msync, large folios", Folios::Large),
-        ];
-        for (name, folios) in folios.into_iter().filter(|_| !alone) {
-            plain.push(Plain {
-                name,
-                file: PlainMsync::create(&self.dir, folios)?,
-                bytes: Vec::new(),
-            });
-        }
-        let mut rivals = match &self.rivals {
+        let names = match alone {
+            true => self.volumes.clone(),
+            false => MODES.map(String::from).to_vec(),
+        };
+        let (volumes, modes) = attach_modes(&config, &self.node, names)?;
+        let plain = match alone {
+            true => Vec::new(),
+            false => plain_files(&self.dir)?,
+        };
+        let rivals = match &self.rivals {
             Some(dir) => {
                 let transport = match self.shm {
                     true => Transport::Shm,
@@ -202,39 +145,24 @@ impl Latency {
             }
             None => Vec::new(),
         };
+        let mut subjects = Subjects {
+            modes,
+            plain,
+            rivals,
+        };
+        let plan = Plan {
+            rounds: self.rounds,
+            ops: OPS.0,
+            warm_ops: OPS.1,
+            time_limit: Duration::from_millis(self.time),
+        };
         let mut out = io::stdout().lock();
         for size in self.sizes {
-            modes.iter_mut().for_each(|m| m.store.resize(size));
-            rivals.iter_mut().for_each(|r| r.resize(size));
-            plain.iter_mut().for_each(|p| p.bytes = vec![0x5a; size]);
-            let mut subjects: Vec<&mut dyn Subject> = Vec::new();
-            subjects.extend(modes.iter_mut().map(|m| m as &mut dyn Subject));
-            subjects.extend(plain.iter_mut().map(|p| p as &mut dyn Subject));
-            subjects.extend(rivals.iter_mut().map(|r| r as &mut dyn Subject));
-            let plan = Plan {
-                rounds: self.rounds,
-                ops: OPS.0,
-                warm_ops: OPS.1,
-                time_limit: Duration::from_millis(self.time),
-            };
-            let r = paired(&mut subjects, plan)?;
-            for name in r.names() {
-                let s = r.summary(name).expect("it is one of its names");
-                let mut row = json!({
-                    "bytes": size, "case": name,
-                    "median_us": s.median_us, "p99_us": s.p99_us, "count": s.count,
-                });
-                if let Some((_, to)) = RATIOS.iter().find(|(case, _)| *case == name)
-                    && let Some(r) = r.ratio(name, to)
-                {
-                    row["ratio"] = json!((r.ratio * 1000.0).round() / 1000.0);
-                    row["ratio_to"] = json!(to);
-                }
-                writeln!(out, "{row}")?;
-            }
+            let measured = subjects.take_turns(size, plan)?;
+            write_rows(&mut out, size, &measured)?;
             out.flush()?;
         }
-        for r in rivals {
+        for r in subjects.rivals {
             let case = r.name().to_owned();
             let records = r.finish()?;
             writeln!(out, "{}", json!({ "case": case, "records": records }))?;
@@ -246,6 +174,91 @@ impl Latency {
         }
         Ok(0)
     }
+}
+
+/// Everything that takes turns.
+struct Subjects {
+    modes: Vec<Mode>,
+    plain: Vec<Plain>,
+    rivals: Vec<Rival>,
+}
+
+impl Subjects {
+    /// Measures sync points of `size` bytes.
+    fn take_turns(&mut self, size: usize, plan: Plan) -> io::Result<Paired> {
+        self.modes.iter_mut().for_each(|m| m.store.resize(size));
+        self.rivals.iter_mut().for_each(|r| r.resize(size));
+        self.plain
+            .iter_mut()
+            .for_each(|p| p.bytes = vec![0x5a; size]);
+        let mut all: Vec<&mut dyn Subject> = Vec::new();
+        all.extend(self.modes.iter_mut().map(|m| m as &mut dyn Subject));
+        all.extend(self.plain.iter_mut().map(|p| p as &mut dyn Subject));
+        all.extend(self.rivals.iter_mut().map(|r| r as &mut dyn Subject));
+        paired(&mut all, plan)
+    }
+}
+
+/// Attaches the volumes `names` on `node`, and maps a file of each.
+fn attach_modes(
+    config: &Config,
+    node: &str,
+    names: Vec<String>,
+) -> Result<(Vec<Volume>, Vec<Mode>), Failure> {
+    let (mut volumes, mut modes) = (Vec::new(), Vec::new());
+    for name in names {
+        let v = Volume::attach_with(config, node, Some(&name), |_, _| {})
+            .map_err(|e| Failure::from(e).at(&format!("volume {name}")))?;
+        let flags = MapFlags {
+            create: true,
+            ..MapFlags::default()
+        };
+        let map = v.map("data", REGION, flags)?;
+        modes.push(Mode {
+            name,
+            map,
+            at: 0,
+            len: 0,
+            store: Store::new(),
+        });
+        volumes.push(v);
+    }
+    Ok((volumes, modes))
+}
+
+/// The files of plain msync, in `dir`.
+fn plain_files(dir: &Path) -> io::Result<Vec<Plain>> {
+    let folios = [
+        ("msync", Folios::Small),
+        ("msync, large folios", Folios::Large),
+    ];
+    let make = |(name, folios)| {
+        Ok(Plain {
+            name,
+            file: PlainMsync::create(dir, folios)?,
+            bytes: Vec::new(),
+        })
+    };
+    folios.into_iter().map(make).collect()
+}
+
+/// A row for each subject, with its ratio to what it is compared with.
+fn write_rows(out: &mut impl Write, size: usize, measured: &Paired) -> io::Result<()> {
+    for name in measured.names() {
+        let s = measured.summary(name).expect("it is one of its names");
+        let mut row = json!({
+            "bytes": size, "case": name,
+            "median_us": s.median_us, "p99_us": s.p99_us, "count": s.count,
+        });
+        if let Some((_, to)) = RATIOS.iter().find(|(case, _)| *case == name)
+            && let Some(r) = measured.ratio(name, to)
+        {
+            row["ratio"] = json!((r.ratio * 1000.0).round() / 1000.0);
+            row["ratio_to"] = json!(to);
+        }
+        writeln!(out, "{row}")?;
+    }
+    Ok(())
 }
 
 /// All rivals, with logs that have room for all that will be sent.

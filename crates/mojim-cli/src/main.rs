@@ -29,6 +29,7 @@ mod rivals;
 mod run;
 mod signals;
 mod status;
+mod store;
 mod supervise;
 mod tiers;
 mod verify;

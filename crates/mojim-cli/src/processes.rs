@@ -138,6 +138,14 @@ impl Process {
         })
     }
 
+    /// Starts the daemon of node `name` and waits until it is ready.
+    pub fn node(config: &str, name: &str, errors: &Path) -> Result<Process, Failure> {
+        let args = ["node", "--config", config, "--name", name];
+        let mut p = Process::start(&format!("node {name}"), args, errors)?;
+        p.ready()?;
+        Ok(p)
+    }
+
     /// Its standard input.
     pub fn stdin(&mut self) -> Option<ChildStdin> {
         self.child.stdin.take()

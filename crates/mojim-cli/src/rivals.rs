@@ -21,8 +21,8 @@ use mojim_rivals::replica::{ReplicaSpec, serve};
 use mojim_store::log::LogSpec;
 
 use crate::failure::{Done, Failure};
-use crate::latency::Store;
 use crate::processes::Process;
+use crate::store::Store;
 
 /// How long everybody polls: what `spin` is by default.
 const SPIN: Duration = Duration::from_micros(30);

@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::ChildStdin;
 use std::time::{Duration, Instant};
 
 use mojim::{MapFlags, Volume};
@@ -96,6 +97,27 @@ impl TiersBench {
 
     /// What it costs to bring a node up to date.
     fn copies(&self, dir: &Path, memory: &Path) -> Result<(), Failure> {
+        let file = dir.join("mojim.toml");
+        std::fs::write(&file, self.pair_configuration(dir, memory)?)?;
+        let mut pair = Pair::start(&file, dir, memory, self.size)?;
+        let (mut plain, mut fresh, mut back) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..self.rounds {
+            plain.push(plain_copy(&dir.join("a/v").join(FILE), &dir.join("plain"))?);
+            fresh.push(pair.fresh_mirror()?);
+            back.push(pair.returning_mirror(self.size / PAGE / 100)?);
+        }
+        pair.finish()?;
+        self.print_copies(&CopyFigures {
+            plain: median(plain),
+            resync: median(fresh.iter().map(|c| c.seconds).collect()),
+            full: median(fresh.iter().map(|c| c.moved).collect()),
+            moved: median(back.iter().map(|c| c.moved).collect()),
+            rejoin: median(back.iter().map(|c| c.seconds).collect()),
+        })
+    }
+
+    /// A primary and its mirror, with logs that hold less than a round commits.
+    fn pair_configuration(&self, dir: &Path, memory: &Path) -> Result<String, Failure> {
         let ports = free_ports(2)?;
         let mut text = String::from(
             "cluster = \"bench\"\n[volume.v]\nmode = \"async\"\nprimary = \"a\"\nmirror = \"b\"\n",
@@ -111,70 +133,12 @@ impl TiersBench {
             );
             std::fs::create_dir_all(memory.join(name))?;
         }
-        let file = dir.join("mojim.toml");
-        std::fs::write(&file, text)?;
-        let config = Config::load(&file)?;
-        let path = file.to_string_lossy().into_owned();
-        let node = |name: &str| -> Result<Process, Failure> {
-            let args = ["node", "--config", &path, "--name", name];
-            let errors = dir.join(format!("{name}.txt"));
-            let mut p = Process::start(&format!("node {name}"), args, &errors)?;
-            p.ready()?;
-            Ok(p)
-        };
-        let _a = node("a")?;
-        let size = self.size.to_string();
-        let args = ["__touch", "--config", &path, "--node", "a", "--size", &size];
-        let mut program = Process::start("the program", args, &dir.join("program.txt"))?;
-        program.ready()?;
-        let mut orders = program
-            .stdin()
-            .ok_or_else(|| Failure::failed("the program takes no orders"))?;
+        Ok(text)
+    }
 
-        let (mut plain, mut fresh, mut back) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..self.rounds {
-            plain.push(plain_copy(&dir.join("a/v").join(FILE), &dir.join("plain"))?);
-            for d in [dir.join("b"), memory.join("b")] {
-                match std::fs::remove_dir_all(&d) {
-                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
-                    _ => std::fs::create_dir_all(&d)?,
-                }
-            }
-            let mut b = node("b")?;
-            fresh.push(copied(&config)?);
-            b.kill();
-            writeln!(orders, "{}", self.size / PAGE / 100)?;
-            if program.line()?.as_deref() != Some("touched") {
-                return Err(program.failure("did not touch the pages"));
-            }
-            let mut b = node("b")?;
-            back.push(copied(&config)?);
-            b.kill();
-        }
-        drop(orders);
-        if !program.finish(Duration::from_secs(60)) {
-            return Err(program.failure("failed"));
-        }
-        let bytes = self.size as f64;
-        let plain = median(plain);
-        let resync = median(fresh.iter().map(|c| c.seconds).collect());
-        let full = median(fresh.iter().map(|c| c.moved).collect());
-        let moved = median(back.iter().map(|c| c.moved).collect());
-        let rejoin = median(back.iter().map(|c| c.seconds).collect());
-        let gib = |s: f64| bytes / s / (1u64 << 30) as f64;
-        let rows = [
-            json!({ "case": "plain-copy", "seconds": plain, "gib_per_second": gib(plain) }),
-            json!({
-                "case": "resync", "seconds": resync, "gib_per_second": gib(resync),
-                "of_plain_copy": plain / resync, "sent": full,
-            }),
-            json!({
-                "case": "rejoin", "seconds": rejoin, "changed": 0.01, "sent": moved,
-                "of_full_copy": moved / full,
-            }),
-        ];
+    fn print_copies(&self, f: &CopyFigures) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
-        for mut row in rows {
+        for mut row in f.rows(self.size as f64) {
             if self.json {
                 row["bench"] = json!("tiers");
                 row["bytes"] = json!(self.size);
@@ -203,7 +167,7 @@ impl TiersBench {
             writeln!(
                 out,
                 "a fresh node gets {:.2} of the plain copy's rate",
-                plain / resync
+                f.plain / f.resync
             )?;
         }
         Ok(())
@@ -257,6 +221,128 @@ impl TiersBench {
     }
 }
 
+/// Medians over the rounds of the copies.
+struct CopyFigures {
+    /// Seconds of a plain copy, of a fresh node's, and of one's that returns.
+    plain: f64,
+    resync: f64,
+    rejoin: f64,
+    /// Bytes that moved to a fresh node, and to one that returns.
+    full: f64,
+    moved: f64,
+}
+
+impl CopyFigures {
+    /// A row for each case, of a volume of `bytes` bytes.
+    fn rows(&self, bytes: f64) -> [Value; 3] {
+        let &CopyFigures {
+            plain,
+            resync,
+            rejoin,
+            full,
+            moved,
+        } = self;
+        let gib = |s: f64| bytes / s / (1u64 << 30) as f64;
+        [
+            json!({ "case": "plain-copy", "seconds": plain, "gib_per_second": gib(plain) }),
+            json!({
+                "case": "resync", "seconds": resync, "gib_per_second": gib(resync),
+                "of_plain_copy": plain / resync, "sent": full,
+            }),
+            json!({
+                "case": "rejoin", "seconds": rejoin, "changed": 0.01, "sent": moved,
+                "of_full_copy": moved / full,
+            }),
+        ]
+    }
+}
+
+/// A primary with a program on it, and a mirror that comes and goes.
+struct Pair<'a> {
+    config: Config,
+    /// The configuration's file.
+    path: String,
+    dir: &'a Path,
+    memory: &'a Path,
+    /// The program's standard input, and the program. Fields drop in this order:
+    /// the program ends before its node does.
+    orders: ChildStdin,
+    program: Process,
+    _a: Process,
+}
+
+impl<'a> Pair<'a> {
+    /// Starts node a, and on it the program with `size` bytes.
+    fn start(
+        file: &Path,
+        dir: &'a Path,
+        memory: &'a Path,
+        size: usize,
+    ) -> Result<Pair<'a>, Failure> {
+        let config = Config::load(file)?;
+        let path = file.to_string_lossy().into_owned();
+        let a = Process::node(&path, "a", &dir.join("a.txt"))?;
+        let size = size.to_string();
+        let args = ["__touch", "--config", &path, "--node", "a", "--size", &size];
+        let mut program = Process::start("the program", args, &dir.join("program.txt"))?;
+        program.ready()?;
+        let orders = program
+            .stdin()
+            .ok_or_else(|| Failure::failed("the program takes no orders"))?;
+        Ok(Pair {
+            config,
+            path,
+            dir,
+            memory,
+            orders,
+            program,
+            _a: a,
+        })
+    }
+
+    /// What it takes to bring a node b up to date that has nothing.
+    fn fresh_mirror(&self) -> Result<Copied, Failure> {
+        for d in [self.dir.join("b"), self.memory.join("b")] {
+            match std::fs::remove_dir_all(&d) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
+                _ => std::fs::create_dir_all(&d)?,
+            }
+        }
+        self.mirror()
+    }
+
+    /// What it takes for a node b that was away while `pages` pages changed.
+    fn returning_mirror(&mut self, pages: usize) -> Result<Copied, Failure> {
+        writeln!(self.orders, "{pages}")?;
+        if self.program.line()?.as_deref() != Some("touched") {
+            return Err(self.program.failure("did not touch the pages"));
+        }
+        self.mirror()
+    }
+
+    /// Lets node b come, take a copy, and go.
+    fn mirror(&self) -> Result<Copied, Failure> {
+        let mut b = Process::node(&self.path, "b", &self.dir.join("b.txt"))?;
+        let copied = copied(&self.config)?;
+        b.kill();
+        Ok(copied)
+    }
+
+    /// Ends the program.
+    fn finish(self) -> Result<(), Failure> {
+        let Pair {
+            orders,
+            mut program,
+            ..
+        } = self;
+        drop(orders);
+        if !program.finish(Duration::from_secs(60)) {
+            return Err(program.failure("failed"));
+        }
+        Ok(())
+    }
+}
+
 /// Sync points of a volume without and of one with backups, and by the rivals,
 /// in turns.
 fn sync_rows(
@@ -291,11 +377,8 @@ fn sync_rows(
     let path = file.to_string_lossy().into_owned();
     let mut daemons = Vec::new();
     for name in &names[1..] {
-        let args = ["node", "--config", &path, "--name", name];
         let errors = dir.join(format!("{name}.txt"));
-        let mut p = Process::start(&format!("node {name}"), args, &errors)?;
-        p.ready()?;
-        daemons.push(p);
+        daemons.push(Process::node(&path, name, &errors)?);
     }
     let (here, memory) = (dir.to_string_lossy(), memory.to_string_lossy());
     let (rounds, replicas) = (rounds.to_string(), (nodes - 1).to_string());

@@ -7,7 +7,7 @@
 //! is dropped, as no machine without power can.
 
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -134,70 +134,108 @@ fn round(
     seed: u64,
 ) -> Result<(std::result::Result<u64, String>, bool)> {
     let mut rng = Rng::new(seed ^ 0xcac4e);
-    let (image, at) = (lab.path("image"), lab.path("mnt"));
+    let image = lab.path("image");
     let size = if o.file_system == "xfs" {
         320 << 20
     } else {
         40 << 20
     };
     make_file_system(&o.file_system, &image, size)?;
-    let device = Loop::new(&image)?;
-    let mount = || Mounted::new(&o.file_system, device.path(), &at);
-    let place = |life: u32| -> Result<Place> {
-        let ring = lab.path(&format!("ring.{life}"));
+    let round = Round {
+        o,
+        lab,
+        kind,
+        seed,
+        device: Loop::new(&image)?,
+        at: lab.path("mnt"),
+    };
+    let (acknowledged, started) = round.crash_workload(&mut rng)?;
+    let twice = rng.below(3) == 0;
+    if twice {
+        round.crash_recovery(acknowledged, &mut rng)?;
+    }
+    let mounted = round.mount()?;
+    let mut model = Model::new(seed);
+    let found = check(kind, &round.place(2)?, &mut model, acknowledged, started);
+    mounted.unmount()?;
+    Ok((found, twice))
+}
+
+/// One file system, from its making to the last recovery.
+struct Round<'a> {
+    o: &'a Options<'a>,
+    lab: &'a Lab,
+    kind: Kind,
+    seed: u64,
+    device: Loop,
+    /// Where it is mounted.
+    at: PathBuf,
+}
+
+impl Round<'_> {
+    fn mount(&self) -> io::Result<Mounted> {
+        Mounted::new(&self.o.file_system, self.device.path(), &self.at)
+    }
+
+    /// Where the subject keeps its files in this life, with a new ring.
+    fn place(&self, life: u32) -> Result<Place> {
+        let ring = self.lab.path(&format!("ring.{life}"));
         let _ = std::fs::remove_dir_all(&ring);
         std::fs::create_dir_all(&ring)?;
         Ok(Place {
-            dir: at.join("d"),
+            dir: self.at.join("d"),
             ring,
             medium: "disk".into(),
         })
-    };
-    let seeds = ["--seed".to_owned(), seed.to_string()];
-
-    let mounted = mount()?;
-    let mut working = begin(o, "work", kind, &place(0)?, &seeds)?;
-    let mut told = Told {
-        pipe: working.0.stdout.take().expect("it is piped"),
-        rest: Vec::new(),
-        last: None,
-    };
-    if rng.below(8) == 0 {
-        // While all is being set up, most of the time.
-        pass(Duration::from_micros(rng.below(40_000)));
-    } else {
-        let until = rng.between(0, 80);
-        while told.last.is_none_or(|a| a < until) {
-            if !told.read()? {
-                return Err(format!("seed {seed}: the workload ended by itself").into());
-            }
-        }
-        pass(Duration::from_micros(rng.below(4000)));
     }
-    let acknowledged = told.now()?;
-    mounted.shut_down()?;
-    drop(working);
-    while told.read()? {}
-    mounted.unmount()?;
-    let started = told.last.map_or(0, |a| a + 1);
-    let acknowledged = acknowledged.unwrap_or(0);
 
-    let twice = rng.below(3) == 0;
-    if twice {
-        let mounted = mount()?;
-        let mut args = seeds.to_vec();
+    fn seed_args(&self) -> [String; 2] {
+        ["--seed".to_owned(), self.seed.to_string()]
+    }
+
+    /// Crashes the workload at a random moment: the last step that was acknowledged
+    /// when that began, and the last that may have been started.
+    fn crash_workload(&self, rng: &mut Rng) -> Result<(u64, u64)> {
+        let mounted = self.mount()?;
+        let args = self.seed_args();
+        let mut working = begin(self.o, "work", self.kind, &self.place(0)?, &args)?;
+        let mut told = Told {
+            pipe: working.0.stdout.take().expect("it is piped"),
+            rest: Vec::new(),
+            last: None,
+        };
+        if rng.below(8) == 0 {
+            // While all is being set up, most of the time.
+            pass(Duration::from_micros(rng.below(40_000)));
+        } else {
+            let until = rng.between(0, 80);
+            while told.last.is_none_or(|a| a < until) {
+                if !told.read()? {
+                    let seed = self.seed;
+                    return Err(format!("seed {seed}: the workload ended by itself").into());
+                }
+            }
+            pass(Duration::from_micros(rng.below(4000)));
+        }
+        let acknowledged = told.now()?;
+        mounted.shut_down()?;
+        drop(working);
+        while told.read()? {}
+        mounted.unmount()?;
+        let started = told.last.map_or(0, |a| a + 1);
+        Ok((acknowledged.unwrap_or(0), started))
+    }
+
+    /// Crashes a recovery at a random moment, too.
+    fn crash_recovery(&self, acknowledged: u64, rng: &mut Rng) -> Result<()> {
+        let mounted = self.mount()?;
+        let mut args = self.seed_args().to_vec();
         // What it finds nobody hears.
         args.extend(["--acknowledged".into(), acknowledged.to_string()]);
-        let checking = begin(o, "check", kind, &place(1)?, &args)?;
+        let checking = begin(self.o, "check", self.kind, &self.place(1)?, &args)?;
         pass(Duration::from_micros(rng.below(30_000)));
         mounted.shut_down()?;
         drop(checking);
-        mounted.unmount()?;
+        Ok(mounted.unmount()?)
     }
-
-    let mounted = mount()?;
-    let mut model = Model::new(seed);
-    let found = check(kind, &place(2)?, &mut model, acknowledged, started);
-    mounted.unmount()?;
-    Ok((found, twice))
 }

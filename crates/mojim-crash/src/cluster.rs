@@ -321,6 +321,36 @@ fn look_at(o: &Options, subject: &Subject) -> Result<Rows> {
     Ok(total.into_inner().expect("no thread panics"))
 }
 
+/// The mode of the `n`th history of a subject, and whether it has a register.
+fn turn(o: &Options, subject: &Subject, n: usize) -> (Mode, bool) {
+    let modes = match subject.modes {
+        [] => &o.modes,
+        modes => modes,
+    };
+    let mode = modes[n % modes.len()];
+    let turn = n / modes.len();
+    let register = o.registers[turn % o.registers.len()] && mode != Mode::Async;
+    (mode, register)
+}
+
+/// How a cluster's life ends: one of three for one node alone, where that is asked
+/// for, and all of them where the power of no moment is.
+fn end_of_life(o: &Options, of_power: &[Failures], rng: &mut Rng) -> End {
+    let alone: Vec<usize> = [Failures::BPower, Failures::APower]
+        .iter()
+        .enumerate()
+        .filter(|(_, f)| o.failures.contains(f))
+        .map(|(node, _)| node)
+        .collect();
+    match rng.below(3) {
+        n if !alone.is_empty() && (n == 0 || of_power.is_empty()) => End::Killed {
+            node: *rng.pick(&alone),
+            step: rng.between(1, o.steps - o.steps / 4),
+        },
+        _ => End::Done,
+    }
+}
+
 /// One job's disks.
 struct Bench {
     // In the order in which they must go.
@@ -347,32 +377,13 @@ impl Bench {
     /// Looks at states of the `n`th history.
     fn look_at(&mut self, o: &Options, subject: &Subject, n: u64) -> Result<Rows> {
         let seed = o.seed + n;
-        let modes = match subject.modes {
-            [] => &o.modes,
-            modes => modes,
-        };
-        let mode = modes[n as usize % modes.len()];
-        let turn = n as usize / modes.len();
-        let register = o.registers[turn % o.registers.len()] && mode != Mode::Async;
+        let (mode, register) = turn(o, subject, n as usize);
         let mut setup = Setup::new(seed, mode, register, o.steps);
         setup.believed = subject.believed.unwrap_or(mode);
         let mut rng = Rng::new(seed ^ 0x0c10_57e4);
         let wanted = |f: &Failures| o.failures.contains(f);
-        // One life of three ends for one node alone.
         let of_power: Vec<Failures> = Failures::POWER.into_iter().filter(wanted).collect();
-        let alone: Vec<usize> = [Failures::BPower, Failures::APower]
-            .iter()
-            .enumerate()
-            .filter(|(_, f)| wanted(f))
-            .map(|(node, _)| node)
-            .collect();
-        let end = match rng.below(3) {
-            n if !alone.is_empty() && (n == 0 || of_power.is_empty()) => End::Killed {
-                node: *rng.pick(&alone),
-                step: rng.between(1, o.steps - o.steps / 4),
-            },
-            _ => End::Done,
-        };
+        let end = end_of_life(o, &of_power, &mut rng);
         let places = &self.places;
         let history = self.stage.run(places, &setup, subject.faults, end)?;
         let of_each = match end {

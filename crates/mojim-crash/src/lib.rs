@@ -21,6 +21,7 @@ mod redo;
 pub mod report;
 mod shipped;
 pub mod subject;
+mod subjects;
 pub mod sys;
 pub mod workload;
 
@@ -58,12 +59,12 @@ pub fn work(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Re
 }
 
 fn make_steps(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
-    let mut subject = subject::open(kind, place, seed)?;
+    let mut subject = subjects::open(kind, place, seed)?;
     acks.put(0)?;
     for step in 1..=steps {
         if workload::reopens(seed, step) {
             subject.close()?;
-            subject = subject::open(kind, place, seed)?;
+            subject = subjects::open(kind, place, seed)?;
         }
         subject.commit(&workload::changes(seed, step))?;
         acks.put(step)?;
@@ -116,7 +117,7 @@ pub fn check(
     acknowledged: u64,
     started: u64,
 ) -> std::result::Result<u64, String> {
-    let found = subject::recover(kind, place, model.seed())
+    let found = subjects::recover(kind, place, model.seed())
         .map_err(|e| format!("lost: it does not open any more: {e}"))?;
     workload::judge(model, &found, acknowledged, started)
 }

@@ -80,6 +80,8 @@ pub struct Machine {
     pub fault: Option<Fault>,
     /// The data file, for [`Fault::DataFirst`].
     pub data: PathBuf,
+    /// For the same: the last LSN of which something was written there.
+    pub newest: Arc<Mutex<u64>>,
 }
 
 impl Env for Machine {
@@ -118,6 +120,7 @@ impl Env for Machine {
             fault,
             os: self.os.clone(),
             data: self.data.clone(),
+            newest: self.newest.clone(),
             late: Mutex::new(None),
             waiting: Mutex::default(),
         }))
@@ -170,7 +173,12 @@ impl Env for Machine {
             Some(Fault::AckEarly) => cache.write_late(range),
             Some(Fault::DataFirst) => {
                 // As an engine whose data file fails goes on: with its log.
-                let _ = write_data(&self.os, &self.data, cache.bytes(range.clone()));
+                let _ = write_data(
+                    &self.os,
+                    &self.data,
+                    &self.newest,
+                    cache.bytes(range.clone()),
+                );
                 cache.write(range);
             }
             _ => {}
@@ -181,8 +189,11 @@ impl Env for Machine {
     }
 }
 
-/// What the records in `buf` write goes to the data file, and stays there.
-fn write_data(os: &Os, path: &Path, buf: &[u8]) -> io::Result<()> {
+/// What the records in `buf` write goes to the data file, and stays there; but for what is
+/// older than `newest`. The engine's threads may write the same records to the log twice, at
+/// once and later, which changes nothing there: over data that is newer it would lose that
+/// without any crash (`what_is_not_crashed_is_all_there`, on a busy machine).
+fn write_data(os: &Os, path: &Path, newest: &Mutex<u64>, buf: &[u8]) -> io::Result<()> {
     /// Records begin at multiples of it, in memory; on a disk at ones of 512.
     const ALIGN: usize = 64;
     let how = OpenHow {
@@ -190,16 +201,20 @@ fn write_data(os: &Os, path: &Path, buf: &[u8]) -> io::Result<()> {
         ..OpenHow::default()
     };
     let mut at = 0;
+    let mut newest = newest.lock().expect("no thread panics");
     while at < buf.len() {
         let Ok(r) = RecordView::decode(&buf[at..]) else {
             at += ALIGN;
             continue;
         };
-        for (op, payload) in r.ops().filter(|(op, _)| op.kind == OpKind::Write) {
+        let is_newest = r.header.lsn >= *newest;
+        let writes = r.ops().filter(|(op, _)| op.kind == OpKind::Write);
+        for (op, payload) in writes.filter(|_| is_newest) {
             let data = os.open(path, how)?;
             data.write_at(payload, op.offset)?;
             data.sync()?;
         }
+        *newest = r.header.lsn.max(*newest);
         at += r.bytes().len().next_multiple_of(ALIGN);
     }
     Ok(())
@@ -212,6 +227,7 @@ struct Broken {
     fault: Fault,
     os: Os,
     data: PathBuf,
+    newest: Arc<Mutex<u64>>,
     /// The write that has not been made.
     late: Mutex<Option<(Vec<u8>, u64)>>,
     /// Writes that the next sync makes, too late.
@@ -251,7 +267,7 @@ impl File for Broken {
                 self.inner.write_at(buf, offset)
             }
             Fault::DataFirst => {
-                match write_data(&self.os, &self.data, buf) {
+                match write_data(&self.os, &self.data, &self.newest, buf) {
                     // A mirror makes the file when it applies the record that does.
                     Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                     done => done?,

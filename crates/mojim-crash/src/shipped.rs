@@ -54,6 +54,7 @@ impl Shipped {
         let over = |os| -> Arc<dyn mojim_env::Env> {
             Arc::new(Machine {
                 os,
+                newest: Arc::default(),
                 boot: if rebooted { 0xff } else { 0 },
                 fault,
                 data: place.dir.join("v").join(FILE),

@@ -1,6 +1,8 @@
 //! Who makes the steps durable: Mojim, whole or broken in one way, and three
 //! programs that a rung must tell apart.
 //!
+//! Owns their names and what they have in common; `subjects.rs` opens one.
+//!
 //! Invariant of [`Subject`]: what [`Subject::commit`] returned success for is
 //! acknowledged. Which subjects keep that promise is what a rung finds out.
 
@@ -8,9 +10,6 @@ use std::path::PathBuf;
 
 use crate::Result;
 use crate::machine::Fault;
-use crate::naive::Naive;
-use crate::redo::Redo;
-use crate::shipped::Shipped;
 use crate::workload::Change;
 
 /// Makes steps durable.
@@ -79,27 +78,4 @@ pub struct Place {
     pub ring: PathBuf,
     /// What Mojim's log is kept in, as the configuration says it: `disk` or `pmem`.
     pub medium: String,
-}
-
-/// Opens a subject, making what is not there.
-pub fn open(kind: Kind, place: &Place, seed: u64) -> Result<Box<dyn Subject>> {
-    std::fs::create_dir_all(&place.dir)?;
-    Ok(match kind {
-        Kind::Mojim(fault) => Box::new(Shipped::open(place, seed, fault, false)?),
-        Kind::Naive => Box::new(Naive::open(place, seed)?),
-        Kind::Nosync => Box::new(Redo::open(place, seed, false)?),
-        Kind::Log => Box::new(Redo::open(place, seed, true)?),
-    })
-}
-
-/// Recovers what a subject left when the power went, and returns the region.
-/// `place.ring` must be new.
-pub fn recover(kind: Kind, place: &Place, seed: u64) -> Result<Vec<u8>> {
-    std::fs::create_dir_all(&place.dir)?;
-    match kind {
-        // Whatever broke it, what recovers it is whole.
-        Kind::Mojim(_) => Shipped::open(place, seed, None, true)?.read(),
-        Kind::Naive => Naive::read(place, seed),
-        Kind::Nosync | Kind::Log => Redo::open(place, seed, true)?.read(),
-    }
 }

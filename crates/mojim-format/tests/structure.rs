@@ -30,15 +30,6 @@ const CIRCLES: &[&[&str]] = &[
         "store: store/open",
     ],
     &[
-        "memory: track",
-        "memory: track/mprotect",
-        "memory: track/mprotect/handler",
-        "memory: track/remote",
-        "memory: track/two_level",
-        "memory: track/two_level/release",
-        "memory: track/uffd",
-    ],
-    &[
         "mojim: volume",
         "mojim: volume/children",
         "mojim: volume/memory",
@@ -48,34 +39,6 @@ const CIRCLES: &[&[&str]] = &[
         "mojim: volume/sync_point",
         "mojim: volume/windows",
     ],
-    &["sim: cluster", "sim: cluster/replace", "sim: cluster/spill"],
-    &["sim: disk", "sim: net", "sim: world"],
-    &["sim: shadow", "sim: shadow/controls", "sim: shadow/engine"],
-    &[
-        "bench: peers",
-        "bench: raw",
-        "bench: raw/log",
-        "bench: raw/msync",
-        "bench: raw/shm",
-        "bench: raw/tcp",
-    ],
-    &[
-        "crash: naive",
-        "crash: redo",
-        "crash: shipped",
-        "crash: subject",
-    ],
-    &["crash: plug", "crash: plug/guest", "crash: plug/initramfs"],
-    &[
-        "preload: api",
-        "preload: exec",
-        "preload: files",
-        "preload: locks",
-        "preload: path",
-        "preload: process",
-        "preload: rw",
-    ],
-    &["cli: latency", "cli: rivals"],
 ];
 
 /// Most lines in a crate that is shipped, without its tests.

@@ -20,7 +20,7 @@ use crate::committed::Committed;
 use crate::fork::is_forked;
 use crate::places;
 use crate::quiescence::{Quiescence, User};
-use crate::track::{self, Meter, Tracker, TwoLevel};
+use crate::track::{self, GivesBack, Meter, Tracker};
 use mojim_config::TrackerKind;
 use mojim_env::{Context, Error, File, Result};
 
@@ -86,7 +86,7 @@ pub trait WorkingCopy: Send + Sync {
     fn resized(&self, valid: usize) -> Result<()>;
     /// Calls `f` with what gives its pages back, if they are counted. It stays
     /// mapped meanwhile.
-    fn metered(&self, f: &mut dyn FnMut(&TwoLevel)) {
+    fn metered(&self, f: &mut dyn FnMut(&dyn GivesBack)) {
         let _ = f;
     }
     /// Gives a window's mapping back to the system.
@@ -308,7 +308,7 @@ impl WorkingCopy for Private {
         Ok(())
     }
 
-    fn metered(&self, f: &mut dyn FnMut(&TwoLevel)) {
+    fn metered(&self, f: &mut dyn FnMut(&dyn GivesBack)) {
         let held = self.tracker.read().unwrap_or_else(|e| e.into_inner());
         if let Some(t) = held.as_ref().and_then(|t| t.metered()) {
             f(t);

@@ -7,6 +7,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
+use crate::inside::starting;
 use crate::real;
 
 pub const MOJIM_RDONLY: c_int = 0x0040_0000;
@@ -80,7 +81,7 @@ pub fn api() -> Result<&'static Api, c_int> {
     if let Some(known) = API.get() {
         return known.as_ref().ok_or(libc::ENOSYS);
     }
-    let _held = crate::process::starting();
+    let _held = starting();
     API.get_or_init(|| {
         let found = load(libc::RTLD_DEFAULT).or_else(|| load(open_beside()?));
         if found.is_none() {

@@ -13,10 +13,9 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::panic::catch_unwind;
 use std::sync::OnceLock;
 
-use crate::files::exports;
-use crate::process::on;
+use crate::inside::on;
 use crate::program;
-use crate::real::{self, real, say};
+use crate::real::{self, exports, real, say};
 
 type Strings = *const *const c_char;
 

@@ -1,90 +1,21 @@
-//! Opening, closing and duplicating descriptors; sizes and names of files.
+//! Opening, closing and duplicating descriptors; sizes of files, and changes of names.
 //!
 //! Owns what open and its kin, close, dup, fcntl, ftruncate, fallocate, unlink,
 //! rename and link mean for a volume's files: changes of names and sizes are
 //! records, everything else happens to a read-only descriptor of the data file.
 
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::os::unix::fs::MetadataExt;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use libc::{mode_t, off_t, size_t};
 
-use crate::api::{self, Api, api, failed};
+use crate::api::{self, Api, Handle, api, failed};
+use crate::inside::{self, enter, on, takes_paths};
 use crate::locks;
+use crate::names::{check_parent, id_of, name_of, present_name, renamed};
 use crate::path::{Kind, Target, resolve};
-use crate::process::{self, Opened, attach, check_owner, enter, is_owner, names, on, takes_paths};
-use crate::real::{self, check, real, say};
+use crate::process::{self, attach, check_owner, is_owner};
+use crate::real::{self, c_name, exports, real, say, size_of};
 use crate::table::{self, APPEND, DURABLE, Entry, MAX_FD, READ, WRITE};
-
-/// A name for the C interface.
-pub fn c_name(name: &str) -> Result<CString, c_int> {
-    CString::new(name).map_err(|_| libc::EINVAL)
-}
-
-/// The name of an open file, as this process knows it.
-pub fn name_of(e: Entry) -> Result<String, c_int> {
-    let known = names().get(e.id()).and_then(|f| f.name.clone());
-    known.ok_or_else(|| {
-        say("a file that was removed can only be read");
-        libc::EOPNOTSUPP
-    })
-}
-
-/// The name of an open file, for a call that the engine is asked for by name:
-/// ESTALE if it has none any more. (Who renames it between this and the call is
-/// not seen.)
-pub fn present_name(fd: c_int, e: Entry) -> Result<String, c_int> {
-    let name = name_of(e)?;
-    // Where files are only read, a new copy of the volume may take their places.
-    if process::reads() {
-        return Ok(name);
-    }
-    let inode = names()[e.id()].inode;
-    let (dir, canonical) = process::directory()?;
-    let is_of = |name: &str| {
-        let there = std::fs::symlink_metadata(dir.join(name));
-        there.is_ok_and(|m| (m.dev(), m.ino()) == inode)
-    };
-    if is_of(&name) {
-        return Ok(name);
-    }
-    // Another process has renamed it; or this one, and did not hear that it had.
-    let now = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
-    let now = now.zip(canonical).and_then(|(now, dir)| {
-        let name = now.strip_prefix(dir).ok()?.to_str()?;
-        is_of(name).then(|| name.to_owned())
-    });
-    if let Some(now) = now {
-        names()[e.id()].name = Some(now.clone());
-        return Ok(now);
-    }
-    say(&format!(
-        "{name}: the file was replaced or removed; open it again"
-    ));
-    Err(libc::ESTALE)
-}
-
-/// The number of the file that was opened by this name.
-fn id_of(fd: c_int, name: &str) -> Result<usize, c_int> {
-    let st = stat_of(fd)?;
-    let inode = (st.st_dev, st.st_ino);
-    let mut names = names();
-    let known = names.iter().position(|f| match process::reads() {
-        true => f.name.as_deref() == Some(name),
-        false => f.inode == inode,
-    });
-    let name = Some(name.to_owned());
-    Ok(match known {
-        Some(i) => {
-            names[i].name = name;
-            i
-        }
-        None => {
-            names.push(Opened { name, inode });
-            names.len() - 1
-        }
-    })
-}
 
 fn refuse<T>(text: String) -> Result<T, c_int> {
     say(&text);
@@ -109,7 +40,7 @@ unsafe fn open_at(
         return pass();
     }
     // SAFETY: the caller's promise.
-    let bytes = unsafe { std::ffi::CStr::from_ptr(path) }.to_bytes();
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     if crate::path::is_elsewhere(bytes) || !takes_paths() {
         return pass();
     }
@@ -133,52 +64,17 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
         _ => READ | WRITE,
     };
     let reads = how == READ && flags & (libc::O_CREAT | libc::O_TRUNC) == 0;
-    if reads && !is_owner() && !process::reads() {
+    if reads && !is_owner() && !inside::reads() {
         return Ok(None); // a child may read what is committed
     }
-    let there = t.kind == Kind::File;
-    if process::reads() && (how & WRITE != 0 || flags & libc::O_TRUNC != 0 || !there) {
-        if !there && flags & libc::O_CREAT == 0 {
-            return Err(libc::ENOENT);
-        }
-        say(&format!(
-            "{}: files of the volume are only read here (mojim run --read); its primary writes them",
-            t.name
-        ));
-        return Err(libc::EROFS);
-    }
+    check_reader(t, flags, how)?;
     check_open(t, flags, how)?;
     let (h, api) = (attach()?, api()?);
     let name = c_name(&t.name)?;
-    let path = &t.path;
-    if flags & libc::O_CREAT != 0 && process::reads() {
-        if flags & libc::O_EXCL != 0 {
-            return Err(libc::EEXIST);
-        }
-    } else if flags & libc::O_CREAT != 0 {
-        check_parent(t)?;
-        // SAFETY: the handle, a C string.
-        match unsafe { (api.mojim_create)(h, name.as_ptr()) } {
-            -1 => return Err(failed(api)),
-            0 if flags & libc::O_EXCL != 0 => return Err(libc::EEXIST),
-            _ => {}
-        }
+    if flags & libc::O_CREAT != 0 {
+        create(t, &name, flags, (h, api))?;
     }
-    let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME | libc::O_SYNC;
-    let fd = real_openat(
-        libc::AT_FDCWD,
-        path.as_ptr(),
-        libc::O_RDONLY | flags & kept,
-        0,
-    );
-    if fd < 0 {
-        return Err(real::errno());
-    }
-    if fd as usize >= MAX_FD {
-        real::close(fd);
-        say(&format!("{}: descriptor {fd} is beyond {MAX_FD}", t.name));
-        return Err(libc::EMFILE);
-    }
+    let fd = open_data_file(t, flags)?;
     let mut how = how;
     if flags & libc::O_APPEND != 0 {
         how |= APPEND;
@@ -196,6 +92,58 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
             Err(errno)
         }
     }
+}
+
+/// Refuses, where files are only read, what would change one.
+fn check_reader(t: &Target, flags: c_int, how: u32) -> Result<(), c_int> {
+    let there = t.kind == Kind::File;
+    if inside::reads() && (how & WRITE != 0 || flags & libc::O_TRUNC != 0 || !there) {
+        if !there && flags & libc::O_CREAT == 0 {
+            return Err(libc::ENOENT);
+        }
+        say(&format!(
+            "{}: files of the volume are only read here (mojim run --read); its primary writes them",
+            t.name
+        ));
+        return Err(libc::EROFS);
+    }
+    Ok(())
+}
+
+/// What O_CREAT asks for.
+fn create(t: &Target, name: &CStr, flags: c_int, (h, api): (Handle, &Api)) -> Result<(), c_int> {
+    let exclusive = flags & libc::O_EXCL != 0;
+    if inside::reads() {
+        // It is there, or it was refused.
+        return if exclusive { Err(libc::EEXIST) } else { Ok(()) };
+    }
+    check_parent(t)?;
+    // SAFETY: the handle, a C string.
+    match unsafe { (api.mojim_create)(h, name.as_ptr()) } {
+        -1 => Err(failed(api)),
+        0 if exclusive => Err(libc::EEXIST),
+        _ => Ok(()),
+    }
+}
+
+/// The descriptor that the program gets: of the data file, for reading only.
+fn open_data_file(t: &Target, flags: c_int) -> Result<c_int, c_int> {
+    let kept = libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NOATIME | libc::O_SYNC;
+    let fd = real_openat(
+        libc::AT_FDCWD,
+        t.path.as_ptr(),
+        libc::O_RDONLY | flags & kept,
+        0,
+    );
+    if fd < 0 {
+        return Err(real::errno());
+    }
+    if fd as usize >= MAX_FD {
+        real::close(fd);
+        say(&format!("{}: descriptor {fd} is beyond {MAX_FD}", t.name));
+        return Err(libc::EMFILE);
+    }
+    Ok(fd)
 }
 
 /// Refuses, before anything has changed, an open whose purpose is a write(2) that
@@ -217,37 +165,6 @@ fn check_open(t: &Target, flags: c_int, how: u32) -> Result<(), c_int> {
     }
     Ok(())
 }
-
-/// The engine makes directories as names need them; open does not.
-fn check_parent(t: &Target) -> Result<(), c_int> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::path::Path::new(std::ffi::OsStr::from_bytes(t.path.as_bytes()));
-    match path.parent().map(std::fs::metadata) {
-        Some(Ok(m)) if m.is_dir() => Ok(()),
-        Some(Ok(_)) => Err(libc::ENOTDIR),
-        Some(Err(e)) => Err(e.raw_os_error().unwrap_or(libc::ENOENT)),
-        None => Ok(()),
-    }
-}
-
-/// Defines exported functions, under their own names: `C-unwind`, since a thread may be
-/// cancelled in what a call passes to, and ends by unwinding.
-/// With `|pass|`, each body has a closure of that name that makes the call as
-/// it would be made without this library.
-macro_rules! exports {
-    (|$pass:ident| $(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C-unwind" fn $name($($arg: $t),*) -> $ret {
-            let $pass = || crate::real::real!($name($($arg => $t),*) -> $ret);
-            $body
-        }
-    )+};
-    ($(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
-        #[unsafe(no_mangle)]
-        unsafe extern "C-unwind" fn $name($($arg: $t),*) -> $ret $body
-    )+};
-}
-pub(crate) use exports;
 
 exports! { |pass|
     fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
@@ -420,7 +337,7 @@ fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int
             r
         }
         libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK
-            if !process::reads() && is_owner() && !arg.is_null() =>
+            if !inside::reads() && is_owner() && !arg.is_null() =>
         {
             // SAFETY: the program's struct, as fcntl(2) asks for.
             unsafe { locks::control(fd, cmd, arg.cast()) }
@@ -456,13 +373,13 @@ exports! { |pass|
     }
     fn lockf(fd: c_int, cmd: c_int, len: off_t) -> c_int {
         if table::get(fd).is_some() && is_owner() {
-            return if process::reads() { 0 } else { locks::section(fd, cmd, len) };
+            return if inside::reads() { 0 } else { locks::section(fd, cmd, len) };
         }
         pass()
     }
     fn lockf64(fd: c_int, cmd: c_int, len: off_t) -> c_int {
         if table::get(fd).is_some() && is_owner() {
-            return if process::reads() { 0 } else { locks::section(fd, cmd, len) };
+            return if inside::reads() { 0 } else { locks::section(fd, cmd, len) };
         }
         pass()
     }
@@ -492,20 +409,6 @@ fn truncate_fd(fd: c_int, e: Entry, size: off_t) -> Result<(), c_int> {
     }
     check_owner()?;
     truncate_name(&present_name(fd, e)?, size)
-}
-
-/// What the data file of an open file is.
-pub fn stat_of(fd: c_int) -> Result<libc::stat, c_int> {
-    let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: room for the answer.
-    check(unsafe { libc::fstat(fd, st.as_mut_ptr()) } as i64)?;
-    // SAFETY: filled in.
-    Ok(unsafe { st.assume_init() })
-}
-
-/// The size of an open file: its data file's.
-pub fn size_of(fd: c_int) -> Result<u64, c_int> {
-    Ok(stat_of(fd)?.st_size as u64)
 }
 
 fn allocate(fd: c_int, e: Entry, mode: c_int, offset: off_t, len: off_t) -> Result<(), c_int> {
@@ -605,13 +508,6 @@ exports! { |pass|
     }
     fn posix_fallocate64(fd: c_int, offset: off_t, len: off_t) -> c_int {
         allocate_posix(fd, offset, len, pass)
-    }
-}
-
-/// A file has another name, or none.
-fn renamed(t: &Target, name: Option<&str>) {
-    for f in names().iter_mut().filter(|f| f.inode == t.inode) {
-        f.name = name.map(str::to_owned);
     }
 }
 
@@ -758,7 +654,7 @@ fn copy_any(from: c_int, to: c_int, what: &str) -> Option<isize> {
             return refuse(format!("{what} into {} is not supported", name_of(e)?));
         }
         if let Some(e) = table::get(from) {
-            if process::reads() {
+            if inside::reads() {
                 // The data file may be in the middle of a sync point.
                 return Err(libc::EINVAL);
             }
@@ -769,7 +665,7 @@ fn copy_any(from: c_int, to: c_int, what: &str) -> Option<isize> {
                 // The kernel would not see the stores; programs read and write instead.
                 return Err(libc::EINVAL);
             }
-            crate::rw::settle()?;
+            process::settle()?;
         }
         Ok(None)
     })

@@ -18,7 +18,7 @@
 //!   lock and allocate nothing unless they touch a region.
 //! - While a thread is inside this library or the engine, its calls pass through;
 //!   those on a volume's descriptor or a region, which only a signal handler makes
-//!   that interrupted it, fail with EDEADLK (`process::enter`). The engine makes
+//!   that interrupted it, fail with EDEADLK (`inside::enter`). The engine makes
 //!   such calls past this library.
 //! - No panic leaves: it becomes EIO. Nothing here ends the process, but before its
 //!   main, if its configuration cannot be read.
@@ -39,13 +39,16 @@ compile_error!(
 mod api;
 mod exec;
 mod files;
+mod inside;
 mod locks;
 mod memory;
+mod names;
 mod path;
 mod process;
 mod program;
 mod real;
 mod regions;
 mod rw;
+mod settings;
 mod streams;
 mod table;

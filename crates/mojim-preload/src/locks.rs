@@ -13,8 +13,10 @@ use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 use crate::api::api;
-use crate::process::{enter, locks_directory, names};
-use crate::real::{self, check};
+use crate::inside::enter;
+use crate::real::{self, check, size_of, stat_of};
+use crate::settings::locks_directory;
+use crate::table::names;
 
 /// An inode, and the descriptor of its lock file.
 struct LockFile {
@@ -40,7 +42,7 @@ fn find(inode: u64) -> Option<c_int> {
 }
 
 fn inode(fd: c_int) -> Result<u64, c_int> {
-    crate::files::stat_of(fd).map(|st| st.st_ino)
+    stat_of(fd).map(|st| st.st_ino)
 }
 
 /// The descriptor that has the locks of the file that `fd` is of.
@@ -86,7 +88,7 @@ pub unsafe fn control(fd: c_int, cmd: c_int, lock: *mut libc::flock) -> c_int {
         let from = match c_int::from(wanted.l_whence) {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => real::lseek(fd, 0, libc::SEEK_CUR)?,
-            libc::SEEK_END => crate::files::size_of(fd)? as i64,
+            libc::SEEK_END => size_of(fd)? as i64,
             _ => return Err(libc::EINVAL),
         };
         wanted.l_start = wanted.l_start.checked_add(from).ok_or(libc::EOVERFLOW)?;

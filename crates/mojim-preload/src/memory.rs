@@ -11,9 +11,10 @@ use std::ffi::{c_int, c_void};
 use libc::{off_t, size_t};
 
 use crate::api::{MAP_ATOMIC, MOJIM_RDONLY, MOJIM_SHARED, api, failed, last_error};
-use crate::files::{c_name, exports, name_of, present_name, size_of};
-use crate::process::{attach, check_owner, enter, is_owner, on, reads};
-use crate::real::{self, round_up, say};
+use crate::inside::{enter, on, reads};
+use crate::names::{name_of, present_name};
+use crate::process::{attach, check_owner, is_owner, settle};
+use crate::real::{self, c_name, exports, round_up, say, size_of};
 use crate::regions::{self, Region};
 use crate::table::{self, Entry, READ, WRITE};
 
@@ -35,15 +36,14 @@ struct Request {
     offset: off_t,
 }
 
-/// A shared mapping of a volume's file.
-fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
-    let page = real::page_size();
-    let write = q.prot & libc::PROT_WRITE != 0;
-    let offset = u64::try_from(q.offset).map_err(|_| libc::EINVAL)?;
-    if q.len == 0 || !offset.is_multiple_of(page as u64) {
-        return Err(libc::EINVAL);
+impl Request {
+    fn writes(&self) -> bool {
+        self.prot & libc::PROT_WRITE != 0
     }
-    let name = present_name(fd, e)?;
+}
+
+/// Refuses a mapping that the file, or how it was opened, does not allow.
+fn check_request(name: &str, e: Entry, q: Request) -> Result<(), c_int> {
     if q.prot & !(libc::PROT_READ | libc::PROT_WRITE) != 0 || q.prot == 0 {
         return refuse(
             libc::EOPNOTSUPP,
@@ -53,24 +53,40 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
     if q.flags & libc::MAP_SYNC != 0 && q.flags & MAP_TYPE == libc::MAP_SHARED_VALIDATE {
         return Err(libc::EOPNOTSUPP); // as for any file that is not DAX
     }
-    if write && reads() {
+    if q.writes() && reads() {
         return refuse(
             libc::EACCES,
             format!("mapping {name}: files of the volume are only read here (mojim run --read)"),
         );
     }
-    if !e.may(READ) || write && !e.may(WRITE) {
+    if !e.may(READ) || q.writes() && !e.may(WRITE) {
         return Err(libc::EACCES);
     }
-    let (h, api) = (attach()?, api()?);
-    // In the page where the file ends, the rest of the page is not the file's.
+    Ok(())
+}
+
+/// How many bytes of the file a mapping has: in the page where the file ends, the rest
+/// of the page is not the file's.
+fn bytes_of_file(fd: c_int, offset: u64, len: usize) -> Result<usize, c_int> {
     let size = size_of(fd)?;
-    let end = offset.checked_add(q.len as u64).ok_or(libc::EOVERFLOW)?;
-    let len = if size > offset && end > size && round_up(end as usize) == round_up(size as usize) {
-        (size - offset) as usize
+    let end = offset.checked_add(len as u64).ok_or(libc::EOVERFLOW)?;
+    if size > offset && end > size && round_up(end as usize) == round_up(size as usize) {
+        Ok((size - offset) as usize)
     } else {
-        q.len
-    };
+        Ok(len)
+    }
+}
+
+/// A shared mapping of a volume's file.
+fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
+    let offset = u64::try_from(q.offset).map_err(|_| libc::EINVAL)?;
+    if q.len == 0 || !offset.is_multiple_of(real::page_size() as u64) {
+        return Err(libc::EINVAL);
+    }
+    let name = present_name(fd, e)?;
+    check_request(&name, e, q)?;
+    let (h, api) = (attach()?, api()?);
+    let len = bytes_of_file(fd, offset, q.len)?;
     let at = place(q)?;
     let Some(slot) = regions::reserve() else {
         give_back(at, q);
@@ -80,7 +96,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
         );
     };
     let mut flags = q.flags & MAP_ATOMIC;
-    if !write {
+    if !q.writes() {
         flags |= MOJIM_RDONLY;
     }
     let file = c_name(&name)?;
@@ -112,7 +128,7 @@ fn map_file(fd: c_int, e: Entry, q: Request) -> Result<*mut c_void, c_int> {
         give_back(at, q);
         return Err(errno);
     }
-    slot.fill(p as usize, len, offset, e.id(), write);
+    slot.fill(p as usize, len, offset, e.id(), q.writes());
     Ok(p)
 }
 
@@ -220,7 +236,7 @@ unsafe fn map_any(
             });
         }
         // A private mapping shows what is committed.
-        if enter(false, || crate::rw::settle().map(|()| true)) {
+        if enter(false, || settle().map(|()| true)) {
             // SAFETY: the program's.
             return unsafe { real::mmap(addr, len, prot, flags, fd, offset) };
         }

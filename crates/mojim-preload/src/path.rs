@@ -9,8 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::process::{self, Inode};
 use crate::real::say;
+use crate::settings::directory;
+use crate::table::Inode;
 
 /// A path inside the volume's directory.
 pub struct Target {
@@ -79,7 +80,7 @@ pub unsafe fn resolve(
             }
         }
     };
-    let (dir, canonical) = process::directory()?;
+    let (dir, canonical) = directory()?;
     let whole = canonicalize(&whole, follow);
     let name = [Some(&dir), canonical.as_ref()]
         .into_iter()

@@ -1,8 +1,10 @@
-//! The functions behind the interposed ones, errno, and the text on stderr.
+//! The functions behind the interposed ones, how these are defined, errno, and the
+//! text on stderr.
 //!
-//! Owns the way out: nothing in this crate calls an interposed name directly.
+//! Owns the way in (`exports`) and the way out: nothing in this crate calls an
+//! interposed name directly.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::sync::Mutex;
 
 /// What a call that cannot be made returns.
@@ -163,3 +165,41 @@ pub fn say(text: &str) {
     // SAFETY: the line's own bytes.
     unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
 }
+
+/// A name for the C interface.
+pub fn c_name(name: &str) -> Result<CString, c_int> {
+    CString::new(name).map_err(|_| libc::EINVAL)
+}
+
+/// What the data file of an open file is.
+pub fn stat_of(fd: c_int) -> Result<libc::stat, c_int> {
+    let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: room for the answer.
+    check(unsafe { libc::fstat(fd, st.as_mut_ptr()) } as i64)?;
+    // SAFETY: filled in.
+    Ok(unsafe { st.assume_init() })
+}
+
+/// The size of an open file: its data file's.
+pub fn size_of(fd: c_int) -> Result<u64, c_int> {
+    Ok(stat_of(fd)?.st_size as u64)
+}
+
+/// Defines exported functions, under their own names: `C-unwind`, since a thread may be
+/// cancelled in what a call passes to, and ends by unwinding.
+/// With `|pass|`, each body has a closure of that name that makes the call as
+/// it would be made without this library.
+macro_rules! exports {
+    (|$pass:ident| $(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($arg: $t),*) -> $ret {
+            let $pass = || crate::real::real!($name($($arg => $t),*) -> $ret);
+            $body
+        }
+    )+};
+    ($(fn $name:ident($($arg:ident: $t:ty),* $(,)?) -> $ret:ty $body:block)+) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($arg: $t),*) -> $ret $body
+    )+};
+}
+pub(crate) use exports;

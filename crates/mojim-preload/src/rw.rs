@@ -8,30 +8,17 @@
 //! Invariant: a descriptor's position is that of the real descriptor.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Mutex, MutexGuard};
 
 use libc::{iovec, off_t, size_t};
 
 use crate::api::{api, failed};
-use crate::files::{c_name, exports, name_of, present_name, size_of, stat_of};
-use crate::process::{self, attach, attached, check_owner, enter, on};
-use crate::real::{self, say};
+use crate::inside::{self, enter, on};
+use crate::names::{name_of, present_name};
+use crate::process::{attach, check_owner, settle};
+use crate::real::{self, c_name, exports, say, size_of, stat_of};
 use crate::regions::{self, Region};
-use crate::table::{self, APPEND, DURABLE, Entry, READ, WRITE};
-
-/// Brings the data files up to what is committed.
-pub fn settle() -> Result<(), c_int> {
-    if process::reads() {
-        return Ok(()); // what is read is the node's affair
-    }
-    let Some(h) = attached() else { return Ok(()) };
-    let api = api()?;
-    // SAFETY: the handle.
-    match unsafe { (api.mojim_settle)(h) } {
-        0 => Ok(()),
-        _ => Err(failed(api)),
-    }
-}
+use crate::settings::directory;
+use crate::table::{self, APPEND, DURABLE, Entry, READ, WRITE, position_lock};
 
 /// Bytes at a position of a file.
 ///
@@ -41,7 +28,7 @@ unsafe fn read_at(fd: c_int, e: Entry, buf: *mut u8, n: usize, at: i64) -> Resul
     if !e.may(READ) {
         return Err(libc::EBADF);
     }
-    if process::reads() {
+    if inside::reads() {
         // The data file may be in the middle of a sync point.
         let (h, api, name) = (attach()?, api()?, c_name(&name_of(e)?)?);
         // SAFETY: the handle, a C string, and the caller's promise.
@@ -188,12 +175,6 @@ fn positioned(
     }
 }
 
-/// A fork takes it too, or a child might find it locked.
-pub fn position_lock() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(|e| e.into_inner())
-}
-
 unsafe fn reads(fd: c_int, e: Entry, v: *const iovec, n: c_int, at: At) -> Result<isize, c_int> {
     if !e.may(READ) {
         return Err(libc::EBADF);
@@ -282,7 +263,7 @@ fn commit(there: impl Iterator<Item = Region>, at: u64, n: u64) -> Result<(), c_
 
 /// One sync point of all that this process has mapped.
 fn sync_all() -> Result<c_int, c_int> {
-    if process::reads() || !regions::any() {
+    if inside::reads() || !regions::any() {
         return Ok(0);
     }
     check_owner()?;
@@ -293,7 +274,7 @@ fn sync_all() -> Result<c_int, c_int> {
 /// syncfs on any descriptor: true if the volume lies on its file system.
 fn is_of_the_volume(fd: c_int) -> Result<bool, c_int> {
     use std::os::unix::fs::MetadataExt;
-    let (dir, _) = process::directory()?;
+    let (dir, _) = directory()?;
     let there = std::fs::metadata(dir).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
     Ok(stat_of(fd)?.st_dev == there.dev())
 }
@@ -476,7 +457,7 @@ unsafe fn flagged(
 fn sync_file(fd: c_int, e: Entry) -> Result<c_int, c_int> {
     // As fsync, it says so if the descriptor is bad.
     let st = stat_of(fd)?;
-    if process::reads() {
+    if inside::reads() {
         return Ok(0);
     }
     check_owner()?;

@@ -2,16 +2,17 @@
 //!
 //! A stream reads inside the C library, past this one: it sees what is
 //! committed, not what was merely stored. Streams that write are refused, and
-//! all of them where the volume is only read (`process::reads`).
+//! all of them where the volume is only read (`inside::reads`).
 
 use std::ffi::{CStr, c_char, c_int};
 
 use libc::FILE;
 
-use crate::files::{exports, forget, open_file};
+use crate::files::{forget, open_file};
+use crate::inside::{self, enter, on, takes_paths};
 use crate::path::{Kind, Target, resolve};
-use crate::process::{self, attach, enter, on, takes_paths};
-use crate::real::say;
+use crate::process::{attach, settle};
+use crate::real::{exports, say};
 
 /// The flags of a stream that reads a volume's file; None if it is elsewhere.
 ///
@@ -28,7 +29,7 @@ unsafe fn reading(
     if t.kind == Kind::Other || mode.is_null() {
         return Ok(None);
     }
-    if process::reads() {
+    if inside::reads() {
         say(&format!(
             "{}: a stream is not supported under `mojim run --read`: it would read the file in the middle of a sync point; map it, or use read(2)",
             t.name
@@ -66,7 +67,7 @@ unsafe fn open_stream(
         match unsafe { reading(path, mode)? } {
             Some((t, flags)) => {
                 let fd = open_file(&t, flags)?;
-                crate::rw::settle()?;
+                settle()?;
                 Ok(fd)
             }
             None => Ok(None),
@@ -101,7 +102,7 @@ unsafe fn reopen_stream(
         // SAFETY: the program's strings, or ours.
         if unsafe { reading(path, mode)? }.is_some() {
             attach()?;
-            crate::rw::settle()?;
+            settle()?;
         }
         Ok(true)
     });

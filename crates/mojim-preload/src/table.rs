@@ -1,15 +1,20 @@
 //! Which descriptors stand for a volume's files.
 //!
 //! Owns one word for each descriptor number: the file's number and how it was
-//! opened. Read without a lock by every read, write and close of the process.
+//! opened. Read without a lock by every read, write and close of the process. And
+//! the files by their numbers, with the lock of these, and the lock of positions.
 //!
 //! Invariants:
+//! - The locks are taken inside only, so a thread never waits for itself.
 //! - A word that is not 0 belongs to a descriptor that this library opened, or
 //!   a duplicate of one. Words are cleared before the descriptor is closed.
 //! - A child of fork or vfork does not change the table.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::{Mutex, MutexGuard};
+
+use crate::inside::is_inside;
 
 /// Descriptor numbers from here on cannot stand for a volume's file.
 pub const MAX_FD: usize = 1 << 16;
@@ -34,7 +39,7 @@ impl Entry {
         Entry((id as u32 + 1) << SHIFT | how)
     }
 
-    /// The file's number, in `process::names`.
+    /// The file's number, in `names`.
     pub fn id(self) -> usize {
         (self.0 >> SHIFT) as usize - 1
     }
@@ -69,4 +74,31 @@ pub fn set_append(fd: c_int, on: bool) {
     } else {
         FDS[fd as usize].fetch_and(!APPEND, AcqRel);
     }
+}
+
+/// A file's device and inode: which file it is, whoever renames it.
+pub type Inode = (u64, u64);
+
+/// A file of the volume that was opened.
+pub struct Opened {
+    /// None if this process has removed it. Another process may have done so, or
+    /// renamed it, and this does not know.
+    pub name: Option<String>,
+    pub inode: Inode,
+}
+
+/// All that were, by number.
+pub type Names = Vec<Opened>;
+static NAMES: Mutex<Names> = Mutex::new(Vec::new());
+
+/// The lock, with the names.
+pub fn names() -> MutexGuard<'static, Names> {
+    debug_assert!(is_inside());
+    NAMES.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// A fork takes it too, or a child might find it locked.
+pub fn position_lock() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -197,3 +197,102 @@ impl Attach {
         ))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use mojim_config::WriteBack;
+    use mojim_env::Address;
+    use mojim_format::View;
+
+    use super::*;
+    use crate::holders::Peer;
+    use crate::primary::tests::alone;
+
+    /// Nobody listens there.
+    fn silent(name: &str) -> Peer {
+        let tcp = Address::Tcp(([127, 0, 0, 1], 9).into());
+        Peer {
+            name: name.into(),
+            address: tcp.clone(),
+            tcp,
+            shared: false,
+        }
+    }
+
+    /// Until it is over. Without a register, and without waiting: `silence` has passed.
+    fn attach(primary: &Arc<Primary>, asynchronous: bool, may_go_alone: bool) -> Result<()> {
+        let policy = AttachPolicy {
+            asynchronous,
+            failure_limit: None,
+            patience: Duration::ZERO,
+            may_go_alone,
+        };
+        let mut s = Session::attach(primary.clone(), "a", silent("b"));
+        let mut a = Attach::new(&mut s, policy);
+        a.limit = Duration::ZERO;
+        loop {
+            s.step();
+            if a.step(&mut s, &mut |_, _| {})? == Attaching::Done {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn of_view(name: &str, mirror: &str) -> (Arc<Primary>, std::path::PathBuf) {
+        let (p, dir) = alone(name, WriteBack::Auto);
+        p.begin_unreplicated("a").unwrap();
+        let view = View {
+            epoch: p.epoch(),
+            primary: "a".into(),
+            mirror: mirror.into(),
+        };
+        p.store.update(|s| s.view = view).unwrap();
+        p.ready.store(false, std::sync::atomic::Ordering::Release);
+        (Arc::new(p), dir)
+    }
+
+    /// The simulator's copy of this had no such condition: a node that had promised
+    /// another's epoch, and never got it, went on alone beside that one.
+    #[test]
+    fn who_has_promised_itself_to_another_does_not_go_alone() {
+        let (p, dir) = of_view("attach-promised", "");
+        attach(&p, false, true).unwrap();
+        p.ready.store(false, std::sync::atomic::Ordering::Release);
+        let other = p.store.superblock().promised + 1;
+        assert!(!p.store.is_own(other));
+        p.store.promise(other).unwrap();
+        for asynchronous in [false, true] {
+            let e = attach(&p, asynchronous, true).unwrap_err();
+            assert!(matches!(e, Error::Timeout(_)), "{e}");
+        }
+        drop(p);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn who_counts_on_a_mirror_does_not_go_alone() {
+        let (p, dir) = of_view("attach-mirror", "b");
+        let e = attach(&p, false, true).unwrap_err();
+        assert!(
+            e.to_string().contains("the mirror b cannot be reached"),
+            "{e}"
+        );
+        // No sync point waits for it.
+        attach(&p, true, true).unwrap();
+        drop(p);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// A daemon that brings the mirror up to date has nothing to do alone.
+    #[test]
+    fn who_heals_does_not_go_alone() {
+        let (p, dir) = of_view("attach-heals", "");
+        assert!(attach(&p, true, false).is_err());
+        attach(&p, true, true).unwrap();
+        drop(p);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

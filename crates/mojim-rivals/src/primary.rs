@@ -75,43 +75,17 @@ impl Primary {
     ) -> Result<Primary> {
         let volume = env.random();
         let (log, _) = open(env, log, volume)?;
-        let chain = scheme == Scheme::Chain;
-        // Of each replica, the page between it and who sends it records.
-        let pages = match transport {
-            Transport::Tcp => Vec::new(),
-            Transport::Shm => replicas
-                .iter()
-                .map(|_| Ok(Page::new(env.anonymous_memory(PAGE_LEN)?)))
-                .collect::<io::Result<_>>()
-                .map_err(|e| Error::io("shared pages", &e))?,
-        };
+        let pages = shared_pages(env, transport, replicas.len())?;
+        let orders = orders(scheme, transport, volume, replicas);
         let mut links = Vec::new();
-        for (i, address) in replicas.iter().enumerate() {
-            let order = Order {
-                volume,
-                transport,
-                first: !chain || i == 0,
-                next: replicas.get(i + 1).filter(|_| chain).cloned(),
-                answers: !chain || i + 1 == replicas.len(),
-            };
+        for (i, (address, order)) in replicas.iter().zip(&orders).enumerate() {
             let mut wire = Wire::new(connect(env, address)?);
-            say(&mut wire, &**env, FrameKind::Request, &order)?;
-            if let Some(page) = pages.get(i) {
-                pass(&*wire.conn, page.memory())?;
-                if order.next.is_some() {
-                    pass(&*wire.conn, pages[i + 1].memory())?;
-                }
-            }
-            if order.first {
-                say(&mut wire, &**env, FrameKind::Lane, &Ring::of(&log))?;
-                if transport == Transport::Shm {
-                    pass(&*wire.conn, log.memory())?;
-                }
-            }
-            links.push((wire, order));
+            let pages = pages.get(i..).unwrap_or(&[]);
+            give(&mut wire, &**env, order, pages, &log)?;
+            links.push(wire);
         }
         let (mut tx, mut answers) = (Vec::new(), Vec::new());
-        for (i, (wire, order)) in links.iter_mut().enumerate() {
+        for (i, (wire, order)) in links.iter_mut().zip(&orders).enumerate() {
             match hear(wire, &**env)? {
                 (f, _) if f.kind == FrameKind::LaneOk => {}
                 (f, _) => return Err(Error::Protocol(format!("{:?} came first", f.kind))),
@@ -139,7 +113,7 @@ impl Primary {
             log,
             tx,
             answers,
-            links: links.into_iter().map(|(wire, _)| wire).collect(),
+            links,
             lsn: 0,
             committed: 0,
             spinner: Spinner::new(spin),
@@ -260,4 +234,49 @@ impl Primary {
         }
         self.run
     }
+}
+
+/// Of each replica, the page between it and who sends it records; none over streams.
+fn shared_pages(env: &Arc<dyn Env>, transport: Transport, replicas: usize) -> Result<Vec<Page>> {
+    match transport {
+        Transport::Tcp => Ok(Vec::new()),
+        Transport::Shm => (0..replicas)
+            .map(|_| Ok(Page::new(env.anonymous_memory(PAGE_LEN)?)))
+            .collect::<io::Result<_>>()
+            .map_err(|e| Error::io("shared pages", &e)),
+    }
+}
+
+/// What each replica is to do. In a chain only the first gets records from
+/// here, and only the last answers.
+fn orders(scheme: Scheme, transport: Transport, volume: u64, replicas: &[String]) -> Vec<Order> {
+    let chain = scheme == Scheme::Chain;
+    (0..replicas.len())
+        .map(|i| Order {
+            volume,
+            transport,
+            first: !chain || i == 0,
+            next: replicas.get(i + 1).filter(|_| chain).cloned(),
+            answers: !chain || i + 1 == replicas.len(),
+        })
+        .collect()
+}
+
+/// Gives a replica its order and, over shared memory, what it is to share:
+/// `pages` are its own and those of the replicas behind it.
+fn give(wire: &mut Wire, env: &dyn Env, order: &Order, pages: &[Page], log: &Log) -> Result<()> {
+    say(wire, env, FrameKind::Request, order)?;
+    if let Some(page) = pages.first() {
+        pass(&*wire.conn, page.memory())?;
+        if order.next.is_some() {
+            pass(&*wire.conn, pages[1].memory())?;
+        }
+    }
+    if order.first {
+        say(wire, env, FrameKind::Lane, &Ring::of(log))?;
+        if order.transport == Transport::Shm {
+            pass(&*wire.conn, log.memory())?;
+        }
+    }
+    Ok(())
 }

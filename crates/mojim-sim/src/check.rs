@@ -834,6 +834,33 @@ impl Checker {
         rule: AckRule,
         persistent: [bool; NODES],
     ) -> Checked {
+        self.may_acknowledge(pair, p, rule)?;
+        let failures = self.failures_at_ack(pair, p, rule, persistent)?;
+        if !self.is_within(p, self.left) && !self.is_within(self.left, p) {
+            return Err(format!(
+                "3: {} is acknowledged, but a backup had gone on with {}",
+                self.text(p),
+                self.text(self.left)
+            ));
+        }
+        self.points[p].acked = Some(Acked {
+            rule,
+            pair,
+            failures,
+        });
+        // Who counts has it all again.
+        let [n, mirror] = pair;
+        for (n, counts) in [(n, rule.local), (mirror, rule.mirror)] {
+            if counts {
+                self.copies[n].told = None;
+            }
+        }
+        self.raise_floor(p)
+    }
+
+    /// Nobody went on without the node that acknowledges `p`, and neither of the pair
+    /// was replaced before.
+    fn may_acknowledge(&self, pair: [usize; 2], p: usize, rule: AckRule) -> Checked {
         let [n, mirror] = pair;
         if let Some(s) = self.sole.filter(|s| *s != n) {
             return Err(format!(
@@ -849,6 +876,18 @@ impl Checker {
                 self.text(p)
             ));
         }
+        Ok(())
+    }
+
+    /// The logs on which `rule` relies have `p`; how often each node had failed when they
+    /// had it.
+    fn failures_at_ack(
+        &self,
+        [n, mirror]: [usize; 2],
+        p: usize,
+        rule: AckRule,
+        persistent: [bool; NODES],
+    ) -> Checked<[u32; NODES]> {
         let has = |c: &Copy, persistent: bool| {
             let h = if persistent {
                 c.hold.power
@@ -876,24 +915,11 @@ impl Checker {
                 self.copies[mirror].hold
             ));
         }
-        if !self.is_within(p, self.left) && !self.is_within(self.left, p) {
-            return Err(format!(
-                "3: {} is acknowledged, but a backup had gone on with {}",
-                self.text(p),
-                self.text(self.left)
-            ));
-        }
-        self.points[p].acked = Some(Acked {
-            rule,
-            pair,
-            failures,
-        });
-        // Who counts has it all again.
-        for (n, counts) in [(n, rule.local), (mirror, rule.mirror)] {
-            if counts {
-                self.copies[n].told = None;
-            }
-        }
+        Ok(failures)
+    }
+
+    /// `p` is acknowledged: the floor rises to it, unless it is higher already.
+    fn raise_floor(&mut self, p: usize) -> Checked {
         if self.points[p].last > self.points[self.floor].last {
             if !self.is_within(self.floor, p) {
                 return Err(format!(

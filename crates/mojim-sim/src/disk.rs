@@ -10,13 +10,16 @@
 //! - Bytes beyond a file's end are zero on both sides after each call, but for
 //!   a truncation that is not durable yet (`cut`).
 
+use crate::ctx::Ctx;
 use crate::memory::Pmem;
 use crate::rng::Rng;
-use crate::world::{Ctx, SECTOR};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+/// The unit of durable writes, in bytes.
+pub const SECTOR: usize = 512;
 
 const PAGE: usize = 4096;
 const SECTORS: usize = PAGE / SECTOR;

@@ -17,6 +17,7 @@
 
 pub mod check;
 pub mod cluster;
+mod ctx;
 mod disk;
 pub mod failures;
 mod memory;
@@ -32,5 +33,7 @@ pub mod views;
 pub mod voter;
 pub mod world;
 
+pub use ctx::Faults;
+pub use disk::SECTOR;
 pub use rng::Rng;
-pub use world::{CrashKind, Faults, SECTOR, SimConn, SimEnv, SimListener, World, is_crash};
+pub use world::{CrashKind, SimConn, SimEnv, SimListener, World, is_crash};

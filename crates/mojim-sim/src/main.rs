@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use mojim_sim::cluster::{Mutation, REPLACES};
+use mojim_sim::cluster::{Backups, Mutation, REPLACES, Replacements, Spills};
+use mojim_sim::failures::Only;
 use mojim_sim::run::{Total, catch_mutation, catch_panics, run, run_with};
 use mojim_sim::shadow::{Broken, Shown, catch, run as run_shadow, run_states};
 use mojim_sim::threads;
@@ -23,156 +24,156 @@ const USAGE: &str =
        mojim-sim --shadow --seed N
        mojim-sim --shadow --mutations [--only NAME] [--seeds N] [--first N]";
 
+/// What the command line asks for.
+struct Options {
+    seeds: u64,
+    first: u64,
+    seed: Option<u64>,
+    minutes: Option<u64>,
+    jobs: u64,
+    states: u64,
+    only: String,
+    /// Of the failures of one seed, those that are to happen.
+    failures: Option<BTreeSet<u64>>,
+    /// In some of the seeds a node is replaced.
+    replacements: bool,
+    trace: bool,
+    json: bool,
+    mutations: bool,
+    threads: bool,
+    shadow: bool,
+}
+
+impl Options {
+    /// Reads them; nothing if there is one that is unknown or lacks its number.
+    fn read(mut args: impl Iterator<Item = String>) -> Option<Options> {
+        let mut o = Options {
+            seeds: 1000,
+            first: 1,
+            seed: None,
+            minutes: None,
+            jobs: std::thread::available_parallelism().map_or(1, |n| n.get() as u64),
+            states: 1_000_000,
+            only: String::new(),
+            failures: None,
+            replacements: false,
+            trace: false,
+            json: false,
+            mutations: false,
+            threads: false,
+            shadow: false,
+        };
+        while let Some(a) = args.next() {
+            let mut number = || args.next().and_then(|v| v.parse::<u64>().ok());
+            match a.as_str() {
+                "--only" => o.only = args.next().unwrap_or_default(),
+                "--failures" => {
+                    let numbers = args.next().unwrap_or_default();
+                    let numbers = numbers.split(',').filter_map(|n| n.trim().parse().ok());
+                    o.failures = Some(numbers.collect());
+                }
+                "--seeds" => o.seeds = number()?,
+                "--first" => o.first = number()?,
+                "--seed" => o.seed = Some(number()?),
+                "--states" => o.states = number()?,
+                "--jobs" => o.jobs = number()?.max(1),
+                "--minutes" => o.minutes = Some(number()?),
+                "--replacements" => o.replacements = true,
+                "--trace" => o.trace = true,
+                "--json" => o.json = true,
+                "--mutations" => o.mutations = true,
+                "--threads" => o.threads = true,
+                "--shadow" => o.shadow = true,
+                _ => return None,
+            }
+        }
+        Some(o)
+    }
+
+    /// How long seeds are run, at most.
+    fn within(&self) -> Option<Duration> {
+        self.minutes.map(|m| Duration::from_secs(60 * m))
+    }
+}
+
 fn main() -> ExitCode {
-    let (mut seeds, mut first, mut seed, mut minutes) = (1000u64, 1u64, None, None);
-    let mut jobs = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
-    let (mut trace, mut json, mut mutations, mut shadow) = (false, false, false, false);
-    let mut by_threads = false;
-    // In some of these seeds a node is replaced.
-    let mut replaces = 0;
-    let mut states = 1_000_000u64;
-    let mut only = String::new();
-    // Of the failures of one seed, those that are to happen.
-    let mut failures = None;
-    let mut args = std::env::args().skip(1);
-    while let Some(a) = args.next() {
-        if a == "--only" {
-            only = args.next().unwrap_or_default();
-            continue;
-        }
-        if a == "--failures" {
-            let numbers = args.next().unwrap_or_default();
-            let numbers = numbers.split(',').filter_map(|n| n.trim().parse().ok());
-            failures = Some(numbers.collect::<BTreeSet<u64>>());
-            continue;
-        }
-        let mut number = || args.next().and_then(|v| v.parse::<u64>().ok());
-        let ok = match a.as_str() {
-            "--seeds" => number().map(|n| seeds = n),
-            "--first" => number().map(|n| first = n),
-            "--seed" => number().map(|n| seed = Some(n)),
-            "--states" => number().map(|n| states = n),
-            "--jobs" => number().map(|n| jobs = n.max(1)),
-            "--minutes" => number().map(|n| minutes = Some(n)),
-            "--replacements" => {
-                let _: () = replaces = REPLACES;
-                Some(())
-            }
-            "--trace" => {
-                let _: () = trace = true;
-                Some(())
-            }
-            "--json" => {
-                let _: () = json = true;
-                Some(())
-            }
-            "--mutations" => {
-                let _: () = mutations = true;
-                Some(())
-            }
-            "--threads" => {
-                let _: () = by_threads = true;
-                Some(())
-            }
-            "--shadow" => {
-                let _: () = shadow = true;
-                Some(())
-            }
-            _ => None,
-        };
-        if ok.is_none() {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
-        }
-    }
+    let Some(o) = Options::read(std::env::args().skip(1)) else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
     catch_panics();
-    if shadow {
-        return match (mutations, seed) {
-            (true, _) => shadow_mutations(&only, first, seeds),
-            (false, Some(s)) => shadow_report(&run_shadow(s, None), 0.0, json),
-            (false, None) => {
-                // A count says nothing where what is broken would pass.
-                let caught = shadow_mutations(&only, 1, seeds);
-                let begun = Instant::now();
-                let told = Mutex::new(begun);
-                let shown = run_states(states, first, jobs, |so_far| {
-                    let mut told = told.lock().expect("no thread panics");
-                    if told.elapsed() > Duration::from_secs(10) {
-                        *told = Instant::now();
-                        eprintln!("{} states", so_far.looked.states());
-                    }
-                });
-                let rate = shown.looked.states() as f64 / begun.elapsed().as_secs_f64();
-                let passed = shadow_report(&shown, rate, json);
-                if caught == ExitCode::SUCCESS {
-                    passed
-                } else {
-                    caught
-                }
-            }
-        };
+    match (o.mutations, o.seed) {
+        (true, _) if o.shadow => shadow_mutations(&o.only, o.first, o.seeds),
+        (false, Some(s)) if o.shadow => shadow_report(&run_shadow(s, None), 0.0, o.json),
+        (false, None) if o.shadow => shadow_states(&o),
+        (true, _) if o.threads => thread_mutations(&o.only, o.first, o.seeds),
+        (false, Some(s)) if o.threads => thread_seeds(s, 1, 1, None),
+        (false, None) if o.threads => thread_seeds(o.first, o.seeds, o.jobs, o.within()),
+        (true, _) => mutations(&o),
+        (false, Some(s)) => one_seed(s, o.failures, o.trace),
+        (false, None) => seeds(&o),
     }
-    if by_threads {
-        let within = minutes.map(|m| Duration::from_secs(60 * m));
-        return match (mutations, seed) {
-            (true, _) => thread_mutations(&only, first, seeds),
-            (false, Some(s)) => thread_seeds(s, 1, 1, None),
-            (false, None) => thread_seeds(first, seeds, jobs, within),
-        };
+}
+
+/// Prints at which seed what is broken was noticed; whether it was missed.
+fn missed(name: &str, caught: Option<(u64, String)>, seeds: u64) -> bool {
+    match &caught {
+        Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
+        None => println!("{name}: NOT caught in {seeds} seeds"),
     }
-    if mutations {
-        let mut missed = false;
-        let named = |name: &str| name.starts_with(&only);
-        for (m, name) in Mutation::ALL.into_iter().filter(|(_, n)| named(n)) {
-            match catch_mutation(m, first, seeds, jobs) {
-                Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
-                None => {
-                    println!("{name}: NOT caught in {seeds} seeds");
-                    missed = true;
-                }
-            }
-        }
-        for (b, name) in voter::Broken::ALL.into_iter().filter(|(_, n)| named(n)) {
-            match voter::catch(b, first, seeds) {
-                Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
-                None => {
-                    println!("{name}: NOT caught in {seeds} seeds");
-                    missed = true;
-                }
-            }
-        }
-        return ExitCode::from(u8::from(missed));
+    caught.is_none()
+}
+
+/// Each mutation of the cluster, and of a voter's files.
+fn mutations(o: &Options) -> ExitCode {
+    let mut any = false;
+    let named = |name: &str| name.starts_with(&o.only);
+    for (m, name) in Mutation::ALL.into_iter().filter(|(_, n)| named(n)) {
+        any |= missed(name, catch_mutation(m, o.first, o.seeds, o.jobs), o.seeds);
     }
-    if let Some(s) = seed {
-        let o = match failures {
-            None => run(s, None, trace),
-            some => run_with(s, some),
-        };
-        for line in &o.trace {
-            println!("{line}");
-        }
-        println!(
-            "seed {s}: {} sync points, {} acknowledged, {} starts, {} promotions, faults {:?}",
-            o.sync_points, o.acks, o.starts, o.promotions, o.faults
-        );
-        if let Some(least) = &o.nobody {
-            println!("seed {s}: nobody may go on, for {least:?}");
-        }
-        if let Some(f) = o.failure {
-            println!("seed {s} FAILED: {f}");
-            return ExitCode::FAILURE;
-        }
-        return ExitCode::SUCCESS;
+    for (b, name) in voter::Broken::ALL.into_iter().filter(|(_, n)| named(n)) {
+        any |= missed(name, voter::catch(b, o.first, o.seeds), o.seeds);
     }
-    let first = first | replaces;
+    ExitCode::from(u8::from(any))
+}
+
+/// Runs one seed of the cluster, and says what happened.
+fn one_seed(s: u64, failures: Only, trace: bool) -> ExitCode {
+    let o = match failures {
+        None => run(s, None, trace),
+        some => run_with(s, some),
+    };
+    for line in &o.trace {
+        println!("{line}");
+    }
+    println!(
+        "seed {s}: {} sync points, {} acknowledged, {} starts, {} promotions, faults {:?}",
+        o.sync_points, o.acks, o.starts, o.promotions, o.faults
+    );
+    if let Some(least) = &o.nobody {
+        println!("seed {s}: nobody may go on, for {least:?}");
+    }
+    if let Some(f) = o.failure {
+        println!("seed {s} FAILED: {f}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs many seeds of the cluster, on several threads.
+fn seeds(o: &Options) -> ExitCode {
+    let first = match o.replacements {
+        true => o.first | REPLACES,
+        false => o.first,
+    };
     let begun = Instant::now();
     // Each seed is on its own, so that threads share nothing but the count.
     let next = AtomicU64::new(first);
     let shared = Mutex::new((Total::default(), begun));
     let work = || loop {
         let s = next.fetch_add(1, Relaxed);
-        let over = minutes.is_some_and(|m| begun.elapsed() > Duration::from_secs(60 * m));
-        if s >= first.saturating_add(seeds) || over {
+        let over = o.within().is_some_and(|w| begun.elapsed() > w);
+        if s >= first.saturating_add(o.seeds) || over {
             return;
         }
         let o = run(s, None, false);
@@ -187,16 +188,24 @@ fn main() -> ExitCode {
             eprintln!("{} seeds, {} failed", total.seeds, total.failures.len());
         }
     };
+    on_threads(o.jobs, work);
+    let (mut total, _) = shared.into_inner().expect("no thread panics");
+    total.failures.sort();
+    let rate = total.seeds as f64 * 60.0 / begun.elapsed().as_secs_f64();
+    match o.json {
+        true => println!("{}", json(&total, rate)),
+        false => report(&total, rate),
+    }
+    ExitCode::from(u8::from(!total.failures.is_empty()))
+}
+
+/// Does the same on so many threads, until each has returned.
+fn on_threads(jobs: u64, work: impl Fn() + Sync + Copy + Send) {
     std::thread::scope(|s| {
         for _ in 0..jobs {
             s.spawn(work);
         }
     });
-    let (mut total, _) = shared.into_inner().expect("no thread panics");
-    total.failures.sort();
-    let rate = total.seeds as f64 * 60.0 / begun.elapsed().as_secs_f64();
-    report(&total, rate, json);
-    ExitCode::from(u8::from(!total.failures.is_empty()))
 }
 
 /// Runs several threads of a program, seed by seed.
@@ -224,11 +233,7 @@ fn thread_seeds(first: u64, seeds: u64, jobs: u64, within: Option<Duration>) -> 
             eprintln!("  replay: mojim-sim --threads --seed {s}");
         }
     };
-    std::thread::scope(|s| {
-        for _ in 0..jobs {
-            s.spawn(work);
-        }
-    });
+    on_threads(jobs, work);
     let (ran, sum, failed) = total.into_inner().expect("no thread panics");
     println!(
         "seeds {ran}, in shared memory {}, crashes {}",
@@ -244,20 +249,33 @@ fn thread_seeds(first: u64, seeds: u64, jobs: u64, within: Option<Duration>) -> 
 
 /// Each mutation of the threads' rung.
 fn thread_mutations(only: &str, first: u64, seeds: u64) -> ExitCode {
-    let mut missed = false;
-    for (broken, name) in threads::Broken::ALL
-        .into_iter()
-        .filter(|(_, n)| n.starts_with(only))
-    {
-        match threads::catch(broken, first, seeds) {
-            Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
-            None => {
-                println!("{name}: NOT caught in {seeds} seeds");
-                missed = true;
-            }
-        }
+    let mut any = false;
+    let named = |name: &str| name.starts_with(only);
+    for (b, name) in threads::Broken::ALL.into_iter().filter(|(_, n)| named(n)) {
+        any |= missed(name, threads::catch(b, first, seeds), seeds);
     }
-    ExitCode::from(u8::from(missed))
+    ExitCode::from(u8::from(any))
+}
+
+/// Cuts the shipped engine off at every fence of many seeds.
+fn shadow_states(o: &Options) -> ExitCode {
+    // A count says nothing where what is broken would pass.
+    let caught = shadow_mutations(&o.only, 1, o.seeds);
+    let begun = Instant::now();
+    let told = Mutex::new(begun);
+    let shown = run_states(o.states, o.first, o.jobs, |so_far| {
+        let mut told = told.lock().expect("no thread panics");
+        if told.elapsed() > Duration::from_secs(10) {
+            *told = Instant::now();
+            eprintln!("{} states", so_far.looked.states());
+        }
+    });
+    let rate = shown.looked.states() as f64 / begun.elapsed().as_secs_f64();
+    let passed = shadow_report(&shown, rate, o.json);
+    match caught == ExitCode::SUCCESS {
+        true => passed,
+        false => caught,
+    }
 }
 
 /// Each control program and each mutation, on stderr.
@@ -315,56 +333,64 @@ fn shadow_report(t: &Shown, rate: f64, json: bool) -> ExitCode {
     ExitCode::from(u8::from(!failed.is_empty()))
 }
 
-fn report(t: &Total, rate: f64, json: bool) {
+/// The sum of many seeds as JSON, in one line.
+fn json(t: &Total, rate: f64) -> String {
     let s = &t.sum;
-    if json {
-        let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
-        let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
-        println!(
-            "{{\"seeds\":{},\"seeds_per_minute\":{rate:.0},\"sync_points\":{},\"acknowledged\":{},\"compared\":{},\"starts\":{},\"promotions\":{},\"copies\":{},\"copies_by_difference\":{},\"excused_losses\":{},\"damaged_logs\":{:?},\"backups\":{{\"seeds\":{},\"seeds_with_two\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}},\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}},\"replacements\":{{\"seeds\":{},\"mirrors\":{},\"backups\":{},\"others\":{},\"refused\":{},\"members\":{},\"returns\":{}}},\"nobody_may\":{{\"runs\":{},\"failures_least\":{},\"failures_most\":{}}},\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}},\"faults\":{{{}}},\"failed_seeds\":[{}]}}",
-            t.seeds,
-            s.sync_points,
-            s.acks,
-            s.compared,
-            s.starts,
-            s.promotions,
-            s.copies[0],
-            s.copies[1],
-            s.excused,
-            s.damaged,
-            s.with_backup,
-            s.backups.pairs,
-            s.backups.copies,
-            s.backups.by_log,
-            s.backups.stalls,
-            s.backups.held,
-            s.backups.mirrors,
-            s.backups.primaries,
-            s.backups.fallbacks,
-            s.spills.seeds,
-            s.spills.begun,
-            s.spills.confirmed,
-            s.spills.alone,
-            s.spills.failed,
-            s.spills.acked,
-            s.replaced.seeds,
-            s.replaced.mirrors,
-            s.replaced.backups,
-            s.replaced.others,
-            s.replaced.refused,
-            s.replaced.members,
-            s.replaced.returns,
-            t.nobody.0,
-            t.nobody.1,
-            t.nobody.2,
-            s.voter.starts,
-            s.voter.calls,
-            s.voter.ends,
-            faults.join(","),
-            failures.join(",")
-        );
-        return;
-    }
+    let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
+    let failures: Vec<_> = t.failures.iter().map(|(s, _)| s.to_string()).collect();
+    let list = [
+        format!("\"seeds\":{}", t.seeds),
+        format!("\"seeds_per_minute\":{rate:.0}"),
+        format!("\"sync_points\":{}", s.sync_points),
+        format!("\"acknowledged\":{}", s.acks),
+        format!("\"compared\":{}", s.compared),
+        format!("\"starts\":{}", s.starts),
+        format!("\"promotions\":{}", s.promotions),
+        format!("\"copies\":{}", s.copies[0]),
+        format!("\"copies_by_difference\":{}", s.copies[1]),
+        format!("\"excused_losses\":{}", s.excused),
+        format!("\"damaged_logs\":{:?}", s.damaged),
+        backups_json(s.with_backup, &s.backups),
+        spills_json(&s.spills),
+        replacements_json(&s.replaced),
+        format!(
+            "\"nobody_may\":{{\"runs\":{},\"failures_least\":{},\"failures_most\":{}}}",
+            t.nobody.0, t.nobody.1, t.nobody.2
+        ),
+        format!(
+            "\"voter\":{{\"starts\":{},\"calls\":{},\"ends\":{}}}",
+            s.voter.starts, s.voter.calls, s.voter.ends
+        ),
+        format!("\"faults\":{{{}}}", faults.join(",")),
+        format!("\"failed_seeds\":[{}]", failures.join(",")),
+    ];
+    format!("{{{}}}", list.join(","))
+}
+
+fn backups_json(seeds: u64, b: &Backups) -> String {
+    format!(
+        "\"backups\":{{\"seeds\":{seeds},\"seeds_with_two\":{},\"copies\":{},\"by_log\":{},\"stalls\":{},\"held\":{},\"mirrors\":{},\"primaries\":{},\"fallbacks\":{}}}",
+        b.pairs, b.copies, b.by_log, b.stalls, b.held, b.mirrors, b.primaries, b.fallbacks,
+    )
+}
+
+fn spills_json(s: &Spills) -> String {
+    format!(
+        "\"spills\":{{\"seeds\":{},\"begun\":{},\"confirmed\":{},\"alone\":{},\"failed\":{},\"acknowledged\":{}}}",
+        s.seeds, s.begun, s.confirmed, s.alone, s.failed, s.acked,
+    )
+}
+
+fn replacements_json(r: &Replacements) -> String {
+    format!(
+        "\"replacements\":{{\"seeds\":{},\"mirrors\":{},\"backups\":{},\"others\":{},\"refused\":{},\"members\":{},\"returns\":{}}}",
+        r.seeds, r.mirrors, r.backups, r.others, r.refused, r.members, r.returns,
+    )
+}
+
+/// The sum of many seeds for a reader.
+fn report(t: &Total, rate: f64) {
+    let s = &t.sum;
     println!("seeds {}, {rate:.0} a minute", t.seeds);
     println!("sync points {}, acknowledged {}", s.sync_points, s.acks);
     println!(
@@ -375,19 +401,7 @@ fn report(t: &Total, rate: f64, json: bool) {
         "starts {}, promotions {}, data areas compared {}, losses that no mode prevents {}",
         s.starts, s.promotions, s.compared, s.excused
     );
-    println!(
-        "seeds with a backup {}, of these with two {}; copies to one {}, catch-ups by log {}, records that waited for one {}, openings of a log with what was kept for one {}",
-        s.with_backup,
-        s.backups.pairs,
-        s.backups.copies,
-        s.backups.by_log,
-        s.backups.stalls,
-        s.backups.held
-    );
-    println!(
-        "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
-        s.backups.mirrors, s.backups.primaries, s.backups.fallbacks
-    );
+    report_backups(s.with_backup, &s.backups);
     let [damaged, untold, parts, unopened, differ] = s.damaged;
     println!(
         "damaged logs that cost their copies something {damaged}, take-overs without what those do not tell {untold}"
@@ -399,25 +413,8 @@ fn report(t: &Total, rate: f64, json: bool) {
         "runs after which nobody may go on {}, for {} to {} failures each, others left out",
         t.nobody.0, t.nobody.1, t.nobody.2
     );
-    println!(
-        "seeds with spill files {}, written {}, appended when a mirror had confirmed them {}, without a mirror {}, given up {}, acknowledged {}",
-        s.spills.seeds,
-        s.spills.begun,
-        s.spills.confirmed,
-        s.spills.alone,
-        s.spills.failed,
-        s.spills.acked
-    );
-    println!(
-        "seeds with a node that is replaced {}: mirrors {}, backups {}, others {}, refused {}; new ones that are members at the end {}, replaced ones that came back {}",
-        s.replaced.seeds,
-        s.replaced.mirrors,
-        s.replaced.backups,
-        s.replaced.others,
-        s.replaced.refused,
-        s.replaced.members,
-        s.replaced.returns
-    );
+    report_spills(&s.spills);
+    report_replacements(&s.replaced);
     println!(
         "a voter's files: starts {}, calls {}, ends {}",
         s.voter.starts, s.voter.calls, s.voter.ends
@@ -426,4 +423,29 @@ fn report(t: &Total, rate: f64, json: bool) {
         println!("  {k}: {n}");
     }
     println!("failures {}", t.failures.len());
+}
+
+fn report_backups(seeds: u64, b: &Backups) {
+    println!(
+        "seeds with a backup {}, of these with two {}; copies to one {}, catch-ups by log {}, records that waited for one {}, openings of a log with what was kept for one {}",
+        seeds, b.pairs, b.copies, b.by_log, b.stalls, b.held
+    );
+    println!(
+        "backups that took the place of a mirror {}, of these then primary {}; that went on for both {}",
+        b.mirrors, b.primaries, b.fallbacks
+    );
+}
+
+fn report_spills(s: &Spills) {
+    println!(
+        "seeds with spill files {}, written {}, appended when a mirror had confirmed them {}, without a mirror {}, given up {}, acknowledged {}",
+        s.seeds, s.begun, s.confirmed, s.alone, s.failed, s.acked
+    );
+}
+
+fn report_replacements(r: &Replacements) {
+    println!(
+        "seeds with a node that is replaced {}: mirrors {}, backups {}, others {}, refused {}; new ones that are members at the end {}, replaced ones that came back {}",
+        r.seeds, r.mirrors, r.backups, r.others, r.refused, r.members, r.returns
+    );
 }

@@ -8,8 +8,8 @@
 //! - A machine without power answers nothing. Running again, it answers bytes
 //!   of its old connections with a reset.
 
+use crate::ctx::Ctx;
 use crate::rng::Rng;
-use crate::world::Ctx;
 use mojim_env::{Address, Memory};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
@@ -108,6 +108,42 @@ impl Pipe {
         });
         self.last = self.chunks.back().map_or(now, |c| c.at.max(now));
         self.memories.retain(|(at, _)| *at <= now);
+    }
+
+    /// The first `n` bytes of `bufs` are on their way, in one piece or several.
+    fn take(&mut self, bufs: &[IoSlice<'_>], n: usize, ctx: &mut Ctx) {
+        let mut slices = bufs.iter().map(|b| &b[..]);
+        let mut slice: &[u8] = &[];
+        let mut left = n;
+        while left > 0 {
+            let mut m = left;
+            if left > 1 && ctx.fault(ctx.faults.split, "split sends") {
+                m = ctx.rng.between(1, left as u64 - 1) as usize;
+            }
+            let at = match self.flow {
+                Flow::Held(_) => NEVER,
+                _ => self.last.max(ctx.now + delay(ctx)),
+            };
+            let mut bytes = Vec::with_capacity(m);
+            while bytes.len() < m {
+                if slice.is_empty() {
+                    slice = slices.next().expect("n bytes in all");
+                    continue;
+                }
+                let k = slice.len().min(m - bytes.len());
+                bytes.extend_from_slice(&slice[..k]);
+                slice = &slice[k..];
+            }
+            if ctx.faults.rot > 0 && ctx.fault(ctx.faults.rot, "flipped bits") {
+                let bit = ctx.rng.below(8 * m as u64) as usize;
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            self.chunks.push_back(Chunk { at, bytes, read: 0 });
+            if at != NEVER {
+                self.last = at;
+            }
+            left -= m;
+        }
     }
 
     fn clear(&mut self) {
@@ -415,38 +451,7 @@ impl Net {
             pipe.flow = Flow::Held(now);
             ctx.hit("held streams");
         }
-        let mut slices = bufs.iter().map(|b| &b[..]);
-        let mut slice: &[u8] = &[];
-        let mut left = n;
-        while left > 0 {
-            let mut m = left;
-            if left > 1 && ctx.fault(ctx.faults.split, "split sends") {
-                m = ctx.rng.between(1, left as u64 - 1) as usize;
-            }
-            let at = match pipe.flow {
-                Flow::Held(_) => NEVER,
-                _ => pipe.last.max(now + delay(ctx)),
-            };
-            let mut bytes = Vec::with_capacity(m);
-            while bytes.len() < m {
-                if slice.is_empty() {
-                    slice = slices.next().expect("n bytes in all");
-                    continue;
-                }
-                let k = slice.len().min(m - bytes.len());
-                bytes.extend_from_slice(&slice[..k]);
-                slice = &slice[k..];
-            }
-            if ctx.faults.rot > 0 && ctx.fault(ctx.faults.rot, "flipped bits") {
-                let bit = ctx.rng.below(8 * m as u64) as usize;
-                bytes[bit / 8] ^= 1 << (bit % 8);
-            }
-            pipe.chunks.push_back(Chunk { at, bytes, read: 0 });
-            if at != NEVER {
-                pipe.last = at;
-            }
-            left -= m;
-        }
+        pipe.take(bufs, n, ctx);
         if ctx.fault(ctx.faults.reset, "resets") {
             self.break_off(id, ctx);
         }

@@ -21,9 +21,10 @@ use mojim_store::log::LogSpec;
 use mojim_store::store::StoreSpec;
 
 use crate::check::NODES;
+use crate::disk::SECTOR;
 use crate::failures::Takes;
 use crate::rng::Rng;
-use crate::world::{SECTOR, World};
+use crate::world::World;
 
 /// Before the records of a log in persistent memory.
 const CONTROL: usize = 4096;

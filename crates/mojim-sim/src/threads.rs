@@ -423,98 +423,12 @@ fn play(
         let m = Arc::new(Mirror::new(store, "b", 0));
         let listener = world.listen("b", address()).map_err(|e| e.to_string())?;
         follow(scheduler, &m, listener, program);
-        let peer = Peer {
-            name: "b".into(),
-            address: Address::Tcp(address()),
-            tcp: Address::Tcp(address()),
-            shared: setup.shared,
-        };
-        let mut session = Session::attach(p.clone(), "a", peer);
-        let program = program.clone();
-        scheduler.thread("link", move || {
-            while !program.is_over() {
-                if !session.step() {
-                    sleep(&|| false, MS / 5);
-                }
-            }
-        });
+        link(scheduler, &p, setup, program);
     } else {
         p.begin_unreplicated("a").map_err(text)?;
     }
-    let (to, ends, paces) = (p.clone(), program.clone(), rng.next_u64());
-    scheduler.thread("checkpoint", move || {
-        let mut rng = Rng::new(paces);
-        while !ends.is_over() {
-            if to.is_ready() {
-                let pace = *rng.pick(&[Pace::Busy, Pace::Quiet, Pace::Idle, Pace::Pressed]);
-                if to.checkpoint_step(pace).is_err() {
-                    return;
-                }
-            }
-            sleep(&|| false, MS);
-        }
-    });
-    let made = Arc::new(AtomicBool::new(false));
-    for t in 0..setup.threads {
-        let (p, program, made, world) = (p.clone(), program.clone(), made.clone(), world.clone());
-        let (seed, count) = (rng.next_u64(), rng.between(10, 60));
-        let setup = Setup {
-            faults: setup.faults.clone(),
-            ..*setup
-        };
-        scheduler.thread(&format!("program {t}"), move || {
-            // Until the volume is there, and for no longer than anybody waits.
-            for _ in 0..2_000 {
-                if p.is_ready() || p.store.poisoned().is_some() {
-                    break;
-                }
-                sleep(&|| false, MS);
-            }
-            if t == 0 {
-                let result = p.commit(&[
-                    Piece::Create {
-                        file: PARTS,
-                        name: "parts",
-                    },
-                    Piece::Resize {
-                        file: PARTS,
-                        size: PART * setup.threads as u64,
-                    },
-                    Piece::Create {
-                        file: WORDS,
-                        name: "words",
-                    },
-                    Piece::Resize {
-                        file: WORDS,
-                        size: 2 * SHARED,
-                    },
-                ]);
-                if let Err(e) = result {
-                    program
-                        .errors
-                        .lock()
-                        .expect("no panic")
-                        .push(format!("begin: {e}"));
-                    program.failed.fetch_add(1, SeqCst);
-                } else {
-                    made.store(true, SeqCst);
-                }
-                world.set_faults(setup.faults.clone());
-            }
-            for _ in 0..4_000 {
-                if made.load(SeqCst) || program.failed.load(SeqCst) > 0 {
-                    break;
-                }
-                sleep(&|| false, MS);
-            }
-            if made.load(SeqCst) {
-                work(&p, (&program, &world), t, &setup, count, seed);
-            }
-            if program.left.fetch_sub(1, SeqCst) == 1 {
-                program.over.store(true, SeqCst);
-            }
-        });
-    }
+    checkpoint(scheduler, &p, program, rng.next_u64());
+    begin(world, scheduler, &p, setup, program, rng);
     if setup.cuts {
         let (world, program, seed) = (world.clone(), program.clone(), rng.next_u64());
         scheduler.thread("cuts", move || {
@@ -538,6 +452,115 @@ fn play(
         Some(f) => Err(f),
         None => Ok(()),
     }
+}
+
+/// The thread of the program's link to its mirror.
+fn link(scheduler: &Arc<Scheduler>, p: &Arc<Primary>, setup: &Setup, program: &Arc<Program>) {
+    let peer = Peer {
+        name: "b".into(),
+        address: Address::Tcp(address()),
+        tcp: Address::Tcp(address()),
+        shared: setup.shared,
+    };
+    let mut session = Session::attach(p.clone(), "a", peer);
+    let program = program.clone();
+    scheduler.thread("link", move || {
+        while !program.is_over() {
+            if !session.step() {
+                sleep(&|| false, MS / 5);
+            }
+        }
+    });
+}
+
+/// The thread that applies what is committed, at a pace drawn from `seed`.
+fn checkpoint(scheduler: &Arc<Scheduler>, p: &Arc<Primary>, program: &Arc<Program>, seed: u64) {
+    let (p, program) = (p.clone(), program.clone());
+    scheduler.thread("checkpoint", move || {
+        let mut rng = Rng::new(seed);
+        while !program.is_over() {
+            if p.is_ready() {
+                let pace = *rng.pick(&[Pace::Busy, Pace::Quiet, Pace::Idle, Pace::Pressed]);
+                if p.checkpoint_step(pace).is_err() {
+                    return;
+                }
+            }
+            sleep(&|| false, MS);
+        }
+    });
+}
+
+/// The threads of the program: the first makes the files, and then all of them write.
+fn begin(
+    world: &Arc<World>,
+    scheduler: &Arc<Scheduler>,
+    p: &Arc<Primary>,
+    setup: &Setup,
+    program: &Arc<Program>,
+    rng: &mut Rng,
+) {
+    let made = Arc::new(AtomicBool::new(false));
+    for t in 0..setup.threads {
+        let (p, program, made, world) = (p.clone(), program.clone(), made.clone(), world.clone());
+        let (seed, count) = (rng.next_u64(), rng.between(10, 60));
+        let setup = Setup {
+            faults: setup.faults.clone(),
+            ..*setup
+        };
+        scheduler.thread(&format!("program {t}"), move || {
+            // Until the volume is there, and for no longer than anybody waits.
+            for _ in 0..2_000 {
+                if p.is_ready() || p.store.poisoned().is_some() {
+                    break;
+                }
+                sleep(&|| false, MS);
+            }
+            if t == 0 {
+                made.store(make_files(&p, &program, setup.threads), SeqCst);
+                world.set_faults(setup.faults.clone());
+            }
+            for _ in 0..4_000 {
+                if made.load(SeqCst) || program.failed.load(SeqCst) > 0 {
+                    break;
+                }
+                sleep(&|| false, MS);
+            }
+            if made.load(SeqCst) {
+                work(&p, (&program, &world), t, &setup, count, seed);
+            }
+            if program.left.fetch_sub(1, SeqCst) == 1 {
+                program.over.store(true, SeqCst);
+            }
+        });
+    }
+}
+
+/// Makes the files that all threads write to. False if that failed.
+fn make_files(p: &Primary, program: &Program, threads: usize) -> bool {
+    let result = p.commit(&[
+        Piece::Create {
+            file: PARTS,
+            name: "parts",
+        },
+        Piece::Resize {
+            file: PARTS,
+            size: PART * threads as u64,
+        },
+        Piece::Create {
+            file: WORDS,
+            name: "words",
+        },
+        Piece::Resize {
+            file: WORDS,
+            size: 2 * SHARED,
+        },
+    ]);
+    if let Err(e) = &result {
+        let mut errors = program.errors.lock().expect("no panic");
+        errors.push(format!("begin: {e}"));
+        program.failed.fetch_add(1, SeqCst);
+    }
+    result.is_ok()
 }
 
 /// Each copy on which the rule relies, as it is after a crash.

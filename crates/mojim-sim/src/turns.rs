@@ -22,8 +22,9 @@ use std::time::Duration;
 
 use mojim_env::{Address, Conn, Env, File, Memory, OpenHow, Proof};
 
+use crate::disk::SECTOR;
 use crate::run::panic_text;
-use crate::world::{CrashKind, SECTOR, World};
+use crate::world::{CrashKind, World};
 use crate::{Rng, SimEnv};
 
 /// A run with more turns than this does not end.

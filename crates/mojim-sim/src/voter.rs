@@ -21,8 +21,9 @@ use mojim_env::Error;
 use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
 use mojim_views::files::{Files, Held, Id};
 
+use crate::ctx::Faults;
 use crate::rng::Rng;
-use crate::world::{CrashKind, Faults, SimEnv, World};
+use crate::world::{CrashKind, SimEnv, World};
 
 const NODE: &str = "v";
 const DIR: &str = "/voter";

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::mapping::Mapping;
-use super::{MAX_BYTES, check_length};
+use super::rules::{MAX_BYTES, check_length};
 
 /// What the file is filled with: not zeros, which a file system or a disk may treat apart.
 const PATTERN: u8 = 0xa5;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::mm::{MsyncFlags, msync};
 
 use super::mapping::Mapping;
-use super::{MAX_BYTES, check_length};
+use super::rules::{MAX_BYTES, check_length};
 
 /// The size of the mapped file in bytes.
 pub const SIZE: usize = 64 << 20;

@@ -19,8 +19,8 @@ use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::thread::futex;
 
 use super::mapping::Mapping;
-use super::{GIVE_UP, MAX_BYTES, Wait, check_length, peer_args};
-use crate::peers::{self, PeerProcess};
+use super::rules::{GIVE_UP, MAX_BYTES, Wait, check_length, peer_args};
+use crate::peers::process::{self, PeerProcess};
 
 /// The ring in bytes.
 const RING: usize = 4 << 20;
@@ -64,7 +64,7 @@ impl RawShm {
     }
 
     /// Hands `bytes` over and waits for the acknowledgement; the time from before the copy until
-    /// the acknowledgement was seen. At most [`MAX_BYTES`](super::MAX_BYTES).
+    /// the acknowledgement was seen. At most [`MAX_BYTES`].
     pub fn round_trip(&mut self, bytes: &[u8]) -> io::Result<Duration> {
         let start = Instant::now();
         self.send(bytes)?;
@@ -140,7 +140,7 @@ pub(super) fn raw_shm_peer(memory: impl AsFd, spin: Duration) -> io::Result<()> 
     let mut own_position = 0;
     let mut position = 0;
     let mut sequence = 1;
-    peers::announce("shm")?;
+    process::announce("shm")?;
     loop {
         ring.wait_for(position, sequence, spin)?;
         let length = ring.word(DATA + position + 8).load(Ordering::Relaxed);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
 
 use super::mapping::Mapping;
-use super::{GIVE_UP, MAX_BYTES, Wait, check_length, peer_args};
-use crate::peers::PeerProcess;
+use super::rules::{GIVE_UP, MAX_BYTES, Wait, check_length, peer_args};
+use crate::peers::process::PeerProcess;
 
 /// The length of the header before the payload: payload length, sequence number, zeros.
 const HEADER: usize = 32;
@@ -51,7 +51,7 @@ impl RawTcp {
     }
 
     /// Sends `bytes` and waits for the answer; the time from before the send until the answer is
-    /// in memory. At most [`MAX_BYTES`](super::MAX_BYTES).
+    /// in memory. At most [`MAX_BYTES`].
     pub fn round_trip(&mut self, bytes: &[u8]) -> io::Result<Duration> {
         let start = Instant::now();
         self.send(bytes)?;

@@ -159,6 +159,44 @@ impl Stage {
         let journal_path = top.join("journal");
         let journal = Arc::new(Journal::open(&journal_path)?);
         let nodes = if setup.register { NODES.len() } else { DATA };
+        let mounts = self.mount(at, nodes, &journal)?;
+        let text = |program| setup.text(at, LIMIT, program);
+        let (theirs, its) = (top.join("cluster.toml"), top.join("program.toml"));
+        std::fs::write(&theirs, text(false))?;
+        std::fs::write(&its, text(true))?;
+        let life = Life {
+            exe: &self.exe,
+            at,
+            setup,
+            faults,
+            nodes,
+            theirs,
+            its,
+            journal: &journal,
+            journal_path,
+        };
+
+        let over = AtomicBool::new(false);
+        let over = &over;
+        let (told, end, mut kept) = std::thread::scope(|s| -> Result<_> {
+            let disks: Vec<_> = NODES.iter().take(nodes).map(|n| at.directory(n)).collect();
+            let kernel = s.spawn(move || write_back_until(over, &disks));
+            let ran = life.live(end);
+            over.store(true, Relaxed);
+            kernel.join().expect("it does not panic")?;
+            ran
+        })?;
+        Ok(History {
+            nodes: self.unmount(mounts, &mut kept)?,
+            told,
+            kept,
+            end,
+        })
+    }
+
+    /// Gives so many nodes new disks, which record by the journal's clock, and mounts
+    /// them.
+    fn mount(&self, at: &Places, nodes: usize, journal: &Arc<Journal>) -> Result<Vec<Mounted>> {
         let mut mounts = Vec::new();
         for (site, node) in self.sites.iter().zip(NODES).take(nodes) {
             site.device.load(self.pristine.clone());
@@ -169,96 +207,12 @@ impl Stage {
             std::fs::create_dir_all(at.directory(node))?;
             std::fs::create_dir_all(at.ring(node))?;
         }
-        let text = |program| setup.text(at, LIMIT, program);
-        let (theirs, its) = (top.join("cluster.toml"), top.join("program.toml"));
-        std::fs::write(&theirs, text(false))?;
-        std::fs::write(&its, text(true))?;
+        Ok(mounts)
+    }
 
-        let command = |word: &str, config: &Path, node: &str, fault: Option<Fault>| {
-            let mut c = Command::new(&self.exe);
-            c.args([word, "--name", node, "--config"]).arg(config);
-            c.args(fault.iter().flat_map(|f| ["--fault", f.name()]));
-            c.stderr(std::fs::File::create(top.join(format!("{word}.{node}")))?);
-            Ok::<_, std::io::Error>(c)
-        };
-        let over = AtomicBool::new(false);
-        let over = &over;
-        let (told, end, kept) = std::thread::scope(|s| -> Result<_> {
-            let disks: Vec<_> = NODES.iter().take(nodes).map(|n| at.directory(n)).collect();
-            let kernel = s.spawn(move || {
-                while !over.load(Relaxed) {
-                    for dir in &disks {
-                        write_back(&Place {
-                            dir: dir.clone(),
-                            ring: PathBuf::new(),
-                            medium: String::new(),
-                        })?;
-                    }
-                    std::thread::sleep(WRITE_BACK_EVERY);
-                }
-                Ok::<_, std::io::Error>(())
-            });
-            let run = || -> Result<_> {
-                let mut daemons = Vec::new();
-                for (i, node) in NODES.iter().enumerate().take(nodes) {
-                    let fault = if i == 1 { faults[1] } else { None };
-                    daemons.push(Running::start(command("node", &theirs, node, fault)?)?);
-                }
-                for (d, node) in daemons.iter_mut().zip(NODES) {
-                    d.wait(&format!("node {node}"))?;
-                }
-                let mut c = command("program", &its, "a", faults[0])?;
-                c.arg("--journal").arg(&journal_path);
-                c.args(["--seed", &setup.seed.to_string()]);
-                c.args(["--threads", &setup.threads.to_string()]);
-                c.args(["--steps", &setup.steps.to_string()]);
-                let mut program = Some(Running::start(c)?);
-                let waits = program.as_mut().expect("just started");
-                let end = match end {
-                    End::Done => {
-                        waits.wait("the program").map_err(|e| self.say(top, e))?;
-                        None
-                    }
-                    End::Killed { node, step } => {
-                        // No event tells of it.
-                        while journal.acknowledged(0) < step {
-                            if waits.0.try_wait()?.is_some() {
-                                return Err(self.say(top, "the program ended".into()));
-                            }
-                            std::thread::sleep(Duration::from_micros(200));
-                        }
-                        if node == 0 {
-                            program = None;
-                        }
-                        drop(daemons.remove(node));
-                        Some(node)
-                    }
-                };
-                let kept = end.map(|node| -> Result<Kept> {
-                    let since = journal.now();
-                    // What was under way at the other one.
-                    std::thread::sleep(Duration::from_millis(3));
-                    let ring = files(&at.ring(NODES[node]))?;
-                    Ok(Kept {
-                        node,
-                        disk: Vec::new(),
-                        ring,
-                        since,
-                    })
-                });
-                let kept = kept.transpose()?;
-                // What begins from here on is behind the history's end.
-                let end = journal.now();
-                let told = journal.told(setup.threads);
-                drop((program, daemons));
-                Ok((told, end, kept))
-            };
-            let ran = run();
-            over.store(true, Relaxed);
-            kernel.join().expect("it does not panic")?;
-            ran
-        })?;
-        let mut kept = kept;
+    /// Unmounts the disks; what each was asked until then. Who was killed with its
+    /// page cache left has that on its disk.
+    fn unmount(&self, mounts: Vec<Mounted>, kept: &mut Option<Kept>) -> Result<Vec<Past>> {
         let mut past = Vec::new();
         for (i, (site, mounted)) in self.sites.iter().zip(mounts).enumerate() {
             if let Some(k) = kept.as_mut().filter(|k| k.node == i) {
@@ -273,24 +227,149 @@ impl Stage {
             past.push(Past { events, times });
             mounted.unmount()?;
         }
-        Ok(History {
-            nodes: past,
-            told,
-            kept,
-            end,
+        Ok(past)
+    }
+}
+
+/// What the kernel does meanwhile: begins now and then to write what is in the page
+/// cache of these directories.
+fn write_back_until(over: &AtomicBool, disks: &[PathBuf]) -> std::io::Result<()> {
+    while !over.load(Relaxed) {
+        for dir in disks {
+            write_back(&Place {
+                dir: dir.clone(),
+                ring: PathBuf::new(),
+                medium: String::new(),
+            })?;
+        }
+        std::thread::sleep(WRITE_BACK_EVERY);
+    }
+    Ok(())
+}
+
+/// The processes of one cluster, from their start to their end.
+struct Life<'a> {
+    exe: &'a Path,
+    at: &'a Places,
+    setup: &'a Setup,
+    faults: Faults,
+    /// How many there are.
+    nodes: usize,
+    /// The daemons' configuration,
+    theirs: PathBuf,
+    /// and the program's.
+    its: PathBuf,
+    journal: &'a Journal,
+    journal_path: PathBuf,
+}
+
+impl Life<'_> {
+    /// Lives it: what the program was told, when all was over, and what was left
+    /// where only processes were killed.
+    fn live(&self, end: End) -> Result<(Told, u64, Option<Kept>)> {
+        let mut daemons = self.start_daemons()?;
+        let mut program = Some(self.start_program()?);
+        let killed = self.wait_for(end, &mut program, &mut daemons)?;
+        let kept = killed.map(|node| self.left_by(node)).transpose()?;
+        // What begins from here on is behind the history's end.
+        let end = self.journal.now();
+        let told = self.journal.told(self.setup.threads);
+        drop((program, daemons));
+        Ok((told, end, kept))
+    }
+
+    fn command(
+        &self,
+        word: &str,
+        config: &Path,
+        node: &str,
+        fault: Option<Fault>,
+    ) -> std::io::Result<Command> {
+        let mut c = Command::new(self.exe);
+        c.args([word, "--name", node, "--config"]).arg(config);
+        c.args(fault.iter().flat_map(|f| ["--fault", f.name()]));
+        c.stderr(std::fs::File::create(
+            self.at.top().join(format!("{word}.{node}")),
+        )?);
+        Ok(c)
+    }
+
+    /// Starts them all, and waits until they serve.
+    fn start_daemons(&self) -> Result<Vec<Running>> {
+        let mut daemons = Vec::new();
+        for (i, node) in NODES.iter().enumerate().take(self.nodes) {
+            let fault = if i == 1 { self.faults[1] } else { None };
+            let command = self.command("node", &self.theirs, node, fault)?;
+            daemons.push(Running::start(command)?);
+        }
+        for (d, node) in daemons.iter_mut().zip(NODES) {
+            d.wait(&format!("node {node}"))?;
+        }
+        Ok(daemons)
+    }
+
+    fn start_program(&self) -> Result<Running> {
+        let mut c = self.command("program", &self.its, "a", self.faults[0])?;
+        c.arg("--journal").arg(&self.journal_path);
+        c.args(["--seed", &self.setup.seed.to_string()]);
+        c.args(["--threads", &self.setup.threads.to_string()]);
+        c.args(["--steps", &self.setup.steps.to_string()]);
+        Running::start(c)
+    }
+
+    /// Waits for this end; which node's processes were killed for it, if one's were.
+    fn wait_for(
+        &self,
+        end: End,
+        program: &mut Option<Running>,
+        daemons: &mut Vec<Running>,
+    ) -> Result<Option<usize>> {
+        let running = program.as_mut().expect("just started");
+        match end {
+            End::Done => {
+                running.wait("the program").map_err(|e| self.say(e))?;
+                Ok(None)
+            }
+            End::Killed { node, step } => {
+                // No event tells of it.
+                while self.journal.acknowledged(0) < step {
+                    if running.0.try_wait()?.is_some() {
+                        return Err(self.say("the program ended".into()));
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                if node == 0 {
+                    *program = None;
+                }
+                drop(daemons.remove(node));
+                Ok(Some(node))
+            }
+        }
+    }
+
+    /// What a node has whose processes were killed just now, but for its disk.
+    fn left_by(&self, node: usize) -> Result<Kept> {
+        let since = self.journal.now();
+        // What was under way at the other one.
+        std::thread::sleep(Duration::from_millis(3));
+        let ring = files(&self.at.ring(NODES[node]))?;
+        Ok(Kept {
+            node,
+            disk: Vec::new(),
+            ring,
+            since,
         })
     }
 
     /// With what its processes said.
     fn say(
         &self,
-        top: &Path,
         e: Box<dyn std::error::Error + Send + Sync>,
     ) -> Box<dyn std::error::Error + Send + Sync> {
         let said: Vec<String> = ["program.a", "node.a", "node.b", "node.w"]
             .iter()
             .filter_map(|n| {
-                std::fs::read_to_string(top.join(n))
+                std::fs::read_to_string(self.at.top().join(n))
                     .ok()
                     .map(|t| format!("{n}: {t}"))
             })

@@ -41,6 +41,7 @@ impl Made {
             boot: self.boot,
             fault: self.fault,
             data: directory.join("v").join(FILE),
+            newest: Arc::default(),
         })
     }
 }

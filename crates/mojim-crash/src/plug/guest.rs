@@ -14,10 +14,10 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
-use super::Medium;
-use crate::Result;
-use crate::subject::{self, Kind, Place};
+use super::medium::Medium;
+use crate::subject::{Kind, Place};
 use crate::workload::{self, Model};
+use crate::{Result, subjects};
 
 /// Where the host's end of the conversation is.
 const LINE: &str = "/dev/ttyS1";
@@ -161,13 +161,13 @@ fn obey(order: &Order, line: &mut File) -> Result<()> {
         }
         say(line, &format!("found {step}"))?;
     }
-    let mut subject = subject::open(order.kind, &place("run"), order.seed)?;
+    let mut subject = subjects::open(order.kind, &place("run"), order.seed)?;
     say(line, &format!("ack {step}"))?;
     while step < order.steps {
         step += 1;
         if workload::reopens(order.seed, step) {
             subject.close()?;
-            subject = subject::open(order.kind, &place("run"), order.seed)?;
+            subject = subjects::open(order.kind, &place("run"), order.seed)?;
         }
         subject.commit(&workload::changes(order.seed, step))?;
         say(line, &format!("ack {step}"))?;

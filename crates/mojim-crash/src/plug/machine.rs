@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -92,6 +92,49 @@ pub(super) enum Start<'a> {
     Saved(&'a Path),
 }
 
+/// The emulator with the machine's parts. Its console goes to `dir`; `monitor` is
+/// the descriptor that it is told by.
+fn command(dir: &Path, images: &Images, start: &Start, monitor: RawFd) -> Command {
+    let mut command = Command::new(QEMU);
+    command
+        .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults"])
+        .args(["-M", "q35,nvdimm=on", "-m", "192,slots=2,maxmem=1G"])
+        .args(["-display", "none", "-no-reboot"])
+        .arg("-chardev")
+        .arg(format!(
+            "file,id=console,path={}",
+            dir.join("console").display()
+        ))
+        .args(["-serial", "chardev:console", "-serial", "stdio"])
+        .arg("-chardev")
+        .arg(format!("socket,id=monitor,fd={monitor}"))
+        .args(["-mon", "chardev=monitor,mode=control"])
+        .arg("-drive")
+        .arg(format!(
+            "file={},format=raw,if=virtio,cache=writeback,throttling.iops-total=400",
+            images.disk.display()
+        ))
+        .arg("-object")
+        .arg(format!(
+            "memory-backend-file,id=nv,share=on,mem-path={},size={NVDIMM_LEN}",
+            images.nvdimm.display()
+        ))
+        .args(["-device", "nvdimm,memdev=nv,id=nv0"]);
+    match start {
+        Start::Boot { image, initramfs } => command
+            .arg("-kernel")
+            .arg(image)
+            .arg("-initrd")
+            .arg(initramfs)
+            .args([
+                "-append",
+                "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check",
+            ]),
+        Start::Saved(_) => command.args(["-incoming", "defer"]),
+    };
+    command
+}
+
 /// A running machine.
 pub(super) struct Machine {
     child: Child,
@@ -106,43 +149,7 @@ impl Machine {
     pub(super) fn start(dir: &Path, images: &Images, start: &Start) -> Result<Machine> {
         let (monitor, theirs) = UnixStream::pair()?;
         let theirs_fd = theirs.as_raw_fd();
-        let mut command = Command::new(QEMU);
-        command
-            .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults"])
-            .args(["-M", "q35,nvdimm=on", "-m", "192,slots=2,maxmem=1G"])
-            .args(["-display", "none", "-no-reboot"])
-            .arg("-chardev")
-            .arg(format!(
-                "file,id=console,path={}",
-                dir.join("console").display()
-            ))
-            .args(["-serial", "chardev:console", "-serial", "stdio"])
-            .arg("-chardev")
-            .arg(format!("socket,id=monitor,fd={theirs_fd}"))
-            .args(["-mon", "chardev=monitor,mode=control"])
-            .arg("-drive")
-            .arg(format!(
-                "file={},format=raw,if=virtio,cache=writeback,throttling.iops-total=400",
-                images.disk.display()
-            ))
-            .arg("-object")
-            .arg(format!(
-                "memory-backend-file,id=nv,share=on,mem-path={},size={NVDIMM_LEN}",
-                images.nvdimm.display()
-            ))
-            .args(["-device", "nvdimm,memdev=nv,id=nv0"]);
-        match start {
-            Start::Boot { image, initramfs } => command
-                .arg("-kernel")
-                .arg(image)
-                .arg("-initrd")
-                .arg(initramfs)
-                .args([
-                    "-append",
-                    "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check",
-                ]),
-            Start::Saved(_) => command.args(["-incoming", "defer"]),
-        };
+        let mut command = command(dir, images, start, theirs_fd);
         // SAFETY: between fork and exec it only makes two system calls, on a
         // descriptor that is open until `spawn` has returned.
         unsafe {

@@ -14,6 +14,7 @@
 mod guest;
 mod initramfs;
 mod machine;
+mod medium;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -23,57 +24,13 @@ use std::time::Instant;
 use mojim_sim::Rng;
 
 use crate::Result;
-use crate::machine::Fault;
 use crate::report::{Extent, Report, Row};
 use crate::subject::Kind;
+pub use medium::Medium;
+
 use guest::Order;
 use initramfs::Kernel;
 use machine::{Images, Machine, Start};
-
-/// What the file system lies on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Medium {
-    /// virtio, with a cache that must be told to write.
-    Disk,
-    /// Mapped by DAX; Mojim's log on it has the medium `pmem`.
-    Nvdimm,
-}
-
-impl Medium {
-    /// Both.
-    pub const ALL: [Medium; 2] = [Medium::Disk, Medium::Nvdimm];
-
-    fn name(self) -> &'static str {
-        match self {
-            Medium::Disk => "disk",
-            Medium::Nvdimm => "nvdimm",
-        }
-    }
-
-    /// By its name.
-    pub fn of(name: &str) -> std::result::Result<Medium, String> {
-        let found = Medium::ALL.into_iter().find(|m| m.name() == name);
-        found.ok_or("disk or nvdimm".into())
-    }
-
-    /// What Mojim's log is kept in.
-    fn log(self) -> &'static str {
-        match self {
-            Medium::Disk => "disk",
-            Medium::Nvdimm => "pmem",
-        }
-    }
-
-    /// Whether a plug that is pulled shows what is broken in `kind`: on an
-    /// NVDIMM each write to a file is there at once, synced or not.
-    fn shows(self, kind: Kind) -> bool {
-        let sync = matches!(
-            kind,
-            Kind::Mojim(Some(Fault::NoDataFlush | Fault::NoSuperblockFlush))
-        );
-        self == Medium::Disk || !sync
-    }
-}
 
 /// Where a kernel is looked for: `scripts/guest-kernel` puts it there.
 pub const KERNEL: &str = "target/guest-kernel";

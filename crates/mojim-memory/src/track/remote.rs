@@ -18,8 +18,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use super::process::Process;
+use super::tracker::{Tracker, check_range, push};
 use super::uffd::{Marks, Uffd, of_pages, pagemap, registered, scan};
-use super::{Process, Tracker, check_range, push};
 
 /// A mapping of this process whose stores another process looks for. Dropping it makes the pages
 /// ordinary memory again.
@@ -162,8 +163,9 @@ impl Tracker for Unwatched {
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // lists of ranges are what is tested
 mod tests {
+    #![allow(clippy::single_range_in_vec_init)] // lists of ranges are what is tested
+
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 

@@ -6,6 +6,7 @@
 #![allow(clippy::single_range_in_vec_init)] // lists of ranges are what is tested
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,6 +14,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::*;
 

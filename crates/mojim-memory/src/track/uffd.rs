@@ -35,7 +35,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, opcode};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{Process, Tracker, check_range, push};
+use super::process::Process;
+use super::tracker::{Tracker, check_range, push};
 use crate::uffd::{self, UffdioRange, call};
 
 // linux/userfaultfd.h

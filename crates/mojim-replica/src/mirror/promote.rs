@@ -52,7 +52,11 @@ impl Mirror {
 
     /// Whether this node is the mirror of the view, with everything in it.
     pub fn is_member(&self, r: &Register) -> bool {
+        let broken = &self.store.mutations;
+        let named = || r.mirror.as_ref().is_some_and(|m| m.node == self.me);
         r.is_mirror(&member(&self.store))
+            || broken.stale_member.is_on()
+            || broken.amnesiac_member.is_on() && named()
     }
 
     /// An operator makes this node primary although it may lack what was

@@ -6,78 +6,17 @@
 //! it, and it is never a member again: that is watched here, and where
 //! acknowledgements are counted.
 
-use mojim_env::Address;
-use mojim_format::State;
-use mojim_replica::holders::Peer;
+use std::time::Duration;
 
-use super::{
-    BackupSession, Checked, Cluster, Duration, Forwarding, NAMES, Rng, Role, address, lock, node,
-};
+use mojim_format::{State, Superblock};
+use mojim_protocol::view::{Member, Register};
+
+use super::node::{Forwarding, NAMES, Role, node, peer};
+use super::state::{Checked, Cluster};
 use crate::check::{NODES, SPARE};
-
-/// What became of it.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Replacements {
-    /// Seeds in which a node may be replaced.
-    pub seeds: u64,
-    /// Mirrors that were replaced.
-    pub mirrors: u64,
-    /// Backups that were.
-    pub backups: u64,
-    /// Other nodes that were: away, and of no use to the view.
-    pub others: u64,
-    /// Refused: what was acknowledged would rest on nobody who answers.
-    pub refused: u64,
-    /// New nodes that had the register's or the pair's place at the end.
-    pub members: u64,
-    /// Replaced nodes that came back.
-    pub returns: u64,
-}
-
-impl Replacements {
-    /// Adds those of another seed.
-    pub fn add(&mut self, o: &Replacements) {
-        self.seeds += o.seeds;
-        self.mirrors += o.mirrors;
-        self.backups += o.backups;
-        self.others += o.others;
-        self.refused += o.refused;
-        self.members += o.members;
-        self.returns += o.returns;
-    }
-}
-
-/// A seed in which a node may be replaced.
-pub struct Replacing {
-    rng: Rng,
-    /// Who was, and the register's version then.
-    pub gone: Option<(usize, u64)>,
-}
-
-impl Replacing {
-    /// With numbers of its own.
-    pub fn new(rng: Rng) -> Replacing {
-        Replacing { rng, gone: None }
-    }
-}
-
-/// How another node is reached.
-pub fn peer(to: usize) -> Peer {
-    Peer {
-        name: NAMES[to].into(),
-        address: Address::Tcp(address(to)),
-        tcp: Address::Tcp(address(to)),
-        shared: false,
-    }
-}
+use crate::views::lock;
 
 impl Cluster {
-    /// The node that was replaced.
-    pub(super) fn gone(&self) -> Option<usize> {
-        let gone = self.replacing.as_ref().and_then(|r| r.gone);
-        gone.map(|(n, _)| n)
-    }
-
     /// What replacing a node adds to a step.
     pub(super) fn replace_step(&mut self) -> Checked {
         let Some(r) = &mut self.replacing else {
@@ -107,28 +46,8 @@ impl Cluster {
         let i = r.rng.below(self.places.len() as u64) as usize;
         let (old, power) = (self.places[i], r.rng.coin());
         let reg = lock(&self.register).now.clone();
-        // Whom the command asks: the daemons that answer.
-        let up: Vec<_> = self
-            .places
-            .iter()
-            .copied()
-            .filter(|n| *n != old)
-            .filter_map(|n| match &self.nodes[n].role {
-                Role::Down => None,
-                Role::Primary(p) => Some((n, p.p.store.superblock())),
-                Role::Mirror(m) => Some((n, m.m.store.superblock())),
-            })
-            .collect();
-        let (primary, mirror) = match self.setup.views {
-            true => (
-                reg.primary.as_ref().map(|m| m.node.clone()),
-                reg.mirror.as_ref().map(|m| m.node.clone()),
-            ),
-            false => match up.iter().max_by_key(|(_, sb)| sb.view.epoch) {
-                None => return Ok(()),
-                Some((_, sb)) => (Some(sb.view.primary.clone()), Some(sb.view.mirror.clone())),
-            },
-        };
+        let up = self.answering(old);
+        let (primary, mirror) = self.named_members(&reg, &up);
         let Some(primary) = primary.filter(|p| !p.is_empty()) else {
             return Ok(());
         };
@@ -167,6 +86,39 @@ impl Cluster {
             (false, true) => self.replaced.others += 1,
             (false, false) => self.replaced.backups += 1,
         }
+        self.give_place(old, primary)
+    }
+
+    /// Whom the command asks, other than `old`: the daemons that answer.
+    fn answering(&self, old: usize) -> Vec<(usize, Superblock)> {
+        let others = self.places.iter().copied().filter(|n| *n != old);
+        let up = others.filter_map(|n| match &self.nodes[n].role {
+            Role::Down => None,
+            Role::Primary(p) => Some((n, p.p.store.superblock())),
+            Role::Mirror(m) => Some((n, m.m.store.superblock())),
+        });
+        up.collect()
+    }
+
+    /// The names of primary and mirror: by the register, or by the latest view of those
+    /// that are `up`.
+    fn named_members(
+        &self,
+        reg: &Register,
+        up: &[(usize, Superblock)],
+    ) -> (Option<String>, Option<String>) {
+        if self.setup.views {
+            let name = |m: &Option<Member>| m.as_ref().map(|m| m.node.clone());
+            return (name(&reg.primary), name(&reg.mirror));
+        }
+        match up.iter().max_by_key(|(_, sb)| sb.view.epoch) {
+            None => (None, None),
+            Some((_, sb)) => (Some(sb.view.primary.clone()), Some(sb.view.mirror.clone())),
+        }
+    }
+
+    /// The new node gets the place of `old`, and the daemons read the new file.
+    fn give_place(&mut self, old: usize, primary: usize) -> Checked {
         // Who is primary by now is named as the first; the new one gets what is left.
         let at = |n: usize, places: &[usize]| places.iter().position(|p| *p == n).expect("a place");
         let (from, first) = (at(old, &self.places), at(primary, &self.places));
@@ -184,7 +136,6 @@ impl Cluster {
         lock(&self.register).cut[old] = true;
         self.nodes[SPARE].restart = self.world.now();
         self.check.replaced(old, SPARE, self.is_free())?;
-        // The daemons read the new file.
         for n in self.places.clone() {
             self.stop_mirror(n)?;
         }
@@ -231,14 +182,7 @@ impl Cluster {
         for p in new {
             let to = node(&p.name);
             if forwards.iter().all(|f| f.to != to) {
-                forwards.push(Forwarding {
-                    to,
-                    forward: BackupSession::new(source.clone(), NAMES[n], NAMES[to], p.tcp),
-                    active: false,
-                    sessions: 0,
-                    copies: 0,
-                    lag: None,
-                });
+                forwards.push(Forwarding::new(source.clone(), n, to));
             }
         }
     }

@@ -6,50 +6,18 @@
 //! does meanwhile leaves names and sizes alone: its changes must still be
 //! possible when the record comes.
 
-use mojim_replica::primary::{Pace, Primary, Spilling};
+use mojim_replica::primary::{Pace, Primary};
 
-use super::{Change, Checked, Cluster, Files, NAMES, Pending, Prim, Rng, Role};
+use super::node::{NAMES, Pending, Prim, Role, Spill};
+use super::state::{Checked, Cluster};
+use crate::check::{Change, Files};
+use crate::rng::Rng;
 
-/// Bytes of the logs of a seed with spill files.
-pub const LOG: u64 = 64 << 10;
 /// Of so many sync points of such a seed one is to be larger than the log.
 const ONE_OF: u64 = 12;
+
 /// That go on at a time.
 const MOST: usize = 2;
-
-/// What became of them.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Spills {
-    /// Seeds that had some.
-    pub seeds: u64,
-    /// Files written, to be sent.
-    pub begun: u64,
-    /// Records appended after a mirror had confirmed the file.
-    pub confirmed: u64,
-    /// Records appended where no mirror had to have it.
-    pub alone: u64,
-    /// Given up, since the mirror did not get the file or the log failed.
-    pub failed: u64,
-    /// Their sync points that were acknowledged.
-    pub acked: u64,
-}
-
-/// One on its way.
-pub struct Spill {
-    way: Spilling,
-    changes: Vec<Change>,
-}
-
-impl Spill {
-    fn is_plain(&self) -> bool {
-        is_plain(&self.changes)
-    }
-}
-
-/// Whether names and sizes stay.
-pub fn is_plain(changes: &[Change]) -> bool {
-    changes.iter().all(|c| matches!(c, Change::Write { .. }))
-}
 
 impl Cluster {
     /// Whether the next sync point is to be one.
@@ -185,16 +153,4 @@ fn changes(rng: &mut Rng, files: &Files, plain: bool, p: &Primary) -> Option<Vec
         }
     }
     None
-}
-
-impl Spills {
-    /// Adds those of another seed.
-    pub fn add(&mut self, o: &Spills) {
-        self.seeds += o.seeds;
-        self.begun += o.begun;
-        self.confirmed += o.confirmed;
-        self.alone += o.alone;
-        self.failed += o.failed;
-        self.acked += o.acked;
-    }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use mojim_env::{Env, Memory};
 
 use super::medium::Shadow;
-use super::{Broken, Content, Model, Named, System, lock};
+use super::model::{Broken, Content, Model, Named, System, lock};
 use crate::rng::Rng;
 
 const DATA: u64 = 64;

@@ -17,7 +17,7 @@ use mojim_store::log::LogSpec;
 use mojim_store::store::{Store, StoreSpec};
 
 use super::medium::Shadow;
-use super::{Broken, Content, Model, Named, System, lock};
+use super::model::{Broken, Content, Model, Named, System, lock};
 use crate::rng::Rng;
 
 const LANES: usize = 2;

@@ -31,9 +31,9 @@ use std::time::Duration;
 use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
 use mojim_store::log::{CONTROL_LEN, LIVE_AT};
 
+use crate::disk::SECTOR;
 use crate::memory::{LINE, Region};
 use crate::rng::Rng;
-use crate::world::SECTOR;
 
 /// What a word of persistent memory has.
 const WORD: usize = 8;

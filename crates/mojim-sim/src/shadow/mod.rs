@@ -1,10 +1,8 @@
 //! The shadow durable image: at every fence of a system over persistent memory,
 //! every state that a power cut may leave is recovered and compared.
 //!
-//! Owns the model of what must be found, the lives of a machine under one seed,
-//! and the list of what is broken on purpose. Invariants: the same seed gives
-//! the same states; every system, the shipped engine and the controls alike,
-//! is judged by the same model.
+//! Owns the lives of a machine under one seed, and how many states are looked at.
+//! Invariant: the same seed gives the same states.
 //!
 //! A seed is a handful of lives. In each the machine starts from a state that
 //! the last one was left in, recovers, commits, checkpoints, perhaps ends
@@ -15,135 +13,26 @@
 mod controls;
 mod engine;
 mod medium;
+mod model;
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use crate::rng::Rng;
 use crate::run::panic_text;
 use controls::Control;
 use engine::Engine;
 use medium::{Image, Omit, Recorder, Shadow};
+use model::{Content, Known, Model, System, lock};
 
 pub use medium::Looked;
+pub use model::Broken;
 
 /// Of a fence with more states than are all looked at.
 const SAMPLE: u64 = 256;
 /// Likewise, where a recovery is cut off.
 const SAMPLE_WITHIN: u64 = 12;
-
-/// What is broken, or which control program runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Broken {
-    /// Stores into the data in place, then flushes.
-    Naive,
-    /// Acknowledges before the flush.
-    Nosync,
-    /// A correct redo log: nothing is broken.
-    Log,
-    /// One flush writes nothing back.
-    SkipFlush,
-    /// One flush leaves its last line out.
-    SkipLine,
-    /// One flush is not fenced.
-    SkipFence,
-    /// One sync of a file does nothing.
-    SkipSync,
-    /// The engine's `ack_early`.
-    AckEarly,
-    /// The engine's `apply_before_log`.
-    ApplyBeforeLog,
-}
-
-impl Broken {
-    /// All of them, with their names, and whether it must be noticed.
-    pub const ALL: [(Broken, &'static str, bool); 9] = [
-        (Broken::Naive, "naive (control)", true),
-        (Broken::Nosync, "nosync (control)", true),
-        (Broken::Log, "log (control)", false),
-        (Broken::SkipFlush, "skip_flush", true),
-        (Broken::SkipLine, "skip_line", true),
-        (Broken::SkipFence, "skip_fence", true),
-        (Broken::SkipSync, "skip_sync", true),
-        (Broken::AckEarly, "ack_early", true),
-        (Broken::ApplyBeforeLog, "apply_before_log", true),
-    ];
-
-    fn is_control(self) -> bool {
-        matches!(self, Broken::Naive | Broken::Nosync | Broken::Log)
-    }
-}
-
-/// A file, as it is or must be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Named {
-    id: u32,
-    bytes: Arc<Vec<u8>>,
-}
-
-type Content = BTreeMap<String, Named>;
-
-/// What sync points there were, and which were acknowledged.
-struct Known {
-    /// The content after each, ascending.
-    states: Vec<(u64, Content)>,
-    acked: u64,
-}
-
-type Model = Mutex<Known>;
-
-fn lock(m: &Model) -> MutexGuard<'_, Known> {
-    m.lock().unwrap_or_else(|e| e.into_inner())
-}
-
-impl Known {
-    fn last(&self) -> &Content {
-        &self.states.last().expect("never empty").1
-    }
-
-    fn judge(&self, lsn: u64, found: &Content) -> Result<(), String> {
-        if lsn < self.acked {
-            return Err(format!(
-                "lost: {} was acknowledged, {lsn} is the last that is found",
-                self.acked
-            ));
-        }
-        let state = self.states.iter().rev().find(|s| s.0 == lsn);
-        let Some((_, content)) = state else {
-            return Err(format!("torn: {lsn} is no end of a sync point"));
-        };
-        if found == content {
-            return Ok(());
-        }
-        let odd = |a: &Content, b: &Content| {
-            let mut names = a.iter().filter(|(n, f)| b.get(*n) != Some(f));
-            names.next().map(|(n, _)| n.clone())
-        };
-        let which = odd(found, content).or_else(|| odd(content, found));
-        Err(format!(
-            "torn: {} is not as of {lsn}",
-            which.unwrap_or_default()
-        ))
-    }
-}
-
-/// What runs on the machine.
-trait System: Sized {
-    /// Starts, recovering what is there.
-    fn open(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<Self, String>;
-    /// The last sync point, and the content as of it. Where nothing is open.
-    fn found(&self) -> Result<(u64, Content), String>;
-    /// What a recovery finds: where starting takes more than that, without it.
-    fn recovered(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<(u64, Content), String> {
-        Self::open(env, broken)?.found()
-    }
-    /// Does something.
-    fn step(&mut self, rng: &mut Rng, model: &Model) -> Result<(), String>;
-    /// Ends cleanly.
-    fn end(&mut self, model: &Model) -> Result<(), String>;
-}
 
 /// What a recovery of `image` finds.
 fn recover<S: System>(
@@ -182,6 +71,20 @@ fn cut_off<S: System>(
     }
 }
 
+/// What is left out of the steps of a life: the one of this number.
+fn omitted(broken: Option<Broken>, number: u64) -> Omit {
+    let (mut omit, number) = (Omit::default(), Some(number));
+    match broken {
+        Some(Broken::SkipFlush) => omit.flush = number,
+        Some(Broken::SkipLine) => omit.line = number,
+        Some(Broken::SkipFence) => omit.fence = number,
+        Some(Broken::SkipSync) => omit.sync = number,
+        _ => {}
+    }
+    omit
+}
+
+/// One life of a machine that starts from `image`: what it leaves, and what was looked at.
 fn life<S: System + 'static>(
     image: &Image,
     broken: Option<Broken>,
@@ -200,26 +103,7 @@ fn life<S: System + 'static>(
         }
     };
     let recorder = Recorder::new(rng.fork(), SAMPLE, Box::new(check));
-    let number = Some(rng.below(8));
-    let omit = match broken {
-        Some(Broken::SkipFlush) => Omit {
-            flush: number,
-            ..Omit::default()
-        },
-        Some(Broken::SkipLine) => Omit {
-            line: number,
-            ..Omit::default()
-        },
-        Some(Broken::SkipFence) => Omit {
-            fence: number,
-            ..Omit::default()
-        },
-        Some(Broken::SkipSync) => Omit {
-            sync: number,
-            ..Omit::default()
-        },
-        _ => Omit::default(),
-    };
+    let omit = omitted(broken, rng.below(8));
     let at_once = rng.below(3) == 0;
     let before = rng.between(10, 80);
     let after = rng.between(4, 10);

@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::super::meter::MOST_TEXT;
-use super::{Answer, DEAD, LIMITS, LIVE, Limits, TABLE, USED};
+use super::limits::{LIMITS, Limits};
+use super::region::Answer;
+use super::table::{DEAD, LIVE, TABLE, USED};
+use crate::track::meter::MOST_TEXT;
 
 /// How long a handler waits before a store that cannot be let in is tried again.
 const SHORTLY: Duration = Duration::from_micros(50);

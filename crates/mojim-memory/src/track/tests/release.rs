@@ -21,7 +21,7 @@ fn file_of(map: &Map) -> std::fs::File {
 }
 
 /// The pages of `chunks` that are what the file has are given back. How many.
-fn give_back(map: &Map, t: &TwoLevel, chunks: &[usize]) -> usize {
+fn give_back(map: &Map, t: &dyn GivesBack, chunks: &[usize]) -> usize {
     let file = file_of(map);
     let mut given = 0;
     for &c in chunks {
@@ -44,7 +44,7 @@ fn give_back(map: &Map, t: &TwoLevel, chunks: &[usize]) -> usize {
     given
 }
 
-fn all(t: &TwoLevel) -> Vec<usize> {
+fn all(t: &dyn GivesBack) -> Vec<usize> {
     t.take(usize::MAX, usize::MAX).0
 }
 

@@ -1,0 +1,297 @@
+//! What the simulator breaks in the engine on purpose, one invariant at a time.
+//!
+//! Owns their names, which runs can notice each, and what the checker's reports of it
+//! begin with.
+
+use mojim_store::store::{Mutations, Store, Switch};
+
+/// One invariant switched off in the engine (`Store::mutations`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mutation {
+    /// Invariant 1.
+    ApplyBeforeLog,
+    /// Invariant 2.
+    AckEarly,
+    /// Invariant 6.
+    IgnoreFailedSync,
+    /// A copy is replaced only by a whole one.
+    ReplaceEarly,
+    /// Views: acknowledged while alone without a view.
+    AloneWithoutView,
+    /// Views: an amnesiac mirror is promoted.
+    AmnesiacMember,
+    /// Views: a stale mirror is promoted.
+    StaleMember,
+    /// Views: the epoch check is dropped.
+    NoFence,
+    /// Views: rejoined without the pause.
+    AdmitEarly,
+    /// LSN n acknowledged with n-1 missing.
+    AckGap,
+    /// Applied before it is committed, and not fetched again.
+    ApplyUncommitted,
+    /// Views: the program begins before its mirror is in the view.
+    ReadyEarly,
+    /// A page that differs is not copied.
+    KeepDifference,
+    /// Backups: told that all that was received is committed.
+    ForwardUncommitted,
+    /// Backups: what one lacks is released.
+    IgnoreHold,
+    /// Backups: forwarded on, though a term is over.
+    ForwardAcrossTerms,
+    /// Backups: records are taken, however much one lacks.
+    NoBackPressure,
+    /// Backups: the data area changes while it is copied.
+    IgnorePause,
+    /// Backups: nobody is held back between two sessions with one.
+    ForgetFloors,
+    /// Backups: what changes while a copy is read is not sent again.
+    ForgetChanges,
+    /// Backups: what changes while a copy is read is sent again before its first
+    /// sending has arrived.
+    Overtake,
+    /// Succession: the new mirror's session begins in the old epoch.
+    KeepEpoch,
+    /// Succession: an attach speaks to the configured mirror.
+    AskConfigured,
+    /// Fallback: a primary commits, whatever its lease.
+    IgnoreLease,
+    /// Fallback: a primary's signs of life leave no trace.
+    LookSilently,
+    /// A primary does not remember that its ring was lost.
+    ForgetRing,
+    /// Views: a primary goes on alone with what only its ring has.
+    AloneInRing,
+    /// A log's room is released before the superblock is durable.
+    ReleaseEarly,
+    /// A promise is given before it is durable.
+    PromiseEarly,
+    /// No checksum is looked at on receipt.
+    TrustWire,
+    /// Views: a primary begins another life at each attach.
+    OtherLife,
+    /// A log that is damaged before its end is taken for a shorter one.
+    ForgetMissing,
+    /// A spill file is confirmed before it is durable.
+    SpillUnsynced,
+    /// A spill file goes ahead of its record once, whatever became of it.
+    SpillOnce,
+    /// Replacement: a primary calls its old mirror, though another has its place.
+    CallReplaced,
+}
+
+impl Mutation {
+    /// All of them, with their names.
+    pub const ALL: [(Mutation, &'static str); 35] = [
+        (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
+        (Mutation::AckEarly, "ack_early (invariant 2)"),
+        (
+            Mutation::IgnoreFailedSync,
+            "ignore_failed_sync (invariant 6)",
+        ),
+        (
+            Mutation::ReplaceEarly,
+            "replace_early (a copy is replaced only by a whole one)",
+        ),
+        (Mutation::AloneWithoutView, "alone_without_view"),
+        (Mutation::AmnesiacMember, "amnesiac_member"),
+        (Mutation::StaleMember, "stale_member"),
+        (Mutation::NoFence, "no_fence"),
+        (Mutation::AdmitEarly, "admit_early"),
+        (Mutation::AckGap, "ack_gap"),
+        (Mutation::ApplyUncommitted, "apply_uncommitted"),
+        (Mutation::ReadyEarly, "ready_early"),
+        (
+            Mutation::KeepDifference,
+            "keep_difference (a copy by difference has every page that differs)",
+        ),
+        (Mutation::ForwardUncommitted, "forward_uncommitted"),
+        (Mutation::IgnoreHold, "ignore_hold"),
+        (Mutation::ForwardAcrossTerms, "forward_across_terms"),
+        (Mutation::NoBackPressure, "no_back_pressure"),
+        (Mutation::IgnorePause, "ignore_pause"),
+        (Mutation::ForgetFloors, "forget_floors"),
+        (Mutation::ForgetChanges, "forget_changes"),
+        (
+            Mutation::Overtake,
+            "overtake (pages are sent again when what streams carry is staged)",
+        ),
+        (Mutation::KeepEpoch, "keep_epoch"),
+        (Mutation::AskConfigured, "ask_configured"),
+        (Mutation::IgnoreLease, "ignore_lease"),
+        (Mutation::LookSilently, "look_silently"),
+        (
+            Mutation::ForgetRing,
+            "forget_ring (what a lost ring held may be on the mirror alone)",
+        ),
+        (Mutation::AloneInRing, "alone_in_ring"),
+        (
+            Mutation::ReleaseEarly,
+            "release_early (a log's room is released when the superblock is durable)",
+        ),
+        (Mutation::PromiseEarly, "promise_early"),
+        (Mutation::TrustWire, "trust_wire"),
+        (
+            Mutation::OtherLife,
+            "other_life (a primary that lost nothing is who it was)",
+        ),
+        (
+            Mutation::ForgetMissing,
+            "forget_missing (a damaged log is given up by an operator alone)",
+        ),
+        (
+            Mutation::SpillUnsynced,
+            "spill_unsynced (a spill file is confirmed when it is durable)",
+        ),
+        (
+            Mutation::SpillOnce,
+            "spill_once (a spill file goes ahead of its record in every session)",
+        ),
+        (Mutation::CallReplaced, "call_replaced"),
+    ];
+
+    /// A seed at which one that few seeds notice was noticed: it is tried first.
+    pub fn seen_at(self) -> Option<u64> {
+        match self {
+            Mutation::ForgetRing => Some(1430),
+            Mutation::PromiseEarly => Some(15_382),
+            Mutation::SpillUnsynced => Some(2857),
+            Mutation::NoFence => Some(792),
+            Mutation::Overtake => Some(554),
+            Mutation::ForwardAcrossTerms => Some(369),
+            Mutation::ReleaseEarly => Some(239),
+            _ => None,
+        }
+    }
+
+    /// Whether it breaks a rule of views.
+    pub(super) fn is_of_views(self) -> bool {
+        matches!(
+            self,
+            Mutation::AloneWithoutView
+                | Mutation::AmnesiacMember
+                | Mutation::StaleMember
+                | Mutation::NoFence
+                | Mutation::AdmitEarly
+                | Mutation::ReadyEarly
+                | Mutation::AloneInRing
+                | Mutation::OtherLife
+                | Mutation::CallReplaced
+        ) || self.is_of_succession()
+    }
+
+    /// Whether it breaks a rule by which a backup takes a mirror's place.
+    pub(super) fn is_of_succession(self) -> bool {
+        matches!(self, Mutation::KeepEpoch | Mutation::AskConfigured) || self.is_of_fallback()
+    }
+
+    /// Whether it breaks a rule by which a backup goes on for both.
+    pub(super) fn is_of_fallback(self) -> bool {
+        matches!(self, Mutation::IgnoreLease | Mutation::LookSilently)
+    }
+
+    /// Whether it breaks a rule of backups.
+    pub(super) fn is_of_backups(self) -> bool {
+        matches!(
+            self,
+            Mutation::ForwardUncommitted
+                | Mutation::IgnoreHold
+                | Mutation::ForwardAcrossTerms
+                | Mutation::NoBackPressure
+                | Mutation::IgnorePause
+                | Mutation::ForgetFloors
+                | Mutation::ForgetChanges
+                | Mutation::Overtake
+                | Mutation::CallReplaced
+        ) || self.is_of_succession()
+    }
+
+    /// Whether it breaks a rule of spill files.
+    pub(super) fn is_of_spills(self) -> bool {
+        matches!(self, Mutation::SpillUnsynced | Mutation::SpillOnce)
+    }
+
+    /// What the checker's reports of it begin with: bytes that a failed sync
+    /// did not make durable show up as a loss or as a copy that differs.
+    pub fn breaks(self) -> &'static [&'static str] {
+        match self {
+            Mutation::ApplyBeforeLog => &["1:"],
+            Mutation::AckEarly => &["2:"],
+            Mutation::IgnoreFailedSync => &["3:", "4:"],
+            Mutation::ReplaceEarly => &["3:"],
+            Mutation::AckGap => &["2:"],
+            // Then nothing brings the copies together again.
+            Mutation::KeepDifference => &["1:", "3:", "4:"],
+            Mutation::ApplyUncommitted => &["1:", "4:", "live:", "backup:"],
+            Mutation::ReadyEarly => &["view:"],
+            Mutation::ForwardUncommitted
+            | Mutation::IgnoreHold
+            | Mutation::NoBackPressure
+            | Mutation::ForgetFloors => &["backup:"],
+            Mutation::ForwardAcrossTerms => &["backup:", "4:"],
+            Mutation::IgnorePause | Mutation::ForgetChanges | Mutation::Overtake => &["4:"],
+            // Somebody waits for a node that does not take part.
+            Mutation::KeepEpoch | Mutation::AskConfigured => &["live:", "3:"],
+            Mutation::IgnoreLease | Mutation::LookSilently => &["3:"],
+            Mutation::ForgetRing => &["3:"],
+            Mutation::AloneInRing => &["2:"],
+            // What the end of a run says by itself, other failures excuse.
+            Mutation::OtherLife => &["shrunk:"],
+            Mutation::ForgetMissing => &["3:"],
+            Mutation::TrustWire => &["1:", "3:", "4:"],
+            Mutation::SpillUnsynced => &["3:"],
+            Mutation::CallReplaced => &["replaced:"],
+            // Its record is refused for ever.
+            Mutation::SpillOnce => &["live:"],
+            Mutation::ReleaseEarly => &["1:", "2:", "3:", "4:"],
+            _ => &["2:", "3:"],
+        }
+    }
+
+    /// The engine's switch for it.
+    fn switch(self, switches: &Mutations) -> &Switch {
+        match self {
+            Mutation::ApplyBeforeLog => &switches.apply_before_log,
+            Mutation::AckEarly => &switches.ack_early,
+            Mutation::IgnoreFailedSync => &switches.ignore_failed_sync,
+            Mutation::ReplaceEarly => &switches.replace_early,
+            Mutation::AloneWithoutView => &switches.alone_without_view,
+            Mutation::AmnesiacMember => &switches.amnesiac_member,
+            Mutation::StaleMember => &switches.stale_member,
+            Mutation::NoFence => &switches.no_fence,
+            Mutation::AdmitEarly => &switches.admit_early,
+            Mutation::AckGap => &switches.ack_gap,
+            Mutation::ApplyUncommitted => &switches.apply_uncommitted,
+            Mutation::ReadyEarly => &switches.ready_early,
+            Mutation::KeepDifference => &switches.keep_difference,
+            Mutation::ForwardUncommitted => &switches.forward_uncommitted,
+            Mutation::IgnoreHold => &switches.ignore_hold,
+            Mutation::ForwardAcrossTerms => &switches.forward_across_terms,
+            Mutation::NoBackPressure => &switches.no_back_pressure,
+            Mutation::IgnorePause => &switches.ignore_pause,
+            Mutation::ForgetFloors => &switches.forget_floors,
+            Mutation::ForgetChanges => &switches.forget_changes,
+            Mutation::Overtake => &switches.overtake,
+            Mutation::KeepEpoch => &switches.keep_epoch,
+            Mutation::AskConfigured => &switches.ask_configured,
+            Mutation::IgnoreLease => &switches.ignore_lease,
+            Mutation::LookSilently => &switches.look_silently,
+            Mutation::ForgetRing => &switches.forget_ring,
+            Mutation::AloneInRing => &switches.alone_in_ring,
+            Mutation::ReleaseEarly => &switches.release_early,
+            Mutation::PromiseEarly => &switches.promise_early,
+            Mutation::TrustWire => &switches.trust_wire,
+            Mutation::OtherLife => &switches.other_life,
+            Mutation::ForgetMissing => &switches.forget_missing,
+            Mutation::SpillUnsynced => &switches.spill_unsynced,
+            Mutation::SpillOnce => &switches.spill_once,
+            Mutation::CallReplaced => &switches.call_replaced,
+        }
+    }
+
+    /// Breaks the engine over `store`.
+    pub(super) fn break_in(self, store: &Store) {
+        self.switch(&store.mutations).set(true);
+    }
+}

@@ -1,0 +1,211 @@
+//! One node: what runs on it, and how the others name and reach it.
+//!
+//! Owns the names and addresses of all nodes. Invariant: a node has one role at a time;
+//! what a role's threads hold goes with it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim_env::Address;
+use mojim_replica::attach::Attach;
+use mojim_replica::backup_progress::Source;
+use mojim_replica::backup_session::BackupSession;
+use mojim_replica::fallback_timer::FallbackTimer;
+use mojim_replica::holders::{Holders, Peer};
+use mojim_replica::link::Wire;
+use mojim_replica::mirror::Mirror;
+use mojim_replica::mirror::control::ControlIn;
+use mojim_replica::mirror::lane::LaneServer;
+use mojim_replica::primary::{Primary, Spilling};
+use mojim_replica::session::Session;
+use mojim_replica::stream::{StreamIn, StreamOut};
+
+use crate::check::{Change, NODES};
+use crate::views::SimRegisterCalls;
+use crate::world::SimListener;
+
+/// By the number of each.
+pub(super) const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
+pub(super) const CLUSTER: &str = "sim";
+pub(super) const VOLUME: &str = "v";
+
+/// A node that may hold the volume.
+pub(super) struct Node {
+    pub(super) role: Role,
+    /// When it starts again.
+    pub(super) restart: Duration,
+    /// Not before the fault-free phase.
+    pub(super) gone: bool,
+    /// It does not go on by itself: an operator promotes it when it starts.
+    pub(super) word: bool,
+    /// Its copy was replaced or cut back in the step in which it crashed.
+    pub(super) replaced: bool,
+    /// It took over, up to this LSN, and has not closed its copy yet: its other
+    /// threads may still run.
+    pub(super) taken: Option<u64>,
+    /// To its backups.
+    pub(super) forwards: Vec<Forwarding>,
+    /// As a backup, over those whom it follows; and when it looks next.
+    pub(super) fallback: FallbackTimer,
+    pub(super) next_look: Duration,
+    /// It asked the register to go on for primary and mirror.
+    pub(super) falls_back: Fallback,
+    /// Of the copies that it sends.
+    pub(super) streams: Vec<StreamOut>,
+}
+
+impl Node {
+    /// One that has not started.
+    pub(super) fn new() -> Node {
+        Node {
+            role: Role::Down,
+            restart: Duration::ZERO,
+            gone: false,
+            word: false,
+            replaced: false,
+            taken: None,
+            forwards: Vec::new(),
+            fallback: FallbackTimer::default(),
+            next_look: Duration::ZERO,
+            falls_back: Fallback::No,
+            streams: Vec::new(),
+        }
+    }
+}
+
+/// What runs on a node.
+pub(super) enum Role {
+    Down,
+    Primary(Box<Prim>),
+    Mirror(Box<Mir>),
+}
+
+/// A program with the volume, whose node is primary.
+pub(super) struct Prim {
+    pub(super) p: Arc<Primary>,
+    /// The newest point that it appended or adopted.
+    pub(super) head: usize,
+    pub(super) epoch: u64,
+    pub(super) pending: VecDeque<Pending>,
+    /// Those whose bytes stand in a spill file and that have no record yet.
+    pub(super) spills: Vec<Spill>,
+    pub(super) session: Session,
+    /// Until its epoch has begun.
+    pub(super) attach: Option<Attach>,
+    pub(super) errands: SimRegisterCalls,
+    pub(super) holders: Arc<Holders>,
+    /// When records flowed to its mirror for the first time, or it went alone.
+    pub(super) begun: Option<Duration>,
+    /// Whether they flowed when it was last looked at.
+    pub(super) linked: bool,
+    pub(super) listener: SimListener,
+    pub(super) fresh: Vec<Wire>,
+    pub(super) ready: bool,
+    pub(super) closing: bool,
+}
+
+/// A daemon, whose node is mirror or backup.
+pub(super) struct Mir {
+    pub(super) m: Arc<Mirror>,
+    pub(super) listener: SimListener,
+    pub(super) fresh: Vec<Wire>,
+    pub(super) control: Vec<ControlIn>,
+    pub(super) lanes: Vec<LaneServer>,
+    pub(super) streams: Vec<StreamIn>,
+}
+
+/// A sync point whose outcome the application awaits.
+pub(super) struct Pending {
+    pub(super) point: usize,
+    pub(super) since: Duration,
+    /// It went through a spill file.
+    pub(super) spilled: bool,
+}
+
+/// One on its way.
+pub(super) struct Spill {
+    pub(super) way: Spilling,
+    pub(super) changes: Vec<Change>,
+}
+
+impl Spill {
+    pub(super) fn is_plain(&self) -> bool {
+        is_plain(&self.changes)
+    }
+}
+
+/// Whether names and sizes stay.
+pub(super) fn is_plain(changes: &[Change]) -> bool {
+    changes.iter().all(|c| matches!(c, Change::Write { .. }))
+}
+
+/// One backup as a node forwards to it.
+pub(super) struct Forwarding {
+    pub(super) to: usize,
+    pub(super) forward: BackupSession,
+    pub(super) active: bool,
+    /// Sessions that had begun when it was last looked at.
+    pub(super) sessions: u64,
+    /// Whole copies begun when it was last active.
+    pub(super) copies: u64,
+    /// What it lacked when it was last looked at.
+    pub(super) lag: Option<u64>,
+}
+
+impl Forwarding {
+    /// Node `n` begins to forward what `source` has to node `to`.
+    pub(super) fn new(source: Arc<dyn Source>, n: usize, to: usize) -> Forwarding {
+        let there = Address::Tcp(address(to));
+        Forwarding {
+            to,
+            forward: BackupSession::new(source, NAMES[n], NAMES[to], there),
+            active: false,
+            sessions: 0,
+            copies: 0,
+            lag: None,
+        }
+    }
+}
+
+/// How far a backup is that goes on for primary and mirror.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fallback {
+    No,
+    /// The register was asked, and may do it at any time.
+    Asked,
+    /// The register says so.
+    Agreed,
+}
+
+/// What `p` may have told others is committed. While its view has no mirror
+/// that is what its own log has, though it may take a mirror back in the same
+/// step and then wait for that.
+pub(super) fn committed(p: &Primary) -> u64 {
+    let view = p.store.superblock().view;
+    match view.mirror.is_empty() && view.epoch == p.epoch() {
+        true => p.committed().max(p.persisted.get()),
+        false => p.committed(),
+    }
+}
+
+/// The node of this name.
+pub(super) fn node(name: &str) -> usize {
+    let n = NAMES.iter().position(|x| *x == name);
+    n.expect("one of them")
+}
+
+pub(super) fn address(n: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, n as u8 + 1], 7000))
+}
+
+/// How another node is reached.
+pub(super) fn peer(to: usize) -> Peer {
+    Peer {
+        name: NAMES[to].into(),
+        address: Address::Tcp(address(to)),
+        tcp: Address::Tcp(address(to)),
+        shared: false,
+    }
+}

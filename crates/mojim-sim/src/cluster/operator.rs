@@ -1,0 +1,236 @@
+//! What an operator does, and an application that ends: promotes, gives up, stops.
+//!
+//! Owns the words that decide which copy goes on where no register does. Invariant: an
+//! operator gives up what is missing only after having looked at all that runs.
+
+use std::sync::Arc;
+
+use mojim_env::Error;
+use mojim_format::State;
+use mojim_protocol::pairing::may_promote;
+use mojim_replica::mirror::Mirror;
+use mojim_store::store::Store;
+
+use super::node::{NAMES, Role};
+use super::setup::Mode;
+use super::state::{Checked, Cluster};
+use crate::check::NODES;
+
+impl Cluster {
+    /// As `mojim promote --force` does where an attach was refused: the operator has
+    /// looked, and what is missing is lost for good.
+    pub(super) fn go_on_by_word(&mut self, n: usize, store: Arc<Store>) -> Checked {
+        let has_less = |to: usize| self.check.has_less(n, to);
+        let down = |to: usize| matches!(self.nodes[to].role, Role::Down);
+        if (0..NODES).any(|to| has_less(to) && down(to)) {
+            // Whoever has more is started first.
+            self.nodes[n].word = true;
+            drop(store);
+            self.world.kill(NAMES[n]);
+            return self.fallen(n);
+        }
+        let has_less = (0..NODES).any(has_less);
+        self.check.word();
+        // It may have nothing, or less than another one does, its log being damaged: then
+        // whoever has the most of those that run.
+        let whole = |to: usize| match &self.nodes[to].role {
+            Role::Mirror(mir) if mir.m.store.superblock().state == State::Whole => {
+                Some((mir.m.tail(), to, mir.m.clone()))
+            }
+            _ => None,
+        };
+        let other = match store.superblock().state {
+            State::Whole if !has_less => None,
+            _ => (0..NODES).filter_map(whole).max_by_key(|(tail, ..)| *tail),
+        };
+        if let Some((_, to, m)) = other {
+            drop(store);
+            self.world.kill(NAMES[n]);
+            self.fallen(n)?;
+            return self.promote_by_word(to, m);
+        }
+        let m = Arc::new(Mirror::new(store, NAMES[n], self.setup.secondary));
+        self.promote_by_word(n, m)
+    }
+
+    /// The latest view of the other nodes that are up: whoever promotes asks them.
+    fn latest_of_others(&self, n: usize) -> u64 {
+        let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != n);
+        let views = others.filter_map(|(_, node)| match &node.role {
+            Role::Down => None,
+            Role::Primary(p) => Some(p.p.store.superblock().view.epoch),
+            Role::Mirror(m) => Some(m.m.store.superblock().view.epoch),
+        });
+        views.max().unwrap_or(0)
+    }
+
+    fn promote_by_word(&mut self, n: usize, m: Arc<Mirror>) -> Checked {
+        let done = match self.setup.views {
+            true => m.force(&*self.views(n)),
+            false => m.promote(self.latest_of_others(n)).map(Some),
+        };
+        self.note(|| format!("node {} goes on by an operator's word: {done:?}", NAMES[n]));
+        if let Ok(Some((epoch, tail))) = done
+            && self.world.crashed(NAMES[n]).is_none()
+        {
+            self.word_of = epoch;
+            self.promotions += 1;
+            self.check.promoted(n, &m.store, tail, false)?;
+            self.primary = n;
+            m.close();
+            if m.store.close_clean(tail).is_ok() {
+                self.check.closed(n, &m.store)?;
+            }
+            return self.end(n);
+        }
+        self.nodes[n].word = true;
+        drop(m);
+        self.world.kill(NAMES[n]);
+        self.fallen(n)
+    }
+
+    /// The program ends, and says why.
+    pub(super) fn ask_operator(&mut self, n: usize) -> Checked {
+        self.note(|| format!("node {} lacks what was acknowledged", NAMES[n]));
+        self.nodes[n].word = true;
+        self.world.kill(NAMES[n]);
+        self.observe(n)
+    }
+
+    /// The operator gives the primary up and promotes the mirror.
+    pub(super) fn promote(&mut self) -> Checked {
+        let (old, n) = (self.primary, self.mirror());
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        let sb = m.store.superblock();
+        let view = m.store.standing();
+        if may_promote(NAMES[n], &view, sb.state, false).is_err() {
+            return Ok(());
+        }
+        // As `Node::promote`: a log that is damaged is given up by force alone, but in
+        // `async` one whose lanes end where they were cut.
+        let missing = m.store.known_missing().is_some_and(|k| k > m.tail());
+        if missing && (self.setup.mode != Mode::Async || m.store.has_hole()) {
+            return Ok(());
+        }
+        // It may still take itself for the primary of a view that the other
+        // node's promotion ended unseen. The operator, who promoted that one,
+        // knows better.
+        if view.primary == NAMES[n] {
+            return Ok(());
+        }
+        // Nor does a copy go on that was left behind by a word of that operator, and does
+        // not know it: `mojim promote` asks the other node for its view.
+        if view.epoch < self.word_of {
+            return Ok(());
+        }
+        self.note(|| format!("node {} is given up", NAMES[old]));
+        self.world.kill(NAMES[old]);
+        self.observe(old)?;
+        self.nodes[old].gone = self.rng.coin();
+        let promoted = m.promote(self.latest_of_others(n));
+        self.note(|| format!("node {} is promoted: {promoted:?}", NAMES[n]));
+        let Ok((_, tail)) = promoted.clone() else {
+            drop(m);
+            self.half_promoted = Some(n);
+            return self.observe(n);
+        };
+        if self.world.crashed(NAMES[n]).is_some() {
+            drop(m);
+            return self.fallen(n);
+        }
+        self.promotions += 1;
+        let lossy = self.setup.mode == Mode::Async;
+        self.check.word();
+        self.check.promoted(n, &m.store, tail, lossy)?;
+        self.primary = n;
+        m.close();
+        let closed = m.store.close_clean(tail);
+        if closed.is_ok() {
+            self.check.closed(n, &m.store)?;
+        }
+        self.compare(n, &m.store)?;
+        drop(m);
+        self.end(n)
+    }
+
+    /// The application detaches, or the mirror's daemon stops.
+    pub(super) fn detach(&mut self) -> Checked {
+        if self.rng.coin() {
+            let n = self.primary;
+            if let Role::Primary(prim) = &mut self.nodes[n].role
+                && prim.ready
+            {
+                prim.closing = true;
+            }
+            return self.close_primary();
+        }
+        self.stop_mirror(self.mirror())
+    }
+
+    /// A daemon stops in good order.
+    pub(super) fn stop_mirror(&mut self, n: usize) -> Checked {
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        self.note(|| format!("node {} stops", NAMES[n]));
+        m.close();
+        if m.store.superblock().state == State::Whole && m.store.poisoned().is_none() {
+            // As `Node::close_mirror`.
+            let tail = m.tail();
+            let limit = m.committed().min(tail);
+            let _ = m.store.apply(limit, usize::MAX);
+            let nothing_left =
+                (0..self.setup.lanes).all(|i| m.store.last_of(i).0 <= m.store.applied());
+            let done = m.store.checkpoint();
+            if done.is_ok()
+                && nothing_left
+                && m.store.applied() == tail
+                && m.store.close_clean(tail).is_ok()
+            {
+                self.check.closed(n, &m.store)?;
+                drop(m);
+                return self.end(n);
+            }
+        }
+        drop(m);
+        self.world.kill(NAMES[n]);
+        self.observe(n)
+    }
+
+    /// As `Inner::close`, once everything is committed.
+    fn close_primary(&mut self) -> Checked {
+        let n = self.primary;
+        let Role::Primary(prim) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let p = prim.p.clone();
+        let last = p.last();
+        let busy = p.committed() < last || !prim.spills.is_empty();
+        if !prim.closing || busy || p.store.poisoned().is_some() {
+            return Ok(());
+        }
+        self.observe(n)?;
+        self.note(|| "detaches".into());
+        let closed = p
+            .store
+            .persist_all()
+            .and_then(|()| p.store.apply(last, usize::MAX))
+            .and_then(|at| match at == last {
+                true => p.store.close_clean(last),
+                false => Err(Error::Busy("not applied".into())),
+            });
+        if closed.is_ok() {
+            self.check.closed(n, &p.store)?;
+            drop(p);
+            return self.end(n);
+        }
+        self.note(|| format!("not closed: {closed:?}"));
+        drop(p);
+        self.world.kill(NAMES[n]);
+        self.observe(n)
+    }
+}

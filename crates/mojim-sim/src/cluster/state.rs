@@ -1,0 +1,318 @@
+//! The simulated cluster of one seed, and who is who in it.
+//!
+//! Owns what was drawn, what the run has come to, and who is taken for primary, mirror
+//! and backup: by the register where there is one, by the operator where there is none.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use mojim_protocol::view::Register;
+use mojim_replica::register::ViewRegister;
+
+use super::counts::{Backups, Replacements, Spills};
+use super::mutation::Mutation;
+use super::node::{NAMES, Node, Role, node};
+use super::setup::{REPLACES, Setup};
+use crate::check::{Checker, NODES, Violation};
+use crate::rng::Rng;
+use crate::rot::Rot;
+use crate::views::{SimRegister, SimViews, lock};
+use crate::world::World;
+
+pub(super) type Checked<T = ()> = Result<T, Violation>;
+
+/// The simulated cluster of one seed.
+pub struct Cluster {
+    /// Its world.
+    pub world: World,
+    /// What holds and what must.
+    pub check: Checker,
+    /// Sync points appended.
+    pub appended: u64,
+    /// Promotions.
+    pub promotions: u64,
+    /// The epoch of the last one after an attach that only an operator could settle.
+    pub(super) word_of: u64,
+    /// Restarts of processes.
+    pub starts: u64,
+    /// Copies that could not be opened, since their data areas had more than their
+    /// damaged logs, and runs at whose end copies differ for that.
+    pub unopened: u64,
+    /// See `unopened`.
+    pub differ: u64,
+    /// Whole copies taken in, and those that rest partly on older files.
+    pub copies: [u64; 2],
+    /// What the processes of each node have counted of them.
+    pub(super) counted: [[u64; 2]; NODES],
+    /// What backups did.
+    pub backups: Backups,
+    /// What became of spill files.
+    pub spilled: Spills,
+    /// What became of nodes that were replaced.
+    pub replaced: Replacements,
+    /// What was drawn.
+    pub setup: Setup,
+    pub(super) rng: Rng,
+    pub(super) nodes: [Node; NODES],
+    /// The longest record so far, with what may lie before it in a ring.
+    pub(super) longest: u64,
+    /// The nodes that hold the volume, by their place in the configuration: primary,
+    /// mirror, backups.
+    pub(super) places: Vec<usize>,
+    /// Each node's place at first, or that of the node that it replaced.
+    pub(super) rank: [u64; NODES],
+    /// A node may be replaced, if that is there.
+    pub(super) replacing: Option<Replacing>,
+    /// The register has left the one that was.
+    pub(super) left_gone: bool,
+    /// Which of several backups a step is about.
+    pub(super) which: Rng,
+    /// Where the program runs: as the operator wants it, or as the register says.
+    pub(super) primary: usize,
+    /// The last primary that had a mirror, and the mirror.
+    pub(super) pair: [usize; 2],
+    /// The mirror, if it was a backup before.
+    pub(super) risen: Option<usize>,
+    pub(super) register: Arc<Mutex<SimRegister>>,
+    /// The register as it was last looked at.
+    pub(super) seen: Register,
+    /// Draws when a mirror's copy is to be made anew.
+    pub(super) anew: Rng,
+    /// That mirror, which takes over if its primary is dead by the next trouble.
+    pub(super) suspects: Option<usize>,
+    /// Disks become full, if there is one.
+    pub(super) full: Option<Rng>,
+    /// Bits rot on disks, if there is one.
+    pub(super) rot: Option<Rot>,
+    /// Sync points larger than the log are made, if there is one.
+    pub(super) spills: Option<Rng>,
+    pub(super) mutation: Option<Mutation>,
+    pub(super) calm: bool,
+    /// Nothing is left that could go on by itself: whose copies must have lost
+    /// something for it.
+    pub(super) nobody: Option<Vec<usize>>,
+    /// How often a node had lost its power when the register first named this
+    /// life of its copy.
+    pub(super) named: BTreeMap<(usize, u64), u32>,
+    /// The register's version, and how often each had lost its power when it came: who
+    /// was named by the next one may have lost it while that was asked for.
+    pub(super) version: (u64, [u32; NODES]),
+    /// A node whose promotion failed at its end: it may have happened.
+    pub(super) half_promoted: Option<usize>,
+    pub(super) names: u64,
+}
+
+/// A seed in which a node may be replaced.
+pub(super) struct Replacing {
+    pub(super) rng: Rng,
+    /// Who was, and the register's version then.
+    pub(super) gone: Option<(usize, u64)>,
+}
+
+impl Replacing {
+    /// With numbers of its own.
+    pub(super) fn new(rng: Rng) -> Replacing {
+        Replacing { rng, gone: None }
+    }
+}
+
+impl Cluster {
+    /// A cluster that has not started.
+    pub fn new(seed: u64, mutation: Option<Mutation>) -> Cluster {
+        let replaces = seed & REPLACES != 0 || mutation == Some(Mutation::CallReplaced);
+        let seed = seed & !REPLACES;
+        let mut rng = Rng::new(seed ^ 0x6d6f_6a69_6d00);
+        let mut setup = Setup::of_seed(seed, mutation, &mut rng);
+        let mut spare = Rng::new(seed ^ 0x7370_6172_6500);
+        if replaces {
+            setup.draw_spare(&mut spare, mutation == Some(Mutation::CallReplaced));
+        }
+        let faults = setup.draw_faults(seed, mutation, &mut rng);
+        let spills = setup.draw_spills(seed, mutation);
+        let mut full = Rng::new(seed ^ 0x6675_6c6c);
+        let full = (full.below(8) == 0 && !setup.sound).then_some(full);
+        let damage = Rot::draw(seed, mutation == Some(Mutation::ForgetMissing));
+        // What an operator does who replaces a node whose copy is damaged is not modelled.
+        let damage = damage.filter(|_| !setup.spare);
+        let places = (0..setup.nodes()).collect();
+        let register = SimRegister::new(rng.next_u64());
+        Cluster {
+            world: World::new(seed, faults),
+            check: Checker::default(),
+            appended: 0,
+            promotions: 0,
+            word_of: 0,
+            starts: 0,
+            unopened: 0,
+            differ: 0,
+            copies: [0; 2],
+            counted: [[0; 2]; NODES],
+            backups: Backups {
+                pairs: u64::from(setup.second),
+                ..Backups::default()
+            },
+            spilled: Spills {
+                seeds: u64::from(spills.is_some()),
+                ..Spills::default()
+            },
+            replaced: Replacements {
+                seeds: u64::from(setup.spare),
+                ..Replacements::default()
+            },
+            replacing: setup.spare.then(|| Replacing::new(spare)),
+            left_gone: false,
+            rank: std::array::from_fn(|n| n as u64),
+            setup,
+            rng,
+            nodes: std::array::from_fn(|_| Node::new()),
+            longest: 0,
+            places,
+            which: Rng::new(seed ^ 0x7365_636f_6e64),
+            primary: 0,
+            pair: [0, 1],
+            risen: None,
+            register: Arc::new(Mutex::new(register)),
+            seen: Register::default(),
+            anew: Rng::new(seed ^ 0x616e_6577),
+            suspects: None,
+            full,
+            rot: damage,
+            spills,
+            mutation,
+            calm: false,
+            nobody: None,
+            named: BTreeMap::new(),
+            version: (0, [0; NODES]),
+            half_promoted: None,
+            names: 0,
+        }
+    }
+
+    pub(super) fn note(&self, text: impl FnOnce() -> String) {
+        self.world.note(|| format!("--- {}", text()));
+    }
+
+    pub(super) fn views(&self, n: usize) -> Arc<dyn ViewRegister> {
+        Arc::new(SimViews {
+            node: n,
+            register: self.register.clone(),
+            world: self.world.env(NAMES[n]),
+            note: self.world.clone(),
+        })
+    }
+
+    /// Where an append goes: to the primary; of two that both take themselves
+    /// for it, to either.
+    pub(super) fn runs(&self, n: usize) -> usize {
+        match &self.nodes[n].role {
+            Role::Primary(_) => n,
+            _ => self.primary,
+        }
+    }
+
+    /// Who is primary by the register, if there is one.
+    pub(super) fn follow_register(&mut self) {
+        if self.setup.views {
+            let reg = lock(&self.register).now.clone();
+            if let Some(p) = reg.primary {
+                self.primary = node(&p.node);
+            }
+        }
+    }
+
+    /// Whether every node may be anything.
+    pub(super) fn is_free(&self) -> bool {
+        self.setup.views && self.setup.backup
+    }
+
+    /// Whom the configuration names beside node `n`.
+    pub(super) fn peer(&self, n: usize) -> usize {
+        match self.places[0] == n {
+            true => self.places[1],
+            false => self.places[0],
+        }
+    }
+
+    /// The mirror, or who is to be it: the register's, or whom the primary
+    /// speaks to.
+    pub(super) fn mirror(&self) -> usize {
+        let named = lock(&self.register).now.mirror.clone();
+        let named = named.map(|m| node(&m.node));
+        if let Some(n) = named.filter(|n| *n != self.primary) {
+            return n;
+        }
+        match &self.nodes[self.primary].role {
+            Role::Primary(p) => node(p.session.peer()),
+            _ => self.peer(self.primary),
+        }
+    }
+
+    /// Who is neither primary nor mirror.
+    pub(super) fn backups(&self) -> Vec<usize> {
+        let pair = [self.primary, self.mirror()];
+        let mut others = self.places.clone();
+        others.retain(|n| self.setup.backup && !pair.contains(n));
+        others
+    }
+
+    /// One of them.
+    pub(super) fn backup(&mut self) -> usize {
+        let all = self.backups();
+        match all[..] {
+            [only] => only,
+            _ => *self.which.pick(&all),
+        }
+    }
+
+    /// One of the nodes that may be primary.
+    pub(super) fn some_node(&mut self) -> usize {
+        let most = match self.is_free() {
+            true => self.places.len() as u64,
+            false => 2,
+        };
+        self.places[self.rng.below(most) as usize]
+    }
+
+    /// What the checker is to know of the view.
+    pub(super) fn follow_view(&mut self) {
+        let reg = lock(&self.register).now.clone();
+        if reg.version != self.version.0 {
+            let before = self.version.1;
+            for m in [&reg.primary, &reg.mirror].into_iter().flatten() {
+                let n = node(&m.node);
+                self.named.entry((n, m.incarnation)).or_insert(before[n]);
+            }
+            self.version = (reg.version, self.check.failures());
+            // Another one took over from who went on alone.
+            let primary = reg.primary.as_ref().map(|m| node(&m.node));
+            let sole = self.check.sole;
+            self.check.sole = sole.filter(|s| primary.is_none_or(|p| p == *s));
+        }
+        if !self.is_free() {
+            return;
+        }
+        let Some(primary) = reg.primary else {
+            return;
+        };
+        let primary = node(&primary.node);
+        self.check.view = std::array::from_fn(|n| n == primary);
+        let Some(mirror) = reg.mirror.map(|m| node(&m.node)) else {
+            return;
+        };
+        self.check.view[mirror] = true;
+        if !self.pair.contains(&mirror) {
+            self.note(|| format!("the backup {} is the mirror", NAMES[mirror]));
+            self.backups.mirrors += 1;
+            self.risen = Some(mirror);
+        } else if self.risen != Some(mirror) {
+            self.risen = None;
+        }
+        self.pair = [primary, mirror];
+    }
+
+    /// The node that was replaced.
+    pub(super) fn gone(&self) -> Option<usize> {
+        let gone = self.replacing.as_ref().and_then(|r| r.gone);
+        gone.map(|(n, _)| n)
+    }
+}

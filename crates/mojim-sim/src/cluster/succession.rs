@@ -1,0 +1,218 @@
+//! A mirror or a backup that takes a primary's place, by the register.
+//!
+//! Owns when one tries to, and the losses that make it. Invariant: a suspicion may be
+//! wrong; that is never unsafe where a register decides.
+
+use std::sync::Arc;
+
+use mojim_replica::fallback_timer::FallbackTimer;
+use mojim_replica::mirror::Mirror;
+use mojim_store::store::Store;
+
+use super::node::{Fallback, NAMES, Role, VOLUME, node};
+use super::state::{Checked, Cluster};
+use crate::views::lock;
+
+impl Cluster {
+    /// Node `n` takes its primary for dead, rightly or not: that is never
+    /// unsafe where a register decides.
+    pub(super) fn take_over(&mut self, n: usize) -> Checked {
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        let local = self.setup.rule().local;
+        let taken = m.try_take_over(&*self.views(n), local, true);
+        self.note(|| format!("node {} takes over: {taken:?}", NAMES[n]));
+        self.rise(n, m, taken)
+    }
+
+    /// Node `n` is the register's primary, if `taken` says so.
+    fn rise(
+        &mut self,
+        n: usize,
+        m: Arc<Mirror>,
+        taken: mojim_env::Result<Option<(u64, u64)>>,
+    ) -> Checked {
+        let Ok(Some((_, tail))) = taken else {
+            drop(m);
+            return self.observe(n);
+        };
+        if self.world.crashed(NAMES[n]).is_some() {
+            drop(m);
+            return self.fallen(n);
+        }
+        self.promotions += 1;
+        self.backups.primaries += u64::from(self.risen.take_if(|m| *m == n).is_some());
+        self.follow_fallback()?;
+        match self.fell_back(n, &m.store, tail)? {
+            true => {}
+            false => {
+                self.check.promoted(n, &m.store, tail, false)?;
+                self.check.took_over(n)?;
+            }
+        }
+        self.primary = n;
+        self.nodes[n].taken = Some(tail);
+        drop(m);
+        match self.rng.coin() {
+            true => Ok(()),
+            false => self.hand_over(n),
+        }
+    }
+
+    /// As `Node::hand_over`: the program attaches next.
+    pub(super) fn hand_over(&mut self, n: usize) -> Checked {
+        let Some(tail) = self.nodes[n].taken.take() else {
+            return Ok(());
+        };
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        m.close();
+        let closed = match self.setup.backup {
+            // Who forwards still reads the ring.
+            true => m.store.close_clean(tail),
+            false => m.store.close_for_next(tail),
+        };
+        if closed.is_ok() {
+            self.check.closed(n, &m.store)?;
+        }
+        self.compare(n, &m.store)?;
+        drop(m);
+        self.end(n)
+    }
+
+    /// The mirror or the primary goes, for longer than anybody waits for it.
+    pub(super) fn succession(&mut self) -> Checked {
+        let (mirror, primary) = (self.mirror(), self.primary);
+        let most = match self.risen == Some(mirror) {
+            true => 2,
+            false => 5,
+        };
+        let lost = match self.rng.below(most) {
+            0 => primary,
+            _ => mirror,
+        };
+        match self.rng.coin() {
+            true => self.kill(lost),
+            false => self.lose_power(lost)?,
+        }
+        self.observe(lost)?;
+        let away = self.setup.limit * self.rng.between(1, 12) as u32;
+        let node = &mut self.nodes[lost];
+        node.restart = node.restart.max(self.world.now() + away);
+        match lost == primary {
+            true => self.take_over(mirror),
+            false => Ok(()),
+        }
+    }
+
+    /// Primary and mirror are lost to the backup: dead for long, or cut off from
+    /// it, with the voters or without.
+    pub(super) fn lose_both(&mut self) -> Checked {
+        let pair = [self.primary, self.mirror()];
+        let backups = self.backups();
+        let how = self.rng.below(4);
+        for n in pair {
+            let away = self.setup.limit * self.rng.between(1, 12) as u32;
+            match how {
+                0 => {
+                    match self.rng.coin() {
+                        true => self.kill(n),
+                        false => self.lose_power(n)?,
+                    }
+                    self.observe(n)?;
+                    let node = &mut self.nodes[n];
+                    node.restart = node.restart.max(self.world.now() + away);
+                }
+                _ => {
+                    for backup in &backups {
+                        self.world.partition(NAMES[n], NAMES[*backup], false, true);
+                    }
+                    if how != 1 {
+                        lock(&self.register).cut[n] = true;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// As `Node::watch_loop`, for a backup.
+    pub(super) fn keep_vigil(&mut self, n: usize) -> Checked {
+        let now = self.world.now();
+        let Role::Mirror(mir) = &self.nodes[n].role else {
+            self.nodes[n].fallback.heard();
+            return Ok(());
+        };
+        let m = mir.m.clone();
+        if m.live_primary().is_some() {
+            self.nodes[n].fallback.heard();
+        } else if now >= self.nodes[n].next_look && m.store.poisoned().is_none() {
+            self.nodes[n].next_look = now + self.setup.limit;
+            return self.fall_back(n, m);
+        }
+        Ok(())
+    }
+
+    fn fall_back(&mut self, n: usize, m: Arc<Mirror>) -> Checked {
+        let views = self.views(n);
+        let Ok(reg) = views.read(VOLUME) else {
+            return Ok(());
+        };
+        let now = self.world.now();
+        let members = [&reg.primary, &reg.mirror].into_iter().flatten();
+        let up = |o: usize| !matches!(self.nodes[o].role, Role::Down);
+        let answers = |o: usize| up(o) && !self.world.is_partitioned(NAMES[o], NAMES[n]);
+        let mut others: Vec<usize> = members.map(|m| node(&m.node)).collect();
+        others.retain(|o| *o != n);
+        // An answer may be late.
+        let heard = others.iter().any(|o| answers(*o)) && self.rng.below(8) != 0;
+        let fallback = &mut self.nodes[n].fallback;
+        if !FallbackTimer::concerns(&m, &reg) || heard {
+            fallback.heard();
+            return Ok(());
+        }
+        if !fallback.is_over(&reg, now, self.setup.limit, false) {
+            return Ok(());
+        }
+        self.nodes[n].falls_back = Fallback::Asked;
+        let taken = m.force_from(&reg, &*views);
+        self.note(|| format!("node {} goes on: {taken:?}", NAMES[n]));
+        self.rise(n, m, taken)
+    }
+
+    /// Whether a backup has gone on by the register, as far as it was not seen
+    /// before. What the others have told their applications by then is given
+    /// up, and they tell them nothing from then on.
+    pub(super) fn follow_fallback(&mut self) -> Checked {
+        let primary = lock(&self.register).now.primary.clone();
+        let Some(n) = primary.map(|p| node(&p.node)) else {
+            return Ok(());
+        };
+        if self.nodes[n].falls_back != Fallback::Asked {
+            return Ok(());
+        }
+        self.nodes[n].falls_back = Fallback::Agreed;
+        for o in self.places.clone().into_iter().filter(|o| *o != n) {
+            if self.world.crashed(NAMES[o]).is_none() {
+                self.acknowledge(o)?;
+            }
+        }
+        self.check.given_up(n);
+        Ok(())
+    }
+
+    /// Node `n` begins a view; whether as a backup that goes on for both.
+    pub(super) fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked<bool> {
+        let fell = self.nodes[n].falls_back == Fallback::Agreed;
+        if fell {
+            self.nodes[n].falls_back = Fallback::No;
+            self.backups.fallbacks += 1;
+            self.check.fell_back(n, store, tail)?;
+        }
+        Ok(fell)
+    }
+}

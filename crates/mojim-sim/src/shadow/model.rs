@@ -1,0 +1,122 @@
+//! What a system over persistent memory is, and what must be found of it.
+//!
+//! Owns the list of what is broken on purpose, the content after each sync point, and
+//! the judgement of what a recovery finds. Invariant: every system, the shipped engine
+//! and the controls alike, is judged by the same model.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::medium::Shadow;
+use crate::rng::Rng;
+
+/// What is broken, or which control program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Broken {
+    /// Stores into the data in place, then flushes.
+    Naive,
+    /// Acknowledges before the flush.
+    Nosync,
+    /// A correct redo log: nothing is broken.
+    Log,
+    /// One flush writes nothing back.
+    SkipFlush,
+    /// One flush leaves its last line out.
+    SkipLine,
+    /// One flush is not fenced.
+    SkipFence,
+    /// One sync of a file does nothing.
+    SkipSync,
+    /// The engine's `ack_early`.
+    AckEarly,
+    /// The engine's `apply_before_log`.
+    ApplyBeforeLog,
+}
+
+impl Broken {
+    /// All of them, with their names, and whether it must be noticed.
+    pub const ALL: [(Broken, &'static str, bool); 9] = [
+        (Broken::Naive, "naive (control)", true),
+        (Broken::Nosync, "nosync (control)", true),
+        (Broken::Log, "log (control)", false),
+        (Broken::SkipFlush, "skip_flush", true),
+        (Broken::SkipLine, "skip_line", true),
+        (Broken::SkipFence, "skip_fence", true),
+        (Broken::SkipSync, "skip_sync", true),
+        (Broken::AckEarly, "ack_early", true),
+        (Broken::ApplyBeforeLog, "apply_before_log", true),
+    ];
+
+    pub(super) fn is_control(self) -> bool {
+        matches!(self, Broken::Naive | Broken::Nosync | Broken::Log)
+    }
+}
+
+/// A file, as it is or must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Named {
+    pub(super) id: u32,
+    pub(super) bytes: Arc<Vec<u8>>,
+}
+
+pub(super) type Content = BTreeMap<String, Named>;
+
+/// What sync points there were, and which were acknowledged.
+pub(super) struct Known {
+    /// The content after each, ascending.
+    pub(super) states: Vec<(u64, Content)>,
+    pub(super) acked: u64,
+}
+
+pub(super) type Model = Mutex<Known>;
+
+pub(super) fn lock(m: &Model) -> MutexGuard<'_, Known> {
+    m.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Known {
+    pub(super) fn last(&self) -> &Content {
+        &self.states.last().expect("never empty").1
+    }
+
+    pub(super) fn judge(&self, lsn: u64, found: &Content) -> Result<(), String> {
+        if lsn < self.acked {
+            return Err(format!(
+                "lost: {} was acknowledged, {lsn} is the last that is found",
+                self.acked
+            ));
+        }
+        let state = self.states.iter().rev().find(|s| s.0 == lsn);
+        let Some((_, content)) = state else {
+            return Err(format!("torn: {lsn} is no end of a sync point"));
+        };
+        if found == content {
+            return Ok(());
+        }
+        let odd = |a: &Content, b: &Content| {
+            let mut names = a.iter().filter(|(n, f)| b.get(*n) != Some(f));
+            names.next().map(|(n, _)| n.clone())
+        };
+        let which = odd(found, content).or_else(|| odd(content, found));
+        Err(format!(
+            "torn: {} is not as of {lsn}",
+            which.unwrap_or_default()
+        ))
+    }
+}
+
+/// What runs on the machine.
+pub(super) trait System: Sized {
+    /// Starts, recovering what is there.
+    fn open(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<Self, String>;
+    /// The last sync point, and the content as of it. Where nothing is open.
+    fn found(&self) -> Result<(u64, Content), String>;
+    /// What a recovery finds: where starting takes more than that, without it.
+    fn recovered(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<(u64, Content), String> {
+        Self::open(env, broken)?.found()
+    }
+    /// Does something.
+    fn step(&mut self, rng: &mut Rng, model: &Model) -> Result<(), String>;
+    /// Ends cleanly.
+    fn end(&mut self, model: &Model) -> Result<(), String>;
+}
