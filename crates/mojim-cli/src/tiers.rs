@@ -33,6 +33,8 @@ use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
 /// The file whose bytes are counted.
 const FILE: &str = "ballast";
 const PAGE: usize = 4096;
+/// Fewest bytes of a volume a hundredth of which is more than its log has.
+const LEAST: usize = 128 << 20;
 /// A node that takes longer than this over a copy has stopped.
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -76,6 +78,12 @@ impl TiersBench {
             return Err(Failure::usage(
                 "--sync-rounds: at least 1; --nodes: 3 to 9; --size: at least 100 pages",
             ));
+        }
+        // What changes while a node is away must not fit the log: it would need no copy.
+        if self.rounds > 0 && self.size < LEAST {
+            return Err(Failure::usage(format!(
+                "--size: at least {LEAST} where copies are measured (--rounds)"
+            )));
         }
         clean_up_on_signals()?;
         let id = format!("mojim-tiers-{}", std::process::id());
@@ -127,7 +135,7 @@ impl TiersBench {
         }
         for (name, port) in ["a", "b"].iter().zip(&ports) {
             text += &format!(
-                "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\nlog = {{ medium = \"disk\", size = \"4MiB\" }}\n",
+                "[node.{name}]\naddress = \"127.0.0.1:{port}\"\ndirectory = '{}'\nring = '{}'\nlog = {{ medium = \"disk\", size = \"1MiB\" }}\n",
                 dir.join(name).display(),
                 memory.join(name).display()
             );
@@ -282,10 +290,13 @@ impl<'a> Pair<'a> {
         let config = Config::load(file)?;
         let path = file.to_string_lossy().into_owned();
         let a = Process::node(&path, "a", &dir.join("a.txt"))?;
+        // A volume begins with its mirror, which then goes.
+        let mut b = Process::node(&path, "b", &dir.join("b.txt"))?;
         let size = size.to_string();
         let args = ["__touch", "--config", &path, "--node", "a", "--size", &size];
         let mut program = Process::start("the program", args, &dir.join("program.txt"))?;
         program.ready()?;
+        b.kill();
         let orders = program
             .stdin()
             .ok_or_else(|| Failure::failed("the program takes no orders"))?;

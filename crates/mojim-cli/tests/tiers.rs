@@ -79,9 +79,25 @@ fn sync_points_by_every_scheme() {
     }
 }
 
+/// By default nothing was measured at all: the volume had no mirror to begin with, and no
+/// test ran the copies.
+#[test]
+fn copies_of_a_fresh_and_of_a_returning_mirror() {
+    let size = "150994944";
+    let all = rows(&["--rounds", "1", "--size", size, "--sync-rounds", "1"]);
+    let copies: Vec<&Value> = all.iter().filter(|r| r["rounds"] == 1).collect();
+    assert!(copies.len() >= 3, "{all:?}");
+    assert!(copies.iter().all(|r| r["bytes"] == 150994944), "{copies:?}");
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused() {
-    for wrong in [["--nodes", "2"], ["--sync-rounds", "0"], ["--size", "4096"]] {
+    for wrong in [
+        ["--nodes", "2"],
+        ["--sync-rounds", "0"],
+        ["--size", "4096"],
+        ["--size", "8388608"],
+    ] {
         let out = mojim(&[&["bench", "tiers"][..], &wrong].concat());
         assert_eq!(out.status.code(), Some(2), "{wrong:?}");
     }

@@ -21,28 +21,10 @@ const ROWS: &[&[&str]] = &[
     &["cli"],
 ];
 
-/// Circles that are still to be untied, as the files that are in one.
-const CIRCLES: &[&[&str]] = &[
-    &[
-        "store: store",
-        "store: store/apply",
-        "store: store/hold",
-        "store: store/open",
-    ],
-    &[
-        "mojim: volume",
-        "mojim: volume/children",
-        "mojim: volume/memory",
-        "mojim: volume/names",
-        "mojim: volume/owner",
-        "mojim: volume/remembered",
-        "mojim: volume/sync_point",
-        "mojim: volume/windows",
-    ],
-];
-
 /// Most lines in a crate that is shipped, without its tests.
 const MOST_LINES: usize = 10_000;
+/// Most lines of a function, without its comments.
+const MOST_FUNCTION: usize = 70;
 /// Most lines of README.md.
 const MOST_README: usize = 120;
 /// These are evidence, and no part of what is shipped.
@@ -153,7 +135,14 @@ fn an_import_upward_is_seen() {
 
 /// What a file says without comments and its tests.
 fn product(text: &str) -> String {
-    let end = text.find("\n#[cfg(test)]\nmod tests").unwrap_or(text.len());
+    let mark = "\n#[cfg(test)]\n";
+    let begins = |at: &usize| {
+        let mut rest = text[at + mark.len()..].lines();
+        let item = rest.find(|l| !l.starts_with("#["));
+        item.is_some_and(|l| l.ends_with("mod tests {") || l == "mod tests;")
+    };
+    let mut marks = text.match_indices(mark).map(|(at, _)| at);
+    let end = marks.find(begins).unwrap_or(text.len());
     let lines = text[..end].lines();
     lines
         .filter(|l| !l.trim_start().starts_with("//"))
@@ -169,6 +158,9 @@ fn modules(dir: &Path) -> BTreeMap<Vec<String>, String> {
         for entry in fs::read_dir(&dir).unwrap() {
             let entry = entry.unwrap().path();
             let name = entry.file_stem().unwrap().to_str().unwrap().to_owned();
+            if entry.is_dir() && name == "tests" {
+                continue;
+            }
             if entry.is_dir() {
                 dirs.push((entry, [&path[..], &[name]].concat()));
             } else if entry.extension().is_some_and(|e| e == "rs") && name != "tests" {
@@ -306,19 +298,12 @@ fn text_of(circle: &BTreeSet<Vec<String>>) -> Vec<String> {
 }
 
 #[test]
-fn files_import_in_no_circle_but_those_that_are_known() {
-    let mut found = Vec::new();
+fn files_import_in_no_circle() {
     for (name, dir) in crates() {
-        for circle in circles(&graph(&modules(&dir))) {
-            found.push((name.clone(), text_of(&circle)));
-        }
+        let found = circles(&graph(&modules(&dir)));
+        let found: Vec<Vec<String>> = found.iter().map(text_of).collect();
+        assert!(found.is_empty(), "mojim-{name}: {found:?}");
     }
-    let known: Vec<Vec<&str>> = CIRCLES.iter().map(|c| c.to_vec()).collect();
-    let found: Vec<Vec<String>> = found
-        .into_iter()
-        .map(|(name, files)| files.iter().map(|f| format!("{name}: {f}")).collect())
-        .collect();
-    assert_eq!(found, known);
 }
 
 #[test]
@@ -378,6 +363,7 @@ fn no_crate_is_larger_than_a_reader_holds_in_mind() {
         }
     }
     longest.sort_unstable_by(|a, b| b.cmp(a));
+    assert!(longest[0].0 <= MOST_FUNCTION, "{:?}", longest[0]);
     println!("lines of the longest functions");
     for (n, f) in longest.iter().take(10) {
         println!("{n:>7} {f}");
