@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
 use crate::failure::Done;
-use crate::well::{Expected, Voter, backup_line, copies, ills, is_stale, role};
+use crate::well::{Expected, Voter, backup_line, copies, ills, is_stale, role, unused_line};
 
 /// Ask every node for its volumes: roles, epochs, LSNs, links.
 ///
@@ -151,10 +151,15 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Valu
         threshold: v.secondary_threshold,
         voters: &voters,
     };
+    last_of_primary(&mut nodes);
     let ills = ills(&expected, &nodes);
     let stale: Vec<bool> = nodes.iter().map(|n| is_stale(n, &nodes)).collect();
-    for (n, stale) in nodes.iter_mut().zip(stale) {
+    let backups: Vec<bool> = nodes.iter().map(|n| role(n, &nodes) == "backup").collect();
+    for ((n, stale), backup) in nodes.iter_mut().zip(stale).zip(backups) {
         n["stale"] = json!(stale);
+        if backup {
+            n["role"] = json!("backup");
+        }
     }
     let vote = |v: &Voter| json!({ "node": v.name, "answers": v.answers });
     json!({
@@ -165,6 +170,21 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Valu
         "nodes": nodes,
         "voters": voters.iter().map(vote).collect::<Vec<_>>(),
     })
+}
+
+/// A program's own word for its last LSN is some milliseconds old, or older where it stands
+/// still: whatever those that follow it have is there too.
+fn last_of_primary(nodes: &mut [Value]) {
+    let newest = nodes.iter().filter_map(|n| n["epoch"].as_u64()).max();
+    let is_newest = |n: &Value| n["epoch"].as_u64() == newest;
+    let usable = |n: &&Value| is_newest(n) && n["error"].is_null();
+    let all = nodes.iter().filter(usable);
+    let last = all.filter_map(|n| n["last_lsn"].as_u64()).max();
+    for n in nodes.iter_mut().filter(|n| is_newest(n)) {
+        if n["role"] == "primary" && n["attached"] == true && n["last_lsn"].is_u64() {
+            n["last_lsn"] = json!(last);
+        }
+    }
 }
 
 /// What a node says of a volume that it holds.
@@ -301,6 +321,9 @@ fn text(all: &Value) -> String {
             t += &at_risk(n);
             t += &copying(n).unwrap_or_default();
         }
+        if let Some(line) = unused_line(nodes) {
+            t += &format!("  {line}\n");
+        }
         t += &votes(v);
         for c in list(&v["copies"]["nodes"]) {
             let applied = match c["applied"] == true {
@@ -365,6 +388,7 @@ fn table_row(n: &Value, nodes: &[Value]) -> [String; 9] {
         link(n, nodes),
         n["bytes_behind"]
             .as_u64()
+            .filter(|_| n["view"]["mirror"] != "")
             .map_or("-".into(), |b| format!("{b} B")),
     ]
 }

@@ -99,7 +99,9 @@ impl Ill {
 
 const START: &str = "start `mojim node` there (end it first if it hangs), or look at its machine and its network; `mojim replace` if it is lost for good";
 const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second)";
-const VOTER: &str = "mend what the message names (room, a disk: the daemon there tries again every second). Else look again in a few seconds, and if it stays so start `mojim node` there again; `mojim replace` if it is lost for good";
+const VOTER: &str =
+    "mend what the message names (room, a disk): the daemon there tries again every second";
+const READS: &str = "look again in a few seconds; if it stays so, mend what the message names (room, a disk, a node that does not answer)";
 const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
 const JOINS: &str = "nothing, if this passes: the program's node takes back who answers; if it stays so, read what that program and the other nodes' daemons say";
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
@@ -109,7 +111,8 @@ const DISK: &str = "mend what the message names (room, the disk, the log), then 
 const LOADS: &str = "nothing, if this passes: all of the volume is copied to it";
 const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
-const AWAY_UNUSED: &str = "start the program: a backup gets what it lacks while one is attached";
+const AWAY_UNUSED: &str = "look again in a few seconds, in which the daemon of the primary may see to it; if it stays so, start the program: a backup gets what it lacks while one is attached";
+const ROOM_TO_COPY: &str = "make room on the file system that is named: until a copy has come, the files that change are there twice. It is tried again every half a minute";
 const ROOM: &str =
     "make room on the file system that is named: it goes on by itself within seconds";
 const ROOM_BY_HAND: &str = "make room on the file system that is named: it goes on by itself when a program is attached; else start `mojim node` there again";
@@ -143,9 +146,33 @@ pub fn role<'a>(n: &'a Value, nodes: &[Value]) -> &'a str {
     match text(n, "role") {
         "primary" if is_stale(n, nodes) => "was primary",
         "mirror" if is_stale(n, nodes) => "was mirror",
+        // Its own copy does not say who the mirror is.
+        "mirror" if mirror_by_view(nodes).is_some_and(|m| n["node"] != m) => "backup",
         "" => "-",
         role => role,
     }
+}
+
+/// The mirror that the primary of the newest view names.
+fn mirror_by_view(nodes: &[Value]) -> Option<&str> {
+    let newest = newest(nodes);
+    let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest && newest > 0;
+    let named = text(&nodes.iter().find(leads)?["view"], "mirror");
+    nodes.iter().any(|n| n["node"] == named).then_some(named)
+}
+
+/// Who leads a volume that nobody uses: a program that is to go on is started there.
+pub fn unused_line(nodes: &[Value]) -> Option<String> {
+    let newest = newest(nodes);
+    let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest && newest > 0;
+    let p = nodes.iter().find(leads)?;
+    let used = nodes.iter().any(|n| n["attached"] == true);
+    (!used).then(|| {
+        format!(
+            "no program is attached; node {} is the primary",
+            text(p, "node")
+        )
+    })
 }
 
 /// How a node that is neither the primary nor its mirror stands: whom it follows, and how
@@ -329,7 +356,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
     if let Some(e) = n["error"].as_str().filter(|_| !full) {
         ills.push(match (n["reachable"] == true, n.get("role").is_some()) {
             (false, _) => {
-                let goes_on = goes_on(name, nodes);
+                let goes_on = goes_on(expected, name, nodes);
                 let what = format!("{e}{goes_on}{}", expected.vote_of(name));
                 Ill::new(name, "unreachable", what, START)
             }
@@ -381,15 +408,36 @@ fn of_room(n: &Value) -> Option<String> {
 }
 
 /// That the program on a node whose daemon does not answer is heard by another.
-fn goes_on(name: &str, nodes: &[Value]) -> String {
-    let hears = |n: &&Value| n["link"]["up"] == true && n["link"]["from"] == name;
-    nodes.iter().find(hears).map_or(String::new(), |n| {
-        format!(
+fn goes_on(expected: &Expected<'_>, name: &str, nodes: &[Value]) -> String {
+    let newest = newest(nodes);
+    // It leads, and sends to it itself.
+    let hears = |n: &&Value| {
+        let link = &n["link"];
+        link["up"] == true && link["from"] == name && link["primary"] == name
+    };
+    if let Some(n) = nodes.iter().find(hears) {
+        return format!(
             "; node {} heard its program {} ms ago, which needs no daemon to go on",
             text(n, "node"),
             n["link"]["heard_ms"]
-        )
-    })
+        );
+    }
+    let is_mirror = |n: &&Value| {
+        let view = &n["view"];
+        view["primary"] == name && view["mirror"] == n["node"] && epoch(n) == newest
+    };
+    let Some(mirror) = nodes.iter().filter(|n| is_usable(n)).find(is_mirror) else {
+        return String::new();
+    };
+    let then = match expected.votes() {
+        (_, 0, _) => ", and waits for an operator",
+        (have, _, need) if have < need => ", and cannot take over",
+        _ => ", and takes over in seconds if that stays so",
+    };
+    format!(
+        "; node {}, its mirror, hears no program there{then}",
+        text(mirror, "node")
+    )
 }
 
 /// Whether the views can change, and whether what they say has been carried out.
@@ -409,7 +457,7 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
     if read || unread.is_empty() {
         for (name, e) in unread {
             let what = format!("node {name} cannot read the register of views: {e}");
-            ills.push(Ill::new(name, "quorum", what, VOTER));
+            ills.push(Ill::new(name, "quorum", what, READS));
         }
     } else if have < need {
         let what = format!(
@@ -419,8 +467,14 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         ills.push(Ill::new("", "quorum", what, todo));
     } else {
         // Others would say the same.
+        // One that says that it cannot vote is why.
+        let chooses = match expected.voters.iter().any(|v| v.error.is_some()) {
+            true => "",
+            false => ", as while they choose who leads them, for some seconds",
+        };
+        // Others would say the same.
         let what = format!(
-            "{have} of {all} voters answer, and the register of views cannot be read, as while they choose who leads them, for some seconds; meanwhile nobody takes over: {}",
+            "{have} of {all} voters answer, and the register of views cannot be read{chooses}; meanwhile nobody takes over: {}",
             unread[0].1
         );
         ills.push(Ill::new("", "quorum", what, VOTERS));
@@ -467,6 +521,7 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
             format!("the copy of node {name} is {s}{}", uncopied(n)),
             match s {
                 "loading" => LOADS,
+                _ if n["copy_error"].is_object() => ROOM_TO_COPY,
                 _ => PROGRAM,
             },
         )),
@@ -495,9 +550,12 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
 
 /// Why what came in for a copy last could not be taken, if that is why it lacks something.
 fn uncopied(n: &Value) -> String {
-    let why = n["copy_error"].as_str();
+    let why = n["copy_error"]["text"].as_str();
     why.map_or(String::new(), |why| {
-        format!("; what comes in for it needs more room than there is: {why}")
+        format!(
+            "; what came in for it {} s ago found no room: {why}",
+            n["copy_error"]["seconds_ago"]
+        )
     })
 }
 
@@ -576,6 +634,7 @@ fn of_silence(p: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
     let mirror = nodes.iter().find(|n| n["node"] == p["view"]["mirror"]);
     let hears_nothing = |m: &&Value| is_usable(m) && m["link"]["up"] == false;
     if p["link"]["up"] == true
+        && p["failed"] != true
         && let Some(m) = mirror
             .filter(|m| epoch(m) == epoch(p))
             .filter(hears_nothing)
@@ -683,7 +742,11 @@ fn of_backups(
                     }
                     None => format!("backup {name} follows nobody: {lacks}"),
                 },
-                if in_use { AWAY } else { AWAY_UNUSED },
+                match b["copy_error"].is_object() {
+                    true => ROOM_TO_COPY,
+                    false if in_use => AWAY,
+                    false => AWAY_UNUSED,
+                },
             );
             if let Some(todo) = upstream.and_then(|u| because_of(u, nodes, ills)) {
                 ill.todo = todo;

@@ -8,13 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-#[path = "../../../tests/e2e/libraries.rs"]
-mod libraries;
 mod support;
 
-use libraries::libraries;
 use support::home::Home;
-use support::{MOJIM, text};
+use support::{MOJIM, libraries, text};
 
 fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -85,8 +85,9 @@ pub struct Node {
     unsettled: Mutex<HashSet<String>>,
     /// Why other copies cannot be brought up to date, by volume, as the last try said.
     unhealed: Mutex<HashMap<String, String>>,
-    /// Why what came in for a volume last could not be taken, where that was for want of room.
-    uncopied: Mutex<HashMap<String, String>>,
+    /// When what came in for a volume last could not be taken, where that was for want of
+    /// room, and why.
+    uncopied: Mutex<HashMap<String, (Duration, String)>>,
     /// What was said of late and is said again and again, with when.
     repeated: Mutex<HashMap<String, Duration>>,
     /// Something about that has changed.
@@ -734,8 +735,14 @@ impl Node {
 
     /// Follows a primary until its link ends, or this node does.
     fn follow(&self, control: &mut ControlIn, hello: &Hello) {
+        let mut runs = false;
         loop {
             match control.step() {
+                // What was missing has come, if anything was.
+                Ok(_) if !runs && self.has_session(&hello.volume) => {
+                    runs = true;
+                    lock(&self.uncopied).remove(&hello.volume);
+                }
                 Ok(true) => {}
                 Ok(false) => {
                     let _ = control
@@ -743,12 +750,12 @@ impl Node {
                         .wait(control.wants_to_send(), Duration::from_millis(50));
                 }
                 Err(e) => {
-                    if [libc::ENOSPC, libc::EDQUOT].contains(&e.errno()) {
-                        lock(&self.uncopied).insert(hello.volume.clone(), e.cause());
-                    }
+                    self.note_uncopied(&hello.volume, &e);
                     self.say_rarely(&format!(
-                        "volume {}: node {} is gone: {e}",
-                        hello.volume, hello.from
+                        "volume {}: node {} is gone: {}",
+                        hello.volume,
+                        hello.from,
+                        e.cause()
                     ));
                     break;
                 }
@@ -756,6 +763,22 @@ impl Node {
             if self.stopping.load(Acquire) {
                 break;
             }
+        }
+    }
+
+    /// Whether records flow to this node's copy.
+    fn has_session(&self, volume: &str) -> bool {
+        let m = lock(&self.mirrors).get(volume).cloned();
+        m.is_some_and(|m| m.has_session())
+    }
+
+    /// Remembers that what came in found no room. A copy that failed says so itself.
+    fn note_uncopied(&self, volume: &str, e: &Error) {
+        let m = lock(&self.mirrors).get(volume).cloned();
+        let failed = m.is_none_or(|m| m.store.poisoned().is_some());
+        if !failed && [libc::ENOSPC, libc::EDQUOT].contains(&e.errno()) {
+            let said = (self.env.now(), e.cause());
+            lock(&self.uncopied).insert(volume.to_owned(), said);
         }
     }
 
@@ -888,7 +911,7 @@ impl Node {
         let of = |l: Live| live.map_or(0, |all| all[l as usize]);
         let now = of(Live::Losses);
         let known = losses.insert(v.name.clone(), now).unwrap_or(now);
-        if now > known {
+        if now > known && of(Live::LastRisk) > 0 {
             self.say(&format!(
                 "volume {}: the mirror was lost; {} bytes that it had acknowledged were only in this node's memory, for {:.1} ms",
                 v.name,

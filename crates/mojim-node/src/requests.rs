@@ -631,10 +631,12 @@ impl Node {
             }
             None => json!({ "up": false }),
         };
-        if let Some(why) = lock(&self.uncopied).get(&m.store.spec().volume)
+        if let Some((when, why)) = lock(&self.uncopied).get(&m.store.spec().volume)
             && out["link"]["up"] == false
+            && !m.store.is_loading()
         {
-            out["copy_error"] = json!(why);
+            let ago = self.env.now().saturating_sub(*when).as_secs();
+            out["copy_error"] = json!({ "text": why, "seconds_ago": ago });
         }
         let mut backups = m.backups.progress();
         backups.retain(|b| b.name != sb.view.primary);

@@ -469,7 +469,24 @@ fn what_becomes_of_the_program_is_said() {
     assert!(said.contains("node b heard its program 7 ms ago"), "{said}");
     nodes[1]["link"]["up"] = json!(false);
     let said = texts(&nodes, &voters(None)).remove(0);
+    assert!(
+        said.contains("hears no program there, and takes over"),
+        "{said}"
+    );
     assert!(!said.contains("heard"), "{said}");
+    let mut away = voters(Some("refused"));
+    away[0].answers = false;
+    let said = texts(&nodes, &away).remove(0);
+    assert!(
+        said.contains("hears no program there, and cannot take over"),
+        "{said}"
+    );
+    // The mirror is away, and the backup heard its daemon, which forwards.
+    let mut nodes = cluster();
+    nodes[1] = json!({ "node": "b", "reachable": false, "error": "node b is away" });
+    nodes[2]["link"] = json!({ "up": true, "primary": "a", "from": "b", "heard_ms": 1 });
+    let said = texts(&nodes, &voters(None)).remove(0);
+    assert!(!said.contains("program"), "{said}");
     let mut nodes = cluster();
     nodes[0]["link"]["up"] = json!(false);
     let link = |nodes: &[Value], voters: &[Voter]| {
@@ -555,10 +572,28 @@ fn a_copy_that_finds_no_room_is_said_to() {
     nodes[2]["link"]["up"] = json!(false);
     nodes[1]["backups"][0]["active"] = json!(false);
     nodes[2]["last_lsn"] = json!(80);
-    nodes[2]["copy_error"] = json!("no space left");
+    nodes[2]["copy_error"] = json!({ "text": "no space left", "seconds_ago": 4 });
     let said = texts(&nodes, &voters(None)).remove(0);
     assert!(
-        said.ends_with("needs more room than there is: no space left"),
+        said.ends_with("what came in for it 4 s ago found no room: no space left"),
         "{said}"
     );
+}
+
+/// A backup that was the mirror before does not know who is, and two were shown (a new user).
+#[test]
+fn the_primary_says_who_is_the_mirror() {
+    let mut nodes = cluster();
+    nodes[2]["role"] = json!("mirror");
+    nodes[2]["view"] = json!({ "primary": "a", "mirror": "" });
+    let roles: Vec<&str> = nodes.iter().map(|n| role(n, &nodes)).collect();
+    assert_eq!(roles, ["primary", "mirror", "backup", "backup"]);
+    assert!(backup_line(&nodes[2], &nodes).is_some());
+    assert_eq!(unused_line(&nodes), None);
+    nodes[0]["attached"] = json!(false);
+    for n in &mut nodes {
+        n["link"]["up"] = json!(false);
+    }
+    let line = unused_line(&nodes).unwrap();
+    assert_eq!(line, "no program is attached; node a is the primary");
 }
