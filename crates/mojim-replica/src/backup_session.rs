@@ -714,27 +714,27 @@ impl BackupSession {
         for (i, (lane, log)) in lanes.iter_mut().zip(store.logs()).enumerate() {
             // A record that names a spill file waits until the file is there.
             let wait = self.spill.as_ref().is_some_and(|s| s.lane == i);
-            if !wait && let Some((at, id, len)) = lane.find_spill(log)? {
+            let found = if wait { None } else { lane.find_spill(log)? };
+            // One at a time; those of other lanes have their turn later.
+            if let Some((at, id, len)) = found.filter(|_| self.spill.is_none()) {
                 let path = spill_path(&store.spec().meta, id);
                 let file = store.env().open(&path, OpenHow::default()).map_err(|e| {
                     // A copy has the bytes of its sync point.
                     self.force_copy |= self.term == self.source.term();
                     Error::io(format!("opening {}", path.display()), &e)
                 })?;
-                if self.spill.is_none() {
-                    self.spill = Some(Spill {
-                        lane: i,
-                        id,
-                        file,
-                        len,
-                        at: 0,
-                        ended: false,
-                        taken: 0,
-                        confirming: false,
-                    });
-                    lane.seen = at;
-                    moved = true;
-                }
+                self.spill = Some(Spill {
+                    lane: i,
+                    id,
+                    file,
+                    len,
+                    at: 0,
+                    ended: false,
+                    taken: 0,
+                    confirming: false,
+                });
+                lane.seen = at;
+                moved = true;
             }
             let before = lane.tx.sent();
             let limit = match &self.spill {

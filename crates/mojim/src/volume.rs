@@ -107,8 +107,11 @@ pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined>
         }
         match Volume::attach_with(config, node, volume, |_, _| {}) {
             Ok(v) => {
-                if !private {
-                    v.0.share()?;
+                let shared = if private { Ok(()) } else { v.0.share() };
+                if let Err(e) = shared {
+                    // Nobody has it to end it.
+                    let _ = v.detach();
+                    return Err(e);
                 }
                 return Ok(Joined::Owner(v));
             }
@@ -224,10 +227,17 @@ impl Volume {
         let session = place.begin(&primary, &holders, &mut progress, gives_way)?;
         store.area().check_sizes()?;
         let inner = Arc::new(Inner::new(place, primary, holders));
-        inner.start_threads(session)?;
+        let started = inner.start_threads(session);
         expect_forks();
-        if inner.volume.working == Working::Shared {
-            inner.share()?;
+        let shared = started.and_then(|()| match inner.volume.working {
+            Working::Shared => inner.share(),
+            // By and by, or never.
+            Working::Auto | Working::Private => Ok(()),
+        });
+        if let Err(e) = shared {
+            // Its threads hold it: nobody else would end them.
+            let _ = inner.close();
+            return Err(e);
         }
         let mut attached = lock(&ATTACHED);
         attached.retain(|v| v.strong_count() > 0);

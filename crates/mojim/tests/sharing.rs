@@ -127,6 +127,23 @@ fn owner(dir: &Dir) -> Volume {
     }
 }
 
+/// An attach that failed at its end left its threads behind, and the lock with them: every
+/// later one in that process found the volume in use, by itself.
+#[test]
+fn an_attach_that_cannot_be_shared_leaves_nothing_behind() {
+    let dir = Dir::new("unshared");
+    // A name that is there and is no socket.
+    let config = || config(&dir.0);
+    let socket = mojim_replica::layout::share_socket(config().node("a").unwrap(), "v");
+    std::fs::create_dir_all(&socket).unwrap();
+    for _ in 0..2 {
+        let e = join(&config(), "a", None).map(|_| ()).unwrap_err();
+        assert!(!matches!(e, mojim::Error::Busy(_)), "{e}");
+    }
+    std::fs::remove_dir_all(&socket).unwrap();
+    owner(&dir).detach().unwrap();
+}
+
 /// Another process.
 struct Peer {
     child: Child,
