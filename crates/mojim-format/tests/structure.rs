@@ -25,7 +25,7 @@ const ROWS: &[&[&str]] = &[
 const MOST_LINES: usize = 10_000;
 /// Most lines of a function, without its comments.
 const MOST_FUNCTION: usize = 70;
-/// Most lines of README.md.
+/// Most lines of README.md, and of ARCHITECTURE.md.
 const MOST_README: usize = 120;
 /// These are evidence, and no part of what is shipped.
 const EVIDENCE: &[&str] = &["bench", "crash", "rivals", "sim"];
@@ -372,6 +372,10 @@ fn no_crate_is_larger_than_a_reader_holds_in_mind() {
     let lines = readme.lines().count();
     println!("{lines:>7} lines of README.md");
     assert!(lines <= MOST_README, "{lines} lines of README.md");
+    let architecture = fs::read_to_string(top().join("ARCHITECTURE.md")).unwrap();
+    let lines = architecture.lines().count();
+    println!("{lines:>7} lines of ARCHITECTURE.md");
+    assert!(lines <= MOST_README, "{lines} lines of ARCHITECTURE.md");
     assert!(longest.len() > 1000, "too few functions were found");
 }
 
