@@ -3,7 +3,7 @@
 //!
 //! Owns the decision whether and when to go alone, and when to give up. One state machine,
 //! stepped beside the session by whoever attaches: a program's volume, a daemon that heals,
-//! the simulator. It never blocks. `docs/protocol.md`, "Attaching".
+//! the simulator. It waits for nothing but the register's answer. `docs/protocol.md`, "Session".
 //!
 //! Invariants:
 //! - Nobody goes alone whose log lacks what it is known to have acknowledged.

@@ -216,11 +216,11 @@ fn wait_attached(
         for lane in 0..primary.lanes.len() {
             primary.drive(lane)?;
         }
-        if gives_way.is_some_and(|says| says()) {
-            return Err(Error::Busy("a program is about to attach".into()));
-        }
         if attach.step(s, progress)? == Attaching::Done {
             return Ok(());
+        }
+        if gives_way.is_some_and(|says| says()) {
+            return Err(Error::Busy("a program is about to attach".into()));
         }
         if moved {
             continue;
