@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering::*};
 use std::time::Duration;
 
 use super::{Node, lock};
-use mojim_config::Volume;
+use mojim_config::{Failover, Volume};
 use mojim_env::Result;
 use mojim_format::{State, View};
 use mojim_replica::holders::Peer;
@@ -126,7 +126,11 @@ impl Node {
         }
         let peers = layout::others(&self.config, &self.me, v);
         let configured = layout::peer(&self.config, &self.me, v)?;
-        let peer = mirror_of(&sb.view, peers, configured);
+        // Without a register an attach knows the configured one only.
+        let peer = match v.failover {
+            Failover::Automatic => mirror_of(&sb.view, peers, configured),
+            Failover::Manual => configured,
+        };
         let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
         let volume = v.name.clone();
         let theirs = c.ask_for(&Request::Standing { volume }).ok()?;

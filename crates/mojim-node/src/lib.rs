@@ -85,6 +85,9 @@ pub struct Node {
     unsettled: Mutex<HashSet<String>>,
     /// Why other copies cannot be brought up to date, by volume, as the last try said.
     unhealed: Mutex<HashMap<String, String>>,
+    /// Copies that were closed to be opened again, and whose links had not ended yet, with up
+    /// to where they could not apply what they acknowledged.
+    unopened: Mutex<HashMap<String, Option<u64>>>,
     /// When what came in for a volume last could not be taken, where that was for want of
     /// room, and why.
     uncopied: Mutex<HashMap<String, (Duration, String)>>,
@@ -201,6 +204,7 @@ impl Node {
             healing: Mutex::default(),
             unsettled: Mutex::default(),
             unhealed: Mutex::default(),
+            unopened: Mutex::default(),
             uncopied: Mutex::default(),
             repeated: Mutex::default(),
             heals: Event::default(),
@@ -444,7 +448,14 @@ impl Node {
             m.close();
             let old = mirrors.remove(&v.name).expect("just seen");
             unapplied = old.store.unapplied();
-            wait_for_last(old)?;
+            if let Err(e) = wait_for_last(old) {
+                lock(&self.unopened).insert(v.name.clone(), unapplied);
+                return Err(e);
+            }
+        }
+        // What an earlier try knew.
+        if let Some(known) = lock(&self.unopened).remove(&v.name) {
+            unapplied = unapplied.max(known);
         }
         // It forwards over links of this volume.
         let env = (self.over)(self.os.clone().encrypting(v.encrypt));
@@ -694,7 +705,7 @@ impl Node {
             "volume {}: following node {}, epoch {}",
             hello.volume, hello.from, hello.epoch
         ));
-        self.follow(&mut control, &hello);
+        self.follow(&mut control, &mirror, &hello);
         control.end();
     }
 
@@ -734,12 +745,12 @@ impl Node {
     }
 
     /// Follows a primary until its link ends, or this node does.
-    fn follow(&self, control: &mut ControlIn, hello: &Hello) {
+    fn follow(&self, control: &mut ControlIn, m: &Mirror, hello: &Hello) {
         let mut runs = false;
         loop {
             match control.step() {
                 // What was missing has come, if anything was.
-                Ok(_) if !runs && self.has_session(&hello.volume) => {
+                Ok(_) if !runs && m.has_session() => {
                     runs = true;
                     lock(&self.uncopied).remove(&hello.volume);
                 }
@@ -750,7 +761,11 @@ impl Node {
                         .wait(control.wants_to_send(), Duration::from_millis(50));
                 }
                 Err(e) => {
-                    self.note_uncopied(&hello.volume, &e);
+                    // A copy that failed says so itself.
+                    if is_full(&e) && m.store.poisoned().is_none() {
+                        let said = (self.env.now(), e.cause());
+                        lock(&self.uncopied).insert(hello.volume.clone(), said);
+                    }
                     self.say_rarely(&format!(
                         "volume {}: node {} is gone: {}",
                         hello.volume,
@@ -763,22 +778,6 @@ impl Node {
             if self.stopping.load(Acquire) {
                 break;
             }
-        }
-    }
-
-    /// Whether records flow to this node's copy.
-    fn has_session(&self, volume: &str) -> bool {
-        let m = lock(&self.mirrors).get(volume).cloned();
-        m.is_some_and(|m| m.has_session())
-    }
-
-    /// Remembers that what came in found no room. A copy that failed says so itself.
-    fn note_uncopied(&self, volume: &str, e: &Error) {
-        let m = lock(&self.mirrors).get(volume).cloned();
-        let failed = m.is_none_or(|m| m.store.poisoned().is_some());
-        if !failed && [libc::ENOSPC, libc::EDQUOT].contains(&e.errno()) {
-            let said = (self.env.now(), e.cause());
-            lock(&self.uncopied).insert(volume.to_owned(), said);
         }
     }
 
@@ -994,6 +993,11 @@ impl Node {
             }
         }
     }
+}
+
+/// Whether something failed for want of room alone.
+fn is_full(e: &Error) -> bool {
+    [libc::ENOSPC, libc::EDQUOT].contains(&e.errno())
 }
 
 /// Waits until nobody else uses this copy, so that its lock is free.

@@ -14,7 +14,7 @@ use mojim_protocol::pairing::{LEAP, PromoteRefusal, may_promote};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 
-use super::{Node, lock, wait_for_last};
+use super::{Node, is_full, lock, wait_for_last};
 use mojim_config::{Config, Volume};
 use mojim_env::{Error, OpenHow, Proof, Result};
 use mojim_replica::holders::Peer;
@@ -569,8 +569,7 @@ impl Node {
             };
             // A copy that follows goes on by itself when there is room.
             let follows = out["role"] != "primary" && s.state != CopyState::Damaged;
-            let full = |e: Error| [libc::ENOSPC, libc::EDQUOT].contains(&e.errno());
-            if follows && why.is_some_and(full) {
+            if follows && why.is_some_and(|e| is_full(&e)) {
                 out["full"] = json!(true);
             }
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::requests::speaks_otherwise;
-use super::{Node, lock, wait_for_last};
+use super::{Node, is_full, lock, wait_for_last};
 use mojim_config::{Fallback, Volume};
 use mojim_env::{Address, Error, Result};
 use mojim_replica::client::Client;
@@ -89,9 +89,9 @@ impl Node {
         let Some(m) = lock(&self.mirrors).get(&v.name).cloned() else {
             w.heard = self.env.now();
             // One that could not be opened, as where its disk was full.
-            if w.heard >= w.again && self.failed_to_open(v) {
-                w.again = w.heard + AGAIN;
+            if w.heard >= w.again && self.found_no_room(v) {
                 let _ = self.mirror(v);
+                w.again = self.env.now() + AGAIN;
             }
             return None;
         };
@@ -155,10 +155,14 @@ impl Node {
         }
     }
 
-    /// Whether this copy follows, and the last try to open it failed.
-    fn failed_to_open(&self, v: &Volume) -> bool {
-        let failed = lock(&self.ills).contains_key(&v.name);
-        failed && !self.in_use(v) && self.follows(v).unwrap_or(false)
+    /// Whether this copy follows, and the last try to open it failed for what may pass: no
+    /// room, or links that had not ended. To look for damage again and again is no use.
+    fn found_no_room(&self, v: &Volume) -> bool {
+        let full = lock(&self.ills)
+            .get(&v.name)
+            .is_some_and(|(_, e)| is_full(e));
+        let passes = full || lock(&self.unopened).contains_key(&v.name);
+        passes && self.follows(v).unwrap_or(false) && !self.in_use(v)
     }
 
     /// Whether the daemon of the primary's node answers: then its machine is

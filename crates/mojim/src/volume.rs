@@ -111,6 +111,7 @@ pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined>
                 if let Err(e) = shared {
                     // Nobody has it to end it.
                     let _ = v.detach();
+                    let _ = v.0.close();
                     return Err(e);
                 }
                 return Ok(Joined::Owner(v));
