@@ -13,7 +13,8 @@ use mojim_config::Config;
 use mojim_node::Node;
 
 use mojim::{
-    Joined, MapFlags, Mapping, Volume, expect_forks, finish_all, join, msync, rollback, unmap,
+    Joined, MapFlags, Mapping, Volume, expect_forks, finish_all, join, msync, msync_async,
+    rollback, unmap,
 };
 
 const PAGE: usize = 4096;
@@ -167,9 +168,14 @@ impl Peer {
 
     /// One that shares the volume, and has the file mapped.
     fn guest(dir: &Dir) -> Peer {
+        Peer::guest_with(dir, "map")
+    }
+
+    /// `map`: how it maps the file.
+    fn guest_with(dir: &Dir, map: &str) -> Peer {
         let mut p = Peer::start(dir);
         assert_eq!(p.ask("join"), "guest");
-        p.ask("map");
+        p.ask(map);
         p
     }
 
@@ -316,6 +322,18 @@ fn peer() {
             "map" => {
                 m = Some(map(volume.as_ref().unwrap(), flags()).unwrap());
                 String::new()
+            }
+            "map-to-read" => {
+                let flags = MapFlags {
+                    read_only: true,
+                    ..flags()
+                };
+                m = Some(map(volume.as_ref().unwrap(), flags).unwrap());
+                String::new()
+            }
+            "msync-fails" => {
+                let m = m.unwrap();
+                msync(m.ptr, m.len).is_err().to_string()
             }
             "store" => {
                 store(m.unwrap(), number(1), number(2) as u8);
@@ -523,6 +541,25 @@ fn so_it_is_with_a_mirror() {
     b.stop();
     let file = |node: &str| std::fs::read(dir.0.join(node).join("v/f")).unwrap();
     assert!(file("a") == file("b"));
+}
+
+/// A guest that had nothing to commit itself was told at once that all is committed, by msync
+/// and at its end, while what another process had begun was in doubt (by reading).
+#[test]
+fn a_guest_with_nothing_to_commit_waits_for_what_was_begun() {
+    let dir = Dir::new("begun");
+    let b = dir.mirrored("sync");
+    let v = owner(&dir);
+    let m = v.map("f", LEN, flags()).unwrap();
+    let mut guest = Peer::guest_with(&dir, "map-to-read");
+    assert_eq!(guest.ask("msync-fails"), "false");
+    b.stop();
+    store(m, 0, 7);
+    msync_async(m.ptr, m.len).unwrap();
+    assert_eq!(guest.ask("msync-fails"), "true");
+    assert_ne!(guest.ask("detach"), "");
+    drop(guest);
+    assert!(v.detach().is_err());
 }
 
 fn at_once_and_killed(dir: &Dir) {

@@ -26,7 +26,7 @@ use mojim_memory::track::{Remote, Tracker, Unwatched};
 use mojim_replica::layout;
 
 use super::attached::{Inner, Lent, Volume, lock};
-use super::sync_point::{Part, Until, rollback_part, sync_many, sync_range};
+use super::sync_point::{Part, Until, nothing, rollback_part, sync_many, sync_range};
 
 /// Most guests at once.
 const MOST_GUESTS: usize = 256;
@@ -413,7 +413,8 @@ impl Guest {
             let w = self.window(*window)?;
             let lsn = match w.write {
                 true => sync_range(inner, &w.lent.1, w.part(*at, *len), until)?,
-                false => 0,
+                // As in this process itself: what others began is waited for.
+                false => nothing(inner, until)?,
             };
             return Ok(done(lsn, 0));
         }
@@ -437,6 +438,8 @@ impl Guest {
             synced = synced.and(one.map(drop));
         }
         synced?;
+        // Also where it has nothing to commit itself.
+        nothing(&self.volume.0, Until::Committed)?;
         self.forget(false);
         Ok(done(0, 0))
     }

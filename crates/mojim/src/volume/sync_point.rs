@@ -127,7 +127,7 @@ fn enter_all<'a>(volume: &Inner, parts: &'a [Part]) -> Result<Used<'a>> {
 }
 
 /// The answer where there is nothing to commit: what others began is waited for.
-fn nothing(volume: &Inner, until: Until) -> Result<u64> {
+pub(super) fn nothing(volume: &Inner, until: Until) -> Result<u64> {
     if until == Until::Committed {
         volume.wait_for(volume.unawaited.load(Acquire))?;
     }
