@@ -530,7 +530,9 @@ fn a_poisoned_copy_is_named() {
     );
     nodes.end("b");
     nodes.start(&c, "b");
-    c.await_well("b started again");
+    // What c lacks it gets while a program is attached.
+    let _p = c.program("a");
+    c.await_well("b started again, with a program");
 }
 
 /// A backup whose daemon answers, and to which nothing comes.

@@ -50,6 +50,8 @@ use mojim_store::store::{Store, read_superblock};
 
 /// Between two times that the same is said of what is tried again and again.
 const REPEAT: Duration = Duration::from_secs(60);
+/// How often it is said within that time.
+const TIMES: u32 = 5;
 
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -91,8 +93,8 @@ pub struct Node {
     /// When what came in for a volume last could not be taken, where that was for want of
     /// room, and why.
     uncopied: Mutex<HashMap<String, (Duration, String)>>,
-    /// What was said of late and is said again and again, with when.
-    repeated: Mutex<HashMap<String, Duration>>,
+    /// What was said of late and is said again and again: since when, and how often.
+    repeated: Mutex<HashMap<String, (Duration, u32)>>,
     /// Something about that has changed.
     heals: Event,
     links: AtomicUsize,
@@ -276,17 +278,18 @@ impl Node {
         (self.report)(text);
     }
 
-    /// The same once a minute at most, of what is tried again every second.
+    /// The same a few times a minute at most, of what is tried again every second.
     fn say_rarely(&self, text: &str) {
         let now = self.env.now();
         let mut all = lock(&self.repeated);
-        all.retain(|_, at| now.saturating_sub(*at) < REPEAT);
-        if all.contains_key(text) {
-            return;
-        }
-        all.insert(text.to_owned(), now);
+        all.retain(|_, (since, _)| now.saturating_sub(*since) < REPEAT);
+        let (_, times) = all.entry(text.to_owned()).or_insert((now, 0));
+        *times += 1;
+        let often = *times > TIMES;
         drop(all);
-        self.say(text);
+        if !often {
+            self.say(text);
+        }
     }
 
     /// Remembers whether this node's copy could be used, for who asks. That somebody
