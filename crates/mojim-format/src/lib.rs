@@ -25,7 +25,8 @@ pub use record::{
 };
 pub use superblock::{EpochStart, SUPERBLOCK_LEN, State, Superblock, View};
 
-/// Version of every format in this crate. A reader refuses any other.
+/// Version of the formats in this crate that have none of their own (frames have
+/// [`frame::WIRE_VERSION`], superblocks theirs). A reader refuses any other.
 pub const FORMAT_VERSION: u16 = 1;
 
 /// Longest name of a cluster, node or volume, in bytes.
