@@ -19,7 +19,7 @@ use std::time::Duration;
 use super::{Node, lock};
 use mojim_config::{Failover, Volume};
 use mojim_env::Result;
-use mojim_format::{State, View};
+use mojim_format::{State, Superblock, View};
 use mojim_replica::holders::Peer;
 use mojim_replica::layout;
 use mojim_replica::request::{CopyState, Request, Standing};
@@ -53,7 +53,12 @@ impl Node {
             let found = self.behind(v);
             seen = found.is_some();
             let failed = lock(&self.unhealed).contains_key(&v.name);
-            let open = (asked || failed) && self.is_unsettled(v).unwrap_or(false);
+            let unused = match asked || failed {
+                true => self.leads_unused(v).ok().flatten(),
+                false => None,
+            };
+            // Nobody asks again what has failed: it is tried again where it was left open.
+            let open = unused.is_some_and(|sb| asked || sb.logs != 0);
             if !seen && !open {
                 lock(&self.unhealed).remove(&v.name);
             }
@@ -91,39 +96,34 @@ impl Node {
         }
     }
 
-    /// Somebody compares this copy with another: if a program that was killed has left it
-    /// open what is committed, that is decided soon. Says whether it is.
+    /// Somebody compares this copy with another, and one of the two does not know what is
+    /// committed: where this one leads and nobody uses it, that is decided soon. It may be in
+    /// order itself: a program that detaches as its link breaks has committed what the mirror
+    /// never hears to be. Says whether it is.
     pub(super) fn settle(&self, v: &Volume) -> Result<bool> {
-        let open = v.mirror.is_some() && self.is_unsettled(v)?;
+        let open = v.mirror.is_some() && self.leads_unused(v)?.is_some();
         if open {
             lock(&self.unsettled).insert(v.name.clone());
         }
         Ok(open)
     }
 
-    /// Whether this copy leads, is nobody's at present, and was not left in order.
-    fn is_unsettled(&self, v: &Volume) -> Result<bool> {
+    /// What is known of this copy, where it leads and is nobody's at present.
+    fn leads_unused(&self, v: &Volume) -> Result<Option<Superblock>> {
         if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
-            return Ok(false);
+            return Ok(None);
         }
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))?;
-        Ok(sb.is_some_and(|sb| {
+        Ok(sb.filter(|sb| {
             let leads = sb.view.epoch > 0 && sb.view.primary == self.me.name;
-            leads && sb.state == State::Whole && sb.logs != 0
+            leads && sb.state == State::Whole
         }))
     }
 
     /// Why the mirror of a volume that this node leads, and to which nobody is
     /// attached, is to be brought up to date.
     fn behind(&self, v: &Volume) -> Option<String> {
-        if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
-            return None;
-        }
-        let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name)).ok()??;
-        let leads = sb.view.epoch > 0 && sb.view.primary == self.me.name;
-        if !leads || sb.state != State::Whole {
-            return None;
-        }
+        let sb = self.leads_unused(v).ok()??;
         let peers = layout::others(&self.config, &self.me, v);
         let configured = layout::peer(&self.config, &self.me, v)?;
         // Without a register an attach knows the configured one only.
