@@ -13,6 +13,8 @@
 //!   4 KiB, and there are at most `MAX_LINKS` links.
 //! - A volume's copy is open here only while this node follows, or while a
 //!   question needs it; a primary on this node takes it over by its lock.
+//! - Each line of the daemon names its node, and the volume that it is about. Its threads
+//!   have the `tracing` subscriber of the thread that started them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
@@ -47,9 +49,7 @@ use mojim_replica::spinner::Spinner;
 use mojim_replica::stream::StreamIn;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
-
-/// Between two times that the same is said of what is tried again and again.
-const REPEAT: Duration = Duration::from_secs(60);
+use tracing::{dispatcher, error, info, warn};
 
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -88,8 +88,6 @@ pub struct Node {
     /// When what came in for a volume last could not be taken, where that was for want of
     /// room, and why.
     uncopied: Mutex<HashMap<String, (Duration, String)>>,
-    /// What was said of late and is said again and again, with when.
-    repeated: Mutex<HashMap<String, Duration>>,
     /// Something about that has changed.
     heals: Event,
     links: AtomicUsize,
@@ -101,8 +99,6 @@ pub struct Node {
     posts: Event,
     listeners: Vec<Listener>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// What happened, for the daemon's own output.
-    report: Box<dyn Fn(&str) + Send + Sync>,
     /// What a volume's copy lives on, made of this machine.
     over: Box<dyn Fn(Os) -> Arc<dyn Env> + Send + Sync>,
     /// Has the daemon go on with another configuration.
@@ -153,13 +149,15 @@ impl Drop for Look<'_> {
 impl Node {
     /// Starts node `name`: makes its directories, listens, opens the copies it
     /// keeps for others. `views`: the register of views, where there is one.
+    ///
+    /// What happens is told by `tracing`, with the node's name and the volume's, to the
+    /// subscriber that the caller's thread has.
     pub fn start(
         config: &Config,
         name: &str,
         views: Option<Arc<dyn ViewRegister>>,
-        report: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Arc<Node>> {
-        Node::start_over(config, name, views, |os| Arc::new(os), report)
+        Node::start_over(config, name, views, |os| Arc::new(os))
     }
 
     /// The same over an environment that is made of this machine's: for tests of
@@ -170,7 +168,6 @@ impl Node {
         name: &str,
         views: Option<Arc<dyn ViewRegister>>,
         over: impl Fn(Os) -> Arc<dyn Env> + Send + Sync + 'static,
-        report: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Arc<Node>> {
         let me = config
             .node(name)
@@ -202,7 +199,6 @@ impl Node {
             unsettled: Mutex::default(),
             unhealed: Mutex::default(),
             uncopied: Mutex::default(),
-            repeated: Mutex::default(),
             heals: Event::default(),
             views,
             links: AtomicUsize::new(0),
@@ -212,7 +208,6 @@ impl Node {
             posts: Event::default(),
             listeners,
             threads: Mutex::new(Vec::new()),
-            report: Box::new(report),
             over: Box::new(over),
             reloads: OnceLock::new(),
         });
@@ -228,11 +223,11 @@ impl Node {
             match self.follows(&v) {
                 Ok(true) => {
                     if let Err(e) = self.mirror(&v) {
-                        self.say(&format!("volume {}: {e}", v.name));
+                        error!(node = %self.me.name, volume = %v.name, "{e}");
                     }
                 }
                 Ok(false) => {}
-                Err(e) => self.say(&format!("volume {}: {e}", v.name)),
+                Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
             }
         }
     }
@@ -258,31 +253,15 @@ impl Node {
     }
 
     fn spawn(&self, name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
+        let lines = dispatcher::get_default(Clone::clone);
         let t = std::thread::Builder::new()
             .name(format!("mojim-{name}"))
-            .spawn(f)
+            .spawn(move || dispatcher::with_default(&lines, f))
             .context(|| "starting a thread".into())?;
         let mut threads = lock(&self.threads);
         threads.retain(|t| !t.is_finished());
         threads.push(t);
         Ok(())
-    }
-
-    fn say(&self, text: &str) {
-        (self.report)(text);
-    }
-
-    /// The same once a minute at most, of what is tried again every second.
-    fn say_rarely(&self, text: &str) {
-        let now = self.env.now();
-        let mut all = lock(&self.repeated);
-        all.retain(|_, at| now.saturating_sub(*at) < REPEAT);
-        if all.contains_key(text) {
-            return;
-        }
-        all.insert(text.to_owned(), now);
-        drop(all);
-        self.say(text);
     }
 
     /// Remembers whether this node's copy could be used, for who asks. That somebody
@@ -373,7 +352,7 @@ impl Node {
         let mirrors: Vec<_> = lock(&self.mirrors).drain().collect();
         for (name, m) in mirrors {
             if let Err(e) = self.close_mirror(&m) {
-                self.say(&format!("volume {name}: closing: {e}"));
+                warn!(node = %self.me.name, volume = %name, "closing: {e}");
             }
         }
         let me = std::thread::current().id();
@@ -436,11 +415,8 @@ impl Node {
                 return Ok(m.clone());
             }
             // Opened again, it is verified again (invariant 6).
-            self.say_rarely(&format!(
-                "volume {}: reopening a copy that failed: {}",
-                v.name,
-                m.store.poisoned().expect("just seen").cause()
-            ));
+            let why = m.store.poisoned().expect("just seen").cause();
+            warn!(node = %self.me.name, volume = %v.name, "reopening a copy that failed: {why}");
             m.close();
             let old = mirrors.remove(&v.name).expect("just seen");
             unapplied = old.store.unapplied();
@@ -452,13 +428,10 @@ impl Node {
         self.note(v, &opened);
         let store = Arc::new(opened?);
         if store.superblock().state == State::Empty {
-            self.say(&format!("volume {}: no usable copy here yet", v.name));
+            info!(node = %self.me.name, volume = %v.name, "no usable copy here yet");
         } else {
-            self.say_rarely(&format!(
-                "volume {}: copy opened, last LSN {}",
-                v.name,
-                store.tail()
-            ));
+            let last = store.tail();
+            info!(node = %self.me.name, volume = %v.name, "copy opened, last LSN {last}");
         }
         if let Some(lsn) = unapplied.filter(|lsn| *lsn <= store.tail())
             && store.superblock().state == State::Whole
@@ -466,10 +439,10 @@ impl Node {
         {
             // It acknowledges nothing more, and cannot take over: it says so to whoever
             // greets it, and is opened again then.
-            self.say_rarely(&format!(
-                "volume {}: this copy cannot apply what it acknowledged: {e}",
-                v.name
-            ));
+            error!(
+                node = %self.me.name, volume = %v.name,
+                "this copy cannot apply what it acknowledged: {e}"
+            );
             store.note_unapplied(lsn);
         }
         let mut m = Mirror::new(store, &self.me.name, v.secondary_threshold);
@@ -499,8 +472,14 @@ impl Node {
         let volume = &m.store.spec().volume;
         let source: Arc<dyn Source> = m.clone();
         let stop = || m.is_closed() || self.stopping.load(Acquire);
-        backup_session::run(&source, &self.me.name, name, address, stop, |what| {
-            self.say(&format!("volume {volume}: {what}"));
+        let me = &self.me.name;
+        let well = format!("forwarding to node {name}");
+        backup_session::run(&source, me, name, address, stop, |what| {
+            if what == well {
+                info!(node = %me, volume = %volume, "{what}");
+            } else {
+                warn!(node = %me, volume = %volume, "{what}");
+            }
         });
     }
 
@@ -514,7 +493,7 @@ impl Node {
                 Ok(true) => quiet = 0,
                 Ok(false) => quiet = quiet.saturating_add(1),
                 Err(e) => {
-                    self.say(&format!("volume {}: {e}", m.store.spec().volume));
+                    error!(node = %self.me.name, volume = %m.store.spec().volume, "{e}");
                     return;
                 }
             }
@@ -539,14 +518,14 @@ impl Node {
         while !self.stopping.load(Acquire) {
             let next = door.next(Duration::from_millis(500));
             if let Some(text) = door.refusals() {
-                self.say(&text);
+                warn!(node = %self.me.name, "{text}");
             }
             let conn = match next {
                 Ok(Some(c)) => c,
                 Ok(None) => continue,
                 Err(_) if self.stopping.load(Acquire) => return,
                 Err(e) => {
-                    self.say(&format!("accepting: {e}"));
+                    warn!(node = %self.me.name, "accepting: {e}");
                     std::thread::sleep(Duration::from_millis(50));
                     continue;
                 }
@@ -563,7 +542,7 @@ impl Node {
             });
             if let Err(e) = started {
                 self.links.fetch_sub(1, AcqRel);
-                self.say(&e.to_string());
+                warn!(node = %self.me.name, "{e}");
             }
         }
     }
@@ -671,7 +650,7 @@ impl Node {
         let (mirror, hello, led) = match self.greeted(&*wire.conn, body) {
             Ok(x) => x,
             Err(no) => {
-                self.say(&format!("refused {}: {}", wire.conn.peer(), no.text));
+                warn!(node = %self.me.name, "refused {}: {}", wire.conn.peer(), no.text);
                 refuse(&mut wire, f.epoch, &no);
                 wire.conn.close();
                 return;
@@ -680,7 +659,10 @@ impl Node {
         let mut control = match ControlIn::answer(mirror.clone(), wire, &hello) {
             Ok(c) => c,
             Err((mut wire, no)) => {
-                self.say(&format!("refused node {}: {}", hello.from, no.text));
+                warn!(
+                    node = %self.me.name, volume = %hello.volume,
+                    "refused node {}: {}", hello.from, no.text
+                );
                 let epoch = mirror.store.superblock().promised;
                 refuse(&mut wire, epoch, &no);
                 wire.conn.close();
@@ -690,10 +672,10 @@ impl Node {
                 return;
             }
         };
-        self.say(&format!(
-            "volume {}: following node {}, epoch {}",
-            hello.volume, hello.from, hello.epoch
-        ));
+        info!(
+            node = %self.me.name, volume = %hello.volume,
+            "following node {}, epoch {}", hello.from, hello.epoch
+        );
         self.follow(&mut control, &hello);
         control.end();
     }
@@ -751,12 +733,10 @@ impl Node {
                 }
                 Err(e) => {
                     self.note_uncopied(&hello.volume, &e);
-                    self.say_rarely(&format!(
-                        "volume {}: node {} is gone: {}",
-                        hello.volume,
-                        hello.from,
-                        e.cause()
-                    ));
+                    warn!(
+                        node = %self.me.name, volume = %hello.volume,
+                        "node {} is gone: {}", hello.from, e.cause()
+                    );
                     break;
                 }
             }
@@ -862,7 +842,8 @@ impl Node {
             }
         };
         if let Error::Protocol(_) | Error::Poisoned(_) | Error::Full(_) = ended {
-            self.say(&format!("lane of {}: {ended}", lane.conn().peer()));
+            let (me, volume) = (&self.me.name, &mirror.store.spec().volume);
+            warn!(node = %me, volume = %volume, "lane of {}: {ended}", lane.conn().peer());
         }
         lane.conn().close();
     }
@@ -894,8 +875,9 @@ impl Node {
                 }
                 Err(e) => {
                     if !matches!(e, Error::Stale(_) | Error::Timeout(_)) {
+                        let (me, volume) = (&self.me.name, &mirror.store.spec().volume);
                         let peer = stream.conn().peer();
-                        self.say(&format!("a copy's stream from {peer}: {e}"));
+                        warn!(node = %me, volume = %volume, "a copy's stream from {peer}: {e}");
                     }
                     break;
                 }
@@ -912,12 +894,11 @@ impl Node {
         let now = of(Live::Losses);
         let known = losses.insert(v.name.clone(), now).unwrap_or(now);
         if now > known && of(Live::LastRisk) > 0 {
-            self.say(&format!(
-                "volume {}: the mirror was lost; {} bytes that it had acknowledged were only in this node's memory, for {:.1} ms",
-                v.name,
-                of(Live::LastRisk),
-                of(Live::LastRiskTime) as f64 / 1000.0
-            ));
+            let (bytes, ms) = (of(Live::LastRisk), of(Live::LastRiskTime) as f64 / 1000.0);
+            warn!(
+                node = %self.me.name, volume = %v.name,
+                "the mirror was lost; {bytes} bytes that it had acknowledged were only in this node's memory, for {ms:.1} ms"
+            );
         }
     }
 
@@ -948,7 +929,7 @@ impl Node {
                     // Somebody had a look at a clean copy just now.
                     Ok(s) if s.was_clean() => {
                         if let Err(e) = s.close_clean(s.tail()) {
-                            self.say(&format!("volume {}: {e}", v.name));
+                            error!(node = %self.me.name, volume = %v.name, "{e}");
                         }
                     }
                     Ok(s) => {
@@ -966,18 +947,18 @@ impl Node {
                         match done {
                             // Somebody had a look at what was settled already.
                             Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
-                            Ok(()) => self.say(&format!(
-                                "volume {}: a program ended without detaching; its records up to LSN {before} are persistent",
-                                v.name
-                            )),
-                            Err(e) => self.say(&format!("volume {}: {e}", v.name)),
+                            Ok(()) => warn!(
+                                node = %self.me.name, volume = %v.name,
+                                "a program ended without detaching; its records up to LSN {before} are persistent"
+                            ),
+                            Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
                         }
                         let found = (s.superblock().sequence, Some(before));
                         lock(&self.settled).insert(v.name.clone(), found);
                     }
                     Err(Error::Busy(_)) => {}
                     Err(e) => {
-                        self.say(&format!("volume {}: {e}", v.name));
+                        error!(node = %self.me.name, volume = %v.name, "{e}");
                         // It may have come as far as to change it.
                         let now = read_superblock(&*self.env, &meta).ok().flatten();
                         let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
