@@ -18,6 +18,7 @@ mod failover;
 mod failure;
 mod keys;
 mod latency;
+mod log;
 mod node;
 mod processes;
 #[path = "../../mojim-preload/src/program.rs"]

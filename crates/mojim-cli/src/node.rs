@@ -11,9 +11,11 @@ use mojim_format::certificate::Subject;
 use mojim_linux::Os;
 use mojim_replica::register::{RemoteRegister, ViewRegister};
 use mojim_views::{Options, RegisterVoter};
+use tracing::{error, info, warn};
 
 use crate::ask::load;
-use crate::failure::{Done, Failure, say_on_stderr};
+use crate::failure::{Done, Failure};
+use crate::log::{self, Form};
 use crate::signals;
 
 /// Between two tries to start again.
@@ -27,6 +29,9 @@ const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 /// Prints one line on standard output when it is ready (its name and addresses) and events on
 /// standard error. SIGTERM, SIGINT or SIGHUP stop it cleanly; SIGUSR1 has it read its configuration
 /// again, as `mojim replace` does.
+///
+/// MOJIM_LOG, or else RUST_LOG, says which events: a level (off, error, warn, info, debug, trace)
+/// or PART=LEVEL, or several with commas between; "info,openraft=warn" where neither is set.
 #[derive(clap::Args)]
 pub struct Node {
     /// The configuration file; the same text on every node.
@@ -38,6 +43,9 @@ pub struct Node {
     /// Print the ready line as JSON.
     #[arg(long)]
     json: bool,
+    /// How events are written.
+    #[arg(long, value_enum, default_value_t = Form::Text, value_name = "FORM")]
+    log: Form,
 }
 
 /// A node, with one configuration.
@@ -48,13 +56,17 @@ struct Running {
 }
 
 impl Running {
+    fn addresses(&self) -> Vec<String> {
+        let all = self.node.addresses();
+        all.iter().map(ToString::to_string).collect()
+    }
+
     fn line(&self, json: bool) -> String {
-        let addresses = self.node.addresses();
-        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let (name, addresses) = (&self.name, self.addresses());
         match json {
-            true => serde_json::json!({ "node": self.name, "ready": true, "addresses": addresses })
+            true => serde_json::json!({ "node": name, "ready": true, "addresses": addresses })
                 .to_string(),
-            false => format!("node {} is ready at {}", self.name, addresses.join(" and ")),
+            false => format!("node {name} is ready at {}", addresses.join(" and ")),
         }
     }
 
@@ -79,6 +91,8 @@ fn raise_descriptors() {
 impl Node {
     /// Runs it.
     pub fn run(self) -> Done {
+        log::install(&self.name, self.log)?;
+        let me = &self.name;
         let mut config = load(&self.config)?;
         signals::block()?;
         raise_descriptors();
@@ -93,7 +107,7 @@ impl Node {
         loop {
             let signal = signals::wait()?;
             if signal != signals::RELOAD {
-                say_on_stderr(&format!("node {}: signal {signal}, stopping", self.name));
+                info!(node = %me, "signal {signal}, stopping");
                 running.stop();
                 return Ok(0);
             }
@@ -103,14 +117,12 @@ impl Node {
                 Ok(new) => new,
                 // What holds goes on holding.
                 Err(e) => {
-                    say_on_stderr(&format!("node {}: {}", self.name, e.text));
+                    // Of a configuration, each mistake.
+                    e.text.lines().for_each(|why| error!(node = %me, "{why}"));
                     continue;
                 }
             };
-            say_on_stderr(&format!(
-                "node {}: the configuration has changed",
-                self.name
-            ));
+            info!(node = %me, "the configuration has changed");
             running.stop();
             // With the new one if that is possible; without either it would be of
             // no use to anybody, so it tries both until one is.
@@ -124,22 +136,19 @@ impl Node {
                     Err(e) => e.text,
                 };
                 if let Ok(r) = self.start(&config, &asked) {
-                    say_on_stderr(&format!(
-                        "node {}: {why}; it goes on with the configuration that it had",
-                        self.name
-                    ));
+                    warn!(node = %me, "{why}; it goes on with the configuration that it had");
                     break r;
                 }
                 if why != said {
-                    say_on_stderr(&format!("node {}: {why}; it tries again", self.name));
+                    error!(node = %me, "{why}; it tries again");
                     said = why;
                 }
                 if signals::came_within(AGAIN)? {
-                    say_on_stderr(&format!("node {}: stopping", self.name));
+                    info!(node = %me, "stopping");
                     return Ok(1);
                 }
             };
-            say_on_stderr(&running.line(false));
+            info!(node = %me, "it is ready at {}", running.addresses().join(" and "));
         }
     }
 
@@ -150,7 +159,7 @@ impl Node {
     ) -> Result<Running, Failure> {
         config.node(&self.name)?;
         for w in config.warnings() {
-            say_on_stderr(&format!("warning: {w}"));
+            warn!(node = %self.name, "{w}");
         }
         let os = Os::of(config, &Subject::Node(self.name.clone()))?;
         let env: Arc<dyn Env> = Arc::new(os);
@@ -169,7 +178,7 @@ impl Node {
             }
             _ => None,
         };
-        let node = mojim_node::Node::start(config, &self.name, views, say_on_stderr);
+        let node = mojim_node::Node::start(config, &self.name, views);
         let node = match (node, &voter) {
             (Ok(n), _) => n,
             (Err(e), v) => {
@@ -221,10 +230,6 @@ impl Node {
             election: (config.failure_limit / 3, config.failure_limit / 2),
             timeout: VIEW_TIMEOUT,
         };
-        Ok(Some(RegisterVoter::start(
-            env.clone(),
-            options,
-            say_on_stderr,
-        )?))
+        Ok(Some(RegisterVoter::start(env.clone(), options)?))
     }
 }

@@ -25,6 +25,7 @@ use mojim_format::message::{COPY_PAGE, SUM_LEN};
 use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, State};
 use mojim_protocol::History;
 use serde_json::{Value, json};
+use tracing::info;
 
 use super::{Node, lock};
 use mojim_config::Volume;
@@ -381,21 +382,30 @@ impl Node {
             })
         })?;
         if done {
-            self.say(&format!(
-                "volume {}: file {id}, 4 KiB at {offset} rewritten with node {}'s bytes, by an operator's word",
-                v.name, primary.name
-            ));
+            let (file, from) = (self.file_named(v, id), &primary.name);
+            info!(
+                node = %self.me.name, volume = %v.name,
+                "file {file}, 4 KiB at {offset} rewritten with node {from}'s bytes, by an operator's word"
+            );
         }
         Ok(json!({ "done": done }))
+    }
+
+    /// What people call a file: its name, or its number where no catalogue has it.
+    fn file_named(&self, v: &Volume, id: u32) -> String {
+        let catalog = self.catalog(&layout::meta_dir(&self.me, &v.name));
+        let mut files = catalog.into_iter().flat_map(|c| c.files);
+        let found = files.find(|f| f.id == id);
+        found.map_or_else(|| id.to_string(), |f| format!("{:?}", f.name))
     }
 
     /// Gives this node's copy up as soon as the primary sends another.
     pub(super) fn copy_anew(self: &Arc<Node>, v: &Volume) -> Result<Value> {
         self.following(v)?.distrust();
-        self.say(&format!(
-            "volume {}: the copy here is to be made anew, by an operator's word",
-            v.name
-        ));
+        info!(
+            node = %self.me.name, volume = %v.name,
+            "the copy here is to be made anew, by an operator's word"
+        );
         Ok(json!(true))
     }
 

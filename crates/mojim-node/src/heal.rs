@@ -24,6 +24,7 @@ use mojim_replica::holders::Peer;
 use mojim_replica::layout;
 use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_store::store::read_superblock;
+use tracing::{info, warn};
 
 /// How often the other node is asked.
 const EVERY: Duration = Duration::from_secs(1);
@@ -83,10 +84,10 @@ impl Node {
                 Err(e) => {
                     let text = e.to_string();
                     if text != said {
-                        self.say(&format!(
-                            "volume {}: the mirror cannot be brought up to date without a program: {text}",
-                            v.name
-                        ));
+                        warn!(
+                            node = %self.me.name, volume = %v.name,
+                            "the mirror cannot be brought up to date without a program: {text}"
+                        );
                         said = text;
                     }
                     next = now + wait;
@@ -154,11 +155,11 @@ impl Node {
     fn heal_until(&self, v: &Volume, behind: &str, gives_way: &dyn Fn() -> bool) -> Result<bool> {
         let volume =
             mojim::Volume::attach_to_heal(&self.config, &self.me.name, &v.name, gives_way)?;
-        self.say(&format!(
-            "volume {}: {behind}; it is brought up to date, from epoch {}",
-            v.name,
-            volume.epoch()
-        ));
+        let epoch = volume.epoch();
+        info!(
+            node = %self.me.name, volume = %v.name,
+            "{behind}; it is brought up to date, from epoch {epoch}"
+        );
         let (mut has, mut since) = (volume.mirror_has(), self.env.now());
         while !volume.is_level() && !gives_way() && self.env.now() - since < STANDSTILL {
             self.heals.wait_unless(gives_way, Duration::from_millis(20));
@@ -169,7 +170,7 @@ impl Node {
         let level = volume.is_level();
         volume.detach()?;
         if level {
-            self.say(&format!("volume {}: the mirror is up to date", v.name));
+            info!(node = %self.me.name, volume = %v.name, "the mirror is up to date");
         }
         Ok(level)
     }

@@ -13,6 +13,8 @@
 //!   4 KiB, and there are at most `MAX_LINKS` links.
 //! - A volume's copy is open here only while this node follows, or while a
 //!   question needs it; a primary on this node takes it over by its lock.
+//! - Each line of the daemon names its node, and the volume that it is about. Its threads
+//!   have the `tracing` subscriber of the thread that started them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
@@ -47,11 +49,7 @@ use mojim_replica::spinner::Spinner;
 use mojim_replica::stream::StreamIn;
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
-
-/// Between two times that the same is said of what is tried again and again.
-const REPEAT: Duration = Duration::from_secs(60);
-/// How often it is said within that time.
-const TIMES: u32 = 5;
+use tracing::{dispatcher, error, info, warn};
 
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);
@@ -93,8 +91,6 @@ pub struct Node {
     /// When what came in for a volume last could not be taken, where that was for want of
     /// room, and why.
     uncopied: Mutex<HashMap<String, (Duration, String)>>,
-    /// What was said of late and is said again and again: since when, and how often.
-    repeated: Mutex<HashMap<String, (Duration, u32)>>,
     /// Something about that has changed.
     heals: Event,
     links: AtomicUsize,
@@ -106,8 +102,6 @@ pub struct Node {
     posts: Event,
     listeners: Vec<Listener>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// What happened, for the daemon's own output.
-    report: Box<dyn Fn(&str) + Send + Sync>,
     /// What a volume's copy lives on, made of this machine.
     over: Box<dyn Fn(Os) -> Arc<dyn Env> + Send + Sync>,
     /// Has the daemon go on with another configuration.
@@ -158,13 +152,15 @@ impl Drop for Look<'_> {
 impl Node {
     /// Starts node `name`: makes its directories, listens, opens the copies it
     /// keeps for others. `views`: the register of views, where there is one.
+    ///
+    /// What happens is told by `tracing`, with the node's name and the volume's, to the
+    /// subscriber that the caller's thread has.
     pub fn start(
         config: &Config,
         name: &str,
         views: Option<Arc<dyn ViewRegister>>,
-        report: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Arc<Node>> {
-        Node::start_over(config, name, views, |os| Arc::new(os), report)
+        Node::start_over(config, name, views, |os| Arc::new(os))
     }
 
     /// The same over an environment that is made of this machine's: for tests of
@@ -175,7 +171,6 @@ impl Node {
         name: &str,
         views: Option<Arc<dyn ViewRegister>>,
         over: impl Fn(Os) -> Arc<dyn Env> + Send + Sync + 'static,
-        report: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Arc<Node>> {
         let me = config
             .node(name)
@@ -208,7 +203,6 @@ impl Node {
             unhealed: Mutex::default(),
             unopened: Mutex::default(),
             uncopied: Mutex::default(),
-            repeated: Mutex::default(),
             heals: Event::default(),
             views,
             links: AtomicUsize::new(0),
@@ -218,7 +212,6 @@ impl Node {
             posts: Event::default(),
             listeners,
             threads: Mutex::new(Vec::new()),
-            report: Box::new(report),
             over: Box::new(over),
             reloads: OnceLock::new(),
         });
@@ -234,11 +227,11 @@ impl Node {
             match self.follows(&v) {
                 Ok(true) => {
                     if let Err(e) = self.mirror(&v) {
-                        self.say(&format!("volume {}: {e}", v.name));
+                        error!(node = %self.me.name, volume = %v.name, "{e}");
                     }
                 }
                 Ok(false) => {}
-                Err(e) => self.say(&format!("volume {}: {e}", v.name)),
+                Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
             }
         }
     }
@@ -264,32 +257,15 @@ impl Node {
     }
 
     fn spawn(&self, name: &str, f: impl FnOnce() + Send + 'static) -> Result<()> {
+        let lines = dispatcher::get_default(Clone::clone);
         let t = std::thread::Builder::new()
             .name(format!("mojim-{name}"))
-            .spawn(f)
+            .spawn(move || dispatcher::with_default(&lines, f))
             .context(|| "starting a thread".into())?;
         let mut threads = lock(&self.threads);
         threads.retain(|t| !t.is_finished());
         threads.push(t);
         Ok(())
-    }
-
-    fn say(&self, text: &str) {
-        (self.report)(text);
-    }
-
-    /// The same a few times a minute at most, of what is tried again every second.
-    fn say_rarely(&self, text: &str) {
-        let now = self.env.now();
-        let mut all = lock(&self.repeated);
-        all.retain(|_, (since, _)| now.saturating_sub(*since) < REPEAT);
-        let (_, times) = all.entry(text.to_owned()).or_insert((now, 0));
-        *times += 1;
-        let often = *times > TIMES;
-        drop(all);
-        if !often {
-            self.say(text);
-        }
     }
 
     /// Remembers whether this node's copy could be used, for who asks. That somebody
@@ -380,7 +356,7 @@ impl Node {
         let mirrors: Vec<_> = lock(&self.mirrors).drain().collect();
         for (name, m) in mirrors {
             if let Err(e) = self.close_mirror(&m) {
-                self.say(&format!("volume {name}: closing: {e}"));
+                warn!(node = %self.me.name, volume = %name, "closing: {e}");
             }
         }
         let me = std::thread::current().id();
@@ -443,11 +419,8 @@ impl Node {
                 return Ok(m.clone());
             }
             // Opened again, it is verified again (invariant 6).
-            self.say_rarely(&format!(
-                "volume {}: reopening a copy that failed: {}",
-                v.name,
-                m.store.poisoned().expect("just seen").cause()
-            ));
+            let why = m.store.poisoned().expect("just seen").cause();
+            warn!(node = %self.me.name, volume = %v.name, "reopening a copy that failed: {why}");
             m.close();
             let old = mirrors.remove(&v.name).expect("just seen");
             unapplied = old.store.unapplied();
@@ -466,13 +439,10 @@ impl Node {
         self.note(v, &opened);
         let store = Arc::new(opened?);
         if store.superblock().state == State::Empty {
-            self.say(&format!("volume {}: no usable copy here yet", v.name));
+            info!(node = %self.me.name, volume = %v.name, "no usable copy here yet");
         } else {
-            self.say_rarely(&format!(
-                "volume {}: copy opened, last LSN {}",
-                v.name,
-                store.tail()
-            ));
+            let last = store.tail();
+            info!(node = %self.me.name, volume = %v.name, "copy opened, last LSN {last}");
         }
         if let Some(lsn) = unapplied.filter(|lsn| *lsn <= store.tail())
             && store.superblock().state == State::Whole
@@ -480,10 +450,10 @@ impl Node {
         {
             // It acknowledges nothing more, and cannot take over: it says so to whoever
             // greets it, and is opened again then.
-            self.say_rarely(&format!(
-                "volume {}: this copy cannot apply what it acknowledged: {e}",
-                v.name
-            ));
+            error!(
+                node = %self.me.name, volume = %v.name,
+                "this copy cannot apply what it acknowledged: {e}"
+            );
             store.note_unapplied(lsn);
         }
         let mut m = Mirror::new(store, &self.me.name, v.secondary_threshold);
@@ -513,8 +483,14 @@ impl Node {
         let volume = &m.store.spec().volume;
         let source: Arc<dyn Source> = m.clone();
         let stop = || m.is_closed() || self.stopping.load(Acquire);
-        backup_session::run(&source, &self.me.name, name, address, stop, |what| {
-            self.say(&format!("volume {volume}: {what}"));
+        let me = &self.me.name;
+        let well = format!("forwarding to node {name}");
+        backup_session::run(&source, me, name, address, stop, |what| {
+            if what == well {
+                info!(node = %me, volume = %volume, "{what}");
+            } else {
+                warn!(node = %me, volume = %volume, "{what}");
+            }
         });
     }
 
@@ -528,7 +504,7 @@ impl Node {
                 Ok(true) => quiet = 0,
                 Ok(false) => quiet = quiet.saturating_add(1),
                 Err(e) => {
-                    self.say(&format!("volume {}: {e}", m.store.spec().volume));
+                    error!(node = %self.me.name, volume = %m.store.spec().volume, "{e}");
                     return;
                 }
             }
@@ -553,14 +529,14 @@ impl Node {
         while !self.stopping.load(Acquire) {
             let next = door.next(Duration::from_millis(500));
             if let Some(text) = door.refusals() {
-                self.say(&text);
+                warn!(node = %self.me.name, "{text}");
             }
             let conn = match next {
                 Ok(Some(c)) => c,
                 Ok(None) => continue,
                 Err(_) if self.stopping.load(Acquire) => return,
                 Err(e) => {
-                    self.say(&format!("accepting: {e}"));
+                    warn!(node = %self.me.name, "accepting: {e}");
                     std::thread::sleep(Duration::from_millis(50));
                     continue;
                 }
@@ -577,7 +553,7 @@ impl Node {
             });
             if let Err(e) = started {
                 self.links.fetch_sub(1, AcqRel);
-                self.say(&e.to_string());
+                warn!(node = %self.me.name, "{e}");
             }
         }
     }
@@ -685,7 +661,7 @@ impl Node {
         let (mirror, hello, led) = match self.greeted(&*wire.conn, body) {
             Ok(x) => x,
             Err(no) => {
-                self.say(&format!("refused {}: {}", wire.conn.peer(), no.text));
+                warn!(node = %self.me.name, "refused {}: {}", wire.conn.peer(), no.text);
                 refuse(&mut wire, f.epoch, &no);
                 wire.conn.close();
                 return;
@@ -694,7 +670,10 @@ impl Node {
         let mut control = match ControlIn::answer(mirror.clone(), wire, &hello) {
             Ok(c) => c,
             Err((mut wire, no)) => {
-                self.say(&format!("refused node {}: {}", hello.from, no.text));
+                warn!(
+                    node = %self.me.name, volume = %hello.volume,
+                    "refused node {}: {}", hello.from, no.text
+                );
                 let epoch = mirror.store.superblock().promised;
                 refuse(&mut wire, epoch, &no);
                 wire.conn.close();
@@ -704,10 +683,10 @@ impl Node {
                 return;
             }
         };
-        self.say(&format!(
-            "volume {}: following node {}, epoch {}",
-            hello.volume, hello.from, hello.epoch
-        ));
+        info!(
+            node = %self.me.name, volume = %hello.volume,
+            "following node {}, epoch {}", hello.from, hello.epoch
+        );
         self.follow(&mut control, &mirror, &hello);
         control.end();
     }
@@ -769,12 +748,10 @@ impl Node {
                         let said = (self.env.now(), e.cause());
                         lock(&self.uncopied).insert(hello.volume.clone(), said);
                     }
-                    self.say_rarely(&format!(
-                        "volume {}: node {} is gone: {}",
-                        hello.volume,
-                        hello.from,
-                        e.cause()
-                    ));
+                    warn!(
+                        node = %self.me.name, volume = %hello.volume,
+                        "node {} is gone: {}", hello.from, e.cause()
+                    );
                     break;
                 }
             }
@@ -864,7 +841,8 @@ impl Node {
             }
         };
         if let Error::Protocol(_) | Error::Poisoned(_) | Error::Full(_) = ended {
-            self.say(&format!("lane of {}: {ended}", lane.conn().peer()));
+            let (me, volume) = (&self.me.name, &mirror.store.spec().volume);
+            warn!(node = %me, volume = %volume, "lane of {}: {ended}", lane.conn().peer());
         }
         lane.conn().close();
     }
@@ -896,8 +874,9 @@ impl Node {
                 }
                 Err(e) => {
                     if !matches!(e, Error::Stale(_) | Error::Timeout(_)) {
+                        let (me, volume) = (&self.me.name, &mirror.store.spec().volume);
                         let peer = stream.conn().peer();
-                        self.say(&format!("a copy's stream from {peer}: {e}"));
+                        warn!(node = %me, volume = %volume, "a copy's stream from {peer}: {e}");
                     }
                     break;
                 }
@@ -914,12 +893,11 @@ impl Node {
         let now = of(Live::Losses);
         let known = losses.insert(v.name.clone(), now).unwrap_or(now);
         if now > known && of(Live::LastRisk) > 0 {
-            self.say(&format!(
-                "volume {}: the mirror was lost; {} bytes that it had acknowledged were only in this node's memory, for {:.1} ms",
-                v.name,
-                of(Live::LastRisk),
-                of(Live::LastRiskTime) as f64 / 1000.0
-            ));
+            let (bytes, ms) = (of(Live::LastRisk), of(Live::LastRiskTime) as f64 / 1000.0);
+            warn!(
+                node = %self.me.name, volume = %v.name,
+                "the mirror was lost; {bytes} bytes that it had acknowledged were only in this node's memory, for {ms:.1} ms"
+            );
         }
     }
 
@@ -950,7 +928,7 @@ impl Node {
                     // Somebody had a look at a clean copy just now.
                     Ok(s) if s.was_clean() => {
                         if let Err(e) = s.close_clean(s.tail()) {
-                            self.say(&format!("volume {}: {e}", v.name));
+                            error!(node = %self.me.name, volume = %v.name, "{e}");
                         }
                     }
                     Ok(s) => {
@@ -968,18 +946,18 @@ impl Node {
                         match done {
                             // Somebody had a look at what was settled already.
                             Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
-                            Ok(()) => self.say(&format!(
-                                "volume {}: a program ended without detaching; its records up to LSN {before} are persistent",
-                                v.name
-                            )),
-                            Err(e) => self.say(&format!("volume {}: {e}", v.name)),
+                            Ok(()) => warn!(
+                                node = %self.me.name, volume = %v.name,
+                                "a program ended without detaching; its records up to LSN {before} are persistent"
+                            ),
+                            Err(e) => error!(node = %self.me.name, volume = %v.name, "{e}"),
                         }
                         let found = (s.superblock().sequence, Some(before));
                         lock(&self.settled).insert(v.name.clone(), found);
                     }
                     Err(Error::Busy(_)) => {}
                     Err(e) => {
-                        self.say(&format!("volume {}: {e}", v.name));
+                        error!(node = %self.me.name, volume = %v.name, "{e}");
                         // It may have come as far as to change it.
                         let now = read_superblock(&*self.env, &meta).ok().flatten();
                         let sequence = now.map_or(sb.sequence, |sb| sb.sequence);

@@ -13,6 +13,7 @@ use mojim_format::{Frame, FrameKind, State, Superblock};
 use mojim_protocol::pairing::{LEAP, PromoteRefusal, may_promote};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
+use tracing::{info, warn};
 
 use super::{Node, is_full, lock, wait_for_last};
 use mojim_config::{Config, Volume};
@@ -849,10 +850,10 @@ impl Node {
             return Err(Error::Busy("the view changed meanwhile; look again".into()));
         };
         self.hand_over(v, m, last)?;
-        self.say(&format!(
-            "volume {}: this node is primary from epoch {epoch}, last LSN {last}, by an operator's word",
-            v.name
-        ));
+        info!(
+            node = %self.me.name, volume = %v.name,
+            "this node is primary from epoch {epoch}, last LSN {last}, by an operator's word"
+        );
         Ok(json!({ "epoch": epoch, "last_lsn": last, "forced": force }))
     }
 
@@ -882,7 +883,7 @@ impl Node {
         mirrors.remove(&v.name);
         drop(mirrors);
         if let Err(e) = self.close_mirror(&m).and_then(|()| wait_for_last(m)) {
-            self.say(&format!("volume {}: closing a copy: {e}", v.name));
+            warn!(node = %self.me.name, volume = %v.name, "closing a copy: {e}");
         }
     }
 
@@ -939,10 +940,10 @@ impl Node {
         }
         let (epoch, last) = m.promote(above)?;
         self.hand_over(v, m, last)?;
-        self.say(&format!(
-            "volume {}: this node is primary from epoch {epoch}, last LSN {last}",
-            v.name
-        ));
+        info!(
+            node = %self.me.name, volume = %v.name,
+            "this node is primary from epoch {epoch}, last LSN {last}"
+        );
         Ok(json!({ "epoch": epoch, "last_lsn": last }))
     }
 

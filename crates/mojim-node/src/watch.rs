@@ -21,6 +21,7 @@ use mojim_replica::layout;
 use mojim_replica::mirror::Mirror;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::{CopyState, Request, Standing};
+use tracing::warn;
 
 /// Between two openings of a copy that has failed.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -129,11 +130,11 @@ impl Node {
         };
         match handed {
             Ok(Some((epoch, last))) => {
-                self.say(&format!(
-                    "volume {}: its primary was silent for {} ms; this node is primary from epoch {epoch}, last LSN {last}",
-                    v.name,
+                warn!(
+                    node = %self.me.name, volume = %v.name,
+                    "its primary was silent for {} ms; this node is primary from epoch {epoch}, last LSN {last}",
                     silent.as_millis()
-                ));
+                );
                 w.unknown = false;
                 w.said.clear();
             }
@@ -148,7 +149,7 @@ impl Node {
                 w.unknown = true;
                 let text = e.to_string();
                 if text != w.said {
-                    self.say(&format!("volume {}: {text}", v.name));
+                    warn!(node = %self.me.name, volume = %v.name, "{text}");
                     w.said = text;
                 }
             }
@@ -228,10 +229,10 @@ impl Node {
         let Some((epoch, last)) = m.force_from(&reg, views)? else {
             return Err(Error::Protocol("the view changed meanwhile".into()));
         };
-        self.say(&format!(
-            "volume {}: nothing is heard of {lost}; this backup goes on as configured (`fallback`), and what they acknowledged after LSN {last} is given up",
-            v.name
-        ));
+        warn!(
+            node = %self.me.name, volume = %v.name,
+            "nothing is heard of {lost}; this backup goes on as configured (`fallback`), and what they acknowledged after LSN {last} is given up"
+        );
         Ok(Some((epoch, last)))
     }
 

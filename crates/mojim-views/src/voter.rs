@@ -19,6 +19,7 @@ use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::RaftCall;
 use serde_json::Value;
+use tracing::{dispatcher, error, info};
 
 use crate::lock;
 use crate::views::{Options, RaftViews};
@@ -41,13 +42,9 @@ pub struct RegisterVoter {
 }
 
 impl RegisterVoter {
-    /// As [`RaftViews::start`], whose errors are this one's. `report` is told of failures
-    /// later on, and of their ends.
-    pub fn start(
-        env: Arc<dyn Env>,
-        options: Options,
-        report: impl Fn(&str) + Send + 'static,
-    ) -> Result<Arc<RegisterVoter>> {
+    /// As [`RaftViews::start`], whose errors are this one's. Failures later on, and their
+    /// ends, are told by `tracing` to the subscriber that the caller's thread has.
+    pub fn start(env: Arc<dyn Env>, options: Options) -> Result<Arc<RegisterVoter>> {
         let part = RaftViews::start(env.clone(), options.clone())?;
         let voter = Arc::new(RegisterVoter {
             env,
@@ -59,11 +56,12 @@ impl RegisterVoter {
             end: Event::default(),
         });
         let v = voter.clone();
+        let lines = dispatcher::get_default(Clone::clone);
         let started = std::thread::Builder::new()
             .name("mojim-voter".into())
             .spawn(move || {
                 block_signals();
-                v.look_after(&report);
+                dispatcher::with_default(&lines, || v.look_after());
                 v.ended.store(true, SeqCst);
                 v.end.notify();
             })
@@ -95,7 +93,8 @@ impl RegisterVoter {
         lock(&self.part).clone().map_err(Error::Poisoned)
     }
 
-    fn look_after(&self, report: &dyn Fn(&str)) {
+    fn look_after(&self) {
+        let me = &self.options.me;
         loop {
             self.news.wait_unless(|| self.over.load(SeqCst), LOOK);
             if self.over.load(SeqCst) {
@@ -106,9 +105,10 @@ impl RegisterVoter {
                     let Some(Error::Poisoned(why)) = part.failed() else {
                         continue;
                     };
-                    report(&format!(
+                    error!(
+                        node = %me,
                         "this node does not vote on views: {why}. It is tried again every second"
-                    ));
+                    );
                     *lock(&self.part) = Err(why);
                     part.stop();
                 }
@@ -127,12 +127,12 @@ impl RegisterVoter {
                         if self.over.load(SeqCst) {
                             return self.stop_part();
                         }
-                        report("this node votes on views again");
+                        info!(node = %me, "this node votes on views again");
                     }
                     Err(e) => {
                         let why = e.to_string();
                         if lock(&self.part).as_ref().err() != Some(&why) {
-                            report(&format!("this node does not vote on views: {why}"));
+                            error!(node = %me, "this node does not vote on views: {why}");
                         }
                         *lock(&self.part) = Err(why);
                     }

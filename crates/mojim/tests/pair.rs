@@ -7,6 +7,15 @@ use std::sync::Arc;
 use mojim::{Error, MapFlags, Volume, gmsync, msync, msync_async, rollback, unmap};
 use mojim_config::Config;
 use mojim_node::Node;
+use tracing_subscriber::fmt::TestWriter;
+
+/// Starts a node, whose lines are shown where the test fails.
+fn node(config: &Config, name: &str) -> mojim::Result<Arc<Node>> {
+    let _ = tracing_subscriber::fmt()
+        .with_writer(TestWriter::with_stderr)
+        .try_init();
+    Node::start(config, name, None)
+}
 
 /// A directory of its own on the disk, and memory beside it; both go at the end.
 struct Place {
@@ -121,9 +130,8 @@ fn expected(round: u8) -> Vec<u8> {
 fn both(mode: &str, transport: &str, connections: usize) {
     let place = Place::new(&format!("{mode}-{transport}-{connections}"));
     let c = place.config(mode, transport, connections);
-    let b: Option<Arc<Node>> = (mode != "unreplicated").then(|| {
-        Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap_or_else(|e| panic!("{e}"))
-    });
+    let b: Option<Arc<Node>> =
+        (mode != "unreplicated").then(|| node(&c, "b").unwrap_or_else(|e| panic!("{e}")));
     for round in [3u8, 7] {
         let v = attach(&c, "a");
         work(&v, round);
@@ -170,7 +178,7 @@ fn sync_flush() {
 fn an_empty_primary_takes_its_mirrors_copy_in_its_first_epoch() {
     let place = Place::new("empty-primary");
     let c = place.config("sync", "tcp", 1);
-    let b = Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap_or_else(|e| panic!("{e}"));
+    let b = node(&c, "b").unwrap_or_else(|e| panic!("{e}"));
     let v = attach(&c, "a");
     work(&v, 3);
     v.detach().unwrap_or_else(|e| panic!("{e}"));
@@ -188,7 +196,7 @@ fn an_empty_primary_takes_its_mirrors_copy_in_its_first_epoch() {
 fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     let place = Place::new("begun");
     let c = place.config("sync", "tcp", 2);
-    let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let start = || node(&c, "b").unwrap();
     let b = start();
     let v = attach(&c, "a");
     let atomic = MapFlags {
@@ -258,7 +266,7 @@ fn a_size_in_doubt_is_nobodys_success() {
     for shared in [false, true] {
         let place = Place::new(if shared { "size-shared" } else { "size" });
         let c = place.config("sync", "tcp", 2);
-        let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+        let start = || node(&c, "b").unwrap();
         let b = start();
         let v = attach(&c, "a");
         let flags = MapFlags {
@@ -318,7 +326,7 @@ fn a_size_in_doubt_is_nobodys_success() {
 fn an_end_while_a_size_is_in_doubt_begins_what_is_in_no_doubt() {
     let place = Place::new("size-end");
     let c = place.config("sync", "tcp", 2);
-    let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let start = || node(&c, "b").unwrap();
     let b = start();
     let v = attach(&c, "a");
     let shared = MapFlags {
@@ -382,8 +390,7 @@ fn backups_are_named_among_the_copies() {
     }
     drop(ports);
     let config = Config::parse(&text, Path::new("test.toml")).unwrap();
-    let start =
-        |n: &'static str| Node::start(&config, n, None, move |t| eprintln!("{n}: {t}")).unwrap();
+    let start = |n: &'static str| node(&config, n).unwrap();
     let (b, c) = (start("b"), start("c"));
     let v = attach(&config, "a");
     v.map("f", 4096, CREATE).unwrap();
@@ -414,7 +421,7 @@ fn backups_are_named_among_the_copies() {
 fn a_spill_file_goes_ahead_of_its_record_in_every_session() {
     let place = Place::new("spill");
     let c = place.config("async", "tcp", 2);
-    let start = || Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let start = || node(&c, "b").unwrap();
     let b = start();
     let v = attach(&c, "a");
     const SIZE: usize = 16 << 20;
@@ -442,7 +449,7 @@ fn a_spill_file_goes_ahead_of_its_record_in_every_session() {
 fn a_name_is_a_file_where_it_was_a_directory() {
     let place = Place::new("names");
     let c = place.config("sync", "tcp", 1);
-    let b = Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let b = node(&c, "b").unwrap();
     let v = attach(&c, "a");
     v.create("d/e/f").unwrap();
     v.truncate("d/e/f", 4096).unwrap();
@@ -474,7 +481,7 @@ fn a_name_is_a_file_where_it_was_a_directory() {
 fn a_size_that_cannot_be_is_refused_before_there_is_a_record_of_it() {
     let place = Place::new("size-refused");
     let c = place.config("sync", "tcp", 1);
-    let b = Node::start(&c, "b", None, |t| eprintln!("b: {t}")).unwrap();
+    let b = node(&c, "b").unwrap();
     let probe = std::fs::File::create(place.dir.join("probe")).unwrap();
     let size = 1u64 << 62;
     if probe.set_len(size).is_ok() {

@@ -19,6 +19,7 @@ use mojim::{Error, MapFlags, Mapping, Reader, ReaderOptions, Volume, gmsync, msy
 use mojim_config::Config;
 use mojim_node::Node;
 use mojim_replica::request::{Request, Standing};
+use tracing_subscriber::fmt::TestWriter;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const PAGE: usize = 4096;
@@ -88,8 +89,11 @@ impl Place {
     }
 
     fn node(&self, name: &'static str) -> Arc<Node> {
-        let say = move |t: &str| eprintln!("{name}: {t}");
-        Node::start(&self.config, name, None, say).unwrap_or_else(|e| panic!("{e}"))
+        // Its lines are shown where the test fails.
+        let _ = tracing_subscriber::fmt()
+            .with_writer(TestWriter::with_stderr)
+            .try_init();
+        Node::start(&self.config, name, None).unwrap_or_else(|e| panic!("{e}"))
     }
 
     fn program(&self) -> Volume {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use mojim_config::Config;
 use mojim_node::Node;
+use tracing_subscriber::fmt::TestWriter;
 
 use mojim::{
     Joined, MapFlags, Mapping, Volume, expect_forks, finish_all, join, msync, msync_async,
@@ -71,7 +72,11 @@ log = {{ medium = "disk", size = "1MiB" }}
                 self.0.display()
             ),
         );
-        Node::start(&config(&self.0), "b", None, |t| eprintln!("b: {t}")).unwrap()
+        // Its lines are shown where the test fails.
+        let _ = tracing_subscriber::fmt()
+            .with_writer(TestWriter::with_stderr)
+            .try_init();
+        Node::start(&config(&self.0), "b", None).unwrap()
     }
 
     /// The file's byte, once the owner says that what is committed is there.

@@ -226,7 +226,7 @@ fn main() {
     for (transport, kind) in cases {
         std::fs::create_dir_all(dir.join("shm")).unwrap();
         let c = config(&dir, transport);
-        let node = Node::start(&c, "b", None, |_| {}).unwrap_or_else(|e| panic!("{e}"));
+        let node = Node::start(&c, "b", None).unwrap_or_else(|e| panic!("{e}"));
         let status = Command::new(std::env::current_exe().unwrap())
             .args([
                 "child",

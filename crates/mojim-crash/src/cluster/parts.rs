@@ -24,6 +24,9 @@ use crate::machine::{Fault, Machine};
 /// How long the voters may take over one answer.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Which events of a daemon are shown: Mojim's own.
+pub const OURS: &str = "mojim=info";
+
 /// A node's machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
@@ -54,12 +57,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts one.
-    pub fn start(
-        config: &Config,
-        name: &str,
-        made: Made,
-        report: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Result<Daemon> {
+    pub fn start(config: &Config, name: &str, made: Made) -> Result<Daemon> {
         let me = config.node(name)?.directory.clone();
         let env = made.over(Os::new()?, &me);
         let voters = config.voters();
@@ -83,12 +81,11 @@ impl Daemon {
                     election: (config.failure_limit / 3, config.failure_limit / 2),
                     timeout: VIEW_TIMEOUT,
                 },
-                |_| {},
             )?),
         };
         let views = voter.clone().map(|v| -> Arc<dyn ViewRegister> { v });
         let over = move |os| made.over(os, &me);
-        match node::Node::start_over(config, name, views, over, report) {
+        match node::Node::start_over(config, name, views, over) {
             Ok(node) => Ok(Daemon { node, voter }),
             Err(e) => {
                 voter.iter().for_each(|v| v.stop());
@@ -107,9 +104,11 @@ impl Drop for Daemon {
 
 /// Runs a daemon until the process is killed.
 pub fn run_node(config: &Path, name: &str, made: Made) -> Result<()> {
-    let daemon = Daemon::start(&Config::load(config)?, name, made, |text| {
-        eprintln!("{text}");
-    })?;
+    tracing_subscriber::fmt()
+        .with_env_filter(OURS)
+        .with_writer(std::io::stderr)
+        .init();
+    let daemon = Daemon::start(&Config::load(config)?, name, made)?;
     println!("ready");
     loop {
         std::thread::park();

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use mojim_replica::client::Client;
 use mojim_replica::request::Request;
 
 use super::live::DISK;
-use super::parts::{Daemon, Made};
+use super::parts::{Daemon, Made, OURS};
 use super::setup::{DATA, FILE, NODES, Places, Setup};
 use crate::Result;
 use crate::blocks::Piece;
@@ -177,6 +178,21 @@ fn restore(ring: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     Ok(())
 }
 
+/// Where the daemons' lines go.
+struct Lines(Arc<Mutex<String>>);
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut said = self.0.lock().expect("no thread panics");
+        said.push_str(&String::from_utf8_lossy(line));
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 struct Cluster<'a> {
     config: &'a Config,
     setup: &'a Setup,
@@ -208,10 +224,15 @@ impl Cluster<'_> {
         if matches!(self.back[node], Back::Gone) || self.daemons.contains_key(&node) {
             return Ok(());
         }
-        let (said, name) = (self.said.clone(), NODES[node]);
-        let daemon = Daemon::start(self.config, name, self.made(node), move |text| {
-            let mut said = said.lock().expect("no thread panics");
-            said.push_str(&format!("{name}: {text}\n"));
+        let said = self.said.clone();
+        let lines = tracing_subscriber::fmt()
+            .with_target(false)
+            .with_ansi(false)
+            .with_env_filter(OURS)
+            .with_writer(move || Lines(said.clone()))
+            .finish();
+        let daemon = tracing::subscriber::with_default(lines, || {
+            Daemon::start(self.config, NODES[node], self.made(node))
         })?;
         self.daemons.insert(node, daemon);
         Ok(())

@@ -2,7 +2,9 @@
 //! what a start from disk brings back.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -268,6 +270,31 @@ fn a_voter_whose_disk_failed_takes_no_part() {
     assert_eq!(read(&well, "v"), register(now.version + 1, "z"));
 }
 
+/// Each line goes to a test.
+struct Lines(Sender<String>);
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // The test may be over.
+        let _ = self.0.send(String::from_utf8_lossy(line).into_owned());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A voter whose lines are sent to `tell`.
+fn start_telling(disk: Arc<Failing>, options: Options, tell: Sender<String>) -> Arc<RegisterVoter> {
+    let lines = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_env_filter("mojim=info")
+        .with_writer(move || Lines(tell.clone()))
+        .finish();
+    tracing::subscriber::with_default(lines, || RegisterVoter::start(disk, options).unwrap())
+}
+
 /// A full disk ended a daemon's vote for as long as the daemon ran: with two of three
 /// full for a while, nothing could attach any more, though both had room again.
 #[test]
@@ -275,8 +302,7 @@ fn a_voter_whose_disk_is_well_again_votes_again() {
     let d = Daemons::new(&["a"]);
     let disk = Arc::new(Failing::default());
     let (tell, told) = std::sync::mpsc::channel();
-    let report = move |text: &str| tell.send(text.to_owned()).unwrap();
-    let voter = RegisterVoter::start(disk.clone(), d.options_of("a"), report).unwrap();
+    let voter = start_telling(disk.clone(), d.options_of("a"), tell);
     assert!(voter.swap("v", &register(1, "x")).unwrap());
     disk.fail(true);
     let e = voter.swap("v", &register(2, "y")).unwrap_err();
@@ -307,10 +333,9 @@ fn a_voter_does_not_come_back_without_its_log() {
     let d = Daemons::new(&["a"]);
     let disk = Arc::new(Failing::default());
     let (tell, told) = std::sync::mpsc::channel();
-    let report = move |text: &str| tell.send(text.to_owned()).unwrap();
     let options = d.options_of("a");
     let (dir, away) = (options.dir.clone(), options.dir.with_extension("away"));
-    let voter = RegisterVoter::start(disk.clone(), options, report).unwrap();
+    let voter = start_telling(disk.clone(), options, tell);
     assert!(voter.swap("v", &register(1, "x")).unwrap());
     disk.fail(true);
     voter.swap("v", &register(2, "y")).unwrap_err();
