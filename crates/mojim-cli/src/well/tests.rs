@@ -597,3 +597,29 @@ fn the_primary_says_who_is_the_mirror() {
     let line = unused_line(&nodes).unwrap();
     assert_eq!(line, "no program is attached; node a is the primary");
 }
+
+/// "Nothing, if this passes" was said of what a killed program had begun, which the daemon
+/// leaves to the next one; and that a primary goes on alone in seconds, while a voter that was
+/// needed was full (a new user).
+#[test]
+fn what_waits_for_a_program_or_for_voters_is_said_to() {
+    let mut nodes = cluster();
+    nodes[0]["attached"] = json!(false);
+    nodes[0]["committed"] = json!(95);
+    for (checkpoint, says) in [(90, BEGUN), (91, PROGRAM)] {
+        nodes[0]["checkpoint"] = json!(checkpoint);
+        let all = ills(&expected(&voters(None)), &nodes);
+        let behind = all.iter().find(|i| i.kind == "behind").unwrap();
+        assert_eq!(behind.todo, says);
+    }
+    let mut nodes = cluster();
+    nodes[0]["link"]["up"] = json!(false);
+    let mut full = voters(None);
+    full[2].error = Some("0 KiB are free".into());
+    let said = texts(&nodes, &full);
+    let link = said.iter().find(|t| t.starts_with("the link of node a"));
+    assert!(
+        link.unwrap()
+            .ends_with("to which enough voters have to agree")
+    );
+}
