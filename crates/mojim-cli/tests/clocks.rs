@@ -140,7 +140,7 @@ fn the_time_of_day_means_nothing() {
     be_patient(&c);
     let clocks = Clocks::of(&c);
     let a = c.node("a");
-    let (b, _w) = (c.node("b"), c.node("w"));
+    let (b, w) = (c.node("b"), c.node("w"));
     let (mut p, _) = c.program("a", &["--pace", "2000"]);
     p.acknowledged(0, 50);
     let here = NODES.map(|n| clocks.processes(n));
@@ -165,8 +165,13 @@ fn the_time_of_day_means_nothing() {
     }
     assert_eq!(c.register("a"), view);
     assert_eq!(sessions(&b), 1, "{}", b.errors());
-    // Twice `date`; nobody else.
-    assert_eq!(NODES.map(|n| clocks.asked(n)), [2, 0, 0]);
+    // Twice `date`; and a daemon for each line of its log, which begins with the time.
+    // Lines may come meanwhile: they are counted after who asked.
+    let asked = NODES.map(|n| clocks.asked(n));
+    let lines = [&a, &b, &w].map(|d| d.errors().lines().count() as u64);
+    let most = [lines[0] + 2, lines[1], lines[2]];
+    let no_more = asked.iter().zip(&most).all(|(asked, most)| asked <= most);
+    assert!(no_more, "{asked:?} times asked, {most:?} at most");
     the_mirror_takes_over(&c, a, p);
 }
 
