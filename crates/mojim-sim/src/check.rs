@@ -404,6 +404,16 @@ impl Checker {
                 history.entries()
             ));
         };
+        // Who refuses to go on for it must not do so for a part of a sync point: of
+        // that nothing was acknowledged.
+        if let Some(known) = store.known_missing()
+            && self.exact(&history, known).is_none()
+        {
+            return Err(format!(
+                "told: node {n} recovers {}, and its log tells that LSN {known} was committed, which ends no sync point",
+                self.text(tail)
+            ));
+        }
         if let Some(h) = hold.kill
             && !self.is_within(h, tail)
             && replaced

@@ -73,6 +73,8 @@ pub enum Mutation {
     OtherLife,
     /// A log that is damaged before its end is taken for a shorter one.
     ForgetMissing,
+    /// A record tells of a committed LSN that ends no sync point.
+    StampParts,
     /// A spill file is confirmed before it is durable.
     SpillUnsynced,
     /// A spill file goes ahead of its record once, whatever became of it.
@@ -83,7 +85,7 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them, with their names.
-    pub const ALL: [(Mutation, &'static str); 35] = [
+    pub const ALL: [(Mutation, &'static str); 36] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
         (
@@ -141,6 +143,10 @@ impl Mutation {
             "forget_missing (a damaged log is given up by an operator alone)",
         ),
         (
+            Mutation::StampParts,
+            "stamp_parts (what a record tells was committed are whole sync points)",
+        ),
+        (
             Mutation::SpillUnsynced,
             "spill_unsynced (a spill file is confirmed when it is durable)",
         ),
@@ -161,6 +167,7 @@ impl Mutation {
             Mutation::Overtake => Some(554),
             Mutation::ForwardAcrossTerms => Some(369),
             Mutation::ReleaseEarly => Some(239),
+            Mutation::StampParts => Some(8937),
             _ => None,
         }
     }
@@ -239,6 +246,7 @@ impl Mutation {
             // What the end of a run says by itself, other failures excuse.
             Mutation::OtherLife => &["shrunk:"],
             Mutation::ForgetMissing => &["3:"],
+            Mutation::StampParts => &["told:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
             Mutation::SpillUnsynced => &["3:"],
             Mutation::CallReplaced => &["replaced:"],
@@ -284,6 +292,7 @@ impl Mutation {
             Mutation::TrustWire => &switches.trust_wire,
             Mutation::OtherLife => &switches.other_life,
             Mutation::ForgetMissing => &switches.forget_missing,
+            Mutation::StampParts => &switches.stamp_parts,
             Mutation::SpillUnsynced => &switches.spill_unsynced,
             Mutation::SpillOnce => &switches.spill_once,
             Mutation::CallReplaced => &switches.call_replaced,

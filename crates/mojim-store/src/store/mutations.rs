@@ -95,6 +95,8 @@ pub struct Mutations {
     pub trust_wire: Switch,
     /// A log that is damaged before its end is taken for a shorter one.
     pub forget_missing: Switch,
+    /// A record says that a part of a sync point was committed.
+    pub stamp_parts: Switch,
     /// A mirror confirms a spill file that it did not sync.
     pub spill_unsynced: Switch,
     /// A session does not send the spill files of the records that the mirror lacks.
