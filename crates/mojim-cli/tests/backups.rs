@@ -225,7 +225,7 @@ fn with_slow_backup(mode: &str, threshold: u64, extra: &str) -> (Cluster, PathBu
     let text = fs::read_to_string(c.file()).unwrap();
     let at = text.find("[node.c]\naddress = \"").unwrap() + "[node.c]\naddress = \"".len();
     let address = text[at..].split('"').next().unwrap().to_owned();
-    let port = link::slow(address.clone(), 640 << 10, Duration::from_millis(2500));
+    let port = link::slow(address.clone(), 640 << 10, Duration::from_millis(2200));
     let slow = c.dir.join("slow.toml");
     fs::write(&slow, text.replace(&address, &format!("127.0.0.1:{port}"))).unwrap();
     (c, slow)
@@ -275,7 +275,8 @@ fn a_slow_backup_paces_the_primary_and_breaks_nothing() {
         // An entry has at most 3000 bytes; records begin at sectors.
         assert!(
             most <= THRESHOLD + CONNECTIONS * 8192,
-            "{most} bytes behind"
+            "{most} bytes behind; {}",
+            b.errors()
         );
         let more = b.peak() - before;
         assert!(more < 16 << 20, "{more} bytes more");

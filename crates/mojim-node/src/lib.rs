@@ -509,13 +509,17 @@ impl Node {
                 }
             }
             if quiet > 50 {
+                let limit = || m.committed().min(m.received.get());
+                let seen = limit();
                 let applied = m.store.applied();
+                // Of a part of a sync point alone nothing can be applied.
+                let is_due = seen > applied && m.store.whole(seen) > applied;
                 m.checkpoint_work.wait_unless(
-                    || m.is_closed() || m.committed().min(m.received.get()) > applied,
+                    || is_due || m.is_closed() || limit() != seen,
                     Duration::from_secs(1),
                 );
                 quiet = quiet.min(100);
-                if m.committed().min(m.received.get()) > applied {
+                if is_due || limit() != seen {
                     quiet = 0;
                 }
             } else if quiet > 0 {

@@ -512,7 +512,7 @@ impl Node {
             state,
             epoch: sb.view.epoch,
             primary: sb.view.primary.clone(),
-            last_lsn: m.received.get(),
+            last_lsn: m.tail(),
             checkpoint: sb.checkpoint,
             persistent: m.store.level().is_persistent(),
             attached: None,

@@ -20,18 +20,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-use mojim_format::message::{
-    CopyData, CopyHave, CopyWant, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
-};
+use mojim_format::message::{Hello, Message, Refuse, RefuseCode, Start, Started, Welcome};
 use mojim_format::{Frame, FrameKind};
-use mojim_protocol::{History, Holding, Plan, Prefix, reconcile};
+use mojim_protocol::{Holding, Plan, Prefix, reconcile};
 
 use crate::backup_progress::{Progress, Source, Term};
 use crate::copy::CopyOut;
-use crate::link::{COPY_AGAIN, COPY_SILENCE, Carrier, HEARTBEAT, Rx, SILENCE, Tx, Wire, bad};
-use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
+use crate::handshake::{Opening, theirs, too_large};
+use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx, Wire, bad};
+use crate::spill_out::{SpillFile, SpillOut};
 use crate::stream::{StreamOut, StreamThreads};
-use mojim_env::{Address, Conn, Context, Error, File, OpenHow, Result};
+use mojim_env::{Address, Conn, Context, Error, OpenHow, Result};
 use mojim_store::area::{named_spill, spill_path};
 use mojim_store::log::Log;
 use mojim_store::store::Hold;
@@ -47,7 +46,7 @@ enum Phase {
     Sending(Box<CopyOut>),
     Sent { lsn: u64 },
     Starting { resume: u64 },
-    Opening { lanes: Vec<(Wire, u64, bool)> },
+    Opening(Opening),
     Active { lanes: Vec<Out> },
 }
 
@@ -98,18 +97,10 @@ impl Out {
     }
 }
 
-/// A spill file on its way out, ahead of the record that names it.
+/// A spill file on its way out, and the lane whose record names it.
 struct Spill {
     lane: usize,
-    id: u64,
-    file: Arc<dyn File>,
-    len: u64,
-    at: u64,
-    ended: bool,
-    /// Bytes that the link has taken.
-    taken: u64,
-    /// All that is to be sent is; the confirmation is out.
-    confirming: bool,
+    out: SpillOut,
 }
 
 /// Forwards one source to one backup.
@@ -252,8 +243,8 @@ impl BackupSession {
 
     /// Ends the session, if there is one.
     pub fn end(&mut self) {
-        if let Phase::Opening { lanes } = &self.phase {
-            lanes.iter().for_each(|(w, ..)| w.conn.close());
+        if let Phase::Opening(lanes) = &self.phase {
+            lanes.close();
         }
         if let Phase::Active { lanes } = &self.phase {
             lanes.iter().for_each(|l| l.rx.close());
@@ -436,10 +427,7 @@ impl BackupSession {
                 let Phase::Sending(out) = &mut self.phase else {
                     unreachable!("seen above");
                 };
-                match f.kind {
-                    FrameKind::CopyHave => out.have(&CopyHave::decode(body).map_err(bad)?),
-                    _ => out.want(&CopyWant::decode(body).map_err(bad)?),
-                }
+                out.hear(f.kind, body)
             }
             (Phase::Sent { lsn }, FrameKind::Copied) => {
                 let lsn = *lsn;
@@ -470,7 +458,7 @@ impl BackupSession {
         let Phase::Active { lanes } = &mut self.phase else {
             return;
         };
-        if let Some(s) = self.spill.take_if(|s| s.id == id && s.ended) {
+        if let Some(s) = self.spill.take_if(|s| s.out.id() == id && s.out.is_ended()) {
             self.moved = self.source.store().env().now();
             let lane = &mut lanes[s.lane];
             let log = &self.source.store().logs()[s.lane];
@@ -483,14 +471,12 @@ impl BackupSession {
     /// A backup that cannot have one of the files passes its size over, and what is
     /// written there with it: it follows nobody.
     fn check_sizes(&mut self) -> Result<()> {
-        let largest = self.source.store().largest_file();
-        let Some((name, size)) = largest.filter(|(_, size)| *size > self.max_file) else {
+        let Some(why) = too_large(self.source.store(), &self.peer, self.max_file) else {
             return Ok(());
         };
         self.backoff = COPY_AGAIN;
         Err(Error::Invalid(format!(
-            "file {name:?} has {size} bytes, node {} can have files of at most {} (its file system, or its limit RLIMIT_FSIZE): it is no backup of this volume",
-            self.peer, self.max_file
+            "{why}: it is no backup of this volume"
         )))
     }
 
@@ -498,13 +484,7 @@ impl BackupSession {
         self.max_file = w.max_file;
         self.check_sizes()?;
         let store = self.source.store().clone();
-        let theirs = Holding {
-            volume_id: w.volume_id,
-            state: w.state,
-            tail: w.tail,
-            history: History::from_entries(&w.history)
-                .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
-        };
+        let theirs = theirs(&w)?;
         // What it may lack stays from here on; then it is seen what is there.
         let ours = store.holding(self.tail());
         let common = ours.history.common(ours.tail, &theirs.history, theirs.tail);
@@ -616,50 +596,20 @@ impl BackupSession {
     }
 
     fn begin_lanes(&mut self, session: u64, resume: u64) -> Result<()> {
-        let store = self.source.store().clone();
-        let sb = store.superblock();
-        let mut lanes = Vec::new();
-        for i in 0..store.logs().len() {
-            let at = store.seek(i, resume);
-            let mut wire = self.connect()?;
-            let lane = Lane {
-                cluster: sb.cluster.clone(),
-                volume: sb.volume.clone(),
-                lane: i as u16,
-                session,
-                position: at,
-                ring: 0,
-                align: store.logs()[i].align() as u32,
-            };
-            wire.send(FrameKind::Lane, self.epoch(), &lane);
-            wire.flush()?;
-            lanes.push((wire, at, false));
-        }
+        let store = self.source.store();
+        let of = (session, self.epoch());
+        let lanes = Opening::begin(store, of, resume, false, || Ok(self.connect()?.conn))?;
         self.moved = store.env().now();
-        self.phase = Phase::Opening { lanes };
+        self.phase = Phase::Opening(lanes);
         Ok(())
     }
 
     fn open_lanes(&mut self, now: Duration) -> Result<bool> {
-        let Phase::Opening { lanes } = &mut self.phase else {
+        let Phase::Opening(lanes) = &mut self.phase else {
             return Ok(false);
         };
-        let mut moved = false;
-        for (i, (wire, _, open)) in lanes.iter_mut().enumerate() {
-            wire.flush()?;
-            while !*open && let Some((f, body)) = wire.take_frame()? {
-                moved = true;
-                match f.kind {
-                    FrameKind::LaneOk if f.flags == 0 => *open = true,
-                    FrameKind::Refuse => {
-                        let text = Refuse::decode(&body).map_or_else(|e| e.to_string(), |r| r.text);
-                        return Err(Error::Protocol(format!("lane {i} refused: {text}")));
-                    }
-                    k => return Err(Error::Protocol(format!("{k:?} on a lane"))),
-                }
-            }
-        }
-        if !lanes.iter().all(|(_, _, open)| *open) {
+        let moved = lanes.step(self.source.store())?;
+        if !lanes.is_done() {
             // The control link may live on while a lane's answer is lost.
             if now.saturating_sub(self.moved) > SILENCE {
                 let peer = &self.peer;
@@ -669,15 +619,21 @@ impl BackupSession {
             }
             return Ok(moved);
         }
-        let Phase::Opening { lanes } = std::mem::replace(&mut self.phase, Phase::Greeting) else {
-            unreachable!("seen above");
+        self.activate(now);
+        Ok(true)
+    }
+
+    /// All lanes are open: records flow.
+    fn activate(&mut self, now: Duration) {
+        let Phase::Opening(lanes) = std::mem::replace(&mut self.phase, Phase::Greeting) else {
+            unreachable!("seen by the caller");
         };
         let mut outs = Vec::new();
-        for (i, (wire, at, _)) in lanes.into_iter().enumerate() {
+        for (i, (conn, carrier, at)) in lanes.into_links().enumerate() {
             self.progress.reached(i, at);
             outs.push(Out {
-                tx: Tx::new(wire.conn.clone(), Carrier::Stream, at),
-                rx: Rx::new(wire.conn, Carrier::Stream, at),
+                tx: Tx::new(conn.clone(), carrier.clone(), at),
+                rx: Rx::new(conn, carrier, at),
                 acked: 0,
                 seen: at,
             });
@@ -691,7 +647,6 @@ impl BackupSession {
         if !self.stalled {
             self.follows();
         }
-        Ok(true)
     }
 
     /// It is waited for from here on.
@@ -725,13 +680,7 @@ impl BackupSession {
                 })?;
                 self.spill = Some(Spill {
                     lane: i,
-                    id,
-                    file,
-                    len,
-                    at: 0,
-                    ended: false,
-                    taken: 0,
-                    confirming: false,
+                    out: SpillOut::new(SpillFile { id, len, file }),
                 });
                 lane.seen = at;
                 moved = true;
@@ -784,52 +733,22 @@ impl BackupSession {
 
     /// Whether all of a spill file is sent and its confirmation is out.
     fn confirms_spill(&self) -> bool {
-        self.spill.as_ref().is_some_and(|s| s.confirming)
+        self.spill.as_ref().is_some_and(|s| s.out.is_confirming())
     }
 
     fn pump_spill(&mut self) -> Result<bool> {
         let epoch = self.epoch();
-        let (Some(out), Some(wire)) = (&mut self.spill, &mut self.wire) else {
+        let (Some(spill), Some(wire)) = (&mut self.spill, &mut self.wire) else {
             return Ok(false);
         };
-        let mut moved = false;
-        while !out.ended && wire.backlog() < COPY_BACKLOG {
-            moved = true;
-            if out.at >= out.len {
-                wire.queue(FrameKind::Spill, epoch, out.id, 1, &[]);
-                out.ended = true;
-                break;
-            }
-            let n = (COPY_CHUNK as u64).min(out.len - out.at) as usize;
-            let mut bytes = vec![0; n];
-            let got = out
-                .file
-                .read_at(&mut bytes, out.at)
-                .context(|| "reading a spill file".into())?;
-            if got < n {
-                return Err(Error::Protocol("a spill file became shorter".into()));
-            }
-            let m = CopyData {
-                id: out.id,
-                offset: out.at,
-                bytes,
-            };
-            wire.send(FrameKind::Spill, epoch, &m);
-            out.at += n as u64;
-        }
-        wire.flush()?;
-        let backlog = wire.backlog() as u64;
-        let taken = out.at.saturating_sub(backlog);
-        let confirming = out.ended && backlog == 0;
-        if taken > out.taken || confirming && !out.confirming {
-            out.taken = taken;
-            out.confirming |= confirming;
+        let sent = spill.out.pump(wire, epoch)?;
+        if sent.further {
             // A large file takes longer than a lane may stand still, and the answer
             // to the last heartbeat may be behind all of it.
             self.moved = self.source.store().env().now();
             self.heard = self.moved;
         }
-        Ok(moved)
+        Ok(sent.moved)
     }
 
     fn keep_alive(&mut self, now: Duration) -> Result<()> {

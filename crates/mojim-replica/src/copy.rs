@@ -20,13 +20,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mojim_format::message::{COPY_PAGE, CopyBegin, CopyHave, CopyWant};
+use mojim_format::message::{COPY_PAGE, CopyBegin, CopyHave, CopyWant, Message};
 use mojim_format::{CatalogEntry, FrameKind};
 
-use crate::link::Wire;
+use crate::link::{Wire, bad};
 use crate::pass::{COPY_BACKLOG, COPY_CHUNK, Failure, Part, Pass, Went, send};
 use crate::stream::StreamOut;
-use mojim_env::{Address, Result};
+use mojim_env::{Address, Error, Result};
 use mojim_store::store::{Pause, Store, Watch};
 
 /// How long after a stream broke the receiver's reason is awaited.
@@ -157,14 +157,16 @@ impl CopyOut {
         Ok(moved)
     }
 
-    /// The receiver says what it has of the next file.
-    pub fn have(&mut self, m: &CopyHave) -> Result<()> {
-        self.pass.have(m)
-    }
-
-    /// The receiver says which pages it lacks.
-    pub fn want(&mut self, m: &CopyWant) -> Result<()> {
-        self.part.want(&self.pass, m)
+    /// The receiver's word: what it has of the next file, or which pages it lacks.
+    pub fn hear(&mut self, kind: FrameKind, body: &[u8]) -> Result<()> {
+        match kind {
+            FrameKind::CopyHave => self.pass.have(&CopyHave::decode(body).map_err(bad)?),
+            FrameKind::CopyWant => {
+                let want = CopyWant::decode(body).map_err(bad)?;
+                self.part.want(&self.pass, &want)
+            }
+            k => Err(Error::Protocol(format!("{k:?} from a copy's receiver"))),
+        }
     }
 
     fn step(&mut self, store: &Arc<Store>, wire: &mut Wire, epoch: u64) -> Result<bool> {

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use mojim_format::frame::WAITS;
 use mojim_format::message::{
-    CopyData, CopyHave, CopyWant, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
+    CopyData, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView, State, Superblock, View};
 use mojim_protocol::view::Register;

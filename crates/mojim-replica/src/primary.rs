@@ -22,6 +22,7 @@
 mod append;
 mod rule;
 mod spill;
+mod split;
 mod wait;
 mod write_back;
 
@@ -37,14 +38,16 @@ use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::link::{COPY_SILENCE, Rx, Tx};
 use crate::piece::Piece;
+use crate::spill_out::SpillFile;
 use crate::spinner::Spinner;
 use mojim_config::WriteBack;
 use mojim_env::event::Event;
 use mojim_env::threads::thread_number;
 use mojim_env::turns::Mutex;
-use mojim_env::{Error, File, Result};
+use mojim_env::{Error, Result};
 use mojim_store::log::{Live, Log};
 use mojim_store::store::Store;
+use split::Split;
 
 /// Most LSNs that may be in flight at once.
 const WINDOW: usize = 1 << 16;
@@ -236,7 +239,7 @@ pub struct Primary {
     /// Until when what the rule says counts, in nanoseconds of the clock.
     lease: AtomicU64,
     next: AtomicU64,
-    split: append::Split,
+    split: Split,
     /// LSNs that the mirror has in its log.
     pub acked: Prefix,
     /// LSNs that are persistent in the own log.
@@ -311,14 +314,6 @@ impl Spilling {
     }
 }
 
-/// A spill file that is to be sent.
-#[derive(Clone)]
-pub(crate) struct SpillFile {
-    pub(crate) id: u64,
-    pub(crate) len: u64,
-    pub(crate) file: Arc<dyn File>,
-}
-
 /// Beside a rule: nothing counts at present.
 const HELD: u64 = 4;
 /// Beside a rule: it counts until the lease is over.
@@ -379,7 +374,7 @@ impl Source for Primary {
     }
 
     fn committed(&self) -> u64 {
-        Primary::committed(self)
+        self.committed_whole()
     }
 
     fn backups(&self) -> &BackupProgress {
@@ -436,7 +431,7 @@ impl Primary {
             held_at: AtomicU64::new(0),
             lease: AtomicU64::new(0),
             next: AtomicU64::new(tail + 1),
-            split: append::Split::default(),
+            split: Split::default(),
             acked: Prefix::new(WINDOW, tail),
             persisted: Prefix::new(WINDOW, tail),
             lanes,
@@ -477,7 +472,7 @@ impl Primary {
             .store(self.store.superblock().volume_id, Release);
         self.epoch.store(epoch, Release);
         self.next.store(tail + 1, Release);
-        self.split.clear();
+        self.split.begin(self.store.logs());
         self.acked.reset(0);
         self.persisted.reset(tail);
         for (lane, log) in self.lanes.iter().zip(self.store.logs()) {
@@ -600,7 +595,7 @@ impl Primary {
             && let Some(tx) = &mut *t
             && tx.is_behind(self.log(lane))
         {
-            let committed = self.committed();
+            let committed = self.committed_whole();
             if let Err(e) = tx.pump(self.log(lane), self.epoch(), committed) {
                 *t = None;
                 drop(t);
@@ -1193,6 +1188,11 @@ pub(crate) mod tests {
             p.acked.advance(acked);
             assert_eq!(told(append(8)), whole, "{acked} of {last}");
         }
+        // By another rule less is committed; what was committed once stays so.
+        p.acked.reset(last - 2);
+        assert!(p.committed() < last);
+        assert_eq!(told(append(8)), last);
+        p.acked.advance(p.last());
         // Two at once, and of one's own parts the first ones.
         let first = append(bytes.len());
         let second = append(bytes.len());

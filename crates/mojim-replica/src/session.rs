@@ -25,28 +25,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
 
-use mojim_format::message::{
-    CopyData, CopyHave, CopyWant, Hello, Lane, Message, Refuse, RefuseCode, Start, Started, Welcome,
-};
+use mojim_format::message::{Hello, Message, Refuse, RefuseCode, Start, Started, Welcome};
 use mojim_format::{FRAME_LEN, Frame, FrameKind, State, View};
 use mojim_protocol::view::Member;
-use mojim_protocol::{
-    AckRule, History, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile,
-};
+use mojim_protocol::{AckRule, Holding, Known, Lacks, Loss, Plan, has_lost, loss, reconcile};
 
 use crate::copy::CopyOut;
 use crate::copy_in::CopyIn;
+use crate::handshake::{Opening, theirs, too_large};
 use crate::holders::{Holders, Peer};
-use crate::link::{
-    COPY_AGAIN, COPY_SILENCE, Carrier, HEARTBEAT, PAGE_LEN, Page, Rx, SILENCE, Tx, Wire, bad,
-};
-use crate::pass::{COPY_BACKLOG, COPY_CHUNK};
-use crate::primary::{Primary, SpillFile};
+use crate::link::{COPY_AGAIN, COPY_SILENCE, HEARTBEAT, Rx, SILENCE, Tx, Wire, bad};
+use crate::primary::Primary;
+use crate::spill_out::{SpillFile, SpillOut};
 use crate::stream::StreamOut;
 use crate::view_client::{Change, Outcome, ViewClient};
 use mojim_env::{Conn, Error, Result};
 use mojim_store::area::named_spill;
-use mojim_store::log::{CONTROL_LEN, Live};
+use mojim_store::log::Live;
 
 /// A mirror that was given up may come back for this many times the limit
 /// after which it was; then a backup takes its place.
@@ -83,16 +78,9 @@ enum Phase {
         files: VecDeque<SpillFile>,
     },
     /// The lanes' first words are out.
-    Opening { lanes: Vec<Opening> },
+    Opening(Opening),
     /// Records flow.
     Active,
-}
-
-struct Opening {
-    wire: Option<Wire>,
-    carrier: Carrier,
-    at: u64,
-    open: bool,
 }
 
 /// The session.
@@ -165,17 +153,6 @@ pub struct Session {
     /// Silence after which a link counts as broken.
     silence: Duration,
     heartbeat: Duration,
-}
-
-/// A spill file on its way out.
-struct SpillOut {
-    id: u64,
-    at: u64,
-    ended: bool,
-    /// Bytes that the link has taken.
-    taken: u64,
-    /// All that is to be sent is; the confirmation is out.
-    confirming: bool,
 }
 
 impl Session {
@@ -352,12 +329,8 @@ impl Session {
                 rx.close();
             }
         }
-        if let Phase::Opening { lanes } = &self.phase {
-            for l in lanes {
-                if let Some(w) = &l.wire {
-                    w.conn.close();
-                }
-            }
+        if let Phase::Opening(lanes) = &self.phase {
+            lanes.close();
         }
         if self.spill.take().is_some() && !why.is_empty() {
             p.spill_failed(why);
@@ -464,7 +437,7 @@ impl Session {
         // While it takes in a copy the mirror may sync for long, and so where all of
         // a spill file has come.
         let long = matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. })
-            || self.spill.as_ref().is_some_and(|s| s.confirming);
+            || self.spill.as_ref().is_some_and(SpillOut::is_confirming);
         let patience = if long { COPY_SILENCE } else { self.silence };
         if now.saturating_sub(self.heard) > patience {
             return Err(Error::Protocol(format!(
@@ -592,14 +565,8 @@ impl Session {
             (Phase::Receiving(copy), k) if k != FrameKind::Heartbeat => {
                 return self.copy_in(copy, &f, body);
             }
-            (Phase::Sending(mut out), FrameKind::CopyHave) => {
-                let r = CopyHave::decode(body).map_err(bad);
-                let r = r.and_then(|m| out.have(&m));
-                (Phase::Sending(out), r)
-            }
-            (Phase::Sending(mut out), FrameKind::CopyWant) => {
-                let r = CopyWant::decode(body).map_err(bad);
-                let r = r.and_then(|m| out.want(&m));
+            (Phase::Sending(mut out), k @ (FrameKind::CopyHave | FrameKind::CopyWant)) => {
+                let r = out.hear(k, body);
                 (Phase::Sending(out), r)
             }
             (Phase::Sent { lsn }, FrameKind::Copied) => return self.copied(lsn),
@@ -743,7 +710,7 @@ impl Session {
             return Ok(());
         }
         let committed = if self.is_active() {
-            self.primary.committed()
+            self.primary.committed_whole()
         } else {
             0
         };
@@ -787,7 +754,7 @@ impl Session {
         let end = env.now() + Duration::from_millis(500);
         self.beat += 1;
         let flags = (self.beat & 0x7fff) as u16;
-        let committed = self.primary.committed();
+        let committed = self.primary.committed_whole();
         if let Some(w) = &mut self.wire {
             w.queue(
                 FrameKind::Heartbeat,

@@ -404,16 +404,7 @@ impl Checker {
                 history.entries()
             ));
         };
-        // Who refuses to go on for it must not do so for a part of a sync point: of
-        // that nothing was acknowledged.
-        if let Some(known) = store.known_missing()
-            && self.exact(&history, known).is_none()
-        {
-            return Err(format!(
-                "told: node {n} recovers {}, and its log tells that LSN {known} was committed, which ends no sync point",
-                self.text(tail)
-            ));
-        }
+        self.told(n, store, tail)?;
         if let Some(h) = hold.kill
             && !self.is_within(h, tail)
             && replaced
@@ -457,6 +448,18 @@ impl Checker {
             c.mixed = tail;
         }
         self.looked(n, store)
+    }
+
+    /// Who refuses to go on for what its log tells was acknowledged must not do so for a
+    /// part of a sync point: of that nothing was.
+    fn told(&self, n: usize, store: &Store, tail: usize) -> Checked {
+        match store.known_missing() {
+            Some(known) if self.exact(&store.history(), known).is_none() => Err(format!(
+                "told: node {n} recovers {}, and its log tells that LSN {known} was committed, which ends no sync point",
+                self.text(tail)
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a dead process's store, as it was in memory, has less than its

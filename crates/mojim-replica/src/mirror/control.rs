@@ -148,12 +148,8 @@ impl ControlIn {
         let stage = std::mem::replace(&mut self.stage, Stage::Agreed);
         self.stage = match (stage, f.kind) {
             (Stage::Agreed, FrameKind::CopyRequest) => self.give(&m)?,
-            (Stage::Giving(mut copy), FrameKind::CopyHave) => {
-                copy.have(&CopyHave::decode(body).map_err(bad)?)?;
-                Stage::Giving(copy)
-            }
-            (Stage::Giving(mut copy), FrameKind::CopyWant) => {
-                copy.want(&CopyWant::decode(body).map_err(bad)?)?;
+            (Stage::Giving(mut copy), k @ (FrameKind::CopyHave | FrameKind::CopyWant)) => {
+                copy.hear(k, body)?;
                 Stage::Giving(copy)
             }
             (Stage::Agreed, FrameKind::CopyBegin) => Stage::Loading(CopyIn::begin(store, body)?),

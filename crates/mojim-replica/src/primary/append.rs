@@ -1,73 +1,12 @@
 //! Appending: a record gets its LSN and its place in the log of a lane.
 //!
-//! Owns the choice of a lane, the order of LSNs in it, and what a record says was committed
-//! when it was made.
-//!
-//! Invariants: records of one lane lie in the order of their LSNs. The committed LSN in a
-//! record is the end of a sync point: recovery compares it with the end of the last one
-//! that it finds whole.
+//! Owns the choice of a lane and the order of LSNs in it. Invariant: records of one lane
+//! lie in the order of their LSNs.
 
 use super::*;
 use crate::piece::{cut, encode};
 
-/// The sync points in parts that were not committed when somebody last looked: their first
-/// and last LSNs.
-#[derive(Default)]
-pub(super) struct Split {
-    points: Mutex<Vec<(u64, u64)>>,
-    /// How many there are, for those who have nothing to do with it.
-    count: AtomicUsize,
-}
-
-impl Split {
-    fn points(&self) -> std::sync::MutexGuard<'_, Vec<(u64, u64)>> {
-        self.points.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// Before the first part can be seen by anybody.
-    fn add(&self, first: u64, last: u64) {
-        let mut points = self.points();
-        points.push((first, last));
-        self.count.store(points.len(), Release);
-    }
-
-    /// The LSNs begin anew.
-    pub(super) fn clear(&self) {
-        let mut points = self.points();
-        points.clear();
-        self.count.store(0, Release);
-    }
-
-    /// The end of the last sync point up to `committed`, which was read before.
-    #[inline]
-    fn whole(&self, committed: u64) -> u64 {
-        match self.count.load(Acquire) {
-            0 => committed,
-            _ => self.end_before(committed),
-        }
-    }
-
-    #[cold]
-    fn end_before(&self, committed: u64) -> u64 {
-        let mut points = self.points();
-        points.retain(|(_, last)| *last > committed);
-        self.count.store(points.len(), Release);
-        let cut = points.iter().find(|(first, _)| *first <= committed);
-        cut.map_or(committed, |(first, _)| first - 1)
-    }
-}
-
 impl Primary {
-    /// What the record `lsn`, which is being made, says was committed by now.
-    #[inline]
-    fn stamp(&self, lsn: u64) -> u64 {
-        let committed = self.committed().min(lsn - 1);
-        match self.store.mutations.stamp_parts.is_on() {
-            false => self.split.whole(committed),
-            true => committed,
-        }
-    }
-
     /// Appends one sync point. Returns the LSN of its last record and its lane.
     pub fn append(&self, pieces: &[Piece<'_>]) -> Result<(u64, usize)> {
         self.check_open()?;
@@ -168,7 +107,7 @@ impl Primary {
             self.epoch.load(Relaxed),
             0,
             true,
-            self.stamp(lsn),
+            self.committed_whole().min(lsn - 1),
         );
         log.publish(at, len);
         Some((lsn, lane))
@@ -213,7 +152,7 @@ impl Primary {
                 self.epoch.load(Relaxed),
                 i as u32,
                 i + 1 == parts.len(),
-                self.stamp(lsn),
+                self.committed_whole().min(lsn - 1),
             );
             log.publish(at, len);
         }

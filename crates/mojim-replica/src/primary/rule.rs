@@ -44,6 +44,17 @@ impl Primary {
         }
     }
 
+    /// The end of the last sync point that is committed: what others are told, to whom a
+    /// part of one means nothing.
+    #[inline]
+    pub fn committed_whole(&self) -> u64 {
+        let committed = self.committed();
+        match self.store.mutations.stamp_parts.is_on() {
+            false => self.split.whole(committed),
+            true => committed,
+        }
+    }
+
     /// What was committed at one instant at which this was the rule. `None`: it
     /// was set meanwhile, and what a mirror acknowledged may have counted for
     /// nothing when it was read.

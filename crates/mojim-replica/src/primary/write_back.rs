@@ -54,7 +54,8 @@ impl Primary {
         }
         let live = &self.store.logs()[0];
         live.live(Live::Last).store(self.last(), Relaxed);
-        live.live(Live::Committed).store(self.committed(), Relaxed);
+        live.live(Live::Committed)
+            .store(self.committed_whole(), Relaxed);
         live.live(Live::Acked).store(self.acked.get(), Relaxed);
         live.live(Live::Persisted)
             .store(self.persisted.get(), Relaxed);

@@ -12,13 +12,7 @@ impl Session {
     pub(super) fn agree(&mut self, w: Welcome) -> Result<()> {
         self.phase = Phase::Greeting;
         let store = self.primary.store.clone();
-        let theirs = Holding {
-            volume_id: w.volume_id,
-            state: w.state,
-            tail: w.tail,
-            history: History::from_entries(&w.history)
-                .ok_or_else(|| Error::Protocol("epochs out of order".into()))?,
-        };
+        let theirs = theirs(&w)?;
         self.check_known_epoch(theirs.history.last_epoch())?;
         self.meet(&w)?;
         // What is in the logs now stays there until the lanes are open.
@@ -84,12 +78,8 @@ impl Session {
                 incarnation: w.life,
             });
         }
-        let largest = self.primary.store.largest_file();
-        if let Some((name, size)) = largest.filter(|(_, size)| *size > w.max_file) {
-            return Err(self.copy_failed(format!(
-                "file {name:?} has {size} bytes, node {} can have files of at most {} (its file system, or its limit RLIMIT_FSIZE)",
-                self.peer.name, w.max_file
-            )));
+        if let Some(why) = too_large(&self.primary.store, &self.peer.name, w.max_file) {
+            return Err(self.copy_failed(why));
         }
         self.primary.mirror_max_file.store(w.max_file, Release);
         Ok(())

@@ -116,58 +116,24 @@ impl Session {
             }
             return Ok(false);
         };
-        if self.spill.as_ref().is_none_or(|s| s.id != wanted.id) {
+        let id = wanted.id;
+        if self.spill.as_ref().is_none_or(|s| s.id() != id) {
             self.primary.set_confirming(false);
-            self.spill = Some(SpillOut {
-                id: wanted.id,
-                at: 0,
-                ended: false,
-                taken: 0,
-                confirming: false,
-            });
+            self.spill = Some(SpillOut::new(wanted));
         }
         let out = self.spill.as_mut().expect("just put there");
         let wire = self.wire.as_mut().expect("active");
-        let mut moved = false;
-        while !out.ended && wire.backlog() < COPY_BACKLOG {
-            moved = true;
-            if out.at >= wanted.len {
-                wire.queue(FrameKind::Spill, self.epoch, out.id, 1, &[]);
-                out.ended = true;
-                break;
-            }
-            let n = (COPY_CHUNK as u64).min(wanted.len - out.at) as usize;
-            let mut bytes = vec![0; n];
-            let got = wanted
-                .file
-                .read_at(&mut bytes, out.at)
-                .map_err(|e| Error::io("reading a spill file", &e))?;
-            if got < n {
-                return Err(Error::Poisoned("a spill file became shorter".into()));
-            }
-            let m = CopyData {
-                id: out.id,
-                offset: out.at,
-                bytes,
-            };
-            wire.send(FrameKind::Spill, self.epoch, &m);
-            out.at += n as u64;
-        }
-        wire.flush()?;
-        let backlog = wire.backlog() as u64;
-        let taken = out.at.saturating_sub(backlog);
-        let confirming = out.ended && backlog == 0;
-        if taken > out.taken || confirming && !out.confirming {
-            out.taken = taken;
-            self.primary.spill_reached(out.id, taken);
+        let had = out.is_confirming();
+        let sent = out.pump(wire, self.epoch)?;
+        if sent.further {
+            self.primary.spill_reached(id, out.taken());
             // Its answer to the last heartbeat may be behind all this.
             self.heard = self.primary.store.env().now();
         }
-        if confirming && !out.confirming {
-            out.confirming = true;
+        if out.is_confirming() && !had {
             self.primary.set_confirming(true);
         }
-        Ok(moved)
+        Ok(sent.moved)
     }
 
     /// A copy cannot be made, for a reason that will not pass by itself (no

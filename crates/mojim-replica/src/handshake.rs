@@ -1,0 +1,148 @@
+//! How a session between two nodes begins, whether the peer is a mirror or a backup: what
+//! the answer to the greeting says is checked, and the lanes are opened.
+//!
+//! Invariant: no lane carries a record before the peer has confirmed all of them.
+
+use std::sync::Arc;
+
+use mojim_format::FrameKind;
+use mojim_format::message::{Lane, Message, Refuse, Welcome};
+use mojim_protocol::{History, Holding};
+
+use crate::link::{Carrier, PAGE_LEN, Page, Wire};
+use mojim_env::{Conn, Error, Result};
+use mojim_store::log::CONTROL_LEN;
+use mojim_store::store::Store;
+
+/// What the peer's copy holds, by its answer.
+pub(crate) fn theirs(w: &Welcome) -> Result<Holding> {
+    let history = History::from_entries(&w.history)
+        .ok_or_else(|| Error::Protocol("epochs out of order".into()))?;
+    Ok(Holding {
+        volume_id: w.volume_id,
+        state: w.state,
+        tail: w.tail,
+        history,
+    })
+}
+
+/// Why node `peer`, which can have files of at most `most` bytes, cannot have all that are
+/// in `store`.
+pub(crate) fn too_large(store: &Store, peer: &str, most: u64) -> Option<String> {
+    let (name, size) = store.largest_file().filter(|(_, size)| *size > most)?;
+    Some(format!(
+        "file {name:?} has {size} bytes, node {peer} can have files of at most {most} (its file system, or its limit RLIMIT_FSIZE)"
+    ))
+}
+
+/// The lanes of a session, while they are opened.
+pub(crate) struct Opening(Vec<Link>);
+
+/// The link of one lane.
+struct Link {
+    wire: Wire,
+    carrier: Carrier,
+    /// Position in the log from which records are sent.
+    at: u64,
+    is_open: bool,
+}
+
+impl Opening {
+    /// Sends the first word of each lane of `store`, over a link of its own that `connect`
+    /// makes. The peer has everything up to `resume`, and gave this `session` its number.
+    /// `shared`: by shared memory.
+    pub fn begin(
+        store: &Store,
+        (session, epoch): (u64, u64),
+        resume: u64,
+        shared: bool,
+        connect: impl Fn() -> Result<Arc<dyn Conn>>,
+    ) -> Result<Opening> {
+        let sb = store.superblock();
+        let mut lanes = Vec::new();
+        for (i, log) in store.logs().iter().enumerate() {
+            let mut wire = Wire::new(connect()?);
+            let at = store.seek(i, resume);
+            let lane = Lane {
+                cluster: sb.cluster.clone(),
+                volume: sb.volume.clone(),
+                lane: i as u16,
+                session,
+                position: at,
+                ring: if shared { log.size() } else { 0 },
+                align: log.align() as u32,
+            };
+            wire.send(FrameKind::Lane, epoch, &lane);
+            let carrier = if shared {
+                let page = store.env().anonymous_memory(PAGE_LEN);
+                Carrier::Shared(Page::new(page.map_err(|e| Error::io("shared page", &e))?))
+            } else {
+                Carrier::Stream
+            };
+            wire.flush()?;
+            lanes.push(Link {
+                wire,
+                carrier,
+                at,
+                is_open: false,
+            });
+        }
+        Ok(Opening(lanes))
+    }
+
+    /// Takes the peer's answers; true if any came.
+    pub fn step(&mut self, store: &Store) -> Result<bool> {
+        let mut moved = false;
+        for (i, link) in self.0.iter_mut().enumerate() {
+            link.wire.flush()?;
+            while !link.is_open
+                && let Some((f, body)) = link.wire.take_frame()?
+            {
+                moved = true;
+                match f.kind {
+                    // The peer asks for the ring, then confirms.
+                    FrameKind::LaneOk if f.flags == 1 => link.pass(store, i)?,
+                    FrameKind::LaneOk => link.is_open = true,
+                    FrameKind::Refuse => {
+                        let text = Refuse::decode(&body).map_or_else(|e| e.to_string(), |r| r.text);
+                        return Err(Error::Protocol(format!("lane {i} refused: {text}")));
+                    }
+                    k => return Err(Error::Protocol(format!("{k:?} on a lane"))),
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Whether the peer has confirmed all of them.
+    pub fn is_done(&self) -> bool {
+        self.0.iter().all(|link| link.is_open)
+    }
+
+    /// Gives them up.
+    pub fn close(&self) {
+        self.0.iter().for_each(|link| link.wire.conn.close());
+    }
+
+    /// Of each lane the connection, what carries it, and the position from which records
+    /// are sent.
+    pub fn into_links(self) -> impl Iterator<Item = (Arc<dyn Conn>, Carrier, u64)> {
+        let lanes = self.0.into_iter();
+        lanes.map(|link| (link.wire.conn, link.carrier, link.at))
+    }
+}
+
+impl Link {
+    /// Passes the memory of lane `lane`'s ring to the peer.
+    fn pass(&self, store: &Store, lane: usize) -> Result<()> {
+        let ring = store.logs()[lane].memory();
+        debug_assert!(ring.len() > CONTROL_LEN);
+        let Carrier::Shared(page) = &self.carrier else {
+            return Err(Error::Protocol("memory was asked for on a stream".into()));
+        };
+        let conn = &self.wire.conn;
+        conn.send_memory(ring)
+            .and_then(|()| conn.send_memory(page.memory()))
+            .map_err(|e| Error::io("passing shared memory", &e))
+    }
+}

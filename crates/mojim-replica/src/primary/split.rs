@@ -1,0 +1,75 @@
+//! The sync points in parts that were not committed when somebody last looked.
+//!
+//! Invariant: the committed LSN that a primary tells anybody is the end of a sync point.
+//! Recovery compares what a record tells with the end of the last sync point that it finds
+//! whole, and a part of one was acknowledged to nobody.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+
+use mojim_env::turns::Mutex;
+use mojim_store::log::Log;
+
+/// Their first and last LSNs.
+#[derive(Default)]
+pub(super) struct Split {
+    points: Mutex<Vec<(u64, u64)>>,
+    /// How many there are, for those who have nothing to do with it.
+    count: AtomicUsize,
+    /// The end of a sync point up to which all was committed when one that is not among
+    /// `points` any more was looked at: what was once committed may be so no more by
+    /// another rule, and counts here all the same.
+    floor: AtomicU64,
+}
+
+impl Split {
+    fn points(&self) -> std::sync::MutexGuard<'_, Vec<(u64, u64)>> {
+        self.points.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Before the first part can be seen by anybody.
+    pub fn add(&self, first: u64, last: u64) {
+        let mut points = self.points();
+        points.push((first, last));
+        self.count.store(points.len(), Release);
+    }
+
+    /// The LSNs begin anew, behind what these logs hold.
+    pub fn begin(&self, logs: &[Log]) {
+        let mut points = self.points();
+        points.clear();
+        for log in logs {
+            let mut at = log.start();
+            while let Some((r, _, next)) = log.record(at) {
+                let h = r.header;
+                if h.end && h.part > 0 {
+                    points.push((h.lsn - h.part as u64, h.lsn));
+                }
+                at = next;
+            }
+        }
+        self.floor.store(0, Release);
+        self.count.store(points.len(), Release);
+    }
+
+    /// The end of the last sync point up to `committed`, which was read before.
+    #[inline]
+    pub fn whole(&self, committed: u64) -> u64 {
+        let whole = match self.count.load(Acquire) {
+            0 => committed,
+            _ => self.end_before(committed),
+        };
+        // Behind the count: whoever emptied the list set it before.
+        whole.max(self.floor.load(Acquire))
+    }
+
+    #[cold]
+    fn end_before(&self, committed: u64) -> u64 {
+        let mut points = self.points();
+        points.retain(|(_, last)| *last > committed);
+        let cut = points.iter().find(|(first, _)| *first <= committed);
+        let whole = cut.map_or(committed, |(first, _)| first - 1);
+        self.floor.fetch_max(whole, AcqRel);
+        self.count.store(points.len(), Release);
+        whole
+    }
+}

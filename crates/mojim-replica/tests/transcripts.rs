@@ -1,0 +1,599 @@
+//! What two nodes say to each other, as transcripts that read like a conversation.
+//!
+//! Both ends are the shipped machines: a primary's session, or a source that forwards, and
+//! a mirror with its control link and lanes. Between them stands a tap that notes each
+//! frame and passes it on; one thread steps all of it. The conversations lie beside this
+//! file, in `transcripts/`; with `MOJIM_TRANSCRIPTS=write` they are written anew.
+//!
+//! What differs from run to run is left out: signs of life (but the one that makes a mirror
+//! a member), random numbers, and how many records one acknowledgement covers.
+
+use std::fmt::Write as _;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mojim_config::{MediumKind, WriteBack};
+use mojim_env::{Address, Conn, Env};
+use mojim_format::message::{
+    CopyBegin, CopyFile, CopyHave, Hello, Lane, Message, Refuse, Start, Welcome,
+};
+use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView};
+use mojim_linux::{Listener, Os};
+use mojim_protocol::AckRule;
+use mojim_replica::backup_progress::Source;
+use mojim_replica::backup_session::BackupSession;
+use mojim_replica::holders::Peer;
+use mojim_replica::link::Wire;
+use mojim_replica::mirror::control::ControlIn;
+use mojim_replica::mirror::lane::LaneServer;
+use mojim_replica::mirror::{Mirror, refuse};
+use mojim_replica::piece::Piece;
+use mojim_replica::primary::{Primary, PrimarySpec};
+use mojim_replica::session::Session;
+use mojim_store::log::LogSpec;
+use mojim_store::store::{Store, StoreSpec};
+
+/// How long a conversation may take: far longer than any does.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes of a log: what is larger than half of it goes through a spill file.
+const LOG: u64 = 64 << 10;
+
+/// What a frame says, in a line; nothing for what differs from run to run.
+fn words(f: &Frame, body: &[u8]) -> Option<String> {
+    let epochs = |n: usize| match n {
+        1 => "1 epoch".to_owned(),
+        n => format!("{n} epochs"),
+    };
+    let text = match f.kind {
+        FrameKind::Hello => {
+            let h = Hello::decode(body).unwrap();
+            let how = match (h.backup, h.attach) {
+                (true, _) => "forwards",
+                (_, true) => "attaches",
+                _ => "is linked again",
+            };
+            format!(
+                "{} {how}: view {}, epoch {}, LSN {}, {}",
+                h.from,
+                h.view,
+                h.epoch,
+                h.tail,
+                epochs(h.history.len())
+            )
+        }
+        FrameKind::Welcome => {
+            let w = Welcome::decode(body).unwrap();
+            let member = if w.member { ", a member" } else { "" };
+            let of = epochs(w.history.len());
+            format!("{:?}{member}, LSN {}, {of}", w.state, w.tail)
+        }
+        FrameKind::Refuse => {
+            let r = Refuse::decode(body).unwrap();
+            format!("{:?}: {}", r.code, r.text)
+        }
+        FrameKind::Start => {
+            let s = Start::decode(body).unwrap();
+            let as_what = if s.member { "a member" } else { "no member" };
+            let keep = match s.keep {
+                u64::MAX => "all is kept".to_owned(),
+                n => format!("LSN {n} is kept"),
+            };
+            format!("epoch {} of {}, {as_what}, {keep}", s.epoch, s.primary)
+        }
+        FrameKind::Lane => format!("{}", Lane::decode(body).unwrap().lane),
+        FrameKind::CopyBegin => {
+            let c = CopyBegin::decode(body).unwrap();
+            format!("as of LSN {}, files: {}", c.lsn, c.files)
+        }
+        FrameKind::CopyFile => {
+            let c = CopyFile::decode(body).unwrap();
+            format!("{:?}, {} bytes", c.name, c.size)
+        }
+        FrameKind::CopyHave => format!("{} bytes of it", CopyHave::decode(body).unwrap().size),
+        FrameKind::CopyEnd | FrameKind::Copied => format!("as of LSN {}", f.lsn),
+        FrameKind::Record => {
+            let r = RecordView::decode(body).unwrap();
+            let h = r.header;
+            let part = match (h.part, h.end) {
+                (0, true) => String::new(),
+                (n, true) => format!(", part {n}, the last"),
+                (n, false) => format!(", part {n}"),
+            };
+            format!("LSN {} of epoch {}{part}", h.lsn, h.epoch)
+        }
+        FrameKind::Spill => match f.flags {
+            0 => "bytes".into(),
+            1 => "that was all, is it durable?".into(),
+            _ => "it is".into(),
+        },
+        FrameKind::Heartbeat | FrameKind::Ack => return None,
+        _ => String::new(),
+    };
+    Some(match text.is_empty() {
+        true => format!("{:?}", f.kind),
+        false => format!("{:?}: {text}", f.kind),
+    })
+}
+
+/// One direction of a link that is tapped.
+#[derive(Default)]
+struct Way {
+    came: Vec<u8>,
+    goes: Vec<u8>,
+}
+
+impl Way {
+    /// Takes what came from `from`, and hands it to `to`; whole frames go to `note`. False
+    /// when `from` has ended.
+    fn pump(
+        &mut self,
+        from: &dyn Conn,
+        to: &dyn Conn,
+        mut note: impl FnMut(&Frame, &[u8]),
+    ) -> bool {
+        let mut open = true;
+        let mut buf = [0; 16 << 10];
+        loop {
+            match from.recv(&mut [IoSliceMut::new(&mut buf)]) {
+                Ok(0) => {
+                    open = false;
+                    break;
+                }
+                Ok(n) => self.came.extend_from_slice(&buf[..n]),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    open = false;
+                    break;
+                }
+            }
+        }
+        while self.came.len() >= FRAME_LEN {
+            let f = Frame::decode(&self.came).unwrap();
+            let whole = FRAME_LEN + f.body as usize;
+            if self.came.len() < whole {
+                break;
+            }
+            note(&f, &self.came[FRAME_LEN..whole]);
+            self.goes.extend(self.came.drain(..whole));
+        }
+        while !self.goes.is_empty() {
+            match to.send(&[IoSlice::new(&self.goes)]) {
+                Ok(n) => drop(self.goes.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => self.goes.clear(),
+            }
+        }
+        open || !self.goes.is_empty()
+    }
+}
+
+/// A link that is tapped: from whom it came, to whom it goes.
+struct Tapped {
+    ends: [Arc<dyn Conn>; 2],
+    ways: [Way; 2],
+    /// The lane that it carries, if one.
+    lane: Option<u16>,
+}
+
+/// What listens at the mirror's side of a link.
+enum Served {
+    New(Wire),
+    Control(Box<ControlIn>),
+    Lane(Box<LaneServer>),
+    Over,
+}
+
+/// Two nodes, the tap between them, and what was said.
+struct Nodes {
+    dir: PathBuf,
+    env: Arc<dyn Env>,
+    /// Where the mirror is reached: here the tap listens,
+    tap: Listener,
+    /// and here the mirror.
+    door: Listener,
+    links: Vec<Tapped>,
+    served: Vec<Served>,
+    mirror: Option<Arc<Mirror>>,
+    /// The mirror was told that it is a member.
+    told: bool,
+    said: String,
+}
+
+impl Nodes {
+    fn new(name: &str) -> Nodes {
+        let dir = std::env::temp_dir().join(format!("mojim-talk-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let listen = |at: &str| Listener::bind(&Address::Unix(dir.join(at))).unwrap();
+        Nodes {
+            env: Arc::new(Os::new().unwrap()),
+            tap: listen("tap"),
+            door: listen("door"),
+            dir,
+            links: Vec::new(),
+            served: Vec::new(),
+            mirror: None,
+            told: false,
+            said: String::new(),
+        }
+    }
+
+    /// A line about what happens besides.
+    fn tell(&mut self, what: &str) {
+        let gap = if self.said.is_empty() { "" } else { "\n" };
+        writeln!(self.said, "{gap}# {what}").unwrap();
+    }
+
+    fn store(&self, node: &str) -> Arc<Store> {
+        let dir = self.dir.join(node);
+        std::fs::create_dir_all(&dir).unwrap();
+        let log = LogSpec {
+            lane: 0,
+            medium: MediumKind::Disk,
+            path: dir.join("log"),
+            ring: dir.join("ring"),
+            size: LOG,
+        };
+        let spec = StoreSpec {
+            cluster: "c".into(),
+            volume: "v".into(),
+            node: node.into(),
+            dir: dir.join("data"),
+            meta: dir.join("meta"),
+            logs: vec![log],
+            rank: (node != "a") as u16 as _,
+            holders: 2,
+            max_open: 16,
+            copy_streams: 1,
+            by_hand: true,
+        };
+        Arc::new(Store::open(&self.env, spec).unwrap())
+    }
+
+    fn primary(&self) -> Arc<Primary> {
+        let spec = PrimarySpec {
+            rule: AckRule::MIRROR,
+            background_send: false,
+            spin: Duration::ZERO,
+            resend_timeout: PATIENCE,
+            resend_attempts: 1,
+            max_record: 4096,
+            checkpoint_threshold: 1000,
+            write_back: WriteBack::Auto,
+            write_back_pages: 1000,
+            smallest_log: LOG,
+            secondary_threshold: 1 << 20,
+        };
+        Arc::new(Primary::new(self.store("a"), spec))
+    }
+
+    fn session(&self, primary: &Arc<Primary>) -> Session {
+        let address = Address::Unix(self.dir.join("tap"));
+        let peer = Peer {
+            name: "b".into(),
+            address: address.clone(),
+            tcp: address,
+            shared: false,
+        };
+        Session::attach(primary.clone(), "a", peer)
+    }
+
+    /// `b` follows whoever comes.
+    fn follow(&mut self) {
+        self.mirror = Some(Arc::new(Mirror::new(self.store("b"), "b", 1 << 20)));
+    }
+
+    /// `b`'s process ends.
+    fn kill(&mut self) {
+        for link in self.links.drain(..) {
+            link.ends.iter().for_each(|c| c.close());
+        }
+        self.served.clear();
+        self.told = false;
+        if let Some(m) = self.mirror.take() {
+            m.close();
+            m.store.release_lock();
+        }
+    }
+
+    /// One turn of the tap and of the mirror's side.
+    fn step(&mut self) {
+        while let Some(from) = self.tap.accept(Duration::ZERO).unwrap() {
+            let to = self
+                .env
+                .connect(&Address::Unix(self.dir.join("door")))
+                .unwrap();
+            let end = self.door.accept(PATIENCE).unwrap().expect("just connected");
+            self.served.push(Served::New(Wire::new(end)));
+            self.links.push(Tapped {
+                ends: [from, to],
+                ways: Default::default(),
+                lane: None,
+            });
+        }
+        self.listen();
+        let mirror = self.mirror.clone();
+        for s in &mut self.served {
+            let Some(mirror) = &mirror else {
+                continue;
+            };
+            *s = serve(std::mem::replace(s, Served::Over), mirror);
+        }
+        self.listen();
+    }
+
+    /// Passes on what was said, and notes it.
+    fn listen(&mut self) {
+        let (said, told) = (&mut self.said, &mut self.told);
+        self.links.retain_mut(|link| {
+            let Tapped { ends, ways, lane } = link;
+            let [there, back] = ways;
+            let mut note = |who: &str, f: &Frame, body: &[u8]| {
+                if f.kind == FrameKind::Lane {
+                    *lane = Some(Lane::decode(body).unwrap().lane);
+                }
+                let member = f.kind == FrameKind::Heartbeat && who == "a" && body == [1];
+                if member && !std::mem::replace(told, true) {
+                    writeln!(said, "a> Heartbeat: b is a member").unwrap();
+                }
+                if let Some(words) = words(f, body) {
+                    writeln!(said, "{who}> {words}").unwrap();
+                }
+            };
+            let open = there.pump(&*ends[0], &*ends[1], |f, b| note("a", f, b))
+                & back.pump(&*ends[1], &*ends[0], |f, b| note("b", f, b));
+            if !open {
+                ends.iter().for_each(|c| c.close());
+            }
+            open
+        });
+    }
+
+    /// Steps all until `done`.
+    fn until(&mut self, what: &str, mut step: impl FnMut(&mut Nodes) -> bool) {
+        let begun = Instant::now();
+        while !step(self) {
+            self.step();
+            assert!(begun.elapsed() < PATIENCE, "{what}:\n{}", self.said);
+        }
+    }
+
+    /// Until records flow, and the mirror has all of them.
+    fn linked(&mut self, s: &mut Session, p: &Primary) {
+        self.until("no session", |n| {
+            s.step();
+            p.send(0);
+            p.receive(0);
+            let level = s.is_active() && p.acked.get() >= p.last() && s.is_member();
+            level && n.told
+        });
+    }
+
+    /// Compares the conversation with the one that is known.
+    fn over(self, name: &str) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/transcripts");
+        let path = path.join(format!("{name}.txt"));
+        if std::env::var("MOJIM_TRANSCRIPTS").is_ok_and(|v| v == "write") {
+            std::fs::write(&path, &self.said).unwrap();
+        }
+        let known = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            self.said == known,
+            "{} has\n{known}\nand this was said:\n{}",
+            path.display(),
+            self.said
+        );
+        let dir = self.dir.clone();
+        drop(self);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+/// One step of what listens at the mirror's side of a link.
+fn serve(s: Served, mirror: &Arc<Mirror>) -> Served {
+    match s {
+        Served::New(mut wire) => match wire.take_frame() {
+            Ok(None) => Served::New(wire),
+            Err(_) => Served::Over,
+            Ok(Some((f, body))) if f.kind == FrameKind::Hello => {
+                let hello = Hello::decode(&body).unwrap();
+                match ControlIn::answer(mirror.clone(), wire, &hello) {
+                    Ok(control) => Served::Control(Box::new(control)),
+                    Err((mut wire, no)) => {
+                        refuse(&mut wire, mirror.store.superblock().promised, &no);
+                        Served::Over
+                    }
+                }
+            }
+            Ok(Some((f, body))) => {
+                let lane = Lane::decode(&body).unwrap();
+                match LaneServer::accept(mirror.clone(), wire, f.epoch, &lane) {
+                    Ok(lane) => Served::Lane(Box::new(lane)),
+                    Err((mut wire, no)) => {
+                        refuse(&mut wire, f.epoch, &no);
+                        Served::Over
+                    }
+                }
+            }
+        },
+        Served::Control(mut c) => match c.step() {
+            Ok(_) => Served::Control(c),
+            Err(_) => Served::Over,
+        },
+        Served::Lane(mut l) => match l.step() {
+            Ok(_) => Served::Lane(l),
+            Err(_) => Served::Over,
+        },
+        Served::Over => Served::Over,
+    }
+}
+
+/// Appends a sync point of `len` bytes to file 1.
+fn append(p: &Primary, len: usize) -> u64 {
+    let bytes = vec![7u8; len];
+    p.append(&[piece(&bytes)]).unwrap().0
+}
+
+fn piece(bytes: &[u8]) -> Piece<'_> {
+    Piece::Write {
+        file: 1,
+        offset: 0,
+        ptr: bytes.as_ptr(),
+        len: bytes.len(),
+    }
+}
+
+/// Gives the volume its file.
+fn create(p: &Primary) {
+    let (file, size) = (1, 1 << 20);
+    let pieces = [
+        Piece::Create { file, name: "f" },
+        Piece::Resize { file, size },
+    ];
+    p.append(&pieces).unwrap();
+}
+
+/// A volume with a file, on both nodes, with records in both logs.
+fn begun(name: &str) -> (Nodes, Arc<Primary>, Session) {
+    let mut nodes = Nodes::new(name);
+    nodes.follow();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+    create(&p);
+    append(&p, 100);
+    nodes.linked(&mut s, &p);
+    (nodes, p, s)
+}
+
+/// The same, of which nothing is noted.
+fn under_way(name: &str) -> (Nodes, Arc<Primary>, Session) {
+    let (mut nodes, p, s) = begun(name);
+    nodes.said.clear();
+    (nodes, p, s)
+}
+
+#[test]
+fn a_volume_begins_with_its_mirror() {
+    let (mut nodes, p, mut s) = begun("begins");
+    nodes.tell("a sync point in parts");
+    append(&p, 9000);
+    nodes.linked(&mut s, &p);
+    nodes.over("begins");
+}
+
+#[test]
+fn a_mirror_that_was_away_gets_what_it_lacks() {
+    let (mut nodes, p, mut s) = under_way("away");
+    nodes.tell("b's process is killed, and a goes on appending");
+    nodes.kill();
+    append(&p, 200);
+    append(&p, 300);
+    nodes.follow();
+    nodes.linked(&mut s, &p);
+    nodes.over("away");
+}
+
+#[test]
+fn a_mirror_that_comes_back_empty_gets_a_copy_and_is_no_member_before() {
+    let (mut nodes, p, mut s) = under_way("empty");
+    nodes.tell("b's disk is lost");
+    nodes.kill();
+    std::fs::remove_dir_all(nodes.dir.join("b")).unwrap();
+    nodes.follow();
+    // Its own log has what was acknowledged: only then the mirror may be without it.
+    p.persist_wait(0).unwrap();
+    nodes.linked(&mut s, &p);
+    nodes.over("empty");
+}
+
+#[test]
+fn a_primary_whose_disk_is_new_takes_its_mirrors_copy() {
+    let (mut nodes, p, s) = under_way("new-disk");
+    nodes.tell("a's disk is lost, and its program starts again");
+    drop(s);
+    p.store.release_lock();
+    drop(p);
+    std::fs::remove_dir_all(nodes.dir.join("a")).unwrap();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.told = false;
+    nodes.linked(&mut s, &p);
+    nodes.over("new-disk");
+}
+
+#[test]
+fn a_primary_is_refused_where_a_later_epoch_is_promised() {
+    let (mut nodes, p, mut s) = under_way("refused");
+    nodes.tell("b promises a later epoch to somebody else");
+    let mirror = nodes.mirror.clone().unwrap();
+    let sb = mirror.store.superblock();
+    let hello = Hello {
+        cluster: "c".into(),
+        volume: "v".into(),
+        from: "a".into(),
+        to: "b".into(),
+        volume_id: sb.volume_id,
+        view: sb.view.epoch,
+        epoch: sb.promised + 100,
+        attach: true,
+        backup: false,
+        lanes: 1,
+        tail: p.last(),
+        history: p.store.history().entries().to_vec(),
+    };
+    mirror.hello(&hello).map_err(|no| no.text).unwrap();
+    nodes.until("it goes on", |_| {
+        s.step();
+        let why = s.last_error.as_deref().unwrap_or_default();
+        why.contains("is promised")
+    });
+    assert!(!s.is_active());
+    nodes.over("refused");
+}
+
+#[test]
+fn a_large_sync_point_goes_ahead_of_its_record() {
+    let (mut nodes, p, mut s) = under_way("spill");
+    nodes.tell("a sync point that no log can hold");
+    let bytes = vec![1u8; LOG as usize];
+    let mut spilling = p.try_spill_now(&[piece(&bytes)]).unwrap();
+    nodes.until("no record", |_| {
+        s.step();
+        p.spill_step(&mut spilling, 0).unwrap().is_some()
+    });
+    p.spill_over(&spilling, true);
+    nodes.linked(&mut s, &p);
+    nodes.over("spill");
+}
+
+#[test]
+fn a_backup_gets_a_copy_and_then_records() {
+    let mut nodes = Nodes::new("backup");
+    let p = nodes.primary();
+    p.begin_unreplicated("a").unwrap();
+    create(&p);
+    append(&p, 100);
+    p.persist_wait(0).unwrap();
+    p.store.apply(p.last(), usize::MAX).unwrap();
+    nodes.follow();
+    let source: Arc<dyn Source> = p.clone();
+    let address = Address::Unix(nodes.dir.join("tap"));
+    let mut s = BackupSession::new(source, "a", "b", address);
+    let mirror = nodes.mirror.clone().unwrap();
+    let mut level = |nodes: &mut Nodes| {
+        nodes.until("the backup is behind", |_| {
+            s.step();
+            s.is_active() && mirror.tail() == p.last() && !s.is_busy()
+        })
+    };
+    level(&mut nodes);
+    nodes.tell("a sync point more");
+    append(&p, 200);
+    p.persist_wait(0).unwrap();
+    level(&mut nodes);
+    drop(s);
+    nodes.over("backup");
+}
