@@ -157,12 +157,14 @@ impl Node {
         config: &Config,
         asked: &Arc<Mutex<Option<Config>>>,
     ) -> Result<Running, Failure> {
-        config.node(&self.name)?;
+        let me = config.node(&self.name)?;
         for w in config.warnings() {
             warn!(node = %self.name, "{w}");
         }
         let os = Os::of(config, &Subject::Node(self.name.clone()))?;
         let env: Arc<dyn Env> = Arc::new(os);
+        // Before its votes lie there.
+        mojim_node::make_directories(config, me, &*env)?;
         let voter = self.register(&env, config)?;
         let views: Option<Arc<dyn ViewRegister>> = match (&voter, config.voters().len()) {
             (Some(v), _) => Some(v.clone()),

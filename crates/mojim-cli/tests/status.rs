@@ -402,6 +402,22 @@ fn a_full_disk_of_the_witness_is_named() {
     p.finish();
 }
 
+/// A daemon voted, and its votes lay in a directory that others may write to, before it
+/// was refused for that.
+#[test]
+fn a_witness_writes_nothing_where_others_may() {
+    use std::os::unix::fs::PermissionsExt;
+    let c = Cluster::new();
+    let dir = c.dir.join("w");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let out = c.mojim("node", &["--name", "w"]);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("others may write"), "{said}");
+    assert!(!dir.join(".mojim/views").exists());
+}
+
 #[test]
 fn a_full_disk_of_the_primary_is_named() {
     a_full_disk("a", &[("a", "copy"), ("a", "quorum")]);

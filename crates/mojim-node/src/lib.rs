@@ -113,8 +113,8 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Makes a node's own directory, and checks that nobody else can write to what it trusts:
-/// that one, and those of the volumes that it holds.
-fn make_directories(config: &Config, me: &NodeConfig, env: &dyn Env) -> Result<()> {
+/// that one, and those of the volumes that it holds. Before anything else is put there.
+pub fn make_directories(config: &Config, me: &NodeConfig, env: &dyn Env) -> Result<()> {
     let meta = me.directory.join(".mojim");
     env.create_dir_all(&meta)
         .context(|| format!("making {}", meta.display()))?;

@@ -512,7 +512,7 @@ impl Node {
             state,
             epoch: sb.view.epoch,
             primary: sb.view.primary.clone(),
-            last_lsn: m.tail(),
+            last_lsn: m.tail_now(),
             checkpoint: sb.checkpoint,
             persistent: m.store.level().is_persistent(),
             attached: None,

@@ -102,7 +102,7 @@ impl Opening {
                 match f.kind {
                     // The peer asks for the ring, then confirms.
                     FrameKind::LaneOk if f.flags == 1 => link.pass(store, i)?,
-                    FrameKind::LaneOk => link.is_open = true,
+                    FrameKind::LaneOk if f.flags == 0 => link.is_open = true,
                     FrameKind::Refuse => {
                         let text = Refuse::decode(&body).map_or_else(|e| e.to_string(), |r| r.text);
                         return Err(Error::Protocol(format!("lane {i} refused: {text}")));

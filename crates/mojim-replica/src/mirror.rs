@@ -504,6 +504,13 @@ impl Mirror {
         self.store.whole(self.received.get())
     }
 
+    /// The same for who may not wait for a disk. While records are applied it may count
+    /// parts of one more.
+    pub fn tail_now(&self) -> u64 {
+        let received = self.received.get();
+        self.store.try_whole(received).unwrap_or(received)
+    }
+
     fn hear(&self, who: &str, committed: u64) {
         *lock(&self.heard) = Some((self.store.env().now(), who.to_owned()));
         self.learn(committed);

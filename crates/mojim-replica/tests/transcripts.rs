@@ -196,8 +196,10 @@ struct Nodes {
     links: Vec<Tapped>,
     served: Vec<Served>,
     mirror: Option<Arc<Mirror>>,
-    /// The mirror was told that it is a member.
+    /// The mirror was told that it is a member,
     told: bool,
+    /// and that is noted.
+    noted: bool,
     said: String,
 }
 
@@ -216,6 +218,7 @@ impl Nodes {
             served: Vec::new(),
             mirror: None,
             told: false,
+            noted: false,
             said: String::new(),
         }
     }
@@ -291,7 +294,7 @@ impl Nodes {
             link.ends.iter().for_each(|c| c.close());
         }
         self.served.clear();
-        self.told = false;
+        (self.told, self.noted) = (false, false);
         if let Some(m) = self.mirror.take() {
             m.close();
             m.store.release_lock();
@@ -335,9 +338,7 @@ impl Nodes {
                     *lane = Some(Lane::decode(body).unwrap().lane);
                 }
                 let member = f.kind == FrameKind::Heartbeat && who == "a" && body == [1];
-                if member && !std::mem::replace(told, true) {
-                    writeln!(said, "a> Heartbeat: b is a member").unwrap();
-                }
+                *told |= member;
                 if let Some(words) = words(f, body) {
                     writeln!(said, "{who}> {words}").unwrap();
                 }
@@ -369,6 +370,10 @@ impl Nodes {
             let level = s.is_active() && p.acked.get() >= p.last() && s.is_member();
             level && n.told
         });
+        // When that is said is a matter of time.
+        if !std::mem::replace(&mut self.noted, true) {
+            writeln!(self.said, "a> Heartbeat: b is a member").unwrap();
+        }
     }
 
     /// Compares the conversation with the one that is known.
@@ -377,17 +382,22 @@ impl Nodes {
         let path = path.join(format!("{name}.txt"));
         if std::env::var("MOJIM_TRANSCRIPTS").is_ok_and(|v| v == "write") {
             std::fs::write(&path, &self.said).unwrap();
+            panic!("{} is written anew: see what has changed", path.display());
         }
-        let known = std::fs::read_to_string(&path).unwrap_or_default();
+        let known = std::fs::read_to_string(&path).unwrap();
+        assert!(!known.is_empty());
         assert!(
             self.said == known,
             "{} has\n{known}\nand this was said:\n{}",
             path.display(),
             self.said
         );
-        let dir = self.dir.clone();
-        drop(self);
-        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -519,7 +529,7 @@ fn a_primary_whose_disk_is_new_takes_its_mirrors_copy() {
     std::fs::remove_dir_all(nodes.dir.join("a")).unwrap();
     let p = nodes.primary();
     let mut s = nodes.session(&p);
-    nodes.told = false;
+    (nodes.told, nodes.noted) = (false, false);
     nodes.linked(&mut s, &p);
     nodes.over("new-disk");
 }

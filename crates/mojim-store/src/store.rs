@@ -45,6 +45,7 @@ pub use mutations::{Mutations, Switch};
 pub use open::read_superblock;
 pub use state::{Hold, JOINING, Store, StoreSpec, Watch};
 
+use applier::Applier;
 use state::lock;
 
 impl Store {
@@ -214,8 +215,17 @@ impl Store {
     /// The end of the last whole sync point at or below `lsn`, where every
     /// record up to `lsn` is in the logs or applied.
     pub fn whole(&self, lsn: u64) -> u64 {
-        // Nothing is released while this is held.
-        let _a = lock(&self.applier);
+        self.end_of(lsn, &lock(&self.applier))
+    }
+
+    /// The same at once; `None` while records are applied, or a disk is waited for.
+    pub fn try_whole(&self, lsn: u64) -> Option<u64> {
+        let applier = self.applier.try_lock().ok()?;
+        Some(self.end_of(lsn, &applier))
+    }
+
+    /// Nothing is released while the applier is held.
+    fn end_of(&self, lsn: u64, _held: &Applier) -> u64 {
         for log in &self.logs {
             let mut at = log.start();
             while let Some((r, _, next)) = log.record(at) {

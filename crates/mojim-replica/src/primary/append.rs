@@ -107,7 +107,7 @@ impl Primary {
             self.epoch.load(Relaxed),
             0,
             true,
-            self.committed_whole().min(lsn - 1),
+            self.stamp(lsn),
         );
         log.publish(at, len);
         Some((lsn, lane))
@@ -152,7 +152,7 @@ impl Primary {
                 self.epoch.load(Relaxed),
                 i as u32,
                 i + 1 == parts.len(),
-                self.committed_whole().min(lsn - 1),
+                self.stamp(lsn),
             );
             log.publish(at, len);
         }

@@ -48,7 +48,17 @@ impl Primary {
     /// part of one means nothing.
     #[inline]
     pub fn committed_whole(&self) -> u64 {
-        let committed = self.committed();
+        self.whole(self.committed())
+    }
+
+    /// What the record `lsn`, which is being made, tells of it.
+    #[inline]
+    pub(super) fn stamp(&self, lsn: u64) -> u64 {
+        self.whole(self.committed().min(lsn - 1)).min(lsn - 1)
+    }
+
+    #[inline]
+    fn whole(&self, committed: u64) -> u64 {
         match self.store.mutations.stamp_parts.is_on() {
             false => self.split.whole(committed),
             true => committed,
