@@ -14,26 +14,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mojim_config::{MediumKind, WriteBack};
+use mojim_config::Config;
 use mojim_env::{Address, Conn, Env};
 use mojim_format::message::{
     CopyBegin, CopyFile, CopyHave, Hello, Lane, Message, Refuse, Start, Welcome,
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView};
 use mojim_linux::{Listener, Os};
-use mojim_protocol::AckRule;
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
 use mojim_replica::holders::Peer;
+use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::LaneServer;
 use mojim_replica::mirror::{Mirror, refuse};
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::{Primary, PrimarySpec};
+use mojim_replica::primary::Primary;
 use mojim_replica::session::Session;
-use mojim_store::log::LogSpec;
-use mojim_store::store::{Store, StoreSpec};
+use mojim_store::store::Store;
 
 /// How long a conversation may take: far longer than any does.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -229,46 +228,33 @@ impl Nodes {
         writeln!(self.said, "{gap}# {what}").unwrap();
     }
 
+    fn config(&self) -> Config {
+        let mut text = "cluster = \"c\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\n\
+             mirror = \"b\"\nconnections = 1\ncopy_streams = 1\n"
+            .to_owned();
+        for (node, port) in [("a", 7401), ("b", 7402)] {
+            let dir = self.dir.join(node);
+            std::fs::create_dir_all(&dir).unwrap();
+            let dir = dir.display();
+            write!(
+                text,
+                "[node.{node}]\naddress = \"127.0.0.1:{port}\"\ndirectory = \"{dir}\"\n\
+                 ring = \"{dir}/ring\"\nlog = {{ medium = \"disk\", size = \"{LOG}\" }}\n"
+            )
+            .unwrap();
+        }
+        Config::parse(&text, Path::new("mojim.toml")).unwrap()
+    }
+
     fn store(&self, node: &str) -> Arc<Store> {
-        let dir = self.dir.join(node);
-        std::fs::create_dir_all(&dir).unwrap();
-        let log = LogSpec {
-            lane: 0,
-            medium: MediumKind::Disk,
-            path: dir.join("log"),
-            ring: dir.join("ring"),
-            size: LOG,
-        };
-        let spec = StoreSpec {
-            cluster: "c".into(),
-            volume: "v".into(),
-            node: node.into(),
-            dir: dir.join("data"),
-            meta: dir.join("meta"),
-            logs: vec![log],
-            rank: (node != "a") as u16 as _,
-            holders: 2,
-            max_open: 16,
-            copy_streams: 1,
-            by_hand: true,
-        };
+        let c = self.config();
+        let spec = layout::store(&c, &c.nodes[node], &c.volumes["v"]);
         Arc::new(Store::open(&self.env, spec).unwrap())
     }
 
     fn primary(&self) -> Arc<Primary> {
-        let spec = PrimarySpec {
-            rule: AckRule::MIRROR,
-            background_send: false,
-            spin: Duration::ZERO,
-            resend_timeout: PATIENCE,
-            resend_attempts: 1,
-            max_record: 4096,
-            checkpoint_threshold: 1000,
-            write_back: WriteBack::Auto,
-            write_back_pages: 1000,
-            smallest_log: LOG,
-            secondary_threshold: 1 << 20,
-        };
+        let c = self.config();
+        let spec = layout::primary(&c, &c.nodes["a"], &c.volumes["v"]);
         Arc::new(Primary::new(self.store("a"), spec))
     }
 
@@ -489,7 +475,7 @@ fn under_way(name: &str) -> (Nodes, Arc<Primary>, Session) {
 fn a_volume_begins_with_its_mirror() {
     let (mut nodes, p, mut s) = begun("begins");
     nodes.tell("a sync point in parts");
-    append(&p, 9000);
+    append(&p, 20_000);
     nodes.linked(&mut s, &p);
     nodes.over("begins");
 }
