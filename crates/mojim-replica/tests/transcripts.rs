@@ -172,8 +172,6 @@ impl Way {
 struct Tapped {
     ends: [Arc<dyn Conn>; 2],
     ways: [Way; 2],
-    /// The lane that it carries, if one.
-    lane: Option<u16>,
 }
 
 /// What listens at the mirror's side of a link.
@@ -299,7 +297,6 @@ impl Nodes {
             self.links.push(Tapped {
                 ends: [from, to],
                 ways: Default::default(),
-                lane: None,
             });
         }
         self.listen();
@@ -317,14 +314,10 @@ impl Nodes {
     fn listen(&mut self) {
         let (said, told) = (&mut self.said, &mut self.told);
         self.links.retain_mut(|link| {
-            let Tapped { ends, ways, lane } = link;
+            let Tapped { ends, ways } = link;
             let [there, back] = ways;
             let mut note = |who: &str, f: &Frame, body: &[u8]| {
-                if f.kind == FrameKind::Lane {
-                    *lane = Some(Lane::decode(body).unwrap().lane);
-                }
-                let member = f.kind == FrameKind::Heartbeat && who == "a" && body == [1];
-                *told |= member;
+                *told |= f.kind == FrameKind::Heartbeat && who == "a" && body == [1];
                 if let Some(words) = words(f, body) {
                     writeln!(said, "{who}> {words}").unwrap();
                 }
@@ -338,7 +331,7 @@ impl Nodes {
         });
     }
 
-    /// Steps all until `done`.
+    /// Steps all until `step` says that it is over.
     fn until(&mut self, what: &str, mut step: impl FnMut(&mut Nodes) -> bool) {
         let begun = Instant::now();
         while !step(self) {
@@ -523,7 +516,7 @@ fn a_primary_whose_disk_is_new_takes_its_mirrors_copy() {
 #[test]
 fn a_primary_is_refused_where_a_later_epoch_is_promised() {
     let (mut nodes, p, mut s) = under_way("refused");
-    nodes.tell("b promises a later epoch to somebody else");
+    nodes.tell("b promises a later epoch, on another link");
     let mirror = nodes.mirror.clone().unwrap();
     let sb = mirror.store.superblock();
     let hello = Hello {
