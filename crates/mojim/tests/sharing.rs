@@ -14,7 +14,7 @@ use mojim_node::Node;
 use tracing_subscriber::fmt::TestWriter;
 
 use mojim::{
-    Joined, MapFlags, Mapping, Volume, expect_forks, finish_all, join, msync, msync_async,
+    Joined, MapFlags, Mapping, Volume, expect_forks, finish_all, gmsync, join, msync, msync_async,
     rollback, unmap,
 };
 
@@ -340,6 +340,11 @@ fn peer() {
                 let m = m.unwrap();
                 msync(m.ptr, m.len).is_err().to_string()
             }
+            "gmsync-fails" => {
+                let at = m.unwrap().ptr.cast_const();
+                let halves = [(at, PAGE), (at.wrapping_add(PAGE), PAGE)];
+                gmsync(&halves).is_err().to_string()
+            }
             "store" => {
                 store(m.unwrap(), number(1), number(2) as u8);
                 String::new()
@@ -549,7 +554,8 @@ fn so_it_is_with_a_mirror() {
 }
 
 /// A guest that had nothing to commit itself was told at once that all is committed, by msync
-/// and at its end, while what another process had begun was in doubt (by reading).
+/// and at its end, while what another process had begun was in doubt (by reading); gmsync of
+/// two ranges that are only read told it so for longer (by reading, too).
 #[test]
 fn a_guest_with_nothing_to_commit_waits_for_what_was_begun() {
     let dir = Dir::new("begun");
@@ -558,10 +564,12 @@ fn a_guest_with_nothing_to_commit_waits_for_what_was_begun() {
     let m = v.map("f", LEN, flags()).unwrap();
     let mut guest = Peer::guest_with(&dir, "map-to-read");
     assert_eq!(guest.ask("msync-fails"), "false");
+    assert_eq!(guest.ask("gmsync-fails"), "false");
     b.stop();
     store(m, 0, 7);
     msync_async(m.ptr, m.len).unwrap();
     assert_eq!(guest.ask("msync-fails"), "true");
+    assert_eq!(guest.ask("gmsync-fails"), "true");
     assert_ne!(guest.ask("detach"), "");
     drop(guest);
     assert!(v.detach().is_err());

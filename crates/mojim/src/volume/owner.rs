@@ -425,7 +425,11 @@ impl Guest {
                 found.push(Part::of(&w.lent.1, w.part(p.at, p.len)));
             }
         }
-        let lsn = sync_many(inner, &found, until)?;
+        let lsn = match found.is_empty() && !parts.is_empty() {
+            // All of them are only read.
+            true => nothing(inner, until)?,
+            false => sync_many(inner, &found, until)?,
+        };
         Ok(done(lsn, 0))
     }
 
