@@ -506,12 +506,15 @@ impl Nodes {
     /// later still, were acknowledged, on node `by` if one is named.
     fn await_more(&mut self, what: &str, more: usize, later: Duration, by: Option<usize>) {
         let since = now() + later.as_nanos() as u64;
-        self.await_that(what, |n| {
-            let acks = n.history.acks.iter().rev();
-            let new =
-                acks.filter(|a| a.before >= since && by.is_none_or(|b| a.writer % 8 == b as u64));
-            (new.take(more).count() == more).then_some(())
-        });
+        self.await_that(what, |n| n.has_acked(more, since, by).then_some(()));
+    }
+
+    /// Whether `more` entries that were begun since then were acknowledged, on node `by` if
+    /// one is named.
+    fn has_acked(&self, more: usize, since: u64, by: Option<usize>) -> bool {
+        let acks = self.history.acks.iter().rev();
+        let new = acks.filter(|a| a.before >= since && by.is_none_or(|b| a.writer % 8 == b as u64));
+        new.take(more).count() == more
     }
 
     /// Entries are acknowledged again, on node `by` if one is named, and still
@@ -530,6 +533,41 @@ impl Nodes {
         self.await_more(&format!("service by {who}"), 20, Duration::ZERO, by);
         let took = begin.elapsed().as_secs_f64();
         self.say(format!("served by {who} after {took:.3} s"));
+    }
+
+    /// Kills node `p`, the primary, and waits until its mirror `m` serves in its place. A
+    /// primary may give its mirror up between the last look at the register and its own
+    /// end; then nobody but itself may go on, and it is started again.
+    pub fn succeed(&mut self, p: usize, m: usize) {
+        self.kill_node(p);
+        self.control.word(1).store(CALM, SeqCst);
+        let (since, begin) = (now(), Instant::now());
+        let mut looked = begin;
+        let what = format!("service by {} in place of {}", self.name(m), self.name(p));
+        let serves = self.await_that(&what, |n| {
+            if n.has_acked(20, since, Some(m)) {
+                return Some(true);
+            }
+            if looked.elapsed() < Duration::from_secs(1) {
+                return None;
+            }
+            looked = Instant::now();
+            let r = n.register(m)?;
+            let is_alone = r["primary"]["node"] == n.name(p) && r["mirror"].is_null();
+            is_alone.then_some(false)
+        });
+        let took = begin.elapsed().as_secs_f64();
+        if serves {
+            self.say(format!("served by {} after {took:.3} s", self.name(m)));
+            return;
+        }
+        self.say(format!(
+            "{} had given {} up before it was killed",
+            self.name(p),
+            self.name(m)
+        ));
+        self.start_node(p);
+        self.await_answer(Some(p));
     }
 
     /// While the fault lasts for several limits, nothing that was begun after
