@@ -28,6 +28,7 @@ use mojim_format::{Frame, FrameKind, State};
 
 pub mod contents;
 mod heal;
+mod promote;
 pub mod readers;
 mod requests;
 mod watch;

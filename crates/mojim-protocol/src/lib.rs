@@ -9,13 +9,12 @@ pub mod history;
 pub mod lane;
 pub mod pairing;
 pub mod prefix;
+pub mod promotion;
 pub mod rule;
 pub mod view;
 
 pub use history::History;
 pub use lane::{Arrival, LaneIn};
-pub use pairing::{
-    Holding, Known, LEAP, Lacks, Loss, Plan, PromoteRefusal, has_lost, is_rival, loss, reconcile,
-};
+pub use pairing::{Holding, Known, LEAP, Lacks, Loss, Plan, has_lost, is_rival, loss, reconcile};
 pub use prefix::Prefix;
 pub use rule::{AckRule, Patience, Verdict};

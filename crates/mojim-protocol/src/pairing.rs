@@ -1,11 +1,11 @@
-//! Bringing two copies of a volume together, and making one the primary.
+//! Bringing two copies of a volume together.
 //!
 //! Decisions only. The rule behind them: nothing that may have been
 //! acknowledged is ever thrown away; what is thrown away lies beyond a fork,
 //! in an epoch that a newer view superseded.
 
 use crate::History;
-use mojim_format::{State, View};
+use mojim_format::State;
 
 /// What one node says of its copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,37 +191,6 @@ pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> O
 /// up, or what it lost would be missing without a word once the primary is lost too.
 pub fn has_lost(plan: &Plan, known: u64) -> bool {
     matches!(plan, Plan::Resend { from } if *from < known)
-}
-
-/// Why a node may not become primary.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PromoteRefusal {
-    /// A primary is attached and was heard of lately.
-    PrimaryAlive,
-    /// Its copy is empty.
-    NotWhole,
-    /// It was catching up: acknowledged sync points may be missing from it.
-    NotMember,
-}
-
-/// Whether `node` may become primary of its volume, by what it knows itself.
-/// `primary_alive`: its primary is attached, as far as anyone reachable knows.
-pub fn may_promote(
-    node: &str,
-    view: &View,
-    state: State,
-    primary_alive: bool,
-) -> Result<(), PromoteRefusal> {
-    if primary_alive {
-        return Err(PromoteRefusal::PrimaryAlive);
-    }
-    if state != State::Whole {
-        return Err(PromoteRefusal::NotWhole);
-    }
-    if view.primary != node && view.mirror != node {
-        return Err(PromoteRefusal::NotMember);
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -411,27 +380,5 @@ mod tests {
         assert!(!rival(&kept, &of(120, &[(2, 1), (b + 2, 101)]), 1));
         let went_on = of(150, &[(2, 1), (a, 101), (a + 1, 130)]);
         assert!(!rival(&went_on, &of(140, &[(2, 1), (a, 101)]), 1));
-    }
-
-    #[test]
-    fn only_a_whole_member_without_a_living_primary_is_promoted() {
-        let v = View {
-            epoch: 3,
-            primary: "a".into(),
-            mirror: "b".into(),
-        };
-        assert_eq!(may_promote("b", &v, State::Whole, false), Ok(()));
-        assert_eq!(
-            may_promote("b", &v, State::Whole, true),
-            Err(PromoteRefusal::PrimaryAlive)
-        );
-        assert_eq!(
-            may_promote("b", &v, State::Switching, false),
-            Err(PromoteRefusal::NotWhole)
-        );
-        assert_eq!(
-            may_promote("c", &v, State::Whole, false),
-            Err(PromoteRefusal::NotMember)
-        );
     }
 }

@@ -4,6 +4,7 @@
 //! is asked.
 
 use super::*;
+use mojim_protocol::promotion::Candidate;
 
 /// Whether this copy has what the view's primary had, which its node is by name. `local`:
 /// whether success means this node's own log.
@@ -47,6 +48,19 @@ impl Mirror {
         match self.take_over_from(reg, views)? {
             None => Err(Error::Protocol("the view changed meanwhile".into())),
             taken => Ok(taken),
+        }
+    }
+
+    /// This copy, for who judges whether it may go on on an operator's word.
+    pub fn candidate(&self) -> Candidate<'_> {
+        let sb = self.store.superblock();
+        Candidate {
+            node: &self.me,
+            standing: self.store.standing(),
+            view: sb.view,
+            state: sb.state,
+            tail: self.tail(),
+            promised: Some(sb.promised).filter(|e| !self.store.is_own(*e)),
         }
     }
 

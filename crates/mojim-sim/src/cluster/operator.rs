@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use mojim_env::Error;
 use mojim_format::State;
-use mojim_protocol::pairing::may_promote;
+use mojim_protocol::promotion::{Asked, judge};
 use mojim_replica::mirror::Mirror;
 use mojim_store::store::Store;
 
@@ -104,9 +104,13 @@ impl Cluster {
             return Ok(());
         };
         let m = mir.m.clone();
-        let sb = m.store.superblock();
         let view = m.store.standing();
-        if may_promote(NAMES[n], &view, sb.state, false).is_err() {
+        // The other node, which is to be given up, is not asked.
+        let asked = Asked {
+            force: false,
+            mirror_only: false,
+        };
+        if judge(&m.candidate(), false, &[], asked).is_err() {
             return Ok(());
         }
         // As `Node::promote`: a log that is damaged is given up by force alone, but in

@@ -1,0 +1,400 @@
+//! Promotion of this node on an operator's word: through the register, and by hand.
+//!
+//! Owns the request `promote` (`docs/protocol.md`, "Requests"): what is asked of the other
+//! nodes, and what is looked at here. Whether a promotion by hand may be is judged in
+//! `mojim_protocol::promotion`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+use std::time::Duration;
+
+use mojim_format::{State, Superblock};
+use mojim_protocol::promotion::{Asked, Other, Refusal, contested, judge};
+use mojim_protocol::view::{Member, Register};
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use super::requests::speaks_otherwise;
+use super::{Node, lock, wait_for_last};
+use mojim_config::Volume;
+use mojim_env::{Error, Result};
+use mojim_replica::holders::Peer;
+use mojim_replica::layout;
+use mojim_replica::mirror::Mirror;
+use mojim_replica::mirror::promote::check_primary;
+use mojim_replica::register::ViewRegister;
+use mojim_replica::request::{CopyState, Request, Standing};
+use mojim_store::log::Live;
+use mojim_store::store::{Store, read_superblock};
+
+/// How long a copy is waited for that somebody has open without serving it: this
+/// node itself, while it looks after what a dead program left.
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For how long somebody has a copy open that counts as served. Until then it may be
+/// that only its ring still says so, of a program that is dead.
+const SERVED_AFTER: Duration = Duration::from_secs(2);
+
+/// A node's own copy, looked at.
+enum Own {
+    /// It follows with it.
+    Kept(Arc<Mirror>),
+    Opened(Box<Store>),
+}
+
+impl Node {
+    /// Makes this node primary through the register. `force`: also if it is no
+    /// member of the view, on the operator's word.
+    fn promote_by_register(
+        self: &Arc<Node>,
+        v: &Volume,
+        views: &dyn ViewRegister,
+        force: bool,
+    ) -> Result<Value> {
+        let reg = views.read(&v.name)?;
+        let mine = reg.primary.as_ref().is_some_and(|p| p.node == self.me.name);
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let begun =
+            read_superblock(&*self.env, &meta)?.is_some_and(|sb| sb.view.epoch >= reg.epoch);
+        if mine && begun && !force {
+            self.check_own(v, |s| check_primary(&reg, s, layout::rule(v).local))?;
+            return Ok(json!({ "epoch": reg.epoch, "already": true }));
+        }
+        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
+        let m = self.mirror_unserved(v)?;
+        // Nobody keeps it here: it is handed over when the last one has let it go.
+        let done = self.promote_mirror(v, views, &reg, m, force, mine);
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        if let Some(m) = m.filter(|_| opened && done.is_err()) {
+            self.let_go_of_mirror(v, m);
+        }
+        done
+    }
+
+    /// `open`, of this node's own copy, once nobody only looks after it. `None`: a
+    /// program is attached and serves it, which begins only with a whole one.
+    /// Whoever has it open without serving it may be about to find out that it is
+    /// not: that is `Busy`.
+    fn open_unserved<T>(
+        &self,
+        v: &Volume,
+        mut open: impl FnMut() -> Result<T>,
+    ) -> Result<Option<T>> {
+        let is_served = || self.live(v).is_some_and(|l| l[Live::Pid as usize] != 0);
+        let begin = self.env.now();
+        loop {
+            let who = match open() {
+                Err(Error::Busy(who)) => who,
+                r => return r.map(Some),
+            };
+            let waited = self.env.now() - begin;
+            if waited >= SERVED_AFTER && is_served() {
+                return Ok(None);
+            }
+            if waited >= OPEN_PATIENCE || self.stopping.load(Acquire) {
+                return Err(Error::Busy(format!(
+                    "{who}, and is not served yet. End the program that waits here, or look again"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// `check` of this node's own copy, and whether its log is whole; all is well
+    /// with one that a program serves.
+    fn check_own(&self, v: &Volume, check: impl FnOnce(&Store) -> Result<()>) -> Result<()> {
+        let open = || {
+            let kept = lock(&self.mirrors).get(&v.name).cloned();
+            kept.map_or_else(
+                || {
+                    let spec = layout::store(&self.config, &self.me, v);
+                    Ok(Own::Opened(Box::new(Store::open(&self.env, spec)?)))
+                },
+                |m| Ok(Own::Kept(m)),
+            )
+        };
+        match self.open_unserved(v, open)? {
+            None => Ok(()),
+            Some(Own::Kept(m)) => {
+                check(&m.store).and_then(|()| m.store.check_complete_at(m.tail()))
+            }
+            Some(Own::Opened(s)) => {
+                let found = check(&s).and_then(|()| s.check_complete());
+                if s.was_clean() {
+                    s.close_clean(s.tail())?;
+                }
+                found
+            }
+        }
+    }
+
+    /// This node's own copy, to be promoted.
+    fn mirror_unserved(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
+        self.open_unserved(v, || self.mirror(v))?.ok_or_else(|| {
+            Error::Busy(format!(
+                "node {} is the primary and a program is attached: there is nothing to promote",
+                self.me.name
+            ))
+        })
+    }
+
+    fn promote_mirror(
+        self: &Arc<Node>,
+        v: &Volume,
+        views: &dyn ViewRegister,
+        reg: &Register,
+        m: Arc<Mirror>,
+        force: bool,
+        mine: bool,
+    ) -> Result<Value> {
+        let named = |m: &Option<Member>| m.as_ref().map_or("none".to_owned(), |m| m.node.clone());
+        if !force && !mine {
+            if let Some((ago, who)) = m.live_primary() {
+                return Err(Error::Busy(format!(
+                    "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}. End it first",
+                    v.name,
+                    ago.as_millis(),
+                    reg.epoch
+                )));
+            }
+            self.ask_others(v)?;
+            if !m.is_member(reg) {
+                return Err(Error::Invalid(format!(
+                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                    self.me.name,
+                    named(&reg.primary),
+                    named(&reg.mirror)
+                )));
+            }
+        }
+        let done = if force {
+            m.force(views)?
+        } else {
+            if mine {
+                check_primary(reg, &m.store, layout::rule(v).local)?;
+            }
+            m.take_over(views)?
+        };
+        let Some((epoch, last)) = done else {
+            return Err(Error::Busy("the view changed meanwhile; look again".into()));
+        };
+        self.hand_over(v, m, last)?;
+        info!(
+            node = %self.me.name, volume = %v.name,
+            "this node is primary from epoch {epoch}, last LSN {last}, by an operator's word"
+        );
+        Ok(json!({ "epoch": epoch, "last_lsn": last, "forced": force }))
+    }
+
+    /// Makes this node primary.
+    pub(super) fn promote(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+        if let Some(views) = self.register(v) {
+            return self.promote_by_register(v, &*views, force);
+        }
+        let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
+        let done = self.promote_by_hand(v, force);
+        let m = lock(&self.mirrors).get(&v.name).cloned();
+        if let Some(m) = m.filter(|_| opened && done.is_err()) {
+            self.let_go_of_mirror(v, m);
+        }
+        done
+    }
+
+    /// This node's copy, which was opened for a question, and which nobody forwards to: free
+    /// for a program of this node again.
+    pub(super) fn let_go_of_mirror(&self, v: &Volume, m: Arc<Mirror>) {
+        // Meanwhile no program has it, whatever its lock says.
+        let _look = self.look(v);
+        let mut mirrors = lock(&self.mirrors);
+        let is_it = mirrors.get(&v.name).is_some_and(|now| Arc::ptr_eq(now, &m));
+        if !is_it || m.has_session() {
+            return;
+        }
+        mirrors.remove(&v.name);
+        drop(mirrors);
+        if let Err(e) = self.close_mirror(&m).and_then(|()| wait_for_last(m)) {
+            warn!(node = %self.me.name, volume = %v.name, "closing a copy: {e}");
+        }
+    }
+
+    fn promote_by_hand(self: &Arc<Node>, v: &Volume, force: bool) -> Result<Value> {
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let sb = read_superblock(&*self.env, &meta)?.ok_or_else(|| {
+            Error::NotFound(format!(
+                "node {} has no copy of volume {}",
+                self.me.name, v.name
+            ))
+        })?;
+        let others = self.ask_others(v);
+        let led = sb.view.primary == self.me.name;
+        let is_contested = others
+            .as_ref()
+            .is_ok_and(|all| contested(&self.me.name, &sb.view, all).is_some());
+        let alone = led && sb.view.mirror.is_empty() && others.is_ok() && !is_contested;
+        if alone || !force {
+            let is_whole = self.check_log(v, &sb, force)?;
+            if alone && is_whole {
+                return Ok(
+                    json!({ "epoch": sb.view.epoch, "already": true, "last_lsn": sb.checkpoint }),
+                );
+            }
+        }
+        let m = self.mirror_unserved(v)?;
+        let alive = m.live_primary();
+        let mut others = Vec::new();
+        if alive.is_none() {
+            // Again: a program may have attached since.
+            others = self.ask_others(v)?;
+        }
+        let rule = layout::rule(v);
+        let asked = Asked {
+            force,
+            mirror_only: rule.mirror && !rule.local,
+        };
+        if let Err(why) = judge(&m.candidate(), alive.is_some(), &others, asked) {
+            return Err(self.not_promoted(v, &m, alive, why));
+        }
+        let above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
+        let (epoch, last) = m.promote(above)?;
+        self.hand_over(v, m, last)?;
+        info!(
+            node = %self.me.name, volume = %v.name,
+            "this node is primary from epoch {epoch}, last LSN {last}"
+        );
+        Ok(json!({ "epoch": epoch, "last_lsn": last }))
+    }
+
+    /// Whether this node's own copy is whole and all of its log is there. An error where
+    /// something is missing of it that this promotion may not give up.
+    fn check_log(&self, v: &Volume, sb: &Superblock, force: bool) -> Result<bool> {
+        let led = sb.view.primary == self.me.name;
+        // Where success never meant this copy, its log may end anywhere: what only
+        // the lost memory had is given up by any promotion, and behind `async` a
+        // mirror's lanes end where they were cut.
+        let rule = layout::rule(v);
+        let mut expected = false;
+        // Who opens a copy first after its memory was lost finds that out.
+        let mut lost = false;
+        let look = |s: &Store| {
+            lost = s.superblock().state != State::Whole;
+            let lags = !rule.mirror && !led && !s.has_hole();
+            expected = lags || led && !rule.local && s.superblock().ring_lost;
+            Ok(())
+        };
+        match self.check_own(v, look) {
+            Ok(()) => Ok(!lost),
+            // The rest of a damaged log is given up on the operator's word.
+            Err(Error::Damaged { .. }) if force || expected => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Why a copy is not promoted, in words. `alive`: how long ago its primary was heard, and
+    /// who that is.
+    fn not_promoted(
+        &self,
+        v: &Volume,
+        m: &Mirror,
+        alive: Option<(Duration, String)>,
+        why: Refusal,
+    ) -> Error {
+        let (me, volume) = (&self.me.name, &v.name);
+        let view = m.store.superblock().view;
+        match why {
+            Refusal::PrimaryAlive => {
+                let (ago, who) = alive.expect("it is the reason");
+                Error::Busy(format!(
+                    "primary {who} of volume {volume} is alive: it was heard {} ms ago in epoch {}, and LSN {} is acknowledged. End it first",
+                    ago.as_millis(),
+                    view.epoch,
+                    m.received.get()
+                ))
+            }
+            Refusal::Contested(o) => {
+                let what = match o.epoch > view.epoch {
+                    true => "knows a later view",
+                    false => "was promoted too, and has a view of its own",
+                };
+                let then = match o.has {
+                    Some(_) if view.primary == *me && o.leads => {
+                        "`mojim promote --force` on the node that is to go on, while both daemons run, gives up what the other one has"
+                    }
+                    Some(_) => "Start the program there; `mojim promote --force` here gives it up",
+                    None => "Its copy is gone: `mojim promote --force` goes on with what is here",
+                };
+                Error::Invalid(format!(
+                    "node {} {what} of volume {volume} (epoch {}, this node knows {} only): what was acknowledged in it may be missing here. {then}",
+                    o.node, o.epoch, view.epoch
+                ))
+            }
+            Refusal::Behind(o, has) => Error::Invalid(format!(
+                "node {} has sync points of volume {volume} up to LSN {has}, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
+                o.node,
+                m.tail(),
+                o.node
+            )),
+            Refusal::Promised(promised) => Error::Invalid(format!(
+                "node {me} was about to be brought up to date with a view of volume {volume} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
+                view.epoch
+            )),
+            Refusal::NotWhole => Error::Invalid(format!(
+                "node {me} has no whole copy of volume {volume}: it was lost or a transfer was interrupted. Start the other node and let it be copied"
+            )),
+            Refusal::NotMember if v.backups.contains(me) => Error::Invalid(format!(
+                "node {me} is a backup of volume {volume}: what primary and mirror acknowledged after LSN {} is missing from it. If they are lost for good, and ended or fenced, `mojim promote --force` gives that up",
+                m.tail()
+            )),
+            Refusal::NotMember => Error::Invalid(format!(
+                "node {me} was still catching up with volume {volume}: acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held"
+            )),
+        }
+    }
+
+    /// What the other nodes' daemons say of their copies, of those that answer; for the
+    /// others the operator's word counts. An error where a program is attached: a primary
+    /// whose link to this node is down may still be alive.
+    fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
+        let ask = |peer: Peer| -> Option<(String, Result<Standing>)> {
+            let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
+            let volume = v.name.clone();
+            match c.ask_for(&Request::Standing { volume }) {
+                // Of another version: it is there, and what it has is not known.
+                Err(e) if !speaks_otherwise(&e) => None,
+                theirs => Some((peer.name, theirs)),
+            }
+        };
+        let peers = layout::others(&self.config, &self.me, v).into_iter();
+        let mut others = Vec::new();
+        for (node, s) in peers.filter_map(ask) {
+            let s = match s {
+                Ok(s) => s,
+                Err(e) => {
+                    return Err(Error::Busy(format!(
+                        "node {node} is there, and does not say what it has of volume {} ({e}): it runs another version of mojim, or is of another cluster. Bring both nodes to one version, or end its daemon and what is attached there",
+                        v.name
+                    )));
+                }
+            };
+            if let Some(pid) = s.attached {
+                let who = match pid {
+                    0 => "a program".to_owned(),
+                    pid => format!("process {pid}"),
+                };
+                return Err(Error::Busy(format!(
+                    "primary {node} of volume {} is alive: {who} is attached there, last LSN {}, though no link to this node is up. End it first",
+                    v.name, s.last_lsn
+                )));
+            }
+            // What it says is not taken on trust.
+            let sane = |n: u64| Some(n).filter(|n| *n < u64::MAX / 4);
+            let whole = s.state == CopyState::Whole;
+            others.push(Other {
+                epoch: sane(s.epoch).unwrap_or(0),
+                leads: whole && s.primary == node,
+                has: sane(s.last_lsn).filter(|_| whole),
+                node,
+            });
+        }
+        Ok(others)
+    }
+}
