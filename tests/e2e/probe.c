@@ -944,6 +944,7 @@ static void on_fault(int sig)
     DEADLK(pread(fd, &c, 1, 0));
     DEADLK(pwrite(fd, "x", 1, 4096));
     DEADLK(ftruncate(fd, 1));
+    EXPECT(posix_fallocate(fd, 0, 1) == EDEADLK); /* which returns its error */
     DEADLK(mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0));
     DEADLK(mmap(p, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
     DEADLK(munmap(p, 8192));
