@@ -31,6 +31,8 @@ mod heal;
 mod promote;
 pub mod readers;
 mod requests;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use mojim_config::{Config, Failover, Node as NodeConfig, Volume};

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
 use mojim_format::{State, Superblock};
-use mojim_protocol::promotion::{Asked, Other, Refusal, contested, judge};
+use mojim_protocol::promotion::{Asked, Candidate, Other, Refusal, contested, judge};
 use mojim_protocol::view::{Member, Register};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -229,7 +229,7 @@ impl Node {
         let led = sb.view.primary == self.me.name;
         let is_contested = others
             .as_ref()
-            .is_ok_and(|all| contested(&self.me.name, &sb.view, all).is_some());
+            .is_ok_and(|all| contested(&sb.view, all).is_some());
         let alone = led && sb.view.mirror.is_empty() && others.is_ok() && !is_contested;
         if alone || !force {
             let is_whole = self.check_log(v, &sb, force)?;
@@ -240,19 +240,22 @@ impl Node {
             }
         }
         let m = self.mirror_unserved(v)?;
-        let alive = m.live_primary();
+        let mut alive = m.live_primary();
         let mut others = Vec::new();
         if alive.is_none() {
-            // Again: a program may have attached since.
+            // Again: a program may have attached since. That takes time, in which a primary may
+            // have come that this copy follows now.
             others = self.ask_others(v)?;
+            alive = m.live_primary();
         }
+        let copy = m.candidate();
         let rule = layout::rule(v);
         let asked = Asked {
             force,
             mirror_only: rule.mirror && !rule.local,
         };
-        if let Err(why) = judge(&m.candidate(), alive.is_some(), &others, asked) {
-            return Err(self.not_promoted(v, &m, alive, why));
+        if let Err(why) = judge(&copy, alive.is_some(), &others, asked) {
+            return Err(self.not_promoted(v, &copy, alive, why));
         }
         let above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
         let (epoch, last) = m.promote(above)?;
@@ -294,12 +297,12 @@ impl Node {
     fn not_promoted(
         &self,
         v: &Volume,
-        m: &Mirror,
+        copy: &Candidate,
         alive: Option<(Duration, String)>,
         why: Refusal,
     ) -> Error {
         let (me, volume) = (&self.me.name, &v.name);
-        let view = m.store.superblock().view;
+        let (view, tail) = (&copy.view, copy.tail);
         match why {
             Refusal::PrimaryAlive => {
                 let (ago, who) = alive.expect("it is the reason");
@@ -307,16 +310,16 @@ impl Node {
                     "primary {who} of volume {volume} is alive: it was heard {} ms ago in epoch {}, and LSN {} is acknowledged. End it first",
                     ago.as_millis(),
                     view.epoch,
-                    m.received.get()
+                    tail
                 ))
             }
             Refusal::Contested(o) => {
                 let what = match o.epoch > view.epoch {
                     true => "knows a later view",
-                    false => "was promoted too, and has a view of its own",
+                    false => "was promoted too, and leads a view",
                 };
                 let then = match o.has {
-                    Some(_) if view.primary == *me && o.leads => {
+                    Some(_) if o.leads && (view.primary == *me || o.epoch <= view.epoch) => {
                         "`mojim promote --force` on the node that is to go on, while both daemons run, gives up what the other one has"
                     }
                     Some(_) => "Start the program there; `mojim promote --force` here gives it up",
@@ -329,9 +332,7 @@ impl Node {
             }
             Refusal::Behind(o, has) => Error::Invalid(format!(
                 "node {} has sync points of volume {volume} up to LSN {has}, this node up to LSN {} only. Start the program here, which takes them over, or promote node {}; `mojim promote --force` here gives them up",
-                o.node,
-                m.tail(),
-                o.node
+                o.node, tail, o.node
             )),
             Refusal::Promised(promised) => Error::Invalid(format!(
                 "node {me} was about to be brought up to date with a view of volume {volume} that another node was promoted to (epoch {promised}, this node's view is of {}): what was acknowledged in it may be missing here. If that node is lost for good, `mojim promote --force` gives it up",
@@ -342,7 +343,7 @@ impl Node {
             )),
             Refusal::NotMember if v.backups.contains(me) => Error::Invalid(format!(
                 "node {me} is a backup of volume {volume}: what primary and mirror acknowledged after LSN {} is missing from it. If they are lost for good, and ended or fenced, `mojim promote --force` gives that up",
-                m.tail()
+                tail
             )),
             Refusal::NotMember => Error::Invalid(format!(
                 "node {me} was still catching up with volume {volume}: acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held"
@@ -390,7 +391,7 @@ impl Node {
             let whole = s.state == CopyState::Whole;
             others.push(Other {
                 epoch: sane(s.epoch).unwrap_or(0),
-                leads: whole && s.primary == node,
+                leads: whole && s.primary == node && sane(s.epoch).is_some(),
                 has: sane(s.last_lsn).filter(|_| whole),
                 node,
             });

@@ -111,7 +111,7 @@ impl Node {
 
     /// Whether who asks may ask this; what it is called in the question must
     /// be what it has proved.
-    fn may_ask(&self, q: &Request, proof: &Proof) -> Result<()> {
+    pub(super) fn may_ask(&self, q: &Request, proof: &Proof) -> Result<()> {
         let no = |why: String| {
             Err(Error::Io {
                 what: "refused".into(),

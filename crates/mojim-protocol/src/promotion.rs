@@ -63,13 +63,14 @@ pub struct Asked {
     pub mirror_only: bool,
 }
 
-/// The view that is later than the copy's, or was begun without it: both were promoted
-/// without the other, and neither view ends the other's, which has what was acknowledged
-/// in it. The latest of several; a node that knows this copy's view hides no rival.
-pub fn contested<'a>(node: &str, view: &View, others: &'a [Other]) -> Option<&'a Other> {
-    let led = view.primary == node;
+/// Whose view is later than the copy's `view`, or was begun beside it: that node was promoted
+/// without the primary of `view`, or that one without it, and neither view ends the other's,
+/// which has what was acknowledged in it. The latest of several; a node that knows the copy's
+/// view hides no rival.
+pub fn contested<'a>(view: &View, others: &'a [Other]) -> Option<&'a Other> {
     let is = |o: &&Other| {
-        o.epoch > view.epoch || led && o.leads && o.epoch.saturating_add(LEAP / 2) > view.epoch
+        let is_rival = o.leads && o.node != view.primary;
+        o.epoch > view.epoch || is_rival && o.epoch.saturating_add(LEAP / 2) > view.epoch
     };
     others.iter().filter(is).max_by_key(|o| o.epoch)
 }
@@ -86,7 +87,7 @@ pub fn judge<'a>(
         return Err(Refusal::PrimaryAlive);
     }
     if !asked.force {
-        if let Some(o) = contested(c.node, &c.view, others) {
+        if let Some(o) = contested(&c.view, others) {
             return Err(Refusal::Contested(o));
         }
         // What only the mirror has may have been acknowledged.
@@ -188,6 +189,16 @@ mod tests {
             ),
             ("what this one ended", other("b", 3, true, Some(9)), false),
             (
+                "a rival, half a leap below",
+                other("c", 3 + LEAP - LEAP / 2, true, Some(9)),
+                false,
+            ),
+            (
+                "a rival, not so far below",
+                other("c", 4 + LEAP - LEAP / 2, true, Some(9)),
+                true,
+            ),
+            (
                 "the mirror's old view",
                 other("b", 2 + LEAP, false, Some(9)),
                 false,
@@ -212,9 +223,62 @@ mod tests {
                 assert_eq!(forced, Ok(()), "{what}");
             }
         }
-        // A mirror that did not lead fears later views alone.
-        let rival = [other("a", 2 + LEAP, true, Some(9))];
-        assert_eq!(judge(&copy("b", &mine), false, &rival, PLAIN), Ok(()));
+        // The mirror's own primary is no rival; who was promoted beside that one is, also to the
+        // mirror, which knows nothing of it.
+        let mine = copy("b", &mine);
+        let primary = [other("a", 3 + LEAP, true, Some(9))];
+        assert_eq!(judge(&mine, false, &primary, PLAIN), Ok(()));
+        let rival = [other("c", 2 + LEAP, true, Some(9))];
+        let found = judge(&mine, false, &rival, PLAIN);
+        assert_eq!(found, Err(Refusal::Contested(&rival[0])));
+        // Of several, the latest.
+        let both = [
+            other("c", 4 + LEAP, false, None),
+            other("d", 5 + LEAP, false, None),
+        ];
+        let found = judge(&mine, false, &both, PLAIN);
+        assert_eq!(found, Err(Refusal::Contested(&both[1])));
+    }
+
+    /// Every reason at once, and one after the other taken away: what an operator is told is
+    /// what has to be settled first.
+    #[test]
+    fn reasons_have_an_order() {
+        let v = view(3, "a", "b");
+        let mut c = copy("a", &v);
+        // It promised another's view: its own names it no longer.
+        c.standing.primary.clear();
+        c.promised = Some(3 + LEAP);
+        c.state = State::Empty;
+        let later = other("c", 4, false, None);
+        let ahead = other("b", 3, false, Some(11));
+        let mut others = vec![ahead.clone(), later.clone()];
+        assert_eq!(judge(&c, true, &others, PLAIN), Err(Refusal::PrimaryAlive));
+        assert_eq!(
+            judge(&c, false, &others, PLAIN),
+            Err(Refusal::Contested(&later))
+        );
+        others.pop();
+        assert_eq!(
+            judge(&c, false, &others, PLAIN),
+            Err(Refusal::Behind(&ahead, 11))
+        );
+        others.clear();
+        assert_eq!(
+            judge(&c, false, &others, PLAIN),
+            Err(Refusal::Promised(3 + LEAP))
+        );
+        c.promised = Some(3 + LEAP / 2 - 1);
+        assert_eq!(judge(&c, false, &others, PLAIN), Err(Refusal::NotWhole));
+        c.promised = Some(3 + LEAP / 2);
+        assert_eq!(
+            judge(&c, false, &others, PLAIN),
+            Err(Refusal::Promised(3 + LEAP / 2))
+        );
+        c.promised = None;
+        c.state = State::Whole;
+        assert_eq!(judge(&c, false, &others, PLAIN), Err(Refusal::NotMember));
+        assert_eq!(judge(&c, false, &others, FORCE), Ok(()));
     }
 
     #[test]

@@ -203,8 +203,12 @@ impl Store {
     /// The view as far as this node may still rely on it: if it has promised a
     /// later epoch to the other node, it is the primary of its view no longer.
     pub fn standing(&self) -> View {
-        let sb = self.superblock();
-        let mut v = sb.view;
+        self.standing_of(&self.superblock())
+    }
+
+    /// The same by one reading of the superblock.
+    pub fn standing_of(&self, sb: &mojim_format::Superblock) -> View {
+        let mut v = sb.view.clone();
         let to_other = !self.is_own(sb.promised);
         if v.primary == self.spec.node && sb.promised > v.epoch && to_other {
             v.primary.clear();

@@ -535,39 +535,49 @@ impl Nodes {
         self.say(format!("served by {who} after {took:.3} s"));
     }
 
-    /// Kills node `p`, the primary, and waits until its mirror `m` serves in its place. A
-    /// primary may give its mirror up between the last look at the register and its own
-    /// end; then nobody but itself may go on, and it is started again.
+    /// Kills node `p`, the primary, and waits until its mirror `m`, a member, serves in its
+    /// place. A primary may give its mirror up between the last look at the register and its
+    /// own end: then nobody but itself may go on. It is started again, and killed again once
+    /// the mirror is a member, but not for ever.
     pub fn succeed(&mut self, p: usize, m: usize) {
+        for _ in 0..3 {
+            self.await_member(m);
+            if self.serves_instead(p, m) {
+                return;
+            }
+            self.start_node(p);
+            self.await_answer(Some(p));
+        }
+        panic!("{} gave its mirror up again and again", self.name(p));
+    }
+
+    /// Kills node `p`; whether `m` serves then, or `p` had given it up.
+    fn serves_instead(&mut self, p: usize, m: usize) -> bool {
         self.kill_node(p);
         self.control.word(1).store(CALM, SeqCst);
         let (since, begin) = (now(), Instant::now());
-        let mut looked = begin;
+        let (mut looked, mut looks) = (begin, 0);
         let what = format!("service by {} in place of {}", self.name(m), self.name(p));
         let serves = self.await_that(&what, |n| {
             if n.has_acked(20, since, Some(m)) {
                 return Some(true);
             }
-            if looked.elapsed() < Duration::from_secs(1) {
+            // The first view that can be read after its end is the one that it left.
+            if looks > 0 || looked.elapsed() < Duration::from_secs(1) {
                 return None;
             }
             looked = Instant::now();
             let r = n.register(m)?;
+            looks += 1;
             let is_alone = r["primary"]["node"] == n.name(p) && r["mirror"].is_null();
             is_alone.then_some(false)
         });
-        let took = begin.elapsed().as_secs_f64();
-        if serves {
-            self.say(format!("served by {} after {took:.3} s", self.name(m)));
-            return;
-        }
-        self.say(format!(
-            "{} had given {} up before it was killed",
-            self.name(p),
-            self.name(m)
-        ));
-        self.start_node(p);
-        self.await_answer(Some(p));
+        let (m, took) = (self.name(m), begin.elapsed().as_secs_f64());
+        self.say(match serves {
+            true => format!("served by {m} after {took:.3} s"),
+            false => format!("{m} had been given up"),
+        });
+        serves
     }
 
     /// While the fault lasts for several limits, nothing that was begun after

@@ -56,7 +56,7 @@ impl Mirror {
         let sb = self.store.superblock();
         Candidate {
             node: &self.me,
-            standing: self.store.standing(),
+            standing: self.store.standing_of(&sb),
             view: sb.view,
             state: sb.state,
             tail: self.tail(),

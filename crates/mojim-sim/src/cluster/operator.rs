@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use mojim_env::Error;
 use mojim_format::State;
-use mojim_protocol::promotion::{Asked, judge};
+use mojim_protocol::promotion::{Asked, Other, judge};
 use mojim_replica::mirror::Mirror;
 use mojim_store::store::Store;
 
@@ -64,6 +64,27 @@ impl Cluster {
         views.max().unwrap_or(0)
     }
 
+    /// What those answer who run, but the two of whom one is given up for the other.
+    fn others_than(&self, two: [usize; 2]) -> Vec<Other> {
+        let all = self.nodes.iter().enumerate();
+        let others = all.filter(|(i, _)| !two.contains(i));
+        let stores = others.filter_map(|(i, node)| match &node.role {
+            Role::Down => None,
+            Role::Primary(p) => Some((i, p.p.store.tail(), p.p.store.superblock())),
+            Role::Mirror(m) => Some((i, m.m.tail(), m.m.store.superblock())),
+        });
+        let answers = stores.map(|(i, tail, sb)| {
+            let whole = sb.state == State::Whole;
+            Other {
+                node: NAMES[i].to_owned(),
+                epoch: sb.view.epoch,
+                leads: whole && sb.view.primary == NAMES[i],
+                has: Some(tail).filter(|_| whole),
+            }
+        });
+        answers.collect()
+    }
+
     fn promote_by_word(&mut self, n: usize, m: Arc<Mirror>) -> Checked {
         let done = match self.setup.views {
             true => m.force(&*self.views(n)),
@@ -105,12 +126,14 @@ impl Cluster {
         };
         let m = mir.m.clone();
         let view = m.store.standing();
-        // The other node, which is to be given up, is not asked.
+        let rule = self.setup.rule();
         let asked = Asked {
             force: false,
-            mirror_only: false,
+            mirror_only: rule.mirror && !rule.local,
         };
-        if judge(&m.candidate(), false, &[], asked).is_err() {
+        let others = self.others_than([old, n]);
+        if let Err(why) = judge(&m.candidate(), false, &others, asked) {
+            self.note(|| format!("node {} is not promoted: {why:?}", NAMES[n]));
             return Ok(());
         }
         // As `Node::promote`: a log that is damaged is given up by force alone, but in

@@ -1,0 +1,370 @@
+//! A node alone, and its peers as each test has them answer.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mojim::{MapFlags, Volume};
+use mojim_config::{Config, Mode};
+use mojim_env::{Address, Env, Error, Proof, Result};
+use mojim_format::message::checked;
+use mojim_format::{FrameKind, crc32c};
+use mojim_linux::{Listener, Os};
+use mojim_protocol::view::Register;
+use mojim_replica::client::Client;
+use mojim_replica::layout;
+use mojim_replica::link::Wire;
+use mojim_replica::request::{CopyState, Question, RaftCall, Read, Request, Since, Standing};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{Node, lock};
+
+/// Another node's daemon, which answers what the test has it say of its copy; it is down as
+/// long as that is nothing.
+struct Peer {
+    at: Address,
+    says: Arc<Mutex<Value>>,
+    stop: Arc<AtomicBool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Peer {
+    fn new() -> Peer {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        Peer {
+            at: Address::Tcp(free.local_addr().unwrap()),
+            says: Arc::default(),
+            stop: Arc::default(),
+            thread: Mutex::default(),
+        }
+    }
+
+    fn serve(listener: &Listener, says: &Mutex<Value>, stop: &AtomicBool) {
+        while !stop.load(SeqCst) {
+            let Ok(Some(conn)) = listener.accept(Duration::from_millis(50)) else {
+                continue;
+            };
+            let mut wire = Wire::new(conn);
+            let _ = Peer::answer(&mut wire, &lock(says).clone());
+            wire.conn.close();
+        }
+        listener.close();
+    }
+
+    /// One question after the other.
+    fn answer(wire: &mut Wire, word: &Value) -> Result<()> {
+        while wire.conn.wait(false, Duration::from_secs(5)).is_ok() {
+            let Some((f, body)) = wire.take_frame()? else {
+                continue;
+            };
+            assert_eq!(f.kind, FrameKind::Request);
+            let asked: Question<Request> = serde_json::from_slice(checked(&body).unwrap()).unwrap();
+            assert!(matches!(asked.request, Request::Standing { .. }));
+            let mut bytes = word.to_string().into_bytes();
+            let crc = crc32c(&bytes);
+            bytes.extend_from_slice(&crc.to_le_bytes());
+            wire.queue(FrameKind::Response, 0, 0, 0, &bytes);
+            while !wire.flush()? {
+                let _ = wire.conn.wait(true, Duration::from_secs(5));
+            }
+        }
+        Ok(())
+    }
+
+    fn says(&self, standing: &Standing) {
+        self.says_raw(json!(standing));
+    }
+
+    fn says_raw(&self, what: Value) {
+        *lock(&self.says) = json!({ "ok": what });
+        let mut thread = lock(&self.thread);
+        if thread.is_none() {
+            let listener = Listener::bind(&self.at).unwrap();
+            let (says, stop) = (self.says.clone(), self.stop.clone());
+            stop.store(false, SeqCst);
+            *thread = Some(std::thread::spawn(move || {
+                Peer::serve(&listener, &says, &stop);
+            }));
+        }
+    }
+
+    fn is_down(&self) {
+        self.stop.store(true, SeqCst);
+        if let Some(t) = lock(&self.thread).take() {
+            t.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.is_down();
+    }
+}
+
+/// A node `a` of a volume `v` that `b` mirrors and `c` has a backup of, both played.
+struct Place {
+    config: Config,
+    b: Peer,
+    c: Peer,
+    dir: TempDir,
+    _shm: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let (dir, shm) = (
+            tempfile::tempdir().unwrap(),
+            tempfile::tempdir_in("/dev/shm").unwrap(),
+        );
+        let (b, c) = (Peer::new(), Peer::new());
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, a) = (dir.path().display(), free.local_addr().unwrap());
+        let ring = shm.path().display();
+        let text = format!(
+            r#"
+cluster = "test"
+[volume.v]
+mode = "async"
+primary = "a"
+mirror = "b"
+backups = ["c"]
+failover = "manual"
+[node.a]
+address = "{a}"
+directory = "{at}/a"
+ring = "{ring}"
+log = {{ medium = "disk", size = "4MiB" }}
+[node.b]
+address = "{}"
+directory = "{at}/b"
+[node.c]
+address = "{}"
+directory = "{at}/c"
+"#,
+            b.at, c.at
+        );
+        let config = Config::parse(&text, Path::new("test.toml")).unwrap_or_else(|e| panic!("{e}"));
+        Place {
+            config,
+            b,
+            c,
+            dir,
+            _shm: shm,
+        }
+    }
+
+    /// A program was there, before the volume got copies elsewhere, and has gone.
+    fn has_a_copy(&self) {
+        let mut alone = self.config.clone();
+        let v = alone.volumes.get_mut("v").unwrap();
+        (v.mode, v.mirror) = (Mode::Unreplicated, None);
+        v.backups.clear();
+        let v = Volume::attach_with(&alone, "a", None, |_, _| {}).unwrap();
+        let create = MapFlags {
+            create: true,
+            ..MapFlags::default()
+        };
+        v.map("file", 4096, create).unwrap();
+        v.detach().unwrap();
+    }
+
+    fn start(&self) -> Running {
+        let node = Node::start(&self.config, "a", None).unwrap();
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let socket = Address::Unix(layout::socket(self.config.node("a").unwrap()));
+        Running { node, env, socket }
+    }
+}
+
+/// The node, while it runs.
+struct Running {
+    node: Arc<Node>,
+    env: Arc<dyn Env>,
+    socket: Address,
+}
+
+impl Running {
+    fn ask(&self, request: &Request) -> Result<Value> {
+        let patience = Duration::from_secs(30);
+        Client::connect(&self.env, &self.socket, "test", patience)?.ask(request)
+    }
+
+    fn promote(&self, force: bool) -> Result<Value> {
+        let volume = "v".to_owned();
+        self.ask(&Request::Promote { volume, force })
+    }
+
+    fn standing(&self) -> Standing {
+        let volume = "v".to_owned();
+        serde_json::from_value(self.ask(&Request::Standing { volume }).unwrap()).unwrap()
+    }
+
+    /// That a promotion is refused, in such words.
+    fn is_refused(&self, force: bool, words: &str) {
+        match self.promote(force) {
+            Err(Error::Answered { text, .. }) => assert!(text.contains(words), "{text}"),
+            other => panic!("{other:?} instead of {words:?}"),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.node.stop();
+    }
+}
+
+/// What a node says of a whole copy, up to LSN 5, with the view of `epoch`.
+fn whole(primary: &str, epoch: u64) -> Standing {
+    Standing {
+        state: CopyState::Whole,
+        epoch,
+        primary: primary.into(),
+        last_lsn: 5,
+        checkpoint: 5,
+        persistent: true,
+        attached: None,
+        distrusted: false,
+        error: None,
+    }
+}
+
+#[test]
+fn a_node_without_a_copy_says_so() {
+    let p = Place::new();
+    let a = p.start();
+    let s = a.standing();
+    assert_eq!((s.state, s.epoch, s.attached), (CopyState::New, 0, None));
+    a.is_refused(false, "no copy");
+    a.is_refused(true, "no copy");
+    let elsewhere = a.ask(&Request::Standing { volume: "w".into() });
+    assert!(matches!(elsewhere, Err(Error::Answered { errno, .. }) if errno == libc::ENOENT));
+    assert!(p.dir.path().join("a").exists());
+}
+
+/// Two nodes were promoted without each other. A backup that knows this one's view said nothing
+/// of the other's, and was heard in its place: a plain promotion went on, and what the other
+/// had acknowledged was given up without a word.
+#[test]
+fn a_backup_hides_no_rival() {
+    let p = Place::new();
+    p.has_a_copy();
+    let a = p.start();
+    let view = a.standing().epoch;
+    // Nobody else answers: this node led, and goes on.
+    assert_eq!(a.promote(false).unwrap()["already"], true);
+    p.c.says(&whole("a", view));
+    assert_eq!(a.promote(false).unwrap()["already"], true);
+    p.b.says(&whole("b", view));
+    a.is_refused(false, "was promoted too");
+    p.c.is_down();
+    a.is_refused(false, "was promoted too");
+    assert_eq!(a.standing().epoch, view);
+    // On the operator's word, above all that is known.
+    assert!(a.promote(true).unwrap()["epoch"].as_u64().unwrap() > view);
+    p.c.says(&whole("a", view));
+    assert_eq!(a.promote(false).unwrap()["already"], true);
+}
+
+#[test]
+fn what_a_peer_says_keeps_from_a_promotion() {
+    let p = Place::new();
+    p.has_a_copy();
+    let a = p.start();
+    let view = a.standing().epoch;
+    p.b.says(&whole("b", view + 1));
+    a.is_refused(false, "knows a later view");
+    let lost = Standing {
+        state: CopyState::Empty,
+        ..whole("b", view + 1)
+    };
+    p.b.says(&lost);
+    a.is_refused(false, "Its copy is gone");
+    let used = Standing {
+        attached: Some(77),
+        ..whole("a", view)
+    };
+    p.b.says(&used);
+    a.is_refused(false, "process 77 is attached there");
+    a.is_refused(true, "process 77 is attached there");
+    // Another version's words.
+    p.b.says_raw(json!({ "lsn": 5 }));
+    a.is_refused(true, "runs another version");
+    // Numbers beyond reason are not counted with.
+    p.b.says(&whole("b", u64::MAX));
+    let done = a.promote(true).unwrap();
+    assert!(done["epoch"].as_u64().unwrap() < u64::MAX / 4, "{done}");
+}
+
+/// Who may ask what, by what it has proved.
+#[test]
+fn questions_need_a_proof() {
+    let p = Place::new();
+    let a = p.start();
+    let node = |name: &str| Proof::Node {
+        name: name.into(),
+        encrypted: true,
+    };
+    let client = Proof::Client { encrypted: true };
+    let volume = || "v".to_owned();
+    let swap = Request::ViewSwap {
+        volume: volume(),
+        new: Register::default(),
+    };
+    let raft = Request::Raft(RaftCall {
+        to: "a".into(),
+        from: "b".into(),
+        voters: 0,
+        rpc: "vote".into(),
+        body: Value::Null,
+    });
+    let page = Request::Page {
+        volume: volume(),
+        id: 1,
+        offset: 0,
+        since: Since::default(),
+    };
+    let read = Request::Read(Read {
+        volume: volume(),
+        ..Read::default()
+    });
+    let give_way = Request::GiveWay { volume: volume() };
+    let standing = Request::Standing { volume: volume() };
+    let rows = [
+        (&standing, &client, true),
+        (&standing, &node("x"), true),
+        (&swap, &client, false),
+        (&swap, &node("b"), true),
+        (&swap, &node("x"), false),
+        (&swap, &Proof::Local, true),
+        (&raft, &client, false),
+        (&raft, &node("b"), true),
+        (&raft, &node("c"), false),
+        (&page, &node("c"), true),
+        (&page, &node("x"), false),
+        (&read, &Proof::Local, true),
+        (&read, &node("b"), false),
+        (&read, &client, false),
+        (&give_way, &Proof::Local, true),
+        (&give_way, &node("b"), false),
+    ];
+    for (q, proof, may) in rows {
+        let found = a.node.may_ask(q, proof);
+        assert_eq!(found.is_ok(), may, "{q:?} by {proof:?}: {found:?}");
+    }
+    // Nothing is asked over a link that others read.
+    let bare = Proof::Node {
+        name: "b".into(),
+        encrypted: false,
+    };
+    for (q, _, _) in rows {
+        assert!(a.node.may_ask(q, &bare).is_err(), "{q:?}");
+        let bare = Proof::Client { encrypted: false };
+        assert!(a.node.may_ask(q, &bare).is_err(), "{q:?}");
+    }
+}
