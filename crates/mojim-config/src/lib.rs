@@ -7,5 +7,6 @@ mod syntax;
 #[cfg(test)]
 mod tests;
 mod types;
+mod values;
 
 pub use types::*;

@@ -7,6 +7,9 @@
 use crate::bytes::{Reader, Writer, u32_at};
 use crate::{FORMAT_VERSION, FormatError, MAX_FILE_NAME, crc32c};
 
+/// Most bytes of a catalogue.
+pub const MAX_CATALOG: u64 = 1 << 30;
+
 /// `MJCATLG1`.
 pub const CATALOG_MAGIC: [u8; 8] = *b"MJCATLG1";
 

@@ -18,11 +18,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mojim_format::catalog::valid_file_name;
-use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, crc32c};
+use mojim_format::catalog::{MAX_CATALOG, valid_file_name};
+use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView};
 
+use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, RemovalNote, RenameNote};
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
+
+mod images;
 
 /// Bytes of one page of the image. A unit of merging, not of any hardware.
 pub const IMAGE_PAGE: usize = 4096;
@@ -30,29 +33,8 @@ pub const IMAGE_PAGE: usize = 4096;
 /// Bytes of the image beyond which it is written out.
 pub const MOST_IMAGE: usize = 32 << 20;
 
-/// What a page of the image takes beside its bytes, about.
-const PAGE_OVERHEAD: usize = 64;
-
-/// Most bytes of a page's parts: beyond that it is read.
-const MOST_PARTS: usize = 2048;
-
-/// Most pages that are written at once.
-const MOST_RUN: usize = 256;
-
-/// Extents of at least this many bytes go to their file without the image.
-const DIRECT: usize = 1024;
-
 /// Most files of an area that are kept open.
 pub const MAX_OPEN: usize = 256;
-
-/// The file that tells of a renaming under way.
-pub const RENAME_NOTE: &str = "rename";
-
-/// The file that tells of removals under way.
-pub const REMOVAL_NOTE: &str = "removed";
-
-/// Most bytes of a catalogue.
-pub const MAX_CATALOG: u64 = 1 << 30;
 
 /// What was written to a page of a file.
 enum Image {
@@ -642,153 +624,6 @@ impl Area {
         }
     }
 
-    fn write(&mut self, id: u32, offset: u64, mut bytes: &[u8]) -> Result<()> {
-        let Some(entry) = self.files.get(&id) else {
-            return Ok(()); // removed later in the prefix, seen while replaying
-        };
-        // While replaying, the file may be shorter than when this was written;
-        // the resize that shortened it comes later and wins.
-        let size = entry.size;
-        if offset >= size {
-            return Ok(());
-        }
-        bytes = &bytes[..bytes.len().min((size - offset) as usize)];
-        let pages = offset / IMAGE_PAGE as u64..=(offset + bytes.len() as u64) / IMAGE_PAGE as u64;
-        // Merging pays where many small extents meet in a page; a large one
-        // costs less as it is.
-        if bytes.len() >= DIRECT
-            && self
-                .image
-                .range((id, *pages.start())..=(id, *pages.end()))
-                .next()
-                .is_none()
-        {
-            let f = self.file(id)?;
-            self.dirty.insert(id, ());
-            return f
-                .write_at(bytes, offset)
-                .map_err(|e| Error::poisoned(format!("writing file {id} at {offset}"), &e));
-        }
-        let mut offset = offset;
-        while !bytes.is_empty() {
-            let page = offset / IMAGE_PAGE as u64;
-            let within = (offset % IMAGE_PAGE as u64) as usize;
-            let n = bytes.len().min(IMAGE_PAGE - within);
-            self.write_in_page(id, page, within, &bytes[..n])?;
-            offset += n as u64;
-            bytes = &bytes[n..];
-        }
-        Ok(())
-    }
-
-    /// Bytes within one page.
-    fn write_in_page(&mut self, id: u32, page: u64, within: usize, bytes: &[u8]) -> Result<()> {
-        let parts = match self.image.get_mut(&(id, page)) {
-            Some(Image::Page(p)) => {
-                p[within..within + bytes.len()].copy_from_slice(bytes);
-                return Ok(());
-            }
-            Some(Image::Delta(parts)) => {
-                if parts.overwrite(within, bytes) {
-                    return Ok(());
-                }
-                parts
-            }
-            None => {
-                self.image_bytes += PAGE_OVERHEAD;
-                let image = Image::Delta(PageDelta::default());
-                let Image::Delta(parts) = self.image.entry((id, page)).or_insert(image) else {
-                    unreachable!("it was not there");
-                };
-                parts
-            }
-        };
-        let taken = PART_OVERHEAD + bytes.len();
-        if parts.len() + taken <= MOST_PARTS {
-            parts.push(within, bytes);
-            self.image_bytes += taken;
-            return Ok(());
-        }
-        let parts = std::mem::take(parts);
-        self.image_bytes += IMAGE_PAGE - parts.len();
-        let mut p = Box::new([0u8; IMAGE_PAGE]);
-        if bytes.len() < IMAGE_PAGE {
-            self.read_run(id, page * IMAGE_PAGE as u64, &mut p[..])?;
-        }
-        parts.put(&mut p[..]);
-        p[within..within + bytes.len()].copy_from_slice(bytes);
-        self.image.insert((id, page), Image::Page(p));
-        Ok(())
-    }
-
-    /// Bytes that the image holds, about.
-    pub fn image_bytes(&self) -> usize {
-        self.image_bytes
-    }
-
-    /// Writes the image's pages to their files, each run of neighbours at once.
-    pub fn flush(&mut self) -> Result<()> {
-        if let Some(e) = &self.failed {
-            return Err(e.clone());
-        }
-        let mut image = std::mem::take(&mut self.image).into_iter().peekable();
-        self.image_bytes = 0;
-        let (mut run, mut pages) = (Vec::new(), Vec::new());
-        while let Some(((id, page), first)) = image.next() {
-            let at = page * IMAGE_PAGE as u64;
-            pages.push(first);
-            while pages.len() < MOST_RUN
-                && let next = (id, page + pages.len() as u64)
-                && let Some((_, more)) = image.next_if(|(key, _)| *key == next)
-            {
-                pages.push(more);
-            }
-            if let [Image::Delta(parts)] = &pages[..]
-                && let Some((within, bytes)) = parts.only()
-            {
-                self.write_run(id, at + within as u64, bytes)?;
-                pages.clear();
-                continue;
-            }
-            run.resize(pages.len() * IMAGE_PAGE, 0);
-            if pages.iter().any(|p| matches!(p, Image::Delta(_))) {
-                self.read_run(id, at, &mut run)?;
-            }
-            for (image, page) in pages.drain(..).zip(run.chunks_mut(IMAGE_PAGE)) {
-                match image {
-                    Image::Delta(parts) => parts.put(page),
-                    Image::Page(bytes) => page.copy_from_slice(&bytes[..]),
-                }
-            }
-            self.write_run(id, at, &run)?;
-        }
-        Ok(())
-    }
-
-    /// What the file has, and zeros beyond its end.
-    fn read_run(&mut self, id: u32, at: u64, bytes: &mut [u8]) -> Result<()> {
-        let got = self
-            .file(id)?
-            .read_at(bytes, at)
-            .map_err(|e| Error::poisoned(format!("reading file {id}"), &e))?;
-        bytes[got..].fill(0);
-        Ok(())
-    }
-
-    fn write_run(&mut self, id: u32, at: u64, bytes: &[u8]) -> Result<()> {
-        let Some(size) = self.files.get(&id).map(|e| e.size) else {
-            return Ok(());
-        };
-        if at >= size {
-            return Ok(());
-        }
-        let n = bytes.len().min((size - at) as usize);
-        let f = self.file(id)?;
-        self.dirty.insert(id, ());
-        f.write_at(&bytes[..n], at)
-            .map_err(|e| Error::poisoned(format!("writing file {id} at {at}"), &e))
-    }
-
     /// Puts right what the medium gave back wrong: bytes within one file, which
     /// keeps its size.
     pub fn rewrite(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -953,128 +788,6 @@ impl Area {
 pub fn is_gone(e: &std::io::Error) -> bool {
     use std::io::ErrorKind::*;
     matches!(e.kind(), NotFound | NotADirectory | IsADirectory)
-}
-
-/// Names that the notes in `meta` tell of, beside a catalogue as of `lsn`: of
-/// files whose renaming or removal was under way.
-pub fn noted_names(env: &dyn Env, meta: &Path, volume: u64, lsn: u64) -> Result<Vec<String>> {
-    let read = |name: &str| -> Result<Vec<u8>> {
-        let path = meta.join(name);
-        let what = || format!("reading {}", path.display());
-        let f = match env.open(&path, OpenHow::default()) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            r => r.context(what)?,
-        };
-        let mut b = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
-        let got = f.read_at(&mut b, 0).context(what)?;
-        b.truncate(got);
-        Ok(b)
-    };
-    let mut names = Vec::new();
-    if let Some(n) = RenameNote::decode(&read(RENAME_NOTE)?)
-        && n.volume == volume
-        && n.lsn > lsn
-    {
-        names.extend([n.from, n.to]);
-    }
-    if let Some(n) = RemovalNote::decode(&read(REMOVAL_NOTE)?)
-        && n.volume == volume
-    {
-        names.extend(n.names);
-    }
-    Ok(names)
-}
-
-/// Files that are about to leave the catalogue, which cannot change at one
-/// moment with the directory.
-struct RemovalNote {
-    volume: u64,
-    lsn: u64,
-    names: Vec<String>,
-}
-
-impl RemovalNote {
-    fn encode(&self) -> Vec<u8> {
-        let mut b = vec![0; 4];
-        b.extend_from_slice(&self.volume.to_le_bytes());
-        b.extend_from_slice(&self.lsn.to_le_bytes());
-        for n in &self.names {
-            b.extend_from_slice(&(n.len() as u32).to_le_bytes());
-            b.extend_from_slice(n.as_bytes());
-        }
-        let crc = crc32c(&b[4..]);
-        b[..4].copy_from_slice(&crc.to_le_bytes());
-        b
-    }
-
-    fn decode(b: &[u8]) -> Option<RemovalNote> {
-        let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
-        if b.get(..4)? != crc32c(b.get(4..)?).to_le_bytes() {
-            return None;
-        }
-        let mut names = Vec::new();
-        let mut rest = b.get(20..)?;
-        while !rest.is_empty() {
-            let (len, more) = rest.split_at_checked(4)?;
-            let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
-            let (name, more) = more.split_at_checked(len)?;
-            let name = std::str::from_utf8(name).ok()?;
-            names.push(name.to_owned());
-            rest = more;
-        }
-        let valid = names.iter().all(|n| valid_file_name(n));
-        valid.then_some(RemovalNote {
-            volume: u64_at(4)?,
-            lsn: u64_at(12)?,
-            names,
-        })
-    }
-}
-
-/// A renaming that is about to happen: written before the file system is
-/// asked, since its names and the catalogue cannot change at one moment.
-struct RenameNote {
-    volume: u64,
-    lsn: u64,
-    file: u32,
-    from: String,
-    to: String,
-}
-
-impl RenameNote {
-    fn encode(&self) -> Vec<u8> {
-        let mut b = vec![0; 4];
-        b.extend_from_slice(&self.volume.to_le_bytes());
-        b.extend_from_slice(&self.lsn.to_le_bytes());
-        b.extend_from_slice(&self.file.to_le_bytes());
-        b.extend_from_slice(&(self.from.len() as u32).to_le_bytes());
-        b.extend_from_slice(self.from.as_bytes());
-        b.extend_from_slice(self.to.as_bytes());
-        let crc = crc32c(&b[4..]);
-        b[..4].copy_from_slice(&crc.to_le_bytes());
-        b
-    }
-
-    fn decode(b: &[u8]) -> Option<RenameNote> {
-        let u32_at = |at: usize| Some(u32::from_le_bytes(b.get(at..at + 4)?.try_into().ok()?));
-        let u64_at = |at: usize| Some(u64::from_le_bytes(b.get(at..at + 8)?.try_into().ok()?));
-        if u32_at(0)? != crc32c(b.get(4..)?) {
-            return None;
-        }
-        let names = b.get(28..)?;
-        let (from, to) = names.split_at_checked(u32_at(24)? as usize)?;
-        let name = |b: &[u8]| {
-            let n = std::str::from_utf8(b).ok()?;
-            valid_file_name(n).then(|| n.to_owned())
-        };
-        Some(RenameNote {
-            volume: u64_at(4)?,
-            lsn: u64_at(12)?,
-            file: u32_at(20)?,
-            from: name(from)?,
-            to: name(to)?,
-        })
-    }
 }
 
 /// Makes a directory and its parents below `root`, durably.

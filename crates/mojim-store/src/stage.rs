@@ -25,13 +25,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use mojim_format::catalog::valid_file_name;
+use mojim_format::catalog::{MAX_CATALOG, valid_file_name};
 use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopySums, SUM_LEN};
 use mojim_format::{Catalog, CatalogEntry};
 
-use crate::area::{
-    MAX_CATALOG, REMOVAL_NOTE, RENAME_NOTE, is_gone, make_dirs, noted_names, replace_file,
-};
+use crate::area::{is_gone, make_dirs, replace_file};
+use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, noted_names};
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
 
 /// The directory of staged files; no file of a volume can lie there.
