@@ -1,8 +1,8 @@
 //! A node alone, and its peers as each test has them answer.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -33,10 +33,9 @@ struct Peer {
 }
 
 impl Peer {
-    fn new() -> Peer {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    fn new(at: SocketAddr) -> Peer {
         Peer {
-            at: Address::Tcp(free.local_addr().unwrap()),
+            at: Address::Tcp(at),
             says: Arc::default(),
             stop: Arc::default(),
             thread: Mutex::default(),
@@ -49,19 +48,23 @@ impl Peer {
                 continue;
             };
             let mut wire = Wire::new(conn);
-            let _ = Peer::answer(&mut wire, &lock(says).clone());
+            let word = lock(says).clone();
+            let _ = Peer::answer(&mut wire, &word, stop);
             wire.conn.close();
         }
         listener.close();
     }
 
     /// One question after the other.
-    fn answer(wire: &mut Wire, word: &Value) -> Result<()> {
-        while wire.conn.wait(false, Duration::from_secs(5)).is_ok() {
+    fn answer(wire: &mut Wire, word: &Value, stop: &AtomicBool) -> Result<()> {
+        while !stop.load(SeqCst) {
+            let _ = wire.conn.wait(false, Duration::from_millis(50));
             let Some((f, body)) = wire.take_frame()? else {
                 continue;
             };
-            assert_eq!(f.kind, FrameKind::Request);
+            if f.kind != FrameKind::Request {
+                break;
+            }
             let asked: Question<Request> = serde_json::from_slice(checked(&body).unwrap()).unwrap();
             assert!(matches!(asked.request, Request::Standing { .. }));
             let mut bytes = word.to_string().into_bytes();
@@ -95,7 +98,7 @@ impl Peer {
     fn is_down(&self) {
         self.stop.store(true, SeqCst);
         if let Some(t) = lock(&self.thread).take() {
-            t.join().unwrap();
+            let _ = t.join();
         }
     }
 }
@@ -121,9 +124,15 @@ impl Place {
             tempfile::tempdir().unwrap(),
             tempfile::tempdir_in("/dev/shm").unwrap(),
         );
-        let (b, c) = (Peer::new(), Peer::new());
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (at, a) = (dir.path().display(), free.local_addr().unwrap());
+        // An address of its own for each test: nobody else takes a port while it is free.
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let (n, pid) = (NEXT.fetch_add(1, SeqCst), std::process::id());
+        let host = Ipv4Addr::new(127, 77, n, (pid % 250) as u8 + 1);
+        let free = [(); 3].map(|()| TcpListener::bind((host, 0)).unwrap());
+        let [a, b, c] = free.each_ref().map(|l| l.local_addr().unwrap());
+        drop(free);
+        let (b, c) = (Peer::new(b), Peer::new(c));
+        let at = dir.path().display();
         let ring = shm.path().display();
         let text = format!(
             r#"
