@@ -67,9 +67,11 @@ fn a_mirror_that_stands_still_for_seconds_fails_no_sync_point() {
 #[test]
 fn a_large_sync_point_is_waited_for_while_it_moves() {
     for size in ["4MiB", "64MiB"] {
-        // A sync point takes 5 s, more than twice as long as a mirror may stand still: for
-        // that its disk may well keep others waiting.
-        let c = cluster("resend_timeout = \"400ms\"\nresend_attempts = 5\n");
+        // A sync point takes 5 s, more than twice as long as a mirror may stand still; a
+        // record of 1 MiB takes 0.3 s, a third of the time after which it is sent again.
+        // (With 400 ms five times, a busy machine sent one again before it was through, each
+        // time.)
+        let c = cluster("resend_timeout = \"1s\"\nresend_attempts = 2\n");
         let text = fs::read_to_string(c.file()).unwrap();
         c.configure(&text.replace("4MiB", size));
         let _a = c.node("a");

@@ -13,6 +13,7 @@ use mojim_env::{Address, Env, Error, Proof, Result};
 use mojim_format::message::checked;
 use mojim_format::{FrameKind, crc32c};
 use mojim_linux::{Listener, Os};
+use mojim_protocol::LEAP;
 use mojim_protocol::view::Register;
 use mojim_replica::client::Client;
 use mojim_replica::layout;
@@ -264,9 +265,14 @@ fn a_backup_hides_no_rival() {
     let p = Place::new();
     p.has_a_copy();
     let a = p.start();
-    let view = a.standing().epoch;
+    let first = a.standing().epoch;
     // Nobody else answers: this node led, and goes on.
     assert_eq!(a.promote(false).unwrap()["already"], true);
+    p.c.says(&whole("c", LEAP));
+    a.is_refused(false, "knows a later view");
+    // On the operator's word, above all that is known.
+    let view = a.promote(true).unwrap()["epoch"].as_u64().unwrap();
+    assert!(view >= first + LEAP);
     p.c.says(&whole("a", view));
     assert_eq!(a.promote(false).unwrap()["already"], true);
     p.b.says(&whole("b", view));
@@ -274,8 +280,8 @@ fn a_backup_hides_no_rival() {
     p.c.is_down();
     a.is_refused(false, "was promoted too");
     assert_eq!(a.standing().epoch, view);
-    // On the operator's word, above all that is known.
-    assert!(a.promote(true).unwrap()["epoch"].as_u64().unwrap() > view);
+    let last = a.promote(true).unwrap()["epoch"].as_u64().unwrap();
+    assert!(last > view);
     p.c.says(&whole("a", view));
     assert_eq!(a.promote(false).unwrap()["already"], true);
 }

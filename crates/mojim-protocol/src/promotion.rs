@@ -66,10 +66,11 @@ pub struct Asked {
 /// Whose view is later than the copy's `view`, or was begun beside it: that node was promoted
 /// without the primary of `view`, or that one without it, and neither view ends the other's,
 /// which has what was acknowledged in it. The latest of several; a node that knows the copy's
-/// view hides no rival.
+/// view hides no rival. An epoch that no promotion by hand leads to is a register's: a later
+/// view ended its view, and its primary does not know that yet.
 pub fn contested<'a>(view: &View, others: &'a [Other]) -> Option<&'a Other> {
     let is = |o: &&Other| {
-        let is_rival = o.leads && o.node != view.primary;
+        let is_rival = o.leads && o.node != view.primary && o.epoch >= LEAP / 2;
         o.epoch > view.epoch || is_rival && o.epoch.saturating_add(LEAP / 2) > view.epoch
     };
     others.iter().filter(is).max_by_key(|o| o.epoch)
@@ -231,6 +232,13 @@ mod tests {
         let rival = [other("c", 2 + LEAP, true, Some(9))];
         let found = judge(&mine, false, &rival, PLAIN);
         assert_eq!(found, Err(Refusal::Contested(&rival[0])));
+        // The register's view went on to the mirror, and the register is gone: `failover` was
+        // set to "manual" while the primary before was down. It counted as a rival once.
+        for node in ["b", "c"] {
+            let copy = copy(node, &view(5, "b", "c"));
+            let before = [other("a", 3, true, Some(9))];
+            assert_eq!(judge(&copy, false, &before, PLAIN), Ok(()));
+        }
         // Of several, the latest.
         let both = [
             other("c", 4 + LEAP, false, None),

@@ -33,16 +33,9 @@ fn carry(
     port
 }
 
-/// Passes everything on, `pause` after every `most` bytes at the latest.
-fn pump(mut from: TcpStream, mut to: TcpStream, most: usize, pause: Duration) {
-    let mut bytes = vec![0; most];
-    while let Ok(n @ 1..) = from.read(&mut bytes) {
-        if to.write_all(&bytes[..n]).is_err() {
-            break;
-        }
-        sleep(pause.mul_f64(n as f64 / most as f64));
-    }
-    let _ = to.shutdown(Shutdown::Both);
+/// Passes everything on, at most `most` bytes each `pause`.
+fn pump(from: TcpStream, to: TcpStream, most: usize, pause: Duration) {
+    pump_counted(from, to, most, pause, &AtomicU64::new(0));
 }
 
 /// A link that takes at most `burst` bytes towards `to` each `pause`; answers
@@ -321,12 +314,39 @@ fn pump_counted(
     total: &AtomicU64,
 ) {
     let mut bytes = vec![0; most];
+    let mut pace = Pace::new(pause.div_f64(most as f64));
     while let Ok(n @ 1..) = from.read(&mut bytes) {
         if to.write_all(&bytes[..n]).is_err() {
             break;
         }
         total.fetch_add(n as u64, Relaxed);
-        sleep(pause.mul_f64(n as f64 / most as f64));
+        pace.keep(n);
     }
     let _ = to.shutdown(Shutdown::Both);
+}
+
+/// What a link takes in a second, whatever else the machine does: a thread that slept
+/// too long makes up for it.
+struct Pace {
+    byte: Duration,
+    /// When the next byte may pass.
+    due: Instant,
+}
+
+impl Pace {
+    /// The most that is made up for: after that, the link was idle.
+    const LATE: Duration = Duration::from_millis(100);
+
+    fn new(byte: Duration) -> Pace {
+        let due = Instant::now();
+        Pace { byte, due }
+    }
+
+    /// `n` bytes have passed: waits until others may.
+    fn keep(&mut self, n: usize) {
+        let now = Instant::now();
+        let late = now.checked_sub(Self::LATE).unwrap_or(now);
+        self.due = self.due.max(late) + self.byte.mul_f64(n as f64);
+        sleep(self.due.saturating_duration_since(now));
+    }
 }
