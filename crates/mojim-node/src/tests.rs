@@ -299,7 +299,7 @@ fn what_a_peer_says_keeps_from_a_promotion() {
         ..whole("b", view + 1)
     };
     p.b.says(&lost);
-    a.is_refused(false, "Its copy is gone");
+    a.is_refused(false, "It has no whole copy");
     let used = Standing {
         attached: Some(77),
         ..whole("a", view)
