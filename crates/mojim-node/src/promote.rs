@@ -323,7 +323,9 @@ impl Node {
                         "`mojim promote --force` on the node that is to go on, while both daemons run, gives up what the other one has"
                     }
                     Some(_) => "Start the program there; `mojim promote --force` here gives it up",
-                    None => "It has no whole copy now: `mojim promote --force` goes on with what is here",
+                    None => {
+                        "It has no whole copy now: `mojim promote --force` goes on with what is here"
+                    }
                 };
                 Error::Invalid(format!(
                     "node {} {what} of volume {volume} (epoch {}, this node knows {} only): what was acknowledged in it may be missing here. {then}",
