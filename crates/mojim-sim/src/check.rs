@@ -1,166 +1,20 @@
 //! What the volume must hold: every sync point ever made, what was
 //! acknowledged, and what each copy is bound to have after which failure.
 //!
-//! Owns the history as a tree of [`Point`]s (a fork is a point with two
-//! children), the acknowledged floor, and each node's hold. It learns of the
+//! Owns the history ([`Points`]), the acknowledged floor, and each node's hold. It learns of the
 //! engine's claims only where the application would (a sync point returned)
 //! and looks at the copies themselves for the rest. Every violation of an
 //! invariant of `docs/invariants.md` is returned as text that begins with its number.
 
 use mojim_format::State;
-use mojim_protocol::{AckRule, History};
-use mojim_replica::piece::Piece;
+use mojim_protocol::AckRule;
 use mojim_store::store::Store;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
+use crate::model::Change;
+use crate::nodes::{BACKUP, NODES};
+use crate::points::{Acked, Points};
 use crate::world::{CrashKind, World};
-
-/// How many nodes there may be.
-pub const NODES: usize = 5;
-/// The node that is a backup at first, and another one; those before them are the
-/// view's.
-pub const BACKUP: usize = 2;
-/// The second backup.
-pub const SECOND: usize = 3;
-/// A node that takes the place of one that is lost for good.
-pub const SPARE: usize = 4;
-
-/// One operation of a sync point, with bytes of its own.
-#[derive(Debug, Clone)]
-pub enum Change {
-    /// Bytes to an offset of a file.
-    Write {
-        /// The file's number.
-        file: u32,
-        /// Where.
-        offset: u64,
-        /// What.
-        bytes: Vec<u8>,
-    },
-    /// A new file.
-    Create {
-        /// Its number.
-        file: u32,
-        /// Its name.
-        name: String,
-    },
-    /// Another size.
-    Resize {
-        /// The file's number.
-        file: u32,
-        /// Bytes.
-        size: u64,
-    },
-    /// The file goes.
-    Remove {
-        /// The file's number.
-        file: u32,
-    },
-    /// Another name.
-    Rename {
-        /// The file's number.
-        file: u32,
-        /// Its new name.
-        name: String,
-    },
-}
-
-impl Change {
-    /// As the engine takes it; valid while the change lives.
-    pub fn piece(&self) -> Piece<'_> {
-        match self {
-            Change::Write {
-                file,
-                offset,
-                bytes,
-            } => Piece::Write {
-                file: *file,
-                offset: *offset,
-                ptr: bytes.as_ptr(),
-                len: bytes.len(),
-            },
-            Change::Create { file, name } => Piece::Create { file: *file, name },
-            Change::Resize { file, size } => Piece::Resize {
-                file: *file,
-                size: *size,
-            },
-            Change::Remove { file } => Piece::Remove { file: *file },
-            Change::Rename { file, name } => Piece::Rename { file: *file, name },
-        }
-    }
-}
-
-/// One file as it must be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Model {
-    /// Its name.
-    pub name: String,
-    /// Its bytes.
-    pub data: Arc<Vec<u8>>,
-}
-
-/// All files, by number.
-pub type Files = BTreeMap<u32, Model>;
-
-/// What the files are after one more sync point.
-pub fn apply(files: &mut Files, changes: &[Change]) {
-    for c in changes {
-        match c {
-            Change::Write {
-                file,
-                offset,
-                bytes,
-            } => {
-                let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
-                data[*offset as usize..*offset as usize + bytes.len()].copy_from_slice(bytes);
-            }
-            Change::Create { file, name } => {
-                let model = Model {
-                    name: name.clone(),
-                    data: Arc::default(),
-                };
-                files.insert(*file, model);
-            }
-            Change::Resize { file, size } => {
-                let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
-                data.resize(*size as usize, 0);
-            }
-            Change::Remove { file } => {
-                files.remove(file);
-            }
-            Change::Rename { file, name } => {
-                files.retain(|id, f| id == file || f.name != *name);
-                files.get_mut(file).expect("it is there").name = name.clone();
-            }
-        }
-    }
-}
-
-/// Under what a sync point was acknowledged.
-#[derive(Debug, Clone, Copy)]
-pub struct Acked {
-    rule: AckRule,
-    /// Who was primary, and who was its mirror.
-    pair: [usize; 2],
-    /// How often each node had lost its power by then.
-    failures: [u32; NODES],
-}
-
-/// One sync point: a state of the volume.
-#[derive(Debug)]
-pub struct Point {
-    /// The epoch of its records.
-    pub epoch: u64,
-    /// Its last LSN.
-    pub last: u64,
-    parent: usize,
-    /// The volume after it.
-    pub files: Arc<Files>,
-    acked: Option<Acked>,
-    /// It was committed, adopted or promoted: a backup may have applied it.
-    settled: bool,
-}
 
 /// What a copy must recover to, at least; `None` where it need not be there.
 #[derive(Debug, Clone, Copy, Default)]
@@ -199,9 +53,8 @@ struct Copy {
 
 /// The history of one volume.
 pub struct Checker {
-    /// Every sync point; the first is the empty volume.
-    pub points: Vec<Point>,
-    by: BTreeMap<(u64, u64), usize>,
+    /// Every sync point.
+    pub points: Points,
     /// The newest point that the application was told is safe.
     pub floor: usize,
     copies: [Copy; NODES],
@@ -239,21 +92,12 @@ type Checked<T = ()> = Result<T, Violation>;
 
 impl Default for Checker {
     fn default() -> Self {
-        let root = Point {
-            epoch: 0,
-            last: 0,
-            parent: 0,
-            files: Arc::default(),
-            acked: None,
-            settled: true,
-        };
         let mut copies: [Copy; NODES] = Default::default();
         for c in &mut copies[BACKUP..] {
             c.backup = Some(0);
         }
         Checker {
-            points: vec![root],
-            by: BTreeMap::new(),
+            points: Points::default(),
             floor: 0,
             copies,
             left: 0,
@@ -271,55 +115,6 @@ impl Default for Checker {
 }
 
 impl Checker {
-    /// Whether `old` is `new` or one of its ancestors.
-    pub fn is_within(&self, old: usize, mut new: usize) -> bool {
-        while self.points[new].last > self.points[old].last {
-            new = self.points[new].parent;
-        }
-        new == old
-    }
-
-    fn common(&self, mut a: usize, mut b: usize) -> usize {
-        while a != b {
-            if self.points[a].last >= self.points[b].last {
-                a = self.points[a].parent;
-            } else {
-                b = self.points[b].parent;
-            }
-        }
-        a
-    }
-
-    /// The last whole sync point at or before `lsn` on the way to `head`.
-    pub fn before(&self, head: usize, lsn: u64) -> usize {
-        let mut p = head;
-        while self.points[p].last > lsn {
-            p = self.points[p].parent;
-        }
-        p
-    }
-
-    /// The point that a copy with this history has at `lsn`, exactly.
-    pub fn exact(&self, history: &History, lsn: u64) -> Option<usize> {
-        if lsn == 0 {
-            return Some(0);
-        }
-        self.by.get(&(history.epoch_at(lsn)?, lsn)).copied()
-    }
-
-    /// The last whole sync point at or before `lsn`.
-    fn rounded(&self, history: &History, lsn: u64) -> Option<usize> {
-        (0..=lsn)
-            .rev()
-            .take(64)
-            .find_map(|l| self.exact(history, l))
-    }
-
-    fn text(&self, p: usize) -> String {
-        let p = &self.points[p];
-        format!("LSN {} of epoch {}", p.last, p.epoch)
-    }
-
     /// A sync point was appended behind `parent` by node `n`.
     pub fn appended(
         &mut self,
@@ -330,26 +125,7 @@ impl Checker {
         last: u64,
         changes: &[Change],
     ) -> Checked<usize> {
-        if first != self.points[parent].last + 1 {
-            return Err(format!(
-                "1: LSN {first} was given out behind {}",
-                self.text(parent)
-            ));
-        }
-        let mut files = (*self.points[parent].files).clone();
-        apply(&mut files, changes);
-        let id = self.points.len();
-        self.points.push(Point {
-            epoch,
-            last,
-            parent,
-            files: Arc::new(files),
-            acked: None,
-            settled: false,
-        });
-        if self.by.insert((epoch, last), id).is_some() {
-            return Err(format!("1: {} was given out twice", self.text(id)));
-        }
+        let id = self.points.append(parent, epoch, first, last, changes)?;
         // Before its acknowledgement is awaited, it lies in a ring that
         // outlives the process.
         self.copies[n].hold.kill = Some(id);
@@ -366,7 +142,7 @@ impl Checker {
 
     /// A store was closed with everything in its data area.
     pub fn closed(&mut self, n: usize, store: &Store) -> Checked {
-        let p = self.exact(&store.history(), store.applied());
+        let p = self.points.exact(&store.history(), store.applied());
         let Some(p) = p else {
             return Err(format!("4: node {n} closed at LSN {}", store.applied()));
         };
@@ -390,14 +166,14 @@ impl Checker {
             {
                 return Err(format!(
                     "3: node {n} opens {state:?}, but must hold {}",
-                    self.text(h)
+                    self.points.text(h)
                 ));
             }
             self.forget(n);
             return self.lower();
         }
         let history = store.history();
-        let Some(tail) = self.exact(&history, store.tail()) else {
+        let Some(tail) = self.points.exact(&history, store.tail()) else {
             return Err(format!(
                 "3: node {n} recovers LSN {}, which ends no sync point ({:?})",
                 store.tail(),
@@ -406,23 +182,23 @@ impl Checker {
         };
         self.told(n, store, tail)?;
         if let Some(h) = hold.kill
-            && !self.is_within(h, tail)
+            && !self.points.is_within(h, tail)
             && replaced
         {
             self.forget(n);
             self.copies[n].hold.kill = Some(tail);
             self.copies[n].mixed = tail;
             if store.level().is_persistent() {
-                self.copies[n].hold.power = self.exact(&history, store.checkpointed());
+                self.copies[n].hold.power = self.points.exact(&history, store.checkpointed());
             }
             self.lower()?;
         } else if let Some(h) = hold.kill
-            && !self.is_within(h, tail)
+            && !self.points.is_within(h, tail)
         {
             return Err(format!(
                 "3: node {n} recovers {}, but must hold {}",
-                self.text(tail),
-                self.text(h)
+                self.points.text(tail),
+                self.points.text(h)
             ));
         }
         let applied = self.copies[n].applied;
@@ -433,11 +209,11 @@ impl Checker {
             .is_some_and(|e| e != point.epoch);
         if replaced {
             self.copies[n].applied = tail;
-        } else if !self.is_within(applied, tail) {
+        } else if !self.points.is_within(applied, tail) {
             return Err(format!(
                 "1: node {n} recovers {}, but its data area had {}",
-                self.text(tail),
-                self.text(applied)
+                self.points.text(tail),
+                self.points.text(applied)
             ));
         }
         let c = &mut self.copies[n];
@@ -454,9 +230,9 @@ impl Checker {
     /// part of a sync point: of that nothing was.
     fn told(&self, n: usize, store: &Store, tail: usize) -> Checked {
         match store.known_missing() {
-            Some(known) if self.exact(&store.history(), known).is_none() => Err(format!(
+            Some(known) if self.points.exact(&store.history(), known).is_none() => Err(format!(
                 "told: node {n} recovers {}, and its log tells that LSN {known} was committed, which ends no sync point",
-                self.text(tail)
+                self.points.text(tail)
             )),
             _ => Ok(()),
         }
@@ -468,8 +244,8 @@ impl Checker {
         let Some(hold) = self.copies[n].hold.kill else {
             return false;
         };
-        let now = self.rounded(&store.history(), tail);
-        store.is_switching() || now.is_none_or(|p| !self.is_within(hold, p))
+        let now = self.points.rounded(&store.history(), tail);
+        store.is_switching() || now.is_none_or(|p| !self.points.is_within(hold, p))
     }
 
     /// The copy is being replaced or was discarded.
@@ -516,8 +292,8 @@ impl Checker {
         if self.points[hold].last <= left {
             return Ok(());
         }
-        let p = self.before(hold, left);
-        let applied = self.before(self.copies[n].applied, left);
+        let p = self.points.before(hold, left);
+        let applied = self.points.before(self.copies[n].applied, left);
         let c = &mut self.copies[n];
         c.hold.kill = Some(p);
         c.hold.power = c.hold.power.map(|_| p);
@@ -543,10 +319,10 @@ impl Checker {
     /// not tell looks never written, and it goes on as one that has everything (a limit,
     /// `docs/protocol.md`).
     fn look_for_untold(&mut self, n: usize, p: usize) {
-        let known = |t| self.is_within(self.before(self.floor, t), p);
-        if !self.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
+        let known = |t| self.points.is_within(self.points.before(self.floor, t), p);
+        if !self.points.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
             self.untold += 1;
-            let left = self.common(self.floor, p);
+            let left = self.points.common(self.floor, p);
             self.settle(left);
         }
     }
@@ -594,7 +370,7 @@ impl Checker {
     /// Whether node `n`'s copy is bound to hold `p`.
     fn holds(&self, n: usize, p: usize) -> bool {
         let hold = self.copies[n].hold.kill;
-        hold.is_some_and(|h| self.is_within(p, h))
+        hold.is_some_and(|h| self.points.is_within(p, h))
     }
 
     fn is_covered(&self) -> bool {
@@ -608,9 +384,9 @@ impl Checker {
         }
         Err(format!(
             "3: acknowledged {} is on no copy any more, without a failure: {:?}",
-            self.text(self.floor),
+            self.points.text(self.floor),
             self.members()
-                .map(|c| c.hold.kill.map(|h| self.text(h)))
+                .map(|c| c.hold.kill.map(|h| self.points.text(h)))
                 .collect::<Vec<_>>()
         ))
     }
@@ -640,7 +416,7 @@ impl Checker {
         let left = self
             .members()
             .filter_map(|c| c.hold.kill)
-            .map(|h| self.common(lost, h))
+            .map(|h| self.points.common(lost, h))
             .max_by_key(|p| self.points[*p].last)
             .unwrap_or(0);
         let a = self.points[lost].acked.expect("the floor is acknowledged");
@@ -656,8 +432,8 @@ impl Checker {
         if !excused {
             return Err(format!(
                 "3: acknowledged {} is lost, though not both lost their power; {} is left",
-                self.text(lost),
-                self.text(left)
+                self.points.text(lost),
+                self.points.text(left)
             ));
         }
         let last = |p: Option<usize>| p.map_or(0, |p| self.points[p].last);
@@ -665,7 +441,7 @@ impl Checker {
         // last records look like torn ones.
         let counted = a.pair.into_iter().take(1 + usize::from(a.rule.mirror));
         let told = counted.filter_map(|n| self.copies[n].told).min();
-        let known = told.map_or(lost, |t| self.before(lost, t));
+        let known = told.map_or(lost, |t| self.points.before(lost, t));
         let is_known = a.rule == AckRule::MIRROR || told.is_some();
         if is_known && self.points[known].last > last(self.lost) {
             self.lost = Some(known);
@@ -683,10 +459,10 @@ impl Checker {
     /// acknowledged.
     pub fn by_itself(&mut self, n: usize, p: usize) -> Checked {
         match self.lost.take() {
-            Some(lost) if !self.is_within(lost, p) => Err(format!(
+            Some(lost) if !self.points.is_within(lost, p) => Err(format!(
                 "3: node {n} goes on by itself with {}, but {} was acknowledged",
-                self.text(p),
-                self.text(lost)
+                self.points.text(p),
+                self.points.text(lost)
             )),
             _ => Ok(()),
         }
@@ -696,12 +472,12 @@ impl Checker {
     /// is alone: what was acknowledged rests on that log.
     pub fn alone(&self, n: usize) -> Checked {
         let hold = self.copies[n].hold.power;
-        if self.floor == 0 || hold.is_some_and(|h| self.is_within(self.floor, h)) {
+        if self.floor == 0 || hold.is_some_and(|h| self.points.is_within(self.floor, h)) {
             return Ok(());
         }
         Err(format!(
             "2: node {n} is alone by the view, but acknowledged {} is not persistent in its log",
-            self.text(self.floor)
+            self.points.text(self.floor)
         ))
     }
 
@@ -732,18 +508,18 @@ impl Checker {
     /// sync point.
     pub fn began(&mut self, n: usize, store: &Store, tail: u64) -> Checked<usize> {
         let history = store.history();
-        let Some(p) = self.exact(&history, tail) else {
+        let Some(p) = self.points.exact(&history, tail) else {
             return Err(format!(
                 "3: epoch begins behind LSN {tail}, which ends no sync point"
             ));
         };
         self.look_for_untold(n, p);
-        if !self.is_within(self.floor, p) {
+        if !self.points.is_within(self.floor, p) {
             return Err(format!(
                 "3: epoch {} begins behind {}, but {} is acknowledged",
                 history.last_epoch(),
-                self.text(p),
-                self.text(self.floor)
+                self.points.text(p),
+                self.points.text(self.floor)
             ));
         }
         self.begins_behind(n, p);
@@ -760,7 +536,7 @@ impl Checker {
     /// may lose what had not arrived.
     pub fn promoted(&mut self, n: usize, store: &Store, tail: u64, lossy: bool) -> Checked {
         let history = store.history();
-        let Some(p) = self.exact(&history, tail) else {
+        let Some(p) = self.points.exact(&history, tail) else {
             return Err(format!(
                 "3: promoted at LSN {tail}, which ends no sync point"
             ));
@@ -773,16 +549,16 @@ impl Checker {
             self.copies[n].hold.power = Some(p);
         }
         self.settled(p);
-        if !self.is_within(self.floor, p) {
+        if !self.points.is_within(self.floor, p) {
             if !lossy {
                 return Err(format!(
                     "3: promoted with {}, but {} is acknowledged",
-                    self.text(p),
-                    self.text(self.floor)
+                    self.points.text(p),
+                    self.points.text(self.floor)
                 ));
             }
             self.excused += 1;
-            let left = self.common(self.floor, p);
+            let left = self.points.common(self.floor, p);
             self.settle(left);
         }
         self.looked(n, store)
@@ -801,9 +577,9 @@ impl Checker {
         self.word();
         self.sole = Some(n);
         let p = self.copies[n].hold.kill.unwrap_or(0);
-        if !self.is_within(self.floor, p) {
+        if !self.points.is_within(self.floor, p) {
             self.excused += 1;
-            let left = self.common(self.floor, p);
+            let left = self.points.common(self.floor, p);
             self.settle(left);
         }
         self.rests_on(n);
@@ -824,7 +600,7 @@ impl Checker {
     /// The backup `n` began its view.
     pub fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked {
         self.promoted(n, store, tail, true)?;
-        let p = self.exact(&store.history(), tail);
+        let p = self.points.exact(&store.history(), tail);
         self.left = p.expect("it was looked up");
         self.rests_on(n);
         Ok(())
@@ -849,11 +625,11 @@ impl Checker {
     ) -> Checked {
         self.may_acknowledge(pair, p, rule)?;
         let failures = self.failures_at_ack(pair, p, rule, persistent)?;
-        if !self.is_within(p, self.left) && !self.is_within(self.left, p) {
+        if !self.points.is_within(p, self.left) && !self.points.is_within(self.left, p) {
             return Err(format!(
                 "3: {} is acknowledged, but a backup had gone on with {}",
-                self.text(p),
-                self.text(self.left)
+                self.points.text(p),
+                self.points.text(self.left)
             ));
         }
         self.points[p].acked = Some(Acked {
@@ -878,7 +654,7 @@ impl Checker {
         if let Some(s) = self.sole.filter(|s| *s != n) {
             return Err(format!(
                 "3: {} is acknowledged by node {n}, but node {s} had gone on without it",
-                self.text(p)
+                self.points.text(p)
             ));
         }
         // The acknowledgement of what it had before may have been on its way.
@@ -886,7 +662,7 @@ impl Checker {
         if late(n) || rule.mirror && late(mirror) {
             return Err(format!(
                 "replaced: {} is acknowledged by {pair:?}, one of whom was replaced before",
-                self.text(p)
+                self.points.text(p)
             ));
         }
         Ok(())
@@ -907,24 +683,24 @@ impl Checker {
             } else {
                 c.hold.kill
             };
-            h.is_some_and(|h| self.is_within(p, h))
+            h.is_some_and(|h| self.points.is_within(p, h))
         };
         if rule.local && !has(&self.copies[n], persistent[n]) {
             return Err(format!(
                 "2: {} is acknowledged, but not in the own log",
-                self.text(p)
+                self.points.text(p)
             ));
         }
         let mut failures = self.failures();
         let mut was = self.copies[mirror].was.iter().rev();
         if !rule.mirror || has(&self.copies[mirror], persistent[mirror]) {
-        } else if let Some(&(_, before)) = was.find(|(had, _)| self.is_within(p, *had)) {
+        } else if let Some(&(_, before)) = was.find(|(had, _)| self.points.is_within(p, *had)) {
             // It failed after it acknowledged.
             failures[mirror] = before;
         } else {
             return Err(format!(
                 "2: {} is acknowledged, but not in the mirror's log, which has {:?}",
-                self.text(p),
+                self.points.text(p),
                 self.copies[mirror].hold
             ));
         }
@@ -934,17 +710,17 @@ impl Checker {
     /// `p` is acknowledged: the floor rises to it, unless it is higher already.
     fn raise_floor(&mut self, p: usize) -> Checked {
         if self.points[p].last > self.points[self.floor].last {
-            if !self.is_within(self.floor, p) {
+            if !self.points.is_within(self.floor, p) {
                 return Err(format!(
                     "3: {} is acknowledged on another branch",
-                    self.text(p)
+                    self.points.text(p)
                 ));
             }
             self.floor = p;
-        } else if !self.is_within(p, self.floor) {
+        } else if !self.points.is_within(p, self.floor) {
             return Err(format!(
                 "3: {} is acknowledged on a branch that was left",
-                self.text(p)
+                self.points.text(p)
             ));
         }
         Ok(())
@@ -952,7 +728,7 @@ impl Checker {
 
     /// The primary's own log is persistent up to `lsn`.
     pub fn persisted(&mut self, n: usize, head: usize, lsn: u64) {
-        let p = self.before(head, lsn);
+        let p = self.points.before(head, lsn);
         self.copies[n].hold.power = Some(p);
     }
 
@@ -965,7 +741,7 @@ impl Checker {
             return self.lower();
         }
         let history = store.history();
-        let Some(p) = self.rounded(&history, lsn) else {
+        let Some(p) = self.points.rounded(&history, lsn) else {
             return Err(format!(
                 "3: node {n} has received LSN {lsn}, which nobody sent"
             ));
@@ -973,11 +749,11 @@ impl Checker {
         let hold = self.copies[n].hold;
         let mut power = match hold.power {
             _ if persisted => Some(p),
-            Some(h) => Some(self.common(h, p)),
+            Some(h) => Some(self.points.common(h, p)),
             None => None,
         };
         if store.level().is_persistent()
-            && let Some(c) = self.exact(&history, store.checkpointed())
+            && let Some(c) = self.points.exact(&history, store.checkpointed())
             && power.is_none_or(|h| self.points[h].last < self.points[c].last)
         {
             power = Some(c);
@@ -1009,17 +785,17 @@ impl Checker {
     /// Notes what is applied.
     pub fn looked(&mut self, n: usize, store: &Store) -> Checked {
         let history = store.history();
-        let Some(a) = self.exact(&history, store.applied()) else {
+        let Some(a) = self.points.exact(&history, store.applied()) else {
             return Err(format!(
                 "4: node {n} has applied up to LSN {}, which ends no sync point",
                 store.applied()
             ));
         };
         let backup = self.copies[n].backup;
-        if backup.is_some_and(|had| !self.points[a].settled && !self.is_within(a, had)) {
+        if backup.is_some_and(|had| !self.points[a].settled && !self.points.is_within(a, had)) {
             return Err(format!(
                 "backup: {} is applied, but was never committed",
-                self.text(a)
+                self.points.text(a)
             ));
         }
         let c = &mut self.copies[n];
@@ -1027,12 +803,12 @@ impl Checker {
             c.applied = a;
         }
         if let Some(h) = c.hold.kill
-            && !self.is_within(a, h)
+            && !self.points.is_within(a, h)
         {
             return Err(format!(
                 "1: node {n} has applied {}, but holds {}",
-                self.text(a),
-                self.text(h)
+                self.points.text(a),
+                self.points.text(h)
             ));
         }
         Ok(())
@@ -1045,7 +821,7 @@ impl Checker {
             return Ok(());
         }
         let history = store.history();
-        let Some(p) = self.exact(&history, store.applied()) else {
+        let Some(p) = self.points.exact(&history, store.applied()) else {
             return Err(format!(
                 "4: node {n}: LSN {} ends no sync point",
                 store.applied()
@@ -1059,7 +835,7 @@ impl Checker {
         c.compared = Some(p);
         self.compared += 1;
         let model = self.points[p].files.clone();
-        let at = self.text(p);
+        let at = self.points.text(p);
         let found: BTreeMap<u32, (String, u64)> = store
             .area()
             .files()

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use crate::check::NODES;
+use crate::nodes::NODES;
 
 mod append;
 mod counts;

@@ -20,9 +20,9 @@ use mojim_protocol::History;
 use mojim_store::log::LogSpec;
 use mojim_store::store::StoreSpec;
 
-use crate::check::NODES;
 use crate::disk::SECTOR;
 use crate::failures::Takes;
+use crate::nodes::NODES;
 use crate::rng::Rng;
 use crate::world::World;
 

@@ -15,7 +15,7 @@ use mojim_protocol::view::Register;
 use mojim_replica::register::{RegisterCall, RegisterCalls, ViewRegister};
 use serde_json::Value;
 
-use crate::check::NODES;
+use crate::nodes::NODES;
 use crate::rng::Rng;
 use crate::world::{SimEnv, World};
 

@@ -8,7 +8,7 @@ use mojim_store::log::Log;
 
 use super::node::{Pending, Role, is_plain};
 use super::state::{Checked, Cluster};
-use crate::check::{Change, Files};
+use crate::model::{Change, Files};
 use crate::rng::Rng;
 
 impl Cluster {

@@ -96,7 +96,7 @@ impl Cluster {
                 if p.store.level().is_persistent() {
                     self.check.persisted(n, head, p.persisted.get());
                 }
-                let settled = self.check.before(head, committed(&p));
+                let settled = self.check.points.before(head, committed(&p));
                 self.check.settled(settled);
                 if p.store.poisoned().is_some() {
                     return Ok(());
@@ -195,7 +195,7 @@ impl Cluster {
             // What was adopted is shown to the application from now on.
             prim.ready = true;
             self.world.note(|| "--- attached".into());
-            let adopted = self.check.before(prim.head, p.last());
+            let adopted = self.check.points.before(prim.head, p.last());
             let adopted = match prim.pending.front() {
                 None => adopted,
                 Some(_) => return Err("attached with sync points under way".into()),

@@ -22,7 +22,8 @@ use mojim_replica::primary::{Primary, Spilling};
 use mojim_replica::session::Session;
 use mojim_replica::stream::{StreamIn, StreamOut};
 
-use crate::check::{Change, NODES};
+use crate::model::Change;
+use crate::nodes::NODES;
 use crate::views::SimRegisterCalls;
 use crate::world::SimListener;
 

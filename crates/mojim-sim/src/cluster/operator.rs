@@ -14,7 +14,7 @@ use mojim_store::store::Store;
 use super::node::{NAMES, Role};
 use super::setup::Mode;
 use super::state::{Checked, Cluster};
-use crate::check::NODES;
+use crate::nodes::NODES;
 
 impl Cluster {
     /// As `mojim promote --force` does where an attach was refused: the operator has

@@ -24,7 +24,7 @@ use mojim_store::store::{Store, StoreSpec, read_superblock};
 use super::node::{CLUSTER, Mir, NAMES, Prim, Role, VOLUME, address, committed, peer};
 use super::setup::{MS, Mode};
 use super::state::{Checked, Cluster};
-use crate::check::NODES;
+use crate::nodes::NODES;
 use crate::rot::{self, Rot};
 use crate::views::SimRegisterCalls;
 use crate::world::{CrashKind, SimListener};
@@ -267,7 +267,7 @@ impl Cluster {
         self.note(|| format!("node {} {}", NAMES[n], crash_text(kind)));
         if let Role::Primary(p) = &self.nodes[n].role {
             // What it told others in its last step.
-            let settled = self.check.before(p.head, committed(&p.p));
+            let settled = self.check.points.before(p.head, committed(&p.p));
             if p.epoch != 0 {
                 self.check.settled(settled);
             }
@@ -287,7 +287,7 @@ impl Cluster {
         // The newest point that the checker knows among so many of the last records.
         let newest = |lsn: u64, h: &History| {
             let mut back = (0..=lsn).rev().take(64);
-            back.find_map(|l| self.check.exact(h, l))
+            back.find_map(|l| self.check.points.exact(h, l))
         };
         let limit = match &role {
             Role::Down => None,

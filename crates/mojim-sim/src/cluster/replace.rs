@@ -13,7 +13,7 @@ use mojim_protocol::view::{Member, Register};
 
 use super::node::{Forwarding, NAMES, Role, node, peer};
 use super::state::{Checked, Cluster};
-use crate::check::{NODES, SPARE};
+use crate::nodes::{NODES, SPARE};
 use crate::views::lock;
 
 impl Cluster {

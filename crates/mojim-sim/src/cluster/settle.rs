@@ -12,8 +12,8 @@ use mojim_replica::primary::Primary;
 use super::node::{NAMES, Role, node};
 use super::setup::{MS, Mode};
 use super::state::{Checked, Cluster};
-use crate::check::NODES;
 use crate::ctx::Faults;
+use crate::nodes::NODES;
 use crate::shrink::Nobody;
 use crate::views::lock;
 

@@ -9,8 +9,8 @@ use mojim_config::{MediumKind, WriteBack};
 use mojim_protocol::AckRule;
 
 use super::mutation::Mutation;
-use crate::check::{BACKUP, NODES, SECOND, SPARE};
 use crate::ctx::Faults;
+use crate::nodes::{BACKUP, NODES, SECOND, SPARE};
 use crate::rng::Rng;
 
 pub(super) const MS: Duration = Duration::from_millis(1);

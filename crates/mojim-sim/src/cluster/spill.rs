@@ -10,7 +10,7 @@ use mojim_replica::primary::{Pace, Primary};
 
 use super::node::{NAMES, Pending, Prim, Role, Spill};
 use super::state::{Checked, Cluster};
-use crate::check::{Change, Files};
+use crate::model::{Change, Files};
 use crate::rng::Rng;
 
 /// Of so many sync points of such a seed one is to be larger than the log.

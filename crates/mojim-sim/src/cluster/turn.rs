@@ -20,7 +20,7 @@ use mojim_replica::stream::StreamIn;
 use super::node::{CLUSTER, Forwarding, Mir, NAMES, Prim, Role, VOLUME, node};
 use super::setup::Mode;
 use super::state::{Checked, Cluster};
-use crate::check::SPARE;
+use crate::nodes::SPARE;
 
 impl Cluster {
     /// One turn of one of a node's threads. True if something moved.

@@ -1,0 +1,119 @@
+//! What the files of the volume must be: the operations of sync points, and what they make
+//! of the files.
+//!
+//! Owns no state. Invariant: nothing here is the engine's, which it is compared with.
+
+use mojim_replica::piece::Piece;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One operation of a sync point, with bytes of its own.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// Bytes to an offset of a file.
+    Write {
+        /// The file's number.
+        file: u32,
+        /// Where.
+        offset: u64,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// A new file.
+    Create {
+        /// Its number.
+        file: u32,
+        /// Its name.
+        name: String,
+    },
+    /// Another size.
+    Resize {
+        /// The file's number.
+        file: u32,
+        /// Bytes.
+        size: u64,
+    },
+    /// The file goes.
+    Remove {
+        /// The file's number.
+        file: u32,
+    },
+    /// Another name.
+    Rename {
+        /// The file's number.
+        file: u32,
+        /// Its new name.
+        name: String,
+    },
+}
+
+impl Change {
+    /// As the engine takes it; valid while the change lives.
+    pub fn piece(&self) -> Piece<'_> {
+        match self {
+            Change::Write {
+                file,
+                offset,
+                bytes,
+            } => Piece::Write {
+                file: *file,
+                offset: *offset,
+                ptr: bytes.as_ptr(),
+                len: bytes.len(),
+            },
+            Change::Create { file, name } => Piece::Create { file: *file, name },
+            Change::Resize { file, size } => Piece::Resize {
+                file: *file,
+                size: *size,
+            },
+            Change::Remove { file } => Piece::Remove { file: *file },
+            Change::Rename { file, name } => Piece::Rename { file: *file, name },
+        }
+    }
+}
+
+/// One file as it must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub data: Arc<Vec<u8>>,
+}
+
+/// All files, by number.
+pub type Files = BTreeMap<u32, Model>;
+
+/// What the files are after one more sync point.
+pub fn apply(files: &mut Files, changes: &[Change]) {
+    for c in changes {
+        match c {
+            Change::Write {
+                file,
+                offset,
+                bytes,
+            } => {
+                let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
+                data[*offset as usize..*offset as usize + bytes.len()].copy_from_slice(bytes);
+            }
+            Change::Create { file, name } => {
+                let model = Model {
+                    name: name.clone(),
+                    data: Arc::default(),
+                };
+                files.insert(*file, model);
+            }
+            Change::Resize { file, size } => {
+                let data = Arc::make_mut(&mut files.get_mut(file).expect("it is there").data);
+                data.resize(*size as usize, 0);
+            }
+            Change::Remove { file } => {
+                files.remove(file);
+            }
+            Change::Rename { file, name } => {
+                files.retain(|id, f| id == file || f.name != *name);
+                files.get_mut(file).expect("it is there").name = name.clone();
+            }
+        }
+    }
+}
