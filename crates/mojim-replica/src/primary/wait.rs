@@ -5,6 +5,58 @@
 
 use super::*;
 
+/// How far the way to the mirror had got when a waiting call last looked.
+///
+/// Invariant: it only grows, and not beyond what the logs held when the wait
+/// began. What is sent a second time over a new link is no progress, nor is what
+/// others append meanwhile, or a mirror that takes everything in and acknowledges
+/// nothing would be waited for without end.
+struct Motion {
+    /// Bytes that the logs held.
+    until: u64,
+    handed: u64,
+    lsn: u64,
+    acked: u64,
+    spilled: u64,
+}
+
+impl Motion {
+    /// Of a wait for `lsn` that begins now.
+    fn of(p: &Primary, lsn: u64) -> Motion {
+        let mut motion = Motion {
+            until: p.store.logs().iter().map(Log::head).sum(),
+            handed: 0,
+            lsn,
+            acked: 0,
+            spilled: 0,
+        };
+        motion.goes_on(p);
+        motion
+    }
+
+    /// Whether the mirror has moved on since this was asked last: it has taken
+    /// or acknowledged more than ever before, spill files included, which go ahead
+    /// of records; or a whole copy is under way, whose own standstill ends its link
+    /// (`link::COPY_SILENCE`).
+    fn goes_on(&mut self, p: &Primary) -> bool {
+        let handed = p.handed().min(self.until);
+        let acked = p.acked.get().min(self.lsn);
+        let spilled = p.spilled();
+        let more = handed > self.handed || acked > self.acked || spilled > self.spilled;
+        self.handed = self.handed.max(handed);
+        self.acked = self.acked.max(acked);
+        self.spilled = spilled;
+        more || p.is_copying()
+    }
+}
+
+/// A wait for room in the log: how long, since anything moved.
+#[derive(Default)]
+pub(super) struct RoomWait {
+    waited: Duration,
+    spilled: u64,
+}
+
 impl Primary {
     /// Waits until `lsn`, appended on `lane`, is committed.
     pub fn wait(&self, lsn: u64, lane: usize) -> Result<()> {

@@ -1,0 +1,166 @@
+//! One turn of a lane: sending, writing the own log, receiving, each by one thread for all.
+//!
+//! Owns what a turn does to the prefixes. Invariant: nobody waits here for who is at it
+//! already, but in `persist_wait`.
+
+use super::*;
+
+impl Primary {
+    /// Bytes of the logs that the streams to the mirror have taken, over all
+    /// lanes; without those that somebody is sending on at this moment.
+    pub(crate) fn handed(&self) -> u64 {
+        let lanes = self.lanes.iter();
+        let sent = lanes.filter_map(|l| l.tx.try_lock().ok()?.as_ref().map(Tx::taken));
+        sent.sum()
+    }
+
+    /// Sends what lane `lane` has to send, if nobody else is at it.
+    #[inline]
+    pub fn send(&self, lane: usize) {
+        if let Ok(mut t) = self.lanes[lane].tx.try_lock()
+            && let Some(tx) = &mut *t
+            && tx.is_behind(self.log(lane))
+        {
+            let committed = self.committed_whole();
+            if let Err(e) = tx.pump(self.log(lane), self.epoch(), committed) {
+                *t = None;
+                drop(t);
+                self.suspect(Error::Protocol(format!("sending to the mirror: {e}")));
+            }
+        }
+    }
+
+    /// Makes lane `lane` persistent up to its head, if nobody else is at it.
+    #[inline]
+    pub(crate) fn persist(&self, lane: usize) -> Result<()> {
+        let guard = match self.lanes[lane].persist.try_lock() {
+            Ok(g) => g,
+            Err(TryLockError::WouldBlock) => return Ok(()),
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+        };
+        self.persist_held(lane, guard)
+    }
+
+    /// The same, waiting for whoever is at it.
+    pub fn persist_wait(&self, lane: usize) -> Result<()> {
+        let guard = self.lanes[lane]
+            .persist
+            .lock()
+            .unwrap_or_else(|e| e.into_inner());
+        self.persist_held(lane, guard)
+    }
+
+    pub(super) fn persist_held(
+        &self,
+        lane: usize,
+        mut at: std::sync::MutexGuard<'_, u64>,
+    ) -> Result<()> {
+        let log = self.log(lane);
+        let head = log.head();
+        if *at == head {
+            return Ok(());
+        }
+        self.store.check()?;
+        let r = log.persist(head);
+        self.store.fail(r)?;
+        let mut advanced = false;
+        while let Some((r, _, next)) = log.record(*at) {
+            if next > head {
+                break;
+            }
+            advanced |= self.persisted.mark(r.header.lsn);
+            *at = next;
+        }
+        drop(at);
+        if advanced {
+            self.done.notify();
+        }
+        Ok(())
+    }
+
+    /// Receives what has arrived on lane `lane`, if nobody else is at it.
+    /// True if an acknowledgement came.
+    #[inline]
+    pub fn receive(&self, lane: usize) -> bool {
+        let Ok(mut slot) = self.lanes[lane].rx.try_lock() else {
+            return false;
+        };
+        self.receive_held(lane, &mut slot)
+    }
+
+    #[inline]
+    pub(super) fn receive_held(&self, lane: usize, slot: &mut RxSlot) -> bool {
+        let Some(rx) = &mut slot.rx else { return false };
+        let came = match rx.poll() {
+            Ok(None) if !slot.held => return false,
+            Ok(None) => false,
+            Ok(Some(ack)) => {
+                self.mirror_level.store(ack.level, Relaxed);
+                slot.acked = slot.acked.max(ack.lsn);
+                let at = match ack.waits {
+                    true => self.store.env().now().as_nanos() as u64,
+                    false => 0,
+                };
+                self.lanes[lane].waits.store(at, Relaxed);
+                true
+            }
+            Err(e) => {
+                slot.end();
+                self.suspect(e);
+                return false;
+            }
+        };
+        let log = self.log(lane);
+        let mut advanced = false;
+        slot.held = false;
+        while let Some((r, _, next)) = log.record(rx.acked_at) {
+            if r.header.lsn > slot.acked {
+                break;
+            }
+            if self.store.mutations.ack_gap.is_on() {
+                self.acked.advance(r.header.lsn);
+            }
+            if !self.acked.has_room(r.header.lsn) {
+                // Another lane is far behind: this waits for it.
+                slot.held = true;
+                break;
+            }
+            advanced |= self.acked.mark(r.header.lsn);
+            rx.acked_at = next;
+        }
+        if advanced {
+            self.done.notify();
+        }
+        came || advanced
+    }
+
+    /// The mirror waits for a backup, and said so within the silence after
+    /// which its link would count as broken: no fault of the mirror's, nor of
+    /// the link to it.
+    pub fn is_held_back(&self, now: Duration) -> bool {
+        let (now, silence) = (now.as_nanos() as u64, self.silence.load(Relaxed));
+        self.lanes.iter().any(|l| {
+            let said = l.waits.load(Relaxed);
+            said != 0 && now.saturating_sub(said) < silence
+        })
+    }
+
+    /// A link is over; whoever waits for the next one is not held back. Links
+    /// count as broken after `silence`.
+    pub(crate) fn forget_waits(&self, silence: Duration) {
+        self.silence.store(silence.as_nanos() as u64, Relaxed);
+        for lane in &self.lanes {
+            lane.waits.store(0, Relaxed);
+        }
+    }
+
+    /// One turn of everything on a lane that does not block for the network.
+    pub fn drive(&self, lane: usize) -> Result<()> {
+        self.send(lane);
+        if self.rule().local {
+            self.persist(lane)?;
+        }
+        self.receive(lane);
+        Ok(())
+    }
+}
