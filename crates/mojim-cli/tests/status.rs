@@ -24,7 +24,7 @@ use support::home::Home;
 use support::link::{self, Way};
 use support::{DEADLINE, Process, await_that, text};
 
-/// README's cluster: primary `a`, mirror `b`, backup `c`, witness `w`.
+/// A primary `a`, a mirror `b`, a backup `c` and a witness `w`.
 struct Cluster {
     home: Home,
 }

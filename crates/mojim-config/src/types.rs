@@ -139,7 +139,7 @@ words! {
         /// `manual`: an operator.
         Manual = "manual",
         /// `automatic`: the backup itself, once a majority of the voters agrees. Needs `backups`;
-        /// does nothing where `failover` is `manual`.
+        /// refused where `failover` is `manual`.
         Automatic = "automatic",
     }
     /// Which bytes `msync` commits. The default is `exact`.

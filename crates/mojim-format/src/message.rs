@@ -477,7 +477,7 @@ impl Message for CopyFile {
 /// Bytes of a file of a copy, or of a spill file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyData {
-    /// The file's number, or the LSN of the record that names the spill file.
+    /// The file's number, of a spill file its random one.
     pub id: u64,
     /// Where the bytes go.
     pub offset: u64,

@@ -4,7 +4,8 @@
 //! state that it can reach. The checker is `stateright`'s. What decides is the
 //! shipped code: the transitions of [`Register`], [`reconcile`], [`History`],
 //! [`LaneIn`] and [`AckRule`] are called, not imitated. What calls them
-//! (`claim.rs`, `session.rs`, `mirror.rs`, `watch.rs` of the crate `mojim`) is
+//! (`view_client.rs`, `session.rs`, `mirror.rs` of `mojim-replica`, `watch.rs` of
+//! `mojim-node`) is
 //! rewritten here step by step, each step as small as what other nodes can see.
 //!
 //! Modelled:

@@ -1,7 +1,7 @@
 //! Bits that rot in a node's logs and superblock, and writes of a log that go astray.
 //!
 //! Owns what is drawn of that, of numbers of its own, and the reading of a damaged
-//! medium: by docs/format.md ("Recovery") alone, without the engine, what of the logs
+//! medium: by docs/format.md ("How recovery finds the end") alone, without the engine, what of the logs
 //! can still be read and what they tell to have been acknowledged. That much the
 //! engine has to find, and to know. Data files are left alone, since nothing promises
 //! to find out (docs/guarantees.md, "Damaged data files").
