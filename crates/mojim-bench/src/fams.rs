@@ -86,7 +86,7 @@ struct Row {
     mean_us: f64,
     median_us: f64,
     p99_us: f64,
-    /// The stores of one sync point, which are not in the others.
+    /// The stores of one sync point, which are not in the other figures.
     store_us: f64,
     /// Its share of the ends of the blocks: until all is in the data file, and durable there.
     settle_us: f64,
@@ -139,7 +139,7 @@ trait Subject {
     /// Where it is mapped.
     fn base(&self) -> *mut u8;
     fn sync(&mut self, at: &[usize]) -> io::Result<()>;
-    /// Until everything is durable in the data file.
+    /// Waits until everything is durable in the data file.
     fn settle(&mut self) -> io::Result<()>;
 }
 
@@ -183,7 +183,7 @@ impl Mojim {
         let m = volume
             .map("data", RAW_MSYNC_BYTES, flags)
             .map_err(io::Error::other)?;
-        // As the rival's file: all of it is there.
+        // Like the rival's file, all of it is there.
         // SAFETY: inside the mapping.
         unsafe { std::ptr::write_bytes(m.ptr, 0xa5, m.len) };
         msync(m.ptr, m.len).map_err(io::Error::other)?;
@@ -236,7 +236,8 @@ impl Subject for Mojim {
     }
 }
 
-/// Of Mojim's volumes: how what waits is written back, and whether sync points name their bytes.
+/// For each of Mojim's volumes: the write-back policy, and whether sync points name their
+/// bytes.
 const VOLUMES: [(WriteBack, bool); 4] = [
     (WriteBack::Auto, false),
     (WriteBack::Eager, false),
@@ -278,7 +279,7 @@ fn written(dir: &Path) -> Option<u64> {
     Some(sectors * 512)
 }
 
-/// What the blocks of one subject came to.
+/// The figures of one subject's blocks.
 struct Taken {
     times: hdrhistogram::Histogram<u64>,
     /// Of each block, in microseconds.
@@ -325,7 +326,7 @@ fn block(
     s.settle()?;
     let settled = at.elapsed();
     taken.settled += settled;
-    // With time between them, nearly all is done in that time.
+    // With think time, nearly all of this is done during the think time.
     if think.is_zero() {
         total += settled;
     }
@@ -454,7 +455,7 @@ pub fn run(o: &FamsOptions) -> io::Result<()> {
     let plain = |dir: &Path, f: Folios, name| {
         PlainMsync::create(dir, f).map(|p| Box::new(Plain(p, name)) as Box<dyn Subject>)
     };
-    // Goes after those who use it.
+    // Dropped after the subjects that use it.
     let journaling = Journaling::mount(scratch.path());
     let mut subjects = Vec::new();
     for f in [Folios::Large, Folios::Small] {

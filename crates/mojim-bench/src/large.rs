@@ -1,15 +1,16 @@
 //! `mojim bench large`: what a sync point of a whole region costs by the size of the region.
 //!
-//! Unreplicated, with the log on disk. Each operation stores 8 bytes to one random page of those
-//! that are resident, and commits the whole region by `msync`, which has to find it. The regions
-//! take turns in blocks, in an order that rotates; one kind of tracking after the other.
+//! Unreplicated, with the log on disk. Each operation stores 8 bytes to one random
+//! resident page, and commits the whole region by `msync`, which has to find the page.
+//! The regions take turns in blocks, in an order that rotates; one kind of tracking after
+//! the other.
 //!
-//! Resident are pages of the program's own, as if all had been changed: each is stored to, but with
-//! the bytes that it has, so that the data file stays sparse. What is resident lies in pieces of
-//! 2 MiB, at even distances.
+//! The resident pages are the program's own, as if all had been changed: each is stored
+//! to, but with the bytes that it has, so that the data file stays sparse. They lie in
+//! pieces of 2 MiB, at even distances.
 //!
-//! The store is timed apart, and in the sum: the first one to a page after a sync point is a page
-//! fault, and with two levels may be a signal.
+//! The store is timed separately, and in the sum: the first store to a page after a sync
+//! point is a page fault, and with two levels may be a signal.
 
 use std::fs;
 use std::io::{self, Write};
@@ -24,7 +25,7 @@ use crate::fams::median;
 use crate::report;
 use crate::scratch::Scratch;
 
-/// What is resident lies in pieces of this size.
+/// Resident pages lie in pieces of this size.
 const PIECE: usize = 2 << 20;
 
 /// What to measure.
@@ -37,7 +38,8 @@ pub struct LargeOptions {
     pub dir: Option<PathBuf>,
     /// Kinds of tracking, as in a configuration.
     pub trackers: Vec<String>,
-    /// Sizes, and what of each is resident; others are compared with the first.
+    /// Sizes, and how many bytes of each are resident; the others are compared with the
+    /// first.
     pub regions: Vec<(usize, usize)>,
     /// Rounds of blocks.
     pub rounds: usize,
@@ -115,7 +117,7 @@ impl Region {
         Ok(r)
     }
 
-    /// A page of the resident ones.
+    /// Resident page `i`.
     fn page(&self, i: usize) -> *mut u8 {
         let at = i * rustix::param::page_size();
         let stride = self.len / (self.resident / PIECE);

@@ -1,11 +1,12 @@
 //! Paired rounds: subjects take turns, so that each is compared with its limit at one speed.
 //!
-//! A round gives every subject a block of operations; the order rotates and turns about from round
-//! to round. Of a pair, the ratio of the two block medians is taken in each round, and the median
-//! of those ratios is reported: over all rounds, and for the rounds of each speed state that the
-//! limit showed. Invariants: the timed part is the call of [`Subject::op`] and nothing else; no
-//! memory is allocated between the first and the last block; the time limit ends the run between
-//! two operations, and a round that it cuts does not count, unless it is the only one.
+//! A round gives every subject a block of operations; the order rotates, and every other
+//! round is reversed. Of a pair, the ratio of the two block medians is taken in each
+//! round, and the median of those ratios is reported: over all rounds, and for the rounds
+//! of each speed state that the limit showed. Invariants: the timed part is the call of
+//! [`Subject::op`] and nothing else; no memory is allocated between the first and the
+//! last block; the time limit ends the run between two operations, and a round that it
+//! cuts does not count, unless it is the only one.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -204,7 +205,7 @@ pub fn split_states(medians: &[f64]) -> Option<f64> {
         k as f64 * (n - k) as f64 * d * d
     };
     let k = (least..=n - least).max_by(|&a, &b| between(a).total_cmp(&between(b)))?;
-    // Of an even number the two medians that are closer together.
+    // Of groups with an even number, the two medians that are closer together.
     let (fast, slow) = (sorted[k / 2], sorted[k + (n - k - 1) / 2]);
     (slow > fast * STATES_DIFFER).then(|| (sorted[k - 1] * sorted[k]).sqrt())
 }
@@ -259,7 +260,8 @@ pub fn paired(subjects: &mut [&mut dyn Subject], plan: Plan) -> io::Result<Paire
         }
         let mut cut = false;
         for turn in 0..n {
-            // Rotated, and every other round backwards, so that nobody always follows the same.
+            // Rotated, and every other round backwards, so that no subject always follows
+            // the same one.
             let turn = if round % 2 == 0 { turn } else { n - 1 - turn };
             let i = (turn + round / 2) % n;
             cut |= block(

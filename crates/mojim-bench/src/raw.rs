@@ -2,7 +2,8 @@
 //!
 //! Each limit uses the best strategy that was found for it, so that a ratio to it is honest, and
 //! the same rules as Mojim: the other end is another process, it has the bytes in memory of its
-//! own before it answers, and neither end spins longer than [`Wait::spin`] before it blocks.
+//! own before it answers, and neither end spins longer than [`Wait::spin`] before it
+//! blocks or yields.
 //! Invariant: after a limit is built, its timed part allocates nothing.
 
 use std::io;

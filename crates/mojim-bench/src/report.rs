@@ -1,6 +1,6 @@
 //! The rows of a report: JSON, one object a line, or a table for people.
 //!
-//! The field names are what programs read: they stay.
+//! Programs read the field names, so the names stay.
 
 use std::io::{self, StdoutLock, Write};
 
@@ -29,7 +29,7 @@ pub fn print<R: Serialize>(
 /// One figure. In JSON the optional fields are left out when they are empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The benchmark: `sync`.
+    /// The benchmark: `sync` or `tls`.
     pub bench: String,
     /// What was measured: `mojim`, `raw-link`, `raw-log`, `msync`.
     pub case: String,

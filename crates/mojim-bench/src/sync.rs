@@ -95,7 +95,7 @@ impl Drop for NodeProcess {
     }
 }
 
-/// One volume a mode and transport.
+/// One volume for each mode and transport.
 const VOLUMES: [(&str, &str, &str); 7] = [
     ("unrep", "unreplicated", "tcp"),
     ("async", "async", "tcp"),

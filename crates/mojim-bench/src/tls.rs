@@ -1,7 +1,7 @@
 //! `mojim bench tls`: what keys cost a sync point.
 //!
 //! The same volume three times over TCP: without keys, with encrypted links,
-//! and with links whose ends are proved and no more (`encrypt = false`). The three
+//! and with links that authenticate both ends only (`encrypt = false`). The three
 //! take turns in one run; what keys add is the median over the rounds of the
 //! difference of the rounds' medians. The keys are made for the run.
 
@@ -46,7 +46,7 @@ const BARE: &str = "tcp";
 /// The links with keys, and whether they are encrypted.
 const KEYED: [(&str, bool); 2] = [("tls", true), ("tls-plain", false)];
 
-/// A cluster with one volume a link; its configuration is left at `file`.
+/// A cluster with one volume for each link, in a directory `name` below `dir`.
 fn cluster(dir: &Path, shm: &Path, name: &str, links: &[(&str, bool)]) -> io::Result<Config> {
     let dir = dir.join(name);
     fs::create_dir_all(&dir)?;
@@ -107,7 +107,7 @@ fn make_keys(config: &Config, dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// By how much more, in microseconds: the median over the rounds.
+/// How much more than the bare link, in microseconds: the median over the rounds.
 fn more_us(p: &Paired, link: &str) -> Option<f64> {
     let (one, other) = (p.round_medians_us(link)?, p.round_medians_us(BARE)?);
     let mut all: Vec<f64> = one.iter().zip(other).map(|(x, y)| x - y).collect();

@@ -1,13 +1,14 @@
 //! libmojim.so: the C interface of Mojim.
 //!
 //! Owns the translation between C and the engine's Rust interface, nothing
-//! else. `include/mojim.h` is the manual; `tests/abi` keeps the two alike.
+//! else. `include/mojim.h` is the manual; `tests/abi` checks that they agree.
 //!
 //! Invariants:
 //! - No panic crosses the interface: it becomes EIO and a text.
-//! - No thread is cancelled inside a call, but for where there is nothing left to
-//!   undo; therefore `C-unwind`, which is how a thread that is cancelled ends.
-//! - Every failure sets errno and the calling thread's text.
+//! - A thread is cancelled inside a call only at a point with nothing left to
+//!   undo. Cancellation unwinds the stack, therefore `C-unwind`.
+//! - Every failure sets errno and the calling thread's text, except that
+//!   `mojim_dup3` and `mojim_open_above` set errno only.
 //! - A handle is a leaked box; only `mojim_detach` and `mojim_finish` free it,
 //!   and only when they succeed.
 
@@ -29,7 +30,7 @@ use mojim_env::threads::{cancel_again, cancel_waits};
 pub enum Mojim {
     /// From `mojim_attach` or `mojim_join`.
     Primary(Volume),
-    /// From these, where another process has the volume attached.
+    /// From these two, if another process has the volume attached.
     Guest(Guest),
     /// From `mojim_attach_reader`.
     Reader(Reader),
@@ -71,7 +72,7 @@ thread_local! {
     static TEXT: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// What every call can fail with: an errno and a text.
+/// A failed call: its errno and its text.
 struct Failure(c_int, String);
 
 impl From<Error> for Failure {
@@ -89,12 +90,12 @@ fn set_errno(e: c_int) {
     unsafe { *libc::__errno_location() = e };
 }
 
-/// Runs a call; a failure or a panic leaves errno, the text and `failed`. The thread
-/// is not cancelled meanwhile.
+/// Runs a call. A failure or a panic sets errno and the text, and returns `failed`. The
+/// thread is not cancelled while `f` runs.
 fn guard<T: Copy>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
     let cancel = cancel_waits();
     let done = uncancelled(failed, f);
-    // It may not return: nothing is left here to drop.
+    // May not return, if the thread was cancelled: nothing is left here to drop.
     cancel_again(cancel);
     done
 }
@@ -113,7 +114,7 @@ fn uncancelled<T>(failed: T, f: impl FnOnce() -> Result<T, Failure>) -> T {
         }
     };
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    // While a thread ends its text may be gone; errno is not.
+    // While a thread ends its text may be gone already; errno is not.
     let _ = TEXT.try_with(|t| t.replace(text));
     set_errno(errno);
     failed
@@ -176,7 +177,7 @@ macro_rules! either {
 }
 
 impl<'a> Writer<'a> {
-    /// This process's, or in a forked child what it has in place of it.
+    /// The volume itself; in a forked child, the child's handle as a guest.
     fn of(volume: &'a Volume) -> Writer<'a> {
         volume
             .in_child()
@@ -350,7 +351,7 @@ pub unsafe extern "C-unwind" fn mojim_finish(m: *mut Mojim) -> c_int {
         end(m, |m| match m {
             Mojim::Primary(v) => either!(Writer::of(v), v => v.finish()),
             Mojim::Guest(g) => g.finish(),
-            // Its memory stays, and goes on showing what it shows.
+            // The reader's memory stays, and its threads go on following.
             Mojim::Reader(_) => Ok(()),
         })
     }
@@ -484,7 +485,7 @@ pub unsafe extern "C-unwind" fn mojim_msync(addr: *mut c_void, len: usize, flags
 /// `input` has `n` entries; nobody stores into their ranges meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn gmsync(input: *const MsyncInput, n: c_int, flags: c_int) -> c_int {
-    /// Up to so many ranges need no allocation here.
+    /// So many ranges are passed on without an allocation.
     const FEW: usize = 16;
     guard(-1, || {
         if flags & !(MS_MOJIM | libc::MS_SYNC | libc::MS_ASYNC) != 0 || flags == 0 {
@@ -546,12 +547,12 @@ pub unsafe extern "C-unwind" fn mojim_fsync(m: *mut Mojim, file: *const c_char) 
     })
 }
 
-/// The end of the program is a sync point of what it left attached.
+/// At the end of the program: finishes what is still attached.
 extern "C" fn at_exit() {
     let cancel = cancel_waits();
     let done = catch_unwind(engine::finish_all);
     if let Ok(Err(e)) = &done {
-        // Who has closed it does not want to know.
+        // A program that has closed standard error does not want the text.
         let _ = writeln!(std::io::stderr(), "mojim: at the program's end: {e}");
     }
     drop(done);
@@ -635,9 +636,9 @@ pub unsafe extern "C-unwind" fn mojim_read(
         if buf.is_null() {
             return invalid(format!("reading {file}: buf is NULL"));
         }
-        // More than a slice can have is more than any file has.
+        // A slice cannot be longer; neither is any file.
         let n = n.min(isize::MAX as usize);
-        // SAFETY: the caller's room; every byte has a value once it is zero.
+        // SAFETY: the caller's room; zeroing it initializes every byte.
         let buf = unsafe {
             std::ptr::write_bytes(buf.cast::<u8>(), 0, n);
             std::slice::from_raw_parts_mut(buf.cast::<u8>(), n)
@@ -814,7 +815,7 @@ pub unsafe extern "C" fn mojim_open_above(path: *const c_char, flags: c_int, mod
         let flags = flags | libc::O_CLOEXEC;
         // SAFETY: the caller's promise.
         match unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, mode) } {
-            // SAFETY: just opened, and nobody else's.
+            // SAFETY: just opened; nothing else owns it.
             fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) }),
             _ => Err(std::io::Error::last_os_error()),
         }
@@ -822,7 +823,7 @@ pub unsafe extern "C" fn mojim_open_above(path: *const c_char, flags: c_int, mod
     match descriptors::open(open) {
         Ok(fd) => fd.into_raw_fd(),
         Err(e) => {
-            // SAFETY: the thread's own.
+            // SAFETY: the calling thread's errno.
             unsafe { *libc::__errno_location() = e.raw_os_error().unwrap_or(libc::EIO) };
             -1
         }
@@ -845,7 +846,7 @@ pub unsafe extern "C-unwind" fn mojim_usable(m: *mut Mojim) -> c_int {
     })
 }
 
-/// Writes a path of a volume on a node to `out`.
+/// Writes a path of a volume on a node to `out`. Returns its length.
 ///
 /// # Safety
 /// The strings are null or C strings; `out` has room for `n` bytes.

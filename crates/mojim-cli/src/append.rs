@@ -137,7 +137,7 @@ fn entry(i: u64) -> Vec<u8> {
         x ^= x << 17;
         x
     };
-    // Mostly short, some longer than a page's half.
+    // Mostly short, some longer than half a page.
     let r = next() as usize;
     let len = if r.is_multiple_of(8) {
         16 + (r >> 8) % (LONGEST - 16)
@@ -161,7 +161,7 @@ pub struct Found {
     pub entries: u64,
     /// Their bytes.
     pub size: usize,
-    /// What is wrong behind them, if anything: the byte offset in the file.
+    /// The byte offset in the file of what is wrong behind them, if anything.
     pub torn: Option<usize>,
 }
 

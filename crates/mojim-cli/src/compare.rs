@@ -1,14 +1,14 @@
 //! Compares two copies of a volume, also while a program changes them.
 //!
-//! Owns the decision whether two bytes that were seen to differ do differ.
-//! Copies follow each other at some distance, so a difference seen once says
-//! nothing, and what is the same at two looks may have changed between them.
-//! Each answer of a node names two LSNs: everything up to `low` was in the
-//! bytes, nothing above `high`. One node is looked at first; then the other, at
-//! a copy that is as of one LSN of the same history, not below the first one's
-//! `high`, and that names what the records since the first one's `low` have
-//! written. What they have not must be the same on both. Bytes that became equal,
-//! or were written anew on both nodes, are no difference (any more).
+//! Owns the decision whether two bytes that were seen to differ do differ. One copy lags
+//! behind the other, so a difference seen once proves nothing, and a byte that is the
+//! same at two looks may have changed between them. Each answer of a node names two LSNs:
+//! everything up to `low` was in the bytes, nothing above `high`. One node is looked at
+//! first. Then the other is looked at, as of one LSN of the same history that is not
+//! below the first node's `high`; its answer names what the records since the first
+//! node's `low` have written. What these records have not written must be the same on
+//! both nodes. Bytes that became equal, or were written anew on both nodes, are no
+//! difference (any more).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -26,10 +26,10 @@ use crate::status::holders;
 const PAGE: u64 = 4096;
 /// Pages under the sums of one answer.
 const PAGES: u64 = 2048;
-/// About as many pages are looked at again at one time.
+/// About how many pages are looked at again at one time.
 const MOST: usize = 16 << 10;
 
-/// Between two looks at a copy of which it is decided what is committed.
+/// The pause between two looks while a node decides what is committed.
 const SETTLES: Duration = Duration::from_millis(500);
 
 /// Files by name: their numbers and sizes.
@@ -59,7 +59,7 @@ pub struct Found {
     pub lsn: u64,
     /// In the files' order.
     pub differences: Vec<Difference>,
-    /// Why it cannot be said of everything.
+    /// Why not everything could be decided, if so.
     pub undecided: Option<String>,
 }
 
@@ -68,9 +68,9 @@ pub struct Found {
 struct Lsns {
     low: u64,
     high: u64,
-    /// None of an older release.
+    /// None in the answer of an older release.
     born: Option<u64>,
-    /// The view's.
+    /// The view's epoch.
     epoch: Option<u64>,
 }
 
@@ -84,14 +84,14 @@ impl Lsns {
         }
     }
 
-    /// The LSN as of which it is, if it is one.
+    /// The LSN as of which the answer is, if it is a single one.
     fn exact(self) -> Option<u64> {
         (self.low == self.high).then_some(self.low)
     }
 }
 
-/// The LSN as of which something was seen on both nodes: on one with `first`,
-/// then on another with `then`, where it has `kept` its value since `first.low`.
+/// The LSN as of which a value was seen on both nodes: on one with `first`, then on the
+/// other with `then`. `kept`: on the other it has not changed since `first.low`.
 fn common(first: Lsns, then: Lsns, kept: bool) -> Option<u64> {
     let lsn = then.exact()?;
     let same = |a: Option<u64>, b: Option<u64>| a.is_none() || b.is_none() || a == b;
@@ -102,7 +102,7 @@ fn common(first: Lsns, then: Lsns, kept: bool) -> Option<u64> {
     if first.exact().is_none() && !same(first.epoch, then.epoch) {
         return None;
     }
-    // It is as of `first.low` what it is now, and so was it all the time between.
+    // The value has been the same from `first.low` until now.
     (kept && first.high <= lsn).then_some(lsn)
 }
 
@@ -114,7 +114,7 @@ enum Verdict {
     Unknown,
 }
 
-/// One thing on two nodes.
+/// One value on two nodes.
 struct Pair<T> {
     seen: [T; 2],
     changed: [bool; 2],
@@ -164,22 +164,22 @@ struct Changed {
     names: BTreeSet<String>,
 }
 
-/// Of both nodes.
+/// The listings of both nodes.
 struct Listings {
     of: [Listing; 2],
-    /// Who was asked first.
+    /// Which node was asked first.
     first: usize,
-    /// What the other one knows to have changed since.
+    /// What has changed since, by the other node's answer.
     changed: Option<Changed>,
 }
 
 impl Listings {
-    /// Number and size of a file on both, if they have it.
+    /// Number and size of a file on each node that has it.
     fn look(&self, name: &str) -> [Option<(u64, u64)>; 2] {
         self.of.each_ref().map(|l| l.files.get(name).copied())
     }
 
-    /// The LSN as of which both have what they have under this name.
+    /// The LSN as of which both nodes' answers about this name are.
     fn lsn(&self, name: &str) -> Option<u64> {
         let mut ids = self.look(name).into_iter().flatten().map(|(id, _)| id);
         let kept = self
@@ -191,7 +191,7 @@ impl Listings {
     }
 }
 
-/// What one node said first, until the other has come as far.
+/// The first node's answer, kept until the other node has come as far.
 #[derive(Default)]
 struct Kept(Option<(usize, Value)>);
 
@@ -200,7 +200,7 @@ struct Suspect {
     file: String,
     id: u64,
     offset: u64,
-    /// Its bytes that did, at the first look.
+    /// Its bytes that differed at the first look.
     bytes: BTreeMap<usize, Pair<Option<u8>>>,
     kept: Kept,
 }
@@ -252,7 +252,7 @@ pub fn compare_all(config: &Config, volume: &Volume, wait: Duration) -> Result<F
     Ok(found)
 }
 
-/// Nodes go on by themselves and tell nobody.
+/// Nodes do not report their progress, so they are polled.
 fn pause() {
     std::thread::sleep(Duration::from_millis(10));
 }
@@ -278,9 +278,10 @@ struct Comparison<N> {
     nodes: [N; 2],
     /// Why the last try came to nothing.
     moving: String,
-    /// For so long it waits until it is decided what is committed; then it sees what it can.
+    /// Until when it waits for the decision what is committed; after that it compares
+    /// what it can.
     settle_by: Instant,
-    /// Whom to look at first.
+    /// Which node to look at first.
     first: usize,
     /// Where both stood when they were last looked at.
     stand: [Lsns; 2],
@@ -300,7 +301,7 @@ impl<N: Asks> Comparison<N> {
         }
     }
 
-    /// Asks one; `None` if it cannot say now, which may pass.
+    /// Asks one node; `None` if it cannot answer now, which may pass.
     fn ask(&mut self, node: usize, q: &Request) -> Result<Option<Value>, Failure> {
         let node = &mut self.nodes[node];
         match node.ask(q) {
@@ -320,8 +321,8 @@ impl<N: Asks> Comparison<N> {
         Ok(Some([a, b]))
     }
 
-    /// Asks one, then the other what it has since; `None` as above. The answers are in
-    /// the nodes' order, with who was the first.
+    /// Asks one node, then the other what it has since; `None` as for `ask`. The answers
+    /// are in the nodes' order, with which node was asked first.
     fn since(
         &mut self,
         q: impl Fn(Since) -> Request,
@@ -346,11 +347,11 @@ impl<N: Asks> Comparison<N> {
         let [a, b] = [&one, &other].map(Lsns::of);
         let knows = !other["touched"].is_null() || !other["changed"].is_null();
         if b.exact().is_none() {
-            // The one that follows is as of one LSN and knows what has changed; which
-            // of them that is, is not known here.
+            // The follower is as of one LSN and knows what has changed. Which node
+            // follows is not known here.
             self.first = 1 - first;
         } else if knows && b.low < a.high {
-            // It lags; what was seen first stands until it has come so far.
+            // The other node lags; the first answer stands until it has come as far.
             kept.0 = Some((first, one.clone()));
         }
         let mut answers = [one, other];
@@ -406,7 +407,7 @@ impl<N: Asks> Comparison<N> {
         }))
     }
 
-    /// Has the one who leads decide what is committed of what a program that was killed has
+    /// Has the leading node decide what is committed of the records that a killed program
     /// left. True while it does.
     fn settles(&mut self, listings: &Listings) -> bool {
         if listings.of.iter().all(|l| l.lsns.low == l.last) || Instant::now() >= self.settle_by {
@@ -417,14 +418,14 @@ impl<N: Asks> Comparison<N> {
         };
         let mut settles = false;
         for node in &mut self.nodes {
-            // One of an older build does not know the word: then it stays open.
+            // An older build does not know this request: then the question stays open.
             if node.ask(&q).is_ok_and(|v| v == true) {
                 self.moving = format!("{} decides what is committed", node.who());
                 settles = true;
             }
         }
         if settles {
-            // Its daemon needs the copy, which a look takes.
+            // The node's daemon needs the copy, which a look occupies.
             std::thread::sleep(SETTLES);
         }
         settles
@@ -462,7 +463,7 @@ impl<N: Asks> Comparison<N> {
         found.lsn = lows[0];
         let stands = lows == began;
         if stands && found.differences.is_empty() {
-            // Nothing moves: then they must also stand at the same point.
+            // Nothing moves: then both nodes must also be at the same LSN.
             for (l, node) in [&a, &b].into_iter().zip(&self.nodes) {
                 if l.lsns.low != l.last {
                     self.moving = format!(
@@ -488,8 +489,8 @@ impl<N: Asks> Comparison<N> {
         Ok(Some(found))
     }
 
-    /// Why something could not be decided: nodes that stand still, or one that does not
-    /// follow the other, say so themselves.
+    /// Why something could not be decided: the nodes' LSNs if both stand still, or if one
+    /// does not follow the other; otherwise `moves`.
     fn why(&self, moves: &str) -> String {
         let at = |i: usize| format!("{} is at LSN {}", self.nodes[i].who(), self.stand[i].low);
         let [a, b] = self.stand;
@@ -565,7 +566,7 @@ impl<N: Asks> Comparison<N> {
         Ok((!again || !found.differences.is_empty()).then_some(both))
     }
 
-    /// Sums of all pages of a file. False if it is gone.
+    /// Compares the sums of all pages of a file. False if a node cannot answer now.
     fn scan(
         &mut self,
         (name, id, size): (&str, u64, u64),
@@ -603,7 +604,7 @@ impl<N: Asks> Comparison<N> {
                 }
             }
             at += PAGES * PAGE;
-            // Those that are equal after all make room for others.
+            // Pages that are equal after all make room for others.
             if suspects.len() >= MOST {
                 self.decide(std::mem::take(suspects), wait, found)?;
             }
@@ -611,7 +612,7 @@ impl<N: Asks> Comparison<N> {
         Ok(true)
     }
 
-    /// One look at a suspect's bytes. False if it cannot be had.
+    /// One look at a suspect's bytes. False if a node cannot answer now.
     fn look(&mut self, s: &mut Suspect, first: bool) -> Result<bool, Failure> {
         let volume = self.volume.clone();
         let (id, offset) = (s.id, s.offset);
@@ -717,7 +718,7 @@ impl<N: Asks> Comparison<N> {
     }
 }
 
-/// So many of a thing.
+/// A number of things, in words.
 pub fn count(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
@@ -769,8 +770,8 @@ mod tests {
         assert_eq!(verdict([1, 1], None), Verdict::Equal);
     }
 
-    /// `verify` called right copies wrong: a byte that a program writes all the time
-    /// was the same at two looks by chance, and was taken for one that nobody had
+    /// `verify` reported a difference of correct copies: a byte that a program writes all
+    /// the time was the same at two looks by chance, and was taken for one that was not
     /// written between them.
     #[test]
     fn a_byte_that_comes_back_is_not_one_that_stood_still() {
@@ -786,7 +787,7 @@ mod tests {
         assert_eq!(p.verdict(), Verdict::Unknown);
         p.look([4, 3], None);
         assert_eq!(p.verdict(), Verdict::Equal);
-        // Unless it is seen to be one.
+        // Unless both are seen to differ as of one LSN.
         p.look([4, 3], Some(7));
         assert_eq!(p.verdict(), Verdict::Differ(7));
     }
@@ -808,7 +809,7 @@ mod tests {
         all
     }
 
-    /// What became of other files does not matter to one.
+    /// Changes of other files do not matter.
     #[test]
     fn a_size_differs_only_where_nothing_has_resized_the_file() {
         let changed = |ids: &[u64], names: &[&str]| {

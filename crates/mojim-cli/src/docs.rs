@@ -1,4 +1,4 @@
-//! `mojim completions` and `mojim man`: what follows from the command line's
+//! `mojim completions` and `mojim man`: what is generated from the command line's
 //! own description.
 
 use std::io::Write;

@@ -1,13 +1,14 @@
-//! How a word ends when it cannot do its work: what, where, what to do, and
+//! How a subcommand ends when it cannot do its work: what, where, what to do, and
 //! the exit code.
 //!
-//! Exit codes: 0 it is done or the answer is yes; 1 the answer is no, or it
-//! failed; 2 the command line or the configuration is wrong. `mojim run` has its
-//! program's, or, as a shell, 126 if that may not be started and 127 if it is not there.
+//! Exit codes: 0 it is done or the answer is yes; 1 the answer is no, or it failed; 2 the
+//! command line or the configuration is wrong. `mojim run` exits with its program's code
+//! or, like a shell, with 126 if the program may not be started and 127 if it is not
+//! there.
 
 use std::io::{self, Write};
 
-/// Why a word failed.
+/// Why a subcommand failed.
 #[derive(Debug)]
 pub struct Failure {
     /// The process's exit code.
@@ -16,11 +17,11 @@ pub struct Failure {
     pub text: String,
 }
 
-/// The end of a word: an exit code, or a failure to report.
+/// The end of a subcommand: an exit code, or a failure to report.
 pub type Done = Result<u8, Failure>;
 
 impl Failure {
-    /// It did not work.
+    /// A failure of the work itself.
     pub fn failed(text: impl Into<String>) -> Failure {
         Failure {
             code: 1,
@@ -28,7 +29,7 @@ impl Failure {
         }
     }
 
-    /// It was asked for wrongly.
+    /// A wrong command line or configuration.
     pub fn usage(text: impl Into<String>) -> Failure {
         Failure {
             code: 2,
@@ -53,13 +54,14 @@ impl Failure {
         }
     }
 
-    /// Says it on standard error, each line as ours.
+    /// Writes it to standard error.
     pub fn report(&self) {
         say_on_stderr(&self.text);
     }
 }
 
-/// Writes lines to standard error; one that is closed is no reason to fail.
+/// Writes lines to standard error, marked as this command's. If it is closed, that is not
+/// a failure.
 pub fn say_on_stderr(text: &str) {
     let mut err = io::stderr().lock();
     for line in text.lines() {

@@ -1,10 +1,9 @@
 //! `mojim keys`: a cluster's authority and the certificates of its nodes, as
 //! files.
 //!
-//! Owns the writing of the directory of keys; what stands in a certificate is
-//! `mojim-keys`' affair. Invariants: the directory appears as a whole or not at
-//! all, nothing in it is overwritten but by a renewal, and only its owner may
-//! read any file.
+//! Owns the writing of the directory of keys; `mojim-keys` owns the contents of a
+//! certificate. Invariants: the directory appears as a whole or not at all, only a
+//! renewal overwrites a file in it, and only its owner may read any file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -97,7 +96,7 @@ impl Keys {
         Ok(0)
     }
 
-    /// Everything, beside its place first: it appears at once.
+    /// Makes everything, first beside its final place, so that it appears at once.
     fn make(&self, config: &Config, dir: &Path) -> Result<Vec<PathBuf>, Failure> {
         let here = |e: io::Error| Failure::failed(format!("{}: {e}", dir.display()));
         match std::fs::read_dir(dir).map(|mut all| all.next().is_some()) {
@@ -132,7 +131,7 @@ impl Keys {
         }
     }
 
-    /// Writes all files into `dir`; their names.
+    /// Writes all files into `dir`; returns their names.
     fn fill(&self, config: &Config, dir: &Path) -> Result<Vec<PathBuf>, Failure> {
         let new = Authority::make(&config.cluster).map_err(failed)?;
         let mut all = vec![

@@ -1,13 +1,14 @@
 //! What a daemon writes on standard error: a line for each event, as text or as JSON.
 //!
 //! Owns the `tracing` subscriber of `mojim node`: which events are shown, what a line looks
-//! like, and how often the same one is written. Other commands have none, and say what they
-//! have to say by `failure`.
+//! like, and how often the same one is written. Other commands have no subscriber, and
+//! report by `failure`.
 //!
 //! Invariants:
 //! - An event is one line, whatever a peer or an error has in its text.
-//! - A text that came `OFTEN` times within a minute is written once a minute from there on,
-//!   and then with how often it was left out. Of a text a number is kept, of `MOST_TEXTS` at most.
+//! - A text that came `OFTEN` times within a minute is from then on written once a
+//!   minute, with how often it was left out. Only a hash of a text is kept, for at most
+//!   `MOST_TEXTS` texts.
 //! - Where standard error is closed nothing is written, and the daemon goes on.
 
 use std::borrow::Cow;
@@ -30,17 +31,17 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::failure::Failure;
 
-/// What is shown where nobody says otherwise.
+/// What is shown if neither variable is set.
 const DEFAULT: &str = "info,openraft=warn";
-/// Where somebody says so; the first that is set.
+/// The variables that choose what is shown; the first that is set counts.
 const VARIABLES: [&str; 2] = [OURS, "RUST_LOG"];
 const OURS: &str = "MOJIM_LOG";
 
-/// A text may come so often within `A_WHILE` until it is left out.
+/// How often a text may come within `A_WHILE` before it is left out.
 const OFTEN: usize = 5;
-/// Between two times that a text is written which comes again and again.
+/// The time between two lines of a text that comes again and again.
 const A_WHILE: Duration = Duration::from_secs(60);
-/// So many texts are known, those that came last.
+/// How many texts are remembered: those that came last.
 const MOST_TEXTS: usize = 256;
 
 /// How an event is written.
@@ -67,7 +68,8 @@ where
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(to)
-        // They would go to standard error, too, and end the thread where that is closed.
+        // Internal errors would go to standard error, too, and end the thread if it is
+        // closed.
         .log_internal_errors(false)
         .event_format(Lines {
             node: node.to_owned(),
@@ -85,7 +87,7 @@ fn filter(variable: impl Fn(&str) -> Option<OsString>) -> Result<EnvFilter, Fail
         if text.trim().is_empty() {
             continue;
         }
-        // For other programs a word alone is a part of them, of which all is shown.
+        // In RUST_LOG a word alone names a part of the program, of which all is shown.
         return parse(&text, name == OURS).ok_or_else(|| {
             Failure::usage(format!(
                 "{name}={text} is no filter: write a level (off, error, warn, info, debug or trace), or PART=LEVEL, or several with commas between, as in {OURS}=warn,openraft=debug"
@@ -95,8 +97,8 @@ fn filter(variable: impl Fn(&str) -> Option<OsString>) -> Result<EnvFilter, Fail
     Ok(parse(DEFAULT, true).expect("it is one"))
 }
 
-/// `levels_alone`: a word that is no level is a mistake. Where no level is for all, the rest
-/// is as by default.
+/// `levels_alone`: a word that is not a level is a mistake. If no level is given for all
+/// parts, the default holds for the rest.
 fn parse(text: &str, levels_alone: bool) -> Option<EnvFilter> {
     let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
     let mut parts: Vec<&str> = parts.collect();
@@ -113,7 +115,7 @@ fn parse(text: &str, levels_alone: bool) -> Option<EnvFilter> {
 
 /// Writes events.
 struct Lines {
-    /// Whose events are those that name no node: openraft's.
+    /// The node of events that name none: openraft's.
     node: String,
     form: Form,
     limit: Mutex<Limit>,
@@ -203,7 +205,7 @@ fn is_ours(of: &Metadata<'_>) -> bool {
     of.target().starts_with("mojim")
 }
 
-/// By what a line is the same as another. What openraft warns of has numbers that are others
+/// The text by which lines are compared. openraft's warnings contain numbers that differ
 /// each time: of requests, of waits.
 fn compared<'a>(of: &Metadata<'_>, text: &'a str) -> Cow<'a, str> {
     if is_ours(of) || *of.level() > Level::WARN {
@@ -216,7 +218,7 @@ fn compared<'a>(of: &Metadata<'_>, text: &'a str) -> Cow<'a, str> {
 /// The time of day in UTC, by RFC 3339, to the millisecond.
 fn now() -> String {
     let mut text = String::new();
-    // Into a string nothing fails.
+    // Writing into a string cannot fail.
     let _ = SystemTime.format_time(&mut Writer::new(&mut text));
     match text.split_once('.') {
         Some((seconds, rest)) => format!("{seconds}.{:.3}Z", rest),
@@ -287,15 +289,16 @@ struct Limit {
 
 /// A text that came.
 struct Known {
-    /// The last `OFTEN` times.
+    /// The last `OFTEN` times that it came.
     came: VecDeque<Instant>,
     written: Instant,
-    /// How often it was not, since then.
+    /// How often it was left out since then.
     left_out: u64,
 }
 
 impl Limit {
-    /// A text comes: how often it was left out since it was last written. `None`: it is now, too.
+    /// Takes a text that comes. Returns how often it was left out since it was last
+    /// written, or `None` if it is left out now, too.
     fn pass(&mut self, text: &str, now: Instant) -> Option<u64> {
         let key = self.hash.hash_one(text);
         if self.texts.len() >= MOST_TEXTS && !self.texts.contains_key(&key) {
@@ -320,7 +323,7 @@ impl Limit {
         Some(std::mem::take(&mut known.left_out))
     }
 
-    /// The one that did not come for longest.
+    /// Forgets the text that has not come for the longest time.
     fn forget_one(&mut self) {
         let oldest = self.texts.iter().min_by_key(|(_, known)| known.came.back());
         if let Some(key) = oldest.map(|(key, _)| *key) {

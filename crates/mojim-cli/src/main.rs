@@ -1,4 +1,4 @@
-//! The `mojim` command: one module for each word; this file owns the command
+//! The `mojim` command: one module for each subcommand; this file owns the command
 //! line and the exit code.
 
 use std::io::Write;

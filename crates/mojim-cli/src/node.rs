@@ -84,7 +84,7 @@ fn raise_descriptors() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Where that is refused, those that it has must do.
+    // If that is refused, the present limit must do.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
@@ -96,11 +96,11 @@ impl Node {
         let mut config = load(&self.config)?;
         signals::block()?;
         raise_descriptors();
-        // What a request has checked.
+        // The configuration that a request has checked.
         let asked: Arc<Mutex<Option<Config>>> = Arc::default();
         let mut running = self.start(&config, &asked)?;
         let line = running.line(self.json);
-        // Whoever started it may have closed the pipe: it serves all the same.
+        // The starter may have closed the pipe: the node serves all the same.
         let mut out = std::io::stdout().lock();
         let _ = writeln!(out, "{line}").and_then(|()| out.flush());
         drop(out);
@@ -115,17 +115,17 @@ impl Node {
             let new = match new.map_or_else(|| load(&self.config), Ok) {
                 Ok(new) if new == config => continue,
                 Ok(new) => new,
-                // What holds goes on holding.
+                // The old configuration stays in force.
                 Err(e) => {
-                    // Of a configuration, each mistake.
+                    // One event for each mistake in the configuration.
                     e.text.lines().for_each(|why| error!(node = %me, "{why}"));
                     continue;
                 }
             };
             info!(node = %me, "the configuration has changed");
             running.stop();
-            // With the new one if that is possible; without either it would be of
-            // no use to anybody, so it tries both until one is.
+            // Starts with the new configuration if possible, else with the old one. A
+            // node without either is useless, so it tries both until one works.
             let mut said = String::new();
             running = loop {
                 let why = match self.start(&new, &asked) {
@@ -163,7 +163,7 @@ impl Node {
         }
         let os = Os::of(config, &Subject::Node(self.name.clone()))?;
         let env: Arc<dyn Env> = Arc::new(os);
-        // Before its votes lie there.
+        // Before the voter stores its votes there.
         mojim_node::make_directories(config, me, &*env)?;
         let voter = self.register(&env, config)?;
         let views: Option<Arc<dyn ViewRegister>> = match (&voter, config.voters().len()) {
@@ -184,7 +184,7 @@ impl Node {
         let node = match (node, &voter) {
             (Ok(n), _) => n,
             (Err(e), v) => {
-                // Its directory is free for the next try.
+                // Frees the voter's directory for the next try.
                 v.iter().for_each(|v| v.stop());
                 return Err(e.into());
             }

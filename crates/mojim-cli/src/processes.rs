@@ -32,8 +32,8 @@ fn owned() -> MutexGuard<'static, Owned> {
     OWNED.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// From here on a signal that asks this process to end takes everything that
-/// it owns along. Call it before any thread is started.
+/// From here on a signal that asks this process to end also kills or removes everything
+/// that the process owns. Call this before any thread is started.
 pub fn clean_up_on_signals() -> Result<(), Failure> {
     signals::block()?;
     std::thread::Builder::new()
@@ -42,7 +42,7 @@ pub fn clean_up_on_signals() -> Result<(), Failure> {
             let signal = signals::wait().unwrap_or(libc::SIGTERM);
             let o = owned();
             for &pid in &o.children {
-                // SAFETY: a child of ours that nobody has waited for: reaped
+                // SAFETY: a child of ours that has not been reaped: reaped
                 // children are taken off the list under this lock.
                 unsafe {
                     libc::kill(pid, libc::SIGKILL);
@@ -191,7 +191,7 @@ impl Process {
 
     /// SIGTERM; killed if it has not ended after `limit`. True if it ended with 0.
     pub fn stop(&mut self, limit: Duration) -> bool {
-        // SAFETY: our child, which nobody has waited for.
+        // SAFETY: our child, which has not been reaped.
         unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
         self.finish(limit)
     }

@@ -2,7 +2,7 @@
 //!
 //! Pages are rewritten one by one with the primary's bytes, while sync points
 //! go on; where names or sizes of files differ, the copy is made anew, by
-//! difference. Which of the two copies is right is for the operator to know.
+//! difference. The operator must know which of the two copies is right.
 
 use std::collections::BTreeSet;
 use std::io::Write;

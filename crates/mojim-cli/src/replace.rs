@@ -1,9 +1,9 @@
 //! `mojim replace`: gives the place of a lost node to another one.
 //!
-//! Owns the change of the configuration file, and the order in which the nodes
-//! learn of it. What follows from it they do themselves: the voters by their
-//! log, who forwards by sending the new node a copy. So it may be ended and run
-//! again at any point.
+//! Owns the change of the configuration file, and the order in which the nodes learn of
+//! it. The nodes do the rest themselves: the voters by their log, the forwarding node by
+//! sending the new node a copy. So this command may be interrupted and run again at any
+//! point.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,9 +24,9 @@ use crate::ask::{SHORT, STATUS, ask, load};
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::status::gather;
 
-/// Between two looks at what the nodes do by themselves.
+/// The pause between two looks at what the nodes do by themselves.
 const LOOK: Duration = Duration::from_millis(200);
-/// A node that reads its file again is back by then.
+/// How long a node that reads its file again may take to come back.
 const BACK: Duration = Duration::from_secs(60);
 
 /// Give the place of a node that is lost for good to another one.
@@ -67,7 +67,7 @@ impl Replace {
     /// Runs it.
     pub fn run(self) -> Done {
         let (old, new) = (&*self.name, &*self.with);
-        // Through links: it is the file that changes.
+        // Symbolic links are followed: the file itself changes.
         let path = std::fs::canonicalize(&self.config).map_err(|e| at(&self.config, e))?;
         let _alone = alone(&path)?;
         let mut config = load(&self.config)?;
@@ -167,8 +167,8 @@ impl Replace {
         }
     }
 
-    /// A running primary makes no records that the smallest log cannot take; it
-    /// does not look again.
+    /// Refuses a log smaller than the others': a running primary makes records that fit
+    /// the smallest log, and does not look again.
     fn check_logs(&self, config: &Config) -> Result<(), Failure> {
         let new = config.node(&self.with)?;
         let volumes = config.volumes.values();
@@ -188,8 +188,8 @@ impl Replace {
         Ok(())
     }
 
-    /// The file's text, with `new` in `old`'s place. `primaries`: who is primary
-    /// of which volume.
+    /// The file's text, with `new` in `old`'s place. `primaries`: each volume with its
+    /// primary.
     fn changed(
         &self,
         text: &str,
@@ -221,8 +221,8 @@ impl Replace {
         }
         for v in config.volumes.values() {
             let now = primaries.iter().find(|(volume, _)| *volume == v.name);
-            // Who is primary by now is named as the first; the new node gets
-            // what is left.
+            // The present primary is named as the first one; the new node gets the place
+            // that is left.
             let primary = now.map_or(&*v.primary, |(_, p)| p);
             let renamed = |n: &str| match n {
                 _ if v.primary == old && n == old => primary.to_owned(),
@@ -278,13 +278,13 @@ impl Replace {
     }
 }
 
-/// Whether the file says so already.
+/// Whether `new` has `old`'s place in the file already.
 fn is_done(config: &Config, old: &str, new: &str) -> bool {
     let n = config.nodes.get(new);
     n.is_some_and(|n| n.replaces.last().is_some_and(|r| r == old))
 }
 
-/// A value in the place of another, with the comment beside it.
+/// Replaces a value, and keeps the comment beside it.
 fn set(table: &mut dyn TableLike, key: &str, to: impl Into<toml_edit::Value>) {
     let mut to = to.into();
     if let Some(old) = table.get(key).and_then(Item::as_value) {
@@ -293,12 +293,12 @@ fn set(table: &mut dyn TableLike, key: &str, to: impl Into<toml_edit::Value>) {
     table.insert(key, Item::Value(to));
 }
 
-/// The old node is ended, nothing rests on it alone, and the others know what the
-/// file says. Who is primary of its volumes.
+/// Checks that the old node is ended, that nothing depends on it alone, and that the
+/// others run with this configuration. Returns the primary of each of its volumes.
 fn check_nodes(config: &Config, old: &str) -> Result<Vec<(String, String)>, Failure> {
     let node = config.node(old)?;
     let no = |why: String| Err(Failure::failed(why));
-    // Whatever answers there, and however.
+    // Any listener counts, whatever it answers.
     if TcpStream::connect_timeout(&node.address, SHORT).is_ok() {
         return no(format!(
             "something listens at {}: if it is node {old}, end its daemon and the programs there first",
@@ -343,8 +343,8 @@ fn check_nodes(config: &Config, old: &str) -> Result<Vec<(String, String)>, Fail
     Ok(primaries)
 }
 
-/// Who is primary of a volume that `old` holds, by what the nodes say, if
-/// everything that was acknowledged is there without `old`.
+/// The primary of a volume that `old` holds, by the nodes' answers, if everything that
+/// was acknowledged is there without `old`.
 fn primary_of(v: &Volume, old: &str, all: &Value) -> Result<String, Failure> {
     let no = |why: String| Err(Failure::failed(format!("volume {}: {why}", v.name)));
     if v.mirror.is_none() {
@@ -371,7 +371,7 @@ fn primary_of(v: &Volume, old: &str, all: &Value) -> Result<String, Failure> {
         Some(r) => (&r["primary"]["node"], &r["mirror"]["node"]),
         None => (&newest["view"]["primary"], &newest["view"]["mirror"]),
     };
-    // It was never used.
+    // The volume was never used.
     let Some(primary) = primary.as_str().filter(|p| !p.is_empty()) else {
         return match (&v.primary, others.all(|n| n["state"] == "new")) {
             (first, true) if first != old => Ok(first.clone()),
@@ -411,7 +411,8 @@ fn at(path: &Path, e: std::io::Error) -> Failure {
     Failure::from(e).at(&path.display().to_string())
 }
 
-/// Nobody else changes the file by this command, until what is returned goes.
+/// Keeps other processes from changing the file by this command, until the returned
+/// descriptor is dropped.
 fn alone(path: &Path) -> Result<OwnedFd, Failure> {
     let f = std::fs::File::open(path).map_err(|e| at(path, e))?;
     match flock(&f, FlockOperation::NonBlockingLockExclusive) {
@@ -423,7 +424,7 @@ fn alone(path: &Path) -> Result<OwnedFd, Failure> {
     }
 }
 
-/// The file's new text in its place, at one moment, and as it belonged to whom.
+/// Replaces the file's text atomically and durably. Its permissions and owner stay.
 fn put(path: &Path, text: &str) -> Result<(), Failure> {
     let at = |e: std::io::Error| at(path, e);
     let mut new = path.to_owned().into_os_string();
@@ -441,7 +442,7 @@ fn put(path: &Path, text: &str) -> Result<(), Failure> {
         std::fs::rename(&new, path)
     })();
     if written.is_err() {
-        // It may not be there.
+        // The temporary file may not be there.
         let _ = std::fs::remove_file(&new);
     }
     written.map_err(at)?;
@@ -455,15 +456,15 @@ fn put(path: &Path, text: &str) -> Result<(), Failure> {
 /// Which nodes have read the file.
 #[derive(Default)]
 struct Readers {
-    /// One that was asked to, and since when.
+    /// The node that was asked to read the file, and since when.
     asked: Option<(String, Instant)>,
-    /// Those that have.
+    /// The nodes that have read it.
     have: BTreeSet<String>,
 }
 
 impl Readers {
-    /// Has the nodes read it, one after the other, so that a majority of voters
-    /// is there; what is waited for, and who does not answer.
+    /// Has the nodes read the file, one after the other, so that a majority of voters is
+    /// there. Returns what is waited for, and which nodes do not answer.
     fn go_on(&mut self, config: &Config, new: &str) -> Result<(Vec<String>, Vec<String>), Failure> {
         let (mut waits, mut unreachable) = (Vec::new(), Vec::new());
         let sum = config.sum();
@@ -510,8 +511,7 @@ impl Readers {
     }
 }
 
-/// Moves on what has to be asked for; what is still waited for, and how things
-/// stand.
+/// Asks for the next step. Returns what is still waited for, and the outcome so far.
 fn look(
     config: &Config,
     new: &str,
@@ -527,7 +527,7 @@ fn look(
             let answer = ask(config, n, SHORT, &Request::Voters).ok()?;
             serde_json::from_value::<BTreeSet<String>>(answer).ok()
         };
-        // The new one knows it when it has the others' log.
+        // The new node knows the voters when it has the others' log.
         let known = config.nodes.get(new).as_ref().and_then(says);
         if known.as_ref() != Some(&voters) {
             waits.push(format!("node {new} is to become a voter"));
@@ -661,7 +661,7 @@ vote = false
         assert_eq!(roles(&c), ["x", "b", "d", "y"]);
         let c = change(FILE, &replace("a", "d"), "b");
         assert_eq!(roles(&c), ["b", "d", "x", "y"]);
-        // One that is lost and was not the first primary changes nothing else.
+        // Replacing a node that was not the first primary changes nothing else.
         let c = change(FILE, &replace("y", "d"), "x");
         assert_eq!(roles(&c), ["a", "b", "x", "d"]);
         assert!(!c.nodes["d"].vote);

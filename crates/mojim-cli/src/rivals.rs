@@ -24,7 +24,7 @@ use crate::failure::{Done, Failure};
 use crate::processes::Process;
 use crate::store::Store;
 
-/// How long everybody polls: what `spin` is by default.
+/// How long both ends poll: the default of `spin`.
 const SPIN: Duration = Duration::from_micros(30);
 /// A replica whose primary is gone ends at once.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -128,7 +128,7 @@ impl Rival {
         self.store.resize(bytes);
     }
 
-    /// Ends it. How many records each replica has, all of which are right.
+    /// Ends it. Returns how many records each replica has, all of which are right.
     pub fn finish(self) -> Result<u64, Failure> {
         let run = self.primary.finish();
         let mut records = 0;

@@ -134,7 +134,7 @@ fn check_program(program: &OsStr) -> Result<(), Failure> {
             code: 126,
             text: refused.text(found),
         }),
-        None => Ok(()), // which is said when it is started
+        None => Ok(()), // the start reports that
     }
 }
 

@@ -8,7 +8,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 
-/// A node reads its configuration again; anything else ends.
+/// The signal on which a node reads its configuration again; the others end it.
 pub const RELOAD: i32 = libc::SIGUSR1;
 
 const TAKEN: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, RELOAD];
@@ -34,17 +34,17 @@ fn mask(how: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Blocks them in this thread and in those that it starts.
+/// Blocks these signals in this thread and in those that it starts.
 pub fn block() -> io::Result<()> {
     mask(libc::SIG_BLOCK)
 }
 
-/// Lets them through again. May be called between fork and exec.
+/// Unblocks these signals. May be called between fork and exec.
 pub fn unblock() -> io::Result<()> {
     mask(libc::SIG_UNBLOCK)
 }
 
-/// Waits for one of them and returns its number.
+/// Waits for one of these signals and returns its number.
 pub fn wait() -> io::Result<i32> {
     let set = set();
     let mut got = 0;
@@ -55,15 +55,14 @@ pub fn wait() -> io::Result<i32> {
     }
 }
 
-/// Whether one that asks to end comes within `time`.
+/// Whether a signal that asks this process to end comes within `time`.
 pub fn came_within(time: std::time::Duration) -> io::Result<bool> {
     let set = set();
     let time = libc::timespec {
         tv_sec: time.as_secs() as _,
         tv_nsec: time.subsec_nanos() as _,
     };
-    // SAFETY: set and time are initialised; what is told of the signal is not
-    // asked for.
+    // SAFETY: set and time are initialised; no information on the signal is asked for.
     match unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &time) } {
         -1 => match io::Error::last_os_error() {
             e if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Ok(false),

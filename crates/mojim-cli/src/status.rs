@@ -1,6 +1,6 @@
 //! `mojim status`: what every node says of the volumes, side by side.
 //!
-//! Owns the questions and the tables; what counts as an ill is `well`'s affair.
+//! Owns the questions and the tables; `well` decides what counts as an ill.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -135,7 +135,7 @@ fn ask_all(config: &Config, volumes: &[&Volume]) -> Map<String, Value> {
     })
 }
 
-/// All that was said of a volume, and what of it is not well.
+/// All answers about a volume, and its ills.
 fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Value {
     let mut nodes: Vec<Value> = holders(config, v)
         .iter()
@@ -172,8 +172,9 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Valu
     })
 }
 
-/// A program's own word for its last LSN is some milliseconds old, or older where it stands
-/// still: whatever those that follow it have is there too.
+/// Raises the primary's last LSN to the greatest one of its view: what a program reports
+/// is some milliseconds old, or older if it stands still, and it has whatever its
+/// followers have.
 fn last_of_primary(nodes: &mut [Value]) {
     let newest = nodes.iter().filter_map(|n| n["epoch"].as_u64()).max();
     let is_newest = |n: &Value| n["epoch"].as_u64() == newest;
@@ -208,7 +209,8 @@ fn node_row(n: &Node, v: &Volume, answer: &Value) -> Value {
     row
 }
 
-/// Who votes on a volume's views. One that holds no copy of it is judged as a voter alone.
+/// The nodes that vote on a volume's views. Only a voter without a copy of the volume has
+/// an `error` here: the others are judged by their copy.
 fn voters(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Vec<Voter> {
     let voter = |n: &Node| {
         let answer = &answers[&n.name];
@@ -233,7 +235,7 @@ fn voters(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Vec<Vote
     config.voters().into_iter().map(voter).collect()
 }
 
-/// Whether a node's daemon answered, if only that it does not want to.
+/// Whether a node's daemon answered, if only with a refusal.
 fn answers_at_all(answer: &Value) -> bool {
     answer["error"].is_null() || answer["answered"] == true
 }
@@ -241,8 +243,8 @@ fn answers_at_all(answer: &Value) -> bool {
 /// Bytes that a voter without a copy should have free: many times its log.
 const VOTES: u64 = 16 << 20;
 
-/// What a node says of these volumes. Its register is asked for apart: during an
-/// election that takes long, and then the node is there all the same.
+/// A node's answer about these volumes. Its register is asked for separately: during an
+/// election that takes long, although the node is alive.
 fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
     let question = Request::Status {
         volume: None,
@@ -257,7 +259,7 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
     let mut answer = match asked.ask(&question) {
         Ok(v) => v,
         Err(e) => {
-            // Who says no is there.
+            // A node that refuses is alive.
             let answered = is_answer(&e);
             let says = if answered { "" } else { " does not answer" };
             return json!({ "error": format!("{who}{says}: {}", plain(&e)), "answered": answered });
@@ -270,7 +272,7 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
     let mut lost = None;
     for v in volumes.iter().filter(|v| v.failover == Failover::Automatic) {
         let register = match &lost {
-            // Whoever cannot read one can read none.
+            // A node that cannot read one volume's register can read none.
             Some(e) => json!({ "error": e }),
             None => {
                 let volume = v.name.clone();
@@ -285,7 +287,7 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
             row["register"] = register.clone();
         }
     }
-    // Who holds no copy of them votes all the same.
+    // A node without a copy of these volumes votes all the same.
     let mut decided = config.volumes.values();
     if volumes.is_empty()
         && let Some(v) = decided.find(|v| v.failover == Failover::Automatic)
@@ -345,7 +347,7 @@ fn text(all: &Value) -> String {
     t
 }
 
-/// What an array has, if it is one.
+/// The elements of `v`; none if it is not an array.
 fn list(v: &Value) -> &[Value] {
     v.as_array().map_or(&[], Vec::as_slice)
 }
@@ -372,7 +374,7 @@ fn table_row(n: &Value, nodes: &[Value]) -> [String; 9] {
         row[1] = "no answer".into();
         return row;
     }
-    // What its superblock says is no use then.
+    // The superblock's word does not count then.
     let state = match n["state"] == "whole" && n["error"].is_string() {
         true => "unusable".to_owned(),
         false => s("state"),
@@ -393,7 +395,8 @@ fn table_row(n: &Value, nodes: &[Value]) -> [String; 9] {
     ]
 }
 
-/// How a node is linked to the other one of its pair, or to who forwards to it.
+/// The state of a node's link to the other node of its pair, or to the node that forwards
+/// to it.
 fn link(n: &Value, nodes: &[Value]) -> String {
     let l = &n["link"];
     // Without a program there is no link, and none is missing.
@@ -415,7 +418,7 @@ fn link(n: &Value, nodes: &[Value]) -> String {
     }
 }
 
-/// The line about who votes, if somebody does.
+/// The line about the voters, if there are any.
 fn votes(v: &Value) -> String {
     let all = list(&v["voters"]);
     let names = |answers: bool| {
@@ -437,7 +440,8 @@ fn votes(v: &Value) -> String {
     }
 }
 
-/// How many bytes a node lacks, by who forwards to it; a program says nothing of that.
+/// How many bytes a node lacks, by the node that forwards to it; a program reports no
+/// lag.
 fn lag_of(n: &Value, nodes: &[Value]) -> String {
     let from = nodes.iter().find(|f| f["node"] == n["link"]["from"]);
     let mut rows = from.map_or(&[][..], |f| list(&f["backups"])).iter();

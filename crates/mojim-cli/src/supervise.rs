@@ -1,13 +1,13 @@
 //! A program that runs where its volume's primary is.
 //!
-//! Owns the program's process: started when the register of views says that
-//! this node is the primary, ended when it says another one is, and started
-//! again. That a program on the wrong node can commit nothing is not its
-//! affair: the mirror and the register see to that.
+//! Owns the program's process: started when the register of views says that this node is
+//! the primary, ended when the register says that another node is, and started again. The
+//! mirror and the register, not this module, ensure that a program on the wrong node can
+//! commit nothing.
 //!
-//! Invariant: nothing is waited for in silence. What is waited for, where, and
-//! since when is said on standard error after a second (`Wait`), and again when it
-//! is another; a wait for a daemon that nobody starts ends with an error.
+//! Invariant: no wait is silent. After a second, standard error says what is waited for,
+//! where, and since when (`Wait`), and again when that changes. A wait for a daemon that
+//! is not started again ends with an error.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -38,7 +38,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// How long a daemon may be gone, while it is started again, before a wait for it
 /// is given up; three times `failure_limit` where that is more.
 const RESTART: Duration = Duration::from_secs(10);
-/// Between two such questions.
+/// The pause between two questions to the daemon.
 const PAUSE: Duration = Duration::from_millis(1);
 /// How long a program may take to end before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -50,13 +50,13 @@ enum Event {
     Ended(std::io::Result<ExitStatus>),
 }
 
-/// A running program. Its descriptor means this process and no other, also
-/// after it has ended and its number was given to another one.
+/// A running program. The descriptor refers to this process only, also after the process
+/// has ended and its ID was reused.
 struct Program(OwnedFd);
 
 impl Program {
     fn signal(&self, signal: Signal) {
-        // One that has ended needs no signal.
+        // A program that has ended needs no signal.
         let _ = pidfd_send_signal(&self.0, signal);
     }
 }
@@ -83,7 +83,7 @@ pub struct Post {
 }
 
 impl Post {
-    /// Asked about `volume` on `node`.
+    /// For `volume` on `node`.
     pub fn new(config: &Config, node: &Node, volume: &str) -> Result<Post, Failure> {
         Ok(Post {
             env: Arc::new(Os::new()?),
@@ -94,7 +94,7 @@ impl Post {
         })
     }
 
-    /// As it is now.
+    /// Who is primary now.
     fn ask(&self) -> Who {
         self.ask_for(Duration::ZERO)
     }
@@ -127,7 +127,7 @@ impl Post {
     }
 }
 
-/// What is waited for, and what was said of it.
+/// What is waited for, and whether it was reported.
 struct Wait<'a> {
     post: &'a Post,
     config: &'a Config,
@@ -151,7 +151,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// What is waited for while it is so.
+    /// What is waited for, in words.
     fn describe(&self, who: &Who) -> String {
         let me = &self.post.me;
         let at = |name: &str| match self.config.node(name) {
@@ -181,7 +181,7 @@ impl<'a> Wait<'a> {
         format!("mojim node --config {file} --name {}", self.post.me)
     }
 
-    /// Notes what is waited for now, and says it.
+    /// Notes what is waited for now, and reports it once.
     fn is_for(&mut self, who: &Who, say: &impl Fn(String)) {
         let what = self.describe(who);
         if what != self.what {
@@ -199,14 +199,14 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Whether nobody but a person ends this: there has been no daemon for longer
-    /// than it takes to start one again.
+    /// Whether only a person can end this wait: there has been no daemon for longer than
+    /// it takes to start one again.
     fn is_hopeless(&self, who: &Who) -> bool {
         matches!(who, Who::Gone(_))
             && self.since.0.elapsed() >= RESTART.max(self.config.failure_limit * 3)
     }
 
-    /// Why such a wait ends.
+    /// The error that ends a hopeless wait.
     fn failure(&self) -> Failure {
         Failure::failed(format!(
             "volume {}: given up, after waiting since {}: {}",
@@ -233,8 +233,8 @@ pub fn run(
     volume: &Volume,
 ) -> Done {
     signals::block()?;
-    // SAFETY: between fork and exec only the signal mask and the wish to be
-    // told of the parent's end are changed, both by one system call each.
+    // SAFETY: between fork and exec only the signal mask and the parent-death signal are
+    // changed, by one system call each.
     unsafe {
         command.pre_exec(|| {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
@@ -304,7 +304,7 @@ fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure
         let name = command.get_program().to_string_lossy();
         Failure::not_started(&e, format!("running {name}: {e}"))
     })?;
-    // Nobody has waited for it yet, so the number is still its own.
+    // The child has not been reaped yet, so its ID is still its own.
     let program = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
     let tell = tell.clone();
     std::thread::spawn(move || {
@@ -330,7 +330,7 @@ fn wait_until_primary(
         if wait.is_hopeless(&who) {
             return Err(wait.failure());
         }
-        // Who does not answer is not asked again at once.
+        // A daemon that is gone is not asked again at once.
         let pause = match who {
             Who::Gone(_) => beat,
             _ => beat.min(PAUSE),
@@ -341,9 +341,9 @@ fn wait_until_primary(
     }
 }
 
-/// Waits for the program's end, and ends it when this node is primary no
-/// longer. Returns its status, and whether this process was asked to end it.
-/// Says so while nobody would tell it of that.
+/// Waits for the program's end, and ends it when another node is the primary. Returns its
+/// status, and whether this process was asked to end it. Reports it while the daemon or
+/// the voters do not answer.
 fn guard(
     program: &Program,
     mut wait: Wait,

@@ -33,7 +33,7 @@ use crate::processes::{Directory, Process, clean_up_on_signals, free_ports};
 /// The file whose bytes are counted.
 const FILE: &str = "ballast";
 const PAGE: usize = 4096;
-/// Fewest bytes of a volume a hundredth of which is more than its log has.
+/// The smallest volume of which a hundredth does not fit the log, in bytes.
 const LEAST: usize = 128 << 20;
 /// A node that takes longer than this over a copy has stopped.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -65,7 +65,7 @@ pub struct TiersBench {
     json: bool,
 }
 
-/// A copy as the node that took it counts.
+/// A copy, by the count of the node that received it.
 struct Copied {
     seconds: f64,
     moved: f64,
@@ -79,7 +79,8 @@ impl TiersBench {
                 "--sync-rounds: at least 1; --nodes: 3 to 9; --size: at least 100 pages",
             ));
         }
-        // What changes while a node is away must not fit the log: it would need no copy.
+        // What changes while a node is away must not fit the log, or the node needs no
+        // copy.
         if self.rounds > 0 && self.size < LEAST {
             return Err(Failure::usage(format!(
                 "--size: at least {LEAST} where copies are measured (--rounds)"
@@ -231,11 +232,11 @@ impl TiersBench {
 
 /// Medians over the rounds of the copies.
 struct CopyFigures {
-    /// Seconds of a plain copy, of a fresh node's, and of one's that returns.
+    /// Seconds of a plain copy, of a fresh node's copy, and of a returning node's.
     plain: f64,
     resync: f64,
     rejoin: f64,
-    /// Bytes that moved to a fresh node, and to one that returns.
+    /// Bytes that moved to a fresh node, and to a returning one.
     full: f64,
     moved: f64,
 }
@@ -290,7 +291,7 @@ impl<'a> Pair<'a> {
         let config = Config::load(file)?;
         let path = file.to_string_lossy().into_owned();
         let a = Process::node(&path, "a", &dir.join("a.txt"))?;
-        // A volume begins with its mirror, which then goes.
+        // A volume starts with its mirror, which then leaves.
         let mut b = Process::node(&path, "b", &dir.join("b.txt"))?;
         let size = size.to_string();
         let args = ["__touch", "--config", &path, "--node", "a", "--size", &size];
@@ -311,7 +312,7 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// What it takes to bring a node b up to date that has nothing.
+    /// What it takes to bring up to date a node b that has nothing.
     fn fresh_mirror(&self) -> Result<Copied, Failure> {
         for d in [self.dir.join("b"), self.memory.join("b")] {
             match std::fs::remove_dir_all(&d) {
@@ -331,7 +332,7 @@ impl<'a> Pair<'a> {
         self.mirror()
     }
 
-    /// Lets node b come, take a copy, and go.
+    /// Starts node b, lets it receive a copy, and ends it.
     fn mirror(&self) -> Result<Copied, Failure> {
         let mut b = Process::node(&self.path, "b", &self.dir.join("b.txt"))?;
         let copied = copied(&self.config)?;
@@ -427,7 +428,7 @@ fn median(mut v: Vec<f64>) -> f64 {
     v[v.len() / 2]
 }
 
-/// Waits until node b has taken in a copy; what that took.
+/// Waits until node b has received a copy; returns what that took.
 fn copied(config: &Config) -> Result<Copied, Failure> {
     let begin = Instant::now();
     loop {
@@ -447,8 +448,7 @@ fn copied(config: &Config) -> Result<Copied, Failure> {
     }
 }
 
-/// Seconds for the bytes of one file, through a connection, into another file
-/// that is durable then.
+/// Seconds to copy the bytes of one file through a connection into another file, durably.
 fn plain_copy(from: &Path, to: &Path) -> Result<f64, Failure> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;

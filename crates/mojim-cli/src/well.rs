@@ -1,13 +1,13 @@
 //! Whether a volume is well, by what its nodes say.
 //!
-//! Owns the rules of `mojim status`: what counts as an ill, its kind, its words
-//! and what to do about it. It asks nobody; `status` has asked. A node's row is
-//! what its daemon answered, with `node` and `reachable`, and with `error` where
-//! it did not answer, or said that its copy is not usable.
+//! Owns the rules of `mojim status`: what counts as an ill, its kind, its text and what
+//! to do about it. `status` asks the nodes. A node's row is its daemon's answer, with
+//! `node` and `reachable`, and with `error` if the daemon did not answer or its copy is
+//! not usable.
 //!
 //! Invariants:
-//! - Only who forwards is believed about backups: the mirror of the newest
-//!   epoch. What other followers say of each other means nothing.
+//! - About backups only the node that forwards to them is believed: the mirror of the
+//!   newest epoch. What other followers report about each other is ignored.
 //! - What one answer cannot show is not concluded from it: a count of primaries
 //!   needs every node's answer.
 
@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 pub struct Expected<'a> {
     /// Whether it has a mirror.
     pub mirrored: bool,
-    /// Whether a sync point waits for that (each mode with a mirror, but `async`).
+    /// Whether a sync point waits for the mirror (each mode with a mirror, but `async`).
     pub waits: bool,
     /// Bytes that may wait for a backup (`secondary_threshold`).
     pub threshold: u64,
-    /// All voters; none where no register decides.
+    /// All voters; none if there is no register.
     pub voters: &'a [Voter],
 }
 
@@ -31,13 +31,13 @@ pub struct Expected<'a> {
 pub struct Voter {
     /// Its name.
     pub name: String,
-    /// Whether its daemon answered, and not to refuse.
+    /// Whether its daemon answered without refusing.
     pub answers: bool,
-    /// Whether its daemon does not want to answer.
+    /// Whether its daemon refused to answer.
     pub refuses: bool,
-    /// Of one that holds no copy of the volume: what is wrong with it.
+    /// What is wrong with a voter that holds no copy of the volume.
     pub error: Option<String>,
-    /// Of the same: why it cannot read the register of views.
+    /// Why a voter that holds no copy cannot read the register of views.
     pub unread: Option<String>,
 }
 
@@ -50,14 +50,14 @@ impl Expected<'_> {
         }
     }
 
-    /// How many voters answer, and how many of all have to.
+    /// How many voters answer, how many there are, and how many have to answer.
     fn votes(&self) -> (usize, usize, usize) {
         let all = self.voters.len();
         let have = self.voters.iter().filter(|v| v.answers).count();
         (have, all, all / 2 + 1)
     }
 
-    /// What is said of a voter that is not well, in addition.
+    /// What the text about a voter that is not well adds.
     fn vote_of(&self, name: &str) -> &'static str {
         match self.voters.iter().any(|v| v.name == name) {
             true => "; it has a vote",
@@ -132,22 +132,22 @@ fn newest(nodes: &[Value]) -> u64 {
     nodes.iter().map(epoch).max().unwrap_or(0)
 }
 
-/// Whether it answers, and can use what it has.
+/// Whether a node answers, and its copy can be used.
 fn is_usable(n: &Value) -> bool {
     n["reachable"] == true && n["error"].is_null() && n["state"] == "whole"
 }
 
-/// Whether what it was and has is of an older view.
+/// Whether a node's role and copy are of an older view.
 pub fn is_stale(n: &Value, nodes: &[Value]) -> bool {
     n["epoch"].is_u64() && epoch(n) < newest(nodes)
 }
 
-/// What a node is to the volume, by all the answers, for people.
+/// A node's role by all the answers, for people.
 pub fn role<'a>(n: &'a Value, nodes: &[Value]) -> &'a str {
     match text(n, "role") {
         "primary" if is_stale(n, nodes) => "was primary",
         "mirror" if is_stale(n, nodes) => "was mirror",
-        // Its own copy does not say who the mirror is.
+        // The node's own copy does not say which node is the mirror.
         "mirror" if mirror_by_view(nodes).is_some_and(|m| n["node"] != m) => "backup",
         "" => "-",
         role => role,
@@ -162,7 +162,8 @@ fn mirror_by_view(nodes: &[Value]) -> Option<&str> {
     nodes.iter().any(|n| n["node"] == named).then_some(named)
 }
 
-/// Who leads a volume that nobody uses: a program that is to go on is started there.
+/// The line about the primary of a volume to which no program is attached: the next
+/// program is started there.
 pub fn unused_line(nodes: &[Value]) -> Option<String> {
     let newest = newest(nodes);
     let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest && newest > 0;
@@ -176,8 +177,8 @@ pub fn unused_line(nodes: &[Value]) -> Option<String> {
     })
 }
 
-/// How a node that is neither the primary nor its mirror stands: whom it follows, and how
-/// much it has. None before anybody has attached.
+/// The line about a node that is neither the primary nor its mirror: which node it
+/// follows, and how much it has. None before the first attach.
 pub fn backup_line(n: &Value, nodes: &[Value]) -> Option<String> {
     let is_other = |n: &Value| ["backup", "was mirror", "was primary"].contains(&role(n, nodes));
     if !is_usable(n) || !is_other(n) || newest(nodes) == 0 {
@@ -199,9 +200,9 @@ pub fn backup_line(n: &Value, nodes: &[Value]) -> Option<String> {
     ))
 }
 
-/// How far a copy is.
+/// Up to which LSN a node's copy is.
 fn has(n: &Value, nodes: &[Value]) -> String {
-    // The same number may be another sync point there.
+    // In an older view the same LSN may be another sync point.
     if is_stale(n, nodes) {
         return format!("has LSN {} of an older view", n["last_lsn"]);
     }
@@ -254,7 +255,7 @@ fn without(nodes: &[Value], primary: &str) -> Option<String> {
     ))
 }
 
-/// The register as it was read last, if it was.
+/// The newest version of the register that a node has read, if any.
 fn latest(nodes: &[Value]) -> Option<&Value> {
     let registers = nodes.iter().map(|n| &n["register"]);
     registers
@@ -270,7 +271,7 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
             i.todo = Cow::Owned(format!("{START}; {how}"));
         }
     }
-    // What has failed does not pass.
+    // What the primary's daemon failed to heal does not pass by itself.
     let newest = nodes.iter().map(epoch).max().unwrap_or(0);
     let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest;
     if let Some(p) = nodes.iter().find(leads)
@@ -306,7 +307,7 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     of_register(expected, nodes, &mut ills);
     let newest = nodes.iter().map(epoch).max().unwrap_or(0);
     if newest == 0 {
-        // Nobody has ever attached: there is nothing to copy.
+        // No program has ever attached: there is nothing to copy.
         return ills;
     }
     let first: Vec<&Value> = nodes
@@ -327,7 +328,7 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     let mut mirror = None;
     if let Some(p) = first.first() {
         of_mirror(expected, p, nodes, &mut ills);
-        // One that joins has no place in the view yet.
+        // A mirror that is joining is not in the view yet.
         mirror = p["view"]["mirror"].as_str();
         mirror = mirror.filter(|m| nodes.iter().any(|n| n["node"] == *m));
     }
@@ -336,8 +337,8 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     ills
 }
 
-/// What to do about an ill that another one has caused, if `node` has one. That room is
-/// short has caused nothing yet.
+/// What to do about an ill that was caused by one of `node`, if `node` has such an ill.
+/// Low room alone has caused nothing yet.
 fn because_of(node: &str, nodes: &[Value], ills: &[Ill]) -> Option<Cow<'static, str>> {
     let causes = ["unreachable", "refused", "copy", "failed"];
     let full = nodes.iter().any(|n| n["node"] == node && n["full"] == true);
@@ -349,7 +350,7 @@ fn because_of(node: &str, nodes: &[Value], ills: &[Ill]) -> Option<Cow<'static, 
     ills.iter().any(has).then_some(Cow::Owned(text))
 }
 
-/// Whether it answers, and whether it can use what it has.
+/// Whether a node answers, and whether its copy can be used.
 fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
     let name = text(n, "node");
     let room = of_room(n);
@@ -393,7 +394,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
     }
 }
 
-/// Whether there is too little room for its data.
+/// Whether there is too little room for a node's data.
 fn of_room(n: &Value) -> Option<String> {
     let room = &n["room"];
     let (free, needs) = (room["free"].as_u64()?, room["needs"].as_u64()?);
@@ -408,10 +409,10 @@ fn of_room(n: &Value) -> Option<String> {
     })
 }
 
-/// That the program on a node whose daemon does not answer is heard by another.
+/// For a node whose daemon does not answer: whether another node hears its program.
 fn goes_on(expected: &Expected<'_>, name: &str, nodes: &[Value]) -> String {
     let newest = newest(nodes);
-    // It leads, and sends to it itself.
+    // The silent node leads, and its program sends to `n` directly.
     let hears = |n: &&Value| {
         let link = &n["link"];
         link["up"] == true && link["from"] == name && link["primary"] == name
@@ -443,7 +444,7 @@ fn goes_on(expected: &Expected<'_>, name: &str, nodes: &[Value]) -> String {
 
 /// Whether the views can change, and whether what they say has been carried out.
 fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
-    // Who can read it can take over.
+    // A node that can read the register can take over.
     let read = nodes.iter().any(|n| n["register"]["version"].is_u64());
     let of_copies = nodes
         .iter()
@@ -467,13 +468,12 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         let todo = "start the voters that do not answer, or look at their machines and network";
         ills.push(Ill::new("", "quorum", what, todo));
     } else {
-        // Others would say the same.
-        // One that says that it cannot vote is why.
+        // A voter that reports an error is the cause.
         let chooses = match expected.voters.iter().any(|v| v.error.is_some()) {
             true => "",
             false => ", as while they choose who leads them, for some seconds",
         };
-        // Others would say the same.
+        // The other errors would say the same.
         let what = format!(
             "{have} of {all} voters answer, and the register of views cannot be read{chooses}; meanwhile nobody takes over: {}",
             unread[0].1
@@ -497,12 +497,12 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
     }
 }
 
-/// Whether it is whole, and of the present view. `leads`: it is the primary, and no other
-/// node is in a view that is as late.
+/// Whether a node's copy is whole, and of the newest view. `leads`: the node is the
+/// primary, and no other node is the primary of the newest view.
 fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
     let name = text(n, "node");
     match n["state"].as_str() {
-        // What is damaged is an error, too.
+        // A damaged copy has an `error`, too.
         Some("whole" | "damaged") | None => {}
         Some(_) if leads => ills.push(Ill::new(
             name,
@@ -549,7 +549,8 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
     }
 }
 
-/// Why what came in for a copy last could not be taken, if that is why it lacks something.
+/// Why the data that came in last for a copy could not be stored, if that is why the copy
+/// lacks something.
 fn uncopied(n: &Value) -> String {
     let why = n["copy_error"]["text"].as_str();
     why.map_or(String::new(), |why| {
@@ -575,7 +576,7 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
         if p["link"]["up"] == false {
             let unread = |n: &Value| n["register"]["error"].is_string();
             let then = match expected.voters {
-                // It says so itself.
+                // The ill `failed` says so.
                 _ if p["failed"] == true => "",
                 _ if !expected.waits => ": sync points of its program go on, and have one copy",
                 [] => ": sync points of its program wait, and fail if it stays so",
@@ -599,7 +600,7 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
         of_silence(p, nodes, ills);
         return;
     }
-    // Nobody sends: what it lacks it goes on lacking.
+    // No program sends, so the mirror does not catch up by itself.
     let found = nodes.iter().find(|n| n["node"] == mirror);
     if let Some(m) = found.filter(|m| m["reachable"] == true && m["state"] == "whole")
         && m["last_lsn"].as_u64().is_some_and(|l| l < committed(p))
@@ -612,14 +613,14 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
                 m["last_lsn"],
                 committed(p)
             ),
-            // The daemon brings over what is known to be committed.
+            // The daemon copies what is known to be committed.
             match m["last_lsn"].as_u64() < p["checkpoint"].as_u64() {
                 true => PROGRAM,
                 false => BEGUN,
             },
         ));
     }
-    // What it lost itself the mirror has.
+    // The mirror has records that the primary lost.
     if let Some(m) = found.filter(|m| m["reachable"] == true && epoch(m) == epoch(p))
         && p["settling"] != true
         && p["last_lsn"].as_u64().is_some_and(|l| l < committed(m))
@@ -658,7 +659,8 @@ fn of_silence(p: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
     }
 }
 
-/// That a primary has no mirror: who has what it commits all the same, and what becomes of it.
+/// The ill of a primary without a mirror: which nodes have what it commits all the same,
+/// and what to do.
 fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> Ill {
     let name = text(p, "node");
     let attached = p["attached"] == true;
@@ -679,7 +681,8 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> I
         let does = if attached { " follows and" } else { "" };
         what += &format!("; node {}{does} {}", text(n, "node"), has(n, nodes));
     }
-    // Who was, or is to be, the mirror; then who does not say what it is.
+    // First the nodes that were, or are to be, the mirror; then those whose role is
+    // unknown.
     let could_be = |roles: &'static [&str]| {
         let is = move |n: &&Value| n["node"] != name && roles.contains(&text(n, "role"));
         let all = nodes.iter().filter(is);
@@ -706,8 +709,9 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> I
     ill
 }
 
-/// Whether each backup follows, and how far. A node that came back while another is the
-/// view's `mirror` takes itself for the mirror until somebody forwards to it: `upstream`.
+/// Whether each backup follows, and how far. `upstream` forwards to the backups; until it
+/// does, a node that came back while another is the view's `mirror` takes itself for the
+/// mirror.
 fn of_backups(
     expected: &Expected<'_>,
     newest: u64,
@@ -724,7 +728,7 @@ fn of_backups(
     };
     let outside = |n: &Value| n["role"] == "mirror" && mirror.is_some_and(|m| n["node"] != m);
     let backups = nodes.iter().filter(|n| n["role"] == "backup" || outside(n));
-    // One that cannot be used is said to be so.
+    // `of_node` reports a copy that cannot be used.
     let usable = |n: &&Value| n["reachable"] == true && n["error"].is_null();
     for b in backups.filter(usable).filter(|n| n["state"] == "whole") {
         let name = text(b, "node");
@@ -759,7 +763,7 @@ fn of_backups(
             }
             ills.push(ill);
         }
-        // Who forwards no more, as with a full disk, knows nothing of its lag.
+        // A node that no longer forwards, as with a full disk, does not know the lag.
         let row = row.filter(|r| r["active"] == true);
         let lag = row.and_then(|r| r["lag"].as_u64()).unwrap_or(0);
         if follows && lag > expected.threshold {

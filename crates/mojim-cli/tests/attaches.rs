@@ -6,7 +6,6 @@
 //! Owns its temporary directories, shared memory and processes.
 
 use std::fs;
-use std::path::PathBuf;
 
 mod support;
 use support::cluster::{Cluster, SYNC, Setup};
@@ -49,70 +48,25 @@ fn not_promoted(c: &Cluster, node: &str) -> String {
     text(&out.stderr)
 }
 
-/// The checkpoint of a node's copy, by its superblock.
-fn checkpoint(c: &Cluster, node: &str) -> u64 {
-    let path = c.dir.join(format!("{node}/.mojim/v/superblock"));
-    let bytes = fs::read(path).unwrap();
-    let word = |slot: &[u8], at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().unwrap());
-    let slots = bytes.chunks_exact(bytes.len() / 2);
-    let newest = slots.max_by_key(|s| word(s, 16)).unwrap();
-    word(newest, 48)
-}
-
-/// Where the records lie in a log on disk, by their LSNs, and its bytes.
-fn records(c: &Cluster, node: &str) -> (Vec<(u64, usize)>, Vec<u8>) {
-    let bytes = fs::read(log(c, node)).unwrap();
-    let lsn = |at: usize| u64::from_le_bytes(bytes[at + 16..at + 24].try_into().unwrap());
-    let all = (0..bytes.len()).step_by(512);
-    let all = all.filter(|at| bytes[*at..].starts_with(b"MJR1"));
-    let mut records: Vec<_> = all.map(|at| (lsn(at), at)).collect();
-    records.sort();
-    (records, bytes)
-}
-
-fn log(c: &Cluster, node: &str) -> PathBuf {
-    c.dir.join(format!("{node}/.mojim/v.log.0"))
-}
-
-/// How many records a node's log has on its disk that its checkpoint does not cover.
-fn waiting(c: &Cluster, node: &str) -> usize {
-    let from = checkpoint(c, node);
-    let (records, _) = records(c, node);
-    records.iter().filter(|(lsn, _)| *lsn > from).count()
-}
-
 /// One bit of a record, 20 before the last of a log on disk, on a node that is down
 /// and whose ring is lost.
 fn damage(c: &Cluster, node: &str) {
-    let (records, mut bytes) = records(c, node);
+    let (records, mut bytes) = c.records(node);
     let (lsn, at) = records[records.len() - 21];
-    assert!(lsn > checkpoint(c, node), "a checkpoint was taken");
+    assert!(lsn > c.checkpoint(node), "a checkpoint was taken");
     bytes[at + 60] ^= 1;
-    fs::write(log(c, node), bytes).unwrap();
+    fs::write(c.log(node), bytes).unwrap();
 }
 
 /// The last 40 records were never written to this log.
 fn cut(c: &Cluster, node: &str) {
-    let (records, mut bytes) = records(c, node);
+    let (records, mut bytes) = c.records(node);
     let (lsn, _) = records[records.len() - 40];
-    assert!(lsn > checkpoint(c, node), "a checkpoint was taken");
+    assert!(lsn > c.checkpoint(node), "a checkpoint was taken");
     for (_, at) in &records[records.len() - 40..] {
         bytes[*at..*at + 512].fill(0);
     }
-    fs::write(log(c, node), bytes).unwrap();
-}
-
-/// Stands still once its log has enough records on its disk that no checkpoint
-/// covers: one is taken whenever a machine is so busy that it seems idle.
-fn stop_with_records(c: &Cluster, nodes: &[&str], signal: impl Fn(&str)) {
-    await_that("records behind the checkpoint", || {
-        signal("STOP");
-        let enough = nodes.iter().all(|n| waiting(c, n) >= 60);
-        if !enough {
-            signal("CONT");
-        }
-        enough.then_some(())
-    });
+    fs::write(c.log(node), bytes).unwrap();
 }
 
 /// The node's copy is gone, and its name stays.
@@ -188,7 +142,7 @@ fn a_damaged_log_is_not_given_up_for_a_mirror_that_is_behind() {
         }
         let (program, found) = busy(&c, "a");
         program.await_more(100);
-        stop_with_records(&c, &["a"], |s| program.signal(s));
+        c.stop_with_records(&["a"], 60, |s| program.signal(s));
         a.kill();
         let acknowledged = program.stop();
         c.lose_memory("a");
@@ -226,7 +180,7 @@ fn a_mirror_says_what_its_damaged_log_lacks() {
     let (mut a, b) = (c.node("a"), c.node("b"));
     let (program, found) = busy(&c, "a");
     program.await_more(100);
-    stop_with_records(&c, &["a", "b"], |s| {
+    c.stop_with_records(&["a", "b"], 60, |s| {
         program.signal(s);
         b.signal(s);
     });
@@ -262,7 +216,7 @@ fn a_damaged_log_is_mended_from_a_mirror_that_has_all() {
     let (mut a, b) = (c.node("a"), c.node("b"));
     let (program, _) = busy(&c, "a");
     program.await_more(100);
-    stop_with_records(&c, &["a"], |s| program.signal(s));
+    c.stop_with_records(&["a"], 60, |s| program.signal(s));
     a.kill();
     let acknowledged = program.stop();
     c.lose_memory("a");

@@ -663,7 +663,6 @@ fn a_primary_that_lost_something_is_named() {
         let c = Cluster::by_hand("");
         let mut nodes = c.nodes();
         let ends = ["--entries", "300", "--linger"];
-        // A checkpoint, which a program that pauses gets, would need no log any more.
         let goes_on = ["--entries", "1000000000", "--pace", "300"];
         let args: &[&str] = if what == "nothing" { &ends } else { &goes_on };
         let (mut p, _) = c.try_program("a", args).unwrap();
@@ -677,21 +676,21 @@ fn a_primary_that_lost_something_is_named() {
             p.kill();
             nodes.kill("a");
         } else {
-            let p = p.read_on();
+            // Of what a checkpoint covers nothing would be missing.
+            let p = p.read_on_counting();
+            c.stop_with_records(&["a"], 3, |s| p.signal(s));
             nodes.kill("a");
             p.stop();
         }
         c.lose_memory("a");
-        let path = c.dir.join("a/.mojim/v.log.0");
-        let mut bytes = fs::read(&path).unwrap();
-        let mut all = records(&bytes);
+        let (mut all, mut bytes) = c.records("a");
         all.drain(..all.len() - 3);
         match what {
             "nothing" => {}
             "a record" => bytes[all[0].1 + 60] ^= 1,
             _ => all.iter().for_each(|(_, at)| bytes[*at..*at + 512].fill(0)),
         }
-        fs::write(&path, bytes).unwrap();
+        fs::write(c.log("a"), bytes).unwrap();
         nodes.start(&c, "a");
         if what == "nothing" {
             c.await_well("a without its memory, its log whole");
@@ -702,14 +701,4 @@ fn a_primary_that_lost_something_is_named() {
         let _p = c.program("a");
         c.await_well(&format!("a has {what} again, with a program"));
     }
-}
-
-/// Where the records lie in a log on disk, by their LSNs.
-fn records(bytes: &[u8]) -> Vec<(u64, usize)> {
-    let lsn = |at: usize| u64::from_le_bytes(bytes[at + 16..at + 24].try_into().unwrap());
-    let all = (0..bytes.len()).step_by(512);
-    let all = all.filter(|at| bytes[*at..].starts_with(b"MJR1"));
-    let mut all: Vec<_> = all.map(|at| (lsn(at), at)).collect();
-    all.sort();
-    all
 }

@@ -9,7 +9,7 @@ pub fn authority(keys: &Path) -> PathBuf {
     keys.join("authority.pem")
 }
 
-/// The authority's key: where certificates are made, and on no node.
+/// The authority's key: kept where certificates are made, and on no node.
 pub fn authority_key(keys: &Path) -> PathBuf {
     keys.join("authority.key")
 }

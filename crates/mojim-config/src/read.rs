@@ -74,7 +74,7 @@ const NODE_KEYS: &[&str] = &[
     "replaces",
 ];
 const LOG_KEYS: &[&str] = &["medium", "path", "size"];
-/// All of them.
+/// All keys.
 #[cfg(test)]
 pub(crate) const KEYS: [&[&str]; 4] = [TOP_KEYS, VOLUME_KEYS, NODE_KEYS, LOG_KEYS];
 
@@ -163,7 +163,7 @@ fn too_long() -> String {
     )
 }
 
-/// The configuration in `table`, complete if the mistakes beside it are none.
+/// The configuration in `table`, complete if there are no mistakes beside it.
 fn config(lines: Lines, table: &dyn TableLike, path: &Path) -> (Option<Config>, Vec<Mistake>) {
     let mut reader = Reader {
         lines,
@@ -210,7 +210,7 @@ struct RawNode {
     medium: Field<MediumKind>,
     log_path: Field<PathBuf>,
     log_size: Field<u64>,
-    /// With the place of each in the text.
+    /// Each with its line.
     replaces: Field<Vec<(usize, String)>>,
 }
 
@@ -235,7 +235,7 @@ struct Flow {
     attempts: Field<u64>,
 }
 
-/// What it says of working copies, as far as it could be read.
+/// What a volume's section says of working copies, as far as it could be read.
 struct Memory {
     memory: Field<u64>,
     uncommitted: Field<u64>,
@@ -248,7 +248,7 @@ impl Memory {
         Memory::default_tracker_of(&self.memory, &self.uncommitted)
     }
 
-    /// What bounds memory needs a tracker that gives pages back.
+    /// A bound on memory needs a tracker that gives pages back.
     fn default_tracker_of(memory: &Field<u64>, uncommitted: &Field<u64>) -> TrackerKind {
         match memory.given || uncommitted.given {
             true => TrackerKind::TwoLevel,
@@ -420,7 +420,7 @@ impl Reader {
         self.distinct_addresses(&raw);
         self.distinct_paths(&raw);
         self.distinct_places(&raw);
-        // What has a mistake may be a voter.
+        // A node with a mistake may be a voter.
         let voters = match table.get("node").and_then(Item::as_table_like) {
             Some(all) => all.len() - raw.values().filter(|n| n.vote.value == Some(false)).count(),
             None => 0,

@@ -120,8 +120,8 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// What is expected after the token at `start`, if that one was. The brackets of a header are
-    /// one token, whose end this finds.
+    /// What is expected after the token at `start`, if that token was expected. The
+    /// brackets of a header are one token, whose end this finds.
     fn follow(&mut self, start: usize) -> Result<Expect, (usize, String)> {
         use Expect::*;
         let (text, expect, first) = (self.text, self.expect, self.text[start]);

@@ -719,7 +719,7 @@ fn documents() -> Vec<(String, String)> {
         .collect()
 }
 
-/// One of them was a part of a file only, and who copied it was told of mistakes.
+/// A document had only a part of a file, and a user who copied it was told of mistakes.
 #[test]
 fn every_configuration_of_the_documents_is_one() {
     let mut found = 0;
@@ -906,7 +906,7 @@ fn backups_are_other_data_nodes() {
         &[("fallback = \"automatic\"", "fallback = true")],
         &[(12, "volume.orders.fallback", "wants a string")],
     );
-    // It was taken, and nobody fell back.
+    // This was accepted, and no backup ever fell back.
     let manual =
         "failover is \"manual\", so no backup acts by itself; set failover = \"automatic\"";
     let by_hand = ("failover = \"automatic\"", "failover = \"manual\"");
@@ -1013,7 +1013,7 @@ fn failover_is_automatic_only_with_a_majority() {
         Failover::Manual
     );
 
-    // What a promotion would lose is a person's to decide.
+    // What a promotion would lose is the operator's to decide.
     let error = parse(&with(TIERS, &[asynchronous])).unwrap_err();
     assert!(error.to_string().contains("a person who knows"), "{error}");
 

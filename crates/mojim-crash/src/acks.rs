@@ -1,21 +1,22 @@
-//! Where acknowledgements go, so that they outlive the one who gives them.
+//! Where acknowledgements go, so that they outlive the process that gives them.
 //!
-//! Owns the form of one: a line `ack N`, or a sector of its own on a device or
-//! in a file, each over the last, on the medium when the call returns.
+//! Owns the form of an acknowledgement: a line `ack N`, or a sector on a device or in a
+//! file. Each sector is written over the last one, and is on the medium when the call
+//! returns.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-/// Bytes of an acknowledgement on a device.
+/// Size of an acknowledgement on a device, in bytes.
 pub const SECTOR: usize = 512;
 const MAGIC: [u8; 8] = *b"MJCRASH1";
 
-/// As O_DIRECT wants it.
+/// Aligned as O_DIRECT requires.
 #[repr(align(4096))]
 struct Aligned([u8; SECTOR]);
 
-/// A sink of acknowledgements.
+/// The place to which acknowledgements go.
 pub enum Acks {
     /// Lines on standard output.
     Lines,
@@ -39,7 +40,7 @@ impl Acks {
         Ok(Acks::Sector(file, offset))
     }
 
-    /// Acknowledges step `step`, and with it all before.
+    /// Acknowledges step `step`, and with it all steps before.
     pub fn put(&self, step: u64) -> io::Result<()> {
         match self {
             Acks::Lines => {
@@ -57,12 +58,12 @@ impl Acks {
     }
 }
 
-/// What a line says.
+/// The step that a line acknowledges.
 pub fn of_line(line: &str) -> Option<u64> {
     line.trim().strip_prefix("ack ")?.parse().ok()
 }
 
-/// What a sector says.
+/// The step that a sector acknowledges.
 pub fn of_sector(sector: &[u8]) -> Option<u64> {
     let rest = sector.strip_prefix(&MAGIC)?;
     Some(u64::from_le_bytes(rest.get(..8)?.try_into().ok()?))

@@ -1,13 +1,12 @@
-//! Block history: everything that a device is asked while a workload runs is
-//! recorded; then the device is made as it may be after a loss of power at any
-//! moment of that, and what is recovered from it is compared.
+//! Block history: every request to a device is recorded while a workload runs. Then the
+//! device is put into states that a loss of power at any moment could leave, and what is
+//! recovered from it is compared.
 //!
-//! Owns the choice of states. After a loss of power a device has what was
-//! written before the last flush, and of each later write all, nothing, some
-//! blocks of 4 KiB, or some sectors of 512 bytes. The workload acknowledges
-//! into the same device, beyond the file system, so that the history has the
-//! acknowledgements in their places. One recovery in eight is recorded in the
-//! same way, and crashed in turn.
+//! Owns the choice of states. After a loss of power a device has what was written before
+//! the last flush, and of each later write all, nothing, some blocks of 4 KiB, or some
+//! sectors of 512 bytes. The workload acknowledges into the same device, beyond the file
+//! system, so that the history has the acknowledgements in their places. One recovery in
+//! eight is recorded in the same way, and crashed in turn.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -26,23 +25,23 @@ use crate::sys::{Lab, Loop, Mounted, make_file_system};
 use crate::workload::Model;
 use crate::{Result, check, work};
 
-/// Bytes of the file system; acknowledgements lie behind it.
+/// Size of the file system, in bytes; acknowledgements are behind it.
 const FILE_SYSTEM: u64 = 16 << 20;
 const DEVICE: usize = (FILE_SYSTEM as usize) + (64 << 10);
-/// What of a write reaches the medium, where not all of it does.
+/// The units of a write of which only some reach the medium.
 const PIECES: [usize; 2] = [4096, SECTOR];
 
 /// How the rung runs.
 pub struct Options {
-    /// How much.
+    /// How much is run.
     pub extent: Extent,
     /// States of one history.
     pub of_each: u64,
     /// Steps of the workload in one history.
     pub steps: u64,
-    /// How many histories are looked at at one time.
+    /// Histories that are examined at the same time.
     pub jobs: usize,
-    /// Where images of states are kept that should have stood and did not.
+    /// Where images of states are kept that should have been recovered and were not.
     pub keep: Option<PathBuf>,
 }
 
@@ -82,12 +81,12 @@ pub fn run(o: &Options) -> Result<Report> {
     })
 }
 
-/// Bytes for a place, among those that reach the medium.
+/// Bytes for an offset, among those that reach the medium.
 pub(crate) type Piece = (u64, Vec<u8>);
 
-/// A device that records, one that is quick, and where they are mounted.
+/// A device that records, a fast image that does not, and where they are mounted.
 struct Bench {
-    // In the order in which they must go.
+    // In the order in which they must be dropped.
     recorded: Loop,
     device: Device,
     quick: Loop,
@@ -119,7 +118,7 @@ impl Bench {
     }
 
     fn mount(&self, disk: &Loop) -> std::io::Result<Mounted> {
-        // What lies behind it was changed.
+        // What is behind the device was changed.
         disk.forget()?;
         Mounted::new("ext4", disk.path(), &self.lab.path("mnt"))
     }
@@ -134,7 +133,7 @@ impl Bench {
         Ok(Place { dir, ring, medium })
     }
 
-    /// Runs the workload and returns all that the device was asked.
+    /// Runs the workload, and returns all requests to the device.
     fn history(&mut self, kind: Kind, seed: u64, steps: u64) -> Result<Vec<Event>> {
         self.device.load(self.pristine.clone());
         self.device.record();
@@ -147,17 +146,17 @@ impl Bench {
         Ok(history)
     }
 
-    /// Looks at states of one history.
+    /// Checks states of one history.
     fn look_at(&mut self, o: &Options, kind: Kind, seed: u64) -> Result<Row> {
         let mut row = Row::new(kind);
         let history = self.history(kind, seed, o.steps)?;
-        // What is on the medium whatever happens.
+        // What is on the medium in any case.
         let mut medium = self.pristine.clone();
         let mut rng = Rng::new(seed ^ 0xb10c);
         let mut moments = moments(&history, &mut rng, o.of_each);
         moments.sort_unstable();
         let mut model = Model::new(seed);
-        // The requests that it has.
+        // The number of requests that `medium` has, and the last acknowledgement.
         let (mut durable, mut acknowledged) = (0, None);
         let mut seen = 0;
         for moment in moments {
@@ -183,11 +182,11 @@ impl Bench {
                 let (found, after) =
                     self.try_recorded(kind, &medium, &pieces, &mut model, range)?;
                 if let Some(Ok(n)) = found {
-                    // Whoever recovers it again finds the same.
+                    // A later recovery must find the same step.
                     (range.acknowledged, range.started) = (n, n);
                 }
                 self.count(&mut row, o, found, &what, &medium, &pieces)?;
-                // The same again, and the recovery is crashed too.
+                // The same state again, but now its recovery is crashed too.
                 let moment = rng.below(after.len() as u64 + 1) as usize;
                 let flush = last_flush(&after[..moment]).unwrap_or(0);
                 pieces.extend(all(&after[..flush]));
@@ -204,8 +203,8 @@ impl Bench {
         Ok(row)
     }
 
-    /// Recovers from what is on `medium` with `pieces` over it, and compares;
-    /// `None` where the file system does not mount.
+    /// Recovers from `medium` with `pieces` written over it, and compares; `None` if the
+    /// file system does not mount.
     fn try_state(
         &mut self,
         kind: Kind,
@@ -222,7 +221,7 @@ impl Bench {
         self.check_mounted(kind, mounted, model, range)
     }
 
-    /// The same, and all that the device was asked for it.
+    /// As `try_state`, but on the device that records; returns also its requests.
     fn try_recorded(
         &mut self,
         kind: Kind,
@@ -254,7 +253,7 @@ impl Bench {
         Ok(Some(found))
     }
 
-    /// Counts a state, and keeps its image if it should have stood.
+    /// Counts a state, and keeps its image if the state should have been recovered.
     fn count(
         &self,
         row: &mut Row,
@@ -279,14 +278,14 @@ impl Bench {
     }
 }
 
-/// The steps of which one must be found.
+/// The range of steps of which one must be found.
 #[derive(Clone, Copy)]
 struct Range {
     acknowledged: u64,
     started: u64,
 }
 
-/// Which one was, or what is wrong.
+/// The step that was found, or what is wrong.
 type Found = std::result::Result<u64, String>;
 
 pub(crate) fn put(medium: &mut [u8], at: u64, bytes: &[u8]) {
@@ -301,7 +300,7 @@ fn with(medium: &[u8], pieces: &[Piece]) -> Vec<u8> {
     all
 }
 
-/// All that was written.
+/// All writes of a history.
 fn all(history: &[Event]) -> impl Iterator<Item = Piece> {
     history.iter().filter_map(|e| match e {
         Event::Write(at, bytes) => Some((*at, bytes.clone())),
@@ -309,7 +308,7 @@ fn all(history: &[Event]) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// What a request acknowledges.
+/// The step that a request acknowledges.
 fn ack(e: &Event) -> Option<u64> {
     match e {
         Event::Write(at, bytes) if *at == FILE_SYSTEM => acks::of_sector(bytes),
@@ -317,14 +316,14 @@ fn ack(e: &Event) -> Option<u64> {
     }
 }
 
-/// Behind the last flush.
+/// The position behind the last flush.
 pub(crate) fn last_flush(history: &[Event]) -> Option<usize> {
     let at = history.iter().rposition(|e| *e == Event::Flush)?;
     Some(at + 1)
 }
 
-/// When the power goes, as the number of requests that came before: often when
-/// a flush comes, and seldom while all is still being set up.
+/// The moments of power loss, each as the number of requests before it: often at a flush,
+/// seldom while everything is being set up.
 fn moments(history: &[Event], rng: &mut Rng, n: u64) -> Vec<usize> {
     let first = history.iter().position(|e| ack(e).is_some()).unwrap_or(0);
     let flushes: Vec<usize> = (first..history.len())
@@ -339,7 +338,7 @@ fn moments(history: &[Event], rng: &mut Rng, n: u64) -> Vec<usize> {
         .collect()
 }
 
-/// What of writes that were not flushed reaches the medium.
+/// The parts of writes that were not flushed but reach the medium.
 pub(crate) fn survivors(writes: &[Event], rng: &mut Rng) -> Vec<Piece> {
     let writes: Vec<Piece> = all(writes).collect();
     let one = rng.below(writes.len() as u64) as usize;
@@ -376,8 +375,8 @@ pub(crate) fn survivors(writes: &[Event], rng: &mut Rng) -> Vec<Piece> {
 mod tests {
     use super::*;
 
-    /// Each write may be missing, alone or with others, be alone, and be torn
-    /// at sectors; what is there is what was written, where it was.
+    /// Each write may be missing, alone or with others, be the only one there, or be torn
+    /// at sectors; what is there is what was written, at its place.
     #[test]
     fn survivors_are_of_every_kind() {
         let bytes = |n: u8| {

@@ -1,10 +1,10 @@
-//! Persistent memory behind a cache that loses, with the power, all that was
-//! not flushed: an emulated processor has none, so that what is not flushed
-//! would be there all the same.
+//! Persistent memory behind a cache that loses everything that was not flushed when the
+//! power is lost. An emulated processor has no cache, so without this one, stores that
+//! were not flushed would be durable all the same.
 //!
-//! Owns the copy that the engine stores into, and the way from there to the
-//! real memory. It is for the broken engines only: the shipped one has the real
-//! memory itself.
+//! Owns the copy into which the engine stores, and the way from this copy to the real
+//! memory. It is for the broken engines only: the shipped engine has the real memory
+//! itself.
 
 use std::io;
 use std::ops::Range;
@@ -13,20 +13,20 @@ use std::sync::{Arc, Mutex};
 use mojim_env::{Env, Memory};
 use mojim_linux::Os;
 
-/// The owner of the memory that the engine has.
+/// The owner of the memory that the engine gets.
 pub struct Cache {
     os: Os,
     copy: Memory,
     real: Memory,
-    /// What was flushed last, and has not been written.
+    /// The range that was flushed last, and not written yet.
     late: Mutex<Option<Range<usize>>>,
 }
 
 impl Cache {
-    /// A cache before `real`, as the memory for the engine.
+    /// Puts a cache before `real`, and returns the engine's memory.
     pub fn before(os: &Os, real: Memory) -> io::Result<Memory> {
         let copy = os.anonymous_memory(real.len())?;
-        // SAFETY: two memories of this length, which nobody else has yet.
+        // SAFETY: two memories of this length, to which nothing else has access yet.
         unsafe { copy.ptr().copy_from(real.ptr(), real.len()) };
         let (ptr, len) = (copy.ptr(), copy.len());
         let late = Mutex::new(None);
@@ -41,12 +41,12 @@ impl Cache {
         Ok(unsafe { Memory::new(ptr, len, cache) })
     }
 
-    /// The one behind `memory`, if there is one.
+    /// The cache behind `memory`, if there is one.
     pub fn of(memory: &Memory) -> Option<&Cache> {
         memory.owner().downcast_ref()
     }
 
-    /// What is in it.
+    /// The cached bytes of a range.
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         assert!(range.start <= range.end && range.end <= self.copy.len());
         // SAFETY: inside the copy; the engine has just stored these bytes, and
@@ -54,11 +54,11 @@ impl Cache {
         unsafe { std::slice::from_raw_parts(self.copy.ptr().add(range.start), range.len()) }
     }
 
-    /// Writes it to the real memory.
+    /// Writes a range to the real memory.
     pub fn write(&self, range: Range<usize>) {
         let bytes = self.bytes(range.clone());
-        // SAFETY: inside the real memory, which has the length of the copy and
-        // which nobody else uses.
+        // SAFETY: inside the real memory, which has the length of the copy and to which
+        // nothing else has access.
         unsafe {
             let to = self.real.ptr().add(range.start);
             to.copy_from(bytes.as_ptr(), bytes.len());
@@ -66,7 +66,7 @@ impl Cache {
         self.os.flush(&self.real, range.start, range.len());
     }
 
-    /// Writes what was to be written the last time, and this the next time.
+    /// Writes the range of the last call, and keeps this one for the next call.
     pub fn write_late(&self, range: Range<usize>) {
         let before = self.late.lock().expect("no thread panics").replace(range);
         if let Some(before) = before {
@@ -77,7 +77,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        // Who ends in order was told that it is there.
+        // A process that ends cleanly was told that the range is durable.
         if let Some(late) = self.late.lock().expect("no thread panics").take() {
             self.write(late);
         }

@@ -2,9 +2,9 @@
 //! without a flush of its journal, at a random moment; what is recovered from
 //! the device is compared.
 //!
-//! What was acknowledged before the shutting down began must be there. What
-//! was after that need not be: a sync that meets it can return success for what
-//! is dropped, as no machine without power can.
+//! What was acknowledged before the shutdown began must be there. What was acknowledged
+//! after that need not be: a sync during the shutdown can return success for data that is
+//! dropped, which no machine that loses power can do.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::{Result, acks, check};
 pub struct Options<'a> {
     /// The command `mojim-crash`.
     pub exe: &'a Path,
-    /// How much, one state for each crash.
+    /// How much is run; one crash counts as one state.
     pub extent: Extent,
     /// `ext4` or `xfs`.
     pub file_system: String,
@@ -54,7 +54,7 @@ pub fn run(o: &Options<'_>) -> Result<Report> {
     })
 }
 
-/// Ends with its owner.
+/// A child process that is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -89,7 +89,7 @@ struct Told {
 }
 
 impl Told {
-    /// Reads what there is, or waits for more; false at the end.
+    /// Reads what is available, or waits for more; false at the end.
     fn read(&mut self) -> io::Result<bool> {
         let mut some = [0; 4096];
         let n = self.pipe.read(&mut some)?;
@@ -101,7 +101,7 @@ impl Told {
         Ok(n > 0)
     }
 
-    /// The last one up to now.
+    /// The last acknowledgement up to now.
     fn now(&mut self) -> Result<Option<u64>> {
         let flags = rustix::fs::fcntl_getfl(&self.pipe)?;
         rustix::fs::fcntl_setfl(&self.pipe, flags | rustix::fs::OFlags::NONBLOCK)?;
@@ -118,7 +118,7 @@ impl Told {
     }
 }
 
-/// Lets time pass in which the other process works: the moment of the crash.
+/// Busy-waits while the other process works: this sets the moment of the crash.
 fn pass(time: Duration) {
     let begun = Instant::now();
     while begun.elapsed() < time {
@@ -126,7 +126,7 @@ fn pass(time: Duration) {
     }
 }
 
-/// What was found, and whether the first recovery was crashed too.
+/// One round: what was found, and whether the first recovery was crashed too.
 fn round(
     o: &Options<'_>,
     lab: &Lab,
@@ -161,7 +161,7 @@ fn round(
     Ok((found, twice))
 }
 
-/// One file system, from its making to the last recovery.
+/// One file system, from its creation to the last recovery.
 struct Round<'a> {
     o: &'a Options<'a>,
     lab: &'a Lab,
@@ -193,8 +193,8 @@ impl Round<'_> {
         ["--seed".to_owned(), self.seed.to_string()]
     }
 
-    /// Crashes the workload at a random moment: the last step that was acknowledged
-    /// when that began, and the last that may have been started.
+    /// Crashes the workload at a random moment. Returns the last step that was
+    /// acknowledged when the crash began, and the last step that may have been started.
     fn crash_workload(&self, rng: &mut Rng) -> Result<(u64, u64)> {
         let mounted = self.mount()?;
         let args = self.seed_args();
@@ -205,7 +205,7 @@ impl Round<'_> {
             last: None,
         };
         if rng.below(8) == 0 {
-            // While all is being set up, most of the time.
+            // Mostly while everything is being set up.
             pass(Duration::from_micros(rng.below(40_000)));
         } else {
             let until = rng.between(0, 80);
@@ -226,11 +226,11 @@ impl Round<'_> {
         Ok((acknowledged.unwrap_or(0), started))
     }
 
-    /// Crashes a recovery at a random moment, too.
+    /// Crashes a recovery at a random moment.
     fn crash_recovery(&self, acknowledged: u64, rng: &mut Rng) -> Result<()> {
         let mounted = self.mount()?;
         let mut args = self.seed_args().to_vec();
-        // What it finds nobody hears.
+        // The result of this check is not read.
         args.extend(["--acknowledged".into(), acknowledged.to_string()]);
         let checking = begin(self.o, "check", self.kind, &self.place(1)?, &args)?;
         pass(Duration::from_micros(rng.below(30_000)));

@@ -1,13 +1,13 @@
-//! Power for clusters: two nodes, each on a device that records, real daemons
-//! and a program of several threads; then nodes lose their power at any moment
-//! of that, come back or not, and what the cluster serves afterwards is compared
-//! with what was acknowledged.
+//! Power for clusters: two nodes, each on a device that records its requests, with real
+//! daemons and a program of several threads. At any moment of this run nodes lose their
+//! power and come back or not; then what the cluster serves is compared with what was
+//! acknowledged.
 //!
-//! Owns the choice of states and what each may have lost: the tables of
-//! `docs/guarantees.md`. A state is a moment of the common clock, and for each
-//! node that loses its power what its device had flushed before, and of the rest
-//! any part (as in `blocks.rs`); its memory is gone. A node that only loses its
-//! processes keeps its page cache and its memory.
+//! Owns the choice of states, and what each may have lost: the tables of
+//! `docs/guarantees.md`. A state is a moment of the common clock. For each node that
+//! loses its power, the state has what its device had flushed before, and any part of the
+//! rest (as in `blocks.rs`); its memory is gone. A node that loses only its processes
+//! keeps its page cache and its memory.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -41,31 +41,31 @@ use stand::{Back, Outcome, Plan, Stand};
 pub struct Options {
     /// The command `mojim-crash`.
     pub exe: PathBuf,
-    /// Which subjects, by their names; all of them where there is none.
+    /// The names of the subjects; all subjects if empty.
     pub subjects: Vec<String>,
-    /// Which modes `mojim` runs in.
+    /// The modes in which `mojim` runs.
     pub modes: Vec<Mode>,
-    /// With a register and without.
+    /// Whether there is a register; both may be wanted.
     pub registers: Vec<bool>,
     /// What happens to the nodes.
     pub failures: Vec<Failures>,
-    /// States of `mojim` in all.
+    /// The number of states of `mojim`.
     pub states: u64,
-    /// Most states of a subject that must be found out,
+    /// The most states of a subject that must be caught.
     pub tries: u64,
-    /// and how often it must be.
+    /// How often a subject that must be caught must fail.
     pub enough: u64,
     /// States of one history.
     pub of_each: u64,
     /// Steps of each thread in one history.
     pub steps: u64,
-    /// How many histories are looked at at one time.
+    /// Histories that are examined at the same time.
     pub jobs: usize,
     /// The first seed.
     pub seed: u64,
-    /// No history is begun when so much time has passed.
+    /// After this time no new history is begun.
     pub limit: Duration,
-    /// Tells of what failed when it does.
+    /// Prints each failure when it is found.
     pub loud: bool,
 }
 
@@ -78,9 +78,9 @@ pub enum Failures {
     AGone,
     /// `b` is lost for good, `a` loses its power.
     BGone,
-    /// The same, and `a` comes back with an empty disk.
+    /// `a` loses everything and comes back with an empty disk, `b` loses its power.
     AEmpty,
-    /// The same of `b`.
+    /// `b` loses everything and comes back with an empty disk, `a` loses its power.
     BEmpty,
     /// `a` loses its power, `b` its processes.
     APower,
@@ -89,7 +89,7 @@ pub enum Failures {
 }
 
 impl Failures {
-    /// All of them, with the words by which one is chosen.
+    /// All failures, with the words that choose them.
     pub const ALL: [(Failures, &'static str); 7] = [
         (Failures::Both, "both"),
         (Failures::AGone, "a-gone"),
@@ -100,7 +100,7 @@ impl Failures {
         (Failures::BPower, "b-power"),
     ];
 
-    /// By its word.
+    /// The failures that `word` chooses.
     pub fn of(word: &str) -> std::result::Result<Failures, String> {
         let found = Failures::ALL.into_iter().find(|(_, w)| *w == word);
         found
@@ -108,7 +108,7 @@ impl Failures {
             .ok_or_else(|| format!("one of {}", Failures::ALL.map(|(_, w)| w).join(", ")))
     }
 
-    /// Those that come of one moment's power.
+    /// The failures that can be made from any moment of a history.
     const POWER: [Failures; 5] = [
         Failures::Both,
         Failures::AGone,
@@ -131,11 +131,12 @@ impl Failures {
 
     fn plan(self, register: bool, rng: &mut Rng) -> Plan {
         let (attach, promote) = match self {
-            // With a register the one that is left goes on by itself.
+            // With a register the node that is left goes on by itself.
             Failures::AGone | Failures::AEmpty if register => (Some(1), 1),
             Failures::AGone => (None, 1),
             Failures::AEmpty => (Some(0), 1),
-            // Who waits for the other waits for seconds.
+            // An attach that waits for the lost node takes seconds, so it is seldom
+            // tried.
             Failures::BGone => ((rng.below(40) == 0).then_some(0), 0),
             _ => (Some(0), 0),
         };
@@ -143,14 +144,14 @@ impl Failures {
     }
 }
 
-/// What may be missing: a word of the guarantees' tables.
+/// What may be missing, by the tables of the guarantees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Word {
     /// Nothing.
     Kept,
-    /// The last of it, after an operator's word.
+    /// The last sync points, after an operator's word.
     Part,
-    /// All of it: nobody serves.
+    /// Everything: no node serves the volume.
     Lost,
 }
 
@@ -166,15 +167,15 @@ fn word(mode: Mode, failures: Failures) -> Word {
     }
 }
 
-/// Who is looked at.
+/// A system under test.
 struct Subject {
     name: &'static str,
-    /// In which modes; all that were asked for where there is none.
+    /// The modes to run in; all that were asked for if empty.
     modes: &'static [Mode],
     faults: Faults,
-    /// What the machines have on which it recovers.
+    /// The fault of the machines on which it recovers.
     recovers: Option<Fault>,
-    /// What the program believes that the mode is.
+    /// The mode that the program's own configuration has, if it differs.
     believed: Option<Mode>,
 }
 
@@ -186,7 +187,7 @@ const MOJIM: Subject = Subject {
     believed: None,
 };
 
-/// Those that must be found out.
+/// The subjects that must be caught.
 const BROKEN: [Subject; 8] = [
     Subject {
         name: "mirror-no-log-flush",
@@ -238,17 +239,17 @@ const BROKEN: [Subject; 8] = [
     },
 ];
 
-/// What was found of one subject, mode and kind of failures.
+/// The results for one subject, mode and kind of failures.
 #[derive(Debug, Clone, Default)]
 struct Row {
     states: u64,
     /// Everything acknowledged was there.
     kept: u64,
-    /// What may be missing was, after a word.
+    /// Something was missing that may be missing, after an operator's word.
     allowed: u64,
-    /// Something else was, or nobody served.
+    /// Something else was missing, or no node served.
     lost: u64,
-    /// Half of a step was there, or one without one before it.
+    /// A part of a step was there, or a step without one before it.
     torn: u64,
     unmountable: u64,
     first: Option<String>,
@@ -321,7 +322,7 @@ fn look_at(o: &Options, subject: &Subject) -> Result<Rows> {
     Ok(total.into_inner().expect("no thread panics"))
 }
 
-/// The mode of the `n`th history of a subject, and whether it has a register.
+/// The mode of the `n`th history of a subject, and whether this history has a register.
 fn turn(o: &Options, subject: &Subject, n: usize) -> (Mode, bool) {
     let modes = match subject.modes {
         [] => &o.modes,
@@ -333,8 +334,8 @@ fn turn(o: &Options, subject: &Subject, n: usize) -> (Mode, bool) {
     (mode, register)
 }
 
-/// How a cluster's life ends: one of three for one node alone, where that is asked
-/// for, and all of them where the power of no moment is.
+/// How a cluster's life ends: by a kill of one node's processes, in one history of three
+/// if this is asked for, and in all if no power failures are.
 fn end_of_life(o: &Options, of_power: &[Failures], rng: &mut Rng) -> End {
     let alone: Vec<usize> = [Failures::BPower, Failures::APower]
         .iter()
@@ -351,9 +352,9 @@ fn end_of_life(o: &Options, of_power: &[Failures], rng: &mut Rng) -> End {
     }
 }
 
-/// One job's disks.
+/// The disks of one job.
 struct Bench {
-    // In the order in which they must go.
+    // In the order in which they must be dropped.
     stand: Stand,
     stage: Stage,
     places: Places,
@@ -374,7 +375,7 @@ impl Bench {
         })
     }
 
-    /// Looks at states of the `n`th history.
+    /// Checks states of the `n`th history.
     fn look_at(&mut self, o: &Options, subject: &Subject, n: u64) -> Result<Rows> {
         let seed = o.seed + n;
         let (mode, register) = turn(o, subject, n as usize);
@@ -388,7 +389,7 @@ impl Bench {
         let history = self.stage.run(places, &setup, subject.faults, end)?;
         let of_each = match end {
             End::Done => o.of_each,
-            // They have one moment.
+            // Such a history has only one moment of failure.
             End::Killed { .. } => o.of_each / 4,
         };
         let mut rows = Rows::new();
@@ -445,13 +446,13 @@ impl Bench {
     }
 }
 
-/// A node's device while time goes on.
+/// A node's device as time goes on.
 struct Disk<'a> {
     events: &'a [Event],
     times: &'a [u64],
-    /// What is on the medium whatever happens,
+    /// What is on the medium in any case.
     medium: Vec<u8>,
-    /// which is the requests up to here.
+    /// The number of requests that `medium` has.
     durable: usize,
     seen: usize,
 }
@@ -511,8 +512,8 @@ fn written(events: &[Event]) -> Vec<Piece> {
     events.iter().filter_map(write).collect()
 }
 
-/// When the power goes, in ascending order: often just when something was
-/// acknowledged, or one of the devices flushed; seldom while all is set up.
+/// The moments of power loss, in ascending order: often just after an acknowledgement or
+/// a flush of a device; seldom while everything is being set up.
 fn moments(history: &History, rng: &mut Rng, n: u64) -> Vec<u64> {
     let (ready, end) = (history.told.ready, history.end);
     let first = history.kept.as_ref().map_or(ready, |k| k.since).min(end);
@@ -543,7 +544,7 @@ fn moments(history: &History, rng: &mut Rng, n: u64) -> Vec<u64> {
     all
 }
 
-/// What is said of a state.
+/// The verdict on a state.
 enum Judged {
     Kept,
     Allowed,
@@ -556,7 +557,7 @@ fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [M
     let anything = told.ready < moment;
     let (bytes, by_hand) = match outcome {
         Outcome::Unmountable => return Judged::Unmountable,
-        // Before there was a volume there is nobody to promote.
+        // Before the volume exists, no node can be promoted.
         Outcome::Refused(_) if !anything => return Judged::Kept,
         Outcome::Refused(_) if word == Word::Lost => return Judged::Allowed,
         Outcome::Refused(why) => return Judged::Lost(format!("nobody serves: {why}")),
@@ -598,7 +599,7 @@ fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [M
 }
 
 impl Row {
-    /// Counts a state; what is wrong with it.
+    /// Counts a state; returns what is wrong with it, if anything.
     fn count(&mut self, judged: Judged, what: impl FnOnce() -> String) -> Option<String> {
         if let Judged::Unmountable = judged {
             self.unmountable += 1;
@@ -619,7 +620,7 @@ impl Row {
     }
 }
 
-/// All that the rung found.
+/// Everything that the rung found.
 pub struct Report {
     subjects: Vec<(&'static str, Rows)>,
     seconds: f64,
@@ -633,14 +634,14 @@ fn is_right(name: &str, rows: &Rows) -> bool {
 }
 
 impl Report {
-    /// Whether the rung counts, and found nothing.
+    /// Whether every subject was caught or passed as it must.
     pub fn is_right(&self) -> bool {
         self.subjects
             .iter()
             .all(|(name, rows)| is_right(name, rows))
     }
 
-    /// As data.
+    /// The report as JSON.
     pub fn json(&self) -> Value {
         let row = |((register, mode, failures), r): (&(bool, String, Failures), &Row)| {
             json!({

@@ -1,10 +1,10 @@
 //! A block device of the test's own: one file in a file system in user space,
 //! over which a loop device lies.
 //!
-//! Owns the device's bytes and the history of what it was asked. Requests are
-//! answered one after the other, in the order of the history. A write that was
-//! answered is in the device's cache; what was answered before a flush came is
-//! on its medium when the flush is answered.
+//! Owns the device's bytes and the history of its requests. Requests are answered one
+//! after the other, in the order of the history. A write that was answered is in the
+//! device's cache; everything answered before a flush came is on the medium when the
+//! flush is answered.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -23,12 +23,12 @@ const DISK: INodeNo = INodeNo(2);
 const NAME: &str = "disk";
 const TTL: Duration = Duration::from_secs(3600);
 
-/// What the device was asked.
+/// A request to the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Bytes for a place, both in whole sectors.
+    /// Bytes for an offset, both in whole sectors.
     Write(u64, Vec<u8>),
-    /// What was written before is to be durable.
+    /// Everything written before must become durable.
     Flush,
 }
 
@@ -37,7 +37,7 @@ struct State {
     bytes: Vec<u8>,
     history: Option<Vec<Event>>,
     clock: Option<Clock>,
-    /// The clock's time of each event of the history, where there is a clock.
+    /// The time of each event of the history, if there is a clock.
     times: Vec<u64>,
 }
 
@@ -50,7 +50,7 @@ impl State {
     }
 }
 
-/// Tells the order of what is seen in several places: each call a larger number.
+/// Orders events that are seen in several places: each call returns a larger number.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// The device, while it lives.
@@ -65,7 +65,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Device {
-    /// A device with these bytes, as a file below `at`, which is made.
+    /// A device with these bytes, as a file below `at`; the directory is made.
     pub fn new(at: &Path, bytes: Vec<u8>) -> Result<Device> {
         std::fs::create_dir_all(at)?;
         let state = Arc::new(Mutex::new(State {
@@ -81,18 +81,17 @@ impl Device {
         })
     }
 
-    /// The file.
+    /// The path of the device's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// From now on what it is asked is history.
+    /// Records requests from now on.
     pub fn record(&self) {
         lock(&self.state).history = Some(Vec::new());
     }
 
-    /// The same, and each request has its time, between when it came and when it
-    /// was answered.
+    /// Records requests from now on, each with a time between its arrival and its answer.
     pub fn record_by(&self, clock: Clock) {
         let mut state = lock(&self.state);
         state.history = Some(Vec::new());
@@ -100,7 +99,7 @@ impl Device {
         state.clock = Some(clock);
     }
 
-    /// What it was asked since, with the times, and no more is noted.
+    /// The requests since recording began, with their times; ends the recording.
     pub fn take_timed_history(&self) -> (Vec<Event>, Vec<u64>) {
         let mut state = lock(&self.state);
         state.clock = None;
@@ -108,17 +107,17 @@ impl Device {
         (state.history.take().unwrap_or_default(), times)
     }
 
-    /// What it was asked since, and no more is noted.
+    /// The requests since recording began; ends the recording.
     pub fn take_history(&self) -> Vec<Event> {
         lock(&self.state).history.take().unwrap_or_default()
     }
 
-    /// What is on it, in its cache or on its medium.
+    /// All bytes, in the device's cache or on its medium.
     pub fn bytes(&self) -> Vec<u8> {
         lock(&self.state).bytes.clone()
     }
 
-    /// Makes it another device, that nobody has asked anything.
+    /// Replaces all bytes, as if this were another device.
     pub fn load(&self, bytes: Vec<u8>) {
         lock(&self.state).bytes = bytes;
     }
@@ -169,7 +168,7 @@ impl Filesystem for Disk {
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // The kernel keeps nothing of it and holds nothing back.
+        // The kernel caches nothing of the file and delays nothing.
         reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
     }
 

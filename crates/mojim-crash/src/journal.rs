@@ -1,10 +1,10 @@
-//! What the threads of a program begin and have acknowledged, with the time of
-//! each, in memory that other processes see.
+//! The steps that the threads of a program begin and have acknowledged, with the time of
+//! each, in memory that other processes share.
 //!
-//! Owns the clock: a number that grows by one each time anybody asks for it.
-//! Invariants: a step's first time was taken before its sync point was called,
-//! its second one after that call had returned success; so what happens because
-//! of something else has a later time, whichever process either is in.
+//! Owns the clock: a number that grows by one with each reading. Invariants: a step's
+//! first time is taken before its sync point is called, the second after this call has
+//! returned success. So an event that another event caused has a later time, in whichever
+//! processes they are.
 
 use std::fs::File;
 use std::io;
@@ -12,9 +12,9 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// Most threads of a program,
+/// The most threads of a program.
 pub const THREADS: usize = 8;
-/// and most steps of one.
+/// The most steps of a thread.
 pub const STEPS: usize = 1 << 14;
 const CLOCK: usize = 0;
 const READY: usize = 1;
@@ -30,14 +30,14 @@ unsafe impl Send for Journal {}
 unsafe impl Sync for Journal {}
 
 impl Journal {
-    /// Opens it, and makes it if it is not there.
+    /// Opens the journal, and creates it if it does not exist.
     pub fn open(path: &Path) -> io::Result<Journal> {
         let mut how = File::options();
         let file = how.read(true).write(true).create(true).truncate(false);
         let file = file.open(path)?;
         file.set_len(LEN as u64)?;
-        // SAFETY: a new shared mapping of the whole file, whose length nobody
-        // changes afterwards.
+        // SAFETY: a new shared mapping of the whole file, whose length does not change
+        // afterwards.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -65,28 +65,28 @@ impl Journal {
         FIRST + (thread * STEPS + step as usize - 1) * 2
     }
 
-    /// The next time.
+    /// The next time of the clock.
     pub fn now(&self) -> u64 {
         self.word(CLOCK).fetch_add(1, SeqCst) + 1
     }
 
-    /// All is set up: acknowledged like a step.
+    /// Everything is set up: this is acknowledged like a step.
     pub fn ready(&self) {
         self.word(READY).store(self.now(), SeqCst);
     }
 
-    /// When it was.
+    /// When everything was set up, if it was.
     pub fn readied(&self) -> Option<u64> {
         Some(self.word(READY).load(SeqCst)).filter(|t| *t > 0)
     }
 
-    /// A thread is about to call its sync point of this step.
+    /// A thread is about to call the sync point of this step.
     pub fn begin(&self, thread: usize, step: u64) {
         let at = self.step(thread, step);
         self.word(at).store(self.now(), SeqCst);
     }
 
-    /// The call has returned success.
+    /// This step's call has returned success.
     pub fn acknowledge(&self, thread: usize, step: u64) {
         let at = self.step(thread, step) + 1;
         self.word(at).store(self.now(), SeqCst);
@@ -99,12 +99,12 @@ impl Journal {
         all.take_while(is).count() as u64
     }
 
-    /// All of it, as it is now.
+    /// The whole journal, as it is now.
     pub fn told(&self, threads: usize) -> Told {
         let of = |thread: usize| {
             let steps = (1..=STEPS as u64).map(|s| {
                 let at = self.step(thread, s);
-                // A later word first: whoever has one has the earlier one.
+                // The later word is read first: if it is set, the earlier one is set too.
                 let acknowledged = self.word(at + 1).load(SeqCst);
                 (self.word(at).load(SeqCst), acknowledged)
             });
@@ -127,9 +127,9 @@ impl Drop for Journal {
 /// What was begun and acknowledged.
 #[derive(Debug, Clone, Default)]
 pub struct Told {
-    /// When all was set up.
+    /// When everything was set up.
     pub ready: u64,
-    /// Of each thread, for each step, when it was begun and acknowledged (0: never).
+    /// For each thread and each step, when it was begun and when acknowledged (0: never).
     pub threads: Vec<Vec<(u64, u64)>>,
 }
 
@@ -140,14 +140,14 @@ impl Told {
         steps.partition_point(|(_, a)| *a > 0 && *a < time) as u64
     }
 
-    /// The last that was begun before.
+    /// The last step of a thread that was begun before `time`.
     pub fn begun(&self, thread: usize, time: u64) -> u64 {
         self.threads[thread].partition_point(|(b, _)| *b < time) as u64
     }
 
-    /// What is wrong with the order of what was found, where `found` has the last
-    /// step of each thread that is there: a step that had been acknowledged when
-    /// another one began is missing, and that one is there.
+    /// What is wrong with the order of the steps that were found. `found` has the last
+    /// step of each thread that is there. It is wrong if a step is missing that had been
+    /// acknowledged when another step began, and that other step is there.
     pub fn disorder(&self, found: &[u64]) -> Option<String> {
         for (i, n) in found.iter().enumerate().filter(|(_, n)| **n > 0) {
             let (begun, _) = self.threads[i][*n as usize - 1];

@@ -1,11 +1,11 @@
-//! Whole-machine crashes: takes the page cache, the disk's cache or the power
-//! away from programs that acknowledge what they made durable, and compares
-//! every byte of what they recover.
+//! Whole-machine crashes: takes the page cache, the disk's cache or the power away from
+//! programs that acknowledge what they made durable, and compares every byte that they
+//! recover.
 //!
-//! Owns the workload, those who run it, and four rungs of `docs/testing.md`:
-//! page-cache loss, block history, power for clusters and the pulled plug. Invariant: a rung counts only if it finds
-//! the broken controls and every broken Mojim, and finds nothing in `mojim` and
-//! `log`.
+//! Owns the workload, the subjects that run it, and four rungs of `docs/testing.md`:
+//! page-cache loss, block history, power for clusters and the pulled plug. Invariant: a
+//! rung counts only if it catches the broken controls and every broken Mojim, and finds
+//! no failure in `mojim` and `log`.
 
 pub mod acks;
 pub mod blocks;
@@ -32,14 +32,14 @@ use acks::Acks;
 use subject::{Kind, Place};
 use workload::Model;
 
-/// How long the page cache rests between two writes of it.
+/// The pause between two write-backs of the page cache.
 const WRITE_BACK_EVERY: Duration = Duration::from_micros(300);
 
-/// Whatever went wrong.
+/// The result of this crate's functions; any error.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Makes steps 1 to `steps`, acknowledging each, and 0 when all is set up.
-/// Meanwhile what is in the page cache is written now and then.
+/// Makes steps 1 to `steps`, and acknowledges each, and step 0 when everything is set up.
+/// Meanwhile the page cache is written back now and then.
 pub fn work(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> Result<()> {
     let over = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -72,8 +72,8 @@ fn make_steps(kind: Kind, place: &Place, seed: u64, steps: u64, acks: &Acks) -> 
     subject.close()
 }
 
-/// What the kernel does when it likes to: begins to write what is in the page
-/// cache, and flushes nothing.
+/// Does what the kernel may do at any time: begins to write the page cache back, and
+/// flushes nothing.
 fn write_back(place: &Place) -> std::io::Result<()> {
     let mut dirs = vec![place.dir.clone()];
     while let Some(dir) = dirs.pop() {
@@ -87,7 +87,7 @@ fn write_back(place: &Place) -> std::io::Result<()> {
             };
             if kind.is_dir() {
                 dirs.push(entry.path());
-            // Locks end when any descriptor of their file is closed.
+            // Closing any descriptor of a locked file would end its lock.
             } else if kind.is_file()
                 && entry.file_name() != "lock"
                 && let Some(file) = there(std::fs::File::open(entry.path()))?
@@ -99,7 +99,7 @@ fn write_back(place: &Place) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Nothing, if it is gone or not there yet.
+/// `None` if the file or directory is gone or does not exist yet.
 fn there<T>(r: std::io::Result<T>) -> std::io::Result<Option<T>> {
     match r {
         Ok(t) => Ok(Some(t)),
@@ -108,8 +108,8 @@ fn there<T>(r: std::io::Result<T>) -> std::io::Result<Option<T>> {
     }
 }
 
-/// Recovers, and says after which step all is as it was; it must be one from
-/// `acknowledged` to `started`.
+/// Recovers, and returns the step after which the region is as found; it must be a step
+/// from `acknowledged` to `started`.
 pub fn check(
     kind: Kind,
     place: &Place,

@@ -1,9 +1,9 @@
-//! The machine that the engine is told it runs on: this one, after a boot or
-//! before it, with a disk that is as it should be or cheats in one way.
+//! The machine on which the engine is told that it runs: this machine, in this or another
+//! boot, with a disk that is correct or has one fault.
 //!
-//! Owns the mutations of these rungs. Each lies below the engine, which is the
-//! shipped one: what reaches the disk is what an engine without that flush, or
-//! with that order, would have written.
+//! Owns the mutations of these rungs. Each is below the engine, which is the shipped one:
+//! what reaches the disk is what an engine without that flush, or with that order, would
+//! have written.
 
 use std::any::Any;
 use std::io;
@@ -19,28 +19,28 @@ use mojim_linux::Os;
 
 use crate::cache::Cache;
 
-/// What is broken.
+/// A fault of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Log writes are not flushed; of persistent memory, no store is.
+    /// Log writes are not flushed; for persistent memory, no store is.
     NoLogFlush,
     /// Data files are not synced before the log is released.
     NoDataFlush,
     /// The superblock is not synced.
     NoSuperblockFlush,
-    /// What a record writes is in the data file, synced, before it is in the log.
+    /// A record's bytes are in the data file, synced, before the record is in the log.
     DataFirst,
-    /// A record's write is called done, and made when the next one comes.
+    /// A log write is reported done, but made only when the next one comes.
     AckEarly,
     /// The superblock is written and synced some milliseconds after its sync has
-    /// returned, while what it lets go is used again.
+    /// returned, while the log space that it releases is used again.
     SuperblockLate,
     /// The superblock does not tell that the ring was lost.
     ForgetRing,
 }
 
 impl Fault {
-    /// Those that a process is told by name.
+    /// All faults, with the names by which a process is given one.
     const NAMED: [(Fault, &'static str); 7] = [
         (Fault::NoLogFlush, "no-log-flush"),
         (Fault::NoDataFlush, "no-data-flush"),
@@ -51,13 +51,13 @@ impl Fault {
         (Fault::ForgetRing, "forget-ring"),
     ];
 
-    /// Its name.
+    /// The fault's name.
     pub fn name(self) -> &'static str {
         let found = Fault::NAMED.into_iter().find(|(f, _)| *f == self);
         found.expect("all are there").1
     }
 
-    /// By its name.
+    /// The fault of this name.
     pub fn of(name: &str) -> Result<Fault, String> {
         let found = Fault::NAMED.into_iter().find(|(_, n)| *n == name);
         found.map(|(f, _)| f).ok_or_else(|| {
@@ -67,20 +67,22 @@ impl Fault {
     }
 }
 
-/// How late a late superblock is.
+/// The delay of a late superblock.
 const LATE: Duration = Duration::from_millis(20);
 
-/// A machine. `data` is the file of the one region.
+/// The machine of one process. `data` is the file of the one region.
 pub struct Machine {
-    /// What it is made of.
+    /// The real operating system below.
     pub os: Os,
-    /// Which boot of it: 0 is this one, another one comes after a loss of power.
+    /// Which boot of the machine: 0 is the present one; another number stands for a boot
+    /// after a loss of power.
     pub boot: u8,
-    /// What is broken in it.
+    /// Its fault, if it has one.
     pub fault: Option<Fault>,
     /// The data file, for [`Fault::DataFirst`].
     pub data: PathBuf,
-    /// For the same: the last LSN of which something was written there.
+    /// For [`Fault::DataFirst`]: the last LSN of which something was written to the data
+    /// file.
     pub newest: Arc<Mutex<u64>>,
 }
 
@@ -172,7 +174,7 @@ impl Env for Machine {
         match self.fault {
             Some(Fault::AckEarly) => cache.write_late(range),
             Some(Fault::DataFirst) => {
-                // As an engine whose data file fails goes on: with its log.
+                // As an engine goes on whose data file fails: with its log.
                 let _ = write_data(
                     &self.os,
                     &self.data,
@@ -189,12 +191,13 @@ impl Env for Machine {
     }
 }
 
-/// What the records in `buf` write goes to the data file, and stays there; but for what is
-/// older than `newest`. The engine's threads may write the same records to the log twice, at
-/// once and later, which changes nothing there: over data that is newer it would lose that
-/// without any crash (`what_is_not_crashed_is_all_there`, on a busy machine).
+/// Writes and syncs what the records in `buf` write to the data file, except what is
+/// older than `newest`. The engine's threads may write the same records to the log twice,
+/// at once and later. In the log this changes nothing, but in the data file it would
+/// overwrite newer data, and lose it without any crash
+/// (`what_is_not_crashed_is_all_there`, on a busy machine).
 fn write_data(os: &Os, path: &Path, newest: &Mutex<u64>, buf: &[u8]) -> io::Result<()> {
-    /// Records begin at multiples of it, in memory; on a disk at ones of 512.
+    /// Records begin at multiples of this in memory, and at multiples of 512 on a disk.
     const ALIGN: usize = 64;
     let how = OpenHow {
         write: true,
@@ -221,16 +224,16 @@ fn write_data(os: &Os, path: &Path, newest: &Mutex<u64>, buf: &[u8]) -> io::Resu
 }
 
 /// A file on which the fault shows. It is not opened for durable writes;
-/// [`Broken::write_durably`] makes one where one is made.
+/// [`Broken::write_durably`] makes a write durable where this is wanted.
 struct Broken {
     inner: Arc<dyn File>,
     fault: Fault,
     os: Os,
     data: PathBuf,
     newest: Arc<Mutex<u64>>,
-    /// The write that has not been made.
+    /// The write that was reported done and is not made yet.
     late: Mutex<Option<(Vec<u8>, u64)>>,
-    /// Writes that the next sync makes, too late.
+    /// Writes that are made too late, after the next sync.
     waiting: Mutex<Vec<(Vec<u8>, u64)>>,
 }
 
@@ -251,7 +254,7 @@ impl Broken {
 
 impl Drop for Broken {
     fn drop(&mut self) {
-        // The engine was told long ago that it is there.
+        // The engine was told long ago that it is durable.
         let _ = self.make_late();
     }
 }
@@ -268,14 +271,15 @@ impl File for Broken {
             }
             Fault::DataFirst => {
                 match write_data(&self.os, &self.data, &self.newest, buf) {
-                    // A mirror makes the file when it applies the record that does.
+                    // On a mirror the file may not exist before the mirror applies the
+                    // record that creates it.
                     Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                     done => done?,
                 }
                 self.write_durably(buf, offset)
             }
             Fault::SuperblockLate => {
-                // Nothing of it is in the page cache before its time either.
+                // None of it may be in the page cache before its time either.
                 let mut waiting = self.waiting.lock().expect("no thread panics");
                 waiting.push((buf.to_vec(), offset));
                 Ok(())
@@ -304,7 +308,7 @@ impl File for Broken {
                 std::thread::spawn(move || {
                     std::thread::sleep(LATE);
                     for (bytes, at) in writes {
-                        // The engine was told long ago that it is there.
+                        // The engine was told long ago that it is durable.
                         let _ = inner.write_at(&bytes, at);
                     }
                     let _ = inner.sync();

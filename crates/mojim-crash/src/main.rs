@@ -1,5 +1,5 @@
-//! The command `mojim-crash`: the workload and the check for whoever crashes a
-//! machine, and the rungs that do it here.
+//! The command `mojim-crash`: the workload and the check for anyone who crashes a
+//! machine, and the rungs that crash machines here.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

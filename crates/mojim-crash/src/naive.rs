@@ -11,14 +11,14 @@ use crate::redo::data_file;
 use crate::subject::{Place, Subject};
 use crate::workload::{Change, region_len};
 
-/// The mapping, all of the file.
+/// The mapping of the whole file.
 pub struct Naive {
     ptr: *mut u8,
     len: usize,
 }
 
 impl Naive {
-    /// Opens it.
+    /// Opens and maps the file.
     pub fn open(place: &Place, seed: u64) -> Result<Naive> {
         let file: File = data_file(place, seed)?;
         let len = region_len(seed);
@@ -41,7 +41,7 @@ impl Naive {
 
 impl Drop for Naive {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `open`, which nobody else has. It cannot fail.
+        // SAFETY: the mapping of `open`, which nothing else uses. The call cannot fail.
         let _ = unsafe { munmap(self.ptr.cast(), self.len) };
     }
 }
@@ -49,7 +49,7 @@ impl Drop for Naive {
 impl Subject for Naive {
     fn commit(&mut self, changes: &[Change]) -> Result<()> {
         for c in changes {
-            // Programs do not store at one stroke.
+            // Programs do not store everything at once.
             std::thread::yield_now();
             assert!(c.at + c.bytes.len() <= self.len);
             // SAFETY: inside the mapping, as was just checked.
@@ -59,7 +59,7 @@ impl Subject for Naive {
                     .copy_from(c.bytes.as_ptr(), c.bytes.len())
             };
         }
-        // SAFETY: the mapping, whole.
+        // SAFETY: the whole mapping.
         unsafe { msync(self.ptr.cast(), self.len, MsyncFlags::SYNC)? };
         Ok(())
     }

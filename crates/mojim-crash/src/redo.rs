@@ -1,6 +1,6 @@
-//! A plain redo log: append a record with its checksum, flush, then change the
-//! file, flush, cut the log. The control that must stand; without its first
-//! flush, the one that must be found to lose.
+//! A plain redo log: append a record with its checksum, flush, then change the file,
+//! flush, cut the log. This control must pass; without its first flush, it must be caught
+//! losing data.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,12 +14,12 @@ use crate::workload::{Change, region_len};
 /// Length and checksum of what follows.
 const HEADER: usize = 12;
 
-/// The file of the region, made durably if it is not there.
+/// The file of the region, made durably if it does not exist.
 pub fn data_file(place: &Place, seed: u64) -> Result<File> {
     open_durably(place, "data", &vec![0; region_len(seed)])
 }
 
-/// Opens a file; one that is not there has `first` in it when its name is durable.
+/// Opens a file. A file that does not exist has `first` in it before its name is durable.
 fn open_durably(place: &Place, name: &str, first: &[u8]) -> Result<File> {
     let path = place.dir.join(name);
     let mut how = OpenOptions::new();
@@ -34,7 +34,7 @@ fn open_durably(place: &Place, name: &str, first: &[u8]) -> Result<File> {
     Ok(how.open(path)?)
 }
 
-/// The file and its log. The last record stays in the log until the next comes.
+/// The file and its log. The last record stays in the log until the next one comes.
 pub struct Redo {
     data: File,
     log: File,
@@ -43,7 +43,7 @@ pub struct Redo {
 }
 
 impl Redo {
-    /// Opens it and takes up what is in its log. Without `flushes` records are
+    /// Opens the file and applies what is in its log. Without `flushes`, records are
     /// acknowledged before they are flushed.
     pub fn open(place: &Place, seed: u64, flushes: bool) -> Result<Redo> {
         let data = data_file(place, seed)?;
@@ -67,7 +67,7 @@ impl Redo {
         Ok(all)
     }
 
-    /// The last record goes to the file and out of the log.
+    /// Writes the last record to the file, and cuts it from the log.
     fn apply(&mut self) -> Result<()> {
         let last = std::mem::take(&mut self.last);
         for (at, bytes) in decode(&last).unwrap_or_default() {
@@ -82,7 +82,7 @@ impl Redo {
 impl Subject for Redo {
     fn commit(&mut self, changes: &[Change]) -> Result<()> {
         if !self.last.is_empty() {
-            // Also where it was acknowledged without.
+            // This flush is also made if the record was acknowledged without one.
             self.log.sync_data()?;
             self.apply()?;
         }
@@ -113,7 +113,7 @@ fn encode(changes: &[Change]) -> Vec<u8> {
     out
 }
 
-/// What a record that is whole writes.
+/// The writes of a record; `None` if the record is not whole.
 fn decode(record: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     let number = |b: &[u8]| Some(u64::from_le_bytes(b.get(..8)?.try_into().ok()?));
     let body = record.get(HEADER..)?;

@@ -1,4 +1,4 @@
-//! What a rung found, and whether it counts.
+//! What a rung found, and whether its result counts.
 
 use std::fmt::{self, Display};
 
@@ -6,40 +6,40 @@ use serde_json::{Value, json};
 
 use crate::subject::Kind;
 
-/// What was found of one subject.
+/// The results for one subject.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Which.
+    /// The subject.
     pub kind: Kind,
     /// States that were recovered and compared.
     pub states: u64,
-    /// Of these, such in which the recovery had been cut short by another crash.
+    /// States in which the recovery had been cut short by another crash.
     pub twice: u64,
     /// States whose file system did not mount: not compared.
     pub unmountable: u64,
-    /// How many were lost or torn.
+    /// States that were lost or torn.
     pub failures: u64,
-    /// The first of these.
+    /// The first failure.
     pub first: Option<String>,
 }
 
-/// How much is looked at.
+/// How much is run.
 #[derive(Debug, Clone)]
 pub struct Extent {
-    /// Which subjects.
+    /// The subjects.
     pub kinds: Vec<Kind>,
-    /// States of each that must stand.
+    /// States of each subject that must pass.
     pub states: u64,
-    /// Most states of one that must be found out,
+    /// The most states of a subject that must be caught.
     pub tries: u64,
-    /// and how often it must be.
+    /// How often a subject that must be caught must fail.
     pub enough: u64,
     /// The first seed.
     pub seed: u64,
 }
 
 impl Extent {
-    /// Most states of a subject.
+    /// The most states of a subject.
     pub fn of(&self, kind: Kind) -> u64 {
         if kind.must_stand() {
             self.states
@@ -48,14 +48,14 @@ impl Extent {
         }
     }
 
-    /// Whether more states of it would say more.
+    /// Whether more states of the subject are wanted.
     pub fn goes_on(&self, row: &Row) -> bool {
         row.kind.must_stand() || row.failures < self.enough
     }
 }
 
 impl Row {
-    /// Nothing yet.
+    /// An empty row.
     pub fn new(kind: Kind) -> Row {
         Row {
             kind,
@@ -67,7 +67,7 @@ impl Row {
         }
     }
 
-    /// Counts a state.
+    /// Counts a state; `what` names it.
     pub fn add(&mut self, found: Result<u64, String>, what: impl FnOnce() -> String) {
         self.states += 1;
         if let Err(e) = found {
@@ -76,7 +76,7 @@ impl Row {
         }
     }
 
-    /// Adds another's.
+    /// Adds the counts of another row.
     pub fn join(&mut self, other: Row) {
         self.states += other.states;
         self.twice += other.twice;
@@ -85,31 +85,31 @@ impl Row {
         self.first = self.first.take().or(other.first);
     }
 
-    /// Whether it is as it must be.
+    /// Whether the subject passed or was caught, as it must.
     pub fn is_right(&self) -> bool {
-        // Where many do not mount, nothing was compared.
+        // If many file systems do not mount, too little was compared.
         let compared = self.unmountable <= self.states / 20 + 2;
         self.states > 0 && compared && (self.failures == 0) == self.kind.must_stand()
     }
 }
 
-/// All that a rung found.
+/// Everything that a rung found.
 pub struct Report {
-    /// The rung.
+    /// The rung's name.
     pub rung: String,
-    /// One for each subject.
+    /// One row for each subject.
     pub rows: Vec<Row>,
     /// How long it took.
     pub seconds: f64,
 }
 
 impl Report {
-    /// Whether the rung counts, and found nothing.
+    /// Whether every subject passed or was caught as it must.
     pub fn is_right(&self) -> bool {
         self.rows.iter().all(Row::is_right)
     }
 
-    /// As data.
+    /// The report as JSON.
     pub fn json(&self) -> Value {
         let row = |r: &Row| {
             json!({

@@ -1,7 +1,7 @@
 //! The shipped engine as a subject: an unreplicated volume with a small log.
 //!
-//! Owns the volume's configuration, which follows from the seed: logs of a few
-//! records, so that they wrap and are released all the time, or larger ones.
+//! Owns the volume's configuration, which follows from the seed: logs of a few records,
+//! so that they wrap and are released all the time, or larger logs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const FILE: &str = "f";
 pub struct Shipped {
     volume: Volume,
     region: Mapping,
-    /// Ways of committing take turns.
+    /// Counts commits: the ways of committing take turns.
     turn: u64,
 }
 
@@ -64,7 +64,7 @@ impl Shipped {
         let flags = MapFlags {
             create: true,
             atomic: true,
-            // Of both kinds of working copy half of the runs.
+            // Half of the runs use each kind of working copy.
             shared: seed % 2 == 1,
             ..MapFlags::default()
         };
@@ -82,7 +82,7 @@ impl Shipped {
         })
     }
 
-    /// The region's bytes, and the end of the attachment.
+    /// Returns the region's bytes, and detaches.
     pub fn read(self) -> Result<Vec<u8>> {
         // SAFETY: mapped until the detach below; nobody stores.
         let bytes = unsafe { std::slice::from_raw_parts(self.region.ptr, self.region.len) };
@@ -96,7 +96,7 @@ impl Subject for Shipped {
     fn commit(&mut self, changes: &[Change]) -> Result<()> {
         let mut ranges: Vec<(*const u8, usize)> = Vec::new();
         for c in changes {
-            // Programs do not store at one stroke.
+            // Programs do not store everything at once.
             std::thread::yield_now();
             assert!(c.at + c.bytes.len() <= self.region.len);
             // SAFETY: inside the region, as was just checked, which only this

@@ -1,10 +1,10 @@
-//! Who makes the steps durable: Mojim, whole or broken in one way, and three
-//! programs that a rung must tell apart.
+//! The subjects, which make steps durable: Mojim, unbroken or broken in one way, and
+//! three other programs that a rung must tell apart.
 //!
-//! Owns their names and what they have in common; `subjects.rs` opens one.
+//! Owns their names and their interface; `subjects.rs` opens one.
 //!
 //! Invariant of [`Subject`]: what [`Subject::commit`] returned success for is
-//! acknowledged. Which subjects keep that promise is what a rung finds out.
+//! acknowledged. A rung finds out which subjects keep this promise.
 
 use std::path::PathBuf;
 
@@ -12,11 +12,11 @@ use crate::Result;
 use crate::machine::Fault;
 use crate::workload::Change;
 
-/// Makes steps durable.
+/// A program that makes steps durable.
 pub trait Subject {
     /// Makes the changes and commits them as one.
     fn commit(&mut self, changes: &[Change]) -> Result<()>;
-    /// Ends in order.
+    /// Ends cleanly.
     fn close(self: Box<Self>) -> Result<()>;
 }
 
@@ -25,17 +25,17 @@ pub trait Subject {
 pub enum Kind {
     /// The shipped engine, over a machine without a fault or with one.
     Mojim(Option<Fault>),
-    /// A shared mapping and one msync for each step: tears.
+    /// A shared mapping and one msync for each step: steps are torn.
     Naive,
-    /// A redo log that acknowledges before its flush: loses.
+    /// A redo log that acknowledges before its flush: steps are lost.
     Nosync,
-    /// A redo log as it should be.
+    /// A correct redo log.
     Log,
 }
 
 impl Kind {
-    /// All of them with their names: those that must stand, then those that
-    /// must be found out.
+    /// All subjects with their names: those that must pass, then those that must be
+    /// caught.
     pub const ALL: [(Kind, &'static str); 9] = [
         (Kind::Mojim(None), "mojim"),
         (Kind::Log, "log"),
@@ -51,19 +51,19 @@ impl Kind {
         (Kind::Mojim(Some(Fault::AckEarly)), "mojim-ack-early"),
     ];
 
-    /// By its name.
+    /// The subject of this name.
     pub fn of(name: &str) -> Option<Kind> {
         let found = Kind::ALL.into_iter().find(|(_, n)| *n == name);
         found.map(|(kind, _)| kind)
     }
 
-    /// Its name.
+    /// The subject's name.
     pub fn name(self) -> &'static str {
         let found = Kind::ALL.into_iter().find(|(kind, _)| *kind == self);
         found.expect("all are there").1
     }
 
-    /// Whether nothing of it may be lost or torn.
+    /// Whether none of its steps may be lost or torn.
     pub fn must_stand(self) -> bool {
         matches!(self, Kind::Mojim(None) | Kind::Log)
     }
@@ -72,9 +72,9 @@ impl Kind {
 /// Where a subject keeps its files.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// On the disk.
+    /// The directory on the disk.
     pub dir: PathBuf,
-    /// In memory that does not outlive the crash.
+    /// The directory in memory that does not survive the crash.
     pub ring: PathBuf,
     /// What Mojim's log is kept in, as the configuration says it: `disk` or `pmem`.
     pub medium: String,

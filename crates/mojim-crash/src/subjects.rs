@@ -1,7 +1,7 @@
-//! Opens a subject by its kind, and recovers what one has left.
+//! Opens a subject by its kind, and recovers what a subject has left.
 //!
-//! Owns the choice of the code for each kind. Invariant: what recovers is whole,
-//! whatever was broken in what is recovered.
+//! Owns the choice of the code for each kind. Invariant: the engine that recovers has no
+//! fault, whatever fault the crashed one had.
 
 use crate::Result;
 use crate::naive::Naive;
@@ -9,7 +9,7 @@ use crate::redo::Redo;
 use crate::shipped::Shipped;
 use crate::subject::{Kind, Place, Subject};
 
-/// Opens a subject, making what is not there.
+/// Opens a subject, creating what does not exist.
 pub fn open(kind: Kind, place: &Place, seed: u64) -> Result<Box<dyn Subject>> {
     std::fs::create_dir_all(&place.dir)?;
     Ok(match kind {
@@ -25,7 +25,7 @@ pub fn open(kind: Kind, place: &Place, seed: u64) -> Result<Box<dyn Subject>> {
 pub fn recover(kind: Kind, place: &Place, seed: u64) -> Result<Vec<u8>> {
     std::fs::create_dir_all(&place.dir)?;
     match kind {
-        // Whatever broke it, what recovers it is whole.
+        // The engine that recovers has no fault.
         Kind::Mojim(_) => Shipped::open(place, seed, None, true)?.read(),
         Kind::Naive => Naive::read(place, seed),
         Kind::Nosync | Kind::Log => Redo::open(place, seed, true)?.read(),

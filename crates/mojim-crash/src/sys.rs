@@ -1,8 +1,8 @@
-//! Mounts, loop devices and the shutting down of file systems.
+//! Mounts, loop devices and the shutdown of file systems.
 //!
-//! Owns every call into the kernel that is not about ordinary files. Invariant:
-//! nothing outlives the process, however it ends. Mounts are in a namespace of
-//! its own, loop devices are cleared when nobody has them open.
+//! Owns every system call that is not about ordinary files. Invariant: nothing outlives
+//! the process, however it ends. Mounts are in a namespace of their own, and a loop
+//! device is cleared when no process has it open.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -22,7 +22,7 @@ const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const BLKFLSBUF: libc::c_ulong = 0x1261;
 const FS_IOC_SHUTDOWN: libc::c_ulong = 0x8004_587d;
 const FSOP_GOING_FLAGS_NOLOGFLUSH: u32 = 2;
-/// How long somebody may still use a file system that is unmounted.
+/// How long a file system that is being unmounted may still be in use.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn done(result: libc::c_int) -> io::Result<()> {
@@ -36,7 +36,8 @@ fn text(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Gives this thread, and those that it starts from now on, mounts of their own.
+/// Gives this thread, and the threads that it starts from now on, their own mount
+/// namespace.
 fn own_mounts() -> io::Result<()> {
     let none = std::ptr::null();
     let flags = libc::MS_REC | libc::MS_PRIVATE;
@@ -54,11 +55,11 @@ fn own_mounts() -> io::Result<()> {
     }
 }
 
-/// What is mounted at a place, until it is dropped.
+/// A mount, which is undone when this is dropped.
 pub struct Mounted(PathBuf);
 
 impl Mounted {
-    /// Mounts `device` at `at`, which is made.
+    /// Mounts `device` at `at`; the directory is made.
     pub fn new(kind: &str, device: &Path, at: &Path) -> io::Result<Mounted> {
         std::fs::create_dir_all(at)?;
         let (device, kind, place) = (text(device)?, CString::new(kind)?, text(at)?);
@@ -75,13 +76,13 @@ impl Mounted {
         Ok(Mounted(at.to_owned()))
     }
 
-    /// Where.
+    /// The mount point.
     pub fn at(&self) -> &Path {
         &self.0
     }
 
-    /// Loses the page cache and what the journal has not written, and takes
-    /// nothing any more.
+    /// Shuts the file system down: loses the page cache and what the journal has not
+    /// written, and accepts nothing any more.
     pub fn shut_down(&self) -> io::Result<()> {
         let dir = File::open(&self.0)?;
         let how = FSOP_GOING_FLAGS_NOLOGFLUSH;
@@ -89,15 +90,15 @@ impl Mounted {
         done(unsafe { libc::ioctl(dir.as_raw_fd(), FS_IOC_SHUTDOWN, &raw const how) })
     }
 
-    /// Ends it; an error if somebody still uses it.
+    /// Unmounts the file system; an error if it is still in use.
     pub fn unmount(self) -> io::Result<()> {
         let at = text(&self.0)?;
         let begin = Instant::now();
         let gone = loop {
             // SAFETY: a name that outlives the call.
             let gone = done(unsafe { libc::umount2(at.as_ptr(), 0) });
-            // A process that another thread is starting has all descriptors until it is
-            // another program, which no event tells of.
+            // A child process that another thread has just forked holds all descriptors
+            // until its exec, which no event tells of.
             let busy = matches!(&gone, Err(e) if e.raw_os_error() == Some(libc::EBUSY));
             if !busy || begin.elapsed() > PATIENCE {
                 break gone;
@@ -120,14 +121,14 @@ impl Drop for Mounted {
     }
 }
 
-/// A directory in memory in which a rung works, with mounts of its own.
+/// A directory in memory in which a rung works, with its own mount namespace.
 pub struct Lab {
     mounted: Option<Mounted>,
     top: PathBuf,
 }
 
 impl Lab {
-    /// A new one; fails where this process may not mount.
+    /// Makes a directory; fails if this process may not mount.
     pub fn new() -> Result<Lab> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let n = NUMBER.fetch_add(1, Relaxed);
@@ -143,7 +144,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// A path in it.
+    /// A path in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.top.join(name)
     }
@@ -160,7 +161,7 @@ impl Drop for Lab {
 struct LoopConfig {
     fd: u32,
     block_size: u32,
-    // struct loop_info64, up to its flags and behind them.
+    // `struct loop_info64`: what is before its flags, and what is behind them.
     _before: [u8; 52],
     flags: u32,
     _behind: [u8; 176],
@@ -169,14 +170,15 @@ struct LoopConfig {
 
 const _: () = assert!(size_of::<LoopConfig>() == 304);
 
-/// A loop device; it is gone when this and whatever is mounted from it are.
+/// A loop device. The kernel removes it when this is dropped and nothing is mounted from
+/// it.
 pub struct Loop {
     open: File,
     path: PathBuf,
 }
 
 impl Loop {
-    /// A new one over `backing`.
+    /// A new loop device over `backing`.
     pub fn new(backing: &Path) -> Result<Loop> {
         let backing = OpenOptions::new().read(true).write(true).open(backing)?;
         let control = File::open("/dev/loop-control")?;
@@ -201,19 +203,19 @@ impl Loop {
                 done(unsafe { libc::ioctl(open.as_raw_fd(), LOOP_CONFIGURE, &raw const config) });
             match set {
                 Ok(()) => return Ok(Loop { open, path }),
-                // Somebody else was faster.
+                // Another process took this device first.
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(e) => return Err(format!("{}: {e}", path.display()).into()),
             }
         }
     }
 
-    /// Its name.
+    /// The path of its device file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The kernel keeps nothing of what is on it: what lies behind was changed.
+    /// Drops the kernel's cache of the device: what is behind it was changed.
     pub fn forget(&self) -> io::Result<()> {
         // SAFETY: takes no argument.
         done(unsafe { libc::ioctl(self.open.as_raw_fd(), BLKFLSBUF) })
@@ -245,15 +247,15 @@ pub fn make_file_system(kind: &str, image: &Path, bytes: u64) -> Result<()> {
     }
 }
 
-/// Whether there is the command that makes such a file system.
+/// Whether the command that makes such a file system is installed.
 pub fn has_file_system(kind: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     path.split(':')
         .any(|dir| Path::new(dir).join(format!("mkfs.{kind}")).exists())
 }
 
-/// Begins to write what is in the page cache of a file, and flushes nothing.
+/// Begins to write a file's page cache back, and flushes nothing.
 pub fn begin_writeback(file: &File) -> io::Result<()> {
-    // SAFETY: of a descriptor that is open.
+    // SAFETY: the descriptor is open.
     done(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) })
 }

@@ -1,31 +1,30 @@
 //! What is written, and what must be found.
 //!
-//! Owns the steps of a run and the model. Invariant: everything follows from
-//! the seed, so that a check knows each byte after each step without having
-//! seen the run.
+//! Owns the steps of a run and the model. Invariant: everything follows from the seed, so
+//! that a check knows each byte after each step without having seen the run.
 
 use mojim_sim::Rng;
 
-/// Bytes of a page.
+/// Size of a page, in bytes.
 pub const PAGE: usize = 4096;
 
 /// New bytes for a part of the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Where.
+    /// The offset.
     pub at: usize,
-    /// What.
+    /// The new bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Bytes of the region of a run.
+/// Size of a run's region, in bytes.
 pub fn region_len(seed: u64) -> usize {
     Rng::new(seed).between(64, 256) as usize * PAGE
 }
 
-/// What step `step`, counted from 1, changes, all at once: mostly a few
-/// scattered places, of which some span a border of pages; sometimes a word in
-/// each of many pages; sometimes more in one piece than a small log takes.
+/// The changes of step `step`, counted from 1, which are made as one: mostly a few
+/// scattered places, some of which span a page boundary; sometimes a word in each of many
+/// pages; sometimes one piece that is larger than a small log can take.
 pub fn changes(seed: u64, step: u64) -> Vec<Change> {
     let len = region_len(seed);
     let pages = len / PAGE;
@@ -60,7 +59,7 @@ pub fn changes(seed: u64, step: u64) -> Vec<Change> {
                 } as usize;
                 let page = rng.below(pages as u64) as usize * PAGE;
                 let at = match rng.below(3) {
-                    // Over the border before the page.
+                    // Across the boundary before the page.
                     0 => page.saturating_sub(rng.below(n as u64) as usize),
                     _ => page + rng.below(PAGE as u64) as usize,
                 };
@@ -71,22 +70,22 @@ pub fn changes(seed: u64, step: u64) -> Vec<Change> {
     out
 }
 
-/// Whether the subject is closed in order and opened again before this step.
+/// Whether the subject is closed cleanly and opened again before this step.
 pub fn reopens(seed: u64, step: u64) -> bool {
     Rng::new(seed.rotate_left(16) ^ step).below(64) == 0
 }
 
-/// The region after each step.
+/// The region after a step.
 pub struct Model {
     seed: u64,
-    /// The last step that is in it.
+    /// The step after which it is.
     pub step: u64,
-    /// Its bytes.
+    /// The region's bytes.
     pub bytes: Vec<u8>,
 }
 
 impl Model {
-    /// Before the first step: zeros.
+    /// The region before the first step: zeros.
     pub fn new(seed: u64) -> Model {
         Model {
             seed,
@@ -95,12 +94,12 @@ impl Model {
         }
     }
 
-    /// Whose it is.
+    /// The seed of the run.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Makes the next step.
+    /// Applies the next step.
     pub fn advance(&mut self) {
         self.step += 1;
         for c in changes(self.seed, self.step) {
@@ -108,7 +107,7 @@ impl Model {
         }
     }
 
-    /// Goes on to `step`, or begins again for one that has passed.
+    /// Goes on to `step`, or starts again if `step` has passed.
     pub fn go_to(&mut self, step: u64) {
         if step < self.step {
             *self = Model::new(self.seed);
@@ -119,8 +118,8 @@ impl Model {
     }
 }
 
-/// Which step `found` is the result of, which must be one from `acknowledged`
-/// to `started`; otherwise what is wrong.
+/// The step of which `found` is the result, which must be from `acknowledged` to
+/// `started`; otherwise what is wrong.
 pub fn judge(
     model: &mut Model,
     found: &[u8],
@@ -210,7 +209,8 @@ mod tests {
                 .unwrap_err()
                 .starts_with("lost")
         );
-        // A step of which one change is missing, and one of which one is there.
+        // A step of which one change is missing, and a step of which only one change is
+        // there.
         m.go_to(8);
         let mut part = m.bytes.clone();
         let c = &changes(3, 9)[0];

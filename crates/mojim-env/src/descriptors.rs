@@ -5,19 +5,20 @@
 //! descriptors lie from [`floor`] on, out of the way. The kernel gives the lowest
 //! free number first, though: each is opened there and moved up.
 //!
-//! Owns the floor, and the count of threads that open, and of those that ask for a
-//! number of the program's choice. The two kinds exclude each other, so that who asks
-//! never meets a descriptor on its way up.
+//! Owns the floor, and the counts of threads that open a descriptor and of threads that
+//! ask about a number of the program's choice. The two kinds exclude each other, so
+//! that a thread that asks never meets an engine's descriptor that is not moved up yet.
 //!
 //! Invariants:
 //! - No call waits between opening and moving: `accept`, for one, would keep the
 //!   lowest free number to itself while it waits.
-//! - Threads that open do not wait for each other: one whose disk hangs holds up
-//!   nobody else's open.
-//! - Nobody waits longer than [`PATIENCE`]. Who then goes on while another opens meets
-//!   at worst EBUSY: the kernel keeps the number of an open that is not done.
-//! - A thread that opens or asks runs no signal handler of the program: one may ask,
-//!   or leave by siglongjmp.
+//! - Threads that open do not wait for each other: an open on a disk that hangs delays
+//!   no other.
+//! - No thread waits longer than `PATIENCE`. A thread that then goes on while another
+//!   opens gets at worst EBUSY: the kernel reserves the number of an open that is not
+//!   done.
+//! - A thread that opens or asks runs no signal handler of the program: a handler may
+//!   ask, or leave by siglongjmp.
 
 use std::cell::Cell;
 use std::io::Read;
@@ -33,7 +34,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::event::Event;
 use crate::threads::SignalsWait;
 
-/// The engine's lowest number where there is room for so many.
+/// The engine's lowest number, if the process may have twice as many.
 const USUAL: u64 = 512;
 /// How long one kind waits for the other: as long as a thousand opens take.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -44,7 +45,7 @@ pub fn floor() -> RawFd {
     (most / 2).min(USUAL) as RawFd
 }
 
-/// Threads that open, and, from bit 16 on, threads that ask.
+/// How many threads open, and, from bit 16 on, how many ask.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 /// `INSIDE` became less.
 static LEFT: Event = Event::new();
@@ -53,13 +54,14 @@ const OPENS: u32 = 1;
 const ASKS: u32 = 1 << 16;
 
 thread_local! {
-    /// This thread is inside: an interposer has it ask when it closes something.
+    /// Whether this thread is inside: under an interposer, its own `close` asks.
     static HERE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, none of the other kind is inside.
+/// While it lives, no thread of the other kind is inside.
 struct Inside {
-    /// What it counts for; 0 if it went on without, or its thread was inside.
+    /// What it added to `INSIDE`; 0 if the wait took too long, or its thread was inside
+    /// already.
     counts: u32,
     outermost: bool,
     _signals: Option<SignalsWait>,
@@ -128,14 +130,15 @@ pub fn opening<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// What `open` opens, without waiting, from [`floor`] on; where no number is left
-/// there, as it came. It is close-on-exec.
+/// Runs `open`, which must not wait, and moves its descriptor to a number from
+/// [`floor`] on; if none is left there, the descriptor stays where it is. It is
+/// close-on-exec.
 pub fn open<E: From<Errno>>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<OwnedFd, E> {
     opening(|| Ok(above(open()?)?))
 }
 
-/// Moves one from among the program's numbers. Within [`opening`], where it was opened.
-/// EBADF if the program has closed it.
+/// Moves a descriptor out of the program's numbers. Called within the [`opening`] that
+/// opened it. EBADF if the program has closed it.
 pub fn above(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     let floor = floor();
     if fd.as_raw_fd() >= floor {
@@ -143,7 +146,7 @@ pub fn above(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     }
     match fcntl_dupfd_cloexec(&fd, floor) {
         Err(Errno::BADF) => {
-            // The number is the program's to use.
+            // The number is the program's now: it must not be closed.
             let _ = fd.into_raw_fd();
             Err(Errno::BADF)
         }
@@ -151,7 +154,7 @@ pub fn above(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Another descriptor for what `fd` stands for. Fails with EMFILE if none is left.
+/// A duplicate of `fd`. Fails with EMFILE if no number is left.
 pub fn duplicate(fd: impl AsFd) -> Result<OwnedFd, Errno> {
     match fcntl_dupfd_cloexec(&fd, floor()) {
         Err(Errno::MFILE | Errno::INVAL) => fcntl_dupfd_cloexec(&fd, 0),
@@ -159,7 +162,7 @@ pub fn duplicate(fd: impl AsFd) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The text of a small file, as the kernel's are.
+/// The text of a small file, such as one of `/proc`.
 pub fn read(path: impl AsRef<Path>) -> std::io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
     let one = || retry_on_intr(|| fs::open(path.as_ref(), flags, Mode::empty()));
@@ -168,8 +171,8 @@ pub fn read(path: impl AsRef<Path>) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Whether the program has something open under this number; what the engine has there
-/// on its way up does not count. Signal handlers may ask.
+/// Whether the program has this descriptor open; one of the engine's that is not moved
+/// up yet does not count. Signal handlers may call this.
 pub fn is_the_programs(number: RawFd) -> bool {
     let _inside = Inside::enter(ASKS, PATIENCE);
     is_open(number)
@@ -179,24 +182,26 @@ fn is_open(number: RawFd) -> bool {
     if number < 0 {
         return false;
     }
-    // SAFETY: only asked about; any number from 0 on may be.
+    // SAFETY: only F_GETFD is done with it, which is allowed for any number from 0 on.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::io::fcntl_getfd(fd).is_ok()
 }
 
 /// Runs `f`, which puts something under a number of the program's choice (`dup2`), so
-/// that it hits no descriptor of the engine's on its way up. Signal handlers may.
+/// that it replaces no descriptor of the engine's that is not moved up yet. Signal
+/// handlers may call this.
 pub fn put<T>(number: RawFd, f: impl FnOnce() -> T) -> T {
     let inside = Inside::enter(ASKS, PATIENCE);
     if is_open(number) {
-        // The program's own. It is closed by this, which may take long.
+        // The program's own descriptor. `f` closes it, which may take long.
         drop(inside);
         return f();
     }
     f()
 }
 
-/// In a child of fork nobody is inside: the threads that were are its parent's.
+/// Called in a forked child, where no thread is inside: those that were are its
+/// parent's.
 pub fn forked() {
     INSIDE.store(0, SeqCst);
     HERE.set(false);
@@ -212,7 +217,7 @@ mod tests {
         fs::open("/dev/null", flags, Mode::empty())
     }
 
-    /// In one test: the count is the process's.
+    /// One test, since the count is the process's.
     #[test]
     fn who_asks_meets_nothing_on_its_way_up_and_nobody_waits_for_ever() {
         let fd = open(null).unwrap();
@@ -243,7 +248,8 @@ mod tests {
                 null()
             });
             assert!(beside.is_ok());
-            // Who asks waits until it is gone from there; who has waited goes on.
+            // A thread that asks waits until the descriptor is moved; one that has
+            // waited long enough goes on.
             assert_eq!(Inside::enter(ASKS, Duration::ZERO).counts, 0);
             let asks = s.spawn(move || {
                 let inside = Inside::enter(ASKS, Duration::from_secs(3600));
@@ -256,7 +262,7 @@ mod tests {
             assert_eq!(asks.join().unwrap(), (ASKS, false));
             assert!(opens.join().unwrap().unwrap().as_raw_fd() >= floor());
         });
-        // Within, a close asks, as under an interposer.
+        // A close inside asks, as under an interposer.
         assert!(opening(|| !is_the_programs(i32::MAX)));
         assert_eq!(INSIDE.load(SeqCst), 0);
     }

@@ -1,12 +1,11 @@
 //! What the engine needs from the world around it: one node's disk, memory,
-//! network, clock and chance, passed in.
+//! network, clock and random numbers, passed in.
 //!
 //! Owns the traits, not an implementation: `mojim-linux` implements them over the
-//! kernel,
-//! `mojim-sim` over a seed. The engine calls nothing else that could block,
-//! fail or differ between two runs.
+//! kernel, `mojim-sim` from a seed. The engine calls nothing else that could
+//! block, fail or differ between two runs.
 //!
-//! What the medium is assumed to do (and the simulator makes it do no more):
+//! What the medium is assumed to do (the simulated one does no more):
 //! - A write to a `File` opened with `durable` has reached the medium when it
 //!   returns success; if power is lost during it, any subset of its 512-byte
 //!   sectors may have.
@@ -29,7 +28,7 @@ use std::time::Duration;
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenHow {
-    /// Make it if it is not there.
+    /// Create the file if it does not exist.
     pub create: bool,
     /// Allow writing.
     pub write: bool,
@@ -42,8 +41,8 @@ pub struct OpenHow {
 pub trait File: Send + Sync {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Writes all of `buf` at `offset`; EFBIG, and no signal, beyond
-    /// [`Env::file_size_limit`].
+    /// Writes all of `buf` at `offset`. Beyond [`Env::file_size_limit`] fails
+    /// with EFBIG, without a signal.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
     /// Makes everything written before durable (`fdatasync`).
     fn sync(&self) -> io::Result<()>;
@@ -55,13 +54,14 @@ pub trait File: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Reserves space for `len` bytes, so that later writes below it do not
+    /// Reserves space for `len` bytes, so that later writes within them do not
     /// fail for want of space.
     fn allocate(&self, len: u64) -> io::Result<()>;
-    /// The next range at or after `offset` that may hold bytes other than
-    /// zero (`SEEK_DATA`); `None` behind the last. A whole-file answer is allowed.
+    /// The next range at or after `offset` that may hold bytes other than zero
+    /// (`SEEK_DATA`); `None` if there is none. The answer may be all the rest of
+    /// the file.
     fn next_data(&self, offset: u64) -> io::Result<Option<std::ops::Range<u64>>>;
-    /// The descriptor, where there is one: for mapping the file.
+    /// The descriptor, if the file has one, for mapping it.
     fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }
@@ -107,39 +107,42 @@ impl Memory {
         self.len == 0
     }
 
-    /// What keeps it alive; an environment finds its own type in it.
+    /// The value that keeps the memory alive; an environment downcasts it to its
+    /// own type.
     pub fn owner(&self) -> &(dyn Any + Send + Sync) {
         &*self.owner
     }
 }
 
-/// Whom a connection proves to be at its other end.
+/// What a connection proves about its peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Proof {
-    /// Nobody in particular: the cluster has no keys.
+    /// Nothing: the cluster has no keys.
     Nothing,
-    /// A process of this host that may read this one's memory anyway.
+    /// The peer is a process of this host that could read this process's memory
+    /// anyway.
     Local,
-    /// The node of this name, by its certificate.
+    /// The peer is the node of this name, by its certificate.
     Node {
         /// Its name.
         name: String,
         /// Whether the connection is encrypted too.
         encrypted: bool,
     },
-    /// An operator's tool, by its certificate: may ask, and is no node.
+    /// The peer is an operator's tool, by its certificate: it may send requests,
+    /// and is not a node.
     Client {
         /// Whether the connection is encrypted too.
         encrypted: bool,
     },
 }
 
-/// One end of a byte stream. Sending and receiving may happen at the same
-/// time from two threads, each from one.
+/// One end of a byte stream. At most one thread sends and one receives; both may
+/// do so at the same time.
 pub trait Conn: Send + Sync {
-    /// Sends some of the bytes; `WouldBlock` if none can be taken now. What was
-    /// not taken must come again, the same bytes, before any other: part of it
-    /// may be on its way already.
+    /// Sends some of the bytes; `WouldBlock` if none can be taken now. The caller
+    /// must offer the bytes that were not taken again, unchanged, before any
+    /// others: some of them may be on their way already.
     fn send(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
     /// Receives some bytes; `WouldBlock` if there are none, 0 if the peer closed.
     fn recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
@@ -150,11 +153,12 @@ pub trait Conn: Send + Sync {
     fn close(&self);
     /// Who is at the other end, for messages.
     fn peer(&self) -> String;
-    /// Whom it proves to be there; known once bytes have been sent or received.
+    /// What the connection proves about its peer; known once bytes have been sent
+    /// or received.
     fn proof(&self) -> Proof {
         Proof::Nothing
     }
-    /// Passes shared memory to the peer; only where both are on one host.
+    /// Passes shared memory to the peer, which must be on the same host.
     fn send_memory(&self, _memory: &Memory) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -183,11 +187,11 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// One node's surroundings.
+/// One node's environment.
 pub trait Env: Send + Sync {
     /// Time since some fixed moment; never goes back.
     fn now(&self) -> Duration;
-    /// Tells this boot of the machine from every other.
+    /// Identifies this boot of the machine.
     fn boot_id(&self) -> [u8; 16];
     /// A random number, never 0.
     fn random(&self) -> u64;
@@ -198,47 +202,49 @@ pub trait Env: Send + Sync {
     fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn File>>;
     /// Makes a directory and its parents.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
-    /// Removes a directory in which there is, however deep, nothing but
-    /// directories; `DirectoryNotEmpty`, and nothing that is no directory is
-    /// removed, otherwise.
+    /// Removes a directory that contains, at any depth, nothing but directories.
+    /// Otherwise fails with `DirectoryNotEmpty`; it never removes anything but
+    /// directories.
     fn remove_empty_dirs(&self, _path: &Path) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// The most bytes that a file in this directory can have on its file system.
+    /// The largest size, in bytes, that the file system allows for a file in this
+    /// directory.
     fn max_file_size(&self, _dir: &Path) -> io::Result<u64> {
         Ok(i64::MAX as u64)
     }
-    /// The most bytes that this process may make a file have (RLIMIT_FSIZE).
+    /// The largest size, in bytes, to which this process may extend a file
+    /// (RLIMIT_FSIZE).
     fn file_size_limit(&self) -> u64 {
         u64::MAX
     }
-    /// Most files of one volume that are kept open, for descriptors that must
-    /// do for others too.
+    /// The most files of one volume to keep open, since the process's descriptors
+    /// must suffice for other uses too.
     fn most_open(&self) -> usize {
         usize::MAX
     }
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Renames a file, replacing what had the new name.
+    /// Renames a file, replacing any file that has the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes creations, renames and removals in a directory durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// All regular files below a directory, as paths relative to it.
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
-    /// Takes an exclusive lock that is released when the value is dropped or
-    /// the process dies. `WouldBlock`, with who holds it in the text, if taken.
+    /// Takes an exclusive lock that is released when the value is dropped or the
+    /// process dies. `WouldBlock`, with the holder in the text, if it is taken.
     fn lock(&self, path: &Path) -> io::Result<Box<dyn Any + Send + Sync>>;
 
-    /// Memory that outlives the process but not the power, by name: opened if
-    /// it is there with this length, else made anew, zeroed.
+    /// Named memory that outlives the process but not a power failure: opened if
+    /// it exists with this length, else created, zeroed.
     fn memory(&self, path: &Path, len: usize) -> io::Result<Memory>;
-    /// Brings in the pages of such memory, first to last, beside the caller: so
-    /// that who uses it in that order meets no page fault.
+    /// Populates the pages of such memory in the background, first to last, so
+    /// that a thread that uses them in that order meets no page fault.
     fn populate(&self, _memory: &Memory) {}
     /// Removes such memory's name.
     fn remove_memory(&self, path: &Path) -> io::Result<()>;
     /// Memory shared with a peer for one session, without a name, zeroed, whose
-    /// size nobody can change.
+    /// size neither end can change.
     fn anonymous_memory(&self, len: usize) -> io::Result<Memory>;
     /// Persistent memory: a file on DAX, mapped with `MAP_SYNC`.
     fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory>;

@@ -1,5 +1,5 @@
-//! The engine's errors: one enum, each case an operating error with what,
-//! where and what to do. Broken invariants are assertions instead.
+//! The engine's errors: one enum; each case is an operating error, whose text says
+//! what failed, where, and what to do. Broken invariants are assertions instead.
 
 use std::io;
 use std::path::PathBuf;
@@ -27,8 +27,8 @@ pub enum Error {
     /// It can only be read here.
     #[error("{0}")]
     ReadOnly(String),
-    /// The mirror stood still for `resend_timeout` × `resend_attempts`. The
-    /// sync point is in doubt: it is there whole or not at all.
+    /// The mirror made no progress for `resend_timeout` × `resend_attempts`. The sync
+    /// point is in doubt: it is there whole or not at all.
     #[error("{0}")]
     Timeout(String),
     /// A newer view has another primary: this one cannot commit any more.
@@ -38,7 +38,7 @@ pub enum Error {
     /// attached again and verified (`docs/invariants.md`, 6).
     #[error("poisoned: {0}")]
     Poisoned(String),
-    /// The same, since there is no room on its disk.
+    /// As [`Error::Poisoned`], because there is no room on the disk.
     #[error("poisoned: {0}; make room on that disk, then attach again")]
     Full(String),
     /// Stored bytes are not what they should be.
@@ -49,7 +49,7 @@ pub enum Error {
         /// What is wrong, and what to do.
         what: String,
     },
-    /// The peer said something it must not.
+    /// The peer broke the protocol.
     #[error("{0}")]
     Protocol(String),
     /// The peer refused, over a link of a session.
@@ -60,12 +60,12 @@ pub enum Error {
         /// Who refused what, and why, for people.
         text: String,
     },
-    /// A node answered a request with no.
+    /// A node refused a request.
     #[error("the node says: {text}")]
     Answered {
         /// Its error number.
         errno: i32,
-        /// Its words.
+        /// Its text.
         text: String,
     },
     /// The configuration is wrong; every mistake is in the text.
@@ -121,8 +121,8 @@ impl Error {
         }
     }
 
-    /// What happened, without what a program's user is to do about it: a node goes on by
-    /// itself when there is room.
+    /// The text without the advice to a program's user: a node goes on by itself when
+    /// there is room.
     pub fn cause(&self) -> String {
         match self {
             Error::Full(what) => format!("poisoned: {what}"),

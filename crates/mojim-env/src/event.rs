@@ -14,7 +14,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// One that nobody waits for.
+    /// An event that no thread waits for.
     pub const fn new() -> Event {
         Event {
             sequence: AtomicU32::new(0),
@@ -22,13 +22,13 @@ impl Event {
         }
     }
 
-    /// Whether anybody sleeps, or is about to.
+    /// Whether any thread sleeps, or is about to.
     #[cfg(test)]
     pub(crate) fn is_awaited(&self) -> bool {
         self.sleepers.load(SeqCst) > 0
     }
 
-    /// What to pass to `wait`, read before the condition is checked.
+    /// The sequence number; a sleeper reads it before it checks the condition.
     #[inline]
     pub fn seen(&self) -> u32 {
         self.sequence.load(SeqCst)
@@ -43,8 +43,9 @@ impl Event {
         }
     }
 
-    /// Sleeps until the next `notify` after `seen`, or `timeout`. The
-    /// condition must be checked between `enter` and this; use `wait_unless`.
+    /// Sleeps until the next `notify`, or for `timeout`; not at all if `ready`
+    /// returns true. It is called when this thread already counts as a sleeper,
+    /// so that no later `notify` is missed.
     pub fn wait_unless(&self, ready: impl Fn() -> bool, timeout: Duration) {
         self.sleepers.fetch_add(1, SeqCst);
         let seen = self.seen();

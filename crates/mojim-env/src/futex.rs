@@ -1,7 +1,7 @@
 //! Sleeping on a word of memory until another thread or process changes it.
 //!
-//! Owns the two calls of the kernel; where a simulator says whose turn it is, it
-//! is asked instead (`turns.rs`).
+//! Owns the two kernel calls. A thread that a simulator schedules sleeps in the
+//! simulator instead (`turns.rs`).
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rustix::thread::futex;
 
 use crate::turns;
 
-/// A relative timeout for the kernel; longer than a year is a year.
+/// A relative timeout for the kernel; at most a year.
 pub fn timespec(d: Duration) -> rustix::time::Timespec {
     let d = d.min(Duration::from_secs(365 * 24 * 3600));
     rustix::time::Timespec {
@@ -21,8 +21,8 @@ pub fn timespec(d: Duration) -> rustix::time::Timespec {
 }
 
 /// Blocks while `word` is `expected`, for at most `timeout`. False after a
-/// timeout; after true the caller looks at the word again, since it may be
-/// woken for nothing. The word may be in memory shared between processes.
+/// timeout; after true the caller checks the word again, since the wake-up may be
+/// spurious. The word may be in memory shared between processes.
 pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) -> bool {
     if let Some(turns) = turns::current() {
         return turns.sleep(&|| word.load(SeqCst) != expected, timeout);
@@ -36,7 +36,7 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) -> bool {
     done != Err(Errno::TIMEDOUT)
 }
 
-/// Wakes at most `n` of those that wait on `word`, in any process.
+/// Wakes at most `n` of the threads that wait on `word`, in any process.
 pub fn futex_wake(word: &AtomicU32, n: i32) {
     // Fails only if the page is gone: then nobody can wait on it either.
     let _ = futex::wake(word, futex::Flags::empty(), n.max(0) as u32);

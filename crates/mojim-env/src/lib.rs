@@ -1,8 +1,8 @@
 //! What the engine needs from the world around it, and how its threads wait.
 //!
-//! The ground of all other crates: the traits that Linux and the simulator
-//! implement, the engine's error, locks and sleeps at which a simulator may put
-//! itself, and what a thread does about signals.
+//! The base of the engine's crates: the traits that Linux and the simulator
+//! implement, the engine's errors, locks and sleeps that a simulator can control,
+//! descriptors, and a thread's signals.
 
 pub mod descriptors;
 mod env;

@@ -1,11 +1,11 @@
 //! Parts of a page, in the order in which they were written.
 //!
-//! Owns how they lie in memory: of each its place and length, 4 bytes each,
-//! and its bytes.
+//! Owns their layout in memory: of each part its place and length, 4 bytes each,
+//! then its bytes.
 
 use mojim_format::bytes::u32_at;
 
-/// What a part takes beside its bytes.
+/// Bytes that a part takes beside its own: its place and length.
 pub const PART_OVERHEAD: usize = 8;
 
 /// Parts of one page.
@@ -13,24 +13,24 @@ pub const PART_OVERHEAD: usize = 8;
 pub struct PageDelta(Vec<u8>);
 
 impl PageDelta {
-    /// Whether there is none.
+    /// Whether there are no parts.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Bytes that they take.
+    /// Bytes that the parts take, with their places and lengths.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// `bytes` were written to the page, from `at` on.
+    /// Adds a part: `bytes`, written to the page from `at` on.
     pub fn push(&mut self, at: usize, bytes: &[u8]) {
         self.0.extend((at as u32).to_le_bytes());
         self.0.extend((bytes.len() as u32).to_le_bytes());
         self.0.extend(bytes);
     }
 
-    /// Writes them over `page`.
+    /// Writes the parts over `page`.
     pub fn put(&self, page: &mut [u8]) {
         let mut rest = &self.0[..];
         while let Some((at, len, more)) = first(rest) {
@@ -39,13 +39,14 @@ impl PageDelta {
         }
     }
 
-    /// The place and the bytes of the only one.
+    /// The place and the bytes of the part, if there is exactly one.
     pub fn only(&self) -> Option<(usize, &[u8])> {
         let (at, len, bytes) = first(&self.0)?;
         (bytes.len() == len).then_some((at, bytes))
     }
 
-    /// Writes over the only one, if there is one and it lies just there.
+    /// Overwrites the part, if there is exactly one, at this place and of this
+    /// length. Returns whether it did.
     pub fn overwrite(&mut self, at: usize, bytes: &[u8]) -> bool {
         let there = self
             .only()

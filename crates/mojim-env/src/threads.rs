@@ -1,25 +1,25 @@
-//! What a thread of the library, or a program's inside it, does about signals,
-//! cancellation, its priority and its number.
+//! Signals, cancellation, priority and number of a thread of the library, or of a
+//! program's thread inside it.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
 use crate::turns;
 
-/// Lets every other thread run before the calling one: for checkpoints, which
-/// must not take the processor from a link's thread (a sync point beside one
-/// took 19 µs instead of 8 on two processors).
+/// Lets every other thread run before the calling one: for checkpoints and other
+/// background work, which must not take the processor from a link's thread (a sync
+/// point beside a checkpoint took 19 µs instead of 8 on two processors).
 pub fn yield_to_others() {
-    // Failing, it only stays as it was.
+    // If this fails, the priority stays as it was.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
 }
 
-/// The calling thread, which is the library's, runs no signal handler of the
-/// program.
+/// Blocks all signals on the calling thread, which is the library's, so that it runs no
+/// signal handler of the program.
 pub fn block_signals() {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: a set of this function's, filled before it is read. The one
-    // failure there is, a wrong `how`, cannot be.
+    // SAFETY: a local set, filled before it is read. The only possible failure, a wrong
+    // `how`, cannot occur.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
@@ -30,24 +30,25 @@ unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
 }
 
-/// What a thread was before [`cancel_waits`].
+/// A thread's cancellation state before [`cancel_waits`].
 #[must_use]
 pub struct Cancel(libc::c_int);
 
-/// From here on nobody ends the calling thread by `pthread_cancel`: that would unwind
-/// it from any call of the C library, with locks held and through frames that cannot
-/// be unwound. Costs a store to a variable of the thread.
+/// From here on `pthread_cancel` does not end the calling thread: it would unwind the
+/// thread from any call of the C library, with locks held and through frames that
+/// cannot be unwound. Costs a store to a thread-local variable.
 #[inline]
 pub fn cancel_waits() -> Cancel {
     const DISABLE: libc::c_int = 1;
     let mut before = 0;
-    // SAFETY: a state that there is, and room for the one before.
+    // SAFETY: a valid state, and room for the previous one.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
     Cancel(before)
 }
 
-/// As it was. A thread that can be cancelled at any moment, and has been meanwhile,
-/// ends in here: the caller has nothing left to drop.
+/// Restores the state before [`cancel_waits`]. A thread that can be cancelled at any
+/// moment, and was cancelled meanwhile, ends in this call: the caller must have nothing
+/// left to drop.
 #[inline]
 pub fn cancel_again(before: Cancel) {
     // SAFETY: a state that this thread had.
@@ -57,18 +58,18 @@ pub fn cancel_again(before: Cancel) {
 /// While it lives, the calling thread runs no signal handler; signals wait.
 pub struct SignalsWait {
     before: libc::sigset_t,
-    /// What it keeps is the thread's own.
+    /// Not `Send`: the mask is the thread's own.
     _here: PhantomData<*const ()>,
 }
 
 impl SignalsWait {
-    /// From now on.
+    /// Blocks all signals from now on.
     pub fn begin() -> SignalsWait {
         SignalsWait::but(&[])
     }
 
-    /// The same, but for signals of the thread's own faults: for work whose faults
-    /// a handler answers (of memory that a peer cut off).
+    /// Blocks all signals but those of the thread's own faults: for work whose faults a
+    /// handler answers (on memory that a peer cut off).
     pub fn begin_but_faults() -> SignalsWait {
         SignalsWait::but(&[libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE])
     }
@@ -76,9 +77,8 @@ impl SignalsWait {
     fn but(these: &[libc::c_int]) -> SignalsWait {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sets of this function's, one filled before it is read, the
-        // other by the call. The one failure there is, a wrong `how` or number,
-        // cannot be.
+        // SAFETY: local sets, one filled before it is read, the other by the call. The
+        // only possible failures, a wrong `how` or number, cannot occur.
         let before = unsafe {
             libc::sigfillset(all.as_mut_ptr());
             for signal in these {

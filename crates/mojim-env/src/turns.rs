@@ -1,13 +1,14 @@
-//! Whose turn it is, where threads wait for one another.
+//! Which thread runs next, where threads wait for one another.
 //!
-//! Owns the two places at which a thread of the engine stops for another one: a
+//! Owns the two places at which a thread of the engine waits for another one: a
 //! lock that is taken, and a futex. A simulator that runs real threads one at a
-//! time, in an order drawn from a seed, puts itself there ([`follow`]); for
-//! every other thread both are the system's.
+//! time, in an order drawn from a seed, controls both ([`follow`]); for every
+//! other thread they are the system's.
 //!
 //! Invariants:
-//! - A lock that is free costs what the standard library's does: nobody is asked.
-//! - Who is asked holds no lock of this module's.
+//! - Taking a free lock costs what the standard library's does: no [`Turns`] is
+//!   asked.
+//! - A [`Turns`] holds no lock of this module's itself.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -16,16 +17,17 @@ use std::time::Duration;
 
 /// Decides which of its threads runs.
 pub trait Turns: Send + Sync {
-    /// Which of them the calling thread is.
+    /// The calling thread's number among them.
     fn number(&self) -> usize;
 
-    /// The calling thread stops until `ready` says yes, or `timeout` is over; it
-    /// may also return earlier. False after a timeout.
+    /// Stops the calling thread until `ready` returns true, or `timeout` is over;
+    /// it may also return earlier. False after a timeout.
     fn sleep(&self, ready: &dyn Fn() -> bool, timeout: Duration) -> bool;
 }
 
-/// Whether any thread of this process follows somebody. A signal handler that
-/// waits touches no memory of its thread's that may not be there yet.
+/// Whether any thread of this process follows a [`Turns`]. While none does, a
+/// signal handler that waits touches no thread-local memory, which may not be
+/// allocated yet.
 static USED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -38,16 +40,16 @@ pub fn follow(turns: Arc<dyn Turns>) {
     USED.store(true, Release);
 }
 
-/// Who says when this thread goes on, if somebody does.
+/// The [`Turns`] that this thread follows, if any.
 pub fn current() -> Option<Arc<dyn Turns>> {
     if !USED.load(Acquire) {
         return None;
     }
-    // A thread that ends has none any more.
+    // A thread that ends may have dropped its own already.
     TURNS.try_with(|t| t.borrow().clone()).ok().flatten()
 }
 
-/// A mutex as the standard library's.
+/// A mutex like the standard library's.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(std::sync::Mutex<T>);
 

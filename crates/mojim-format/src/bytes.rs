@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         Ok(u64_at(self.take(8)?, 0))
     }
 
-    /// A text of at most `max` bytes behind its `u16` length.
+    /// A text of at most `max` bytes, after its `u16` length.
     pub fn text(&mut self, field: &'static str, max: usize) -> Result<&'a str, FormatError> {
         let n = self.u16()? as usize;
         if n > max {
@@ -149,7 +149,7 @@ impl Writer<'_> {
         self
     }
 
-    /// A text behind its `u16` length. Longer ones are a caller's mistake.
+    /// A text, after its `u16` length. A text longer than that allows is the caller's mistake.
     pub fn text(&mut self, v: &str) -> &mut Self {
         let n = u16::try_from(v.len()).expect("a name fits 65,535 bytes");
         self.u16(n).raw(v.as_bytes())

@@ -18,7 +18,7 @@ const WHAT: &str = "catalogue";
 /// One file of the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogEntry {
-    /// Its number, never used again after it is removed.
+    /// Its number, random so that a removed file's number does not come back.
     pub id: u32,
     /// Its size in bytes.
     pub size: u64,
@@ -105,7 +105,7 @@ fn field(field: &'static str, value: u64) -> FormatError {
     }
 }
 
-/// What is between the magic and the checksum, which are right.
+/// Checks the magic and the checksum, and returns the bytes between them.
 fn checked_body(b: &[u8]) -> Result<&[u8], FormatError> {
     if b.len() < 36 {
         return Err(FormatError::Short {
@@ -132,7 +132,7 @@ fn checked_body(b: &[u8]) -> Result<&[u8], FormatError> {
     Ok(&body[8..])
 }
 
-/// The next file, which comes after `last`.
+/// Reads the next file; its number must be above that of `last`.
 fn entry(r: &mut Reader<'_>, last: Option<&CatalogEntry>) -> Result<CatalogEntry, FormatError> {
     let (id, size) = (r.u32()?, r.u64()?);
     let name = r.text("name", MAX_FILE_NAME)?;

@@ -1,27 +1,27 @@
-//! The name in a certificate: which cluster, and whom in it the holder may
-//! speak as.
+//! The name in a certificate: the cluster, and the node or client that the
+//! holder may speak as.
 //!
-//! Owns the form of the one DNS name that a certificate carries. Invariant: a
-//! name is read only as exactly what [`Subject::dns_name`] writes; no two
-//! subjects of any two clusters share one (node and cluster names have no dot).
+//! Owns the form of the one DNS name that a certificate carries. Invariants: only
+//! names that [`Subject::dns_name`] writes are accepted; no two subjects of any
+//! clusters share a name (node and cluster names have no dot).
 
-/// Whom a certificate names.
+/// The holder that a certificate names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// The node of this name: may speak as it, and as no other.
+    /// The node of this name: the holder may speak as this node, and as no other.
     Node(String),
-    /// An operator's tool: may ask, and is no node.
+    /// An operator's tool: may send requests, and is not a node.
     Client,
 }
 
-/// The last part of every name: no public domain.
+/// The last part of every name, which is not a public domain.
 const DOMAIN: &str = "mojim";
 
 /// The longest cluster or node name that fits a certificate: one DNS label.
 pub const MAX_LABEL: usize = 63;
 
 impl Subject {
-    /// Its name in a certificate of `cluster`: `NODE.node.CLUSTER.mojim` or
+    /// The subject's name in a certificate of `cluster`: `NODE.node.CLUSTER.mojim` or
     /// `client.CLUSTER.mojim`.
     pub fn dns_name(&self, cluster: &str) -> String {
         match self {
@@ -30,7 +30,7 @@ impl Subject {
         }
     }
 
-    /// Whom `name` means in `cluster`; None if it is no name of that cluster.
+    /// The subject that `name` means in `cluster`; `None` if it is not a name of that cluster.
     pub fn parse(name: &str, cluster: &str) -> Option<Subject> {
         let parts: Vec<&str> = name.split('.').collect();
         let subject = match parts[..] {
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(a.dns_name("c"), "a.node.c.mojim");
         assert_eq!(Subject::parse("a.node.c.mojim", "c"), Some(a));
         assert_eq!(Subject::parse("client.c.mojim", "c"), Some(Subject::Client));
-        // A node of this name is no client.
+        // A node of this name is not a client.
         assert_eq!(
             Subject::parse("client.node.c.mojim", "c"),
             Some(Subject::Node("client".into()))

@@ -1,10 +1,10 @@
-//! The frame: what stands around a record or a message on a link.
+//! The frame: the header of a record or a message on a link.
 //!
-//! Fixed at 32 bytes, checked by its own CRC-32C before its length is used.
+//! A frame has 32 bytes, and its own CRC-32C is checked before its length is used.
 //! It carries the link's epoch, so that records of an older epoch can be sent
-//! again over a newer link, and one LSN: the committed one where a record or a
-//! heartbeat travels to the mirror, the acknowledged one where an
-//! acknowledgement travels back. `docs/format.md`, "Frame".
+//! again over a newer link, and one LSN: the committed LSN with a record or a
+//! heartbeat to the mirror, the acknowledged LSN with an acknowledgement on the
+//! way back. `docs/format.md`, "Frame".
 
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::{FormatError, crc32c};
@@ -18,16 +18,16 @@ pub const WIRE_VERSION: u8 = 2;
 /// Longest body of any frame that is not a record, in bytes.
 pub const MAX_BODY: usize = (1 << 20) + 4096;
 
-/// Flag of an [`Ack`](FrameKind::Ack): a record is here and is not taken yet,
-/// since a backup lacks too much.
+/// Flag of an [`Ack`](FrameKind::Ack): a record has arrived and is not accepted
+/// yet, since a backup lacks too much.
 pub const WAITS: u16 = 1 << 8;
 
-/// Flag of a [`CopyStream`](FrameKind::CopyStream): the answer to the first, it
-/// is open.
+/// Flag of a [`CopyStream`](FrameKind::CopyStream): the answer to the first frame,
+/// the stream is open.
 pub const STREAM_OPEN: u16 = 1;
-/// Nothing more comes over this link.
+/// Another such flag: nothing more comes over this link.
 pub const STREAM_END: u16 = 2;
-/// The answer: everything that came over it is staged.
+/// The answer to [`STREAM_END`]: everything that came over the link is staged.
 pub const STREAM_STAGED: u16 = 3;
 
 const WHAT: &str = "frame";
@@ -41,13 +41,13 @@ pub enum FrameKind {
     /// No body. `lsn` is the last LSN of this connection that is in the log.
     /// Flags: a [`Level`], and [`WAITS`].
     Ack = 2,
-    /// No body. `lsn` is the committed LSN, or the prefix held on the way back.
+    /// No body. `lsn` is the committed LSN; on the way back, the prefix held.
     Heartbeat = 3,
     /// First on a control link: who asks for what. [`crate::message::Hello`].
     Hello = 4,
-    /// The answer. [`crate::message::Welcome`].
+    /// The answer to `Hello`. [`crate::message::Welcome`].
     Welcome = 5,
-    /// No, and why; the link is closed. [`crate::message::Refuse`].
+    /// A refusal, with its reason; the link is closed. [`crate::message::Refuse`].
     Refuse = 6,
     /// The session begins. [`crate::message::Start`].
     Start = 7,
@@ -57,11 +57,11 @@ pub enum FrameKind {
     Lane = 9,
     /// The lane is open. No body.
     LaneOk = 10,
-    /// Ask for the peer's whole copy. No body.
+    /// Requests the peer's whole copy. No body.
     CopyRequest = 11,
     /// A whole copy follows. [`crate::message::CopyBegin`].
     CopyBegin = 12,
-    /// One file of it. [`crate::message::CopyFile`].
+    /// One file of the copy. [`crate::message::CopyFile`].
     CopyFile = 13,
     /// Bytes of that file. [`crate::message::CopyData`].
     CopyData = 14,
@@ -71,11 +71,11 @@ pub enum FrameKind {
     Copied = 16,
     /// A piece of a spill file. [`crate::message::CopyData`].
     Spill = 17,
-    /// A question of an operator's tool. JSON text.
+    /// A request of another node or an operator's tool. JSON text.
     Request = 18,
-    /// Its answer: JSON text.
+    /// The answer to a `Request`. JSON text.
     Response = 19,
-    /// How much of a copy's file its receiver can compare. [`crate::message::CopyHave`].
+    /// How much of a copy's file the receiver can compare. [`crate::message::CopyHave`].
     CopyHave = 20,
     /// Sums of a copy's pages. [`crate::message::CopySums`].
     CopySums = 21,
@@ -123,7 +123,7 @@ impl FrameKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum Level {
-    /// In the node's memory: survives its processes, not its power.
+    /// In the node's memory: survives its processes, not a loss of power.
     Received = 1,
     /// In persistent memory.
     Pmem = 2,
@@ -197,7 +197,7 @@ impl Frame {
                 found: magic,
             });
         }
-        // The version comes before the checksum: another version may check otherwise.
+        // Before the checksum: another version may compute that differently.
         if b[4] != WIRE_VERSION {
             return Err(FormatError::Version {
                 what: WHAT,

@@ -1,9 +1,10 @@
 //! The bytes of Mojim: records, frames, log pads, superblocks, catalogues.
 //!
-//! Owns every offset that reaches a disk or a wire. No I/O, no clock, no
-//! threads, no allocation on the encoding path. `docs/format.md` describes the
-//! same bytes for people; a test parses that document's worked example with
-//! this code. All integers are little-endian.
+//! Owns every offset in these. (A log's control page and the notes of renames and
+//! removals are in `mojim-store`, the voters' log is in `mojim-views`.) No I/O, no
+//! clock, no threads; encoding a record allocates nothing. `docs/format.md`
+//! describes the same bytes; a test parses its worked example with this code.
+//! All integers are little-endian.
 //!
 //! Decoding never trusts its input: every length is checked before it is used,
 //! and nothing is allocated in proportion to a number that was merely read.
@@ -35,7 +36,7 @@ pub const MAX_NAME: usize = 64;
 /// Longest name of a file within its volume, in bytes (a path, `/` between parts).
 pub const MAX_FILE_NAME: usize = 1024;
 
-/// Most connections (and so logs) that a volume can have.
+/// Most connections, and so logs, of a volume.
 pub const MAX_LANES: usize = 64;
 
 /// CRC-32C (Castagnoli), the checksum of every format here.
@@ -44,7 +45,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// Why some bytes are not what they should be.
+/// Why bytes were not decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Fewer bytes than the structure needs.
@@ -52,17 +53,17 @@ pub enum FormatError {
     Short {
         /// The structure.
         what: &'static str,
-        /// Bytes there are.
+        /// Bytes present.
         have: usize,
         /// Bytes needed.
         need: usize,
     },
-    /// It does not begin with its magic number.
+    /// The structure does not begin with its magic number.
     #[error("{what}: foreign bytes (magic {found:#010x})")]
     Magic {
         /// The structure.
         what: &'static str,
-        /// What stood where the magic belongs.
+        /// The number found in place of the magic.
         found: u32,
     },
     /// Written by another version of the format.
@@ -80,9 +81,9 @@ pub enum FormatError {
     Checksum {
         /// The structure.
         what: &'static str,
-        /// Stored.
+        /// The stored checksum.
         found: u32,
-        /// Computed.
+        /// The computed checksum.
         expected: u32,
     },
     /// A field holds a value that it cannot have.

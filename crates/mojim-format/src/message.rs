@@ -1,8 +1,8 @@
 //! The bodies of all frames but records: small messages of a session.
 //!
-//! Each body ends with the CRC-32C of what stands before. Texts are bounded;
+//! Each body ends with the CRC-32C of the bytes before it. Texts are bounded;
 //! nothing is allocated in proportion to a number that was merely read.
-//! `docs/protocol.md` tells what they mean.
+//! `docs/protocol.md` describes what the messages mean.
 
 use crate::bytes::{Reader, Writer, u32_at};
 use crate::superblock::{EpochStart, MAX_HISTORY, State};
@@ -14,7 +14,7 @@ const WHAT: &str = "message";
 pub trait Message: Sized {
     /// Appends the fields, without the checksum.
     fn put(&self, w: &mut Writer<'_>);
-    /// Reads the fields; trailing bytes are an error found by the caller.
+    /// Reads the fields; the caller checks for trailing bytes.
     fn get(r: &mut Reader<'_>) -> Result<Self, FormatError>;
 
     /// The body's bytes, checksum included.
@@ -42,7 +42,7 @@ pub trait Message: Sized {
     }
 }
 
-/// The fields of a body whose checksum is right.
+/// Checks a body's checksum and returns its fields.
 pub fn checked(b: &[u8]) -> Result<&[u8], FormatError> {
     let Some(n) = b.len().checked_sub(4) else {
         return Err(FormatError::Short {
@@ -96,19 +96,19 @@ pub struct Hello {
     pub cluster: String,
     /// The volume's name.
     pub volume: String,
-    /// Who asks.
+    /// The node that asks.
     pub from: String,
-    /// Whom it believes it speaks to.
+    /// The node to which it believes it speaks.
     pub to: String,
     /// Identity of its copy; 0 if it has none.
     pub volume_id: u64,
     /// The epoch of the last view it knows.
     pub view: u64,
-    /// The epoch it wants promised.
+    /// The epoch that the receiver is to promise.
     pub epoch: u64,
-    /// A new epoch (an attach) or the one already promised (a reconnect).
+    /// Whether this is an attach, which begins a new epoch, and not a reconnect.
     pub attach: bool,
-    /// What follows is forwarded in the background: the receiver is a backup.
+    /// The records are forwarded in the background: the receiver is a backup.
     pub backup: bool,
     /// Connections that will be opened.
     pub lanes: u16,
@@ -164,14 +164,14 @@ pub struct Welcome {
     pub member: bool,
     /// Last LSN of its contiguous prefix.
     pub tail: u64,
-    /// The last LSN that its logs tell to have been acknowledged; beyond the tail
-    /// where one of them is damaged.
+    /// The last LSN acknowledged according to its logs; beyond the tail if one of
+    /// them is damaged.
     pub known: u64,
     /// The level at which it acknowledges.
     pub level: u16,
-    /// Which life of its copy this is.
+    /// Number of the life of its copy.
     pub life: u64,
-    /// The most bytes that a file can have there.
+    /// The most bytes that a file can have on the mirror.
     pub max_file: u64,
     /// First LSNs of its epochs.
     pub history: Vec<EpochStart>,
@@ -222,22 +222,22 @@ impl Message for Welcome {
 pub enum RefuseCode {
     /// Another cluster, volume, node or version was meant.
     Stranger = 1,
-    /// The epoch is not above (attach) or not equal to (reconnect) the promised one.
+    /// The epoch is below the promised one, or the session that was named is over.
     StaleEpoch = 2,
-    /// The node is itself the primary of a newer view.
+    /// The node knows a newer view than the sender, or another primary.
     Superseded = 3,
     /// The node's copy is in use by a local primary.
     Busy = 4,
-    /// The two copies are of different volumes.
+    /// The copies are of different volumes, or of rivals that were both promoted.
     Foreign = 5,
-    /// Its disk or log failed.
+    /// The node's disk or log failed.
     Poisoned = 6,
     /// The frame was not expected or not valid.
     Protocol = 7,
 }
 
 impl RefuseCode {
-    /// The code of this number; of an unknown one, `Protocol`.
+    /// The code of this number; `Protocol` for an unknown number.
     pub fn from_number(number: u16) -> RefuseCode {
         use RefuseCode::*;
         [Stranger, StaleEpoch, Superseded, Busy, Foreign, Poisoned]
@@ -247,7 +247,7 @@ impl RefuseCode {
     }
 }
 
-/// No, and why. The link closes behind it.
+/// A refusal, with its reason. The link closes behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refuse {
     /// For programs. An unknown number reads as `Protocol`.
@@ -281,7 +281,7 @@ impl Message for Refuse {
 /// The session's terms: from here on the mirror follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Start {
-    /// The epoch, as promised.
+    /// The epoch that the mirror promised.
     pub epoch: u64,
     /// The primary of the view.
     pub primary: String,
@@ -290,9 +290,9 @@ pub struct Start {
     /// Whether the mirror holds every acknowledged sync point, and so counts
     /// as a member of the view from now on.
     pub member: bool,
-    /// The mirror keeps exactly the records up to here before it goes on.
+    /// The mirror keeps exactly the records up to this LSN before it goes on.
     pub keep: u64,
-    /// First LSNs of the primary's epochs, this one included.
+    /// First LSNs of the primary's epochs, the present one included.
     pub history: Vec<EpochStart>,
 }
 
@@ -325,14 +325,14 @@ pub struct Lane {
     pub cluster: String,
     /// The volume's name.
     pub volume: String,
-    /// Which log the records of this link go to.
+    /// The log to which the records of this link go.
     pub lane: u16,
-    /// The session that the link belongs to, told apart from an older one of
-    /// the same epoch.
+    /// The session to which the link belongs; distinguishes it from an older one
+    /// of the same epoch.
     pub session: u64,
-    /// Where a shared-memory lane's ring has its next record; 0 on others.
+    /// Where a shared-memory lane's ring has its next record; 0 on other lanes.
     pub position: u64,
-    /// Bytes of that ring; 0 where the link itself carries the records.
+    /// Bytes of that ring; 0 if the link itself carries the records.
     pub ring: u64,
     /// Alignment of records in that ring.
     pub align: u32,
@@ -365,9 +365,9 @@ impl Message for Lane {
 /// The session's number, by which its lanes are recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Started {
-    /// Chosen by the mirror.
+    /// The session's number, chosen by the mirror.
     pub session: u64,
-    /// Which life of its copy this is.
+    /// Number of the life of the mirror's copy.
     pub life: u64,
 }
 
@@ -389,7 +389,8 @@ impl Message for Started {
 pub struct CopyBegin {
     /// Identity of the volume.
     pub volume_id: u64,
-    /// It is begun as of this LSN; of which it is the result is said at its end.
+    /// LSN of the sender's files when the copy begins. `CopyEnd` names the LSN of the
+    /// finished copy.
     pub lsn: u64,
     /// Files that follow.
     pub files: u32,
@@ -477,7 +478,7 @@ impl Message for CopyFile {
 /// Bytes of a file of a copy, or of a spill file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyData {
-    /// The file's number, of a spill file its random one.
+    /// The file's number; for a spill file the random number in its name.
     pub id: u64,
     /// Where the bytes go.
     pub offset: u64,
@@ -503,14 +504,14 @@ impl CopyData {
     /// Bytes before the data in a body, and behind it.
     pub const AROUND: (usize, usize) = (16, 4);
 
-    /// A body's number, offset and bytes, where they lie.
+    /// Reads a body's file number, offset and bytes in place.
     pub fn view(b: &[u8]) -> Result<(u64, u64, &[u8]), FormatError> {
         let mut r = Reader::new(WHAT, checked(b)?);
         Ok((r.u64()?, r.u64()?, r.rest()))
     }
 
-    /// The same the other way: completes a body whose data is already between
-    /// [`CopyData::AROUND`].
+    /// Completes a body in place: its data is already there, with [`CopyData::AROUND`]
+    /// bytes before and behind it.
     pub fn seal(body: &mut [u8], id: u64, offset: u64) {
         body[0..8].copy_from_slice(&id.to_le_bytes());
         body[8..16].copy_from_slice(&offset.to_le_bytes());
@@ -519,20 +520,20 @@ impl CopyData {
     }
 }
 
-/// Bytes of a page of a copy, which one sum stands for.
+/// Bytes of a page of a copy; each page has one sum.
 pub const COPY_PAGE: u64 = 4096;
 /// Most pages in one [`CopySums`].
 pub const COPY_PAGES: usize = 256;
-/// Bytes of a page's sum: the first of its BLAKE3 hash.
+/// Bytes of a page's sum: the first bytes of its BLAKE3 hash.
 pub const SUM_LEN: usize = 16;
 
-/// What the receiver of a copy has of a file, in whatever state: the answer to
-/// each [`CopyFile`].
+/// How much of a file the receiver of a copy has, in whatever state: the answer
+/// to each [`CopyFile`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyHave {
     /// The file's number.
     pub id: u32,
-    /// Bytes that can be compared; 0: send all of it.
+    /// Bytes that can be compared; 0: the whole file is to be sent.
     pub size: u64,
 }
 
@@ -550,7 +551,7 @@ impl Message for CopyHave {
 }
 
 /// Sums of consecutive pages of a file of a copy; the file's last page may be
-/// a shorter one.
+/// shorter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopySums {
     /// The file's number.
@@ -593,12 +594,12 @@ impl Message for CopySums {
 /// The answer to a [`CopySums`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CopyWant {
-    /// As in the question.
+    /// The file's number, as in the [`CopySums`].
     pub id: u32,
-    /// As in the question.
+    /// Where the first page lies, as in the [`CopySums`].
     pub offset: u64,
-    /// A bit for each page, the lowest of the first byte first: whether it is
-    /// to be sent.
+    /// A bit for each page, beginning with the lowest bit of the first byte: whether
+    /// the page is to be sent.
     pub pages: Vec<u8>,
 }
 

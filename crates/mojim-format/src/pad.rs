@@ -1,8 +1,8 @@
 //! The pad: fills the end of a log that the next record does not fit into.
 //!
-//! Stands in logs only, never on a wire. It names the record that follows at
-//! the log's start, so that a pad left over from an earlier lap is told from
-//! a fresh one by its LSN. `docs/format.md`, "Log".
+//! A pad exists only in logs, never on a wire. It names the LSN of the record that
+//! follows at the log's start, which distinguishes it from a pad left over from an
+//! earlier lap. `docs/format.md`, "Log".
 
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::{FORMAT_VERSION, FormatError, crc32c};

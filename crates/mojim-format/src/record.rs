@@ -1,6 +1,6 @@
 //! The record: one sync point, or one part of a split one, as bytes.
 //!
-//! The same bytes stand on the wire and in every log (`docs/invariants.md`, 5).
+//! The bytes are the same on the wire and in every log (`docs/invariants.md`, 5).
 //! A record is valid if and only if its magic, version and end mark are right,
 //! its lengths add up, and its CRC-32C matches; nothing outside it says where
 //! it ends. `docs/format.md`, "Record".
@@ -39,7 +39,7 @@ const WHAT: &str = "record";
 pub enum OpKind {
     /// The payload's bytes go to `offset`.
     Write = 1,
-    /// The file comes into being, empty, under the name in the payload.
+    /// An empty file is created under the name in the payload.
     Create = 2,
     /// The file becomes `offset` bytes long; new bytes are zero.
     Resize = 3,
@@ -47,8 +47,8 @@ pub enum OpKind {
     Remove = 4,
     /// The file takes the name in the payload; a file of that name is replaced.
     Rename = 5,
-    /// The operations of this sync point stand in a spill file: `offset` is
-    /// its length, the payload the number in its name (8 bytes). The file is a
+    /// The operations of this sync point are in a spill file: `offset` is its
+    /// length, the payload is the number in its name (8 bytes). The file is a
     /// sequence of records whose LSN and epoch are 1.
     Spill = 6,
 }
@@ -87,7 +87,7 @@ pub struct RecordHeader {
     pub volume: u64,
     /// The record's number, unique and increasing in its volume.
     pub lsn: u64,
-    /// The epoch in which it was made, which it keeps when sent again.
+    /// The epoch in which the record was made. It stays when the record is sent again.
     pub epoch: u64,
     /// Bytes from the magic to the end mark.
     pub len: u32,
@@ -95,11 +95,11 @@ pub struct RecordHeader {
     pub ops: u32,
     /// Which part of a split sync point this is, from 0.
     pub part: u32,
-    /// Whether it is the last part.
+    /// Whether this is the last part.
     pub end: bool,
-    /// The committed LSN when it was made, as far as 32 bits tell: every
-    /// record up to it had been acknowledged, so a copy that lacks one of
-    /// them is damaged or behind, not merely torn at its end.
+    /// The committed LSN when the record was made (its low 32 bits are stored):
+    /// every record up to that LSN had been acknowledged, so a copy that lacks
+    /// one of them is damaged or behind, not merely torn at its end.
     pub committed: u64,
 }
 
@@ -169,10 +169,10 @@ impl RecordHeader {
     }
 }
 
-/// A whole, valid record, read where it lies.
+/// A whole, valid record, read in place.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordView<'a> {
-    /// Its fixed part.
+    /// The record's fixed part.
     pub header: RecordHeader,
     bytes: &'a [u8],
 }
@@ -227,7 +227,7 @@ impl<'a> RecordView<'a> {
     }
 
     /// Wraps bytes that this process itself encoded or has validated before.
-    /// Only the fixed part is looked at.
+    /// Only the fixed part is checked.
     pub fn trusted(b: &'a [u8]) -> Result<RecordView<'a>, FormatError> {
         let header = RecordHeader::decode(b)?;
         if b.len() < header.len as usize {
@@ -260,7 +260,7 @@ impl<'a> RecordView<'a> {
         if u16_at(b, at + 6) != 0 || u32_at(b, at + 20) != 0 {
             return Err(field("operation reserved", u32_at(b, at + 20) as u64));
         }
-        // An end beyond i64 can be no file's offset.
+        // No file has an offset beyond i64.
         if op.offset > i64::MAX as u64 - op.len as u64 {
             return Err(field("operation offset", op.offset));
         }
@@ -286,7 +286,7 @@ impl<'a> RecordView<'a> {
     }
 }
 
-/// Encodes one record into memory that it is given, usually a log's slot.
+/// Encodes one record into given memory, usually a log's slot.
 ///
 /// Call `op` for every operation first, then `payload` for each in the same
 /// order, then `finish`. Nothing is allocated.
@@ -346,7 +346,7 @@ impl<'a> RecordWriter<'a> {
     }
 
     /// Writes the header, the checksum and the end mark; returns the length.
-    /// `committed` is the committed LSN at this moment, at most 2^32 below `lsn`.
+    /// `committed` is the committed LSN at this moment, less than 2^32 below `lsn`.
     #[inline]
     #[allow(clippy::too_many_arguments)]
     pub fn finish(

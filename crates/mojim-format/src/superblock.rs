@@ -1,7 +1,7 @@
 //! The superblock: what one node durably knows of its copy of a volume.
 //!
-//! Two slots of `SUPERBLOCK_LEN` bytes stand in one file; the newer valid one
-//! counts, and a write goes to the other, so that a torn write loses nothing.
+//! One file has two slots of `SUPERBLOCK_LEN` bytes. The newer valid slot counts,
+//! and a write goes to the other one, so that a torn write loses nothing.
 //! `docs/format.md`, "Superblock".
 
 use crate::bytes::{u16_at, u32_at, u64_at};
@@ -13,7 +13,7 @@ pub const SUPERBLOCK_LEN: usize = 4096;
 pub const SUPERBLOCK_MAGIC: [u8; 8] = *b"MJSUPER1";
 /// Most epochs that a superblock remembers.
 pub const MAX_HISTORY: usize = 128;
-/// Version of the superblock that is written; those before are read.
+/// Version of the superblock that is written; earlier versions are read too.
 pub const SUPERBLOCK_VERSION: u32 = 2;
 
 const WHAT: &str = "superblock";
@@ -35,12 +35,12 @@ const _: () = assert!(NONCES_AT + 16 <= CRC_AT);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
-    /// Never held anything.
+    /// Holds nothing: the copy is new, or what it held was discarded.
     Empty = 0,
     /// Holds a prefix of the volume's history.
     Whole = 1,
-    /// A whole copy of another node is staged, and takes the place of what was
-    /// here; whoever opens it completes that.
+    /// A whole copy of another node is staged and replaces the one that was here;
+    /// opening the copy completes this.
     Switching = 3,
 }
 
@@ -53,22 +53,21 @@ pub struct EpochStart {
     pub first_lsn: u64,
 }
 
-/// Who is who in an epoch (`docs/protocol.md`, "Views in a
-/// register").
+/// The primary and the mirror of an epoch (`docs/protocol.md`, "Views in a register").
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct View {
     /// Number of the view; 0 before the first.
     pub epoch: u64,
-    /// The node that may have sync points acknowledged.
+    /// The node whose sync points may be acknowledged.
     pub primary: String,
-    /// The node that must acknowledge them too; empty where the primary is alone.
+    /// The node that must acknowledge them too; empty if the primary is alone.
     pub mirror: String,
 }
 
 /// One node's durable knowledge of its copy of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
-    /// Of the layout: [`SUPERBLOCK_VERSION`], or that of the release that wrote it.
+    /// Version of the layout: [`SUPERBLOCK_VERSION`], or that of the release that wrote it.
     pub version: u32,
     /// Grows by one with each write.
     pub sequence: u64,
@@ -76,45 +75,45 @@ pub struct Superblock {
     pub volume_id: u64,
     /// Frames of an epoch below this one are refused.
     pub promised: u64,
-    /// The view this node last knew.
+    /// The view that this node knew last.
     pub view: View,
     /// Every record up to this LSN is durable in the data area.
     pub checkpoint: u64,
-    /// If not zero: the copy is worth nothing after a boot with another id.
+    /// If not zero: the copy is worthless after a boot with another id.
     pub boot_id: [u8; 16],
-    /// A number that changes when the node lost its log.
+    /// A number that changes when the logs are lost, or opened after a clean close.
     pub incarnation: u64,
     /// Whether the copy can be used.
     pub state: State,
     /// Bytes of each log.
     pub log_size: u64,
-    /// Records begin at multiples of this in the logs.
+    /// Records in the logs begin at multiples of this number of bytes.
     pub align: u32,
-    /// Tells this configuration of the logs from others; 0 after a clean
-    /// close, when the logs hold nothing.
+    /// Hash of the logs' configuration; 0 after a clean close, when the logs
+    /// hold nothing.
     pub logs: u32,
-    /// Names: cluster, volume, node.
+    /// The cluster's name.
     pub cluster: String,
-    /// The volume.
+    /// The volume's name.
     pub volume: String,
-    /// This node.
+    /// This node's name.
     pub node: String,
     /// Where recovery starts in each log, as a position that never wraps.
     pub starts: Vec<u64>,
-    /// First LSNs of the epochs that reach beyond the checkpoint, and of the
-    /// last one before; ascending.
+    /// First LSNs of epochs, ascending: of those that reach beyond the checkpoint,
+    /// of the last one before, and perhaps of older ones.
     pub history: Vec<EpochStart>,
-    /// Which life of the copy this is: another one after what it had
-    /// acknowledged was lost or replaced. A view names its members with it.
+    /// Number of the copy's life. It changes when what the copy had acknowledged is
+    /// lost or replaced. A view names its members with it.
     pub life: u64,
-    /// While this node was primary its ring was lost, with what only that held.
+    /// While this node was primary its ring was lost, with what only the ring held.
     pub ring_lost: bool,
     /// A copy of another node has begun to come to this node, which had none.
     pub awaits_copy: bool,
-    /// Another one each time the copy is opened. A ring's memory counts if it has this one,
+    /// A random number that changes each time the copy is opened. A ring's memory
+    /// counts if it has this nonce, or `nonce_before`.
     pub nonce: u64,
-    /// or this, the one before, while it is not known whether the rings have the new one
-    /// yet. 0: none.
+    /// The nonce before, while the rings may not have the new one yet. 0: none.
     pub nonce_before: u64,
 }
 
@@ -218,7 +217,7 @@ impl Superblock {
             nonce_before: u64_at(b, NONCES_AT + 8),
         };
         let newer = s.awaits_copy || s.nonce != 0 || s.nonce_before != 0;
-        // What no field covers is zero, or another version wrote it.
+        // Bytes that no field covers are zero, unless another version wrote them.
         if version == 1 && newer || s.encode()[..] != b[..SUPERBLOCK_LEN] {
             return Err(field("reserved", 0));
         }
@@ -234,7 +233,8 @@ fn field(field: &'static str, value: u64) -> FormatError {
     }
 }
 
-/// Whether a slot was written whole, by a release that this one can read: its version.
+/// Checks that a slot was written whole, in a version that this release reads. Returns
+/// the version.
 fn check_slot(b: &[u8]) -> Result<u32, FormatError> {
     if b.len() < SUPERBLOCK_LEN {
         return Err(FormatError::Short {
@@ -347,7 +347,7 @@ mod tests {
         };
         let b = s.encode();
         assert_eq!(Superblock::decode(&b[..]).unwrap(), s);
-        // As the version before wrote it: the nonces, and a flag, were reserved.
+        // As version 1 wrote it: the nonces, and a flag, were reserved.
         let versioned = |s: &Superblock, version: u32| {
             let s = Superblock {
                 version,

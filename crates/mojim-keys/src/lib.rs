@@ -1,10 +1,10 @@
 //! The authority of a cluster, and the certificates that it gives to its
 //! nodes and clients.
 //!
-//! Owns what stands in a certificate; who writes it where is the caller's
-//! affair, and who believes it that of `mojim`. Invariants:
+//! Owns the contents of certificates; the caller writes them to files, and `mojim-linux`
+//! decides which to believe. Invariants:
 //! - A certificate carries exactly one name, that of `mojim_format::certificate`.
-//! - A client's certificate is not one for a server, nor a node's.
+//! - A client's certificate is valid neither as a server's nor as a node's.
 //! - An authority signs for one cluster only, and no further authorities.
 
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ use rcgen::{
 
 /// How long an authority is valid.
 pub const AUTHORITY_DAYS: u32 = 10 * 365;
-/// How long a certificate is valid where nobody says otherwise.
+/// How long a certificate is valid by default.
 pub const DAYS: u32 = 825;
 /// A clock that is this far behind still finds a new certificate valid.
 const SKEW: Duration = Duration::from_secs(3600);
@@ -31,7 +31,7 @@ pub enum Error {
     /// A certificate cannot be made from these names and times.
     #[error("making a certificate for {who}: {error}")]
     Make {
-        /// Of whom.
+        /// Whose certificate.
         who: String,
         /// Why.
         error: rcgen::Error,

@@ -36,7 +36,7 @@ const LEAST_SECTOR: usize = 512;
 pub(super) struct DiskFile {
     fd: OwnedFd,
     direct: bool,
-    /// Its room was allocated beforehand: writes make it no longer.
+    /// Its room was allocated beforehand: writes do not extend it.
     durable: bool,
 }
 
@@ -124,8 +124,8 @@ impl File for DiskFile {
 
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
         let end = offset.saturating_add(buf.len() as u64);
-        // The kernel's way to say so is a signal, which ends the process. A log's
-        // room was asked for when it was made.
+        // Beyond its limit the kernel sends a signal, which ends the process. A log was
+        // checked when its room was allocated.
         if !self.durable && !buf.is_empty() && end > file_size_limit() {
             return Err(Errno::FBIG.into());
         }
@@ -149,7 +149,7 @@ impl File for DiskFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        // As above.
+        // Here, too, the kernel would send a signal.
         if len > file_size_limit() && len > self.len()? {
             return Err(Errno::FBIG.into());
         }
@@ -190,8 +190,8 @@ impl File for DiskFile {
     }
 }
 
-/// Bytes that the file system of `path` has for who is not its superuser; an error
-/// also where it counts none.
+/// Bytes that the file system of `path` has free for users other than root; an error also
+/// if it does not count them.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let v = fs::statvfs(path)?;
     if v.f_blocks == 0 {
@@ -200,15 +200,15 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     Ok(v.f_bavail.saturating_mul(v.f_frsize))
 }
 
-/// Descriptors in reserve: what the engine opens for a moment (a directory to sync,
-/// a catalogue to replace) it can open although the program has taken all others.
+/// Descriptors in reserve, so that the engine can open something for a moment (a
+/// directory to sync, a catalogue to replace) although the program has taken all others.
 static RESERVE: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
 
-/// Some of the reserve was given away.
+/// Whether descriptors of the reserve were given away.
 static SHORT: AtomicBool = AtomicBool::new(true);
 
-/// How many there are: a change of names needs three at a time, and more than one
-/// thread may be at it.
+/// Size of the reserve: a change of names needs three descriptors at a time, and more
+/// than one thread may make one.
 const RESERVED: usize = 8;
 
 /// Fills the reserve, as far as there are descriptors.
@@ -226,7 +226,7 @@ fn refill() {
     SHORT.store(false, Relaxed);
 }
 
-/// Opens a file, where no descriptor is left with one of the reserve.
+/// Opens a file, with a descriptor of the reserve if no other is left.
 fn open_fd(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     with_reserve(|| descriptors::open(|| retry_on_intr(|| fs::open(path, flags, mode))))
 }
@@ -261,10 +261,10 @@ pub(super) fn file_size_limit() -> u64 {
     limit.unwrap_or(u64::MAX)
 }
 
-/// See [`mojim_env::Env::max_file_size`]: seen by trying, on a file without a name.
+/// See [`mojim_env::Env::max_file_size`]: found by trying, on a file without a name.
 pub(super) fn max_file_size(dir: &Path) -> io::Result<u64> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    // What cannot be tried is not limited.
+    // A limit that cannot be tried counts as none.
     let Ok(probe) = open_fd(dir, flags, FILE_MODE) else {
         return Ok(i64::MAX as u64);
     };
@@ -272,7 +272,7 @@ pub(super) fn max_file_size(dir: &Path) -> io::Result<u64> {
         let done = retry_on_intr(|| fs::ftruncate(&probe, len));
         !matches!(done, Err(Errno::FBIG | Errno::INVAL))
     };
-    // Beyond the process's own limit there is a signal for an answer.
+    // Beyond the process's own limit the answer would be a signal.
     let most = file_size_limit().min(i64::MAX as u64);
     if takes(most) {
         return Ok(i64::MAX as u64);
@@ -308,9 +308,9 @@ pub(super) fn remove_empty_dirs(path: &Path) -> io::Result<()> {
     Ok(fs::rmdir(path)?)
 }
 
-/// `fallocate` of the first `len` bytes, refused beforehand where the file
-/// system has not that much: it may take all there is before it fails, and
-/// for that time fail everybody else's writes.
+/// `fallocate` of the first `len` bytes, refused beforehand if the file system lacks the
+/// room: `fallocate` may take all that is free before it fails, and meanwhile all other
+/// writes would fail.
 pub(super) fn allocate(fd: &OwnedFd, flags: FallocateFlags, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());
@@ -339,8 +339,8 @@ pub(super) fn allocate(fd: &OwnedFd, flags: FallocateFlags, len: u64) -> io::Res
     }
 }
 
-/// See [`mojim_env::Env::sector`]. Where `path` is a directory or is not
-/// there, what holds for a new file in that place.
+/// See [`mojim_env::Env::sector`]. If `path` is a directory or does not exist, the value
+/// for a new file there.
 pub(super) fn sector(path: &Path) -> io::Result<usize> {
     let want = StatxFlags::DIOALIGN | StatxFlags::TYPE;
     let place = match fs::statx(CWD, path, AtFlags::empty(), want) {
@@ -394,7 +394,7 @@ pub(super) fn create_dir_all(path: &Path) -> io::Result<()> {
     }
 }
 
-/// It is no error that a directory could not be made if it is there.
+/// An existing directory is no error.
 fn existing_dir(path: &Path, e: Errno) -> io::Result<()> {
     match fs::stat(path) {
         Ok(s) if FileType::from_raw_mode(s.st_mode).is_dir() => Ok(()),
@@ -487,9 +487,9 @@ fn read_start_of(fd: &OwnedFd, most: usize) -> io::Result<Vec<u8>> {
 /// exclude within a process, and closing any descriptor of the file releases
 /// them.
 ///
-/// After a fork the list says nothing in the child (its entries name another
-/// process). A child that was forked while another thread was in
-/// [`Lock::take`] must not take locks itself.
+/// After a fork the list does not count in the child (its entries name another process).
+/// A child that was forked while another thread was in [`Lock::take`] must not take locks
+/// itself.
 #[derive(Debug)]
 pub(super) struct Lock {
     fd: Option<OwnedFd>,
@@ -524,8 +524,8 @@ fn process_name(pid: i32) -> Option<String> {
 impl Lock {
     pub(super) fn take(path: &Path) -> io::Result<Lock> {
         let pid = our_pid();
-        // Held to the end: between the look at the list and the open nobody
-        // else may take this lock, or our close on failure would release it.
+        // Held to the end: between the look at the list and the open no other thread may
+        // take this lock, or our close on failure would release it.
         let mut all = held();
         all.retain(|h| h.pid == pid);
         loop {

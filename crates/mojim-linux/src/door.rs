@@ -4,10 +4,10 @@
 //! One thread sees to all of them and never waits for one. Invariants:
 //! - At most [`HALF_OPEN`] connections are half open, each for at most
 //!   [`PATIENCE`], each with a handshake's bounded memory.
-//! - Who floods the door shuts out itself: one too many takes the place of the
-//!   oldest of the address with the most. A member needs two round trips, and
-//!   keeps its place unless that many others of its own address come meanwhile.
-//! - Only who has proved its name is given out.
+//! - A flood shuts out only itself: a connection beyond the limit takes the place of the
+//!   oldest one of the addresses with the most. A member needs two round trips, and keeps
+//!   its place unless it becomes that oldest one meanwhile.
+//! - Only a connection that has proved its name is given out.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,7 +30,7 @@ pub const HALF_OPEN: usize = 128;
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections accepted in a row before those inside are seen to.
 const ROW: usize = 32;
-/// How often refusals are told of: who knocks often fills no disk.
+/// How often refusals are reported, so that a flood does not fill the disk.
 const TELL: Duration = Duration::from_secs(1);
 
 struct Knocking {
@@ -39,17 +39,17 @@ struct Knocking {
     since: Duration,
 }
 
-/// A listener, and who waits before it.
+/// A listener, and the connections that wait before it.
 pub struct Door<'a> {
     listener: &'a Listener,
-    /// Over TCP in a cluster with keys: what everyone must answer to.
+    /// Over TCP in a cluster with keys: what peers are checked against.
     keys: Option<Arc<Keys>>,
     /// The oldest first.
     waiting: Vec<Knocking>,
     refused: Refused,
 }
 
-/// Refusals that nobody was told of yet.
+/// Refusals that are not reported yet.
 #[derive(Default)]
 struct Refused {
     count: u64,
@@ -85,7 +85,7 @@ impl<'a> Door<'a> {
         let deadline = now().saturating_add(timeout);
         loop {
             let ready = self.wait(deadline.saturating_sub(now()))?;
-            // Before anyone leaves: who is ready is named by its place.
+            // Before a connection leaves the list: `ready` holds indexes into it.
             if let Some(conn) = self.hear(&ready) {
                 return Ok(Some(Arc::new(conn)));
             }
@@ -130,7 +130,8 @@ impl<'a> Door<'a> {
         self.waiting.len()
     }
 
-    /// Waits until somebody new comes or one of those who wait can go on: which.
+    /// Waits until a new connection comes or waiting ones can go on: the indexes of
+    /// these.
     fn wait(&self, timeout: Duration) -> io::Result<Vec<usize>> {
         let first = self.waiting.first();
         let late = first.map_or(timeout, |k| (k.since + PATIENCE).saturating_sub(now()));
@@ -158,7 +159,7 @@ impl<'a> Door<'a> {
     }
 
     fn turn_out_late(&mut self) {
-        // They came in order, and each is given as long.
+        // They are in the order in which they came, and all have the same limit.
         let late = |k: &Knocking| k.since + PATIENCE <= now();
         let n = self.waiting.iter().take_while(|k| late(k)).count();
         for k in self.waiting.drain(..n) {
@@ -168,8 +169,8 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Goes on with those who can. The first who has proved its name comes in;
-    /// the others are heard at the next call.
+    /// Goes on with the connections in `ready`. The first that has proved its name is
+    /// returned; the others are served at the next call.
     fn hear(&mut self, ready: &[usize]) -> Option<Tls> {
         let mut gone = Vec::new();
         let mut found = None;
@@ -187,14 +188,14 @@ impl<'a> Door<'a> {
             }
         }
         let proved = found.map(|i| self.waiting.remove(i).conn);
-        // Those before `found` keep their places.
+        // Indexes below `found` are still right.
         for i in gone.into_iter().rev() {
             self.waiting.remove(i).conn.close();
         }
         proved
     }
 
-    /// Sends away the oldest of the address with the most, `next` counted.
+    /// Closes the oldest connection of the addresses with the most, counting `next`.
     fn make_room(&mut self, next: Option<IpAddr>) {
         let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::from([(next, 1)]);
         for k in &self.waiting {

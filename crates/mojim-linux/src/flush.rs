@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn flushing_changes_nothing() {
-        // Of a whole page, since msync, where it is used, is told of pages.
+        // Whole pages, since msync, where it is used, works on pages.
         let bytes: Vec<u8> = (0..3 * rustix::param::page_size())
             .map(|i| i as u8)
             .collect();
@@ -182,7 +182,7 @@ mod tests {
         assert!(["clwb", "clflushopt", "clflush", "msync"].contains(&flush_kind()));
     }
 
-    /// What the simulator takes for granted of a flush.
+    /// The simulator relies on this order.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn every_line_of_a_range_is_written_back_before_the_fence() {

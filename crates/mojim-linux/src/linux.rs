@@ -26,15 +26,15 @@ use std::time::Duration;
 #[derive(Clone)]
 pub struct Os {
     boot: [u8; 16],
-    /// In a cluster with keys: what connections prove who is at their ends with.
+    /// In a cluster with keys: the keys with which the ends of connections prove their
+    /// names.
     keys: Option<Arc<Keys>>,
     encrypt: bool,
 }
 
 impl Os {
-    /// Fails where the kernel does not tell its boot id or has no random
-    /// numbers: without them a copy lost with the power cannot be told from a
-    /// good one.
+    /// Fails if the kernel does not tell its boot id or has no random numbers: without
+    /// them a copy lost with the power cannot be told from a good one.
     pub fn new() -> io::Result<Os> {
         let path = Path::new("/proc/sys/kernel/random/boot_id");
         let text = disk::read_start(path, 64)
@@ -65,8 +65,8 @@ impl Os {
         Ok(os)
     }
 
-    /// This machine, as an operator's tool: with a client's certificate, or
-    /// where there is none with that of a node here.
+    /// This machine, as an operator's tool: with a client's certificate or, if there is
+    /// none, with that of a node.
     pub fn asking(config: &Config) -> Result<Os> {
         let nodes = config.nodes.keys().cloned().map(Subject::Node);
         let mut all = std::iter::once(Subject::Client).chain(nodes);
@@ -77,15 +77,15 @@ impl Os {
         Os::of(config, &all.find(there).unwrap_or(Subject::Client))
     }
 
-    /// The same for links that are encrypted, or on which both ends prove their
-    /// names and then speak in plain.
+    /// This environment, with links that are encrypted, or that are plain once both ends
+    /// have proved their names.
     pub fn encrypting(mut self, encrypt: bool) -> Os {
         self.encrypt = encrypt;
         self
     }
 
-    /// A node that the configuration has by now, and where it listens: this and
-    /// all clones know it from here on.
+    /// Adds a node that the configuration has by now, and where it listens: this
+    /// environment and all its clones know it from here on.
     pub fn meet(&self, name: &str, at: &Address) -> Result<()> {
         let (Some(keys), Address::Tcp(at)) = (&self.keys, at) else {
             return Ok(());
@@ -94,7 +94,7 @@ impl Os {
         met.context(|| format!("how to reach node {name}"))
     }
 
-    /// What listens asks for.
+    /// The keys, for a listener's door.
     pub fn keys(&self) -> Option<Arc<Keys>> {
         self.keys.clone()
     }

@@ -7,11 +7,11 @@
 //! Invariants:
 //! - Memory made here has all its space reserved before it is mapped, except
 //!   for anonymous memory, whose pages come when they are first touched.
-//! - A file that is not ours, or is reached through a symbolic link, or lies where
-//!   others can put another in its place, is never
-//!   mapped by name: another user could change its size or its bytes.
-//! - A file of the wrong length is replaced, never cut: whoever still maps the
-//!   old one keeps it.
+//! - A file that is not ours, or is reached through a symbolic link, or lies where others
+//!   can put another in its place, is never mapped by name: another user could change its
+//!   size or its bytes.
+//! - A file of the wrong length is replaced, never cut: a process that still maps the old
+//!   one keeps it.
 //! - Every mapping received from a peer is in [`GUARDED`] while it lives.
 
 use super::disk::{allocate, parent, sync_dir};
@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 
-/// A mapped file; unmapped when dropped. What owns a [`Memory`] of this
+/// A mapped file; unmapped when dropped. It is the owner in a [`Memory`] of this
 /// environment.
 #[derive(Debug)]
 pub struct Mapping {
@@ -109,7 +109,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Out of the table first: afterwards the addresses may be anyone's.
+        // Out of the table first: after the unmap these addresses may be another
+        // mapping's.
         self.guard = None;
         // SAFETY: our own mapping, and by the contract of `Memory` nothing
         // uses it after its owner was dropped.
@@ -122,12 +123,11 @@ impl Drop for Mapping {
 /// it does not wait for long.
 const POPULATE_STEP: usize = 256 << 10;
 
-/// See [`mojim_env::Env::populate`]. Where it fails, pages come when they are
-/// touched.
+/// See [`mojim_env::Env::populate`]. If it fails, pages come when they are touched.
 pub(super) fn populate(memory: &Memory) {
     let memory = memory.clone();
     let _quiet = mojim_env::threads::SignalsWait::begin_but_faults();
-    // Without a thread, as where it fails.
+    // No thread has the same effect as a failure.
     let _ = std::thread::Builder::new()
         .name("mojim-populate".into())
         .spawn(move || {
@@ -150,8 +150,8 @@ pub(super) fn populate(memory: &Memory) {
         });
 }
 
-/// See [`mojim_env::Env::memory`]. Two that make the same name anew at the
-/// same time may get different memory: callers hold a lock.
+/// See [`mojim_env::Env::memory`]. Two callers that make the same name anew at the same
+/// time may get different memory, so callers hold a lock.
 pub(super) fn named(path: &Path, len: usize) -> io::Result<Memory> {
     let place = Place::of(path)?;
     let (fd, made) = match place.open_ours()? {
@@ -194,7 +194,7 @@ pub(super) fn persistent(path: &Path, len: usize) -> io::Result<Memory> {
     let place = Place::of(path)?;
     let (fd, made) = match place.open_ours()? {
         Some((fd, old)) if old == len as u64 => (fd, false),
-        // Made, but not completed, by someone who died.
+        // Made, but not completed, by a process that died.
         Some((fd, 0)) => {
             fs::ftruncate(&fd, len as u64)?;
             (fd, true)
@@ -234,7 +234,7 @@ pub(super) fn persistent(path: &Path, len: usize) -> io::Result<Memory> {
     Ok(mapped?.into_memory())
 }
 
-/// Refuses what the process may not make, for which the kernel sends a signal.
+/// Refuses a size above the process's limit, for which the kernel would send a signal.
 fn check_size(len: usize) -> io::Result<()> {
     match len as u64 > super::disk::file_size_limit() {
         true => Err(Errno::FBIG.into()),
@@ -265,7 +265,7 @@ impl Place<'_> {
                 format!("{}: {why}", self.path.display()),
             ))
         };
-        // NONBLOCK: do not wait in the open of something that is no file.
+        // NONBLOCK: opening something other than a file must not wait.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let open = || fs::openat(&self.dir, self.name, flags, Mode::empty());
         let fd = match descriptors::open(|| retry_on_intr(open)) {
@@ -314,8 +314,8 @@ impl Place<'_> {
 
 /// Has the file system set the space aside, so that no store ends in SIGBUS.
 fn reserve(fd: &OwnedFd, path: &Path, len: usize) -> io::Result<()> {
-    // A file that has all its blocks is left alone: in a memory file system to
-    // ask again takes a look at each page.
+    // A file that has all its blocks is left alone: in a memory file system a second
+    // fallocate would look at each page.
     if fs::fstat(fd)?.st_blocks as u64 * 512 >= len as u64 {
         return Ok(());
     }
@@ -577,7 +577,7 @@ mod tests {
         assert_eq!(get(&old, len - 1), 7);
         let other = os.memory(&path, len - 1).unwrap();
         assert!((0..other.len()).all(|i| get(&other, i) == 0));
-        // Who had the old one still has it.
+        // The old mapping keeps its bytes.
         assert_eq!(get(&old, len - 1), 7);
         os.remove_memory(&path).unwrap();
         assert_eq!(get(&os.memory(&path, len).unwrap(), len - 1), 0);

@@ -4,10 +4,9 @@
 //! - Every socket is non-blocking; only `wait`, `accept`, `send_memory` and
 //!   `recv_memory` block, all with a bound.
 //! - `send` and `recv` do not allocate.
-//! - A Unix socket is spoken over only with processes of this user or root.
-//!   Memory is passed with one byte of the stream, [`MEMORY_BYTE`]: the protocol
-//!   above says where it stands, and the receiver must have received exactly
-//!   the bytes before it.
+//! - A Unix socket is used only with processes of this user or root. Memory is passed
+//!   with one byte of the stream, [`MEMORY_BYTE`]: the protocol above says where it
+//!   stands, and the receiver must have received exactly the bytes before it.
 
 use super::{disk, error, memory, now};
 use mojim_env::futex::timespec;
@@ -64,8 +63,8 @@ fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
 }
 
 impl Socket {
-    /// Begins to connect. A Unix socket whose listener has no room for more
-    /// waiting connections is `WouldBlock`, here.
+    /// Begins to connect. `WouldBlock` here if a Unix socket's listener has no room for
+    /// more waiting connections.
     pub(super) fn connect(to: &Address) -> io::Result<Socket> {
         let peer = to.to_string();
         let (fd, unix, begun) = match to {
@@ -131,7 +130,7 @@ impl Socket {
         })
     }
 
-    /// For waiting on several.
+    /// For polling several sockets.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -186,7 +185,7 @@ impl Socket {
         Err(error(io::ErrorKind::TimedOut, text))
     }
 
-    /// Memory is passed to nobody else and over no network.
+    /// Memory is passed only to processes of this user or root, and over no network.
     fn check_peer(&self) -> io::Result<()> {
         if !self.unix {
             return Err(io::ErrorKind::Unsupported.into());
@@ -196,14 +195,14 @@ impl Socket {
     }
 }
 
-/// Fails if the other end of a Unix socket is another user's.
+/// Fails if the other end of a Unix socket is neither this user's nor root's.
 pub fn check_local_peer(fd: &OwnedFd, peer: &str) -> io::Result<()> {
     let (_, uid) = peer_of(fd)?;
     allowed(uid, peer)
 }
 
-/// Who may read this user's memory anyway may be spoken to over a Unix socket:
-/// the user's own processes, and root's.
+/// Allows the processes that can read this user's memory anyway: the user's own, and
+/// root's.
 fn allowed(uid: u32, peer: &str) -> io::Result<()> {
     let ours = rustix::process::geteuid().as_raw();
     if uid == ours || uid == 0 {
@@ -308,7 +307,7 @@ impl Conn for Socket {
         self.check_peer()?;
         let deadline = now() + MEMORY_TIMEOUT;
         loop {
-            // Room for a second one, to see that it is too many.
+            // Room for a second descriptor, to notice one too many.
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut byte = [0];
@@ -430,9 +429,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `at`. Of TCP, port 0 stands for one that is free. A Unix
-    /// socket's file is open to this user only; a file left over by a process
-    /// that died is replaced, one that is in use is `AddrInUse`.
+    /// Listens on `at`. TCP port 0 stands for a free one. A Unix socket's file is open to
+    /// this user only; a file left over by a process that died is replaced, one that is
+    /// in use is `AddrInUse`.
     pub fn bind(at: &Address) -> io::Result<Listener> {
         let (fd, address, file) = match at {
             Address::Tcp(addr) => {
@@ -502,8 +501,8 @@ impl Listener {
             match accepted {
                 Ok(fd) => match Socket::accepted(fd, from, &self.address) {
                     Ok(socket) => return Ok(Some(socket)),
-                    // It broke at once, or is not to be spoken to: not the
-                    // listener's trouble.
+                    // The connection broke at once, or its peer is refused: the listener
+                    // goes on.
                     Err(_) => continue,
                 },
                 Err(Errno::AGAIN) => return Ok(None),
@@ -524,7 +523,7 @@ impl Listener {
         }
     }
 
-    /// For waiting on several.
+    /// For polling several sockets.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -1,8 +1,8 @@
-//! Rings that stay in memory when the volumes that they were of are gone.
+//! Rings that stay in memory after their volumes are gone.
 //!
-//! Owns the note beside a node's rings, which says whose they are: the node's directory.
-//! A ring outlives programs and daemons, and only its volume's copy knows it; where that
-//! was removed, nobody would ever remove it.
+//! Owns the note beside a node's rings, which names the node's directory. A ring outlives
+//! programs and daemons, and only its volume's copy refers to it; once that copy was
+//! removed, nothing else would remove the ring.
 
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,14 +18,14 @@ use crate::trust;
 /// The note's name.
 const NOTE: &str = "directory";
 
-/// Says beside a node's rings whose they are.
+/// Writes the note beside a node's rings.
 pub fn note(config: &Config, node: &Node) -> Result<()> {
     let dir = memory_dir(config, node);
     let path = dir.join(NOTE);
     let what = || format!("writing {}", path.display());
     trust::make(&dir).context(what)?;
     let text = node.directory.as_os_str().as_bytes();
-    // One that was cut off says something else, and is written again.
+    // A note that was cut off has another text, and is written again.
     if std::fs::read(&path).is_ok_and(|there| there == text) {
         return Ok(());
     }
@@ -35,12 +35,12 @@ pub fn note(config: &Config, node: &Node) -> Result<()> {
     written.context(what)
 }
 
-/// Memory that is nobody's.
+/// Memory of a node or a volume that is gone.
 #[derive(Debug)]
 pub struct Left {
-    /// A file, or the directory when all of it is.
+    /// A file, or the directory if the whole node is gone.
     pub path: PathBuf,
-    /// What it was of, which is not there any more.
+    /// The directory that it belonged to, which no longer exists.
     pub of: PathBuf,
     /// Bytes.
     pub bytes: u64,
@@ -50,8 +50,8 @@ fn is_gone(path: &Path) -> bool {
     matches!(path.symlink_metadata(), Err(e) if e.kind() == ErrorKind::NotFound)
 }
 
-/// What lies in `base`, a node's `ring`, of this user's nodes or volumes that are gone. A
-/// file system that is not mounted looks the same: a person decides.
+/// The memory in `base`, a node's `ring`, of this user's nodes or volumes that are gone.
+/// A file system that is not mounted looks the same: the operator decides.
 pub fn left_in(base: &Path) -> Result<Vec<Left>> {
     let what = || format!("looking through {}", base.display());
     let mut left = Vec::new();
@@ -63,12 +63,13 @@ pub fn left_in(base: &Path) -> Result<Vec<Left>> {
         if !is_ours || trust::check(std::slice::from_ref(&dir)).is_err() {
             continue;
         }
-        // Without a note nobody knows whose it is.
+        // Without a note the node is not known.
         let Ok(of) = std::fs::read(dir.join(NOTE)) else {
             continue;
         };
         let of = PathBuf::from(std::ffi::OsString::from_vec(of));
-        // Nor by one that was cut off (no room, a kill): what it names was never there.
+        // Nor is it with a note that was cut off (no room, a kill): that names a
+        // directory that never existed.
         let hash = directory_hash(&of);
         if !dir.as_os_str().as_bytes().ends_with(hash.as_bytes()) {
             continue;

@@ -1,16 +1,16 @@
-//! Directories that nobody else can change: whatever lies in one that others could have
-//! made, or can rename in, may be theirs, or what they kept of ours.
+//! Directories that nobody else can change. A file in a directory that others could have
+//! made, or can rename in, may be theirs, or an old one of ours that they kept.
 //!
-//! Owns the walk to a directory, component by component, by descriptors: what was looked
-//! at is what is used.
+//! Owns the walk to a directory, component by component, by descriptors, so that the
+//! directory that was checked is the one that is used.
 //!
 //! Invariants:
-//! - What lies in a directory to which everybody may write (which must be sticky, as /tmp
+//! - An entry of a directory to which everybody may write (which must be sticky, as /tmp
 //!   and /dev/shm are) belongs to this process's user or to root.
-//! - So does the directory at the end, and nobody else may write to it; unless it is such
-//!   a one itself, and root's, and what is used in it is looked at, too.
-//! - A directory of keys may be another user's where this process is root's: who is root
-//!   uses what a service of this host proves its name with.
+//! - So does the directory at the end, and nobody else may write to it. The exception is
+//!   a sticky directory of root's, of which the entry that is used is checked, too.
+//! - A directory of keys may be another user's if this process is root's: root may use
+//!   the keys with which a service of this host proves its name.
 
 use super::error;
 use mojim_env::descriptors;
@@ -25,7 +25,7 @@ use std::path::{Component, Path, PathBuf};
 
 /// As many symbolic links as Linux follows.
 const MOST_LINKS: u32 = 40;
-/// Where we make one.
+/// The mode of a directory that is made here.
 const DIR_MODE: Mode = Mode::from_raw_mode(0o700);
 
 fn refused(path: &Path, why: &str) -> io::Error {
@@ -39,7 +39,7 @@ fn is_sticky(s: &Stat) -> bool {
     s.st_mode & 0o1000 != 0
 }
 
-/// Who makes names in it may be anybody.
+/// Whether anybody may make names in it.
 fn is_open(s: &Stat) -> bool {
     s.st_mode & 0o002 != 0
 }
@@ -58,7 +58,7 @@ fn check_owner(path: &Path, s: &Stat) -> io::Result<()> {
     ))
 }
 
-/// Of a directory on the way.
+/// Checks a directory on the way.
 fn check_way(path: &Path, s: &Stat) -> io::Result<()> {
     if is_open(s) && !is_sticky(s) {
         return Err(refused(
@@ -72,7 +72,7 @@ fn check_way(path: &Path, s: &Stat) -> io::Result<()> {
     Ok(())
 }
 
-/// Nobody but its owner makes names in it.
+/// Checks that only its owner makes names in it.
 fn check_closed(path: &Path, s: &Stat) -> io::Result<()> {
     if s.st_mode & 0o022 != 0 {
         return Err(refused(
@@ -95,7 +95,7 @@ fn parts_of(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
 }
 
 /// Opens a directory, for the names in it, that only this process's user or root can
-/// change; with `make`, makes what of it is missing. `None` where it is missing.
+/// change. `make`: makes the missing parts; otherwise `None` if it is missing.
 pub(super) fn directory(path: &Path, make: bool) -> io::Result<Option<OwnedFd>> {
     let Some((at, dir)) = walk(path, make)? else {
         return Ok(None);
@@ -108,7 +108,7 @@ pub(super) fn directory(path: &Path, make: bool) -> io::Result<Option<OwnedFd>> 
     Ok(Some(dir))
 }
 
-/// To a directory; also how it is shown.
+/// Walks to a directory; also returns its path for messages.
 fn walk(path: &Path, make: bool) -> io::Result<Option<(PathBuf, OwnedFd)>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let open_at =
@@ -171,13 +171,13 @@ fn open_entry(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     descriptors::open(|| retry_on_intr(|| fs::openat(dir, name, flags, Mode::empty())))
 }
 
-/// Makes a directory, where it is missing, that nobody else can change.
+/// Makes a directory that nobody else can change, if it is missing.
 pub fn make(path: &Path) -> io::Result<()> {
     directory(path, true).map(drop)
 }
 
-/// Fails where one of these directories is there and somebody else's, or others can change
-/// it or the way to it.
+/// Fails if one of these directories exists and belongs to another user, or if others can
+/// change it or the way to it.
 pub fn check(directories: &[PathBuf]) -> io::Result<()> {
     for d in directories {
         if let Some((at, dir)) = walk(d, false)? {
@@ -189,10 +189,10 @@ pub fn check(directories: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
-/// Fails where somebody else can put keys into this directory.
+/// Fails if another user can put keys into this directory.
 pub(super) fn check_keys(path: &Path) -> io::Result<()> {
     let Some((at, dir)) = walk(path, false)? else {
-        // Who reads one says so.
+        // Reading a key reports that the directory is missing.
         return Ok(());
     };
     let s = fs::fstat(&dir)?;
@@ -200,7 +200,7 @@ pub(super) fn check_keys(path: &Path) -> io::Result<()> {
     check_closed(&at, &s)
 }
 
-/// Fails where somebody else made this file of keys, or can change it.
+/// Fails if another user owns this file of keys, or can change it.
 pub(super) fn check_key(path: &Path, s: &Stat) -> io::Result<()> {
     check_key_owner(path, s)?;
     check_closed(path, s)
@@ -222,7 +222,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use tempfile::TempDir;
 
-    /// As another user, in a child.
+    /// Runs `f` as another user, in a child.
     fn as_nobody(f: impl FnOnce()) {
         // SAFETY: the child makes system calls only, and ends by `_exit`.
         unsafe {
@@ -273,7 +273,7 @@ mod tests {
                 assert!(why(&shared.join("ours")).contains("others may write"));
             }
         }
-        // The name of what lies there might be anybody's, and nobody looks at it.
+        // `check` does not look at the entries, so it refuses this also if it is sticky.
         mode(&shared.join("ours"), 0o1777);
         let e = check(&[shared.join("ours")]).unwrap_err();
         assert!(e.to_string().contains("others may write"), "{e}");

@@ -1,5 +1,5 @@
-//! How much memory this process can have before something has to go: what the
-//! system says is available, and what the memory cgroups leave that it is in.
+//! How much memory this process can still get: what the system says is available,
+//! but no more than the process's memory cgroups leave.
 //!
 //! Source: Linux `Documentation/admin-guide/cgroup-v2.rst` and
 //! `cgroup-v1/memory.rst`, proc(5). An estimate, for refusing what cannot fit.
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use mojim_env::descriptors;
 
-/// Bytes of memory and swap that can be had; None if the system does not tell.
+/// Bytes of memory and swap that are available; None if the system does not tell.
 pub fn memory() -> Option<u64> {
     let system = meminfo(&descriptors::read("/proc/meminfo").ok()?)?;
     let own = descriptors::read("/proc/self/cgroup").unwrap_or_default();
@@ -23,7 +23,7 @@ fn meminfo(text: &str) -> Option<u64> {
     Some((field("MemAvailable:")? + field("SwapFree:")?) << 10)
 }
 
-/// What is left in each cgroup from this process's up to the root; the least.
+/// The least that is left in any cgroup from this process's up to the root.
 fn cgroups(own: &str, mounts: &Path) -> u64 {
     let mut least = u64::MAX;
     for line in own.lines() {
@@ -44,12 +44,13 @@ fn cgroups(own: &str, mounts: &Path) -> u64 {
     least
 }
 
-/// Of one cgroup; file pages count as free, since they go first.
+/// What is left in one cgroup; file pages count as free, since they are reclaimed
+/// first.
 fn left(dir: &Path) -> u64 {
     let read = |name: &str| descriptors::read(dir.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
     let version2 = ["memory.max", "memory.current", ""];
-    // `total_` has what is below it, as the usage does.
+    // The `total_` fields include the cgroups below, as the usage does.
     let version1 = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"];
     for [limit, usage, prefix] in [version2, version1] {
         let (Some(limit), Some(usage)) = (number(limit), number(usage)) else {

@@ -1,27 +1,27 @@
-//! What is committed of a region, page by page, for sync points that send what
+//! What is committed of a region, page by page, for sync points that send only what
 //! was changed.
 //!
-//! The committed bytes are the data file's and those of the records that are
-//! not applied to it yet. Owns images of pages of which such records are known
-//! in full, and for every page the last LSN of a sync point that wrote to it
-//! without one. A written page is compared with its image, or with the file
-//! where nothing is outstanding; where neither is known, all of it counts as
-//! changed.
+//! The committed bytes are the data file's, with those of the records that are not
+//! applied to it yet. Owns images of the pages for which all such records are
+//! known, and for every page the last LSN of a sync point that wrote to it and left
+//! no image. A written page is compared with its image, or with the file if no
+//! record is outstanding; if neither is possible, all of it counts as changed.
 //!
 //! Invariants:
-//! - An image has every byte that was committed or is on its way to be, up to
-//!   the last LSN noted for its page when it was made. A later note ends it.
-//! - The file stands for a page only if every record that wrote to it is
-//!   applied: what was noted, and what was appended before noting began. What
-//!   nobody looks for is announced before it reads the page (`notes`), so that
-//!   no comparison misses it between its reading and its note.
-//! - One thread at a time compares and appends (`Images`, a lock for each
-//!   region): who finds nothing changed waits for what others have collected.
-//! - Of two records with the same bytes the later number has the later bytes: what
-//!   compares takes bytes before it has a number, so others of the region wait for
-//!   it with theirs (`Held`, `turn`).
-//! - Images have a bound, for the process; beyond it pages are compared and
-//!   not kept.
+//! - An image has every byte that is committed, or is being committed, up to the
+//!   last LSN noted for its page when the image was made. A later note ends it.
+//! - A page is compared with the file only if every record that wrote to it is
+//!   applied: those noted, and those appended before noting began. A sync point
+//!   that sends its bytes without a comparison is announced before it reads the
+//!   page (`notes`), so that no comparison misses it between its reading and its
+//!   note.
+//! - One thread at a time compares and appends (`Images`, a lock for each region):
+//!   a sync point that finds nothing changed waits for what others have collected.
+//! - Of two records that overlap, the one with the later LSN has the later bytes. A
+//!   sync point that compares takes its bytes before it has an LSN, so others of
+//!   the region take no LSN until it has one (`Held`, `turn`).
+//! - Images are bounded, for the whole process; beyond the bound pages are
+//!   compared, and no image is kept.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -35,12 +35,12 @@ use crate::page_lsns::{Note, PageLsns};
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Error, File, Result};
 
-/// Most bytes of images in the process, those that wait to be used included.
+/// Most bytes of images in the process, free buffers included.
 const MOST_BYTES: usize = 64 << 20;
-/// Images of a region before those are looked for that are applied.
+/// A region with no more images than this does not look for those that are applied.
 const MANY: usize = 512;
 
-/// Buffers that a region keeps for later while there are many in the process.
+/// Free buffers that a region keeps while there are many images in the process.
 const SPARE: usize = 64;
 
 /// Bytes of images, and of buffers for them.
@@ -49,12 +49,13 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// [`MOST_BYTES`], or less where memory is bounded.
 static MOST: AtomicUsize = AtomicUsize::new(MOST_BYTES);
 
-/// From now on images of all volumes take no more than these bytes.
+/// Bounds the images of all volumes to this many bytes, from now on.
 pub fn bound_images(bytes: usize) {
     MOST.fetch_min(bytes, Relaxed);
 }
 
-/// There are so many images that those are to be looked for that are applied.
+/// Whether there are so many images that those that are applied should be looked
+/// for.
 pub fn are_many() -> bool {
     BYTES.load(Relaxed) > MOST.load(Relaxed) / 2
 }
@@ -63,7 +64,7 @@ pub fn are_many() -> bool {
 struct Buffer(Box<[u64]>);
 
 impl Buffer {
-    /// None if there are as many as there may be.
+    /// None if the bound is reached.
     fn new(page: usize) -> Option<Buffer> {
         if BYTES.fetch_add(page, Relaxed) + page > MOST.load(Relaxed) {
             BYTES.fetch_sub(page, Relaxed);
@@ -89,10 +90,10 @@ impl Drop for Buffer {
     }
 }
 
-/// Most bytes of an image of parts: beyond that it is whole.
+/// Most bytes of an image made of parts; a larger one is whole.
 const MOST_PARTS: usize = 2048;
 
-/// Parts of a page, as they count for the bound.
+/// Parts of a page, counted in `BYTES`.
 #[derive(Default)]
 struct Counted(PageDelta);
 
@@ -109,12 +110,12 @@ impl Drop for Counted {
     }
 }
 
-/// Bytes that stay where they are until all of them go.
+/// Bytes that do not move until all of them are cleared.
 #[derive(Default)]
 struct Arena {
     /// Never filled beyond their capacity.
     chunks: Vec<Vec<u8>>,
-    /// The one that is being filled.
+    /// The chunk that is being filled.
     now: usize,
 }
 
@@ -145,11 +146,11 @@ impl Arena {
     }
 }
 
-/// Most differences of a page that are told apart: each costs memory while the
-/// sync point is made.
+/// Most differences of a page that are kept apart: each costs memory while the sync
+/// point is made.
 const MOST_RUNS: usize = 32;
 
-/// Makes too many differences one.
+/// Merges the differences into one if there are too many.
 fn unite(runs: &mut Vec<(usize, usize)>) {
     if runs.len() > MOST_RUNS {
         let all = (runs[0].0, runs[runs.len() - 1].1);
@@ -158,10 +159,11 @@ fn unite(runs: &mut Vec<(usize, usize)>) {
     }
 }
 
-/// Not applied yet, whatever is. (`u64::MAX` is under way now, and ends images.)
+/// An LSN that no data file ever reaches. (`u64::MAX` stands for a record that is
+/// being made, and ends images.)
 const UNKNOWN: u64 = u64::MAX - 1;
 
-/// Spreads the numbers of pages, which nobody chooses to do harm to others.
+/// Hashes page numbers, which nobody chooses in order to make them collide.
 #[derive(Default)]
 struct PageHasher(u64);
 
@@ -171,7 +173,7 @@ impl Hasher for PageHasher {
     }
 
     fn write_usize(&mut self, page: usize) {
-        // The map takes its place from the low bits, and 7 of the high ones.
+        // The map uses the low bits for the place, and 7 high ones as a tag.
         let spread = (page as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = spread ^ spread >> 32;
     }
@@ -190,7 +192,8 @@ struct Image {
     kind: Kind,
     /// The last LSN noted for its page when it was made.
     noted: u64,
-    /// The record with the last of it; `u64::MAX` while that is made.
+    /// The LSN of the last record in it; `u64::MAX` while that record is being
+    /// made.
     lsn: u64,
 }
 
@@ -201,14 +204,15 @@ pub struct Committed {
     pages: usize,
     page: usize,
     notes: OnceLock<PageLsns>,
-    /// Whoever holds the images has taken bytes, or will, for a record that has no
+    /// The holder of the images has taken bytes, or will, for a record that has no
     /// LSN yet.
     taken: AtomicBool,
     images: Mutex<Images>,
 }
 
 /// The images of a region, held by a sync point that takes its bytes before it has
-/// an LSN: nobody gets one meanwhile for newer bytes, which the older ones would undo.
+/// an LSN: meanwhile no other sync point gets an LSN for newer bytes, which the
+/// older ones would overwrite.
 pub struct Held<'a> {
     committed: &'a Committed,
     /// The images.
@@ -226,14 +230,14 @@ struct Step {
     page: usize,
     part: Range<usize>,
     noted: Note,
-    /// What was appended to it up to here is in no image.
+    /// Records up to this LSN may have written to the page and be in no image.
     known: u64,
     image: Option<Image>,
 }
 
 impl Step {
-    /// Whether it takes the page as the data file has it, where that is as of
-    /// `applied`.
+    /// Whether the page is compared with the data file, which has every record up
+    /// to `applied`.
     fn takes_file(&self, applied: u64) -> bool {
         match &self.image {
             Some(image) => matches!(image.kind, Kind::Delta(_)),
@@ -242,30 +246,31 @@ impl Step {
     }
 }
 
-/// The images of a region, and who may append what was found by them.
+/// The images of a region. Their holder may append what it found by comparing.
 #[derive(Default)]
 pub struct Images {
     pages: HashMap<usize, Image, BuildHasherDefault<PageHasher>>,
     free: Vec<Buffer>,
-    /// Pages that are compared together, and those of the file that it takes.
+    /// Pages that are compared together, and (in `scratch`) the file's bytes for
+    /// them.
     batch: Vec<Step>,
     scratch: Vec<u64>,
-    /// What was found to differ in it: begin and end.
+    /// The differences found in one page: begin and end.
     runs: Vec<(usize, usize)>,
-    /// Whole images that have ended, and parts: the sync point that is being
-    /// made points to them.
+    /// Buffers of whole images that have ended, and (in `parts`) bytes of parts:
+    /// the sync point that is being made points to them.
     ended: Vec<Buffer>,
     parts: Arena,
     /// Pages of the sync point that is being made.
     touched: Vec<usize>,
-    /// When it is time to look for images that are applied.
+    /// The number of images beyond which those that are applied are looked for.
     many: usize,
-    /// How much was applied when that was done last.
+    /// The LSN up to which records were applied at the last sweep.
     swept: u64,
-    /// What was appended up to here may have written to any page, unnoted;
-    /// [`UNKNOWN`]: that has no LSN yet.
+    /// Records up to this LSN may have written to any page without a note;
+    /// [`UNKNOWN`] while that LSN is not known.
     since: u64,
-    /// The last sync point that was found by comparing.
+    /// The LSN of the last sync point that was found by comparing.
     last: u64,
 }
 
@@ -277,7 +282,7 @@ impl Images {
 }
 
 impl Committed {
-    /// Of `len` bytes of a file, from `offset` on, mapped just now.
+    /// For `len` bytes of a file, from `offset` on, mapped just now.
     pub fn new(file: Arc<dyn File>, offset: u64, len: usize) -> Committed {
         let page = rustix::param::page_size();
         let pages = len.div_ceil(page);
@@ -292,10 +297,10 @@ impl Committed {
         }
     }
 
-    /// From here on until the answer is dropped, nobody else compares this
-    /// region. `floor`: the last LSN, when everything that is appended later
-    /// is noted; none while there is something that has read its bytes and has no
-    /// LSN yet. Until then everything counts as changed.
+    /// Until the guard is dropped, no other thread compares this region. `floor`
+    /// gives the last LSN, if everything that is appended later is noted; `None`
+    /// while some sync point has read its bytes and has no LSN yet. Until there is
+    /// a floor, everything counts as changed.
     pub fn hold(&self, floor: impl FnOnce() -> Option<u64>) -> Result<MutexGuard<'_, Images>> {
         let mut images = self.lock();
         if self.notes.get().is_none() {
@@ -309,13 +314,14 @@ impl Committed {
         Ok(images)
     }
 
-    /// The same to keep others from it only: nothing is compared under it.
+    /// The lock of [`Committed::hold`], only to keep others from comparing: its
+    /// holder must not call [`Committed::changes`].
     pub fn lock(&self) -> MutexGuard<'_, Images> {
         self.images.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The same if nobody compares just now, to keep others from it and the file's
-    /// length as it is: nothing is compared under it.
+    /// As [`Committed::lock`], but `None` if a thread holds the images. It also
+    /// keeps the file's length as it is.
     pub fn try_hold(&self) -> Option<MutexGuard<'_, Images>> {
         match self.images.try_lock() {
             Ok(images) => Some(images),
@@ -324,10 +330,10 @@ impl Committed {
         }
     }
 
-    /// The holder takes bytes from here on, until it has an LSN.
+    /// From here on the holder takes bytes, and has no LSN for them yet.
     pub fn take<'a>(&'a self, images: MutexGuard<'a, Images>) -> Held<'a> {
-        // Who does not see it has announced what it commits, and stored that before:
-        // it is read after this.
+        // A sync point that does not see the flag has announced its bytes, and they
+        // were stored before that: the holder reads both after this.
         self.taken.store(true, SeqCst);
         fence(SeqCst);
         Held {
@@ -336,40 +342,41 @@ impl Committed {
         }
     }
 
-    /// A sync point of these bytes, which nobody looks for, is about to read
-    /// them: until it was noted, they are not what the file has, nor an image.
-    /// Whether somebody may see it.
+    /// A sync point that sends these bytes without a comparison is about to read
+    /// them: until it is noted, neither the file nor an image stands for their
+    /// pages. Returns whether a comparison can see this.
     #[inline]
     pub fn announce(&self, bytes: &Range<usize>) -> bool {
         let notes = self.notes.get();
         if let Some(notes) = notes {
             self.pages_of(bytes).for_each(|page| notes.begin(page));
         }
-        // The bytes are read after that, by plain reads; and `turn` looks after what
-        // was stored is to be seen. Without notes nobody has compared: all that is
-        // before the first comparison counts.
+        // The bytes are read after the announcement, by plain reads, and `turn`
+        // looks after the stores before it are visible. Without notes nothing was
+        // compared yet: everything before the first comparison counts.
         if notes.is_none() || cfg!(not(target_arch = "x86_64")) {
             fence(SeqCst);
         }
         notes.is_some()
     }
 
-    /// After `announce`, before an LSN is taken: the turn after whoever has taken
-    /// bytes without having one. None, at the cost of a load, if nobody has.
+    /// Called after `announce`, before an LSN is taken: waits for the sync point
+    /// that has taken bytes and has no LSN yet. `None`, at the cost of a load, if
+    /// there is none.
     #[inline]
     pub fn turn(&self) -> Option<MutexGuard<'_, Images>> {
         self.is_taken().then(|| self.lock())
     }
 
-    /// Whether somebody has.
+    /// Whether a sync point has taken bytes and has no LSN yet.
     #[inline]
     pub fn is_taken(&self) -> bool {
         self.taken.load(SeqCst)
     }
 
-    /// It was appended as `lsn`, or is not made (0). Called before its caller
-    /// goes on. False if the first comparison came in between and did not see it:
-    /// then the bytes have to be compared once more.
+    /// The announced sync point was appended as `lsn`, or was not made (0). Called
+    /// before its caller goes on. False if the first comparison came in between and
+    /// did not see the announcement: then the bytes have to be compared once more.
     #[inline]
     pub fn note(&self, bytes: &Range<usize>, lsn: u64, announced: bool) -> bool {
         let Some(notes) = self.notes.get() else {
@@ -389,11 +396,11 @@ impl Committed {
         }
     }
 
-    /// The parts of `ranges`, ascending, that differ from what is committed or
-    /// may, with where their bytes are: of the memory at `base`, or of an image
-    /// that stays until `done` or `failed`. `applied`: the LSN up to which the
-    /// data file is current. What is named is committed from here on, or
-    /// `failed` is called, as it is after an error.
+    /// Pushes the parts of `ranges`, ascending, that differ or may differ from what
+    /// is committed, each with a pointer to its bytes: in the memory at `base`, or
+    /// in an image that stays until `done` or `failed`. `applied`: the LSN up to
+    /// which the data file is current. What is pushed counts as committed from here
+    /// on; if it is not, or after an error, the caller calls `failed`.
     pub fn changes(
         &self,
         images: &mut Images,
@@ -423,8 +430,8 @@ impl Committed {
         self.compare(images, base, applied, &mut push)
     }
 
-    /// Who touches memory whose file was cut behind our back dies of SIGBUS: not
-    /// whoever only asks for what has changed.
+    /// A thread that touches memory whose file was cut behind our back dies of
+    /// SIGBUS. One that only asks for what has changed gets an error instead.
     fn check_length(&self, ranges: &[Range<usize>]) -> Result<()> {
         let Some(last) = ranges.last() else {
             return Ok(());
@@ -442,7 +449,7 @@ impl Committed {
     }
 
     /// What is known of a page, a part of which is to be compared. Its image is
-    /// taken away.
+    /// taken out.
     fn step(&self, images: &mut Images, page: usize, part: Range<usize>, applied: u64) -> Step {
         let notes = self.notes.get().expect("it is held");
         let noted = notes.get(page);
@@ -455,7 +462,7 @@ impl Committed {
             known = known.max(old.lsn);
             images.end(old);
         }
-        // The file has them by now.
+        // The file has the parts by now.
         image.take_if(|i| i.lsn <= applied && matches!(i.kind, Kind::Delta(_)));
         Step {
             page,
@@ -466,7 +473,7 @@ impl Committed {
         }
     }
 
-    /// Compares the batch, and takes it back.
+    /// Compares the batch, and leaves it empty.
     fn compare(
         &self,
         images: &mut Images,
@@ -483,7 +490,7 @@ impl Committed {
         }
         let room = (n * self.page / 8).max(scratch.len());
         scratch.resize(room, 0);
-        // SAFETY: all of the scratch, as bytes.
+        // SAFETY: the first `n` pages of the scratch, as bytes.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast::<u8>(), n * self.page)
         };
@@ -491,7 +498,7 @@ impl Committed {
         let mut bytes = bytes.chunks_mut(self.page);
         for step in batch.drain(..) {
             if read.is_err() {
-                // An image that `step` ended may have known of a record that is not
+                // An image that `step` ended may have had a record that is not
                 // applied: `failed` notes the page.
                 images.touched.push(step.page);
                 images.pages.extend(step.image.map(|i| (step.page, i)));
@@ -506,16 +513,16 @@ impl Committed {
         read
     }
 
-    /// Whether a sync point was announced or noted since `noted` was read, the
-    /// page being compared by now: what it read there may be what the comparison
-    /// did not see any more. (One that is announced later reads what was compared,
-    /// or what is stored later and counts as changed.)
+    /// Whether a sync point was announced or noted since `noted` was read; called
+    /// after the page was compared. That sync point may have read bytes that the
+    /// comparison did not see any more. (A sync point that is announced later reads
+    /// what was compared, or what is stored later and counts as changed.)
     fn was_noted(&self, page: usize, noted: Note) -> bool {
         fence(Acquire);
         self.notes.get().expect("it is held").get(page) != noted
     }
 
-    /// A page of which an image is whole, or nothing is known.
+    /// Compares a page whose image is whole, or of which nothing is known.
     fn compare_known(
         &self,
         images: &mut Images,
@@ -535,7 +542,7 @@ impl Committed {
             noted: was,
         }) = step.image
         else {
-            // What is committed is in the logs: all of the part counts.
+            // What is committed is in the logs: all of the part counts as changed.
             images.touched.push(page);
             let whole = part.len() == self.page;
             let room = if whole {
@@ -577,7 +584,8 @@ impl Committed {
         images.keep(page, Kind::Whole(bytes), was, lsn);
     }
 
-    /// A page that the file has, as in `bytes`, with what is outstanding over it.
+    /// Compares a page with the file's, which is in `bytes`, and the parts of its
+    /// image over that.
     fn compare_with(
         &self,
         images: &mut Images,
@@ -620,9 +628,9 @@ impl Committed {
         images.pages.extend(image.map(|i| (page, i)));
     }
 
-    /// Makes the parts `ranges` of the memory at `base` what is committed, where
-    /// they differ from it: everything that was appended before the call is, and
-    /// is applied to the data file.
+    /// Makes `ranges` of the memory at `base` what is committed, where they differ
+    /// from it. Everything that was appended before the call is committed, and
+    /// applied to the data file.
     ///
     /// # Safety
     /// `base` is the region's memory, mapped for writing, in all of `ranges`.
@@ -656,10 +664,10 @@ impl Committed {
         done
     }
 
-    /// Appends the pages of `ranges`, which are whole pages of the region and not
-    /// beyond its file, whose memory at `base` is what the data file has now.
-    /// `_held`: the file's length stays. Others may store: then a page may be
-    /// named that is not the same any more.
+    /// Appends those pages of `ranges` whose memory at `base` is what the data file
+    /// has now. `ranges` are whole pages of the region, and not beyond its file.
+    /// `_held`: the file's length stays. Other threads may store: then a page may
+    /// be appended that is not the same any more.
     ///
     /// # Safety
     /// `base` is the region's memory, which is there in all of `ranges`.
@@ -697,7 +705,7 @@ impl Committed {
         Ok(())
     }
 
-    /// A page of which `images.runs` were found to differ, that is as `bytes`
+    /// Pushes `images.runs`, in which a page was found to differ; it is as `bytes`
     /// from here on. Returns its image, if one is kept.
     fn changed(
         &self,
@@ -733,7 +741,7 @@ impl Committed {
             return Some(Image { kind, noted, lsn });
         }
         if many || BYTES.load(Relaxed) + new > MOST.load(Relaxed) {
-            // What was kept of it is given up: the page is noted.
+            // The page's image is dropped, so that `done` notes the page.
             for (b, e) in &images.runs {
                 // SAFETY: inside the region.
                 push(place(*b, *e), unsafe { now.add(*b) });
@@ -750,7 +758,7 @@ impl Committed {
         Some(Image { kind, noted, lsn })
     }
 
-    /// Gives up images of which the file has all, if nobody compares just now.
+    /// Drops images that the file has in full, if no thread holds the images.
     pub fn sweep(&self, applied: u64) {
         if let Ok(mut images) = self.images.try_lock()
             && (applied > images.swept || images.free.len() > SPARE)
@@ -759,7 +767,7 @@ impl Committed {
         }
     }
 
-    /// What `changes` named was appended as `lsn`.
+    /// What `changes` pushed was appended as `lsn`.
     pub fn done(&self, images: &mut Images, lsn: u64) {
         while let Some(page) = images.touched.pop() {
             match images.pages.get_mut(&page) {
@@ -771,10 +779,10 @@ impl Committed {
         images.last = lsn;
     }
 
-    /// What `changes` named was not appended. `last`: the last LSN now.
+    /// What `changes` pushed was not appended. `last`: the last LSN now.
     pub fn failed(&self, images: &mut Images, last: u64) {
         while let Some(page) = images.touched.pop() {
-            // It has what is not committed.
+            // The image has bytes that are not committed.
             images.pages.remove(&page);
             self.note_page(page, last);
         }
@@ -785,8 +793,8 @@ impl Committed {
         self.notes.get().expect("it is held").put(page, lsn);
     }
 
-    /// The file has another size: what is known from byte `from` on is not any
-    /// more. Called before its record and after.
+    /// The file's size changes: what is known from byte `from` on is dropped.
+    /// Called before the record of the change, and after it.
     pub fn forget(&self, from: usize) {
         let mut images = self.lock();
         images.pages.retain(|page, image| {
@@ -808,7 +816,7 @@ impl Images {
         self.pages.insert(page, Image { kind, noted, lsn });
     }
 
-    /// An image that is wrong from now on.
+    /// Drops an image that is wrong from now on.
     fn end(&mut self, image: Image) {
         match image.kind {
             Kind::Whole(bytes) if image.lsn == u64::MAX => self.ended.push(bytes),
@@ -817,13 +825,13 @@ impl Images {
         }
     }
 
-    /// Nothing points here any more.
+    /// No sync point points to ended images or parts any more.
     fn release(&mut self) {
         self.free.append(&mut self.ended);
         self.parts.clear();
     }
 
-    /// Gives up the images of which the file has all.
+    /// Drops the images that the file has in full.
     fn sweep(&mut self, applied: u64) {
         let kept = self.pages.len();
         let free = &mut self.free;
@@ -836,7 +844,7 @@ impl Images {
             });
         self.many = 2 * self.pages.len();
         self.swept = applied;
-        // As many as were in use at once may be again.
+        // As many buffers as were in use at once may be needed again.
         self.free.truncate(if are_many() { SPARE } else { kept });
     }
 }
@@ -849,7 +857,7 @@ mod tests {
     use super::*;
     use mojim_env::{Env, OpenHow};
 
-    /// What `changes` names of `memory`, as parts of it.
+    /// What `changes` pushes of `memory`, as parts of it.
     fn found(c: &Committed, memory: &[u8], applied: u64, lsn: u64) -> Vec<Range<usize>> {
         let mut images = c.hold(|| Some(0)).unwrap();
         let mut all = Vec::new();
@@ -903,7 +911,7 @@ mod tests {
             };
             restore(&mut memory).unwrap();
             assert!(memory == want, "{len}");
-            // Cut by somebody: an error instead of SIGBUS.
+            // The file was cut: an error instead of SIGBUS.
             std::fs::write(&path, vec![3; page]).unwrap();
             restore(&mut memory).unwrap_err();
         }
@@ -1042,7 +1050,7 @@ mod tests {
         c.sweep(4);
         assert_eq!(changes(None, 4, 5), std::slice::from_ref(&whole));
         c.sweep(5);
-        // It had 6 at most.
+        // Its LSN was 6 at most.
         assert_eq!(changes(Some(6), 5, 7), std::slice::from_ref(&whole));
         c.sweep(7);
         assert_eq!(changes(None, 7, 8), []);
@@ -1070,10 +1078,10 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// A thread synced 8 bytes; another stored what they had been before, and a
-    /// third looked for what had changed, before the first had noted its sync
-    /// point: nothing had, by the file. Then the first one's bytes reached the
-    /// file, and memory had others until its page was stored to again.
+    /// Once, a thread synced 8 bytes; another stored what they had been before, and
+    /// a third compared, before the first had noted its sync point: by the file
+    /// nothing had changed. Then the first thread's bytes reached the file, and
+    /// memory differed until its page was stored to again.
     #[test]
     fn what_is_being_appended_is_not_taken_for_unchanged() {
         let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -1087,7 +1095,8 @@ mod tests {
         for len in [0, 8, 3000] {
             let c = Committed::new(file.clone(), 0, page);
             let part = 64..72;
-            // Nobody compares yet; who began before is told to look again.
+            // Nothing was compared yet; a sync point that began before the first
+            // comparison is told to compare again.
             assert!(!c.announce(&part));
             drop(c.hold(|| Some(0)).unwrap());
             assert!(!c.note(&part, 1, false));

@@ -1,5 +1,5 @@
-//! Which bytes of memory differ from a copy of them, for sync points that
-//! cost what was changed.
+//! Which bytes of memory differ from a copy of them, so that the cost of a sync
+//! point follows what was changed.
 //!
 //! Owns the comparison, in words of 8 bytes, by the widest registers that the
 //! processor has. What differs is copied in the same pass, so that the copy is
@@ -9,8 +9,8 @@
 const WORD: usize = 8;
 /// Bytes whose words are the bits of one mask.
 const BLOCK: usize = 64 * WORD;
-/// Words that are the same and lie between words that differ are taken along
-/// if there are at most so many: an extent of their own would cost more.
+/// Up to this many equal words between words that differ are sent too: a further
+/// extent would cost more.
 const GAP: u32 = (mojim_format::OP_LEN / WORD) as u32;
 
 /// How words are compared.
@@ -43,8 +43,8 @@ fn kind() -> Kind {
 ///
 /// # Safety
 /// `now` is readable and `copy` readable and writable for `len` bytes, and both
-/// are as far as each other from a multiple of 8. Other threads may store to
-/// `now`: then what is copied is some of the bytes before and some after.
+/// have the same distance from a multiple of 8. Other threads may store to `now`:
+/// then what is copied is some of the bytes before and some after.
 pub unsafe fn update(
     now: *const u8,
     copy: *mut u8,
@@ -96,7 +96,7 @@ unsafe fn update_by(
     }
 }
 
-/// Differences that lie close together, made one.
+/// Merges differences that lie close together.
 struct Runs<'a, F: FnMut(usize, usize)> {
     now: *const u8,
     copy: *mut u8,

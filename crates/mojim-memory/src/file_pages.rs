@@ -1,10 +1,10 @@
-//! Many pages of a file, read in one call of the system.
+//! Many pages of a file, read in one system call.
 //!
-//! Owns a mapping of the file that nobody stores to or reads by itself: the
-//! kernel copies from it (`process_vm_readv`, of this process), so that a file
-//! that was cut, or a medium that fails, is an error and not SIGBUS. What that
-//! call does not give, and everything where the system has or allows neither it
-//! nor the mapping, is read page by page.
+//! Owns a mapping of the file that no thread accesses itself: the kernel copies
+//! from it (`process_vm_readv`, of this process), so that a file that was cut, or a
+//! medium that fails, is an error and not SIGBUS. Pages that the call does not give
+//! are read one by one, and so are all pages if the system does not have or allow
+//! the call or the mapping.
 
 use std::ffi::c_void;
 use std::os::fd::AsFd;
@@ -36,7 +36,7 @@ impl Map {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe { rustix::mm::mmap(at, len, ProtFlags::READ, flags, fd.as_fd(), offset) }
             .ok()?;
-        // No more from the disk than what is asked for; failing, it is only slower.
+        // No read-ahead. If this fails, reading is only slower.
         // SAFETY: our own mapping, all of it.
         let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::Random) };
         Some(Map { base, len })
@@ -50,19 +50,19 @@ impl Drop for Map {
     }
 }
 
-/// A part of a file, from where a page begins.
+/// A part of a file that begins with a page.
 pub struct FilePages {
     file: Arc<dyn File>,
     offset: u64,
     pages: usize,
     page: usize,
     map: OnceLock<Option<Map>>,
-    /// The system does not let it be read so.
+    /// The system does not allow `process_vm_readv`.
     refused: AtomicBool,
 }
 
 impl FilePages {
-    /// Of `pages` pages from `offset` on.
+    /// For `pages` pages from `offset` on.
     pub fn new(file: Arc<dyn File>, offset: u64, pages: usize) -> FilePages {
         FilePages {
             file,
@@ -93,7 +93,7 @@ impl FilePages {
         rest.try_for_each(|(bytes, page)| self.read_on(*page, bytes))
     }
 
-    /// Reads what begins with a page; zeros beyond the file's end.
+    /// Reads the bytes from the start of a page on; zeros beyond the file's end.
     pub fn read_on(&self, page: usize, bytes: &mut [u8]) -> Result<()> {
         let at = self.offset + (page * self.page) as u64;
         let got = self.file.read_at(bytes, at).context(what)?;
@@ -101,7 +101,8 @@ impl FilePages {
         Ok(())
     }
 
-    /// The same as far as the kernel copies them; how many it did.
+    /// Reads the pages as far as the kernel copies them, and returns how many it
+    /// did.
     fn copy(&self, pages: &[usize], bytes: &mut [u8]) -> usize {
         if self.refused.load(Relaxed) {
             return 0;
@@ -128,13 +129,13 @@ impl FilePages {
                 iov_base: bytes.as_mut_ptr().cast(),
                 iov_len: bytes.len(),
             };
-            // SAFETY: `to` is `bytes`, whole. What the others name the kernel
-            // checks: this process's mapping, where it may find nothing.
+            // SAFETY: `to` is all of `bytes`. The kernel checks the addresses in
+            // `from`: this process's mapping, where it may find no page.
             let got = unsafe {
                 let pid = std::process::id() as libc::pid_t;
                 libc::process_vm_readv(pid, &to, 1, from.as_ptr(), pages.len() as u64, 0)
             };
-            // Where one page cannot be read, reading it tells why.
+            // If a page cannot be read, `read_on` tells why.
             let Ok(got) = usize::try_from(got) else {
                 if std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT) {
                     self.refused.store(true, Relaxed);
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
     use mojim_env::{Env, OpenHow};
 
-    /// What is in the file, in any order; of a file that was cut meanwhile too.
+    /// Pages are read in any order, also of a file that was cut meanwhile.
     #[test]
     fn what_was_cut_off_is_zeros_and_not_the_end() {
         let page = rustix::param::page_size();

@@ -1,7 +1,7 @@
 //! Forks: a child of a process that attached has a copy of its memory, which
 //! must not be committed.
 //!
-//! Owns the mark by which a child knows that it is one.
+//! Owns the mark by which a child knows that it was forked.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
@@ -10,21 +10,21 @@ use mojim_env::{Error, Result};
 /// Set in a forked child.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// What is done once, also in a child that was forked while a thread of its parent
-/// did it: that thread will not end it there. (glibc until 2.35 lets who registers
-/// a handler wait for a fork.)
+/// Runs something once, also in a child that was forked while a thread of its parent
+/// ran it: in the child that thread does not exist, and so cannot finish. (Up to
+/// glibc 2.35 a thread that registers a handler waits for a fork.)
 #[derive(Default)]
 pub struct Once(AtomicU32);
 
 impl Once {
     const DONE: u32 = u32::MAX;
 
-    /// Not done yet.
+    /// Has not run yet.
     pub const fn new() -> Once {
         Once(AtomicU32::new(0))
     }
 
-    /// Does it, or waits until another thread of this process has.
+    /// Runs `f`, or waits until another thread of this process has run it.
     pub fn call(&self, f: impl FnOnce()) {
         let me = std::process::id();
         loop {
@@ -48,22 +48,22 @@ extern "C" fn after_fork_in_child() {
     mojim_env::descriptors::forked();
 }
 
-/// The process that watches. 0: none does.
+/// The process that watches for forks; 0: none.
 static PID: AtomicU32 = AtomicU32::new(0);
 
-/// Registers what marks children, once they are watched.
+/// Registers the handler that marks children, once forks are watched.
 pub fn register() {
     static ONCE: Once = Once::new();
     ONCE.call(|| {
-        // SAFETY: registers a handler that only stores to an atomic.
+        // SAFETY: registers a handler that only stores to atomics and a thread-local.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     });
 }
 
-/// From here on children are marked.
+/// From here on forked children are marked.
 pub fn watch_forks() {
     register();
-    // In a child the parent's stays.
+    // A child keeps its parent's number.
     let _ = PID.compare_exchange(0, std::process::id(), Relaxed, Relaxed);
 }
 
@@ -72,8 +72,8 @@ pub fn is_forked() -> bool {
     FORKED.load(Relaxed)
 }
 
-/// Whether this is a process in which nothing was attached: also one that was
-/// made by other means than `fork`, of which nobody is told.
+/// Whether nothing was attached in this process. Also true in a child that was made
+/// by other means than `fork`, for which no handler runs.
 pub fn is_other_process() -> bool {
     is_forked() || PID.load(Relaxed) != std::process::id()
 }
@@ -86,7 +86,7 @@ pub fn check_fork() -> Result<()> {
     }
 }
 
-/// What a forked child is told.
+/// The error that a forked child gets.
 pub fn refused() -> Error {
     Error::Unsupported(
         "this process was forked from the one that attached: its memory is a copy and cannot be committed (but for mappings with a shared working copy); attach after the fork".into(),

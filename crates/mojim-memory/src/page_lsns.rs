@@ -1,7 +1,7 @@
-//! What was noted of each page of a region: the last LSN of a sync point that
-//! wrote to it and left no image, and whether one is being made.
+//! What was noted of each page of a region: the last LSN of a sync point that wrote
+//! to it and left no image, and whether such a sync point is being made.
 //!
-//! Owns memory that is there only for pages that were noted.
+//! Owns an array that takes memory only for pages that were noted.
 
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -9,8 +9,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use mojim_env::{Context, Result};
 
-/// One sync point that is being made; below it is the LSN. There may be one a
-/// thread, of which a system can have more than 4095.
+/// Counts one sync point that is being made; the bits below are the LSN. Each
+/// thread may make one, and a system can have more than 4095 threads.
 const ONE: u64 = 1 << 48;
 
 /// What was noted of a page.
@@ -18,7 +18,7 @@ const ONE: u64 = 1 << 48;
 pub struct Note(u64);
 
 impl Note {
-    /// The last LSN that was noted; `u64::MAX` for one that finds no place here.
+    /// The last LSN that was noted; `u64::MAX` for one that does not fit.
     pub fn lsn(self) -> u64 {
         match self.0 % ONE {
             lsn if lsn == ONE - 1 => u64::MAX,
@@ -26,7 +26,7 @@ impl Note {
         }
     }
 
-    /// Whether a sync point that will be noted may have its bytes already.
+    /// Whether a sync point that will be noted may have read its bytes already.
     pub fn is_under_way(self) -> bool {
         self.0 >= ONE
     }
@@ -44,7 +44,7 @@ unsafe impl Send for PageLsns {}
 unsafe impl Sync for PageLsns {}
 
 impl PageLsns {
-    /// None of any page.
+    /// No page has a note.
     pub fn new(pages: usize) -> Result<PageLsns> {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe {
@@ -85,7 +85,7 @@ impl PageLsns {
         self.at(page).fetch_add(ONE, SeqCst);
     }
 
-    /// It has this LSN, or 0 if it was not made.
+    /// The sync point of [`PageLsns::begin`] has this LSN, or 0 if it was not made.
     pub fn end(&self, page: usize, lsn: u64) {
         self.change(page, lsn, ONE);
     }
@@ -95,7 +95,7 @@ impl PageLsns {
             let lsn = lsn.min(ONE - 1).max(old % ONE);
             Some((old - old % ONE).wrapping_sub(less) + lsn)
         };
-        // It never gives up.
+        // `new` never returns `None`.
         let _ = self.at(page).fetch_update(AcqRel, Relaxed, new);
     }
 }

@@ -1,13 +1,13 @@
-//! Which addresses of this process are regions, of whatever kind: a private working
-//! copy, a window of a shared one, a reader's.
+//! Which addresses of this process belong to regions, of whatever kind: a private
+//! working copy, a window of a shared one, a reader's mapping.
 //!
-//! Owns the list of them. A mapping at an address that the program gives (as with
-//! `MAP_FIXED`) asks it first: in place of a region, or of a part of one, it would be
-//! committed into that region's file.
+//! Owns the list of these addresses. A mapping at an address that the program gives (as
+//! with `MAP_FIXED`) is checked against the list first: in place of a region, or of a
+//! part of one, its bytes would be committed into that region's file.
 //!
 //! Invariants:
-//! - A region is in the list from before its addresses are mapped, where the program
-//!   chose them, else from when the kernel has, until they are given back.
+//! - A region is in the list until its addresses are given back: from before they are
+//!   mapped if the program chose them, else from when the kernel has chosen them.
 //! - Of two mappings at chosen addresses that overlap, made at the same moment, at most
 //!   one succeeds.
 //! - No lock: a forked child may have been made while another thread was here.
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 
 use mojim_env::{Error, Result};
 
-/// An entry; once made it is there for good, and is used again.
+/// An entry; it is never freed, but used again.
 struct Place {
     /// The first address; [`FREE`], or [`TAKEN`] while `end` is not known yet.
     start: AtomicUsize,
@@ -43,7 +43,7 @@ fn all() -> impl Iterator<Item = &'static Place> {
 }
 
 impl Place {
-    /// Its addresses, if it has any.
+    /// The entry's addresses, if it has any.
     fn span(&self) -> Option<(usize, usize)> {
         loop {
             let start = self.start.load(SeqCst);
@@ -91,16 +91,17 @@ fn end_of(start: usize, len: usize) -> Option<usize> {
         .checked_next_multiple_of(rustix::param::page_size())
 }
 
-/// Addresses that a region will have; given back when dropped, unless it was kept.
+/// Addresses that a region will have; given back when this is dropped, unless it was
+/// kept.
 #[derive(Debug)]
 pub struct Claim(usize);
 
 impl Claim {
-    /// Claims `len` bytes at `at` for a mapping of `file`. `None` where the program gives
+    /// Claims `len` bytes at `at` for a mapping of `file`. `None` if the program gives
     /// no address (0), or the length is not known yet (0).
     ///
     /// # Errors
-    /// `Busy` where any page of them is a region's.
+    /// `Busy` if any page of them belongs to a region.
     pub fn of(file: &str, at: usize, len: usize) -> Result<Option<Claim>> {
         if at == 0 || len == 0 {
             return Ok(None);
@@ -126,7 +127,7 @@ impl Claim {
         }
     }
 
-    /// It is mapped.
+    /// The addresses are mapped now, and stay in the list.
     pub fn keep(self) {
         std::mem::forget(self);
     }

@@ -1,15 +1,16 @@
-//! Who is using a thing that somebody else takes away: a table of windows, the
-//! memory of a region.
+//! Users of a thing that another thread takes away: a table of windows, the memory of
+//! a region.
 //!
-//! Owns a count of those, in stripes, so that threads that use it at once write
-//! to no common cache line.
+//! Owns the count of users, in stripes, so that threads that use the thing at the
+//! same time write to no common cache line.
 //!
 //! Invariants:
-//! - A user looks at the thing after it has entered. Who takes the thing away makes
-//!   that known first, then waits: then everybody has left who did not find it gone.
-//! - Who waits does so for those who are in, not for who enters meanwhile: these count
-//!   on the other side (as in sleepable RCU: McKenney, 2006), which changes twice,
-//!   since who was about to enter may do so on either.
+//! - A user looks at the thing after it has entered. The thread that takes the thing
+//!   away first makes that known, then waits: after that every user has left that did
+//!   not find it gone.
+//! - A thread waits for the users that are in, not for those that enter meanwhile:
+//!   these count on the other side (as in sleepable RCU: McKenney, 2006). The side
+//!   changes twice, since a user that was about to enter may do so on either side.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
@@ -25,16 +26,16 @@ struct Stripe([AtomicUsize; 2]);
 /// The count.
 pub struct Quiescence {
     stripes: [Stripe; STRIPES],
-    /// Where who enters counts: its lowest bit.
+    /// On which side a user that enters counts: the lowest bit.
     side: AtomicUsize,
     waits: Mutex<()>,
 }
 
-/// A user; until it is dropped.
+/// A user, until this is dropped.
 pub struct User<'a>(&'a AtomicUsize);
 
 impl Quiescence {
-    /// Nobody.
+    /// No users.
     pub const fn new() -> Quiescence {
         Quiescence {
             stripes: [const { Stripe([const { AtomicUsize::new(0) }; 2]) }; STRIPES],
@@ -43,7 +44,7 @@ impl Quiescence {
         }
     }
 
-    /// One more, before it looks at the thing.
+    /// Adds a user, before it looks at the thing.
     #[inline]
     pub fn enter(&self) -> User<'_> {
         let sides = &self.stripes[thread_number() % STRIPES].0;
@@ -52,7 +53,7 @@ impl Quiescence {
         User(side)
     }
 
-    /// Waits until everybody who is in now has left. Not called by one who is.
+    /// Waits until every user that is in now has left. A user must not call this.
     pub fn wait(&self) {
         let _waits = self.waits.lock().unwrap_or_else(|e| e.into_inner());
         for _ in 0..2 {
@@ -63,7 +64,7 @@ impl Quiescence {
                     turns += 1;
                     match turns < 100 {
                         true => std::thread::yield_now(),
-                        // One may be waiting for room in the log.
+                        // A user may be waiting for room in the log.
                         false => std::thread::sleep(Duration::from_micros(50)),
                     }
                 }
@@ -89,8 +90,8 @@ impl Drop for User<'_> {
 mod tests {
     use super::*;
 
-    /// Once, who waited did so until nobody was in: with two threads that took
-    /// turns in overlapping, for ever.
+    /// Once, a thread waited until no user was in: for ever, with two threads whose
+    /// uses overlapped in turn.
     #[test]
     fn who_enters_later_is_not_waited_for() {
         let users = Quiescence::new();
@@ -108,7 +109,8 @@ mod tests {
         });
     }
 
-    /// Nobody reads what is taken away: who is in has entered before.
+    /// No user reads what is taken away: `wait` returns after those that were in have
+    /// left.
     #[test]
     fn who_waits_sees_everybody_leave() {
         let users = Quiescence::new();

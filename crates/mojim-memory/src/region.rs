@@ -1,10 +1,10 @@
 //! The region: one mapped file, or a part of one, and its working copy.
 //!
-//! Owns what a working copy is, and the private one: a `MAP_PRIVATE` mapping of
-//! the data file, so that nothing reaches the file but by records (FAMS
-//! 3.2), and its dirty tracking. The shared one is
-//! `shared.rs`. Either is a trait object of a [`Region`], which a program sees
-//! through windows: of a private working copy one, of a shared one any number.
+//! Owns the interface of working copies, and the private one: a `MAP_PRIVATE`
+//! mapping of the data file, so that bytes reach the file only by records (FAMS
+//! 3.2), and its dirty tracking. The shared one is `shared.rs`. A [`Region`] holds
+//! either as a trait object. A program sees a region through windows: one of a
+//! private working copy, any number of a shared one.
 //!
 //! Invariants:
 //! - Bytes outside the range that the caller gave are never read for a record.
@@ -31,20 +31,21 @@ pub const EXACT_MAX: usize = 16 << 10;
 /// How a region is mapped: flags of `mojim::Volume::map`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MapFlags {
-    /// Make the file if it is not there.
+    /// Create the file if it does not exist.
     pub create: bool,
     /// What is not committed at unmap or exit is discarded (FAMS 3.1,
     /// `MAP_ATOMIC`); without it, both are sync points.
     pub atomic: bool,
     /// No stores.
     pub read_only: bool,
-    /// What is stored is seen by everyone who maps the file so on this node, as
-    /// with MAP_SHARED, unless the configuration says otherwise (`working`).
+    /// All mappings of the file made this way on this node show each other's
+    /// stores, as with MAP_SHARED, unless the configuration says otherwise
+    /// (`working`).
     pub shared: bool,
     /// Byte offset in the file, a multiple of the page size.
     pub offset: u64,
-    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0; `Busy` where that is
-    /// a region, or a part of one.
+    /// Map here, replacing what is mapped (`MAP_FIXED`), if not 0; `Busy` if a
+    /// region, or a part of one, is mapped there.
     pub fixed_at: usize,
 }
 
@@ -72,24 +73,24 @@ pub trait WorkingCopy: Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Appends the parts of `range` that may differ from what is committed,
-    /// and marks what lies wholly inside as clean.
+    /// Appends the parts of `range` that may differ from what is committed, and
+    /// marks the pages that lie wholly inside as clean.
     fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()>;
     /// Appends the parts of `range` that may differ from what is committed, and
     /// leaves them marked as changed.
     fn written(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()>;
     /// Marks a range as changed again: its sync point failed.
     fn mark(&self, range: Range<usize>);
-    /// The file has so many bytes of it from here on. What lies behind reads as
-    /// zeros, in the page where the file ends and wherever it has memory. The
-    /// caller holds the region's images.
+    /// From here on the file has the first `valid` bytes of the copy. What lies
+    /// behind reads as zeros, in the page where the file ends and wherever the copy
+    /// has memory. The caller holds the region's images.
     fn resized(&self, valid: usize) -> Result<()>;
-    /// Calls `f` with what gives its pages back, if they are counted. It stays
-    /// mapped meanwhile.
+    /// Calls `f` with the tracker that gives pages back, if the pages are counted.
+    /// The copy stays mapped meanwhile.
     fn metered(&self, f: &mut dyn FnMut(&dyn GivesBack)) {
         let _ = f;
     }
-    /// Gives a window's mapping back to the system.
+    /// Unmaps a window.
     fn close(&self, window: u64) -> Result<()>;
 }
 
@@ -98,13 +99,13 @@ pub struct Private {
     base: *mut u8,
     len: usize,
     mapped: usize,
-    /// Gone before the mapping is: a tracker touches its pages when dropped.
+    /// Dropped before the mapping goes: a tracker then touches its pages.
     tracker: RwLock<Option<Box<dyn Tracker>>>,
     gone: AtomicBool,
 }
 
-// SAFETY: the mapping stays until `unmap`, on whatever thread; the program's
-// own stores into it are its business, ours are none.
+// SAFETY: the mapping stays until `close`, on whatever thread; the program's own
+// stores into it are its business, ours are those of `resized` and of a rollback.
 unsafe impl Send for Private {}
 // SAFETY: as above.
 unsafe impl Sync for Private {}
@@ -172,10 +173,10 @@ impl Private {
     }
 }
 
-/// Notes stores to a mapping that was just made, and with a meter counts its
-/// pages. Where that fails nothing is
-/// mapped there; at a `fixed` address, of which the caller disposes, still
-/// nobody else can map.
+/// Tracks stores to a mapping that was just made, and with a meter counts its
+/// pages. On an error the mapping is gone; at a `fixed` address, which is the
+/// caller's, an inaccessible mapping takes its place, so that nobody else maps
+/// there.
 ///
 /// # Safety
 /// As [`track::attach`]; nobody else has the mapping yet.
@@ -202,7 +203,8 @@ pub unsafe fn attach_tracker(
     };
     tracker.map_err(|e| {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: nobody else has it. What fails leaves the mapping there.
+        // SAFETY: nobody else has the mapping. If the call fails, the mapping
+        // stays.
         unsafe {
             match fixed {
                 true => drop(mmap_anonymous(base.cast(), len, ProtFlags::empty(), flags)),
@@ -213,7 +215,8 @@ pub unsafe fn attach_tracker(
     })
 }
 
-/// Cuts what was appended since `from` to what is in `range`.
+/// Clips the ranges from index `from` on to `range`, and drops those that are
+/// empty.
 pub fn clip(out: &mut Vec<Range<usize>>, from: usize, range: &Range<usize>) {
     for r in &mut out[from..] {
         r.start = r.start.max(range.start);
@@ -298,7 +301,8 @@ impl WorkingCopy for Private {
             && valid < self.len
             && valid < end
         {
-            // This store must find room: who would make it may wait for the caller.
+            // This store must find room: the thread that would make room may wait
+            // for the caller.
             if let Some(t) = tracker.metered() {
                 t.let_in(&(valid..end));
             }
@@ -321,10 +325,10 @@ impl WorkingCopy for Private {
         }
         match is_forked() {
             false => *self.tracker.write().unwrap_or_else(|e| e.into_inner()) = None,
-            // A thread of the parent may have held it at the fork.
+            // A thread of the parent may have held the lock at the fork.
             true => drop(self.tracker.try_write().map(|mut t| t.take())),
         }
-        // Before others can have them.
+        // Before other mappings can get the addresses.
         places::release(self.base as usize);
         // SAFETY: our own mapping; the program gave it back.
         unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) }
@@ -333,32 +337,32 @@ impl WorkingCopy for Private {
     }
 }
 
-/// A mapped file of a volume, or a part of one: what a working copy has.
+/// A mapped file of a volume, or a part of one, with its working copy.
 pub struct Region {
     /// Its working copy.
     pub copy: Arc<dyn WorkingCopy>,
-    /// What of it is committed.
+    /// What is committed of the region.
     pub committed: Committed,
     /// The file's number.
     pub file: u32,
     /// The file's name.
     pub name: String,
-    /// Where in the file it begins.
+    /// Where in the file the region begins.
     pub offset: u64,
     /// Whether stores are allowed.
     pub write: bool,
-    /// Bytes of it that the file has: fewer than the copy's after the file
+    /// Bytes of the region that the file has: fewer than the copy's after the file
     /// was made shorter. Memory beyond must not be touched.
     pub valid: AtomicUsize,
-    /// Calls that touch its memory: it does not go, and what was valid when they
-    /// entered does not, before they have left.
+    /// Calls that touch its memory. Until they have left, the memory stays, and so
+    /// does what was valid when they entered.
     pub users: Quiescence,
-    /// Its memory goes, or has gone.
+    /// Its memory is about to go, or has gone: no call may enter.
     pub shut: AtomicBool,
 }
 
 impl Region {
-    /// Its memory stays, until the answer is dropped.
+    /// Keeps the region's memory until the result is dropped.
     #[inline]
     pub fn enter(&self) -> Result<User<'_>> {
         let user = self.users.enter();
@@ -368,7 +372,7 @@ impl Region {
         Ok(user)
     }
 
-    /// Nobody touches its memory any more when this returns.
+    /// When this returns, no call touches the region's memory any more.
     pub fn shut(&self) {
         self.shut.store(true, SeqCst);
         self.users.wait();
@@ -378,28 +382,29 @@ impl Region {
         size.saturating_sub(self.offset).min(self.copy.len() as u64) as usize
     }
 
-    /// Before the file's size changes, to this one or from it, the smaller: nobody
-    /// touches what lies behind it from here on.
+    /// Called before the file's size changes, with the smaller of the old and the
+    /// new size: from here on no call touches what lies behind it.
     pub fn lower(&self, size: u64) {
         let valid = self.of_size(size);
         if self.valid.swap(valid, SeqCst) > valid {
-            // Who reads what was valid does so before the file's end comes nearer.
+            // Calls that may still read what lies behind leave before the file is
+            // made shorter.
             self.users.wait();
         }
         self.committed.forget(valid);
     }
 
-    /// The size did not change.
+    /// Undoes [`Region::lower`]: the file's size did not change.
     pub fn restore(&self, size: u64) {
         self.valid.store(self.of_size(size), SeqCst);
     }
 
-    /// The file has this size, in its record and its data file: so has its memory,
-    /// before anybody touches it.
+    /// The file has this size, in its record and its data file: gives the memory
+    /// this size too, before any call touches it.
     pub fn settle(&self, size: u64) -> Result<()> {
         let valid = self.of_size(size);
         {
-            // Who shuts what this opens holds them too.
+            // A thread that shuts the chunks that this opens holds the images too.
             let _images = self.committed.lock();
             self.copy.resized(valid)?;
         }
@@ -412,7 +417,7 @@ impl Region {
 /// Addresses at which a program sees a part of a region.
 #[derive(Debug, Clone)]
 pub struct Window {
-    /// The working copy's number of it.
+    /// The number that the working copy gave it.
     pub id: u64,
     /// The addresses.
     pub span: Range<usize>,
@@ -432,7 +437,7 @@ mod tests {
     use super::*;
     use mojim_env::{Env, OpenHow};
 
-    /// Nothing is ever read of it.
+    /// A working copy that is never read.
     struct Nothing;
 
     impl WorkingCopy for Nothing {
@@ -458,7 +463,7 @@ mod tests {
     }
 
     /// Once, a file could become shorter while a sync point of another thread read
-    /// what it cut off, and that thread died of it.
+    /// the bytes that were cut off; that thread was killed by SIGBUS.
     #[test]
     fn who_takes_memory_waits_for_those_who_read_it() {
         let path = std::env::temp_dir().join(format!("mojim-users-{}", std::process::id()));
@@ -484,7 +489,8 @@ mod tests {
             while !seen() {
                 std::thread::yield_now();
             }
-            // It is waited for by now, or about to be: some more for who is not.
+            // The other thread waits by now, or is about to: some more turns in
+            // case it does not yet.
             for _ in 0..1000 {
                 std::thread::yield_now();
             }

@@ -1,4 +1,4 @@
-//! The shared working copy: memory that everyone who maps a file sees.
+//! The shared working copy: memory that all mappings of a file show.
 //!
 //! Owns the memory (a memfd) of one file of a volume, the engine's own mapping
 //! of it, and which windows show parts of it: mappings that a program asked for,
@@ -6,8 +6,8 @@
 //! all, as POSIX promises of MAP_SHARED; a sync point finds them all.
 //!
 //! Invariants:
-//! - Of the file's bytes the memory has every one, from the moment it is made:
-//!   it never becomes shorter (sealed), so that reading it cannot give SIGBUS.
+//! - The memory has every byte of the file, from the moment it is made. It never
+//!   becomes shorter (sealed), so that reading it cannot give SIGBUS.
 //! - A page that was stored to since it was last collected is known to the
 //!   tracker of the window it was stored through, or is marked.
 //! - A window that goes leaves what its tracker knew as marks.
@@ -28,21 +28,23 @@ use crate::track::{Marks, Tracker, unite};
 use mojim_config::TrackerKind;
 use mojim_env::{Context, Error, File, Result, descriptors};
 
-/// Addresses that a shared file gets, where they are not short, so that it can
-/// grow in place: so many, and as often its size.
+/// Address space that a shared file gets, so that it can grow in place, if the
+/// process's address space is not limited: this much, or `GROWTH` times the file's
+/// size if that is more.
 const LEAST_CAPACITY: usize = 16 << 30;
 const GROWTH: usize = 4;
-/// And where they are.
+/// How many times its size a file gets if the address space is limited, or if the
+/// larger reservation fails.
 const LEAST_GROWTH: usize = 2;
 /// Bytes read from the data file at once.
 const PIECE: usize = 1 << 20;
 
-/// The memory of one file that is shared by all who map it.
+/// The memory of one file that all mappings of it share.
 pub struct Shared {
     memory: OwnedFd,
     base: *mut u8,
     capacity: usize,
-    /// The file's.
+    /// The file's size.
     size: AtomicUsize,
     windows: RwLock<Windows>,
     marks: Marks,
@@ -62,24 +64,26 @@ struct Windows {
 
 struct Window {
     id: u64,
-    /// Where in the file it begins, and bytes; both are multiples of a page.
+    /// Where in the file it begins, and its length; both are multiples of a page.
     at: usize,
     len: usize,
-    /// None: no stores through it.
+    /// `None`: the window allows no stores.
     tracker: Option<Box<dyn Tracker>>,
-    /// Where it is, if it is this process's.
+    /// The window's address, if it is in this process.
     base: Option<usize>,
 }
 
 impl Window {
-    /// What of `range` of the file it shows, relative to itself.
+    /// The part of `range` of the file that the window shows, relative to the
+    /// window.
     fn part(&self, range: &Range<usize>) -> Range<usize> {
         let from = range.start.clamp(self.at, self.at + self.len);
         let to = range.end.clamp(from, self.at + self.len);
         from - self.at..to - self.at
     }
 
-    /// What of `range` was stored to through it.
+    /// Appends the parts of `range` of the file that were stored to through the
+    /// window.
     fn collect(
         &self,
         range: &Range<usize>,
@@ -102,11 +106,12 @@ impl Window {
 }
 
 impl Shared {
-    /// With the bytes of a data file that has `size` of them and every record
-    /// that wrote to it, and addresses for `end` bytes and more.
+    /// Makes the memory, with the bytes of a data file that has `size` of them and
+    /// every record that wrote to it, and with address space for `end` bytes or
+    /// more.
     ///
     /// # Errors
-    /// ENOMEM where they do not fit into half of the memory that is free.
+    /// ENOMEM if the bytes do not fit into half of the memory that is free.
     pub fn fill(file: &Arc<dyn File>, size: u64, end: u64) -> Result<Shared> {
         let what = || "memory for a shared working copy".to_owned();
         let too_large = || Error::Invalid(format!("{}: {} bytes", what(), size.max(end)));
@@ -115,7 +120,7 @@ impl Shared {
             .filter(|m| m.checked_mul(GROWTH * 2).is_some())
             .ok_or_else(too_large)?;
         let size = size as usize;
-        // More than this no file may have here: it would be a signal.
+        // No file of this process may be larger: a write beyond is a signal.
         let limit = rustix::process::getrlimit(Resource::Fsize).current;
         if limit.is_some_and(|limit| most as u64 > limit) {
             return Err(Error::io(what(), &rustix::io::Errno::FBIG.into()));
@@ -132,7 +137,7 @@ impl Shared {
             .context(what)?;
         let page = rustix::param::page_size();
         let short = rustix::process::getrlimit(Resource::As).current.is_some();
-        let wanted = [
+        let [usual, least] = [
             (most * GROWTH).max(LEAST_CAPACITY),
             (most * LEAST_GROWTH).max(page),
         ]
@@ -150,12 +155,12 @@ impl Shared {
                 )
             }
         };
-        let mapped = wanted
-            .into_iter()
-            .skip(usize::from(short))
-            .map(|capacity| map(capacity).map(|base| (base, capacity)))
-            .reduce(|first, second| first.or(second))
-            .expect("there are two");
+        let reserve = |capacity| map(capacity).map(|base| (base, capacity));
+        // One only: each is address space.
+        let mapped = match short {
+            true => reserve(least),
+            false => reserve(usual).or_else(|_| reserve(least)),
+        };
         let (base, capacity) = mapped.map_err(std::io::Error::from).context(what)?;
         let shared = Shared {
             memory,
@@ -171,14 +176,15 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Reads what the data file has: of a sparse one the parts that are there.
+    /// Reads the data file's bytes; of a sparse file, only the parts that are not
+    /// holes.
     fn load(&self, file: &Arc<dyn File>, size: usize) -> Result<()> {
         let parts = match file.fd() {
             Some(fd) => parts_of(fd, size),
             None => std::iter::once(0..size).collect(),
         };
         let bytes: u64 = parts.iter().map(|p| p.len() as u64).sum();
-        // The program needs some too.
+        // The program needs memory too.
         let room = available::memory().map(|free| free / 2);
         if let Some(room) = room.filter(|room| bytes > *room) {
             let enomem = std::io::Error::from_raw_os_error(libc::ENOMEM);
@@ -221,7 +227,7 @@ impl Shared {
         self.memory.as_fd()
     }
 
-    /// Which memory it is, among all of the machine.
+    /// A number that identifies the memory on this machine.
     pub fn identity(&self) -> Result<u64> {
         identity(self.fd())
     }
@@ -281,8 +287,8 @@ impl Shared {
         id
     }
 
-    /// A window of another process: `len` bytes of the file from `at` on, both
-    /// multiples of a page. Its number.
+    /// Adds a window of another process: `len` bytes of the file from `at` on, both
+    /// multiples of a page. Returns its number.
     pub fn watch(&self, at: usize, len: usize, tracker: Option<Box<dyn Tracker>>) -> u64 {
         self.add(Window {
             id: 0,
@@ -293,8 +299,9 @@ impl Shared {
         })
     }
 
-    /// Forgets a window. What was stored through it stays, and counts as changed:
-    /// what its tracker says, or all of it where that is `lost`.
+    /// Removes a window. What was stored through it stays, and counts as changed:
+    /// what its tracker reports, or all of the window if the tracker's state is
+    /// `lost`.
     pub fn forget(&self, id: u64, lost: bool) -> Result<()> {
         let mut windows = self.change();
         let Some(i) = windows.all.iter().position(|w| w.id == id) else {
@@ -321,7 +328,8 @@ impl Shared {
         Ok(())
     }
 
-    /// What was stored to of whole pages `range`: of every window, and marked.
+    /// Appends the parts of `range`, which is whole pages, that were stored to
+    /// through any window, or are marked.
     fn find(
         &self,
         windows: &Windows,
@@ -351,7 +359,7 @@ impl Shared {
     }
 }
 
-/// Which memory a descriptor is of.
+/// A number that identifies the memory behind a descriptor.
 pub fn identity(memory: BorrowedFd<'_>) -> Result<u64> {
     let stat = rustix::fs::fstat(memory).map_err(std::io::Error::from);
     Ok(stat
@@ -359,7 +367,7 @@ pub fn identity(memory: BorrowedFd<'_>) -> Result<u64> {
         .st_ino)
 }
 
-/// The parts of a file that are no holes, of its first `size` bytes.
+/// The parts of a file's first `size` bytes that are not holes.
 fn parts_of(fd: BorrowedFd<'_>, size: usize) -> Vec<Range<usize>> {
     let mut parts = Vec::new();
     let mut at = 0;
@@ -391,7 +399,8 @@ impl WorkingCopy for Shared {
     fn collect(&self, range: Range<usize>, out: &mut Vec<Range<usize>>) -> Result<()> {
         let page = rustix::param::page_size();
         let (first, last) = (range.start / page * page, range.end.next_multiple_of(page));
-        // Held to the end: the file must not grow between this and the looks.
+        // Held to the end: the file must not grow between reading its size and the
+        // searches.
         let windows = self.windows();
         // The file's last page counts as whole: nothing of the file follows.
         let whole_end = match range.end == self.size.load(Acquire) {
@@ -429,15 +438,15 @@ impl WorkingCopy for Shared {
     fn resized(&self, size: usize) -> Result<()> {
         let page = rustix::param::page_size();
         let what = || "memory for a shared working copy".to_owned();
-        // Nobody collects meanwhile.
+        // No thread collects meanwhile.
         let _windows = self.change();
         let old = self.size.load(Acquire);
         let has = rustix::fs::fstat(&self.memory)
             .map_err(std::io::Error::from)
             .context(what)?
             .st_size as usize;
-        // What lies behind the end reads as zeros, now and when it grows again:
-        // also what was stored to the rest of the last page.
+        // What lies behind the end reads as zeros, now and when the file grows
+        // again: also what was stored to the rest of the last page.
         let behind = old.min(size)..has.next_multiple_of(page);
         if !behind.is_empty() {
             rustix::fs::fallocate(
@@ -467,5 +476,40 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // SAFETY: the engine's own mapping, which nobody uses any more.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.capacity) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mojim_env::{Env, OpenHow};
+
+    /// The smaller reservation was made whether or not it was needed, and never given back:
+    /// each shared file that was ever mapped cost twice its size in address space for good.
+    #[test]
+    fn a_working_copy_has_one_mapping_and_leaves_none() {
+        let path = std::env::temp_dir().join(format!("mojim-shared-{}", std::process::id()));
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let env = mojim_linux::Os::new().unwrap();
+        let file = env.open(&path, OpenHow::default()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let shared = Shared::fill(&file, 4096, 4096).unwrap();
+        let inode = shared.identity().unwrap().to_string();
+        let mappings = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let of = |l: &&str| l.split_whitespace().nth(4) == Some(&inode);
+            maps.lines()
+                .filter(of)
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(mappings().len(), 1, "{:?}", mappings());
+        // Whoever gets the inode's number next is another file, and has another name.
+        drop(shared);
+        let left = mappings();
+        assert!(
+            !left.iter().any(|l| l.contains("mojim-working-copy")),
+            "{left:?}"
+        );
     }
 }

@@ -1,9 +1,9 @@
 //! userfaultfd: the kernel's structures and numbers, and its calls.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/userfaultfd.rst` and
-//! `linux/userfaultfd.h`; the installed headers may be older than the kernel.
-//! Owns what `track` (which pages were written) and `reader` (which pages are
-//! shown) both need.
+//! `linux/userfaultfd.h`; the installed headers may be older than the kernel. Owns
+//! what both `track` (which pages were written) and `reader` of `mojim` (which
+//! pages are shown) need.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -16,15 +16,16 @@ use rustix::mm::UserfaultfdFlags;
 
 const UFFD_USER_MODE_ONLY: u32 = 1;
 const UFFD_API: u64 = 0xAA;
-/// Faults on pages that shared memory does not have are told.
+/// Faults on pages that the shared memory does not have are reported.
 pub const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
-/// Faults on pages that it has, and this mapping not, are told.
+/// Faults on pages that the shared memory has, but this mapping has not, are
+/// reported.
 pub const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
-/// A page can be made one that gives SIGBUS (Linux 6.6).
+/// A page can be made to give SIGBUS (Linux 6.6).
 pub const FEATURE_POISON: u64 = 1 << 14;
-/// What [`FEATURE_MISSING_SHMEM`] says, of a range.
+/// [`FEATURE_MISSING_SHMEM`] for a range.
 pub const MODE_MISSING: u64 = 1 << 0;
-/// What [`FEATURE_MINOR_SHMEM`] says, of a range.
+/// [`FEATURE_MINOR_SHMEM`] for a range.
 pub const MODE_MINOR: u64 = 1 << 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
 
@@ -48,8 +49,8 @@ struct UffdioRegister {
     ioctls: u64,
 }
 
-/// Of UFFDIO_CONTINUE and UFFDIO_POISON: `done` is what the kernel says, bytes
-/// or a negative error.
+/// The argument of UFFDIO_CONTINUE and UFFDIO_POISON. The kernel sets `done`:
+/// bytes, or a negative error.
 #[repr(C)]
 struct UffdioPages {
     range: UffdioRange,
@@ -118,8 +119,8 @@ pub(crate) unsafe fn call<T>(
     unsafe { rustix::ioctl::ioctl(fd, Call { opcode, arg }) }
 }
 
-/// A new userfaultfd with these features. `user_only`: faults of system calls
-/// are not waited with, but fail (EFAULT); that needs no privilege.
+/// A new userfaultfd with these features. `user_only`: faults within system calls
+/// fail (EFAULT) instead of waiting; that needs no privilege.
 pub fn open(user_only: bool, features: u64) -> io::Result<OwnedFd> {
     let mut flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
     if user_only {
@@ -145,7 +146,7 @@ fn range(start: usize, len: usize) -> UffdioRange {
 }
 
 /// # Safety
-/// The range is mapped and the caller's: from now on its faults are told.
+/// The range is mapped and the caller's: from now on its faults are reported.
 pub unsafe fn register(fd: BorrowedFd<'_>, start: usize, len: usize, mode: u64) -> io::Result<()> {
     let mut arg = UffdioRegister {
         range: range(start, len),
@@ -165,20 +166,21 @@ pub unsafe fn unregister(fd: BorrowedFd<'_>, start: usize, len: usize) -> io::Re
     Ok(())
 }
 
-/// Threads that wait for a page of the range look again.
+/// Wakes the threads that wait for a page of the range; they try again.
 pub fn wake(fd: BorrowedFd<'_>, start: usize, len: usize) {
     // SAFETY: the argument of UFFDIO_WAKE is a UffdioRange; it changes no memory.
-    // Failing, it wakes nobody, and whoever waits is served by its fault.
+    // If it fails, no thread is woken, and one that waits is served by its fault.
     let _ = unsafe { call(fd, UFFDIO_WAKE, &mut range(start, len)) };
 }
 
-/// Puts pages of a registered mapping in place that its memory has, and wakes
-/// who waits for them. Those that are there stay as they are.
+/// Maps pages that the memory of a registered mapping has, and wakes the threads
+/// that wait for them. Pages that are mapped already stay as they are.
 pub fn put_in(fd: BorrowedFd<'_>, start: usize, len: usize) {
     pages(fd, UFFDIO_CONTINUE, start, len);
 }
 
-/// Makes pages of a registered mapping give SIGBUS, and wakes who waits.
+/// Makes pages of a registered mapping give SIGBUS, and wakes the threads that wait
+/// for them.
 pub fn poison(fd: BorrowedFd<'_>, start: usize, len: usize) {
     pages(fd, UFFDIO_POISON, start, len);
 }
@@ -196,9 +198,11 @@ fn pages(fd: BorrowedFd<'_>, opcode: Opcode, start: usize, len: usize) {
         // registered mapping shows, which is what its owner asks for.
         match unsafe { call(fd, opcode, &mut arg) } {
             Ok(_) => return,
-            // A part, or the process's memory is just being changed.
+            // Only a part was done, or the process's mappings are just being
+            // changed.
             Err(Errno::AGAIN | Errno::INTR) => at += usize::try_from(arg.done).unwrap_or(0),
-            // There already; or not there at all: then who waits comes again.
+            // Mapped already; or not there at all: then a thread that waits faults
+            // again.
             Err(_) => {
                 wake(fd, at, page);
                 at += page;
@@ -207,7 +211,7 @@ fn pages(fd: BorrowedFd<'_>, opcode: Opcode, start: usize, len: usize) {
     }
 }
 
-/// The addresses of faults that were not told yet: appended to `out`.
+/// Appends to `out` the addresses of faults that were not reported yet.
 pub fn faults(fd: BorrowedFd<'_>, out: &mut Vec<usize>) -> io::Result<()> {
     const MOST: usize = 16;
     let mut buf = [const { MaybeUninit::<u8>::uninit() }; MOST * size_of::<UffdMsg>()];

@@ -1,20 +1,20 @@
 //! What a node answers about the bytes of its data files: sums and pages for
 //! `mojim verify`, and the rewriting of pages for `mojim repair`.
 //!
-//! A copy that is open here is read while nothing is applied to it, so that an
-//! answer is as of one LSN. A copy that a program has open is read from
-//! outside, while the program applies records to it: then the answer names two
-//! LSNs, one up to which everything was in the bytes and one above which
-//! nothing was. Both come from the program's ring. So it is for a copy that was
-//! opened after a crash, until what its files may show is applied again. A copy
-//! that is as of one LSN also says what the records since another LSN have
-//! changed, as far as its logs still hold them: so whoever compares it with what
-//! another node showed a little earlier knows which bytes must be the same.
+//! A copy that is open here is read while nothing is applied to it, so that an answer is
+//! as of one LSN. A copy that a program has open is read from outside, while the program
+//! applies records to it: then the answer names two LSNs, one up to which everything was
+//! in the bytes and one above which nothing was. Both come from the program's ring. An
+//! answer from a copy that was opened after a crash names two LSNs as well, until all
+//! records that its files may show are applied again. A copy that is as of one LSN also
+//! says what the records since another LSN have changed, as far as its logs still hold
+//! them. A caller that compares it with an earlier answer of another node thus knows
+//! which bytes must be equal.
 //!
 //! Invariants:
 //! - Reading changes nothing, and holds up no sync point.
-//! - A page is rewritten only on a node that follows, and only with bytes of
-//!   which `Store::rewrite` can say that they are right.
+//! - A page is rewritten only on a node that follows, and only with bytes that
+//!   `Store::rewrite` can show to be right.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -47,23 +47,23 @@ const MOST_RECORDS: usize = 4 << 20;
 /// Most numbers and names of files that an answer says to have changed.
 const MOST_CHANGED: usize = 4096;
 
-/// A copy at the moment of a question.
+/// A copy at the moment of a request.
 struct Seen<'a> {
     files: Vec<CatalogEntry>,
-    /// Everything up to here is in what is read.
+    /// All records up to this LSN are in what is read.
     low: u64,
     last: u64,
     state: State,
     volume_id: u64,
     epoch: u64,
     open: &'a mut dyn FnMut(&CatalogEntry) -> Result<Arc<dyn File>>,
-    /// Nothing above this is in what has been read.
+    /// No record above this LSN is in what has been read.
     high: &'a dyn Fn() -> u64,
     /// The epoch in which `low` was born.
     born: u64,
-    /// Every record above the LSN that the question named and up to `low`, where
-    /// the copy is as of `low`, and of the same history. None also where one of them
-    /// names a spill file.
+    /// Every record above the LSN that the request named and up to `low`, if the copy is
+    /// as of `low` and of the same history. `None` also if one of them names a spill
+    /// file.
     records: Option<Vec<u8>>,
 }
 
@@ -88,8 +88,8 @@ impl Seen<'_> {
         Ok(bytes)
     }
 
-    /// Which bytes of a page the records since the question's LSN have written:
-    /// from and to, within the page, ascending. None where that is not known.
+    /// The ranges of a page, relative to its start and ascending, that the records since
+    /// the request's LSN have written. `None` if that is not known.
     fn touched(&self, id: u64, offset: u64) -> Option<Vec<(u64, u64)>> {
         let page = offset..offset.checked_add(COPY_PAGE)?;
         let mut touched = Vec::new();
@@ -98,7 +98,7 @@ impl Seen<'_> {
             if u64::from(op.file) != id {
                 return;
             }
-            // Another name changes no byte; what it has beyond its old end is not known.
+            // A rename changes no byte; what other operations change is not known here.
             known &= matches!(op.kind, OpKind::Write | OpKind::Rename);
             let from = op.offset.max(page.start);
             let to = (op.offset + payload.len() as u64).min(page.end);
@@ -117,8 +117,8 @@ impl Seen<'_> {
         known.then_some(touched)
     }
 
-    /// The files, by number and by name, that these records made, removed, renamed or
-    /// resized. None where that is not known.
+    /// The files, by number and by name, that `records` made, removed, renamed or
+    /// resized. `None` if that is not known.
     fn changed(&self) -> Option<Value> {
         let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
         for_each_op(self.records.as_ref()?, |op, payload| {
@@ -134,7 +134,8 @@ impl Seen<'_> {
     }
 }
 
-/// Each operation of records that lie one behind the other. None where one is no record.
+/// Calls `f` for each operation of consecutive records. `None` if the bytes are not all
+/// records.
 fn for_each_op(records: &[u8], mut f: impl FnMut(&Op, &[u8])) -> Option<()> {
     let mut rest = records;
     while !rest.is_empty() {
@@ -145,8 +146,8 @@ fn for_each_op(records: &[u8], mut f: impl FnMut(&Op, &[u8])) -> Option<()> {
     Some(())
 }
 
-/// What the asker has seen on another node: the LSN behind which records are wanted, and
-/// the epoch in which that was born, there.
+/// What the caller has seen on another node: the LSN after which it wants records, and
+/// the birth epoch of that LSN there.
 #[derive(Debug, Clone, Copy)]
 struct After {
     lsn: u64,
@@ -163,7 +164,7 @@ impl After {
 }
 
 impl Node {
-    /// Runs `f` on this node's copy of a volume, whoever has it open.
+    /// Runs `f` on this node's copy of a volume, whichever process has it open.
     fn see<T>(
         self: &Arc<Node>,
         v: &Volume,
@@ -192,18 +193,18 @@ impl Node {
         }
         let _look = self.look(v);
         let store = Store::open(&self.env, layout::store(&self.config, &self.me, v))?;
-        // Nobody is attached. What the primary's ring holds counts; what is
-        // not yet applied is compared by LSN.
+        // No program is attached. Records in the primary's ring count; those that are not
+        // applied yet are compared by LSN.
         let tail = store.tail();
         let r = see_store(&store, tail, after, f)?;
         if store.was_clean() {
-            // A look does not leave the copy as a dead program does.
+            // Otherwise the copy would look as a dead program leaves it.
             store.close_clean(tail)?;
         }
         Ok(r)
     }
 
-    /// A program has the copy open and goes on.
+    /// [`Node::see`] while a program has the copy open.
     fn see_from_outside<T>(
         &self,
         v: &Volume,
@@ -216,8 +217,8 @@ impl Node {
                 .map(|l| l[what as usize])
                 .ok_or_else(|| busy("the program's ring cannot be read"))
         };
-        // The program sets it as soon as it has begun its epoch; what an
-        // earlier one left there is not this one's.
+        // A program sets it as soon as it has begun its epoch; until then the value is an
+        // earlier program's.
         let epoch = live(Live::Epoch)?;
         let low = live(Live::Applied)?;
         let catalog = || self.catalog(&spec.meta);
@@ -244,7 +245,7 @@ impl Node {
             born: History::from_entries(&sb.history)
                 .and_then(|h| h.epoch_at(low))
                 .unwrap_or(0),
-            // They are in another process's logs.
+            // The records are in another process's logs.
             records: None,
         })
     }
@@ -261,8 +262,8 @@ impl Node {
         })
     }
 
-    /// The files. `since.after`: also what became of them since. `since.since`: waits
-    /// until everything up to there is in them.
+    /// The list of files. `since.after`: also what changed in it since. `since.since`:
+    /// waits until all records up to this LSN are in the files.
     pub(super) fn files(self: &Arc<Node>, v: &Volume, since: Since) -> Result<Value> {
         self.await_low(since.since, || {
             self.see(v, After::of(since), |s| {
@@ -287,7 +288,7 @@ impl Node {
         })
     }
 
-    /// Looks until everything up to `since` is in what is seen, or for `PATIENCE`.
+    /// Repeats `look` until its LSN reaches `since`, or for `PATIENCE`.
     fn await_low(&self, since: u64, look: impl Fn() -> Result<(u64, Value)>) -> Result<Value> {
         let deadline = self.env.now() + PATIENCE;
         loop {
@@ -295,7 +296,7 @@ impl Node {
             if low >= since || self.env.now() >= deadline {
                 return Ok(answer);
             }
-            // Another process applies records, and tells nobody.
+            // The process that applies records may be another one, which does not notify.
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -317,8 +318,8 @@ impl Node {
         })
     }
 
-    /// One page's bytes. `since.since`: waits until everything up to there is in them.
-    /// `since.after`: says which of them were written since.
+    /// One page's bytes. `since.since`: waits until all records up to this LSN are in
+    /// them. `since.after`: says which of the bytes were written since.
     pub(super) fn page(
         self: &Arc<Node>,
         v: &Volume,
@@ -341,7 +342,7 @@ impl Node {
         })
     }
 
-    /// Puts the primary's bytes in the place of a page of this node's copy.
+    /// Replaces a page of this node's copy by the primary's bytes.
     pub(super) fn rewrite(self: &Arc<Node>, v: &Volume, id: u64, offset: u64) -> Result<Value> {
         let m = self.following(v)?;
         let sb = m.store.superblock();
@@ -391,7 +392,7 @@ impl Node {
         Ok(json!({ "done": done }))
     }
 
-    /// What people call a file: its name, or its number where no catalogue has it.
+    /// A file's name for a log line, or its number if the catalogue does not have it.
     fn file_named(&self, v: &Volume, id: u32) -> String {
         let catalog = self.catalog(&layout::meta_dir(&self.me, &v.name));
         let mut files = catalog.into_iter().flat_map(|c| c.files);
@@ -399,7 +400,7 @@ impl Node {
         found.map_or_else(|| id.to_string(), |f| format!("{:?}", f.name))
     }
 
-    /// Gives this node's copy up as soon as the primary sends another.
+    /// Marks this node's copy to be given up as soon as the primary sends another.
     pub(super) fn copy_anew(self: &Arc<Node>, v: &Volume) -> Result<Value> {
         self.following(v)?.distrust();
         info!(
@@ -425,8 +426,8 @@ impl Node {
     }
 }
 
-/// Opens the file of a catalogue's entry, by its name; `None` if that is no more the
-/// file's. `now` gives the catalogue as it is.
+/// Opens the file of a catalogue's entry by its name; `None` if the name is no longer
+/// that file's. `now` reads the present catalogue.
 fn open_as(
     env: &dyn Env,
     dir: &Path,
@@ -437,7 +438,8 @@ fn open_as(
     let file = env
         .open(&path, OpenHow::default())
         .context(|| format!("opening {}", path.display()))?;
-    // Another file may have its name by now: then a catalogue said so first.
+    // Another file may have taken the name. The catalogue changes before the names do, so
+    // it shows this.
     let still = now()?
         .files
         .iter()
@@ -451,10 +453,10 @@ fn see_store<T>(
     after: Option<After>,
     f: impl FnOnce(&mut Seen<'_>) -> Result<T>,
 ) -> Result<T> {
-    // None are behind the largest LSN.
+    // No record is above the largest LSN.
     let from = after.map_or(u64::MAX, |a| a.lsn);
     store.standing_still_since(from, MOST_RECORDS, |area, lsn, records| {
-        // What failed while it was written may be anything.
+        // After a failed write the bytes may be anything.
         store.check()?;
         let sb = store.superblock();
         let files = area.files().cloned().collect();
@@ -524,7 +526,7 @@ mod tests {
             std::fs::rename(at("g"), at("f")).unwrap();
         };
 
-        // The names change just behind the look at the catalogue.
+        // The names change just after the catalogue is read.
         let look = || {
             turn();
             Ok(first.clone())

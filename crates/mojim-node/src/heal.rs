@@ -1,15 +1,15 @@
-//! What a primary's node does where no program is attached and the mirror is behind:
-//! after a take-over, a copy that was lost, or an end of the program while the mirror
-//! was away. Also where somebody compares copies of which a program that was killed has left
-//! it open what is committed. The daemon attaches as a program does, brings the mirror up
-//! to date, and detaches.
+//! What a primary's node does while no program is attached and the mirror is behind:
+//! after a take-over, after the loss of a copy, or after a program's end while the mirror
+//! was away. Also if copies are compared, and a killed program has left open which
+//! records are committed. The daemon attaches as a program does, brings the mirror up to
+//! date, and detaches.
 //!
-//! Owns the decision to do so, and who it gives way to: a program that is about to
-//! attach asks for it.
+//! Owns the decision to do so, and to give way to a program that is about to attach and
+//! asks for it.
 //!
 //! Invariants:
-//! - It begins only where a primary's whole copy is here, that was one before, and the
-//!   other node answers, and says that it is behind, or is equal. It never goes on alone.
+//! - It begins only if this node has the whole copy of the view's primary, and the other
+//!   node answers that it is behind or equal. It never goes on alone.
 //! - What an attach refuses is refused here too, and said once.
 
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Node {
                 .wait_unless(|| self.stopping.load(Acquire), EVERY);
             let asked = lock(&self.unsettled).remove(&v.name);
             let waits = self.env.now() < next;
-            // Who asks changes nothing about what has failed.
+            // A comparison does not shorten the wait after a failure.
             let asked = asked && !(waits && lock(&self.unhealed).contains_key(&v.name));
             if waits && !asked || self.stopping.load(Acquire) {
                 continue;
@@ -58,7 +58,8 @@ impl Node {
                 true => self.leads_unused(v).ok().flatten(),
                 false => None,
             };
-            // Nobody asks again what has failed: it is tried again where it was left open.
+            // A comparison is not repeated after a failure: healing is tried again while
+            // records are left open.
             let open = unused.is_some_and(|sb| asked || sb.logs != 0);
             if !seen && !open {
                 lock(&self.unhealed).remove(&v.name);
@@ -79,7 +80,7 @@ impl Node {
             }
             match done {
                 Ok(true) => (wait, said) = (AGAIN, String::new()),
-                // Somebody else has the copy, or is about to.
+                // Another process has the copy, or is about to open it.
                 Ok(false) => next = now + AGAIN,
                 Err(e) => {
                     let text = e.to_string();
@@ -97,10 +98,10 @@ impl Node {
         }
     }
 
-    /// Somebody compares this copy with another, and one of the two does not know what is
-    /// committed: where this one leads and nobody uses it, that is decided soon. It may be in
-    /// order itself: a program that detaches as its link breaks has committed what the mirror
-    /// never hears to be. Says whether it is.
+    /// This copy is compared with another, and one of the two does not know what is
+    /// committed. If this copy leads and nobody uses it, that is decided soon; returns
+    /// whether it is. This copy may be in order itself: a program that detaches as its
+    /// link breaks has committed records of which the mirror never hears that they are.
     pub(super) fn settle(&self, v: &Volume) -> Result<bool> {
         let open = v.mirror.is_some() && self.leads_unused(v)?.is_some();
         if open {
@@ -109,7 +110,7 @@ impl Node {
         Ok(open)
     }
 
-    /// What is known of this copy, where it leads and is nobody's at present.
+    /// This copy's superblock, if the copy leads, is whole, and nobody uses it.
     fn leads_unused(&self, v: &Volume) -> Result<Option<Superblock>> {
         if lock(&self.mirrors).contains_key(&v.name) || self.in_use(v) {
             return Ok(None);
@@ -121,13 +122,13 @@ impl Node {
         }))
     }
 
-    /// Why the mirror of a volume that this node leads, and to which nobody is
-    /// attached, is to be brought up to date.
+    /// Why the mirror of a volume is to be brought up to date, if this node leads the
+    /// volume and no program is attached.
     fn behind(&self, v: &Volume) -> Option<String> {
         let sb = self.leads_unused(v).ok()??;
         let peers = layout::others(&self.config, &self.me, v);
         let configured = layout::peer(&self.config, &self.me, v)?;
-        // Without a register an attach knows the configured one only.
+        // Without a register an attach knows only the configured mirror.
         let peer = match v.failover {
             Failover::Automatic => mirror_of(&sb.view, peers, configured),
             Failover::Manual => configured,
@@ -138,7 +139,8 @@ impl Node {
         why_behind(&sb.view, sb.checkpoint, &theirs).map(|why| format!("node {} {why}", peer.name))
     }
 
-    /// True when the mirror has everything, false where this node gave way.
+    /// True if the mirror has everything, false if this node gave way or the mirror stood
+    /// still.
     fn heal(&self, v: &Volume, behind: &str) -> Result<bool> {
         let asked = Arc::new(AtomicBool::new(false));
         lock(&self.healing).insert(v.name.clone(), asked.clone());
@@ -175,7 +177,8 @@ impl Node {
         Ok(level)
     }
 
-    /// A program is about to attach: whether it has to wait for this node's end of it.
+    /// Ends healing for a program that is about to attach. Returns whether the program
+    /// has to wait for that end.
     pub(super) fn give_way(&self, v: &Volume) -> bool {
         let healing = lock(&self.healing).get(&v.name).cloned();
         let Some(asked) = healing else { return false };
@@ -190,14 +193,14 @@ impl Node {
     }
 }
 
-/// Whom an attach would bring up to date: the view's mirror; where it has none, the
-/// configured one.
+/// The node that an attach would bring up to date: the view's mirror if it still holds
+/// the volume, else the configured one.
 fn mirror_of(view: &View, others: Vec<Peer>, configured: Peer) -> Peer {
     let mut others = others.into_iter();
     others.find(|p| p.name == view.mirror).unwrap_or(configured)
 }
 
-/// By what the other node says, if it is behind this copy.
+/// Why the other node is behind this copy, by its own answer; `None` if it is not.
 fn why_behind(view: &View, checkpoint: u64, theirs: &Standing) -> Option<String> {
     if theirs.error.is_some() {
         return None;
@@ -249,7 +252,7 @@ mod tests {
         assert_eq!(whom(&view), "c");
         view.mirror.clear();
         assert_eq!(whom(&view), "b");
-        // It holds no copy any more.
+        // That mirror holds no copy any more.
         view.mirror = "d".into();
         assert_eq!(whom(&view), "b");
     }
@@ -289,7 +292,7 @@ mod tests {
         for (i, change) in behind.into_iter().enumerate() {
             assert!(why(change).is_some(), "{i}");
         }
-        // Another rules, it is being copied, or nothing can be written there.
+        // It has a later view, it is being copied, or nothing can be written there.
         let left: [&dyn Fn(&mut Standing); 3] =
             [&|s| s.epoch = 6, &|s| s.state = CopyState::Loading, &|s| {
                 s.state = CopyState::Empty;

@@ -1,19 +1,22 @@
-//! The node daemon: listens, follows primaries, answers questions.
+//! The node daemon: listens, follows primaries, answers requests.
 //!
-//! Owns the threads of a node: one that accepts per socket, one per link, one
-//! that checkpoints per volume it mirrors, one that looks after the rings of
-//! programs that died, one per volume that watches over its primary. What they
-//! do is in `mirror` and `session`; this file only drives it and blocks.
-//! `requests` answers questions, `readers` those of readers, `watch` decides when a primary is gone.
+//! Owns the threads of a node: one per socket that accepts, one per link, one per
+//! mirrored volume that checkpoints, one per backup that it forwards to, one that makes
+//! the rings of dead programs persistent, and up to two per volume: `heal` brings its
+//! mirror up to date, `watch` decides when its primary is gone. What they do on links is
+//! in `mojim_replica`; this file only drives it and blocks. `requests` answers requests,
+//! `readers` those of readers.
 //!
 //! Invariants:
-//! - In a cluster with keys, who connects over TCP has a thread and a link
-//!   only after it has proved its name (`mojim_linux::Door`), and speaks as no other.
-//! - Whoever has a link is given `FIRST_WORD` to say something valid, of at most
-//!   4 KiB, and there are at most `MAX_LINKS` links.
-//! - A volume's copy is open here only while this node follows, or while a
-//!   question needs it; a primary on this node takes it over by its lock.
-//! - Each line of the daemon names its node, and the volume that it is about. Its threads
+//! - In a cluster with keys, a peer that connects over TCP has a thread and a link only
+//!   after it has proved its name (`mojim_linux::Door`), and can speak under no other
+//!   name.
+//! - A new link has `FIRST_WORD` to say something valid, of at most 4 KiB, and there are
+//!   at most `MAX_LINKS` links.
+//! - A volume's copy is open here only while this node follows, while a request needs it,
+//!   or while the `rings` or `heal` thread works on it; a primary on this node takes it
+//!   over by its lock.
+//! - Each log line names its node, and its volume if it is about one. The node's threads
 //!   have the `tracing` subscriber of the thread that started them.
 
 use std::collections::{HashMap, HashSet};
@@ -66,48 +69,49 @@ pub struct Node {
     config: Config,
     me: NodeConfig,
     env: Arc<dyn Env>,
-    /// The same, for what differs between volumes; and the keys that everyone
-    /// who connects over TCP must answer to.
+    /// This machine, from which `over` makes the environments of single volumes. It holds
+    /// the keys that connections over TCP are checked against.
     os: Os,
     mirrors: Mutex<HashMap<String, Arc<Mirror>>>,
-    /// Why a copy could not be opened, or made persistent, the last time, and the sequence
-    /// of its superblock then: of one that somebody has used since it says nothing; by volume.
+    /// By volume: why its copy could not be opened or made persistent the last time, and
+    /// the superblock's sequence then. Another sequence now means that the copy was used
+    /// since, and voids the entry.
     ills: Mutex<HashMap<String, (Option<u64>, Error)>>,
-    /// Of copies that a program left without detaching: up to which LSN this node found
-    /// records, where it could look, and the sequence of the superblock then.
+    /// By volume, for copies that a program left without detaching: the superblock's
+    /// sequence when this node looked, and up to which LSN it found records; `None` if it
+    /// could not look.
     settled: Mutex<HashMap<String, (u64, Option<u64>)>>,
-    /// The copies that this node has open for a look, and how often.
+    /// How many looks this node has at each of its copies at present.
     looks: Mutex<HashMap<String, usize>>,
-    /// Where views lie, in a cluster with enough voters.
+    /// The register of views, in a cluster with enough voters.
     views: Option<Arc<dyn ViewRegister>>,
     /// The volumes whose mirrors this node brings up to date, and whether it was asked to
     /// give way.
     healing: Mutex<HashMap<String, Arc<AtomicBool>>>,
-    /// Volumes that somebody compares, and whose last program left records of which it is
-    /// not known whether they are committed.
+    /// Volumes whose copies are compared, and whose last program left records that may or
+    /// may not be committed.
     unsettled: Mutex<HashSet<String>>,
-    /// Why other copies cannot be brought up to date, by volume, as the last try said.
+    /// By volume: why the last try to bring its mirror up to date failed.
     unhealed: Mutex<HashMap<String, String>>,
-    /// Copies that were closed to be opened again, and whose links had not ended yet, with up
-    /// to where they could not apply what they acknowledged.
+    /// By volume: copies that were closed to be opened again before their links had
+    /// ended, with the LSN up to which they could not apply what they had acknowledged.
     unopened: Mutex<HashMap<String, Option<u64>>>,
-    /// When what came in for a volume last could not be taken, where that was for want of
-    /// room, and why.
+    /// By volume: when, and why, incoming data last could not be stored for want of room.
     uncopied: Mutex<HashMap<String, (Duration, String)>>,
-    /// Something about that has changed.
+    /// Wakes the threads that heal: this node stops, or a program asks it to give way.
     heals: Event,
     links: AtomicUsize,
     streams: AtomicUsize,
     stopping: AtomicBool,
     /// Counts the copies that were handed over to a program.
     handed: AtomicU64,
-    /// Programs that wait until they may start here.
+    /// Wakes the requests of programs that wait until they may start here.
     posts: Event,
     listeners: Vec<Listener>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// What a volume's copy lives on, made of this machine.
+    /// Makes the environment of a volume's copy from this machine's.
     over: Box<dyn Fn(Os) -> Arc<dyn Env> + Send + Sync>,
-    /// Has the daemon go on with another configuration.
+    /// Has the daemon restart this node with another configuration.
     reloads: OnceLock<Box<dyn Fn(Config) + Send + Sync>>,
 }
 
@@ -115,8 +119,9 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Makes a node's own directory, and checks that nobody else can write to what it trusts:
-/// that one, and those of the volumes that it holds. Before anything else is put there.
+/// Makes a node's own directory, and checks that nobody else can write to the directories
+/// that it trusts: its own, and those of the volumes that it holds. Called before
+/// anything else is put there.
 pub fn make_directories(config: &Config, me: &NodeConfig, env: &dyn Env) -> Result<()> {
     let meta = me.directory.join(".mojim");
     env.create_dir_all(&meta)
@@ -135,7 +140,8 @@ pub fn make_directories(config: &Config, me: &NodeConfig, env: &dyn Env) -> Resu
     Ok(())
 }
 
-/// While a node has a copy of its own open for a look: nobody is attached to it then.
+/// While this lives, the node has a copy of its own open for a look, and no program
+/// counts as attached to it.
 struct Look<'a> {
     node: &'a Node,
     volume: String,
@@ -166,8 +172,8 @@ impl Node {
         Node::start_over(config, name, views, |os| Arc::new(os))
     }
 
-    /// The same over an environment that is made of this machine's: for tests of
-    /// what a machine may do.
+    /// [`Node::start`] over an environment that `over` makes from this machine's: for
+    /// tests that change what the machine does.
     #[doc(hidden)]
     pub fn start_over(
         config: &Config,
@@ -247,7 +253,7 @@ impl Node {
         let n = self.clone();
         self.spawn("rings", move || n.ring_loop())?;
         for v in self.volumes() {
-            // In tests of a node alone nobody brings up to date the peers that they play.
+            // The tests of a single node play its peers, which are not to be healed.
             if v.mirror.is_some() && !cfg!(test) {
                 let (n, v) = (self.clone(), v.clone());
                 self.spawn("heal", move || n.heal_loop(&v))?;
@@ -272,8 +278,8 @@ impl Node {
         Ok(())
     }
 
-    /// Remembers whether this node's copy could be used, for who asks. That somebody
-    /// else uses it says nothing.
+    /// Remembers for status requests whether this node's copy could be used. `Busy`
+    /// changes nothing: it only says that another process uses the copy.
     fn note<T>(&self, v: &Volume, how: &Result<T>) {
         match how {
             Ok(_) => lock(&self.ills).remove(&v.name),
@@ -286,7 +292,8 @@ impl Node {
         };
     }
 
-    /// From before a copy is opened, which nobody else uses, until it is closed.
+    /// Begins a look at a copy that nobody else uses: before the copy is opened, until it
+    /// is closed.
     fn look(&self, v: &Volume) -> Look<'_> {
         *lock(&self.looks).entry(v.name.clone()).or_default() += 1;
         Look {
@@ -295,15 +302,15 @@ impl Node {
         }
     }
 
-    /// Up to where records were found in a copy that a program left, if somebody looked and
-    /// nobody has used it since.
+    /// Up to which LSN this node found records in a copy that a program left. `None` if
+    /// it has not looked since the copy was last used, `Some(None)` if it could not look.
     fn settled(&self, v: &Volume, sequence: u64) -> Option<Option<u64>> {
         let settled = lock(&self.settled);
         let (at, found) = settled.get(&v.name)?;
         (*at == sequence).then_some(*found)
     }
 
-    /// What was remembered of a copy, if nobody has used it since.
+    /// The error that was noted for a copy, if nobody has used the copy since.
     fn noted(&self, v: &Volume, sequence: Option<u64>) -> Option<Error> {
         let ills = lock(&self.ills);
         let (at, why) = ills.get(&v.name)?;
@@ -320,7 +327,7 @@ impl Node {
             .collect()
     }
 
-    /// The register of a volume's views, if that is how they change.
+    /// The register of a volume's views, if they change through it.
     fn register(&self, v: &Volume) -> Option<Arc<dyn ViewRegister>> {
         let automatic = v.failover == Failover::Automatic;
         self.views.clone().filter(|_| automatic)
@@ -335,15 +342,15 @@ impl Node {
         })
     }
 
-    /// What the request `reload` calls, on a link's thread, with what the file
-    /// says now; it must return at once, and see to it that this node is stopped
-    /// and another one started with that.
+    /// Sets what the request `reload` calls, on a link's thread, with the new
+    /// configuration. `f` must return at once, and see to it that this node is stopped
+    /// and another one is started with that configuration.
     pub fn reload_by(&self, f: impl Fn(Config) + Send + Sync + 'static) {
         // The first one stays.
         let _ = self.reloads.set(Box::new(f));
     }
 
-    /// The addresses at which it listens.
+    /// The addresses at which this node listens.
     pub fn addresses(&self) -> Vec<Address> {
         self.listeners.iter().map(Listener::local_address).collect()
     }
@@ -365,7 +372,7 @@ impl Node {
         }
         let me = std::thread::current().id();
         loop {
-            // One that ends may have started another.
+            // A thread that ends may have started another.
             let threads: Vec<_> = lock(&self.threads).drain(..).collect();
             if threads.is_empty() {
                 return;
@@ -379,9 +386,8 @@ impl Node {
         }
     }
 
-    /// A mirror's logs hold what may be acknowledged but not committed; it is
-    /// applied only if it is known to be committed, so the close is clean only
-    /// when nothing else is left.
+    /// A mirror's logs may hold records that are acknowledged but not known to be
+    /// committed. These are not applied, so the close is clean only if there are none.
     fn close_mirror(&self, m: &Arc<Mirror>) -> Result<()> {
         m.close();
         if m.store.superblock().state != State::Whole {
@@ -402,7 +408,8 @@ impl Node {
             .enumerate()
             .all(|(i, _)| m.store.last_of(i).0 <= m.store.applied());
         m.store.checkpoint()?;
-        // What is known to be missing has to be known to who opens it next.
+        // If records are known to be missing, the next process to open the copy must
+        // learn it.
         let whole = m.store.known_missing().is_none_or(|known| known <= tail);
         if nothing_left && whole && m.store.applied() == tail {
             m.store.close_clean(tail)?;
@@ -413,7 +420,7 @@ impl Node {
     /// The copy of a volume that this node keeps for a primary elsewhere.
     fn mirror(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
         let mut mirrors = lock(&self.mirrors);
-        // `stop` closes those that are there when it has the lock.
+        // `stop` closes the mirrors that are in the map when it takes the lock.
         if self.stopping.load(SeqCst) {
             return Err(Error::Busy("this node is stopping".into()));
         }
@@ -422,7 +429,7 @@ impl Node {
             if m.store.poisoned().is_none() {
                 return Ok(m.clone());
             }
-            // Opened again, it is verified again (invariant 6).
+            // Opening verifies the copy again (invariant 6).
             let why = m.store.poisoned().expect("just seen").cause();
             warn!(node = %self.me.name, volume = %v.name, "reopening a copy that failed: {why}");
             m.close();
@@ -433,11 +440,11 @@ impl Node {
                 return Err(e);
             }
         }
-        // What an earlier try knew.
+        // What an earlier try to reopen it knew.
         if let Some(known) = lock(&self.unopened).remove(&v.name) {
             unapplied = unapplied.max(known);
         }
-        // It forwards over links of this volume.
+        // The copy forwards over this volume's links, which may be unencrypted.
         let env = (self.over)(self.os.clone().encrypting(v.encrypt));
         let opened = Store::open(&env, layout::store(&self.config, &self.me, v));
         self.note(v, &opened);
@@ -452,8 +459,8 @@ impl Node {
             && store.superblock().state == State::Whole
             && let Err(e) = store.apply_all(lsn)
         {
-            // It acknowledges nothing more, and cannot take over: it says so to whoever
-            // greets it, and is opened again then.
+            // The copy acknowledges nothing more and cannot take over. It says so to the
+            // next node that greets it, and is opened again then.
             error!(
                 node = %self.me.name, volume = %v.name,
                 "this copy cannot apply what it acknowledged: {e}"
@@ -516,7 +523,7 @@ impl Node {
                 let limit = || m.committed().min(m.received.get());
                 let seen = limit();
                 let applied = m.store.applied();
-                // Of a part of a sync point alone nothing can be applied.
+                // Nothing of a sync point is applied while a part of it is missing.
                 let is_due = seen > applied && m.store.whole(seen) > applied;
                 m.checkpoint_work.wait_unless(
                     || is_due || m.is_closed() || limit() != seen,
@@ -569,7 +576,7 @@ impl Node {
     /// One link, from its first word to its end.
     fn serve(self: &Arc<Node>, conn: Arc<dyn Conn>) {
         let mut wire = Wire::new(conn);
-        // Strangers say little, and are believed less.
+        // The peer is unknown as yet: read little from it.
         wire.limit = 4096;
         let deadline = self.env.now() + FIRST_WORD;
         let first = loop {
@@ -608,7 +615,7 @@ impl Node {
             FrameKind::Hello => self.serve_control(wire, f, &body),
             FrameKind::Lane => self.serve_lane(wire, f, &body),
             FrameKind::CopyStream => {
-                // One that is not opened is left out by its sender.
+                // The sender does without a stream that is not opened.
                 match self.streams.fetch_add(1, AcqRel) < MAX_STREAMS {
                     true => self.serve_stream(wire, f, &body),
                     false => wire.conn.close(),
@@ -651,7 +658,7 @@ impl Node {
         }
     }
 
-    /// The volume that a peer means, if it means one of this node's.
+    /// The volume that a peer names, if this node holds it.
     fn meant(&self, cluster: &str, volume: &str) -> Result<Volume, Refusal> {
         if cluster != self.config.cluster {
             return Err(self.stranger(format!(
@@ -699,8 +706,8 @@ impl Node {
         control.end();
     }
 
-    /// The copy that is to follow who greets, what was said, and the volume where this node
-    /// has opened a copy that it leads itself, for who may replace it.
+    /// The copy that is to follow the greeting node, the node's Hello, and the volume if
+    /// this node leads the copy and opened it only for a node that may replace it.
     #[allow(clippy::type_complexity, reason = "what a greeting is answered from")]
     fn greeted(
         self: &Arc<Node>,
@@ -722,24 +729,24 @@ impl Node {
             )));
         }
         self.speaks_as(conn, &h.from, &v)?;
-        // A newer view that this node itself made comes before the lock.
+        // Before the lock is tried: a newer view that this node made refuses the Hello.
         if let Ok(Some(sb)) = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name))
             && let Some(no) = superseded(&self.me.name, &sb.view, &h)
         {
             return Err(no);
         }
-        // One that this node leads is opened for who may replace it.
+        // A copy that this node leads is opened for a node that may replace it.
         let led = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(&v)?;
         let m = self.mirror(&v).map_err(Refusal::from)?;
         Ok((m, h, led.then_some(v)))
     }
 
-    /// Follows a primary until its link ends, or this node does.
+    /// Follows a primary until its link ends or this node stops.
     fn follow(&self, control: &mut ControlIn, m: &Mirror, hello: &Hello) {
         let mut runs = false;
         loop {
             match control.step() {
-                // What was missing has come, if anything was.
+                // The session runs, so everything that was missing has come.
                 Ok(_) if !runs && m.has_session() => {
                     runs = true;
                     lock(&self.uncopied).remove(&hello.volume);
@@ -751,7 +758,7 @@ impl Node {
                         .wait(control.wants_to_send(), Duration::from_millis(50));
                 }
                 Err(e) => {
-                    // A copy that failed says so itself.
+                    // A poisoned copy reports its error itself.
                     if is_full(&e) && m.store.poisoned().is_none() {
                         let said = (self.env.now(), e.cause());
                         lock(&self.uncopied).insert(hello.volume.clone(), said);
@@ -826,8 +833,8 @@ impl Node {
                     }
                 }
                 Ok(Step::Full) => {
-                    // This thread waits anyway, and the checkpoint's own gives
-                    // way to everybody: help.
+                    // This thread waits anyway, and the checkpoint thread gives way to
+                    // all others: help it.
                     match mirror.checkpoint_step(true) {
                         Ok(true) => {}
                         Ok(false) => {
@@ -840,7 +847,7 @@ impl Node {
                         Err(e) => break e,
                     }
                 }
-                // The backup's thread has the work; nothing tells of its end.
+                // A backup is behind, and its thread does not notify.
                 Ok(Step::Held) => mirror.room.wait_unless(|| false, Duration::from_millis(1)),
                 Err(e) => break e,
             }
@@ -861,7 +868,8 @@ impl Node {
             let (m, _) = self.joined(&*wire.conn, &s.cluster, &s.volume)?;
             Ok((m, s))
         })();
-        // It outlives the stream: others wait for its store.
+        // Dropped after the stream, which holds the store: `wait_for_last` waits for the
+        // mirror only.
         let (mirror, first) = match found {
             Ok(x) => x,
             Err(no) => {
@@ -893,8 +901,8 @@ impl Node {
         stream.conn().close();
     }
 
-    /// Says what a loss of the mirror has put at risk here, once that is over.
-    /// `losses`: how many of each volume are known, none before the first look.
+    /// Reports what a loss of the mirror put at risk here, once that is over. `losses`:
+    /// the number of losses known of each volume; no entry before the first look.
     fn tell_risk(&self, v: &Volume, losses: &mut HashMap<String, u64>) {
         let live = self.live(v);
         let of = |l: Live| live.map_or(0, |all| all[l as usize]);
@@ -933,7 +941,7 @@ impl Node {
                 let opened = Store::open(&self.env, layout::store(&self.config, &self.me, &v));
                 self.note(&v, &opened);
                 match opened {
-                    // Somebody had a look at a clean copy just now.
+                    // A look had this clean copy open when the superblock was read.
                     Ok(s) if s.was_clean() => {
                         if let Err(e) = s.close_clean(s.tail()) {
                             error!(node = %self.me.name, volume = %v.name, "{e}");
@@ -942,7 +950,8 @@ impl Node {
                     Ok(s) => {
                         let before = s.tail();
                         let done = s.persist_all();
-                        // What it has is safe; it may be less than what was acknowledged.
+                        // What the copy has is persistent now; more may have been
+                        // acknowledged.
                         let missing = s.known_missing().filter(|known| *known > before);
                         let whole = done.clone().and_then(|()| match missing {
                             None => Ok(()),
@@ -952,7 +961,8 @@ impl Node {
                         });
                         self.note(&v, &whole);
                         match done {
-                            // Somebody had a look at what was settled already.
+                            // A look changed the sequence of a copy that was settled
+                            // already.
                             Ok(()) if told.insert(v.name.clone(), before) == Some(before) => {}
                             Ok(()) => warn!(
                                 node = %self.me.name, volume = %v.name,
@@ -966,7 +976,7 @@ impl Node {
                     Err(Error::Busy(_)) => {}
                     Err(e) => {
                         error!(node = %self.me.name, volume = %v.name, "{e}");
-                        // It may have come as far as to change it.
+                        // The failed attempt may have changed the sequence.
                         let now = read_superblock(&*self.env, &meta).ok().flatten();
                         let sequence = now.map_or(sb.sequence, |sb| sb.sequence);
                         lock(&self.settled).insert(v.name.clone(), (sequence, None));

@@ -1,8 +1,8 @@
 //! Promotion of this node on an operator's word: through the register, and by hand.
 //!
-//! Owns the request `promote` (`docs/protocol.md`, "Requests"): what is asked of the other
-//! nodes, and what is looked at here. Whether a promotion by hand may be is judged in
-//! `mojim_protocol::promotion`.
+//! Owns the request `promote` (`docs/protocol.md`, "Requests"): what it asks the other
+//! nodes, and what it checks here. `mojim_protocol::promotion` judges whether a promotion
+//! by hand is allowed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -27,24 +27,24 @@ use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_store::log::Live;
 use mojim_store::store::{Store, read_superblock};
 
-/// How long a copy is waited for that somebody has open without serving it: this
-/// node itself, while it looks after what a dead program left.
+/// How long to wait for a copy that is open without being served: this node itself has it
+/// open while it makes a dead program's records persistent.
 const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// For how long somebody has a copy open that counts as served. Until then it may be
-/// that only its ring still says so, of a program that is dead.
+/// How long a copy must have been open before it counts as served. Until then its ring
+/// may still hold the figures of a dead program.
 const SERVED_AFTER: Duration = Duration::from_secs(2);
 
-/// A node's own copy, looked at.
+/// A node's own copy, to be checked.
 enum Own {
-    /// It follows with it.
+    /// The copy that this node has open to follow.
     Kept(Arc<Mirror>),
     Opened(Box<Store>),
 }
 
 impl Node {
-    /// Makes this node primary through the register. `force`: also if it is no
-    /// member of the view, on the operator's word.
+    /// Makes this node primary through the register. `force`: also if it is not a member
+    /// of the view, on the operator's word.
     fn promote_by_register(
         self: &Arc<Node>,
         v: &Volume,
@@ -62,7 +62,8 @@ impl Node {
         }
         let opened = !lock(&self.mirrors).contains_key(&v.name) && !self.follows(v)?;
         let m = self.mirror_unserved(v)?;
-        // Nobody keeps it here: it is handed over when the last one has let it go.
+        // No reference to the copy is kept here: it is handed over once the last one is
+        // dropped.
         let done = self.promote_mirror(v, views, &reg, m, force, mine);
         let m = lock(&self.mirrors).get(&v.name).cloned();
         if let Some(m) = m.filter(|_| opened && done.is_err()) {
@@ -71,10 +72,10 @@ impl Node {
         done
     }
 
-    /// `open`, of this node's own copy, once nobody only looks after it. `None`: a
-    /// program is attached and serves it, which begins only with a whole one.
-    /// Whoever has it open without serving it may be about to find out that it is
-    /// not: that is `Busy`.
+    /// Opens this node's own copy with `open`, after waiting for a process that has it
+    /// open without serving it. `None`: a program is attached and serves the copy, which
+    /// must be whole for that. `Busy`: a process still has it open without serving it,
+    /// and may be about to find that it is not whole.
     fn open_unserved<T>(
         &self,
         v: &Volume,
@@ -100,8 +101,8 @@ impl Node {
         }
     }
 
-    /// `check` of this node's own copy, and whether its log is whole; all is well
-    /// with one that a program serves.
+    /// Runs `check` on this node's own copy, and checks that its log is complete. A copy
+    /// that a program serves passes.
     fn check_own(&self, v: &Volume, check: impl FnOnce(&Store) -> Result<()>) -> Result<()> {
         let open = || {
             let kept = lock(&self.mirrors).get(&v.name).cloned();
@@ -200,10 +201,10 @@ impl Node {
         done
     }
 
-    /// This node's copy, which was opened for a question, and which nobody forwards to: free
-    /// for a program of this node again.
+    /// Closes a copy that was opened for one request, unless a session feeds it, so that
+    /// a program of this node can attach again.
     pub(super) fn let_go_of_mirror(&self, v: &Volume, m: Arc<Mirror>) {
-        // Meanwhile no program has it, whatever its lock says.
+        // Until it is closed its lock is held, but by no program.
         let _look = self.look(v);
         let mut mirrors = lock(&self.mirrors);
         let is_it = mirrors.get(&v.name).is_some_and(|now| Arc::ptr_eq(now, &m));
@@ -243,8 +244,8 @@ impl Node {
         let mut alive = m.live_primary();
         let mut others = Vec::new();
         if alive.is_none() {
-            // Again: a program may have attached since. That takes time, in which a primary may
-            // have come that this copy follows now.
+            // Asked again: a program may have attached since. Asking takes time, in which
+            // a primary may have begun to feed this copy.
             others = self.ask_others(v)?;
             alive = m.live_primary();
         }
@@ -267,16 +268,16 @@ impl Node {
         Ok(json!({ "epoch": epoch, "last_lsn": last }))
     }
 
-    /// Whether this node's own copy is whole and all of its log is there. An error where
-    /// something is missing of it that this promotion may not give up.
+    /// Whether this node's own copy is whole and its log is complete. An error if
+    /// something is missing that this promotion may not give up.
     fn check_log(&self, v: &Volume, sb: &Superblock, force: bool) -> Result<bool> {
         let led = sb.view.primary == self.me.name;
-        // Where success never meant this copy, its log may end anywhere: what only
-        // the lost memory had is given up by any promotion, and behind `async` a
-        // mirror's lanes end where they were cut.
+        // If success never meant this copy, its log may end anywhere: any promotion gives
+        // up what only the lost memory had, and in mode `async` a mirror's lanes end
+        // where they were cut.
         let rule = layout::rule(v);
         let mut expected = false;
-        // Who opens a copy first after its memory was lost finds that out.
+        // The first process that opens a copy after its memory was lost finds that out.
         let mut lost = false;
         let look = |s: &Store| {
             lost = s.superblock().state != State::Whole;
@@ -292,8 +293,8 @@ impl Node {
         }
     }
 
-    /// Why a copy is not promoted, in words. `alive`: how long ago its primary was heard, and
-    /// who that is.
+    /// Why a copy is not promoted, in words. `alive`: how long ago its primary was heard,
+    /// and the primary's name.
     fn not_promoted(
         &self,
         v: &Volume,
@@ -353,15 +354,15 @@ impl Node {
         }
     }
 
-    /// What the other nodes' daemons say of their copies, of those that answer; for the
-    /// others the operator's word counts. An error where a program is attached: a primary
-    /// whose link to this node is down may still be alive.
+    /// What the other nodes' daemons say of their copies. A node that does not answer is
+    /// left out: for it the operator's word counts. An error if a program is attached
+    /// there: a primary whose link to this node is down may still be alive.
     fn ask_others(&self, v: &Volume) -> Result<Vec<Other>> {
         let ask = |peer: Peer| -> Option<(String, Result<Standing>)> {
             let mut c = self.client(&peer.tcp, Duration::from_secs(1)).ok()?;
             let volume = v.name.clone();
             match c.ask_for(&Request::Standing { volume }) {
-                // Of another version: it is there, and what it has is not known.
+                // A node of another version is alive, and what it has is not known.
                 Err(e) if !speaks_otherwise(&e) => None,
                 theirs => Some((peer.name, theirs)),
             }
@@ -388,7 +389,7 @@ impl Node {
                     v.name, s.last_lsn
                 )));
             }
-            // What it says is not taken on trust.
+            // Another node's numbers may be absurd.
             let sane = |n: u64| Some(n).filter(|n| *n < u64::MAX / 4);
             let whole = s.state == CopyState::Whole;
             others.push(Other {

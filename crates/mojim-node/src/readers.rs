@@ -1,5 +1,5 @@
-//! What a node that follows answers its readers: what its data area shows, as
-//! of one LSN, and the records since the LSN that they show.
+//! What a node that follows answers its readers: what its data area shows, as of one LSN,
+//! and the records after the LSN that the reader shows.
 //!
 //! Owns the request `read` (`docs/protocol.md`, "Readers"). A reader is a
 //! process of this host that maps the volume's files (`mojim::reader`).
@@ -10,8 +10,8 @@
 //!   side, records before pages, is as of that LSN too.
 //! - A reader is told to go on from what it shows only if what it shows is a
 //!   state of this copy's history; else it begins anew.
-//! - Nothing is kept for a reader: no record stays in a log for it, and an
-//!   answer has a bound. One that stands still holds up its own link only.
+//! - Nothing is kept for a reader: no record stays in a log for it, and an answer has a
+//!   bound. A reader that stands still holds up only its own link.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -54,8 +54,8 @@ impl Node {
         )))
     }
 
-    /// The mirror of a volume in mode `sync-disk` serves nobody who reads, nor does one that
-    /// is to be its mirror and catches up.
+    /// In mode `sync-disk` the mirror serves no readers, nor does a node that catches up
+    /// to become the mirror.
     fn check_readable(&self, v: &Volume) -> Result<()> {
         if v.mode != Mode::SyncDisk {
             return Ok(());
@@ -82,7 +82,7 @@ impl Node {
         let m = self.await_beyond(v, after, Duration::from_millis(q.wait))?;
         let store = &m.store;
         store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
-            // What failed while it was applied is there in parts.
+            // A record may be there in part after its application failed.
             store.check()?;
             let busy = |why: &str| {
                 Err(Error::Busy(format!(
@@ -133,8 +133,8 @@ impl Node {
         })
     }
 
-    /// The copy, once its data area shows more than `after`, or as long as that may take at
-    /// most has passed.
+    /// The copy, once its data area shows more than `after`, or after `wait`, at most
+    /// `MAX_WAIT`.
     fn await_beyond(
         self: &Arc<Node>,
         v: &Volume,
@@ -153,7 +153,7 @@ impl Node {
         }
     }
 
-    /// Appends what was asked for of a file, as far as it goes.
+    /// Appends the requested pages of a file, as far as the file reaches.
     fn read_pages(
         &self,
         v: &Volume,

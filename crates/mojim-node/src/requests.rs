@@ -1,8 +1,8 @@
-//! What a node answers: status, views, promotion, checksums.
+//! What a node answers: status, views, and which request a peer may make.
 //!
-//! Owns the meaning of requests (`docs/protocol.md`, "Requests"); how they
-//! come is `node`'s affair. Those about the bytes of data files are in
-//! `contents`, those of readers in `readers`.
+//! Owns the meaning of requests (`docs/protocol.md`, "Requests"); `lib.rs` accepts their
+//! links. Requests about the bytes of data files are in `contents`, those of readers in
+//! `readers`, `promote` in `promote`, `settle` and `give_way` in `heal`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
@@ -25,10 +25,11 @@ use mojim_store::area::Area;
 use mojim_store::log::{LIVE_AT, Live};
 use mojim_store::store::read_superblock;
 
-/// How long a question may wait for its answer to become another one.
+/// How long a request may wait for its answer to change.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(1);
 
-/// Whether a node that answered did not know the request, or has other words for the answer.
+/// Whether a node did answer, but does not know the request or uses another form of
+/// answer.
 pub(super) fn speaks_otherwise(e: &Error) -> bool {
     match e {
         Error::Answered { errno, .. } => *errno == libc::EINVAL,
@@ -55,7 +56,7 @@ impl Node {
                 None => match wire.take_frame() {
                     Ok(Some(x)) => x,
                     Ok(None) => {
-                        // Who asks nothing for a minute gives its place to others.
+                        // A link without a request for a minute makes room for others.
                         idle += 1;
                         if self.stopping.load(Acquire) || idle > 120 {
                             break;
@@ -72,7 +73,7 @@ impl Node {
                     Err(_) => break,
                 },
             };
-            // What the answer has behind its text.
+            // Bytes that follow the answer's text.
             let mut more = Vec::new();
             let asked = checked(&body).ok().filter(|_| f.kind == FrameKind::Request);
             let answer = match asked.map(serde_json::from_slice::<Question>) {
@@ -109,8 +110,8 @@ impl Node {
         wire.conn.close();
     }
 
-    /// Whether who asks may ask this; what it is called in the question must
-    /// be what it has proved.
+    /// Whether a peer may make this request. The name that it gives itself must be the
+    /// one that it has proved.
     pub(super) fn may_ask(&self, q: &Request, proof: &Proof) -> Result<()> {
         let no = |why: String| {
             Err(Error::Io {
@@ -137,7 +138,7 @@ impl Node {
             (Request::Read(_), proof) if *proof != Proof::Local => no(
                 "readers are served over the node's Unix socket only: run them on the node".into(),
             ),
-            // Who asks it again and again keeps the daemon from healing.
+            // Repeated requests would keep the daemon from healing.
             (Request::GiveWay { .. }, proof) if *proof != Proof::Local => {
                 no("a daemon gives way to programs of its own node".into())
             }
@@ -164,7 +165,7 @@ impl Node {
         match q.request {
             Request::Pulse => Ok(json!(true)),
             Request::Status { volume, register } => {
-                // Of one volume, if one was named: its register alone is read.
+                // If a volume is named, only its register is read.
                 let asked = match volume {
                     Some(volume) => vec![self.held(&volume)?],
                     None => self.volumes(),
@@ -229,15 +230,16 @@ impl Node {
             .ok_or_else(|| Error::NotFound(format!("node {} has no volume {name:?}", self.me.name)))
     }
 
-    /// A volume of the cluster, on whichever nodes.
+    /// A volume of the cluster, whichever nodes hold it.
     fn known(&self, name: &str) -> Result<Volume> {
         let volume = self.config.volumes.get(name).cloned();
         volume.ok_or_else(|| Error::NotFound(format!("there is no volume {name:?}")))
     }
 
-    /// This node, and these of its volumes. `register`: also what the register says of them.
+    /// The status of this node and of the volumes `asked`. `register`: also what the
+    /// register says of them; a caller that leaves this out does not wait for the end of
+    /// an election.
     fn status_of(&self, asked: &[Volume], register: bool) -> Result<Value> {
-        // Who asks during an election does not wait for its end.
         let all = asked.iter().map(|v| self.status(v, register));
         let all: Result<Vec<Value>> = all.collect();
         let sum = self.config.sum();
@@ -249,13 +251,13 @@ impl Node {
         }))
     }
 
-    /// Whether this can be a view of the volume.
+    /// Fails unless `new` can be a view of the volume.
     fn check_members(&self, v: &Volume, new: &Register) -> Result<()> {
         let members = [&new.primary, &new.mirror];
         let names = || members.into_iter().flatten().map(|m| &*m.node);
         let mut known = names().all(|n| v.data_nodes().contains(&n));
         if !known && names().all(|n| self.config.held(v, n)) {
-            // One that was replaced leaves a view, and enters none.
+            // A node that was replaced may stay in a view, but not enter one.
             let now = self.voted(v)?.read(&v.name)?;
             let stays = |new: &Option<Member>, now: &Option<Member>| {
                 new.as_ref()
@@ -272,14 +274,14 @@ impl Node {
         }
     }
 
-    /// The other nodes that hold a volume, by this daemon's configuration: a
-    /// program that has attached before one was replaced asks for them.
+    /// The other nodes that hold a volume, by this daemon's configuration: for a program
+    /// that attached before one of them was replaced.
     fn holders(&self, v: &Volume) -> Vec<Holder> {
         let peers = layout::others(&self.config, &self.me, v);
         peers.iter().map(Holder::from).collect()
     }
 
-    /// Has the configuration file read again, if what it says has this sum.
+    /// Reads the configuration file again, and reloads if its contents have this sum.
     fn reload(&self, sum: u64) -> Result<Value> {
         let path = &self.config.path;
         let new = Config::load(path).map_err(|e| Error::Config(e.to_string()))?;
@@ -310,7 +312,7 @@ impl Node {
         })
     }
 
-    /// The same as soon as one may, or after `wait`.
+    /// [`Node::post`] as soon as a program may start here, or after `wait`.
     fn await_post(&self, v: &Volume, wait: Duration) -> Result<Post> {
         let end = self.env.now() + wait;
         loop {
@@ -339,8 +341,9 @@ impl Node {
                     && view.primary == self.me.name
                     && !lock(&self.mirrors).contains_key(&v.name)
             }
-            // Its copy is gone, and its place is not: an attach takes the mirror's. Where
-            // the configuration names another node, this one has its copy open to follow.
+            // This node is the register's primary, but its copy is gone: an attach
+            // fetches the mirror's. If the configuration names another node, this node
+            // has its copy open to follow.
             (Some(p), None) => *p == self.me.name && v.primary == *p,
             (None, _) => v.primary == self.me.name,
         };
@@ -378,7 +381,7 @@ impl Node {
         }
     }
 
-    /// What this node is to the volume, by its own superblock and whom it follows.
+    /// This node's role in the volume, by its superblock and the primary that it follows.
     pub(super) fn role(
         &self,
         v: &Volume,
@@ -394,7 +397,7 @@ impl Node {
             "mirror"
         } else if v.backups.contains(&self.me.name)
             || m.is_some_and(|m| m.is_backup())
-            // Of a view that has another mirror.
+            // The view has another mirror.
             || mirror.is_some_and(|m| !m.is_empty())
         {
             "backup"
@@ -403,8 +406,8 @@ impl Node {
         }
     }
 
-    /// What is free for the volume's data files, and what the logs may have to put
-    /// there. A file system that counts no blocks says nothing.
+    /// Adds what is free for the volume's data files, and what the logs may have to put
+    /// there. Adds nothing if the file system counts no blocks.
     fn status_of_room(&self, v: &Volume, out: &mut Value) {
         let path = &self.me.directory;
         let Ok(free) = mojim_linux::free_bytes(path) else {
@@ -415,8 +418,8 @@ impl Node {
         out["room"] = json!({ "free": free, "needs": needs, "path": path.display().to_string() });
     }
 
-    /// What is wrong, by a look from outside, with a copy that nobody has open. One
-    /// that was ended in order is opened by nobody before a program needs it.
+    /// What a look from outside finds wrong with a copy that nobody has open. Until a
+    /// program needs it, nobody else opens a copy that was closed in order.
     fn seen_damaged(&self, v: &Volume, sb: &Superblock) -> Option<String> {
         if sb.state != State::Whole {
             return None;
@@ -425,7 +428,7 @@ impl Node {
         let clean = sb.logs == 0;
         let seen = Area::look(&self.env, &spec.dir, &spec.meta, sb.volume_id, clean);
         let why = seen.err()?.to_string();
-        // Somebody may use it, or have begun to meanwhile.
+        // A process may use the copy, or have used it meanwhile.
         let now = read_superblock(&*self.env, &spec.meta).ok().flatten();
         let same = now.is_some_and(|now| now.sequence == sb.sequence);
         (same && !self.in_use(v)).then_some(why)
@@ -464,7 +467,7 @@ impl Node {
                 error: self.noted(v, None).map(|e| e.cause()),
                 ..none
             },
-            // This node answers all the same, and for its other volumes.
+            // This node answers all the same, also for its other volumes.
             Err(e) => Standing {
                 state: CopyState::Damaged,
                 error: Some(e.to_string()),
@@ -473,7 +476,7 @@ impl Node {
         }
     }
 
-    /// Of a copy that this node has open to follow.
+    /// The standing of a copy that this node has open to follow.
     fn standing_of_open(&self, sb: &Superblock, m: &Mirror) -> Standing {
         let state = match sb.state {
             _ if m.store.is_loading() => CopyState::Loading,
@@ -492,7 +495,7 @@ impl Node {
         }
     }
 
-    /// Of a copy that a program has open, or nobody.
+    /// The standing of a copy that a program has open, or nobody.
     fn standing_of_closed(&self, v: &Volume, sb: &Superblock) -> Standing {
         let healing = self.is_healing(v);
         let attached = self.attached(v) && !healing;
@@ -518,7 +521,7 @@ impl Node {
         }
     }
 
-    /// All that is known of a volume here, for people.
+    /// All that is known of a volume here, for `mojim status`.
     fn status(&self, v: &Volume, register: bool) -> Result<Value> {
         let mirror = lock(&self.mirrors).get(&v.name).cloned();
         let sb = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
@@ -611,7 +614,7 @@ impl Node {
         }
         let mut backups = m.backups.progress();
         backups.retain(|b| b.name != sb.view.primary);
-        // Others who follow forward to nobody, and must not be asked about it.
+        // Only the mirror forwards; other followers report no backups.
         if !backups.is_empty() && out["role"] == "mirror" {
             let rows = backups.iter().map(|b| {
                 json!({
@@ -646,7 +649,7 @@ impl Node {
         }
         if attached.is_none() && !healing {
             match self.settled(v, sb.sequence) {
-                // What a program has left is not looked at yet.
+                // The `rings` thread has not looked yet at what a program left.
                 None => out["settling"] = json!(true),
                 Some(Some(_)) => return,
                 Some(None) => {}
@@ -671,7 +674,7 @@ impl Node {
         if live(Live::Failed) != 0 {
             out["failed"] = json!(true);
         }
-        // Who has not begun its epoch yet has no link either.
+        // 0: the program has not begun its epoch yet.
         if pid != 0 {
             out["pid"] = json!(pid);
         }
@@ -691,7 +694,7 @@ mod tests {
     use super::*;
 
     /// A primary's node of an earlier version, which does not know `standing`, counted as
-    /// one that is silent: its mirror was promoted beside it.
+    /// silent: its mirror was promoted beside it.
     #[test]
     fn a_node_of_another_version_is_there() {
         let answered = |errno| Error::Answered {

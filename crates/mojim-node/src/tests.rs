@@ -214,7 +214,7 @@ impl Running {
         serde_json::from_value(self.ask(&Request::Standing { volume }).unwrap()).unwrap()
     }
 
-    /// That a promotion is refused, in such words.
+    /// Asserts that a promotion is refused, in these words.
     fn is_refused(&self, force: bool, words: &str) {
         match self.promote(force) {
             Err(Error::Answered { text, .. }) => assert!(text.contains(words), "{text}"),
@@ -310,13 +310,13 @@ fn what_a_peer_says_keeps_from_a_promotion() {
     // Another version's words.
     p.b.says_raw(json!({ "lsn": 5 }));
     a.is_refused(true, "runs another version");
-    // Numbers beyond reason are not counted with.
+    // Absurd numbers are ignored.
     p.b.says(&whole("b", u64::MAX));
     let done = a.promote(true).unwrap();
     assert!(done["epoch"].as_u64().unwrap() < u64::MAX / 4, "{done}");
 }
 
-/// Who may ask what, by what it has proved.
+/// What a peer may ask, by what it has proved.
 #[test]
 fn questions_need_a_proof() {
     let p = Place::new();

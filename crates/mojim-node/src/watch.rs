@@ -1,11 +1,12 @@
-//! When a primary is gone, and what its mirror does then; and, where that is
-//! configured, a backup when both are.
+//! When a primary is gone, and what its mirror does then; if so configured, also what a
+//! backup does when both are gone.
 //!
-//! Owns the suspicion: how long nothing was heard, from the session and from
-//! the daemons. A mirror's may be wrong at no risk: the register decides, and a
-//! primary that is alive finds out that it is none any more. A backup's may not
-//! (`fallback`): what the others acknowledged beyond it is given up, so it waits
-//! for several limits, and a primary that lives holds back sooner than that.
+//! Owns the suspicion: how long nothing was heard, from the session and from the daemons.
+//! A mirror's suspicion may be wrong at no risk: the register decides, and a primary that
+//! is alive finds out that it no longer is the primary. A backup's suspicion (`fallback`)
+//! may not: what the others acknowledged beyond the backup is given up. So the backup
+//! waits for several limits, and a primary that is alive stops acknowledging sooner than
+//! that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -28,20 +29,21 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// What the watch over a primary knows of it.
 struct Watch {
-    /// Longest silence. A primary that lost its mirror asks the register first: it goes on
-    /// without a break, a new one does not.
+    /// Longest silence. It exceeds `failure_limit`, so that a primary that lost its
+    /// mirror asks the register first: that primary goes on without a break, a new one
+    /// does not.
     limit: Duration,
     /// When the primary was heard last.
     heard: Duration,
-    /// To the daemon of its node.
+    /// A connection to the daemon of the primary's node, with the node's name.
     client: Option<(String, Client)>,
     /// The error that was told last.
     said: String,
     /// Whether a take-over that the register had agreed to was cut off.
     unknown: bool,
     timer: FallbackTimer,
-    /// Whether anybody of the view was ever heard of: who was just started may
-    /// be the first of all to come back.
+    /// Whether any node of the view was ever heard: a node that was just started may be
+    /// the first of all to come back.
     met: bool,
     /// When a copy that failed may be opened again: what it failed for may last.
     again: Duration,
@@ -84,20 +86,20 @@ impl Node {
         }
     }
 
-    /// The copy by which the primary is heard, or opened again where it failed. `None`: look
-    /// again later.
+    /// The copy that follows the primary, opened again if it failed. `None`: look again
+    /// later.
     fn watched(self: &Arc<Node>, v: &Volume, w: &mut Watch) -> Option<Arc<Mirror>> {
         let Some(m) = lock(&self.mirrors).get(&v.name).cloned() else {
             w.heard = self.env.now();
-            // One that could not be opened, as where its disk was full.
+            // A copy that could not be opened, for instance because its disk was full.
             if w.heard >= w.again && self.found_no_room(v) {
                 let _ = self.mirror(v);
                 w.again = self.env.now() + AGAIN;
             }
             return None;
         };
-        // When it spoke, not when that was looked up: the register may have taken so
-        // long to answer that the one whom it followed is gone again.
+        // The time at which the primary spoke, not that of this look: the register may
+        // have taken so long to answer that the primary is gone again.
         if let Some(when) = m.last_heard() {
             w.met = true;
             w.heard = w.heard.max(when);
@@ -106,7 +108,7 @@ impl Node {
         if m.store.poisoned().is_none() {
             return Some(m);
         }
-        // One that was handed over is closed before it is poisoned.
+        // A copy that was handed over is closed before it is poisoned.
         if m.is_closed() || self.env.now() < w.again {
             return None;
         }
@@ -156,8 +158,9 @@ impl Node {
         }
     }
 
-    /// Whether this copy follows, and the last try to open it failed for what may pass: no
-    /// room, or links that had not ended. To look for damage again and again is no use.
+    /// Whether this copy follows, and the last try to open it failed for a reason that
+    /// may pass: no room, or links that had not ended. Other damage does not pass, so it
+    /// is not retried.
     fn found_no_room(&self, v: &Volume) -> bool {
         let full = lock(&self.ills)
             .get(&v.name)
@@ -190,11 +193,11 @@ impl Node {
         }
     }
 
-    /// Primary and mirror are both lost, as far as this backup can tell for
-    /// several limits: it goes on with what it has, as configured, if it
-    /// followed the present view. A primary that lives and reaches the voters
-    /// changes the register's version all the time; one that does not holds what
-    /// it would acknowledge after one limit (`Session::leased`).
+    /// For several limits this backup has heard neither primary nor mirror: as
+    /// configured, it goes on with what it has, if it followed the present view. A live
+    /// primary that reaches the voters changes the register's version all the time; one
+    /// that does not reach them acknowledges nothing more after one limit
+    /// (`Session::leased`).
     fn try_fall_back(
         &self,
         v: &Volume,
@@ -204,7 +207,7 @@ impl Node {
         limit: Duration,
     ) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&v.name)?;
-        // After the register was read: what a primary wrote before counts from then.
+        // Taken after the read: a version that is new counts from then.
         let now = self.env.now();
         let members = [&reg.primary, &reg.mirror];
         let names = || members.into_iter().flatten().map(|m| m.node.as_str());
@@ -220,7 +223,7 @@ impl Node {
         if !timer.is_over(&reg, now, limit, better) {
             return Ok(None);
         }
-        // All this took its time.
+        // The primary may have come back meanwhile.
         if m.live_primary().is_some() {
             timer.heard();
             return Ok(None);
@@ -236,7 +239,7 @@ impl Node {
         Ok(Some((epoch, last)))
     }
 
-    /// A connection to another node, whose answers are awaited for so long.
+    /// A connection to another node, with `patience` as the limit for each answer.
     pub(super) fn client(&self, to: &Address, patience: Duration) -> Result<Client> {
         Client::connect(&self.env, to, &self.config.cluster, patience)
     }
@@ -254,9 +257,9 @@ impl Node {
         client.is_some_and(|mut c| c.ask(&Request::Pulse).is_ok())
     }
 
-    /// Whether another backup that follows the view of `epoch` has received more
-    /// than up to `last`, or as much and comes first by name. One of another view
-    /// does not go on by itself, whatever it has.
+    /// Whether another backup that follows the view of `epoch` has received more than up
+    /// to `last`, or as much and comes first by name. A backup of another view does not
+    /// go on by itself, whatever it has.
     fn has_more(&self, v: &Volume, node: &str, epoch: u64, last: u64) -> bool {
         let volume = v.name.clone();
         let q = Request::Standing { volume };
@@ -276,11 +279,11 @@ impl Node {
         follows && (theirs.last_lsn > last || first)
     }
 
-    /// The copy of a node that has become primary is closed, for the program.
+    /// Closes the copy of a node that has become primary, for the program.
     pub(super) fn hand_over(&self, v: &Volume, m: Arc<Mirror>, last: u64) -> Result<()> {
         m.close();
         if !v.backups.is_empty() {
-            // Who forwards still reads the ring, which the program writes to.
+            // A thread that forwards still reads the ring, which the program writes to.
             lock(&self.mirrors).remove(&v.name);
             let closed = m.store.close_clean(last);
             let closed = closed.and_then(|()| wait_for_last(m));
@@ -290,7 +293,7 @@ impl Node {
         }
         let closed = m.store.close_for_next(last);
         let mut mirrors = lock(&self.mirrors);
-        // Links and threads that have not ended yet find that it is.
+        // Links and threads that have not ended yet find the copy closed.
         m.store.release_lock();
         mirrors.remove(&v.name);
         drop(mirrors);

@@ -5,8 +5,8 @@
 //! run without the libraries is refused with EACCES (`program`).
 //!
 //! Invariants:
-//! - Nothing is allocated by the C library unless it is refused: these are called
-//!   between vfork and exec.
+//! - The exec and spawn functions allocate nothing in the C library unless the call is
+//!   refused: they are called between vfork and exec.
 //! - Settings of another `mojim run` (a program's own, for what it starts) stay.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
@@ -24,7 +24,7 @@ unsafe extern "C" {
 }
 
 const PRELOAD: &[u8] = b"LD_PRELOAD";
-/// Both must be there for a program to have a volume.
+/// Both must be set for a program to have a volume.
 const NEEDED: [&[u8]; 2] = [b"MOJIM_CONFIG", b"MOJIM_NODE"];
 const ALL: [&[u8]; 5] = [
     NEEDED[0],
@@ -46,7 +46,7 @@ struct Start {
 
 static START: OnceLock<Start> = OnceLock::new();
 
-/// Remembers the environment. Before main, where the library is on.
+/// Remembers the environment. Called before main, if the library is on.
 pub fn remember() {
     let with_name = |name: &&[u8]| {
         let name = CString::new(*name).ok()?;
@@ -74,7 +74,7 @@ fn value<'a>(s: &'a CStr, name: &[u8]) -> Option<&'a [u8]> {
 /// The strings of a list that ends with a null pointer.
 ///
 /// # Safety
-/// It is null, or such a list of C strings.
+/// `list` is null, or such a list of C strings.
 unsafe fn each<'a>(list: Strings) -> impl Iterator<Item = &'a CStr> + Clone {
     // SAFETY: the caller's promise.
     let at = move |i: usize| unsafe {
@@ -88,7 +88,7 @@ unsafe fn each<'a>(list: Strings) -> impl Iterator<Item = &'a CStr> + Clone {
     (0..).map_while(at)
 }
 
-/// What an environment lacks of the start's: LD_PRELOAD, the settings.
+/// Whether an environment lacks LD_PRELOAD, and whether it lacks the settings.
 fn lacks<'a>(env: impl Iterator<Item = &'a CStr>) -> (bool, bool) {
     let (mut preload, mut needed) = (false, [false; 2]);
     for s in env {
@@ -103,8 +103,8 @@ fn lacks<'a>(env: impl Iterator<Item = &'a CStr>) -> (bool, bool) {
     (!preload, needed != [true; 2])
 }
 
-/// Memory of its own, since a caller may not allocate; given back on drop, which an
-/// exec that succeeds after vfork never comes to.
+/// A mapping of its own, since the caller may not allocate. Unmapped on drop; an exec
+/// that succeeds after vfork leaves it mapped.
 struct Pages(*mut c_void, usize);
 
 impl Pages {
@@ -243,7 +243,7 @@ unsafe fn prepare(
     unsafe { Env::of(env) }
 }
 
-/// An exec call, with what `call` does: it returns only if it failed.
+/// An exec call, made by `call`. Returns only if it failed.
 ///
 /// # Safety
 /// As `prepare`.
@@ -314,7 +314,8 @@ unsafe fn spawn(
     r
 }
 
-/// What the C library executes by itself gets this process's environment.
+/// Restores this process's environment, which the C library passes to what it executes
+/// itself.
 fn put_back() {
     let Some(start) = START.get().filter(|_| on()) else {
         return;
@@ -348,7 +349,7 @@ impl Variadic {
     const REGISTERS: usize = 8;
 
     /// # Safety
-    /// The function has so many.
+    /// The function has more than `i` arguments.
     unsafe fn get(&self, i: usize) -> *const c_char {
         // SAFETY: the caller's promise.
         unsafe {
@@ -396,8 +397,8 @@ unsafe extern "C" fn exec_list(regs: Strings, stack: Strings, which: usize) -> c
     }
 }
 
-/// A variadic function of this name: its registers are stored, and `exec_list` told
-/// where, and where the rest is.
+/// Defines a variadic function of this name: it stores its argument registers, and passes
+/// `exec_list` their address and that of the arguments on the stack.
 macro_rules! variadic {
     ($($name:ident $which:literal)+) => {$(
         #[unsafe(naked)]
@@ -463,8 +464,8 @@ exports! { |pass|
         put_back();
         pass()
     }
-    // Behind another root the volume's files have other names, and these libraries
-    // and the configuration none.
+    // Under another root the volume's files have other names, and these libraries and the
+    // configuration have none.
     fn chroot(path: *const c_char) -> c_int {
         if on() {
             say("chroot is refused under `mojim run`: the volume's files could not be told from others; run mojim in there");

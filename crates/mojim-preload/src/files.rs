@@ -52,7 +52,7 @@ unsafe fn open_at(
     fd.unwrap_or_else(pass)
 }
 
-/// Opens a volume's file; None if this is none. Called inside.
+/// Opens a volume's file; None if `t` is not a file to open here. Called inside.
 pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
     // O_TMPFILE too: what it makes has no name, and cannot be given one here.
     if t.kind == Kind::Other || flags & libc::O_DIRECTORY != 0 {
@@ -94,7 +94,7 @@ pub fn open_file(t: &Target, flags: c_int) -> Result<Option<c_int>, c_int> {
     }
 }
 
-/// Refuses, where files are only read, what would change one.
+/// Under `mojim run --read`, refuses an open that would change a file.
 fn check_reader(t: &Target, flags: c_int, how: u32) -> Result<(), c_int> {
     let there = t.kind == Kind::File;
     if inside::reads() && (how & WRITE != 0 || flags & libc::O_TRUNC != 0 || !there) {
@@ -114,7 +114,7 @@ fn check_reader(t: &Target, flags: c_int, how: u32) -> Result<(), c_int> {
 fn create(t: &Target, name: &CStr, flags: c_int, (h, api): (Handle, &Api)) -> Result<(), c_int> {
     let exclusive = flags & libc::O_EXCL != 0;
     if inside::reads() {
-        // It is there, or it was refused.
+        // The file is there, or `check_reader` has refused the call.
         return if exclusive { Err(libc::EEXIST) } else { Ok(()) };
     }
     check_parent(t)?;
@@ -146,14 +146,13 @@ fn open_data_file(t: &Target, flags: c_int) -> Result<c_int, c_int> {
     Ok(fd)
 }
 
-/// Refuses, before anything has changed, an open whose purpose is a write(2) that
-/// would be refused afterwards: the old bytes would be gone by then, or a file
-/// made that stays empty. So O_TRUNC never cuts: what it is let through for is
-/// empty.
+/// Refuses, before anything has changed, an open whose purpose is a write(2) that would
+/// be refused afterwards: by then the old bytes would be gone, or a file made that stays
+/// empty. So O_TRUNC never truncates: it is allowed for an empty file only.
 fn check_open(t: &Target, flags: c_int, how: u32) -> Result<(), c_int> {
     let has = |all: c_int| flags & all == all;
     let cuts = has(libc::O_TRUNC) && how & WRITE != 0 && t.size > 0;
-    // Nothing that is open for writing only can be mapped for it.
+    // A file cannot be mapped through a descriptor that is open for writing only.
     let anew = has(libc::O_TRUNC) || has(libc::O_APPEND) || has(libc::O_CREAT | libc::O_EXCL);
     if cuts || how == WRITE && anew {
         return refuse(format!(
@@ -248,7 +247,7 @@ exports! { |pass|
     }
 }
 
-/// A descriptor that was made a duplicate of another.
+/// Records that `to` was made a duplicate of `from`.
 fn copied(from: c_int, to: c_int) -> c_int {
     let e = table::get(from);
     if to >= 0 && (e.is_some() || table::get(to).is_some()) && is_owner() {
@@ -262,14 +261,14 @@ fn copied(from: c_int, to: c_int) -> c_int {
     to
 }
 
-/// The library, where its threads may open files in this process's table, for a moment
-/// at numbers that the program has in mind.
+/// The library, if its threads may open files in this process: for a moment such a file
+/// may have a number that the program means to use.
 fn engine() -> Option<&'static Api> {
     api::known().filter(|_| process::has_engine())
 }
 
-/// Whether the program has nothing open under this number; a shell saves what is there,
-/// or closes it, before it puts a file there.
+/// Whether the program has nothing open under this number. A shell saves or closes what a
+/// number holds before it puts a file there.
 fn is_closed(fd: c_int) -> bool {
     // SAFETY: any number.
     table::get(fd).is_none() && engine().is_some_and(|api| unsafe { (api.mojim_is_yours)(fd) } == 0)
@@ -280,10 +279,11 @@ fn bad_number() -> c_int {
     -1
 }
 
-/// dup2 (without flags) and dup3: the old word goes before the descriptor does.
+/// dup2 (without flags) and dup3: the old word is cleared before the descriptor is
+/// replaced.
 fn replaced(from: c_int, to: c_int, flags: c_int, pass: impl FnOnce() -> c_int) -> c_int {
     let call = || match engine() {
-        // SAFETY: dup3, which tells a wrong number.
+        // SAFETY: dup3, which reports a wrong number.
         Some(api) if from != to => unsafe { (api.mojim_dup3)(from, to, flags) },
         _ => pass(),
     };
@@ -305,7 +305,7 @@ fn replaced(from: c_int, to: c_int, flags: c_int, pass: impl FnOnce() -> c_int) 
     copied(from, r)
 }
 
-/// fcntl. Under `mojim run --read` locks of a process are always had: nobody
+/// fcntl. Under `mojim run --read` a process's locks are always granted: no process
 /// stores there.
 fn control(fd: c_int, cmd: c_int, arg: *mut c_void, pass: impl FnOnce() -> c_int) -> c_int {
     let Some(e) = table::get(fd) else {
@@ -399,7 +399,8 @@ fn truncate_fd(fd: c_int, e: Entry, size: off_t) -> Result<(), c_int> {
     if !e.may(WRITE) || size < 0 {
         return Err(libc::EINVAL);
     }
-    // Editors cut so what they are about to write anew, as by O_TRUNC (`check_open`).
+    // Editors truncate in this way what they are about to rewrite, as with O_TRUNC
+    // (`check_open`).
     if !e.may(READ) && (size as u64) < size_of(fd)? {
         return refuse(format!(
             "{}: cutting a file that is open for writing only is refused, and nothing was \
@@ -473,7 +474,6 @@ fn allocate_any(
 /// posix_fallocate gives its error back instead of setting errno.
 fn allocate_posix(fd: c_int, offset: off_t, len: off_t, pass: impl FnOnce() -> c_int) -> c_int {
     match table::get(fd) {
-        // Its errors are what it returns.
         Some(_) if on() && inside::is_inside() => libc::EDEADLK,
         Some(e) if on() => enter(libc::EIO, || {
             Ok(allocate(fd, e, 0, offset, len).err().unwrap_or(0))
@@ -541,7 +541,7 @@ unsafe fn rename_any(
             (Some(a), Some(b)) => (a, b),
             // As between file systems: programs copy instead.
             (Some(_), None) => return Err(libc::EXDEV),
-            // They would remove the file that is there first.
+            // On EXDEV programs would remove the destination first.
             (None, Some(b)) => {
                 return refuse(format!(
                     "{}: a file from elsewhere cannot be moved into a volume",

@@ -1,12 +1,12 @@
-//! Whether calls of this process are this library's, and whether a thread is inside it.
+//! Whether this library handles the process's calls, and whether a thread is inside it.
 //!
-//! Owns the switch (`on`), which process the tables are of, the per-thread mark of
-//! being inside, and the lock of what is found out once.
+//! Owns the switch (`on`), the process that the tables belong to, the per-thread mark of
+//! being inside, and the lock for what is determined once (`starting`).
 //!
 //! Invariants:
-//! - A thread that is inside goes in no second time: it never waits for itself.
+//! - `enter` refuses a thread that is inside, so no thread waits for itself.
 //! - No panic leaves `run_inside`.
-//! - The questions take no lock and allocate nothing.
+//! - `on`, `is_inside`, `is_own` and their kin take no lock and allocate nothing.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -22,7 +22,8 @@ thread_local! {
 
 /// 0 not known yet, 1 off, 2 on.
 static SWITCH: AtomicU8 = AtomicU8::new(0);
-/// This process; a child of vfork, which shares our memory, is another.
+/// The process that the tables belong to. A child of vfork shares our memory, but is
+/// another process.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 /// MOJIM_READ is set: the program reads what a node that follows shows.
 static READS: AtomicBool = AtomicBool::new(false);
@@ -43,8 +44,8 @@ pub fn on() -> bool {
     }
 }
 
-/// Whether a path that this thread gives may be a volume's: those that are given
-/// inside are the engine's.
+/// Whether a path that this thread passes may be a volume's; a path passed inside is the
+/// engine's.
 #[inline]
 pub fn takes_paths() -> bool {
     on() && !is_inside()
@@ -65,26 +66,26 @@ pub fn decide() -> bool {
     on
 }
 
-/// From here on no call is this library's: the program is about to end.
+/// From here on this library handles no call: the program is about to end.
 pub fn switch_off() {
     SWITCH.store(1, Relaxed);
 }
 
-/// Whether this is the process that the tables are of, and no child of vfork.
+/// Whether this is the process that the tables belong to, not its child by vfork.
 pub fn is_own() -> bool {
     real::getpid() == OWNER.load(Relaxed)
 }
 
-/// They are this process's from here on: a forked child's copy.
+/// From here on the tables belong to this process: a forked child has its own copy.
 pub fn own() {
     OWNER.store(real::getpid(), Relaxed);
 }
 
 /// Runs `f` inside: the engine's and our own calls pass through. A panic is EIO.
 ///
-/// EDEADLK if the thread is inside already, which a signal handler's call finds that
-/// interrupted another: locks may be held, so it can neither be done nor waited for.
-/// That takes no lock itself, and allocates nothing.
+/// EDEADLK if the thread is inside already: a signal handler interrupted one call and
+/// makes another. Locks may be held, so the second call can neither run nor wait. The
+/// refusal takes no lock and allocates nothing.
 pub fn enter<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
     if is_inside() {
         real::set_errno(libc::EDEADLK);
@@ -93,7 +94,7 @@ pub fn enter<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
     run_inside(failed, f)
 }
 
-/// The thread is not cancelled inside.
+/// `enter` without its check. The thread is not cancelled while it is inside.
 pub fn run_inside<T>(failed: T, f: impl FnOnce() -> Result<T, c_int>) -> T {
     let cancel = real::cancel_waits();
     let done = run_uncancelled(failed, f);
@@ -127,19 +128,20 @@ pub fn is_inside() -> bool {
     INSIDE.with(Cell::get) != 0
 }
 
-/// The calling thread is inside until `let_go`: it was not, and forks.
+/// Marks the calling thread as inside until `let_go`. It was not inside, and is about to
+/// fork.
 pub fn hold() {
     INSIDE.with(|i| i.set(1));
 }
 
-/// It has forked.
+/// Ends `hold`, after the fork.
 pub fn let_go() {
     INSIDE.with(|i| i.set(0));
 }
 
-/// What a thread holds while it finds the library, the settings or the directory,
-/// if they are not known yet: a fork waits for it, since in the child nobody would
-/// ever end what that thread has begun.
+/// Held while a thread determines the library, the settings or the directory for the
+/// first time. A fork waits for this lock, since in the child no thread would finish what
+/// that thread has begun.
 static STARTING: Mutex<()> = Mutex::new(());
 
 pub fn starting() -> MutexGuard<'static, ()> {

@@ -7,23 +7,24 @@
 //! MOJIM_CONFIG, MOJIM_NODE and, if there are several, MOJIM_VOLUME; with
 //! `--read` MOJIM_READ: then the volume is only read, on a node that follows.
 //!
-//! A volume's file gets a real descriptor of its data file, opened for reading
-//! whatever the program asked: sizes, positions and readers are right, and no
-//! write can reach the file but through a record.
+//! The program gets a real descriptor of a volume's data file, opened for reading
+//! whatever the program asked for. So sizes, positions and reads are right, and a write
+//! reaches the file only through a record.
 //!
 //! Invariants:
-//! - Without MOJIM_CONFIG, and for all that is no volume's, a call does what it
-//!   does without this library, for the price of a load and a branch.
+//! - Without MOJIM_CONFIG, and for whatever is not a volume's, a call does what it does
+//!   without this library. On a descriptor that costs a load and a branch.
 //! - Calls that an allocator makes (mmap, munmap, madvise, mprotect) take no
 //!   lock and allocate nothing unless they touch a region.
-//! - While a thread is inside this library or the engine, its calls pass through;
-//!   those on a volume's descriptor or a region, which only a signal handler makes
-//!   that interrupted it, fail with EDEADLK (`inside::enter`). The engine makes
-//!   such calls past this library.
-//! - No panic leaves: it becomes EIO. Nothing here ends the process, but before its
-//!   main, if its configuration cannot be read.
-//! - Without its configuration no path can be told from a volume's: calls fail. What
-//!   the program executes runs with this library, or not at all (`exec`).
+//! - While a thread is inside this library or the engine, its calls pass through. Calls
+//!   on a volume's descriptor or a region fail with EDEADLK (`inside::enter`): only a
+//!   signal handler that interrupted the thread makes them, since the engine makes its
+//!   own past this library.
+//! - No panic leaves this library: it becomes EIO. This library ends the process only
+//!   before main, if the configuration cannot be read.
+//! - While the configuration cannot be read, a volume's path cannot be told from any
+//!   other: calls fail. What the program executes runs with this library, or not at all
+//!   (`exec`).
 //! - What cannot be done right is refused with an errno and one line on
 //!   standard error, not done halfway.
 

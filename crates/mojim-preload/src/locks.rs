@@ -1,13 +1,12 @@
 //! Locks of processes on a volume's files (`fcntl`, `lockf`).
 //!
-//! Several processes may share a volume, and the descriptors that the program
-//! has are for reading only, which takes no lock for writing. So the locks are
-//! taken on other files, one for each of the volume's that is locked, in a
-//! directory that all processes of the node find.
+//! Several processes may share a volume, and the program's descriptors are read-only, so
+//! they cannot take a write lock. The locks are therefore taken on other files, one for
+//! each locked file of the volume, in a directory that all processes of the node find.
 //!
-//! Owns the descriptors of these files. They stay open: closing one would let
-//! go of the process's locks. That is done where the program closes a
-//! descriptor of the locked file, as POSIX has it.
+//! Owns the descriptors of these lock files. They stay open: closing one would release
+//! the process's locks. The locks are released when the program closes a descriptor of
+//! the locked file, as POSIX requires.
 
 use std::ffi::{CString, c_int};
 use std::sync::atomic::{AtomicPtr, Ordering::*};
@@ -25,13 +24,13 @@ struct LockFile {
     next: *const LockFile,
 }
 
-/// All of them. Read without a lock, by a close in a signal handler too; one is
-/// added with the names locked, and none goes.
+/// All lock files. Read without a lock, also by a close in a signal handler. An entry is
+/// added with the names locked, and is never removed.
 static FILES: AtomicPtr<LockFile> = AtomicPtr::new(std::ptr::null_mut());
 
 fn find(inode: u64) -> Option<c_int> {
     let mut at: *const LockFile = FILES.load(Acquire);
-    // SAFETY: one that was added, which is complete and stays.
+    // SAFETY: an entry that was added, which is complete and never freed.
     while let Some(f) = unsafe { at.as_ref() } {
         if f.inode == inode {
             return Some(f.fd);
@@ -45,7 +44,7 @@ fn inode(fd: c_int) -> Result<u64, c_int> {
     stat_of(fd).map(|st| st.st_ino)
 }
 
-/// The descriptor that has the locks of the file that `fd` is of.
+/// The descriptor of the lock file for the file that `fd` is open on.
 fn of_file(fd: c_int) -> Result<c_int, c_int> {
     let inode = inode(fd)?;
     let _held = names();
@@ -63,7 +62,7 @@ fn of_file(fd: c_int) -> Result<c_int, c_int> {
     path.extend_from_slice(format!("/{inode:x}").as_bytes());
     let path = CString::new(path).map_err(|_| libc::EINVAL)?;
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC;
-    // Out of the way of the program's numbers. SAFETY: a C string.
+    // Out of the way of the program's descriptor numbers. SAFETY: a C string.
     let fd = unsafe { (api()?.mojim_open_above)(path.as_ptr(), flags, 0o600) };
     if fd < 0 {
         return Err(real::errno());
@@ -84,7 +83,7 @@ pub unsafe fn control(fd: c_int, cmd: c_int, lock: *mut libc::flock) -> c_int {
     let known = enter(None, || {
         // SAFETY: the caller's promise.
         let mut wanted = unsafe { *lock };
-        // The other file has neither this one's position nor its size.
+        // The lock file has neither the position nor the size of the locked file.
         let from = match c_int::from(wanted.l_whence) {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => real::lseek(fd, 0, libc::SEEK_CUR)?,
@@ -109,7 +108,7 @@ pub unsafe fn control(fd: c_int, cmd: c_int, lock: *mut libc::flock) -> c_int {
 
 /// lockf, which locks from the descriptor's position on.
 pub fn section(fd: c_int, cmd: c_int, len: libc::off_t) -> c_int {
-    // SAFETY: all zeros are a value of it.
+    // SAFETY: a flock may be all zeros.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_whence = libc::SEEK_CUR as _;
     lock.l_len = len;
@@ -135,15 +134,15 @@ pub fn section(fd: c_int, cmd: c_int, len: libc::off_t) -> c_int {
     r
 }
 
-/// The program closes a descriptor of a volume's file: its locks on it go. May
-/// be called in a signal handler that interrupted whatever: it waits for nobody.
+/// Releases the process's locks on a volume's file of which the program closes a
+/// descriptor. Waits for nothing, so a signal handler may call it at any point.
 pub fn let_go(fd: c_int) {
     if FILES.load(Acquire).is_null() {
         return;
     }
     let before = real::errno();
     if let Some(at) = inode(fd).ok().and_then(find) {
-        // SAFETY: all zeros are a value of it.
+        // SAFETY: a flock may be all zeros.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = libc::F_UNLCK as _;
         // SAFETY: a struct of ours.

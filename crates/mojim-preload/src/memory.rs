@@ -1,7 +1,7 @@
-//! mmap, msync, munmap and what else is done to mapped memory.
+//! mmap, msync, munmap and the other calls on mapped memory.
 //!
 //! Owns the meaning of these calls for regions. A region must be mapped,
-//! unmapped and protected as a whole: the noting of changes depends on it.
+//! unmapped and protected as a whole: change tracking depends on it.
 //!
 //! Invariant: calls that touch no region are one raw system call, without
 //! locks or allocation.
@@ -208,8 +208,8 @@ unsafe fn map_any(
     if let Some(e) = e
         && on()
     {
-        // The data file of a node that follows may be in the middle of a sync
-        // point: what is only read shows the same in either way.
+        // The data file of a node that follows may be in the middle of a sync point. A
+        // mapping that is only read shows the same bytes, shared or private.
         if flags & MAP_TYPE != libc::MAP_PRIVATE || reads() {
             return enter(libc::MAP_FAILED, || {
                 check_owner()?;
@@ -246,7 +246,7 @@ unsafe fn map_any(
     unsafe { real::mmap(addr, len, prot, flags, fd, offset) }
 }
 
-/// The regions that a call touches; None if it may pass.
+/// A region that the call touches; None if the call may pass.
 #[inline]
 fn touched(addr: *mut c_void, len: usize) -> Option<Region> {
     if !regions::any() {
@@ -340,7 +340,8 @@ fn protect(r: Region, addr: *mut c_void, prot: c_int) -> Result<c_int, c_int> {
 fn advise(r: Region, advice: c_int) -> Result<Option<c_int>, c_int> {
     const DONTNEED_LOCKED: c_int = 24;
     match advice {
-        // Of a shared file's memory this loses nothing; of ours it would.
+        // On an ordinary shared mapping this loses nothing; on a region's memory it
+        // would.
         libc::MADV_DONTNEED | DONTNEED_LOCKED => Ok(Some(0)),
         libc::MADV_FREE => Err(libc::EINVAL), // as for any file
         libc::MADV_REMOVE => refuse(

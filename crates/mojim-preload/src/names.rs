@@ -1,7 +1,7 @@
 //! The names of a volume's open files, as this process knows them.
 //!
-//! Owns what becomes of a name: another process may rename or remove a file, and this
-//! one is not told. Called inside.
+//! Owns the names: another process may rename or remove a file, and this process is not
+//! told. The functions are called inside.
 //!
 //! Invariant: the engine is asked by a name that the file had a moment before, or not
 //! at all.
@@ -24,9 +24,8 @@ pub fn name_of(e: Entry) -> Result<String, c_int> {
     })
 }
 
-/// The name of an open file, for a call that the engine is asked for by name:
-/// ESTALE if it has none any more. (Who renames it between this and the call is
-/// not seen.)
+/// The name of an open file, for a call of the engine that takes a name. ESTALE if the
+/// file has no name any more. (A rename between this check and the call is not noticed.)
 pub fn present_name(fd: c_int, e: Entry) -> Result<String, c_int> {
     let name = name_of(e)?;
     // Where files are only read, a new copy of the volume may take their places.
@@ -42,7 +41,7 @@ pub fn present_name(fd: c_int, e: Entry) -> Result<String, c_int> {
     if is_of(&name) {
         return Ok(name);
     }
-    // Another process has renamed it; or this one, and did not hear that it had.
+    // Another process has renamed it; or this one has, and was told of a failure.
     let now = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
     let now = now.zip(canonical).and_then(|(now, dir)| {
         let name = now.strip_prefix(dir).ok()?.to_str()?;

@@ -21,9 +21,9 @@ pub struct Target {
     pub name: String,
     /// What is there, if anything.
     pub kind: Kind,
-    /// Which one; zeros if nothing is.
+    /// Its inode; zeros if there is nothing.
     pub inode: Inode,
-    /// Its bytes, if it is a file.
+    /// Its size in bytes, if it is a file.
     pub size: u64,
 }
 
@@ -60,7 +60,7 @@ pub unsafe fn resolve(
     } else if dirfd == libc::AT_FDCWD {
         match std::env::current_dir() {
             Ok(dir) => dir.join(given),
-            // One that was removed has no files.
+            // A directory that was removed has no files.
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e.raw_os_error().unwrap_or(libc::EIO)),
         }
@@ -95,7 +95,7 @@ pub unsafe fn resolve(
         Err(_) => (Kind::Nothing, (0, 0), 0),
     };
     Ok(Some(Target {
-        // A name that is no UTF-8 becomes empty, and is refused as such.
+        // A name that is not UTF-8 becomes empty, and is refused as such.
         name: name.to_str().unwrap_or("").to_owned(),
         path: CString::new(whole.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)?,
         kind,
@@ -104,9 +104,9 @@ pub unsafe fn resolve(
     }))
 }
 
-/// Paths that cannot be a volume's, told without an allocation: allocators
-/// read some of them while they start. A descriptor's number, and what a process
-/// has for its directory, may lead back to one.
+/// Whether a path cannot be a volume's, decided without allocating: allocators read some
+/// of these paths while they start. Links to a process's descriptors and directories may
+/// lead to a volume.
 pub fn is_elsewhere(path: &[u8]) -> bool {
     let has = |part: &[u8]| path.windows(part.len()).any(|w| w == part);
     if path.starts_with(b"/proc/") {

@@ -1,13 +1,13 @@
 //! This process's attachment to its volume.
 //!
-//! Owns the handle, whose it is after a fork, and what happens at the program's
-//! start, at fork and at exit.
+//! Owns the handle, the rule which process may use it after a fork, and what happens at
+//! the program's start, at fork and at exit.
 //!
 //! Invariants:
-//! - In a child of an attached process, by fork or vfork, the tables and the
-//!   attachment are the parent's: they are neither used nor changed; unless it
-//!   was forked from one that shares the volume, and the engine has attached it
-//!   so too. A child that was forked before is a process like any other.
+//! - In a child of an attached process, by fork or vfork, the tables and the attachment
+//!   are the parent's, and the child neither uses nor changes them. The exception is a
+//!   child forked from a process that shares the volume, if the engine has attached the
+//!   child too. A child that was forked before the attach is a process like any other.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -31,9 +31,9 @@ thread_local! {
     static AT_FORK: Cell<Option<Locks>> = const { Cell::new(None) };
 }
 
-/// Whether this was forked from a process that was attached: 0 it was not; 1 it
-/// was; 2 and shares its memory, so that it is a process like any other; 3 and
-/// does not.
+/// Whether this process was forked from an attached one. 0: it was not. 1: it was, and
+/// the engine has not been asked about it yet. 2: it was, and shares its parent's memory,
+/// so it is a process like any other. 3: it was, and does not share the memory.
 static FORKED: AtomicU8 = AtomicU8::new(0);
 static HANDLE: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -47,13 +47,13 @@ pub fn is_owner() -> bool {
         }
 }
 
-/// Whether threads of the engine may open files in this process's table: not in a
-/// forked child that has not joined its parent yet, which asking does not make it.
+/// Whether threads of the engine may open files in this process. Not in a forked child
+/// that has not joined its parent yet, and this question does not make it join.
 pub fn has_engine() -> bool {
     on() && matches!(FORKED.load(Relaxed), 0 | 2) && is_own()
 }
 
-/// In a forked child, once it is known to the engine.
+/// Asks the engine whether a forked child may use the volume, and remembers the answer.
 #[cold]
 fn is_usable() -> bool {
     let h = HANDLE.load(Acquire);
@@ -123,7 +123,7 @@ pub fn settle() -> Result<(), c_int> {
 }
 
 extern "C" fn before_fork() {
-    // A thread that forks inside (a signal handler) may hold them itself.
+    // A thread that forks inside (a signal handler) may hold the locks itself.
     if !is_inside() {
         let _ = AT_FORK.try_with(|g| {
             inside::hold(); // a signal handler must not wait for them
@@ -151,7 +151,7 @@ extern "C" fn in_child() {
 /// The end of the program is a sync point of its regions without MAP_ATOMIC.
 extern "C" fn at_exit() {
     let Some(h) = attached() else { return };
-    // Also where a handler has left a call by siglongjmp, and is inside for ever.
+    // Not `enter`: a thread whose signal handler left a call by siglongjmp stays inside.
     run_inside((), || {
         HANDLE.store(std::ptr::null_mut(), Release);
         inside::switch_off();
@@ -160,7 +160,7 @@ extern "C" fn at_exit() {
         if unsafe { (api.mojim_finish)(h) } != 0 {
             let errno = real::errno();
             let mut why = api::last_error(api);
-            // The thread's text may be gone by now.
+            // The thread's error text may be gone by now.
             if why.is_empty() {
                 why = std::io::Error::from_raw_os_error(errno).to_string();
             }

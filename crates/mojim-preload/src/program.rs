@@ -85,7 +85,7 @@ impl File {
         }
     }
 
-    /// As many bytes as there are, of these.
+    /// Reads as many bytes as there are, up to the buffer's length.
     fn read(&self, buf: &mut [u8], at: u64) -> Result<usize, c_int> {
         // SAFETY: the buffer's own length.
         let n = unsafe {
@@ -130,7 +130,7 @@ fn check_at(dirfd: c_int, path: &CStr, depth: u32) -> Result<(), Refused> {
     // SAFETY: filled in.
     let st = unsafe { st.assume_init() };
     if st.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return Ok(()); // nor is that executed
+        return Ok(()); // only a regular file is executed
     }
     if is_privileged(&file, &st) {
         return Err(Refused::Privileged);
@@ -270,7 +270,7 @@ pub fn find<'a>(
 
 fn is_file(path: &CStr) -> bool {
     let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: a C string, and room for the answer, which is looked at if there is one.
+    // SAFETY: a C string, and room for the answer, which is read only if there is one.
     unsafe {
         let r: c_long = libc::stat(path.as_ptr(), st.as_mut_ptr()).into();
         r == 0 && st.assume_init().st_mode & libc::S_IFMT == libc::S_IFREG

@@ -47,7 +47,8 @@ macro_rules! real {
             // SAFETY: the C library's function of this name and type; the
             // arguments are the program's own.
             unsafe {
-                // A thread that is cancelled in it ends there, as without this library.
+                // A thread that is cancelled in this call ends there, as without this
+                // library.
                 let f = std::mem::transmute::<usize, unsafe extern "C-unwind" fn($($t),*) -> $ret>(p);
                 f($($arg),*)
             }
@@ -70,23 +71,25 @@ unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// From here on nobody ends the calling thread by `pthread_cancel`. Gives what it was.
+/// Disables cancellation of the calling thread (`pthread_cancel`). Returns the previous
+/// state.
 #[must_use]
 pub fn cancel_waits() -> c_int {
     const DISABLE: c_int = 1;
     let mut before = 0;
-    // SAFETY: a state that there is, and room for the one before.
+    // SAFETY: a valid state, and room for the previous one.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
     before
 }
 
-/// As it was; it may not return, so the caller has nothing left to drop.
+/// Restores the state that `cancel_waits` returned. A pending cancellation ends the
+/// thread here, so the caller has nothing left to drop.
 pub fn cancel_again(before: c_int) {
     // SAFETY: a state that this thread had.
     unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
 }
 
-/// -1 as the errno that a raw call left.
+/// Turns -1 into the errno that a raw call left.
 pub fn check(r: i64) -> Result<i64, c_int> {
     if r == -1 { Err(errno()) } else { Ok(r) }
 }
@@ -113,7 +116,7 @@ pub unsafe fn mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { libc::syscall(libc::SYS_mmap, addr, len, prot, flags, fd, offset) as *mut c_void }
 }
 
@@ -122,7 +125,7 @@ pub unsafe fn mmap(
 /// # Safety
 /// As munmap(2).
 pub unsafe fn munmap(addr: *mut c_void, len: usize) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { libc::syscall(libc::SYS_munmap, addr, len) as c_int }
 }
 
@@ -131,7 +134,7 @@ pub unsafe fn munmap(addr: *mut c_void, len: usize) -> c_int {
 /// # Safety
 /// `buf` has room for `n` bytes.
 pub unsafe fn pread(fd: c_int, buf: *mut c_void, n: usize, at: i64) -> Result<usize, c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     check(unsafe { libc::syscall(libc::SYS_pread64, fd, buf, n, at) }).map(|n| n as usize)
 }
 
@@ -146,13 +149,13 @@ pub fn close(fd: c_int) {
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
-/// The process's number, asked anew: a child of vfork shares our memory.
+/// The process's ID, asked of the kernel each time: a child of vfork shares our memory.
 pub fn getpid() -> c_int {
     // SAFETY: no preconditions.
     unsafe { libc::syscall(libc::SYS_getpid) as c_int }
 }
 
-/// One line on standard error; not twice in a row the same.
+/// Writes one line to standard error, but not the same line twice in a row.
 pub fn say(text: &str) {
     static LAST: Mutex<String> = Mutex::new(String::new());
     if let Ok(mut last) = LAST.try_lock() {
@@ -171,7 +174,7 @@ pub fn c_name(name: &str) -> Result<CString, c_int> {
     CString::new(name).map_err(|_| libc::EINVAL)
 }
 
-/// What the data file of an open file is.
+/// The stat of an open file: that of its data file.
 pub fn stat_of(fd: c_int) -> Result<libc::stat, c_int> {
     let mut st = std::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: room for the answer.
@@ -185,8 +188,8 @@ pub fn size_of(fd: c_int) -> Result<u64, c_int> {
     Ok(stat_of(fd)?.st_size as u64)
 }
 
-/// Defines exported functions, under their own names: `C-unwind`, since a thread may be
-/// cancelled in what a call passes to, and ends by unwinding.
+/// Defines exported functions under their own names. They are `C-unwind`, since a thread
+/// that is cancelled in the C library's function ends by unwinding.
 /// With `|pass|`, each body has a closure of that name that makes the call as
 /// it would be made without this library.
 macro_rules! exports {

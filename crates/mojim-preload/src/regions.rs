@@ -1,9 +1,9 @@
 //! Which addresses are regions, and of which file.
 //!
 //! Owns a fixed table, read without a lock: an allocator may call munmap at any
-//! time, also while another thread holds whatever lock.
+//! time, also while another thread holds any lock.
 //!
-//! Invariant: a slot whose `start` is not 0 is complete.
+//! Invariant: a slot whose `start` is above `FILLING` is complete.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -56,13 +56,13 @@ impl Region {
     }
 }
 
-/// Whether there is any.
+/// Whether there are regions.
 #[inline]
 pub fn any() -> bool {
     COUNT.load(Acquire) != 0
 }
 
-/// All of them, in no order.
+/// All regions, in no order.
 pub fn all() -> impl Iterator<Item = Region> {
     SLOTS[..HIGH.load(Acquire)]
         .iter()
@@ -98,7 +98,7 @@ pub fn of_file(file: usize, at: u64, len: u64) -> impl Iterator<Item = Region> {
 /// A slot for a region that is about to be made.
 pub struct Reserved(usize);
 
-/// None if all are in use.
+/// None if all slots are in use.
 pub fn reserve() -> Option<Reserved> {
     let i = SLOTS.iter().position(|s| {
         s.start
@@ -128,7 +128,7 @@ impl Drop for Reserved {
     }
 }
 
-/// Takes a region out; gives the slot, to put it back or to let go.
+/// Takes a region out; returns its slot, to fill it again or to drop it.
 pub fn take(r: &Region) -> Reserved {
     SLOTS[r.slot].start.store(FILLING, Release);
     COUNT.fetch_sub(1, AcqRel);

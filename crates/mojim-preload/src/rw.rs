@@ -1,9 +1,9 @@
 //! read, write and their kin, and fsync, on a volume's files.
 //!
-//! A read gives the committed bytes (under `mojim run --read` those that the
-//! node shows), and where the file is mapped, the bytes in memory: POSIX promises that read sees stores to a shared mapping. A write
-//! goes to the memory where the file is mapped, and is committed with it; where
-//! it is not mapped it is refused.
+//! A read gives the committed bytes (under `mojim run --read` those that the node shows)
+//! and, where the file is mapped, the bytes in memory: POSIX promises that read sees
+//! stores to a shared mapping. A write goes to the memory where the file is mapped, and
+//! is committed with it. Where the file is not mapped, the write is refused.
 //!
 //! Invariant: a descriptor's position is that of the real descriptor.
 
@@ -151,7 +151,7 @@ fn at(offset: off_t) -> Result<At, c_int> {
     }
 }
 
-/// A read or write at a position; moves the descriptor's where that is meant.
+/// A read or write at a position; moves the descriptor's position if the call uses it.
 fn positioned(
     fd: c_int,
     at: At,
@@ -254,7 +254,7 @@ fn commit(there: impl Iterator<Item = Region>, at: u64, n: u64) -> Result<(), c_
     }
     let api = api()?;
     let n = c_int::try_from(ranges.len()).map_err(|_| libc::ENOMEM)?;
-    // SAFETY: so many ranges, of regions; the program is told not to store meanwhile.
+    // SAFETY: `n` ranges, of regions; the program is told not to store meanwhile.
     match unsafe { (api.gmsync)(ranges.as_ptr().cast(), n, libc::MS_SYNC) } {
         0 => Ok(()),
         _ => Err(failed(api)),
@@ -286,7 +286,7 @@ fn one(buf: *const c_void, n: size_t) -> iovec {
     }
 }
 
-/// The entry, if the call is ours.
+/// The entry, if this library handles the call.
 #[inline]
 fn ours(fd: c_int) -> Option<Entry> {
     table::get(fd).filter(|_| on())
@@ -453,16 +453,16 @@ unsafe fn flagged(
     unsafe { writes_with(fd, e, v, n, at, durable) }
 }
 
-/// A sync point of all regions of a file, whichever process's, atomic as a whole.
+/// A sync point of all regions of a file, of whichever process, atomic as a whole.
 fn sync_file(fd: c_int, e: Entry) -> Result<c_int, c_int> {
-    // As fsync, it says so if the descriptor is bad.
+    // As with fsync, a bad descriptor is an error.
     let st = stat_of(fd)?;
     if inside::reads() {
         return Ok(0);
     }
     check_owner()?;
     if st.st_nlink == 0 {
-        return Ok(0); // of a file that was removed nothing is left
+        return Ok(0); // nothing is left of a file that was removed
     }
     let (h, api, name) = (attach()?, api()?, c_name(&present_name(fd, e)?)?);
     // SAFETY: the handle and a C string; the program is told not to store meanwhile.
@@ -487,7 +487,7 @@ exports! { |pass|
     }
     fn sync() -> () {
         if regions::any() {
-            // It can say on standard error only that it failed.
+            // sync returns nothing: a failure is reported on standard error only.
             enter(-1, sync_all);
         }
         pass()
@@ -502,12 +502,12 @@ exports! { |pass|
     }
     fn sync_file_range(fd: c_int, offset: off_t, n: off_t, flags: c_uint) -> c_int {
         match ours(fd) {
-            // What is wrong with the arguments, the kernel says.
+            // The kernel checks the arguments.
             Some(e) if flags != 0 && pass() == 0 => enter(-1, || sync_file(fd, e)),
             _ => pass(),
         }
     }
-    // The C library's own fsync, from a thread of its own, is none of ours.
+    // The C library calls its own fsync, from a thread of its own, past this library.
     fn aio_fsync(op: c_int, cb: *mut libc::aiocb) -> c_int {
         if commit_first(cb) { pass() } else { -1 }
     }
@@ -516,9 +516,8 @@ exports! { |pass|
     }
 }
 
-/// aio_fsync: what is to be synced is committed before the C library's call begins,
-/// which then has nothing to do but to tell the program. False, with errno, if it
-/// cannot be.
+/// aio_fsync: commits before the C library's call begins, which then only has to notify
+/// the program. False, with errno, if the commit failed.
 fn commit_first(cb: *mut libc::aiocb) -> bool {
     if cb.is_null() {
         return true;

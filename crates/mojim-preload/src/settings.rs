@@ -22,7 +22,7 @@ pub fn or_null(s: &Option<CString>) -> *const c_char {
     s.as_ref().map_or(std::ptr::null(), |s| s.as_ptr())
 }
 
-/// What the environment names, and where the volume is then.
+/// What the environment names, and the directory of that volume.
 pub struct Settings {
     pub config: Option<CString>,
     pub node: Option<CString>,
@@ -30,15 +30,15 @@ pub struct Settings {
     directory: PathBuf,
 }
 
-/// The settings. While they cannot be had, no path can be told from a volume's:
-/// the call fails, and the next one tries again.
+/// The settings. While they cannot be read, a volume's path cannot be told from any
+/// other: the call fails, and the next call tries again.
 pub fn settings() -> Result<&'static Settings, c_int> {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     if let Some(known) = SETTINGS.get() {
         return Ok(known);
     }
-    // Without the lock: it registers the engine's handlers of forks, for which it may
-    // have to wait for a fork, which waits for this one.
+    // Without the lock `starting`: this registers the engine's fork handlers, which may
+    // have to wait for a fork, and a fork waits for that lock.
     let read = read_settings()?;
     let _held = starting();
     Ok(SETTINGS.get_or_init(|| read))

@@ -1,14 +1,14 @@
 //! Which descriptors stand for a volume's files.
 //!
-//! Owns one word for each descriptor number: the file's number and how it was
-//! opened. Read without a lock by every read, write and close of the process. And
-//! the files by their numbers, with the lock of these, and the lock of positions.
+//! Owns one word for each descriptor number: the file's number and how it was opened.
+//! Every read, write and close of the process reads the word without a lock. Also owns
+//! the files by their numbers, with their lock, and the lock of positions.
 //!
 //! Invariants:
 //! - The locks are taken inside only, so a thread never waits for itself.
 //! - A word that is not 0 belongs to a descriptor that this library opened, or
 //!   a duplicate of one. Words are cleared before the descriptor is closed.
-//! - A child of fork or vfork does not change the table.
+//! - A process for which `process::is_owner` is false does not change the table.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -76,18 +76,18 @@ pub fn set_append(fd: c_int, on: bool) {
     }
 }
 
-/// A file's device and inode: which file it is, whoever renames it.
+/// A file's device and inode, which identify it across renames.
 pub type Inode = (u64, u64);
 
 /// A file of the volume that was opened.
 pub struct Opened {
-    /// None if this process has removed it. Another process may have done so, or
-    /// renamed it, and this does not know.
+    /// None if this process has removed it. Another process may have removed or renamed
+    /// it without this one's knowledge.
     pub name: Option<String>,
     pub inode: Inode,
 }
 
-/// All that were, by number.
+/// All files that were opened, by number.
 pub type Names = Vec<Opened>;
 static NAMES: Mutex<Names> = Mutex::new(Vec::new());
 
@@ -97,7 +97,8 @@ pub fn names() -> MutexGuard<'static, Names> {
     NAMES.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// A fork takes it too, or a child might find it locked.
+/// Held by a call at a descriptor's own position. A fork takes it too, or a child might
+/// find it locked.
 pub fn position_lock() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     LOCK.lock().unwrap_or_else(|e| e.into_inner())

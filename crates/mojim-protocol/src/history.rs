@@ -1,6 +1,6 @@
-//! Which epoch each LSN was born in, as far as it matters.
+//! The epoch in which each LSN was born, as far back as a copy remembers.
 //!
-//! Two copies agree up to LSN x if and only if both say the same epoch for x:
+//! Two copies agree up to LSN x if and only if both have the same epoch for x:
 //! within an epoch there is one primary, which gives each LSN one record, and
 //! a primary begins an epoch only after adopting what the epoch before left.
 //! Invariants: epochs strictly ascend, first LSNs never descend.
@@ -30,9 +30,9 @@ impl History {
         self.0.last().map_or(0, |e| e.epoch)
     }
 
-    /// Begins `epoch` at `first_lsn`: what was said of LSNs from there on is
-    /// forgotten. The oldest entries are dropped beyond what a superblock
-    /// holds, but never the ones above `checkpoint`.
+    /// Begins `epoch` at `first_lsn`, and forgets earlier entries from there on.
+    /// Beyond half of what a superblock holds, drops the oldest entries whose epochs
+    /// end at or below `checkpoint`; beyond all of it, any oldest entries.
     pub fn begin(&mut self, epoch: u64, first_lsn: u64, checkpoint: u64) {
         assert!(epoch > self.last_epoch(), "epochs only grow");
         while self.0.last().is_some_and(|e| e.first_lsn >= first_lsn) {
@@ -68,7 +68,7 @@ impl History {
 
     /// The largest LSN up to which a copy with this history and `tail` and one
     /// with `theirs` and `their_tail` hold the same records. 0 if they share
-    /// none; `None` if it lies below what both remember.
+    /// none; `None` if that LSN is older than what both histories remember.
     pub fn common(&self, tail: u64, theirs: &History, their_tail: u64) -> Option<u64> {
         let mut x = tail.min(their_tail);
         while x > 0 {

@@ -11,7 +11,7 @@ use mojim_format::RecordHeader;
 pub enum Arrival {
     /// Put it into the log.
     Accept,
-    /// It is there already: acknowledge again.
+    /// The record is in the log already: acknowledge it again.
     Duplicate,
     /// The peer broke the protocol.
     Refuse(String),
@@ -27,8 +27,8 @@ pub struct LaneIn {
 }
 
 impl LaneIn {
-    /// A lane whose log's last record is `last` (its LSN; 0 for none).
-    /// `next_part` is 0 unless that record was not the last of its sync point.
+    /// A lane whose log ends with the record of LSN `last` (0: no record).
+    /// `next_part` is 0 if that record was the last part of its sync point.
     pub fn new(volume: u64, last: u64, next_part: u32) -> LaneIn {
         LaneIn {
             volume,
@@ -37,12 +37,12 @@ impl LaneIn {
         }
     }
 
-    /// LSN of the last record accepted: what is acknowledged.
+    /// LSN of the last record accepted, which is acknowledged.
     pub fn last(&self) -> u64 {
         self.last
     }
 
-    /// Decides on a record and, if it is accepted, counts it as there.
+    /// Decides on a record. One that is accepted counts as in the log from here on.
     #[inline]
     pub fn arrive(&mut self, h: &RecordHeader, history: &History) -> Arrival {
         if h.volume != self.volume {

@@ -1,13 +1,13 @@
 //! Bringing two copies of a volume together.
 //!
 //! Decisions only. The rule behind them: nothing that may have been
-//! acknowledged is ever thrown away; what is thrown away lies beyond a fork,
+//! acknowledged is ever discarded; what is discarded lies beyond a fork,
 //! in an epoch that a newer view superseded.
 
 use crate::History;
 use mojim_format::State;
 
-/// What one node says of its copy.
+/// What one node says about its copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
     /// Identity of the volume; 0 for none.
@@ -16,11 +16,11 @@ pub struct Holding {
     pub state: State,
     /// Last LSN of its contiguous prefix.
     pub tail: u64,
-    /// Its epochs.
+    /// The epochs of its records.
     pub history: History,
 }
 
-/// How the mirror's copy is brought to the primary's, or the other way round.
+/// How the mirror's copy is made equal to the primary's, or the other way round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
     /// The mirror holds a prefix: send it the records above `from`.
@@ -30,16 +30,16 @@ pub enum Plan {
     },
     /// Send the mirror a whole copy.
     CopyTo,
-    /// The mirror holds more than the attaching primary: take its copy.
+    /// The mirror holds more than the attaching primary: the primary takes its copy.
     CopyFrom,
-    /// These are copies of different volumes; a person must decide.
+    /// These are copies of different volumes; an operator must decide.
     Foreign,
     /// Neither copy can be used.
     Nothing,
 }
 
-/// Decides how to pair. `oldest` is the first LSN still in the primary's logs;
-/// `attach`: the primary begins an epoch and has shown nothing to anyone yet.
+/// Decides how to pair. `oldest` is the first LSN still in the primary's logs.
+/// `attach`: the primary begins an epoch and has shown nothing to a program yet.
 pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool) -> Plan {
     match (primary.state, mirror.state) {
         (State::Whole, State::Whole) => {}
@@ -48,11 +48,11 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
         (State::Empty, State::Empty) if primary.volume_id == 0 && mirror.volume_id == 0 => {
             return Plan::CopyTo;
         }
-        // They held a volume and lost it: nothing is made anew in its place.
+        // The nodes held a volume and lost it: nothing is made anew in its place.
         _ => return Plan::Nothing,
     }
     if primary.volume_id != mirror.volume_id {
-        // A primary that has no record yet and meets a mirror that has: the
+        // An attaching primary without a record meets another volume: the
         // primary's directory was made anew.
         return if attach && primary.tail == 0 {
             Plan::CopyFrom
@@ -66,9 +66,9 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
     {
         Some(c) if c == mirror.tail && oldest <= c + 1 => Plan::Resend { from: c },
         Some(c) if c == mirror.tail => Plan::CopyTo,
-        // The mirror's copy goes on from where this one ends, in the epoch that
-        // this one is in: adopt it. A primary that has begun a later epoch there
-        // (it was promoted) has ended the other's.
+        // The mirror's copy continues where the primary's ends, in the same epoch:
+        // adopt it. A primary that has begun a later epoch at that LSN (it was
+        // promoted) has ended the mirror's epoch.
         Some(c)
             if c == primary.tail
                 && attach
@@ -81,15 +81,15 @@ pub fn reconcile(primary: &Holding, mirror: &Holding, oldest: u64, attach: bool)
     }
 }
 
-/// How far a promotion by hand goes above every epoch that is known where it is made, so
-/// that it also outranks what the other node began unseen.
+/// How far the epoch of a promotion by hand lies above every epoch that the promoted node
+/// knows, so that it also outranks epochs that the other node began unseen.
 pub const LEAP: u64 = 1 << 20;
 
 /// Whether `other`, which `kept` would replace, is its rival: both were promoted by hand,
 /// neither knowing of the other's promotion, and what `other` acknowledged since is not
-/// in `kept`. Their numbers say nothing about which was the later: a person decides.
-/// A promotion that knew `other`'s epochs lies a leap above them.
-/// `led_here`: the epochs that are `kept`'s node's own to begin, all of which it knew.
+/// in `kept`. The epochs do not tell which promotion was later, so an operator decides.
+/// (The epoch of a promotion that knew `other`'s epochs lies a leap above them.)
+/// `led_here`: the epochs that only the node of `kept` may begin; it knew all of them.
 pub fn is_rival(kept: &Holding, other: &Holding, led_here: impl Fn(u64) -> bool) -> bool {
     if kept.volume_id != other.volume_id || other.state != State::Whole || other.tail == 0 {
         return false;
@@ -101,7 +101,8 @@ pub fn is_rival(kept: &Holding, other: &Holding, led_here: impl Fn(u64) -> bool)
     if fork == Some(other.tail) || led_here(epoch) {
         return false;
     }
-    // Beyond what both remember the fork was in no later epoch than the first that one does.
+    // If the fork is older than what both histories remember, its epoch is at most the first
+    // epoch that `kept` remembers.
     let oldest = kept.history.entries().first().map_or(0, |e| e.epoch);
     let begun = match fork {
         Some(lsn) => other.history.epoch_at(lsn).unwrap_or(0),
@@ -113,22 +114,22 @@ pub fn is_rival(kept: &Holding, other: &Holding, led_here: impl Fn(u64) -> bool)
     was_promoted && !knew && !has_it
 }
 
-/// What the two nodes of an attach know to have been acknowledged, or not to have.
+/// What the two nodes of an attach know about acknowledged records that may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Known {
-    /// The last LSN that the primary's copy tells to have been acknowledged; it
-    /// may lie beyond the copy's tail.
+    /// The last LSN acknowledged according to the primary's copy; it may lie beyond
+    /// the copy's tail.
     pub primary: u64,
-    /// The same of the mirror's.
+    /// The last LSN acknowledged according to the mirror's copy.
     pub mirror: u64,
-    /// The primary lost its ring while what only its mirror had counted as
-    /// acknowledged, and no register says whether the mirror still has it.
+    /// The primary lost its ring while records that only its mirror had counted as
+    /// acknowledged, and no register says whether the mirror still has them.
     pub ring_lost: bool,
     /// The mirror says that it held everything when it was last linked.
     pub member: bool,
 }
 
-/// Why an attach may not begin as planned: a person decides.
+/// Why an attach may not begin as planned: an operator decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// Sync points up to this LSN were acknowledged, and are not in the copy that
@@ -141,27 +142,27 @@ pub enum Loss {
     Copy(Lacks),
 }
 
-/// Why a mirror's copy may lack what its primary, whose own is gone, acknowledged.
+/// Why a mirror's copy may lack what its primary acknowledged. The primary's copy is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lacks {
-    /// It was catching up.
+    /// The mirror was catching up.
     CatchingUp,
-    /// The primary went on without it.
+    /// The primary went on without the mirror.
     Alone,
-    /// No sync point waits for it.
+    /// No sync point waits for the mirror.
     Behind,
 }
 
-/// Whether an attach by `plan` would begin with less than what was acknowledged, as
-/// far as that is known, or with a copy that nobody can vouch for.
+/// Whether an attach by `plan` would begin with less than what is known to have been
+/// acknowledged, or with a copy for which neither node can vouch.
 pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> Option<Loss> {
     let (kept, other) = match plan {
         Plan::Resend { .. } | Plan::CopyTo => (primary, mirror),
         Plan::CopyFrom => (mirror, primary),
         Plan::Foreign | Plan::Nothing => return None,
     };
-    // What was acknowledged in an epoch that the copy which stays has ended was
-    // given up when that one's began.
+    // If the copy that stays has ended an epoch, what was acknowledged beyond that end
+    // was given up when its next epoch began.
     let same = |of: &Holding, lsn: u64| {
         of.volume_id == kept.volume_id
             && of.state == State::Whole
@@ -178,7 +179,8 @@ pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> O
         return None;
     }
     let vouches = match plan {
-        // All that is here, and more: what the mirror had in that view's end.
+        // The mirror's copy has all that the primary's has, and what the mirror had when
+        // the view ended.
         Plan::CopyFrom => other.volume_id == kept.volume_id,
         Plan::Resend { from } => known.member && *from >= known.primary,
         _ => false,
@@ -186,9 +188,9 @@ pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> O
     (!vouches).then_some(Loss::Ring)
 }
 
-/// Whether the mirror lacks something that it once acknowledged, of which all up to
-/// `known` is known: where its word counts it is no member then, until it has caught
-/// up, or what it lost would be missing without a word once the primary is lost too.
+/// Whether the mirror lacks a record up to `known`, the last LSN that is known to have been
+/// acknowledged. If sync points wait for the mirror, it is then not a member until it has
+/// caught up; otherwise records would be missing unnoticed once the primary is lost too.
 pub fn has_lost(plan: &Plan, known: u64) -> bool {
     matches!(plan, Plan::Resend { from } if *from < known)
 }
@@ -244,8 +246,8 @@ mod tests {
         let b = copy(1, Whole, 150, &[(1, 1), (2, 101)]);
         assert_eq!(reconcile(&b, &p(120), 1, true), Plan::CopyTo);
         assert_eq!(reconcile(&b, &p(100), 1, true), Plan::Resend { from: 100 });
-        // Found by the simulator: promoted at 100 and attached again before it
-        // wrote anything, it adopted what the old primary had beyond.
+        // Found by the simulator: a node that was promoted at 100 and attached again
+        // before it wrote anything adopted what the old primary had beyond 100.
         let b = copy(1, Whole, 100, &[(1, 1), (2, 101)]);
         assert_eq!(reconcile(&b, &p(120), 1, true), Plan::CopyTo);
         assert_eq!(
@@ -257,15 +259,15 @@ mod tests {
             ),
             Plan::Nothing
         );
-        // A copy from it was under way to a new directory when it was lost.
+        // A node was lost while its copy was under way to a new directory.
         let (new, lost) = (copy(0, Empty, 0, &[]), copy(1, Empty, 0, &[]));
         assert_eq!(reconcile(&new, &lost, 1, true), Plan::Nothing);
         assert_eq!(reconcile(&lost, &new, 1, true), Plan::Nothing);
         assert_eq!(reconcile(&new, &new, 1, true), Plan::CopyTo);
     }
 
-    /// An attach that would begin with less than what was acknowledged: by a log
-    /// that is damaged, on either side, or by what a lost ring leaves open.
+    /// An attach that would begin with less than what was acknowledged: because a log
+    /// is damaged, on either side, or because a lost ring leaves it open.
     #[test]
     fn no_attach_begins_with_less_than_is_known() {
         use State::*;
@@ -289,7 +291,7 @@ mod tests {
         let empty = copy(0, Empty, 0, &[]);
         assert_eq!(refused(&p(10), &empty, own(20)), Some(Loss::Known(20)));
         assert_eq!(refused(&p(10), &empty, own(10)), None);
-        // the mirror's is: the primary has all, or has not; or is empty
+        // the mirror's log is damaged: the primary has all, or has not; or is empty
         assert_eq!(refused(&p(20), &p(8), of_mirror(20)), None);
         assert_eq!(refused(&p(19), &p(8), of_mirror(20)), Some(Loss::Known(20)));
         assert_eq!(refused(&p(6), &p(8), of_mirror(20)), Some(Loss::Known(20)));
@@ -322,9 +324,9 @@ mod tests {
         assert_eq!(refused(&p(10), &forked, ring(true, 5)), Some(Loss::Ring));
     }
 
-    /// The mirror's log was damaged at 10 of 20 acknowledged: the attach took it for
-    /// the member that it was, and a loss of the primary before the rest had been sent
-    /// again let it be promoted without a word.
+    /// The mirror's log was damaged at 10 of 20 acknowledged records. The attach took the
+    /// mirror for the member that it was; when the primary was lost before the rest had
+    /// been sent again, the mirror was promoted without a warning.
     #[test]
     fn a_mirror_that_lost_what_it_acknowledged_is_known() {
         let p = |t| copy(1, State::Whole, t, &[(1, 1)]);
@@ -335,8 +337,8 @@ mod tests {
         assert!(!has_lost(&Plan::CopyTo, 20));
     }
 
-    /// Each of two nodes was promoted while the other was away, and acknowledged: the one
-    /// whose epoch was higher replaced the other's copy when they met, whichever was later.
+    /// Each of two nodes was promoted while the other was away, and acknowledged records.
+    /// When they met, the copy with the higher epoch replaced the other, whichever was later.
     #[test]
     fn two_that_were_promoted_unknown_to_each_other_are_rivals() {
         use State::*;
@@ -359,21 +361,21 @@ mod tests {
         // by a fork of its own, or from the first record on
         assert!(rival(&kept, &of(120, &[(2, 1), (a, 90)]), 1));
         assert!(rival(&kept, &of(20, &[(a, 1)]), 1));
-        // and where this one has nothing of its own yet
+        // and if this copy has nothing of its own yet
         assert!(rival(
             &of(100, &[(2, 1), (b + 6, 101)]),
             &of(120, &[(2, 1), (a, 101)]),
             1
         ));
-        // forgotten where: an old mirror is not taken for one that was promoted
+        // the fork is forgotten: an old mirror is not taken for a promoted node
         let long = of(150, &[(b + 6, 101)]);
         assert!(!is_rival(&long, &of(90, &[(b + 4, 1)]), |_| false));
         // promoted, and nothing came of it
         assert!(!rival(&kept, &of(100, &[(2, 1), (a, 101)]), 1));
-        // the old primary: a promotion ends what it has
+        // the old primary: a promotion ended its epoch
         assert!(!rival(&kept, &of(120, &[(2, 1)]), 1));
         assert!(!rival(&kept, &of(120, &[(2, 1), (4, 101)]), 1));
-        // promoted in the knowledge of the other's
+        // promoted with knowledge of the other's promotion
         let knew = of(150, &[(2, 1), (a + LEAP + 1, 101)]);
         assert!(!rival(&knew, &of(120, &[(2, 1), (a, 101)]), 1));
         // what this node led itself, and what it has

@@ -2,9 +2,10 @@
 //!
 //! Records complete out of order, on several connections; what counts is the
 //! largest n such that every LSN up to n is complete (cumulative
-//! acknowledgement). Invariants: `get` never goes back; it returns n only if
-//! every LSN in (start, n] was marked. At most `window` LSNs may be in flight
-//! above the prefix; the caller ensures it with [`Prefix::has_room`].
+//! acknowledgement). Invariants: between resets `get` never goes back; it returns
+//! n only if every LSN in (start, n] was marked, or `advance` covered it. At most
+//! `window` LSNs may be in flight above the prefix; the caller ensures this with
+//! [`Prefix::has_room`].
 
 use std::sync::atomic::{
     AtomicU64,
@@ -35,7 +36,8 @@ impl Prefix {
         self.done.store(done, SeqCst);
     }
 
-    /// Everything up to `done` is complete, learned as a whole. Marks above it stay.
+    /// Moves the prefix to `done` at once: everything up to it is complete. Marks above
+    /// `done` stay.
     pub fn advance(&self, done: u64) {
         self.done.fetch_max(done, SeqCst);
     }
@@ -52,11 +54,11 @@ impl Prefix {
         lsn.saturating_sub(self.get()) < self.slots.len() as u64
     }
 
-    /// Marks `lsn` complete. True if the prefix advanced (by this call or past it).
+    /// Marks `lsn` complete. True if this call advanced the prefix.
     ///
     /// No completion is lost between two threads: each first stores its own
     /// slot, then reads `done` and the next slots, all sequentially
-    /// consistent; whichever thread's store comes last sees the other's.
+    /// consistent; the thread whose store comes last sees the other's.
     #[inline]
     pub fn mark(&self, lsn: u64) -> bool {
         let mask = self.slots.len() as u64 - 1;

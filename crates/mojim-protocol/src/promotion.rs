@@ -1,73 +1,75 @@
-//! Promotion by hand: whether a copy may go on as the primary's on an operator's word.
+//! Promotion by hand: whether a node may become primary on an operator's request.
 //!
-//! Decisions only, by what its own node knows and what the other nodes say that answer.
-//! Invariant: without force nobody becomes primary whose copy may lack what was
-//! acknowledged; nobody does at all while a primary is alive, or without a whole copy.
+//! Decisions only, from what the node knows and what the other nodes answer.
+//! Invariant: without force no node becomes primary if its copy may lack what was
+//! acknowledged. Even with force none does while a primary is alive, or without a
+//! whole copy.
 
 use crate::pairing::LEAP;
 use mojim_format::{State, View};
 
-/// The copy that is to go on.
+/// The copy whose node is to become primary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate<'a> {
     /// Its node.
     pub node: &'a str,
-    /// The view that it has, with which it would go on.
+    /// The view on which the copy may still rely.
     pub standing: View,
     /// The view in its superblock.
     pub view: View,
     /// Whether the copy can be used.
     pub state: State,
-    /// Last LSN that it has all of.
+    /// Last LSN of its contiguous prefix.
     pub tail: u64,
-    /// The epoch of a view of another node's that it promised to take.
+    /// The epoch of another node's view that the copy has promised.
     pub promised: Option<u64>,
 }
 
-/// Another node's copy, as its daemon says.
+/// Another node's copy, as that node's daemon describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Other {
     /// Its node.
     pub node: String,
-    /// Of the view that it knows.
+    /// Epoch of the view that the node knows.
     pub epoch: u64,
-    /// By its view it is the primary, and has a whole copy.
+    /// The node is the primary of this view, and has a whole copy.
     pub leads: bool,
-    /// The last LSN of a whole copy.
+    /// The last LSN of its copy, if that is whole.
     pub has: Option<u64>,
 }
 
-/// Why a copy may not go on.
+/// Why a node may not become primary with its copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal<'a> {
-    /// A primary is attached and was heard of lately.
+    /// A primary is attached and was heard lately.
     PrimaryAlive,
     /// What was acknowledged in that node's view may be missing from the copy.
     Contested(&'a Other),
     /// That node has more, up to this LSN, of what may have been acknowledged.
     Behind(&'a Other, u64),
-    /// It promised to take the view of this epoch, which another node was promoted to.
+    /// The copy promised this epoch, of a view to which another node was promoted.
     Promised(u64),
-    /// It is empty.
+    /// The copy is not whole.
     NotWhole,
-    /// It was catching up, or is a backup: acknowledged sync points may be missing from it.
+    /// The copy was catching up, or is a backup's: acknowledged sync points may be missing
+    /// from it.
     NotMember,
 }
 
-/// What is asked for.
+/// What is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// What only the others have is given up.
+    /// What only other nodes have is given up.
     pub force: bool,
-    /// An acknowledgement means the mirror alone.
+    /// The mode counts on the mirror alone.
     pub mirror_only: bool,
 }
 
-/// Whose view is later than the copy's `view`, or was begun beside it: that node was promoted
-/// without the primary of `view`, or that one without it, and neither view ends the other's,
-/// which has what was acknowledged in it. The latest of several; a node that knows the copy's
-/// view hides no rival. An epoch that no promotion by hand leads to is a register's: a later
-/// view ended its view, and its primary does not know that yet.
+/// The node whose view is later than the copy's `view`, or its rival; of several, the one
+/// with the latest view. A rival leads its view: it and the primary of `view` were promoted
+/// without knowing of each other, so neither view ends the other, and each has what was
+/// acknowledged in it. A node that knows the copy's view does not hide a rival. An epoch below
+/// half a leap is a register's: a later view ended its view, and its primary does not know that.
 pub fn contested<'a>(view: &View, others: &'a [Other]) -> Option<&'a Other> {
     let is = |o: &&Other| {
         let is_rival = o.leads && o.node != view.primary && o.epoch >= LEAP / 2;
@@ -76,8 +78,8 @@ pub fn contested<'a>(view: &View, others: &'a [Other]) -> Option<&'a Other> {
     others.iter().filter(is).max_by_key(|o| o.epoch)
 }
 
-/// Whether `c` may go on. `alive`: its primary is attached, as far as anyone who answers
-/// knows.
+/// Whether the node of `c` may become primary. `alive`: the primary of `c` is attached, as
+/// far as any node that answers knows.
 pub fn judge<'a>(
     c: &Candidate,
     alive: bool,
@@ -99,7 +101,7 @@ pub fn judge<'a>(
         if let Some((o, has)) = ahead.filter(|(_, has)| counts && *has > c.tail) {
             return Err(Refusal::Behind(o, has));
         }
-        // That node went on without this copy.
+        // The node of that view went on without this copy.
         if let Some(epoch) = c.promised
             && epoch >= c.view.epoch.saturating_add(LEAP / 2)
         {
@@ -110,7 +112,7 @@ pub fn judge<'a>(
         return Err(Refusal::NotWhole);
     }
     let is_member = c.standing.primary == c.node || c.standing.mirror == c.node;
-    // Who is no member may lack what was acknowledged: the operator's word.
+    // The copy of a non-member may lack what was acknowledged: only with force.
     if !is_member && !asked.force {
         return Err(Refusal::NotMember);
     }
@@ -206,8 +208,8 @@ mod tests {
             ),
         ];
         for (what, o, is_contested) in rows {
-            // A backup that knows this copy's view says nothing of the rival's. It hid
-            // the rival once: only the latest view of all was looked at.
+            // A backup that knows this copy's view knows nothing of the rival's. It once hid
+            // the rival: only the latest view of all was looked at.
             let c = other("c", 3 + LEAP, false, Some(10));
             for others in [
                 vec![o.clone()],
@@ -224,16 +226,16 @@ mod tests {
                 assert_eq!(forced, Ok(()), "{what}");
             }
         }
-        // The mirror's own primary is no rival; who was promoted beside that one is, also to the
-        // mirror, which knows nothing of it.
+        // The mirror's own primary is not a rival. A node that was promoted besides this
+        // primary is one, also to the mirror, which knows nothing of it.
         let mine = copy("b", &mine);
         let primary = [other("a", 3 + LEAP, true, Some(9))];
         assert_eq!(judge(&mine, false, &primary, PLAIN), Ok(()));
         let rival = [other("c", 2 + LEAP, true, Some(9))];
         let found = judge(&mine, false, &rival, PLAIN);
         assert_eq!(found, Err(Refusal::Contested(&rival[0])));
-        // The register's view went on to the mirror, and the register is gone: `failover` was
-        // set to "manual" while the primary before was down. It counted as a rival once.
+        // The register made the mirror primary, and the register is gone: `failover` was set
+        // to "manual" while the old primary was down. The old primary once counted as a rival.
         for node in ["b", "c"] {
             let copy = copy(node, &view(5, "b", "c"));
             let before = [other("a", 3, true, Some(9))];
@@ -248,13 +250,13 @@ mod tests {
         assert_eq!(found, Err(Refusal::Contested(&both[1])));
     }
 
-    /// Every reason at once, and one after the other taken away: what an operator is told is
-    /// what has to be settled first.
+    /// All reasons apply at once and are removed one by one: the operator is told what has to
+    /// be settled first.
     #[test]
     fn reasons_have_an_order() {
         let v = view(3, "a", "b");
         let mut c = copy("a", &v);
-        // It promised another's view: its own names it no longer.
+        // It promised another node's view, so it is no longer the primary of its own.
         c.standing.primary.clear();
         c.promised = Some(3 + LEAP);
         c.state = State::Empty;
@@ -306,7 +308,7 @@ mod tests {
         for (node, asked) in [("a", local), ("b", PLAIN), ("a", FORCE)] {
             assert_eq!(judge(&copy(node, &v), false, &others, asked), Ok(()));
         }
-        // Of the view before: this one's began where that one had ended.
+        // The other node has the view before: this copy's view began where that one ended.
         let old = [other("b", 2, false, Some(11))];
         assert_eq!(judge(&copy("a", &v), false, &old, PLAIN), Ok(()));
     }

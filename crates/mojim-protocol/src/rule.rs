@@ -1,8 +1,8 @@
-//! When a sync point is committed, and how long one waits for it.
+//! When a sync point is committed, and how long its caller waits for that.
 
 use std::time::Duration;
 
-/// Which of the two conditions a view's mode asks for (Mojim 3.3, Table 1).
+/// Which of the two conditions a view's mode requires (Mojim 3.3, Table 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AckRule {
     /// Persistent in the primary's own log.
@@ -17,18 +17,19 @@ impl AckRule {
         local: true,
         mirror: false,
     };
-    /// `sync`.
+    /// `sync`, and the other modes that count on the mirror alone.
     pub const MIRROR: AckRule = AckRule {
         local: false,
         mirror: true,
     };
-    /// `sync-flush`.
+    /// `sync-flush`, and the modes of [`AckRule::MIRROR`] while the mirror joins or
+    /// leaves the view.
     pub const BOTH: AckRule = AckRule {
         local: true,
         mirror: true,
     };
 
-    /// The committed LSN: every record up to it is where the mode wants it.
+    /// The committed LSN: every record up to it is where the mode requires it.
     #[inline]
     pub fn committed(self, persisted: u64, acked: u64) -> u64 {
         match (self.local, self.mirror) {
@@ -43,7 +44,7 @@ impl AckRule {
 /// What a waiting sync point does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Wait on.
+    /// Keep waiting.
     Wait,
     /// Send again over new links.
     Resend,
@@ -75,7 +76,7 @@ impl Patience {
         self.timeout.saturating_mul(self.attempts)
     }
 
-    /// What to do after having waited for `waited` in all.
+    /// What to do after a total wait of `waited`.
     pub fn step(&mut self, waited: Duration) -> Verdict {
         if waited >= self.limit() {
             return Verdict::GiveUp;

@@ -1,37 +1,39 @@
-//! The view: who is primary, who must acknowledge, who follows behind. And
-//! the only ways in which it changes.
+//! The view: who is primary and who must acknowledge, and the only ways in which
+//! it changes.
 //!
 //! Decisions only. A view lies in a register that is changed by compare and
 //! swap (`version`), kept by a majority of voters; a sync point never touches
 //! it. The rule behind the transitions: **every member of the view holds every
-//! acknowledged sync point**, so a view may only be proposed by one of its
-//! predecessor's members, and only with members that hold them all.
+//! acknowledged sync point**. So a view may only be proposed by a member of the
+//! view before it, and only with members that hold all of them
+//! ([`Register::force`] excepted).
 //!
 //! Mojim 4.3; docs/protocol.md, "Views in a register".
 
 use serde::{Deserialize, Serialize};
 
-/// A node in a view. Its incarnation is another one after it lost what it had
-/// promised to hold: then it is no member any more.
+/// A node in a view. Its incarnation changes when it loses what it had promised
+/// to hold; then it is no longer a member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// The node's name.
     pub node: String,
-    /// Which life of its copy.
+    /// Number of the life of its copy.
     pub incarnation: u64,
 }
 
 /// One volume's view, as the register holds it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Register {
-    /// Counts the changes; what compare and swap compares. 0: never written.
+    /// Counts the changes; compare and swap compares it. 0: never written.
     pub version: u64,
-    /// The epoch of the records that this view's primary makes. Greater with
-    /// every other primary; the same while one only gains or loses a mirror.
+    /// The epoch of the records that this view's primary makes. It grows with every
+    /// attach, raise, take-over and force; it stays the same while a primary only
+    /// loses a mirror or admits one.
     pub epoch: u64,
-    /// Who may have sync points acknowledged.
+    /// The node whose sync points may be acknowledged.
     pub primary: Option<Member>,
-    /// Who must acknowledge them; none while the primary is alone.
+    /// The node that must acknowledge them; none while the primary is alone.
     pub mirror: Option<Member>,
 }
 
@@ -40,7 +42,7 @@ pub struct Register {
 pub enum Refusal {
     /// Another node is the primary.
     NotPrimary,
-    /// The node is not in the view, or was when it still held everything.
+    /// The node is not in the view, or the view names an earlier life of its copy.
     NotMember,
     /// The epoch is not above the view's.
     OldEpoch,
@@ -55,19 +57,19 @@ impl Register {
         }
     }
 
-    /// Whether `m` is its primary, in this life.
+    /// Whether `m` is the view's primary, in this life of its copy.
     pub fn is_primary(&self, m: &Member) -> bool {
         self.primary.as_ref() == Some(m)
     }
 
-    /// Whether `m` is its mirror, in this life.
+    /// Whether `m` is the view's mirror, in this life of its copy.
     pub fn is_mirror(&self, m: &Member) -> bool {
         self.mirror.as_ref() == Some(m)
     }
 
-    /// A primary attaches: it begins `epoch`, with `mirror` beside it, or alone.
-    /// `adopted`: it has taken over all that the view's other member holds, so
-    /// that it counts as a member whatever it was before.
+    /// A primary attaches: it begins `epoch`, with `mirror` or alone.
+    /// `adopted`: it has adopted everything that the view's mirror holds, so it
+    /// counts as a member even in another life of its copy.
     pub fn attach(
         &self,
         me: &Member,
@@ -106,7 +108,7 @@ impl Register {
         })
     }
 
-    /// The primary says that it lives: nothing changes but the version.
+    /// The primary shows that it is alive: only the version changes.
     pub fn look(&self, me: &Member) -> Result<Register, Refusal> {
         if !self.is_primary(me) {
             return Err(Refusal::NotPrimary);
@@ -125,7 +127,8 @@ impl Register {
         })
     }
 
-    /// The primary begins a greater epoch, since a mirror has promised one.
+    /// The primary begins a greater epoch, since its mirror or a backup has promised
+    /// one, or since another node is to become its mirror.
     pub fn raise(&self, me: &Member, epoch: u64) -> Result<Register, Refusal> {
         if !self.is_primary(me) {
             return Err(Refusal::NotPrimary);
@@ -139,8 +142,8 @@ impl Register {
         })
     }
 
-    /// The mirror becomes primary, alone at first. It has durably promised
-    /// `epoch` before it asks.
+    /// The mirror becomes primary, alone at first. It must have durably promised
+    /// `epoch` before it proposes this.
     pub fn take_over(&self, me: &Member, epoch: u64) -> Result<Register, Refusal> {
         if !self.is_mirror(me) {
             return Err(Refusal::NotMember);
@@ -156,8 +159,8 @@ impl Register {
         })
     }
 
-    /// An operator makes `me` primary although it is no member: what only the
-    /// members held is given up.
+    /// An operator makes `me` primary, member or not: what only the members held
+    /// is given up.
     pub fn force(&self, me: &Member, epoch: u64) -> Result<Register, Refusal> {
         if epoch <= self.epoch {
             return Err(Refusal::OldEpoch);

@@ -1,16 +1,17 @@
-//! How a primary attaches: it waits for its mirror, or goes on without it where its view
-//! or the register allows that.
+//! How a primary attaches: it waits for its mirror, or goes on without it if its view or
+//! the register allows that.
 //!
-//! Owns the decision whether and when to go alone, and when to give up. One state machine,
-//! stepped beside the session by whoever attaches: a program's volume, a daemon that heals,
-//! the simulator. It waits for nothing but the register's answer. `docs/protocol.md`, "Session".
+//! Owns the decision whether and when to go alone, and when to give up. One state
+//! machine, stepped beside the session by its caller: a program's volume, a daemon that
+//! heals, the simulator. It waits for nothing but the register's answer.
+//! `docs/protocol.md`, "Session".
 //!
 //! Invariants:
-//! - Nobody goes alone whose log lacks what it is known to have acknowledged.
-//! - Without a register only a node goes alone whose last view is its own, has no mirror,
-//!   and is not promised away; or any whose view is its own, where no sync point waits for
-//!   a mirror (`async`).
-//! - With a register only the node goes alone that the register names the primary.
+//! - No node goes alone whose log lacks what it is known to have acknowledged.
+//! - Without a register a node goes alone only if its last view is its own and not
+//!   promised away, and either has no mirror, or no sync point waits for a mirror
+//!   (`async`).
+//! - With a register only the node that the register names the primary goes alone.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::session::Session;
 
 /// How long a primary that may go alone waits for a mirror first, without a register.
 const SOON: Duration = Duration::from_millis(500);
-/// How long one that may not waits at least.
+/// How long a primary that may not go alone waits, at least.
 const AT_LEAST: Duration = Duration::from_secs(5);
 
 /// How the volume is attached.
@@ -32,11 +33,13 @@ const AT_LEAST: Duration = Duration::from_secs(5);
 pub struct AttachPolicy {
     /// No sync point waits for the mirror.
     pub asynchronous: bool,
-    /// Silence after which the register counts a node as failed; none without a register.
+    /// Silence after which a node counts as failed (`failure_limit`); none without a
+    /// register.
     pub failure_limit: Option<Duration>,
     /// How long a mirror may stand still before a sync point fails.
     pub patience: Duration,
-    /// Whether to go alone at all: who attaches to bring the mirror up to date does not.
+    /// Whether to go alone at all: a daemon that attaches to bring the mirror up to date
+    /// does not.
     pub may_go_alone: bool,
 }
 
@@ -54,7 +57,7 @@ pub struct Attach {
     policy: AttachPolicy,
     /// What the copy was at the beginning.
     state: State,
-    /// Whether its view allows to go alone, where there is no register.
+    /// Whether its view allows it to go alone, if there is no register.
     by_view: bool,
     /// Silence after which it goes alone, or gives up.
     limit: Duration,
@@ -65,7 +68,7 @@ pub struct Attach {
 }
 
 impl Attach {
-    /// Before the session's first step.
+    /// Begins an attach, before the session's first step.
     pub fn new(session: &mut Session, policy: AttachPolicy) -> Attach {
         let primary = session.primary().clone();
         let store = &primary.store;
@@ -98,8 +101,8 @@ impl Attach {
     }
 
     /// After each step of the session. `progress` is told of a copy's bytes, done and in
-    /// all. An error is the end of the attach: the session's own, the copy's, or that the
-    /// mirror is not reached and nothing allows to go on without it (`ETIMEDOUT`).
+    /// all. An error ends the attach: the session's own, the copy's, or that the mirror
+    /// is not reached and nothing allows to go on without it (`ETIMEDOUT`).
     pub fn step(
         &mut self,
         session: &mut Session,
@@ -116,7 +119,7 @@ impl Attach {
         let now = primary.store.env().now();
         self.look_for_progress(&primary, now, progress);
         let limit = primary.standstill(self.limit);
-        // One that has begun goes on by itself, alone if need be.
+        // A primary that has begun goes on by itself, alone if need be.
         let stands_still =
             now - self.since > limit && !session.is_active() && session.is_attaching();
         if !stands_still || session.is_asking() {
@@ -125,7 +128,8 @@ impl Attach {
         self.without_mirror(session, &primary, now)
     }
 
-    /// A copy that moves, or a spill file that has gone ahead of its record, is no silence.
+    /// A copy that moves, or a spill file that goes ahead of its record, ends the
+    /// silence.
     fn look_for_progress(
         &mut self,
         primary: &Primary,
@@ -153,7 +157,7 @@ impl Attach {
         primary: &Primary,
         now: Duration,
     ) -> Result<Attaching> {
-        // For the register's answer.
+        // Leaves time for the register's answer.
         let is_patient = now - self.since < self.limit + VIEW_TIMEOUT * 2;
         let mut unknown = None;
         let may = match session.may_attach_alone() {
@@ -210,7 +214,7 @@ mod tests {
     use crate::holders::Peer;
     use crate::primary::tests::alone;
 
-    /// Nobody listens there.
+    /// A peer at an address where no node listens.
     fn silent(name: &str) -> Peer {
         let tcp = Address::Tcp(([127, 0, 0, 1], 9).into());
         Peer {
@@ -221,7 +225,8 @@ mod tests {
         }
     }
 
-    /// Until it is over. Without a register, and without waiting: `silence` has passed.
+    /// Attaches until it is over, without a register and without waiting: the silence has
+    /// passed.
     fn attach(primary: &Arc<Primary>, asynchronous: bool, may_go_alone: bool) -> Result<()> {
         let policy = AttachPolicy {
             asynchronous,
@@ -255,7 +260,7 @@ mod tests {
     }
 
     /// The simulator's copy of this had no such condition: a node that had promised
-    /// another's epoch, and never got it, went on alone beside that one.
+    /// another node's epoch, and never received it, went on alone beside that node.
     #[test]
     fn who_has_promised_itself_to_another_does_not_go_alone() {
         let (p, dir) = of_view("attach-promised", "");

@@ -1,13 +1,12 @@
 //! What a copy's backups have of it, and how much they may lack.
 //!
-//! Owns the figures by which whoever fills a log sees that its backups are too
-//! far behind (back-pressure, Mojim 4.2), and the view of a copy that `forward`
-//! has: a [`Source`]. Nothing here waits or sends.
+//! Owns the figures by which a thread that fills a log sees that its backups are too far
+//! behind (back-pressure, Mojim 4.2), and the view of a copy that a `BackupSession` has:
+//! a [`Source`]. Nothing here waits or sends.
 //!
-//! Invariant: only backups that follow hold anyone back. One that is dead, is
-//! being copied to or stands still does not count; one whose session ended a
-//! moment ago still does, or the lag would grow without bound until the next
-//! session begins.
+//! Invariant: only backups that follow hold writers back. A backup that is dead, is being
+//! copied to or stands still does not count. A backup whose session ended a moment ago
+//! still counts, or the lag would grow without bound until the next session begins.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::sync::{Arc, MutexGuard};
@@ -17,42 +16,42 @@ use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
 use mojim_store::store::Store;
 
-/// How far above the present epoch one may be that a node has promised: some
-/// thousand promotions by force.
+/// How far above the present epoch a node's promise may be to be believed: some thousand
+/// promotions by force.
 const MOST_AHEAD: u64 = 1 << 32;
 
-/// Under which a source is filled: it changes when what the source holds may
-/// have been dropped or replaced.
+/// The term in which a source is filled: a new one when its records may have been dropped
+/// or replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Term {
     /// Different for every term of this source.
     pub number: u64,
-    /// What its records' receiver has promised.
+    /// The epoch that the receiver of its records has promised.
     pub epoch: u64,
-    /// Who fills it.
+    /// The primary that fills it.
     pub primary: String,
 }
 
-/// Where the records come from.
+/// The copy that a backup session forwards.
 pub trait Source: Send + Sync {
     /// The copy and its logs.
     fn store(&self) -> &Arc<Store>;
-    /// The present term; `None` while it is being settled, or where this node
-    /// is not the one that forwards.
+    /// The present term; `None` while it is being settled, or if this node does not
+    /// forward.
     fn term(&self) -> Option<Term>;
-    /// It is being settled: this node will forward again in a moment.
+    /// Whether the term is being settled: this node will forward again in a moment.
     fn is_settling(&self) -> bool;
     /// The contiguous prefix of what is in the logs.
     fn received(&self) -> u64;
     /// The committed LSN, as far as it is known here.
     fn committed(&self) -> u64;
-    /// Whether it forwards to this node at all.
+    /// Whether it forwards to node `peer` at all.
     fn serves(&self, peer: &str) -> bool;
-    /// A backup has more than before, or does not count any more.
+    /// The backups that it forwards to.
     fn backups(&self) -> &BackupProgress;
 }
 
-/// How far one backup is, for those who fill the logs and for the operator.
+/// How far one backup is, for the threads that fill the logs and for the operator.
 #[derive(Debug)]
 pub struct Progress {
     /// The backup's name.
@@ -65,13 +64,13 @@ pub struct Progress {
     pub sessions: AtomicU64,
     /// Whole copies that were begun.
     pub copies: AtomicU64,
-    /// Of each log, the position up to which it is.
+    /// For each log, the position up to which the backup has it.
     positions: Vec<AtomicU64>,
-    /// When it ceases to hold anyone back, in nanoseconds; 0: it does not.
+    /// When it ceases to hold writers back, in nanoseconds; 0: it holds none back.
     counts: AtomicU64,
 }
 
-/// It holds back until further notice.
+/// It holds writers back until further notice.
 const FOLLOWS: u64 = u64::MAX;
 
 impl Progress {
@@ -80,22 +79,22 @@ impl Progress {
         self.positions[lane].store(position, Release);
     }
 
-    /// It follows: whoever fills the logs waits for it.
+    /// It follows: threads that fill the logs wait for it.
     pub fn follows(&self) {
         self.counts.store(FOLLOWS, Release);
     }
 
-    /// It ceases to hold anyone back at `when`, unless it follows again.
+    /// It ceases to hold writers back at `when`, unless it follows again.
     pub fn counts_until(&self, when: Duration) {
         self.counts.store(when.as_nanos() as u64, Release);
     }
 
-    /// Whether anyone waits for it.
+    /// Whether it counts: writers wait for it.
     pub fn counts(&self) -> bool {
         self.counts.load(Acquire) != 0
     }
 
-    /// Whether it counts as of an earlier session, and the time of that is over.
+    /// Whether it counts only by an earlier session, and the time for that is over.
     pub fn is_overdue(&self, now: Duration) -> bool {
         let until = self.counts.load(Acquire);
         until != 0 && until != FOLLOWS && now.as_nanos() as u64 >= until
@@ -114,20 +113,20 @@ impl Progress {
 pub struct BackupProgress {
     threshold: u64,
     backups: Mutex<Vec<Arc<Progress>>>,
-    /// Of each log, the position up to which every backup that counts has it;
-    /// `u64::MAX` without one.
+    /// For each log, the position up to which every backup that counts has it; `u64::MAX`
+    /// if none counts.
     floors: Vec<AtomicU64>,
-    /// There is one that counts.
+    /// Whether any backup counts.
     any: AtomicBool,
-    /// The greatest epoch that a node has promised which refused to be a backup
-    /// in an older one.
+    /// The greatest epoch promised by a node that refused to be a backup in an older one.
     outbid: AtomicU64,
     /// Something was received, or became committed.
     pub work: Event,
 }
 
 impl BackupProgress {
-    /// Of a source with `lanes` logs; at most `threshold` bytes wait.
+    /// The backups of a source with `lanes` logs; at most `threshold` bytes wait for
+    /// them.
     pub fn new(lanes: usize, threshold: u64) -> BackupProgress {
         BackupProgress {
             threshold,
@@ -139,7 +138,7 @@ impl BackupProgress {
         }
     }
 
-    /// A backup that is forwarded to from here on.
+    /// Adds a backup that is forwarded to from here on.
     pub fn join(&self, name: &str) -> Arc<Progress> {
         let positions = self.floors.iter().map(|_| AtomicU64::new(0)).collect();
         let progress = Arc::new(Progress {
@@ -155,22 +154,22 @@ impl BackupProgress {
         progress
     }
 
-    /// It is forwarded to no more.
+    /// Removes a backup that is forwarded to no more.
     pub fn leave(&self, progress: &Arc<Progress>) {
         self.backups().retain(|b| !Arc::ptr_eq(b, progress));
         self.refresh();
     }
 
-    /// A node has promised this epoch, and is nobody's backup in an older one,
-    /// as `now` is: its primary has to begin a greater one (`Session`). What no
-    /// node comes to by promotions that fail is not believed.
+    /// A node has promised `epoch` and is no backup in an older one, such as `now`: its
+    /// primary has to begin a greater one (`Session`). What failed promotions cannot lead
+    /// to is not believed.
     pub fn outbid_by(&self, epoch: u64, now: u64) {
         if epoch > now && epoch - now <= MOST_AHEAD {
             self.outbid.fetch_max(epoch, AcqRel);
         }
     }
 
-    /// The greatest epoch of that kind; 0 if there was none.
+    /// The greatest epoch that [`BackupProgress::outbid_by`] was told; 0 if none.
     pub fn outbid(&self) -> u64 {
         self.outbid.load(Acquire)
     }
@@ -211,7 +210,7 @@ impl BackupProgress {
         store.mutations.no_back_pressure.is_on() || forgets && !active()
     }
 
-    /// Counts anew what every backup that counts has.
+    /// Computes the floors anew from the backups that count.
     pub fn refresh(&self) {
         let backups = self.backups();
         for (lane, floor) in self.floors.iter().enumerate() {
@@ -223,7 +222,7 @@ impl BackupProgress {
         self.any.store(any, Release);
     }
 
-    /// The ends of the logs may have been dropped: nobody has more than there is.
+    /// The ends of the logs may have been dropped: no backup has more than there is.
     pub fn cut(&self, store: &Store) {
         for b in self.backups().iter() {
             for (log, at) in store.logs().iter().zip(&b.positions) {

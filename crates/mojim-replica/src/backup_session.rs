@@ -7,8 +7,8 @@
 //! its data area is at every moment the result of whole sync points.
 //!
 //! Invariants:
-//! - Nothing is sent of a term that is over: what was received under it may
-//!   have been dropped since.
+//! - Nothing of a term that is over is sent: what was received under it may have been
+//!   dropped since.
 //! - From the backup's first answer to the end of its session, every record
 //!   that it lacks stays in the logs.
 //! - While a copy is read, what changes in the data area is sent again
@@ -121,8 +121,8 @@ pub struct BackupSession {
     spill: Option<Spill>,
     /// When something last moved on the lanes, or nothing was due there.
     moved: Duration,
-    /// The last session ended because nothing moved: nobody waits for this
-    /// backup before something does.
+    /// The last session ended because nothing moved: no writer waits for this backup
+    /// before something does.
     stalled: bool,
     force_copy: bool,
     /// The largest file that the backup can have.
@@ -149,7 +149,8 @@ impl BackupSession {
             spoke: now,
             beat: 0,
             acked: Prefix::new(WINDOW, 0),
-            // Until it has spoken, whatever room there is.
+            // Not firm before the backup has answered: records are kept only while there is
+            // room.
             hold: store.hold(store.checkpointed()),
             progress,
             spill: None,
@@ -188,8 +189,7 @@ impl BackupSession {
         self.wire.as_ref().map(|w| &w.conn)
     }
 
-    /// Streams that were opened for a copy since this was asked: the caller
-    /// steps them.
+    /// Streams that were opened for a copy since the last call; the caller steps them.
     pub fn take_streams(&mut self) -> Vec<StreamOut> {
         match &mut self.phase {
             Phase::Sending(out) => out.take_streams(),
@@ -212,7 +212,7 @@ impl BackupSession {
         self.stalled |= matches!(e, Error::Timeout(_));
         let started = matches!(self.phase, Phase::Starting { .. } | Phase::Active { .. });
         if started && self.term == self.source.term() && matches!(e, Error::Refused { .. }) {
-            // Two ends that disagree are not brought together by trying again.
+            // Another try does not help if the ends disagree: a whole copy does.
             self.force_copy = true;
         }
         self.last_error = Some(e.to_string());
@@ -236,7 +236,7 @@ impl BackupSession {
         }
         if self.is_active() {
             self.beat = 0;
-            // If that fails, the next session tells it.
+            // If this fails, the next session tells the backup.
             let _ = self.keep_alive(env.now()).and_then(|()| self.flush());
         }
     }
@@ -269,8 +269,8 @@ impl BackupSession {
         self.forget_late(now);
     }
 
-    /// Nobody waits for a backup of an earlier session for longer than for one
-    /// that is silent, nor if this node forwards no more.
+    /// A backup whose session ended holds writers back no longer than one that is silent,
+    /// and not at all if this node forwards no more.
     fn forget_late(&mut self, now: Duration) {
         let source = &self.source;
         let goes_on =
@@ -281,7 +281,7 @@ impl BackupSession {
         self.forget();
     }
 
-    /// Nobody waits for this backup any more.
+    /// No writer waits for this backup any more.
     fn forget(&mut self) {
         self.progress.counts_until(Duration::ZERO);
         self.source.backups().refresh();
@@ -311,7 +311,7 @@ impl BackupSession {
             self.backoff = Duration::from_millis(10);
             return Err(Error::Stale("what is forwarded begins anew".into()));
         }
-        // A copy that failed halfway is nobody's source.
+        // A copy that failed halfway must not be a source.
         store.check()?;
         let mut moved = self.pump_copy()?;
         moved |= self.open_lanes(now)?;
@@ -329,7 +329,7 @@ impl BackupSession {
         moved |= self.pump_spill()?;
         let patience = match self.phase {
             Phase::Sending(..) | Phase::Sent { .. } => COPY_SILENCE,
-            // It syncs all of that before it answers.
+            // The backup syncs the whole spill file before it answers.
             _ if self.confirms_spill() => COPY_SILENCE,
             _ => SILENCE,
         };
@@ -468,8 +468,8 @@ impl BackupSession {
         }
     }
 
-    /// A backup that cannot have one of the files passes its size over, and what is
-    /// written there with it: it follows nobody.
+    /// A backup that cannot have one of the files would pass over its size, and the bytes
+    /// that are written there: it follows no node.
     fn check_sizes(&mut self) -> Result<()> {
         let Some(why) = too_large(self.source.store(), &self.peer, self.max_file) else {
             return Ok(());
@@ -485,7 +485,7 @@ impl BackupSession {
         self.check_sizes()?;
         let store = self.source.store().clone();
         let theirs = theirs(&w)?;
-        // What it may lack stays from here on; then it is seen what is there.
+        // First keep what the backup may lack, then see what the logs still have.
         let ours = store.holding(self.tail());
         let common = ours.history.common(ours.tail, &theirs.history, theirs.tail);
         let oldest = store.hold_from(&self.hold, common.unwrap_or(0));
@@ -494,8 +494,8 @@ impl BackupSession {
             && theirs.tail > ours.tail
             && epoch_at(&theirs) == epoch_at(&ours)
         {
-            // It heard more of this epoch from the primary than this node, which
-            // is still catching up. A copy would take that away.
+            // The backup received more of this epoch than this node, which is still
+            // catching up. A copy would take those records away.
             return Err(Error::Busy(format!(
                 "{} is at LSN {}, ahead of this node at {}",
                 self.peer, theirs.tail, ours.tail
@@ -518,8 +518,8 @@ impl BackupSession {
         let store = self.source.store().clone();
         let watch = store.watch();
         if !store.is_exact() {
-            // Its backup would show half a sync point, and for good if this
-            // node is lost before it sends the rest.
+            // The backup would show half a sync point, and for good if this node is lost
+            // before it sends the rest.
             return Err(Error::Busy(
                 "this copy was not closed and is not up to date yet".into(),
             ));
@@ -559,7 +559,7 @@ impl BackupSession {
         Ok(moved)
     }
 
-    /// Ends with the streams of a copy, if they broke.
+    /// Fails if the streams of a copy broke.
     fn check_copy(&mut self) -> Result<()> {
         let Phase::Sending(out) = &self.phase else {
             return Ok(());
@@ -575,8 +575,8 @@ impl BackupSession {
         }
     }
 
-    /// Sends the terms: the backup has everything up to `resume`, and what it
-    /// has beyond goes.
+    /// Sends the terms: the backup has everything up to `resume`, and drops what it has
+    /// beyond.
     fn start(&mut self, resume: u64) -> Result<()> {
         let term = self.term.clone().expect("of this session");
         let store = self.source.store();
@@ -649,7 +649,7 @@ impl BackupSession {
         }
     }
 
-    /// It is waited for from here on.
+    /// Writers wait for this backup from here on.
     fn follows(&mut self) {
         self.stalled = false;
         self.backoff = Duration::from_millis(10);
@@ -670,11 +670,11 @@ impl BackupSession {
             // A record that names a spill file waits until the file is there.
             let wait = self.spill.as_ref().is_some_and(|s| s.lane == i);
             let found = if wait { None } else { lane.find_spill(log)? };
-            // One at a time; those of other lanes have their turn later.
+            // One file at a time; those of other lanes have their turn later.
             if let Some((at, id, len)) = found.filter(|_| self.spill.is_none()) {
                 let path = spill_path(&store.spec().meta, id);
                 let file = store.env().open(&path, OpenHow::default()).map_err(|e| {
-                    // A copy has the bytes of its sync point.
+                    // A whole copy brings the bytes of the file's sync point.
                     self.force_copy |= self.term == self.source.term();
                     Error::io(format!("opening {}", path.display()), &e)
                 })?;
@@ -703,8 +703,8 @@ impl BackupSession {
         Ok(moved)
     }
 
-    /// What the lanes' acknowledgements mean for those who wait: `came`, some did; `due`,
-    /// some are still to come.
+    /// Counts the lanes' acknowledgements for the writers that wait. `came`: some came;
+    /// `due`: some are still to come.
     fn note_acks(&mut self, now: Duration, came: bool, due: bool) -> Result<()> {
         let patience = match self.confirms_spill() {
             true => COPY_SILENCE,
@@ -731,7 +731,7 @@ impl BackupSession {
         Ok(())
     }
 
-    /// Whether all of a spill file is sent and its confirmation is out.
+    /// Whether all of a spill file is sent and its confirmation is due.
     fn confirms_spill(&self) -> bool {
         self.spill.as_ref().is_some_and(|s| s.out.is_confirming())
     }
@@ -781,8 +781,8 @@ impl Drop for BackupSession {
     }
 }
 
-/// Forwards `source`, on node `me`, to one backup until `stop`: the body of a
-/// thread. `say` is told what changes.
+/// Forwards `source`, on node `me`, to one backup until `stop`: the body of a thread.
+/// `say` receives a text for each change.
 pub fn run(
     source: &Arc<dyn Source>,
     me: &str,

@@ -1,8 +1,7 @@
-//! Asks a node questions: what `mojim status`, `promote` and `verify` and
-//! readers use.
+//! Asks a node questions, for the command, programs, readers and other nodes.
 //!
-//! One request, one answer, both JSON inside a frame, the answer with bytes
-//! behind it where the request is for such (`docs/protocol.md`, "Requests").
+//! One request, one answer, both JSON inside a frame. Bytes follow the answer's text if
+//! the request asks for them (`docs/protocol.md`, "Requests").
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,8 +36,8 @@ pub fn question(cluster: &str, request: &Request) -> String {
 }
 
 impl Client {
-    /// Connects to a node of `cluster`, as whom `env` says; every answer is awaited for
-    /// at most `timeout`.
+    /// Connects to a node of `cluster`, with the identity that `env` has; every answer is
+    /// awaited for at most `timeout`.
     pub fn connect(
         env: &Arc<dyn Env>,
         to: &Address,
@@ -59,14 +58,14 @@ impl Client {
         self.ask_bytes(request).map(|(v, _)| v)
     }
 
-    /// The same, for an answer that is decided by.
+    /// As [`Client::ask`], for an answer of type `T`.
     pub fn ask_for<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
         let answer = self.ask(request)?;
         serde_json::from_value(answer)
             .map_err(|e| Error::Protocol(format!("an answer to something else: {e}")))
     }
 
-    /// The same, with the bytes that come behind the text.
+    /// As [`Client::ask`], with the bytes that come behind the text.
     pub fn ask_bytes(&mut self, request: &Request) -> Result<(Value, Vec<u8>)> {
         let mut body = question(&self.cluster, request).into_bytes();
         let crc = mojim_format::crc32c(&body);

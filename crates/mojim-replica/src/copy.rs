@@ -36,23 +36,23 @@ const FEW: usize = 16;
 
 /// A whole copy on its way out.
 pub struct CopyOut {
-    /// The copy is the result of the records up to here; where the area is
-    /// watched, that is known at the end.
+    /// The copy is the result of the records up to this LSN; if the area is watched, it
+    /// is known at the end.
     pub lsn: u64,
     watch: Option<Arc<Watch>>,
-    /// Held for the last of what changed.
+    /// Held while the last changed pages are sent.
     pause: Option<Pause>,
     /// Changed pages at the beginning of this round of sending them, and how
     /// many of them are left.
     round: (usize, usize),
     pass: Arc<Pass>,
-    /// What the session's own link carries of it.
+    /// What the session's own link carries of the pass.
     part: Part,
-    /// Its number.
+    /// The copy's number.
     copy: u64,
     /// Where streams beside that link are to be opened.
     to: Option<Address>,
-    /// Streams that nobody steps yet.
+    /// Streams that the caller has not taken yet.
     streams: Vec<StreamOut>,
     failure: Option<Failure>,
     /// When a stream was found broken.
@@ -61,9 +61,9 @@ pub struct CopyOut {
 }
 
 impl CopyOut {
-    /// Queues the beginning of a copy of what is applied here. The area must
-    /// stand still until the end, or `watch` have begun. `to`: where its
-    /// receiver listens, if streams may be opened to it.
+    /// Queues the beginning of a copy of what is applied here. The area must stand still
+    /// until the end, or `watch` must have begun. `to`: where the receiver listens, if
+    /// streams may be opened to it.
     pub fn begin(
         store: &Store,
         wire: &mut Wire,
@@ -84,7 +84,7 @@ impl CopyOut {
         };
         store.progress.begin(store.env().now(), false, bytes);
         wire.send(FrameKind::CopyBegin, epoch, &begin);
-        // One would be no more than the session's own link.
+        // A single stream would carry no more than the session's own link.
         let several = store.spec().copy_streams > 1 && !files.is_empty();
         CopyOut {
             lsn,
@@ -107,7 +107,7 @@ impl CopyOut {
         self.ended
     }
 
-    /// Everything up to here will be in the copy.
+    /// The LSN up to which everything will be in the copy.
     pub fn reached(&self, store: &Store) -> u64 {
         match self.watch.is_none() || self.pause.is_some() {
             true => self.lsn,
@@ -115,19 +115,19 @@ impl CopyOut {
         }
     }
 
-    /// Whether what was read so far is right.
+    /// Whether what was read so far still holds: the watch was not revoked.
     pub fn holds(&self) -> bool {
         self.watch.as_ref().is_none_or(|w| w.holds())
     }
 
-    /// Why it cannot be completed over streams, as of the last `pump`. What the
-    /// receiver said before that over the session's own link comes first: it
-    /// ends the streams of a copy that it refuses there.
+    /// Why the copy cannot be completed over streams, as of the last `pump`. What the
+    /// receiver said before over the session's own link comes first: it ends the streams
+    /// of a copy that it refuses there.
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_ref()
     }
 
-    /// Streams that were opened since this was asked: the caller steps them.
+    /// Streams that were opened since the last call; the caller steps them.
     pub fn take_streams(&mut self) -> Vec<StreamOut> {
         std::mem::take(&mut self.streams)
     }
@@ -136,8 +136,8 @@ impl CopyOut {
     /// link is full, answers are due, or streams carry what is next.
     pub fn pump(&mut self, store: &Arc<Store>, wire: &mut Wire, epoch: u64) -> Result<bool> {
         if let Some(f) = self.pass.failure() {
-            // The reason may still come over the session's own link, where what was
-            // on its way on a stream took it along.
+            // The reason may still come over the session's own link, if it was lost with
+            // the bytes on their way over the stream.
             let now = store.env().now();
             let since = *self.broke.get_or_insert(now);
             if f.refused || now.saturating_sub(since) >= REASON {
@@ -174,7 +174,7 @@ impl CopyOut {
             wire.send(FrameKind::CopyFile, epoch, &m);
             return Ok(true);
         }
-        // By its answer the receiver knows this copy's number.
+        // A receiver that has answered knows this copy's number.
         if self.to.is_some() && !self.pass.is_answered() {
             return Ok(false);
         }
@@ -209,7 +209,8 @@ impl CopyOut {
         Ok(true)
     }
 
-    /// As many as can be; without any, the session's own link carries the copy.
+    /// Opens as many streams as possible; without any, the session's own link carries the
+    /// copy.
     fn open_streams(&mut self, store: &Arc<Store>, to: &Address, epoch: u64) {
         for _ in 0..store.spec().copy_streams {
             let Ok(conn) = store.env().connect(to) else {
@@ -220,10 +221,9 @@ impl CopyOut {
         }
     }
 
-    /// Sends pages that changed since they were read, round by round, for as
-    /// long as each has at most half as many as the one before; the rest while
-    /// nothing is applied. False if none is left and none can come, or if that
-    /// has just begun.
+    /// Sends pages that changed since they were read, round by round, for as long as each
+    /// round has at most half as many as the one before; the rest while nothing is
+    /// applied. False if none is left and none can come, or if that pause has just begun.
     fn catch_up(
         &mut self,
         watch: &Watch,

@@ -1,8 +1,8 @@
 //! A whole copy of a volume that comes in over a session's own link.
 //!
-//! Owns the receiver's side of the conversation, whichever of the two nodes receives:
-//! what is announced is answered with what is here already, sums with the pages that
-//! differ. Where the bytes go, and when they count, is `stage`'s.
+//! Owns the receiver's side, whichever of the two nodes receives: an announced file is
+//! answered with what is here already, sums with the pages that differ. Where the bytes
+//! go, and when they count, is `mojim_store::stage`'s.
 //!
 //! Invariants:
 //! - Nothing of the copy that is here changes before all of the new one has come.
@@ -17,19 +17,19 @@ use crate::pass::answers_are_taken;
 use mojim_env::{Error, Result};
 use mojim_store::store::Store;
 
-/// One that has begun.
+/// A copy that has begun to come in.
 #[derive(Debug)]
 pub struct CopyIn {
-    /// It is of the volume whose whole copy was here when it began.
+    /// The copy is of the volume whose whole copy was here when it began.
     pub continues: bool,
-    /// As of which LSN it was begun.
+    /// The LSN as of which it was begun.
     lsn: u64,
     /// The epochs of its records.
     pub history: History,
 }
 
 impl CopyIn {
-    /// What the body of a CopyBegin says.
+    /// Begins a copy by the body of a CopyBegin.
     pub fn begin(store: &Store, body: &[u8]) -> Result<CopyIn> {
         let c = CopyBegin::decode(body).map_err(bad)?;
         let history = History::from_entries(&c.history)
@@ -44,9 +44,9 @@ impl CopyIn {
         })
     }
 
-    /// One more frame. The copy's LSN if that was its last: then all of it has come, and
-    /// the caller puts it in place (`Store::load_end`, `Store::load_more`). `None` where
-    /// there is more.
+    /// Takes one more frame. Returns the copy's LSN after the last one: the caller then
+    /// puts the copy in place (`Store::load_end`, `Store::load_more`). `None` if there is
+    /// more.
     pub fn take(
         &self,
         store: &Store,

@@ -1,7 +1,7 @@
-//! How a session between two nodes begins, whether the peer is a mirror or a backup: what
-//! the answer to the greeting says is checked, and the lanes are opened.
+//! How a session between two nodes begins, whether the peer is a mirror or a backup: the
+//! answer to the greeting is checked, and the lanes are opened.
 //!
-//! Invariant: no lane carries a record before the peer has confirmed all of them.
+//! Invariant: no lane carries a record before the peer has confirmed all lanes.
 
 use std::sync::Arc;
 
@@ -48,9 +48,9 @@ struct Link {
 }
 
 impl Opening {
-    /// Sends the first word of each lane of `store`, over a link of its own that `connect`
-    /// makes. The peer has everything up to `resume`, and gave this `session` its number.
-    /// `shared`: by shared memory.
+    /// Sends the first word of each lane of `store`, over a link of its own that
+    /// `connect` makes. The peer has everything up to `resume`, and gave this `session`
+    /// its number. `shared`: the lanes use shared memory.
     pub fn begin(
         store: &Store,
         (session, epoch): (u64, u64),
@@ -114,17 +114,16 @@ impl Opening {
         Ok(moved)
     }
 
-    /// Whether the peer has confirmed all of them.
+    /// Whether the peer has confirmed all lanes.
     pub fn is_done(&self) -> bool {
         self.0.iter().all(|link| link.is_open)
     }
 
-    /// Gives them up.
     pub fn close(&self) {
         self.0.iter().for_each(|link| link.wire.conn.close());
     }
 
-    /// Of each lane the connection, what carries it, and the position from which records
+    /// For each lane the connection, what carries it, and the position from which records
     /// are sent.
     pub fn into_links(self) -> impl Iterator<Item = (Arc<dyn Conn>, Carrier, u64)> {
         let lanes = self.0.into_iter();

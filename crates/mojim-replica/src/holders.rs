@@ -1,8 +1,7 @@
 //! Which other nodes hold a volume, and where they are reached.
 //!
-//! Owns the list that a running primary goes by. It is the configuration's, and
-//! changes where a node is replaced: then the daemon beside the program, which
-//! has read the new configuration, knows.
+//! Owns the list that a running primary goes by: the configuration's. When a node is
+//! replaced, the daemon beside the program, which has read the new configuration, knows.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use crate::client::Client;
 use crate::request::{Holder, Request};
 use mojim_env::{Address, Env, Result};
 
-/// How long the daemon may take to say who they are.
+/// How long the daemon may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A node that holds the volume.
@@ -21,7 +20,7 @@ pub struct Peer {
     pub name: String,
     /// Where a primary reaches it as its mirror.
     pub address: Address,
-    /// Where it is forwarded to.
+    /// Where records are forwarded to it.
     pub tcp: Address,
     /// Whether a mirror's lanes are shared memory.
     pub shared: bool,
@@ -32,7 +31,7 @@ pub struct Peer {
 pub struct Holders(Mutex<Vec<Peer>>);
 
 impl Holders {
-    /// These, until further notice.
+    /// Holds these nodes, until `replace`.
     pub fn new(all: Vec<Peer>) -> Arc<Holders> {
         Arc::new(Holders(Mutex::new(all)))
     }
@@ -41,12 +40,12 @@ impl Holders {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The one of this name.
+    /// The node of this name.
     pub fn find(&self, name: &str) -> Option<Peer> {
         self.all().iter().find(|p| p.name == name).cloned()
     }
 
-    /// Others from now on; those that were not among them before.
+    /// Replaces the list; returns the nodes that were not in it before.
     pub fn replace(&self, all: Vec<Peer>) -> Vec<Peer> {
         let mut now = self.all();
         let before = std::mem::replace(&mut *now, all);
@@ -54,13 +53,13 @@ impl Holders {
         new.cloned().collect()
     }
 
-    /// One that nothing was done about counts as new again.
+    /// Removes a node that nothing was done about, so that it counts as new again.
     pub fn forget(&self, name: &str) {
         self.all().retain(|p| p.name != name);
     }
 }
 
-/// Those that the daemon at `daemon` knows of.
+/// The nodes that the daemon at `daemon` knows of.
 pub fn ask(env: &Arc<dyn Env>, daemon: &Address, cluster: &str, volume: &str) -> Result<Vec<Peer>> {
     let mut client = Client::connect(env, daemon, cluster, TIMEOUT)?;
     let volume = volume.to_owned();

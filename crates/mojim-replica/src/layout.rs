@@ -1,6 +1,6 @@
 //! Where everything of a volume lies on a node, from the configuration.
 //!
-//! Owns the paths (but those of keys and rings, `mojim-config`); nothing else makes
+//! Owns the paths (except those of keys and rings, `mojim-config`); nothing else makes
 //! one up.
 
 use std::path::{Path, PathBuf};
@@ -38,9 +38,9 @@ pub fn share_socket(node: &Node, volume: &str) -> PathBuf {
     meta_dir(node, volume).join("share.sock")
 }
 
-/// The directories of a volume on a node that nobody else may change.
+/// The directories of a volume on a node that no other user may change.
 pub fn own_dirs(node: &Node, volume: &str) -> Vec<PathBuf> {
-    // One that is memory is looked at where it is mapped.
+    // A log that is memory is checked where it is mapped.
     let log = node.log.path.clone();
     let log = log.filter(|_| node.log.medium == MediumKind::Disk);
     [
@@ -78,8 +78,8 @@ pub fn logs(config: &Config, node: &Node, volume: &Volume) -> Vec<LogSpec> {
         .collect()
 }
 
-/// Streams of a copy where the configuration does not say: the sender leaves
-/// half of this machine's cores to the program.
+/// Streams of a copy if the configuration does not say: the sender leaves half of this
+/// machine's cores to the program.
 fn copy_streams() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / 2).clamp(1, 4)
@@ -133,8 +133,8 @@ pub fn peer(config: &Config, node: &Node, volume: &Volume) -> Option<Peer> {
     Some(reached(other, volume))
 }
 
-/// The other nodes that hold the volume: a primary's candidates for a mirror,
-/// and whom it may be forwarded to.
+/// The other nodes that hold the volume: a primary's candidates for a mirror, and the
+/// nodes that it may forward to.
 pub fn others(config: &Config, node: &Node, volume: &Volume) -> Vec<Peer> {
     let names = volume.data_nodes().into_iter();
     names
@@ -146,7 +146,7 @@ pub fn others(config: &Config, node: &Node, volume: &Volume) -> Vec<Peer> {
 
 /// How a primary of this volume behaves on `node`.
 pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
-    // Also a backup's: a record that it cannot take is never forwarded to it.
+    // A backup's log counts too: a record that it cannot take is never forwarded to it.
     let others = volume.data_nodes().into_iter();
     let smallest = others
         .filter_map(|n| config.nodes.get(n))
@@ -160,8 +160,9 @@ pub fn primary(config: &Config, node: &Node, volume: &Volume) -> PrimarySpec {
         Failover::Automatic => config.failure_limit * 2 + VIEW_TIMEOUT,
         Failover::Manual => Duration::ZERO,
     };
-    // There a mirror that stands still again and again, each time for less than the
-    // limit, is to be noticed: its link is suspected sooner, and tried more often.
+    // With automatic failover a mirror that stands still again and again, each time for
+    // less than the limit, must be noticed: its link is suspected sooner, and tried more
+    // often.
     let timeout = match volume.failover {
         Failover::Automatic => volume.resend_timeout.min(config.failure_limit / 4),
         Failover::Manual => volume.resend_timeout,
@@ -206,7 +207,7 @@ pub fn name_within(node: &Node, volume: &str, path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The same node, as far as ranks go, as one that was always there.
+    /// A node that replaces another one must have the rank that the other one had.
     #[test]
     fn a_node_that_replaces_another_has_its_rank() {
         let text = |b: &str, more: &str| {

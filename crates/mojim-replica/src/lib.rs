@@ -1,5 +1,5 @@
-//! Primary, mirror and backups: the state machines of their sessions, copies of
-//! whole volumes, and who is who by the register of views.
+//! Primary, mirror and backups: the state machines of their sessions, copies of whole
+//! volumes, and their roles by the register of views.
 
 pub mod attach;
 pub mod backup_progress;

@@ -25,11 +25,11 @@ use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_HEADER_LEN, RecordHeader}
 use mojim_env::{Conn, Error, Memory, Result};
 use mojim_store::log::{CONTROL_LEN, Log};
 
-/// How often each side says that it is there.
+/// How often each side sends a heartbeat.
 pub const HEARTBEAT: Duration = Duration::from_millis(100);
 /// A link on which nothing came for this long is broken.
 pub const SILENCE: Duration = Duration::from_secs(3);
-/// The same while the receiver of a copy makes it durable.
+/// As [`SILENCE`], while the peer makes a copy or a spill file durable.
 pub const COPY_SILENCE: Duration = Duration::from_secs(120);
 /// When a copy that failed for want of room or the like is tried again.
 pub const COPY_AGAIN: Duration = Duration::from_secs(30);
@@ -37,13 +37,13 @@ pub const COPY_AGAIN: Duration = Duration::from_secs(30);
 /// Bytes of the page shared by both ends of a shared-memory lane.
 pub const PAGE_LEN: usize = 4096;
 
-/// What came is no such message.
+/// The error for a message that cannot be decoded.
 pub(crate) fn bad(e: mojim_format::FormatError) -> Error {
     Error::Protocol(format!("bad message: {e}"))
 }
 
-/// The positions of a shared-memory lane: a cache line for what each side
-/// writes at once, so that the other fetches one.
+/// The positions of a shared-memory lane. What one side writes at once lies in one cache
+/// line, so that the other side fetches only one.
 #[derive(Clone)]
 pub struct Page(Memory);
 
@@ -66,7 +66,7 @@ impl Page {
         Page(memory)
     }
 
-    /// Its memory, for passing it on.
+    /// The page's memory, for passing it to the peer.
     pub fn memory(&self) -> &Memory {
         &self.0
     }
@@ -121,17 +121,17 @@ pub enum Carrier {
     Shared(Page),
 }
 
-/// The primary's sending end of a lane.
+/// The sending end of a lane, on a primary or a node that forwards.
 pub struct Tx {
     conn: Arc<dyn Conn>,
     carrier: Carrier,
     /// Position of the first record that is not completely sent.
     sent: u64,
-    /// Bytes of its frame that are.
+    /// Bytes of that record's frame that are sent.
     off: usize,
-    /// The committed LSN in the headers of a send that was not taken as a
-    /// whole, and where its records end. The link may hold part of it, so the
-    /// same is sent until all is taken.
+    /// The committed LSN in the headers of a send that was not taken as a whole, and
+    /// where its records end. The link may hold part of this send, so the same bytes are
+    /// sent until all are taken.
     said: Option<(u64, u64)>,
 }
 
@@ -155,8 +155,8 @@ impl Tx {
         self.sent
     }
 
-    /// The same of a stream, with what it has taken of the record behind. Shared
-    /// memory takes everything at once, which tells nothing: 0.
+    /// As `sent`, plus what the stream has taken of the next record. 0 for shared memory,
+    /// which takes everything at once: that tells nothing.
     pub(crate) fn taken(&self) -> u64 {
         match self.carrier {
             Carrier::Shared(_) => 0,
@@ -180,7 +180,8 @@ impl Tx {
         }
     }
 
-    /// The same over a stream, but no record that begins at `limit` or behind.
+    /// As [`Tx::pump`] over a stream, but sends no record that begins at `limit` or
+    /// behind.
     pub fn pump_until(
         &mut self,
         log: &Log,
@@ -249,7 +250,7 @@ impl Tx {
         Ok(())
     }
 
-    /// Whether the link refused bytes that are still to be sent.
+    /// Whether the log holds records that are not completely sent.
     pub fn is_behind(&self, log: &Log) -> bool {
         self.sent < log.head()
     }
@@ -262,11 +263,11 @@ pub struct Ack {
     pub lsn: u64,
     /// How safe it is there.
     pub level: u16,
-    /// What follows is not taken yet, since a backup lacks too much.
+    /// The records behind it are not taken yet, since a backup lacks too much.
     pub waits: bool,
 }
 
-/// The primary's receiving end of a lane.
+/// The end of a lane that receives acknowledgements.
 pub struct Rx {
     conn: Arc<dyn Conn>,
     carrier: Carrier,
@@ -310,7 +311,7 @@ impl Rx {
                     waits: said,
                 }));
             }
-            // The stream only tells of the peer's end: looked at after a wait.
+            // The stream only tells when the peer is gone: it is looked at after a wait.
             if !std::mem::take(&mut self.waited) {
                 return Ok(None);
             }
@@ -361,7 +362,7 @@ impl Rx {
                             code,
                             text: format!("{peer} refused a record: {text}"),
                         },
-                        // Its disk, say: no record is at fault.
+                        // The peer's disk failed, say: no record is at fault.
                         _ => Error::Io {
                             what: format!("{peer} failed"),
                             errno: libc::EIO,
@@ -418,7 +419,7 @@ pub struct RingIn {
 pub enum Front {
     /// Nothing new.
     Nothing,
-    /// A record of this many bytes, by its own word.
+    /// A record of this many bytes, by its header.
     Record(usize),
 }
 
@@ -461,8 +462,8 @@ impl RingIn {
         }
     }
 
-    /// Fetches the first lines of what has come at once, instead of the second
-    /// only after the header was read (longer records: the processor does it).
+    /// Fetches the first cache lines of what has come at once, instead of the second one
+    /// only after the header was read. (For longer records the processor does it.)
     #[inline]
     fn prefetch(&self, off: usize, ahead: u64) {
         #[cfg(target_arch = "x86_64")]
@@ -489,7 +490,7 @@ impl RingIn {
                 return Ok(Front::Nothing);
             }
             if head < self.at {
-                // Before the primary's first word.
+                // The primary has not published its head yet.
                 return Ok(Front::Nothing);
             }
             let ahead = head - self.at;
@@ -596,8 +597,8 @@ impl Wire {
         self.queue(kind, epoch, 0, 0, &m.encode());
     }
 
-    /// Queues `CopyData` whose `len` bytes `fill` puts where they are sent
-    /// from, unless it says that they need not be.
+    /// Queues `CopyData` of `len` bytes, which `fill` writes to where they are sent from;
+    /// nothing if `fill` returns false.
     pub fn queue_data(
         &mut self,
         epoch: u64,
@@ -641,7 +642,8 @@ impl Wire {
             match self.conn.send(&[IoSlice::new(&self.outbuf[self.out_at..])]) {
                 Ok(n) => self.out_at += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    // A link that is never quite empty does not keep what is sent.
+                    // Bytes that are sent are dropped even if the queue is never quite
+                    // empty.
                     if self.out_at > self.backlog() {
                         self.outbuf.drain(..self.out_at);
                         self.out_at = 0;
@@ -656,7 +658,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// Whether what came is TLS's, an alert or the beginning of a handshake.
+    /// Whether what came is TLS: an alert or the beginning of a handshake.
     fn is_tls(&self) -> bool {
         matches!(self.inbuf[..], [21 | 22, 3, 0..=4, ..])
     }

@@ -55,8 +55,8 @@ pub struct Mirror {
     me: String,
     /// Silence after which a link counts as broken.
     pub silence: Duration,
-    /// How many records wait before they are applied, but when the log is half
-    /// full or nothing comes (`checkpoint_threshold`).
+    /// How many records wait before they are applied, unless the log is half full or
+    /// nothing comes (`checkpoint_threshold`).
     pub checkpoint_threshold: u64,
     session: AtomicU64,
     /// The contiguous prefix of what is in the logs.
@@ -64,19 +64,19 @@ pub struct Mirror {
     committed: AtomicU64,
     lanes: Vec<Mutex<Option<LaneIn>>>,
     heard: Mutex<Option<(Duration, String)>>,
-    /// Who said the last `Hello`.
+    /// The node that sent the last `Hello`.
     upstream: Mutex<String>,
-    /// It was one who forwards to a backup.
+    /// That node forwards to this one as its backup.
     as_backup: AtomicBool,
     /// Held while what a session rests on changes: greeting, loading, start,
     /// promotion exclude each other.
     change: Mutex<()>,
-    /// Counts greetings: an older control link has no say any more.
+    /// Counts greetings: a control link of an older greeting may change nothing any more.
     generation: AtomicU64,
-    /// Who greeted last: the session, if there is one, is with that node.
+    /// The node that greeted last: the session, if there is one, is with it.
     greeted: Mutex<String>,
-    /// Different whenever what is here may have been dropped or replaced; 0
-    /// while that is open.
+    /// A new number whenever records here may have been dropped or replaced; 0 while that
+    /// is not decided.
     term: AtomicU64,
     terms: AtomicU64,
     /// The backups that this copy is forwarded to.
@@ -92,7 +92,7 @@ pub struct Mirror {
     gives_up: AtomicBool,
 }
 
-/// No, with its reason: what the peer is told before the link closes.
+/// A refusal with its reason: what the peer is told before the link closes.
 #[derive(Debug, Clone)]
 pub struct Refusal {
     /// For programs.
@@ -130,7 +130,7 @@ impl Source for Mirror {
         &self.store
     }
 
-    /// All but its primary.
+    /// All nodes but its primary.
     fn serves(&self, peer: &str) -> bool {
         self.store.superblock().view.primary != peer
     }
@@ -168,13 +168,13 @@ impl Source for Mirror {
 }
 
 impl Mirror {
-    /// Follows whoever comes, into an opened store. At most `threshold` bytes
-    /// of what was received wait for an active backup.
+    /// A copy in an opened store, which follows any node that greets. At most `threshold`
+    /// bytes of what was received wait for an active backup.
     pub fn new(store: Arc<Store>, me: &str, threshold: u64) -> Mirror {
         let tail = store.tail();
         let received = Prefix::new(WINDOW, tail);
-        // Behind a gap there may be more, which was acknowledged on its lane:
-        // it counts as soon as the gap is filled.
+        // Behind a gap there may be records that were acknowledged on their lane: they
+        // count as soon as the gap is filled.
         for log in store.logs() {
             let mut at = log.start();
             while let Some((r, _, next)) = log.record(at) {
@@ -197,8 +197,8 @@ impl Mirror {
             change: Mutex::new(()),
             generation: AtomicU64::new(0),
             greeted: Mutex::default(),
-            // Until it has heard its primary: what is in the data area may be
-            // what was applied for a primary that never began its epoch.
+            // 0 until this copy has heard its primary: the data area may hold what was
+            // applied for a primary that never began its epoch.
             term: AtomicU64::new(0),
             terms: AtomicU64::new(1),
             backups: BackupProgress::new(store.logs().len(), threshold),
@@ -216,36 +216,37 @@ impl Mirror {
         self.committed.load(Acquire)
     }
 
-    /// The primary that was heard of within `silence`, if any.
+    /// The primary that was heard within `silence`, if any, and how long ago.
     pub fn live_primary(&self) -> Option<(Duration, String)> {
         let (when, who) = lock(&self.heard).clone()?;
         let ago = self.store.env().now().saturating_sub(when);
         (self.session.load(Acquire) != 0 && ago < self.silence).then_some((ago, who))
     }
 
-    /// When it last heard of whoever led it since it was opened, alive by now or not.
+    /// When it last heard its primary since it was opened, whether that is alive by now
+    /// or not.
     pub fn last_heard(&self) -> Option<Duration> {
         lock(&self.heard).as_ref().map(|(when, _)| *when)
     }
 
-    /// Whether it follows one who forwards, as a backup, for all it heard last.
+    /// Whether it follows a node that forwards, as its backup, by the last `Hello`.
     pub fn is_backup(&self) -> bool {
         self.as_backup.load(Acquire)
     }
 
-    /// The node whose session it is, if there is one.
+    /// The node that greeted last: the session, if there is one, is with it.
     pub fn greeted(&self) -> String {
         lock(&self.greeted).clone()
     }
 
-    /// What is here may change: nothing of it is forwarded meanwhile.
+    /// The records here may change: none is forwarded meanwhile.
     fn unsettle(&self) {
         self.term.store(0, SeqCst);
         self.store.revoke_pauses();
         self.backups.work.notify();
     }
 
-    /// It stands, and grows from here.
+    /// The records here stand from now on; more are only added.
     fn settle(&self) {
         self.backups.cut(&self.store);
         let number = self.terms.fetch_add(1, SeqCst) + 1;
@@ -253,7 +254,7 @@ impl Mirror {
         self.backups.work.notify();
     }
 
-    /// Whether records, or a whole copy, come from somebody.
+    /// Whether another node sends records, or a whole copy.
     pub fn has_session(&self) -> bool {
         self.session.load(Acquire) != 0 || self.store.is_loading()
     }
@@ -269,9 +270,9 @@ impl Mirror {
         }
     }
 
-    /// An operator has seen that this copy differs from the primary's in more
-    /// than the bytes of its files: it ends the session, and whoever is or
-    /// becomes primary makes a copy anew. What is here stays until then.
+    /// An operator has seen that this copy differs from the primary's in more than the
+    /// bytes of its files. Ends the session, so that the present or the next primary
+    /// makes a copy anew; what is here stays until then.
     pub fn distrust(&self) {
         let _change = lock(&self.change);
         self.distrusted.store(true, SeqCst);
@@ -292,7 +293,7 @@ impl Mirror {
         offset: u64,
         fetch: impl FnOnce(u64) -> Result<FilePage>,
     ) -> Result<bool> {
-        // Nobody drops records while it is relied on that they are here.
+        // No records are dropped while the rewrite relies on them.
         let _change = lock(&self.change);
         self.store.check()?;
         let sb = self.store.superblock();
@@ -322,8 +323,8 @@ impl Mirror {
         self.store.advanced.notify();
     }
 
-    /// Answers a primary's `Hello`; the promise is durable when this returns.
-    /// With the answer comes the link's generation.
+    /// Answers a primary's `Hello`; the promise is durable when this returns. Also
+    /// returns the link's generation.
     pub fn hello(&self, h: &Hello) -> Result<(Welcome, u64), Refusal> {
         let _change = lock(&self.change);
         let sb = self.store.superblock();
@@ -355,7 +356,7 @@ impl Mirror {
         Ok((self.welcome(&sb), generation))
     }
 
-    /// Both ends have as many lanes.
+    /// Checks that both ends have the same number of lanes.
     fn check_lanes(&self, h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
         if h.lanes as usize == self.lanes.len() {
             return Ok(());
@@ -372,9 +373,9 @@ impl Mirror {
         ))
     }
 
-    /// What is here may be brought to what the one has who greets.
+    /// Checks that this copy may be brought to what the greeting node has.
     fn check_rival(&self, h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
-        // One that has nothing replaces nothing.
+        // A node that has nothing replaces nothing.
         if sb.state != State::Whole || h.history.is_empty() {
             return Ok(());
         }
@@ -416,9 +417,9 @@ impl Mirror {
         }
     }
 
-    /// Two nodes may forward in one view: the primary, which is alone, and the
-    /// mirror that it gave up, which does not know it. Whoever has less than is
-    /// here, or no more than whom this node hears now, is not listened to.
+    /// Two nodes may forward in one view: the primary, alone, and the mirror that it gave
+    /// up, which does not know it. Refuses a node that has less than is applied here, or,
+    /// while another is heard, no more than is here.
     fn check_upstream(&self, h: &Hello, view: &View) -> Result<(), Refusal> {
         let no = |what: String| Err(Refusal::new(RefuseCode::Busy, what));
         if view.mirror == self.me {
@@ -441,7 +442,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// The session's terms are accepted; returns its number.
+    /// Accepts the session's terms; returns the session's number.
     fn start(&self, s: &Start) -> Result<u64> {
         let sb = self.store.superblock();
         if s.epoch != sb.promised {
@@ -504,8 +505,8 @@ impl Mirror {
         self.store.whole(self.received.get())
     }
 
-    /// The same for who may not wait for a disk. While records are applied it may count
-    /// parts of one more.
+    /// As [`Mirror::tail`], for a caller that may not wait for a disk. While records are
+    /// applied it may count parts of one more sync point.
     pub fn tail_now(&self) -> u64 {
         let received = self.received.get();
         self.store.try_whole(received).unwrap_or(received)
@@ -552,10 +553,10 @@ impl Mirror {
     }
 }
 
-/// Who greets knows no older view than this node.
+/// Refuses a node that knows an older view than this one.
 fn check_view(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
-    // A backup does not hear its primary itself; between two who forward in
-    // one epoch it does not matter which it hears.
+    // A backup does not hear its primary itself; which of two nodes forwards to it in one
+    // epoch does not matter.
     let newer = if h.backup {
         sb.view.epoch > h.view
     } else {
@@ -573,11 +574,11 @@ fn check_view(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
     ))
 }
 
-/// The epoch that is asked for may still be promised.
+/// Refuses an epoch that may not be promised any more.
 fn check_epoch(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
-    // No two nodes begin the same epoch, so an equal one is of the same
-    // primary. One above the promised one may also come from a primary that
-    // goes on while this node's memory of it is gone.
+    // No two nodes begin the same epoch, so an equal epoch is of the same primary. A
+    // greater one may also come from a primary that goes on while this node's memory of
+    // it is gone.
     let fresh = h.epoch >= sb.promised;
     if fresh && h.epoch != 0 && h.epoch <= u64::MAX / 2 {
         return Ok(());
@@ -591,8 +592,8 @@ fn check_epoch(h: &Hello, sb: &Superblock) -> Result<(), Refusal> {
     ))
 }
 
-/// Why node `me`, whose last view is this, does not follow who greets it: it made a newer
-/// view itself than that one knows.
+/// Why node `me`, whose last view is `view`, does not follow the node that greets it:
+/// `me` made a newer view itself than that node knows.
 pub fn superseded(me: &str, view: &View, h: &Hello) -> Option<Refusal> {
     let is = view.primary == me && view.epoch > h.view;
     is.then(|| {
@@ -604,7 +605,7 @@ pub fn superseded(me: &str, view: &View, h: &Hello) -> Option<Refusal> {
     })
 }
 
-/// Tells the peer no, as far as the link still takes it. The caller closes the link.
+/// Sends the refusal, if the link still takes it. The caller closes the link.
 pub fn refuse(wire: &mut Wire, epoch: u64, no: &Refusal) {
     wire.send(
         FrameKind::Refuse,

@@ -8,8 +8,8 @@
 //! pages travel, then the pages that it finds different; of the rest the bytes.
 //!
 //! Invariants:
-//! - Each piece is handed out once, and only of files of which the receiver has
-//!   said what it has.
+//! - Each piece is handed out once, and only from files of which the receiver has said
+//!   what it has.
 //! - At most `AHEAD` files are announced beyond the one that is handed out; a
 //!   link has at most `WINDOW` sums unanswered.
 //! - Holes are neither summed nor sent: what is not mentioned is zero.
@@ -41,7 +41,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// What is left of the first pass, for all who carry it.
+/// What is left of the first pass, for all links that carry it.
 pub struct Pass {
     files: Vec<CatalogEntry>,
     place: Mutex<Place>,
@@ -57,7 +57,7 @@ struct Place {
     announced: usize,
     /// What the receiver has of the announced files, from the present one on.
     have: VecDeque<u64>,
-    /// The present file, and where in it everything before was handed out.
+    /// The present file, and the offset up to which it was handed out.
     next: usize,
     offset: u64,
     /// Bytes of the files before it.
@@ -67,13 +67,13 @@ struct Place {
 /// The streams beside the session's own link.
 #[derive(Default)]
 struct Links {
-    /// Of which it is not known yet whether they will carry anything, and those
-    /// of which what they carried is not known to be staged.
+    /// Streams that may still carry something, or whose bytes are not known to be staged.
     open: usize,
     failure: Option<Failure>,
 }
 
-/// The receiver's answers are few and small, as long as they are taken.
+/// Fails if the sender does not take the answers to its copy. Otherwise they are few and
+/// small.
 pub fn answers_are_taken(wire: &Wire) -> Result<()> {
     if wire.backlog() > COPY_BACKLOG {
         return Err(Error::Protocol(
@@ -107,7 +107,7 @@ enum Next {
 }
 
 impl Pass {
-    /// Over these files.
+    /// A pass over `files`.
     pub fn new(files: Vec<CatalogEntry>) -> Pass {
         Pass {
             files,
@@ -123,8 +123,7 @@ impl Pass {
         &self.files
     }
 
-    /// Everything before this byte of the files, one behind the other, was
-    /// handed out.
+    /// Bytes that were handed out, counted over the files one after the other.
     pub fn at(&self) -> u64 {
         let p = lock(&self.place);
         p.before + p.offset
@@ -163,8 +162,8 @@ impl Pass {
         Ok(())
     }
 
-    /// Whether whoever waits for a piece has something to do: there may be one,
-    /// or none will come.
+    /// Whether a link that waits for a piece has something to do: there may be one, or
+    /// none will come.
     pub fn is_ready(&self) -> bool {
         let p = lock(&self.place);
         self.is_over() || !p.have.is_empty() || p.next == self.files.len()
@@ -190,8 +189,8 @@ impl Pass {
             let Some(&have) = p.have.front() else {
                 return Ok(Next::Later);
             };
-            // A page that only part of is there is not worth a sum, but for the
-            // file's own last.
+            // A page that the receiver has in part is not worth a sum, except the file's
+            // last.
             let have = match have >= f.size {
                 true => f.size,
                 false => have - have % COPY_PAGE,
@@ -239,7 +238,7 @@ impl Pass {
     /// A stream broke that had begun to carry.
     pub fn breaks(&self, failure: Failure) {
         let mut links = lock(&self.links);
-        // What the receiver says tells more than what came of it.
+        // The receiver's reason tells more than the broken link that followed.
         if failure.refused || links.failure.is_none() {
             links.failure = Some(failure);
         }
@@ -255,13 +254,13 @@ impl Pass {
         lock(&self.links).open > 0
     }
 
-    /// Nobody carries anything of it any more.
+    /// Ends the pass: no link carries anything of it any more.
     pub fn end(&self) {
         self.over.store(true, SeqCst);
         self.work.notify();
     }
 
-    /// Whether it was ended.
+    /// Whether [`Pass::end`] was called.
     pub fn is_over(&self) -> bool {
         self.over.load(Acquire)
     }

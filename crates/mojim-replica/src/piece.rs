@@ -21,8 +21,8 @@ pub enum Piece<'a> {
         /// Bytes.
         len: usize,
     },
-    /// Bytes of another file that go to the same place of the file: read only when
-    /// they are written to a spill file, piece by piece.
+    /// Bytes of another file that go to the same place of the file. They are read only
+    /// when they are written to a spill file, piece by piece.
     Copy {
         /// The file's number.
         file: u32,
@@ -115,7 +115,8 @@ impl Piece<'_> {
         }
     }
 
-    /// Its first `n` bytes, which are not all, and the others; `None` where it is one.
+    /// Its first `n` bytes, which are not all, and the rest; `None` if it cannot be
+    /// split.
     fn split(self, n: usize) -> Option<(Self, Self)> {
         assert!(n < self.len());
         match self {
@@ -175,7 +176,7 @@ impl Piece<'_> {
     }
 }
 
-/// The pieces, with what they copy read into `bytes`.
+/// The pieces, with the bytes of each `Copy` read into `bytes`.
 pub(crate) fn read_copies<'a>(
     pieces: &[Piece<'a>],
     bytes: &mut Vec<u8>,

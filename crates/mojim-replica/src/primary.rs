@@ -65,21 +65,21 @@ const LONGEST_TRIPS: Duration = Duration::from_secs(1);
 /// it lacks lengthens the wait before the link is suspected.
 const LEAST_PACE: u64 = 8 << 20;
 
-/// The receiving end and what stays of it when the link changes.
+/// A lane's receiving end, and what is kept of it when the link changes.
 pub struct RxSlot {
     /// While there is a link.
     pub rx: Option<Rx>,
-    /// The lane's LSN that the link last acknowledged.
+    /// The lane's last LSN that the present link acknowledged.
     acked: u64,
-    /// Some of what it acknowledged could not be counted yet.
+    /// Some of what the link acknowledged could not be counted yet.
     held: bool,
-    /// Where what the mirror's last link acknowledged ended, once that is over.
+    /// Position up to which the mirror's last link had acknowledged, once it is over.
     acked_at: u64,
     spinner: Spinner,
 }
 
 impl RxSlot {
-    /// A new link: what an old one acknowledged is over.
+    /// A new link: acknowledgements of an old one no longer count.
     pub(crate) fn install(&mut self, rx: Rx) {
         self.rx = Some(rx);
         self.acked = 0;
@@ -94,27 +94,27 @@ impl RxSlot {
     }
 }
 
-/// What one memory alone has, since the mirror was lost.
+/// What only this node's memory has, since the mirror was lost.
 struct Risk {
-    /// Bytes of records, when that was seen,
+    /// Bytes of these records when the loss was noticed.
     bytes: u64,
-    /// and when.
+    /// When the loss was noticed.
     since: Duration,
-    /// Where they end, lane by lane.
+    /// Where these records end, lane by lane.
     ends: Vec<u64>,
 }
 
 /// One lane's shared ends.
 pub struct OutLane {
     append: Mutex<()>,
-    /// What sends, while there is a link.
+    /// The sending end, while there is a link.
     pub tx: Mutex<Option<Tx>>,
-    /// What receives.
+    /// The receiving end.
     pub rx: Mutex<RxSlot>,
     /// When the mirror last said that this lane waits for a backup, in
     /// nanoseconds; 0: it has taken something since.
     waits: AtomicU64,
-    /// Position up to which the persistent prefix has been told.
+    /// Position up to which `persisted` counts this lane's records.
     persist: Mutex<u64>,
 }
 
@@ -124,7 +124,7 @@ pub struct Begun {
     /// Its LSN.
     pub lsn: u64,
     lane: usize,
-    /// About how many bytes the next one may have.
+    /// About how many bytes the next sync point may have.
     hint: usize,
 }
 
@@ -138,15 +138,15 @@ pub struct PrimarySpec {
     pub background_send: bool,
     /// How long a sync point polls before it blocks.
     pub spin: Duration,
-    /// After which standstill records are sent again.
+    /// Standstill after which the link is suspected, so that records are sent again.
     pub resend_timeout: Duration,
-    /// How often, before a sync point fails.
+    /// How many such periods pass before a sync point fails.
     pub resend_attempts: u32,
     /// Largest record that every log of the volume takes, in bytes.
     pub max_record: usize,
     /// Committed records that make a checkpoint due.
     pub checkpoint_threshold: u64,
-    /// When they are applied.
+    /// When committed records are applied.
     pub write_back: WriteBack,
     /// Pages that may wait with [`WriteBack::Async`].
     pub write_back_pages: u64,
@@ -160,17 +160,17 @@ pub struct PrimarySpec {
 /// What the background sees of the program and its sync points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// They come one after the other.
+    /// Sync points come one after the other.
     Busy,
-    /// There was none in some turns of the background.
+    /// No sync point came in some turns of the background.
     Quiet,
-    /// What waits takes too much memory.
+    /// The records that wait to be applied take too much memory.
     Pressed,
-    /// There was none for long, or somebody waits for room in the log.
+    /// No sync point came for long, or a caller waits for room in the log.
     Idle,
 }
 
-/// Bytes of records that are applied at a time, at least: an eighth of a log.
+/// The fewest bytes of records that are applied at a time; otherwise an eighth of a log.
 const LEAST_PIECE: u64 = 1 << 20;
 
 /// The primary of one volume, in the application's process.
@@ -181,13 +181,14 @@ pub struct Primary {
     pub spec: PrimarySpec,
     volume: AtomicU64,
     epoch: AtomicU64,
-    /// Whom the session is with.
+    /// The node that the session is with.
     mirror: Mutex<String>,
-    /// The rule and what is beside it; above [`CHANGES`], how often it was set.
+    /// The rule, its flags `HELD` and `LEASED`, and, above [`CHANGES`], how often it was
+    /// set.
     rule: AtomicU64,
     /// Of a leased primary: what was committed within its lease.
     held_at: AtomicU64,
-    /// Until when what the rule says counts, in nanoseconds of the clock.
+    /// The end of the lease, in nanoseconds of the clock.
     lease: AtomicU64,
     next: AtomicU64,
     split: Split,
@@ -197,7 +198,7 @@ pub struct Primary {
     pub persisted: Prefix,
     /// The lanes, by their numbers.
     pub lanes: Box<[OutLane]>,
-    /// Sync points that wait for others to send, write or receive for them.
+    /// Sync points that wait for other threads to send, write or receive for them.
     pub done: Event,
     /// The link thread.
     pub link_work: Event,
@@ -205,7 +206,7 @@ pub struct Primary {
     pub checkpoint_work: Arc<Event>,
     /// Sync points are sent to a mirror.
     pub link_up: AtomicBool,
-    /// Someone saw the link fail or stall.
+    /// A thread saw the link fail or stall.
     pub suspect: AtomicBool,
     /// The end has begun: nothing is appended any more.
     closed: AtomicBool,
@@ -214,7 +215,7 @@ pub struct Primary {
     /// Why the link is down, for error texts.
     pub(crate) link_error: Mutex<Option<Error>>,
     pub(crate) mirror_level: AtomicU16,
-    /// What was acknowledged, and would go with this node's power.
+    /// What was acknowledged, and would be lost with this node's power.
     risk: Mutex<Option<Risk>>,
     /// Silence after which a link counts as broken, in nanoseconds.
     silence: AtomicU64,
@@ -222,12 +223,11 @@ pub struct Primary {
     round_trip: AtomicU64,
     /// A program may append.
     pub ready: AtomicBool,
-    /// The spill file that the mirror is to get, and whether it has it.
+    /// The spill file that the mirror is to get, and whether the mirror has it.
     spill: Mutex<Option<(SpillFile, bool)>>,
-    /// Bytes of spill files that got further towards the mirror than ever before,
-    /// and of each file how far it got. What is sent a second time over a new link
-    /// is no progress, or a mirror that cannot take one in would be waited for
-    /// without end.
+    /// Bytes by which spill files got further towards the mirror than ever before, and
+    /// how far each file got. Bytes that are sent again over a new link are no progress:
+    /// otherwise a mirror that cannot take a file in would be waited for without end.
     spilled: AtomicU64,
     reached: Mutex<BTreeMap<u64, u64>>,
     /// All of a spill file is sent, and the mirror makes it durable.
@@ -236,7 +236,7 @@ pub struct Primary {
     spill_error: Mutex<Option<String>>,
     /// Sync points whose bytes go to spill files, before they have an LSN.
     spilling: AtomicUsize,
-    /// The most bytes that a file can have at the mirror, as that said last.
+    /// The most bytes that a file can have at the mirror, by its last Welcome.
     pub(crate) mirror_max_file: AtomicU64,
     /// The backups, while there is no mirror that forwards to them.
     pub backups: BackupProgress,
@@ -245,18 +245,18 @@ pub struct Primary {
 /// A sync point whose bytes stand in a spill file and that has no record yet.
 pub struct Spilling {
     file: SpillFile,
-    /// How long nothing may get further while others are waited for, and since when
-    /// nothing has.
+    /// How long spill files may stand still before this one fails, and since when they
+    /// do.
     usual: Duration,
     quiet: Duration,
-    /// Bytes of spill files that had got further when it was last looked at.
+    /// What `Primary::spilled` returned at the last look.
     spilled: u64,
-    /// The mirror has it, where one must.
+    /// The mirror has the file, or none must have it.
     handed: bool,
 }
 
 impl Spilling {
-    /// What its record says.
+    /// The operation that its record holds.
     fn piece(&self) -> Piece<'static> {
         Piece::Spill {
             length: self.file.len,
@@ -265,11 +265,11 @@ impl Spilling {
     }
 }
 
-/// Beside a rule: nothing counts at present.
+/// Flag beside the rule: nothing becomes committed at present.
 const HELD: u64 = 4;
-/// Beside a rule: it counts until the lease is over.
+/// Flag beside the rule: it applies until the lease is over.
 const LEASED: u64 = 8;
-/// Counts the changes of the rule, in the same word.
+/// The bit from which on the same word counts the changes of the rule.
 const CHANGES: u32 = 8;
 
 /// A point at which another thread may change the rule and the prefixes; tests
@@ -296,7 +296,7 @@ impl Source for Primary {
         &self.store
     }
 
-    /// Its mirror, also one that is lost, is its session's.
+    /// All but its mirror, even a lost one: the session sends to that node.
     fn serves(&self, peer: &str) -> bool {
         *self.mirror.lock().unwrap_or_else(|e| e.into_inner()) != peer
     }
@@ -315,7 +315,8 @@ impl Source for Primary {
         })
     }
 
-    /// What a primary forwards is settled once and for all, or another does it.
+    /// A primary's records are never dropped or replaced: its term is settled for good,
+    /// or another node forwards.
     fn is_settling(&self) -> bool {
         false
     }
@@ -334,11 +335,12 @@ impl Source for Primary {
 }
 
 impl Primary {
-    /// The session is with this node: nobody else speaks to it.
+    /// The session is with node `mirror` from here on: no backup session sends to that
+    /// node.
     pub(crate) fn pair_with(&self, mirror: &str) {
         let mut name = self.mirror.lock().unwrap_or_else(|e| e.into_inner());
         if *name != mirror {
-            // What another one acknowledged this one does not have.
+            // The new mirror does not have what another node acknowledged.
             for lane in &self.lanes {
                 lane.rx.lock().unwrap_or_else(|e| e.into_inner()).acked_at = 0;
             }
@@ -348,7 +350,7 @@ impl Primary {
         self.backups.work.notify();
     }
 
-    /// The node that is its mirror, or is to be; empty where there is none.
+    /// The node that is its mirror, or is to be; empty if there is none.
     pub fn mirror(&self) -> String {
         let name = self.mirror.lock().unwrap_or_else(|e| e.into_inner());
         name.clone()
@@ -458,8 +460,8 @@ impl Primary {
         Ok(())
     }
 
-    /// Begins a greater epoch while sync points go on: the next LSN is its
-    /// first. The caller has it from the register, and no link is up.
+    /// Begins a greater epoch while sync points go on: the next LSN is its first. The
+    /// register has agreed to it, and no link is up.
     pub(crate) fn raise(&self, epoch: u64) -> Result<()> {
         let _held: Vec<_> = self
             .lanes
@@ -502,7 +504,7 @@ impl Primary {
         self.done.notify();
     }
 
-    /// Nothing is appended after this returns; returns the last LSN.
+    /// Nothing is appended after this returns. Returns the last LSN.
     pub fn close_appends(&self) -> u64 {
         self.closed.store(true, SeqCst);
         self.settled_last()
@@ -531,8 +533,8 @@ impl Primary {
         &self.store.logs()[lane]
     }
 
-    /// Fails where this node or the mirror cannot make a file that large: before
-    /// there is a record of it.
+    /// Fails if this node or the mirror cannot have a file of `size` bytes. This is
+    /// checked before there is a record of the size.
     pub fn check_size(&self, size: u64) -> Result<()> {
         let here = self.store.area().max_file();
         let there = self.mirror_max_file.load(Acquire);
@@ -560,8 +562,8 @@ impl Primary {
         Ok(begun.lsn)
     }
 
-    /// Its first half: it has its LSN, and its bytes are in the log. An error
-    /// means that they are not.
+    /// The first half of [`Primary::commit`]: the sync point gets its LSN, and its bytes
+    /// are in the log. After an error they are not.
     #[inline]
     pub fn begin_commit(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         let bytes: usize = pieces.iter().map(|p| p.len() + OP_LEN).sum();
@@ -573,7 +575,8 @@ impl Primary {
         Ok(Begun { lsn, lane, hint })
     }
 
-    /// The same by a spill file, whatever its size: for pieces that are copied.
+    /// As [`Primary::begin_commit`], but by a spill file whatever the size: for pieces
+    /// that are copied.
     pub fn begin_copied(&self, pieces: &[Piece<'_>]) -> Result<Begun> {
         self.spilling.fetch_add(1, SeqCst);
         let begun = self.begin_spilled(pieces);
@@ -581,15 +584,15 @@ impl Primary {
         begun
     }
 
-    /// Its second half: waits until it is committed.
+    /// The second half of [`Primary::commit`]: waits until the sync point is committed.
     #[inline]
     pub fn finish_commit(&self, begun: &Begun) -> Result<()> {
         self.wait_hinted(begun.lsn, begun.lane, begun.hint)
     }
 
-    /// In its place, for who does not wait: sends it, if nobody else is sending.
-    /// The checkpoint's thread writes it to the own log, the link's thread sends
-    /// what is left over and takes the acknowledgement.
+    /// In place of [`Primary::finish_commit`], without a wait: sends the record, or
+    /// leaves that to a thread that is sending. The checkpoint thread writes it to the
+    /// own log; the link thread sends what is left over and takes the acknowledgement.
     pub fn start_async(&self, begun: &Begun) {
         if self.spec.background_send {
             self.link_work.notify();
@@ -599,7 +602,7 @@ impl Primary {
         self.checkpoint_work.notify();
     }
 
-    /// The last LSN, when everybody who took one before has appended: who
+    /// The last LSN, after every thread that took one before has appended: a thread that
     /// appends after this has seen what the caller wrote before.
     pub fn settled_last(&self) -> u64 {
         for lane in &self.lanes {
@@ -608,15 +611,15 @@ impl Primary {
         self.last()
     }
 
-    /// The same, if no sync point has read its bytes already and gets its LSN
-    /// later: who appends after this reads after it.
+    /// As [`Primary::settled_last`]; `None` while a sync point has read its bytes and
+    /// gets its LSN later. A thread that appends after this reads after it.
     pub fn settled_unspilled(&self) -> Option<u64> {
         let spills = self.spilling.load(SeqCst) > 0;
         (!spills).then(|| self.settled_last())
     }
 
-    /// The level at which this node and its mirror have `lsn`; `None` where it
-    /// is not there or not known to be.
+    /// The level at which this node and its mirror have `lsn`; `None` if the record is
+    /// not there or not known to be.
     pub fn copies(&self, lsn: u64) -> (Option<Level>, Option<Level>) {
         let own = if lsn > self.last() {
             None

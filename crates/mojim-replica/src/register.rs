@@ -1,10 +1,9 @@
 //! The register of views, as the engine sees it: read it, swap it.
 //!
-//! Owns the interface, the way to it from outside of the voters (a program asks
-//! the node daemon beside it, a node that does not vote asks one that does) and
-//! the thread on which a primary's errands to it wait. What keeps the register
-//! (a replicated log among the voters) is a crate above; the simulator has one
-//! of its own.
+//! Owns the interface, the way to it from outside of the voters (a program asks the node
+//! daemon beside it, a node that does not vote asks one that does) and the thread on
+//! which a primary's calls to it wait. A crate above keeps the register, in a log that
+//! the voters replicate; the simulator has one of its own.
 //!
 //! Invariants:
 //! - A swap that was reported as done stays done, whatever fails.
@@ -26,17 +25,17 @@ pub const VIEW_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Where views lie.
 pub trait ViewRegister: Send + Sync {
-    /// The register of a volume, not older than this call; the default one if
-    /// it was never written. Fails with `Error::Timeout` where no majority of
-    /// voters can be reached. Blocks for a bounded time.
+    /// The register of a volume, not older than this call; the default one if it was
+    /// never written. Fails with `Error::Timeout` if no majority of voters can be
+    /// reached. Blocks for a bounded time.
     fn read(&self, volume: &str) -> Result<Register>;
 
-    /// Puts `new` in the place of the register with the version before
-    /// `new.version`. False if that is not the present one. After an error it
-    /// is not known: read again, a register equal to `new` is this one.
+    /// Puts `new` in the place of the register with the version before `new.version`.
+    /// False if the present version is another one. After an error the outcome is not
+    /// known: the caller reads again, and a register equal to `new` is this one.
     fn swap(&self, volume: &str, new: &Register) -> Result<bool>;
 
-    /// Who votes, as far as is known here.
+    /// The voters, as far as is known here.
     fn voters(&self) -> Result<Vec<String>> {
         Err(Error::Invalid("it is not known here who votes".into()))
     }
@@ -45,21 +44,21 @@ pub trait ViewRegister: Send + Sync {
     fn hear(&self, call: RaftCall) -> Result<Value>;
 }
 
-/// What is to be asked of the register.
+/// A call to be made on the register.
 pub type RegisterCall = Box<dyn FnOnce(&dyn ViewRegister) + Send>;
 
-/// Has errands run while who sent them does something else.
+/// Runs calls to the register while their sender does something else.
 pub trait RegisterCalls: Send {
-    /// Sees to it that `what` is run. One that cannot be run any more is dropped.
+    /// Has `what` run. A call that cannot be run any more is dropped.
     fn send(&mut self, what: RegisterCall);
 }
 
-/// Errands run by a thread of their own, which ends with its owner: at once, or
+/// Runs register calls on a thread of its own, which ends with its owner: at once, or
 /// when the register has answered or is given up (`VIEW_TIMEOUT`).
 pub struct RegisterWorker(Sender<RegisterCall>);
 
 impl RegisterWorker {
-    /// Starts the thread. `back` is called after each errand.
+    /// Starts the thread. `back` is called after each call.
     pub fn start(
         views: Arc<dyn ViewRegister>,
         back: impl Fn() + Send + 'static,
@@ -115,7 +114,7 @@ impl RemoteRegister {
         }
     }
 
-    /// `again`: it does no harm to ask it twice.
+    /// `again`: whether the question may be asked twice.
     fn ask(&self, question: &Request, again: bool) -> Result<Value> {
         let mut slot = self.client.lock().unwrap_or_else(|e| e.into_inner());
         let (link, first) = &mut *slot;

@@ -1,9 +1,9 @@
 //! What programs, nodes and the command ask a node (`docs/protocol.md`, "Requests").
 //!
-//! Owns the requests, and those answers by which somebody decides. JSON on the wire,
-//! one object for each: the field `what` names the request, `cluster` who may be asked.
-//! What is missing where a default is given here has that default; what is unknown is
-//! left out of account, so that an older node is asked by a newer one.
+//! Owns the requests, and the answers by which a node or program decides. Each is one
+//! JSON object: the field `what` names the request, `cluster` the cluster that is meant.
+//! A missing field has the default that is given here, if any; an unknown field is passed
+//! over, so that a newer node can ask an older one.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -30,33 +30,35 @@ pub struct Question<R = Request> {
 pub enum Request {
     /// Whether the daemon answers: `true`.
     Pulse,
-    /// All that is known of one volume or of all, for people: a JSON document. Nobody
+    /// All that is known of one volume or of all, for people: a JSON document. No node
     /// decides by it.
     Status {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         volume: Option<String>,
-        /// Whether its registers are read too, which takes long during an election.
+        /// Whether the volumes' registers are read too, which takes long during an
+        /// election.
         #[serde(default = "yes")]
         register: bool,
     },
     /// What the node's copy has: [`Standing`].
     Standing { volume: String },
-    /// Whether the node looks after what a dead program left, or does so now.
+    /// Has the node commit what a dead program left in its logs: whether it does.
     Settle { volume: String },
     /// Whether a program may start here: [`Post`], as soon as one may or after `wait`
     /// milliseconds, a second at most.
     Post { volume: String, wait: u64 },
     /// The register's value: [`Register`].
     ViewRead { volume: String },
-    /// Changes it: whether it was of the version before this one's.
+    /// Changes the register to `new`: whether its version was the one before that of
+    /// `new`.
     ViewSwap { volume: String, new: Register },
-    /// Which other nodes hold it: a list of [`Holder`].
+    /// Which other nodes hold the volume: a list of [`Holder`].
     Holders { volume: String },
-    /// The names of those that vote, by the register's log.
+    /// The names of the voters, by the register's log.
     Voters,
     /// Has the node read its configuration file again, if its text has this sum.
     Reload { sum: u64 },
-    /// The voters among themselves.
+    /// A voter's call to another voter.
     Raft(RaftCall),
     /// Has the node become primary.
     Promote {
@@ -64,7 +66,7 @@ pub enum Request {
         #[serde(default)]
         force: bool,
     },
-    /// The files of its copy, with what has changed since `since`.
+    /// The files of the node's copy, and what changed in the list ([`Since`]).
     Files {
         volume: String,
         #[serde(flatten)]
@@ -77,7 +79,7 @@ pub enum Request {
         offset: u64,
         pages: u64,
     },
-    /// The bytes of one page of 4 KiB, and whether it has changed since `since`.
+    /// The bytes of one page of 4 KiB, and which of them were written ([`Since`]).
     Page {
         volume: String,
         id: u64,
@@ -85,7 +87,7 @@ pub enum Request {
         #[serde(flatten)]
         since: Since,
     },
-    /// A reader's: what is new since what it shows, and pages of a file.
+    /// A reader's request: what is new since what it shows, and pages of a file.
     Read(Read),
     /// Puts the primary's bytes in the place of one page.
     Rewrite {
@@ -95,7 +97,7 @@ pub enum Request {
     },
     /// A program is about to attach: the daemon ends what it does with the copy.
     GiveWay { volume: String },
-    /// Gives the copy up as soon as the primary sends another.
+    /// Has the node give its copy up as soon as the primary sends another.
     CopyAnew { volume: String },
 }
 
@@ -103,16 +105,17 @@ fn yes() -> bool {
     true
 }
 
-/// What who asks has seen on the other node.
+/// What the asking program has seen on another node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Since {
-    /// The answer is to have this LSN, at least.
+    /// The answer says what records after this LSN changed, if the node can tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
-    /// The epoch that this LSN was born in there.
+    /// The epoch in which `after` was born on that other node.
     #[serde(default)]
     pub after_born: u64,
-    /// What has changed after this LSN is told too.
+    /// The node waits, for a bounded time, until its files have all records up to this
+    /// LSN.
     #[serde(default)]
     pub since: u64,
 }
@@ -120,13 +123,13 @@ pub struct Since {
 /// A voter's question to another.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RaftCall {
-    /// Who is meant.
+    /// The voter that is asked.
     pub to: String,
-    /// Who asks.
+    /// The voter that asks.
     pub from: String,
-    /// The sum of the names of all who vote, as the asking node knows them.
+    /// The checksum of all voters' names, as the asking node knows them.
     pub voters: u32,
-    /// Which of raft's calls.
+    /// Which of Raft's calls.
     pub rpc: String,
     /// Its arguments.
     pub body: Value,
@@ -143,10 +146,10 @@ pub struct Read {
     /// The epoch that this LSN was born in.
     #[serde(default)]
     pub epoch: u64,
-    /// The copy that it has seen.
+    /// The `volume_id` of the copy that it shows.
     #[serde(default)]
     pub volume_id: u64,
-    /// How often pages were rewritten in it.
+    /// How often pages were rewritten in that copy.
     #[serde(default)]
     pub rewritten: u64,
     /// Milliseconds to wait for something newer.
@@ -158,7 +161,7 @@ pub struct Read {
     /// Or by its number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<u32>,
-    /// Bytes from its start.
+    /// Byte offset in the file.
     #[serde(default)]
     pub offset: u64,
     /// Pages of 4 KiB from there on.
@@ -187,9 +190,9 @@ pub enum CopyState {
 /// What a node's copy of a volume has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
-    /// The copy's.
+    /// The copy's state.
     pub state: CopyState,
-    /// Of the view that it knows; 0: none.
+    /// The epoch of the view that it knows; 0: none.
     pub epoch: u64,
     /// That view's primary.
     pub primary: String,
@@ -199,11 +202,11 @@ pub struct Standing {
     pub checkpoint: u64,
     /// Whether what it acknowledges is durable.
     pub persistent: bool,
-    /// The process that is attached here; 0: there is one that has not begun.
+    /// The process that is attached here; 0: one that has not begun its epoch.
     pub attached: Option<u64>,
-    /// It is to be made anew, by an operator's word.
+    /// The copy is to be made anew, by an operator's word.
     pub distrusted: bool,
-    /// What keeps it from going on.
+    /// What keeps the copy from going on.
     pub error: Option<String>,
 }
 
@@ -212,7 +215,7 @@ pub struct Standing {
 pub struct Post {
     /// The register's primary.
     pub primary: Option<String>,
-    /// That is this node, and its copy is free and of that view.
+    /// The register's primary is this node, and its copy is free and of that view.
     pub ready: bool,
 }
 

@@ -6,14 +6,14 @@
 //! blocks. `docs/protocol.md`, "Session".
 //!
 //! Invariants:
-//! - The lanes' ends exist only between `Started` and the next failure, and
-//!   all belong to one session number that the mirror gave.
-//! - Nothing of a record's epoch changes when it is sent again.
+//! - The lanes' ends exist only between `Started` and the next failure, and all belong to
+//!   one session, whose number the mirror chose.
+//! - A record keeps its epoch when it is sent again.
 //! - A mirror counts as a member only once it holds every sync point that was
 //!   acknowledged without it.
-//! - While the register of views is asked, everything goes on as both the old
-//!   and the new view allow it.
-//! - The mirror is another node only in another epoch: each has one.
+//! - While an answer of the register of views is due, only what both the old and the new
+//!   view allow is done.
+//! - Each epoch has one mirror: another node becomes the mirror only in a new epoch.
 
 mod agree;
 mod lanes;
@@ -43,13 +43,13 @@ use mojim_env::{Conn, Error, Result};
 use mojim_store::area::named_spill;
 use mojim_store::log::Live;
 
-/// A mirror that was given up may come back for this many times the limit
-/// after which it was; then a backup takes its place.
+/// A mirror that was given up may come back for this many times `failure_limit`; then a
+/// backup takes its place.
 const REPLACE: u32 = 2;
 /// The longest pause between two epochs that are begun for a backup's sake.
 const OUTBID_PAUSE: Duration = Duration::from_secs(60);
-/// Epochs since a checkpoint with which none is begun for a backup's sake; a
-/// history keeps twice as many.
+/// If more epochs than this have begun since a checkpoint, none is begun for a backup's
+/// sake; a history keeps twice as many.
 const MOST_EPOCHS: usize = 64;
 /// Flag of a heartbeat: the mirror now holds everything, it is a member.
 pub const FLAG_MEMBER: u16 = 1;
@@ -71,7 +71,7 @@ enum Phase {
     Claiming { resume: u64, keep: u64 },
     /// `Start` is out.
     Starting { resume: u64 },
-    /// Spill files go ahead of the records that name them and that the mirror lacks.
+    /// Spill files go ahead of the records that the mirror lacks and that name them.
     Spilling {
         session: u64,
         resume: u64,
@@ -88,7 +88,7 @@ pub struct Session {
     primary: Arc<Primary>,
     me: String,
     peer: Peer,
-    /// A new epoch, and nothing shown to the application yet.
+    /// It attaches: nothing is shown to the application yet, and it begins a new epoch.
     attach: bool,
     /// The epoch to ask for while attaching.
     epoch: u64,
@@ -103,7 +103,7 @@ pub struct Session {
     alone: bool,
     /// The rule that applies once the mirror is a member.
     paired_rule: AckRule,
-    /// What an attach adopted; the application waits until it is acknowledged.
+    /// The last LSN that an attach adopted; the application waits until it is committed.
     adopted_lsn: u64,
     force_copy: bool,
     /// When something last moved on the links, and how far it was: what is
@@ -112,40 +112,41 @@ pub struct Session {
     /// The last LSN that may have been acknowledged without this mirror.
     rejoin_lsn: Option<u64>,
     backoff: Duration,
-    /// The peer's copy is to be taken.
+    /// This node is to take the peer's copy.
     adopting: bool,
     /// Why attaching cannot succeed.
     fatal: Option<Error>,
-    /// It would begin with less than was acknowledged: an operator decides.
+    /// The attach would begin with less than was acknowledged: an operator decides.
     loss: Option<Loss>,
     /// Why the last try failed.
     pub last_error: Option<String>,
     spill: Option<SpillOut>,
-    /// The register of views, where the cluster has one.
+    /// The register of views, if the cluster has one.
     view_client: Option<ViewClient>,
-    /// Counts links; and on which one the register was asked last.
+    /// The number of the present link, and of the link on which the register was last
+    /// asked.
     link: u64,
     asked_on: u64,
-    /// Whether it was alone before it asked for its mirror's admission.
+    /// Whether this primary was alone before it asked for its mirror's admission.
     was_alone: bool,
     /// With a register: until when an attach waits for its mirror's admission.
     admit_by: Duration,
     /// The nodes that may be the mirror, the present one among them.
     candidates: Arc<Holders>,
-    /// Since when there is no link to the present one that got beyond greeting.
+    /// Since when no link to the present mirror has got beyond greeting.
     absent: Duration,
-    /// A backup may take over by itself: nothing counts while the register
-    /// cannot be asked whether one has.
+    /// A backup may take over by itself: nothing is committed while the register cannot
+    /// be asked whether a backup has.
     leased: bool,
-    /// Who is to be the mirror of the epoch that the register is asked for.
+    /// The mirror of the epoch that the register is asked for, if a new one.
     successor: Option<Peer>,
-    /// The mirror lost what it had acknowledged: no link before it is out of
-    /// the view.
+    /// The mirror lost what it had acknowledged: no link is made to it before it is out
+    /// of the view.
     leaving: bool,
-    /// The epoch that the register is asked for is for a backup's sake: links
-    /// of the present one are made meanwhile.
+    /// The register is asked for an epoch for a backup's sake: links of the present epoch
+    /// are made meanwhile.
     raise_for_backup: bool,
-    /// When it may be asked so again, and how long after that the next time.
+    /// When the register may be asked for such an epoch again, and the pause after that.
     outbid_next: Duration,
     outbid_pause: Duration,
     /// The epoch of the view that the last `Hello` named.
@@ -156,7 +157,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that attaches: asks for an epoch above every one it knows.
+    /// A session that attaches: it asks for an epoch above all that it knows.
     pub fn attach(primary: Arc<Primary>, me: &str, peer: Peer) -> Session {
         let sb = primary.store.superblock();
         primary.pair_with(&peer.name);
@@ -211,7 +212,7 @@ impl Session {
         &self.peer.name
     }
 
-    /// From here on the mirror is another node.
+    /// Makes `peer` the mirror from here on.
     fn turn_to(&mut self, peer: Peer) {
         self.primary.pair_with(&peer.name);
         let store = &self.primary.store;
@@ -241,7 +242,7 @@ impl Session {
         self.fatal.as_ref()
     }
 
-    /// What an attach would give up that only an operator may.
+    /// What an attach would lose, if an operator must decide about it.
     pub fn loss(&self) -> Option<Loss> {
         self.loss
     }
@@ -261,8 +262,7 @@ impl Session {
         !matches!(self.phase, Phase::Idle(_) | Phase::Greeting)
     }
 
-    /// Streams that were opened for a copy since this was asked: the caller
-    /// steps them.
+    /// Streams that were opened for a copy since the last call; the caller steps them.
     pub fn take_streams(&mut self) -> Vec<StreamOut> {
         match &mut self.phase {
             Phase::Sending(out) => out.take_streams(),
@@ -288,7 +288,7 @@ impl Session {
             ..
         } = e
         {
-            // Two ends that disagree are not brought together by trying again.
+            // Another try does not help if the ends disagree: a whole copy does.
             self.force_copy |= self.is_active();
         }
         let paired = self.is_active() && !self.attach;
@@ -305,7 +305,7 @@ impl Session {
         if self.is_active()
             && let Some(view_client) = &mut self.view_client
         {
-            // It was of no use for a while before that was seen.
+            // The link was of no use for a while before its failure was noticed.
             let silent = now.saturating_sub(self.heard);
             let stuck = match p.acked.get() < p.last() {
                 true => now.saturating_sub(self.progress.0),
@@ -374,7 +374,7 @@ impl Session {
                 .clone();
             return Err(why.unwrap_or_else(|| Error::Protocol("the link is suspected".into())));
         }
-        // A copy that failed halfway is nobody's source.
+        // A copy that failed halfway must not be a source.
         self.primary.store.check()?;
         let mut moved = self.hear_register(now)?;
         self.give_up_mirror(now)?;
@@ -411,8 +411,8 @@ impl Session {
         Ok(moved)
     }
 
-    /// Without a link since before `when`, the time to try again: greets the mirror, or
-    /// turns to another one. False if neither is to be done now.
+    /// There is no link, and `when` is the time to try again: greets the mirror, or turns
+    /// to another one. False if neither is to be done now.
     fn leave_idle(&mut self, now: Duration, when: Duration) -> Result<bool> {
         let raising = self
             .view_client
@@ -434,8 +434,8 @@ impl Session {
 
     /// An error if the mirror has been silent for too long.
     fn check_heard(&self, now: Duration) -> Result<()> {
-        // While it takes in a copy the mirror may sync for long, and so where all of
-        // a spill file has come.
+        // The mirror may sync for long while it takes in a copy, or when all of a spill
+        // file has come.
         let long = matches!(self.phase, Phase::Sending(_) | Phase::Sent { .. })
             || self.spill.as_ref().is_some_and(SpillOut::is_confirming);
         let patience = if long { COPY_SILENCE } else { self.silence };
@@ -448,8 +448,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether another node has its mirror's place. Then it is nobody's mirror any
-    /// more, also if it answers, as its own configuration may have it.
+    /// Whether another node has taken the mirror's place. The replaced node is no mirror
+    /// any more, even if its own configuration still makes it one and it answers.
     fn is_replaced(&self) -> bool {
         self.view_client.is_some()
             && !self.attach
@@ -465,7 +465,7 @@ impl Session {
             match view_client.view_to_attach(&self.primary.store) {
                 Ok(epoch) => {
                     view = view.max(epoch);
-                    // What it holds beyond this copy is to be adopted.
+                    // The attach adopts what the register's mirror holds beyond this copy.
                     let named = view_client.register.mirror.as_ref();
                     let other = named.filter(|m| m.node != self.peer.name);
                     let broken = &self.primary.store.mutations;
@@ -523,7 +523,7 @@ impl Session {
         Ok(())
     }
 
-    /// An epoch that the last try began is not begun again.
+    /// An epoch above those that earlier tries began: none is begun twice.
     fn unused_epoch(&self) -> u64 {
         let store = &self.primary.store;
         let view = store.superblock().view.epoch;
@@ -624,8 +624,8 @@ impl Session {
         self.send_spills(s.session, resume)
     }
 
-    /// A sign of life came back: how long that took, and what a node has promised that
-    /// the mirror forwards to.
+    /// Takes the answer to a heartbeat: the round-trip time, and the epoch that a backup
+    /// of the mirror's has promised, if the answer has one.
     fn beat_answered(&mut self, f: &Frame, body: &[u8], active: bool) {
         if let (true, Ok(epoch)) = (active, body.try_into()) {
             let promised = u64::from_le_bytes(epoch);
@@ -725,8 +725,8 @@ impl Session {
         }
         self.beat += 1;
         self.spoke = now;
-        // One that takes longer than the time between two is measured too; the
-        // time that the mirror takes for a copy is not the link's.
+        // A round trip longer than the heartbeat interval is measured too; the time that
+        // the mirror takes for a copy is not the link's.
         if !copies {
             self.sent_at.get_or_insert((now, self.beat));
         }
@@ -780,8 +780,8 @@ impl Session {
         self.is_active() && self.sent_at.is_some()
     }
 
-    /// While a copy is made: whether bytes wait for room on the link. Then, and
-    /// only then, the link alone tells when there is more to do.
+    /// While a copy is made: whether bytes wait for room on the link. Only then does the
+    /// link alone tell when there is more to do.
     pub fn copies(&self) -> Option<bool> {
         let copies = matches!(
             self.phase,
@@ -803,9 +803,9 @@ mod tests {
     use mojim_config::WriteBack;
     use mojim_env::Address;
 
-    /// A record that the mirror refused was sent again, and refused again, for ever: by
-    /// the time the session heard of it, it was told in words and no longer by its code.
-    /// What the mirror's disk refuses is no record's fault: it resumes where it was.
+    /// A record that the mirror refused was sent and refused again for ever: the session
+    /// received the refusal as a text, without its code. A refusal because of the
+    /// mirror's disk is no record's fault: the session resumes where it was.
     #[test]
     fn a_record_that_was_refused_is_not_sent_again() {
         let refused = |code| Error::Refused {

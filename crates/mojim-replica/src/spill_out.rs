@@ -18,24 +18,23 @@ pub(crate) struct SpillFile {
     pub id: u64,
     /// Its bytes.
     pub len: u64,
-    /// It, open.
     pub file: Arc<dyn File>,
 }
 
-/// One that is being sent.
+/// A spill file that is being sent.
 pub(crate) struct SpillOut {
     spill: SpillFile,
-    /// Bytes that were handed to the link,
+    /// Bytes that were queued on the link.
     at: u64,
-    /// and of these the ones that it has taken.
+    /// Bytes that the link has taken.
     taken: u64,
-    /// The confirmation was asked for,
+    /// The request for the confirmation is queued.
     ended: bool,
-    /// and the link has taken that too.
+    /// The link has taken that request too.
     confirming: bool,
 }
 
-/// What a turn did.
+/// What [`SpillOut::pump`] did.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sent {
     /// Something was handed to the link.
@@ -45,7 +44,7 @@ pub(crate) struct Sent {
 }
 
 impl SpillOut {
-    /// Before its first byte.
+    /// A file of which nothing is sent yet.
     pub fn new(spill: SpillFile) -> SpillOut {
         SpillOut {
             spill,
@@ -66,12 +65,12 @@ impl SpillOut {
         self.taken
     }
 
-    /// Whether an answer that names it can be the confirmation.
+    /// Whether an answer that names the file can be the confirmation.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// Whether all that is to be sent is: the peer makes it durable.
+    /// Whether everything is sent: the peer makes the file durable.
     pub fn is_confirming(&self) -> bool {
         self.confirming
     }

@@ -5,13 +5,12 @@
 //! again. Where both ends of a link are on one processor, polling only keeps
 //! the other end from running (measured: 73 µs instead of 12 for a round trip).
 //!
-//! And, for a thread that serves others ([`Spinner::learning`]), how long
-//! polling is worth it: a primary whose sync points take 130 µs, because each
-//! writes its log, sends something every 130 µs, and pays to wake a mirror that
-//! stopped polling after 30 (measured: 1.3 times the slower of disk and link,
-//! instead of 1.15). So while something comes regularly, such a thread polls
-//! for up to twice the usual wait, [`LONGEST`] at most, and gives way to
-//! whatever else wants its processor.
+//! And, for a thread that serves others ([`Spinner::learning`]), how long polling is
+//! worth it: a primary whose sync points take 130 µs, because each writes its log, sends
+//! something every 130 µs, and pays to wake a mirror that stopped polling after 30
+//! (measured: 1.3 times the slower of disk and link, instead of 1.15). So while something
+//! comes regularly, such a thread polls for up to twice the usual wait, [`LONGEST`] at
+//! most, and yields the processor to other threads.
 
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ pub struct Spinner {
     usual: Duration,
     /// When this wait began, once it lasted some polls.
     since: Option<Duration>,
-    /// It has lasted longer than `spin`.
+    /// This wait has lasted longer than `spin`.
     long: bool,
     misses: u32,
     polls: u32,

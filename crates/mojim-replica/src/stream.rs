@@ -1,16 +1,16 @@
 //! A stream: a link beside the session's own that carries a part of a copy's
 //! first pass.
 //!
-//! Owns both ends. Each is a state machine that never blocks; in the product a
-//! thread drives it (`StreamOut::run`, `node`), so that several cores read,
-//! encrypt, compare and write.
+//! Owns both ends. Each is a state machine that never blocks; in the product a thread
+//! drives it (`StreamOut::run`, `mojim-node`), so that several cores read, encrypt,
+//! compare and write.
 //!
 //! Invariants:
-//! - A stream carries bytes of one copy, the one that its first word names;
-//!   what comes after that copy is over is refused (`stage`).
+//! - A stream carries bytes of one copy, which its first word names; bytes that come
+//!   after that copy is over are refused (`mojim_store::stage`).
 //! - Its last word is answered when everything before it is staged. Until then
 //!   nothing is sent again, and the copy does not end.
-//! - One that breaks after it was open ends the copy; one that cannot be opened
+//! - A stream that breaks after it was open ends the copy; a stream that cannot be opened
 //!   leaves its part to the others.
 
 use std::sync::Arc;
@@ -31,11 +31,11 @@ use mojim_store::store::Store;
 
 /// A stream that is not open after this long is left out.
 const OPENING: Duration = Duration::from_secs(3);
-/// One on which nothing moves for this long, though something is due, is
-/// broken: its receiver may wait for its disk.
+/// A stream on which nothing moves for this long, though something is due, is broken.
+/// Until then its receiver may wait for its disk.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A link that breaks says nothing about the copy.
+/// The error for a broken link, which says nothing about the copy.
 fn broken(e: Error) -> Error {
     Error::Timeout(format!("a stream of a copy: {e}"))
 }
@@ -62,7 +62,7 @@ pub struct StreamOut {
 }
 
 impl StreamOut {
-    /// For copy number `copy`, whose first pass is `pass`.
+    /// Opens a stream for copy number `copy`, whose first pass is `pass`.
     pub fn open(
         store: &Arc<Store>,
         pass: &Arc<Pass>,
@@ -90,7 +90,7 @@ impl StreamOut {
         }
     }
 
-    /// Whether it will not do anything any more.
+    /// Whether the stream has ended or failed.
     pub fn is_over(&self) -> bool {
         self.state == State::Over
     }
@@ -221,8 +221,8 @@ impl StreamOut {
         }
     }
 
-    /// Blocks until there may be something to do. What comes of the pass is not
-    /// seen on the link, nor the other way round: then not for long.
+    /// Blocks until there may be something to do. A wait on the pass does not see the
+    /// link, nor the other way round: so neither lasts long.
     fn rest(&self) {
         let full = self.wire.backlog() > 0;
         if self.state == State::Carrying && !full && !self.part.is_asking() {
@@ -249,7 +249,7 @@ impl Drop for StreamOut {
 pub struct StreamThreads(Vec<JoinHandle<()>>);
 
 impl StreamThreads {
-    /// Gives each stream a thread. One that cannot have one is given up.
+    /// Gives each stream a thread. A stream for which none can be started is given up.
     pub fn start(&mut self, streams: Vec<StreamOut>) {
         for stream in streams {
             self.0.retain(|t| !t.is_finished());
@@ -338,14 +338,14 @@ impl StreamIn {
             text: e.to_string(),
         };
         self.wire.send(FrameKind::Refuse, self.epoch, &refuse);
-        // What cannot be said now is not said.
+        // What cannot be sent now is not sent.
         let _ = self.wire.flush();
         self.wire.conn.close();
     }
 
     fn try_step(&mut self) -> Result<bool> {
         self.flush()?;
-        // Also where nothing comes any more.
+        // Even if nothing comes any more.
         self.store.stream_goes_on(self.copy)?;
         answers_are_taken(&self.wire)?;
         let mut moved = false;

@@ -1,15 +1,15 @@
-//! What a primary says to the register of views.
+//! A primary's calls to the register of views.
 //!
-//! Owns the register as this primary last knew it, the life of the mirror that
-//! it speaks to, the one change that it has asked for and not heard of yet, and
-//! the account of how long its mirror kept it from acknowledging. A change is
-//! one read, one decision (`view` of mojim-protocol) and one swap, done
-//! elsewhere (`register::RegisterCalls`) while the links are served; what the answer
-//! means for the link is the session's affair.
+//! Owns the register as this primary last knew it, the life of the mirror that it is
+//! linked to, the one change that it has asked for and has no answer to yet, and the
+//! account of how long its mirror kept it from acknowledging. A change is one read, one
+//! decision (`view` of mojim-protocol) and one swap, done elsewhere
+//! (`register::RegisterCalls`) while the links are served; what the answer means for the
+//! link is the session's affair.
 //!
 //! Invariants:
-//! - The register is read before it is swapped, and nothing is done on the
-//!   strength of a swap whose outcome is not known: the next try reads again.
+//! - The register is read before it is swapped, and nothing relies on a swap whose
+//!   outcome is not known: the next try reads again.
 //! - One change is on its way at a time.
 //! - A primary that is not in the register any more says so (`Error::Stale`)
 //!   and never tries again.
@@ -25,15 +25,14 @@ use mojim_store::store::Store;
 
 /// How often what failed is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
-/// A mirror that failed for a while is forgiven once it has worked for this
-/// many times as long. So one that comes and goes keeps a primary from
-/// acknowledging for at most one part in so many and one of the time, and is
-/// given up beyond that.
+/// A mirror that failed for a while is forgiven once it has worked for this many times as
+/// long. So a mirror that comes and goes keeps a primary from acknowledging for at most
+/// one part in `FORGIVE + 1` of the time; beyond that it is given up.
 const FORGIVE: u32 = 8;
 
 /// A primary's hold on the register.
 pub struct ViewClient {
-    /// For questions at a time when there is no link to serve.
+    /// For calls that may block, at a time when there is no link to serve.
     views: Arc<dyn ViewRegister>,
     errands: Box<dyn RegisterCalls>,
     /// Silence after which a mirror counts as failed.
@@ -47,8 +46,8 @@ pub struct ViewClient {
     asked: Option<Asked>,
     stall: Stall,
     next_try: Duration,
-    /// When the register was last asked, and when it was asked what it answered
-    /// last.
+    /// When the register was last asked, and when it was last asked for a change that it
+    /// made.
     asked_at: Duration,
     pub(crate) confirmed: Duration,
 }
@@ -56,32 +55,33 @@ pub struct ViewClient {
 /// A change of the view that a primary asks for.
 #[derive(Debug, Clone)]
 pub(crate) enum Change {
-    /// It attaches in `epoch`. `peer` is on the link; `member`: it is to be the
-    /// view's mirror; `adopted`: all that it holds is here.
+    /// The primary attaches in `epoch`. `peer`: the node on the link; `member`: it is to
+    /// be the view's mirror; `adopted`: all that it holds is here.
     Attach {
         epoch: u64,
         peer: Option<Member>,
         member: bool,
         adopted: bool,
     },
-    /// It goes on without its mirror.
+    /// The primary goes on without its mirror.
     Alone,
     /// The mirror holds everything.
     Admit(Member),
-    /// The mirror has promised an epoch that is not this primary's.
+    /// The primary begins this greater epoch: a node has promised one above its own, or
+    /// another node is to be the mirror.
     Raise(u64),
-    /// Nothing but the version, which tells a backup that its primary lives.
+    /// Changes nothing but the version, which tells a backup that its primary lives.
     Look,
 }
 
-/// What came of a change.
+/// The outcome of a change.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The register as it then stood, where that is known.
+    /// The register as it then stood, if that is known.
     register: Option<Register>,
     /// The register may have been changed, whatever the result says.
     pub(crate) swapped: bool,
-    /// It was changed, by this.
+    /// It was changed by this call.
     written: bool,
     pub(crate) result: Result<()>,
 }
@@ -118,7 +118,7 @@ pub fn member(store: &Store) -> Member {
     }
 }
 
-/// Whose claim it is.
+/// The primary that asks for a change.
 #[derive(Debug, Clone)]
 struct Claimant {
     volume: String,
@@ -173,14 +173,14 @@ impl Claimant {
                 member,
                 adopted,
             } => {
-                // What the view's mirror holds was compared with what is here
-                // only if it is the one on the link.
+                // What the view's mirror holds was compared with this copy only if that
+                // mirror is the node on the link.
                 let adopted = *adopted && reg.mirror.is_some() && reg.mirror == *peer;
                 let mirror = peer.as_ref().filter(|_| *member);
                 reg.attach(me, mirror, *epoch, adopted).map(Some)
             }
-            // Also where the register says so already: an admission whose answer
-            // was lost may still be on its way to it, and fails from now on.
+            // Even if the register says so already: an admission whose answer was lost may
+            // still be on its way to the register, and fails from now on.
             Change::Alone => reg.alone(me).map(Some),
             Change::Admit(peer) if reg.is_primary(me) && reg.is_mirror(peer) => Ok(None),
             Change::Admit(peer) => reg.admit(me, peer).map(Some),
@@ -235,8 +235,8 @@ impl Claimant {
 }
 
 impl ViewClient {
-    /// A claim that nothing is known of. `limit`: silence after which a mirror
-    /// counts as failed.
+    /// A client that knows nothing of the register yet. `limit`: silence after which a
+    /// mirror counts as failed.
     pub fn new(
         views: Arc<dyn ViewRegister>,
         errands: Box<dyn RegisterCalls>,
@@ -268,8 +268,8 @@ impl ViewClient {
         Ok(self.read(store)?.is_primary(&me))
     }
 
-    /// The epoch of the view in which this node is to attach; an error if it
-    /// is another's. Waits for the register.
+    /// The epoch of the view in which this node is to attach; an error if another node is
+    /// its primary. Waits for the register.
     pub(crate) fn view_to_attach(&mut self, store: &Store) -> Result<u64> {
         let reg = self.read(store)?;
         match &reg.primary {
@@ -314,7 +314,7 @@ impl ViewClient {
         }
     }
 
-    /// Asks for a change; `answer` tells what came of it.
+    /// Asks for a change; `answer` returns its outcome.
     pub(crate) fn ask(&mut self, store: &Store, change: Change) {
         assert!(!self.is_asking());
         self.asked_at = store.env().now();
@@ -332,15 +332,15 @@ impl ViewClient {
         self.asked.is_some()
     }
 
-    /// Whether the change on its way is one that no link is made before.
+    /// Whether the change on its way is a new epoch: no link is made before it.
     pub(crate) fn is_raising(&self) -> bool {
         matches!(&self.asked, Some(a) if matches!(a.change, Change::Raise(_)))
     }
 
-    /// What came of the change that was asked for, as of `now`.
+    /// The outcome of the change that was asked for, if it is here at `now`.
     pub(crate) fn answer(&mut self, now: Duration) -> Option<(Change, Outcome)> {
         let asked = self.asked.as_ref()?;
-        // In this order: an errand tells before it ends.
+        // In this order: a call stores its outcome before it ends.
         let ended = Arc::strong_count(&asked.outcome) == 1;
         let told = asked
             .outcome
@@ -374,12 +374,12 @@ impl ViewClient {
         self.may_try(now) && now.saturating_sub(self.asked_at) >= self.limit / 4
     }
 
-    /// Time passes while the mirror is needed. `up`: the link works.
+    /// Counts the time up to `now`, while the mirror is needed. `up`: the link works.
     pub(crate) fn watch(&mut self, now: Duration, up: bool) {
         self.stall.pass(now, up);
     }
 
-    /// The link had been of no use for `quiet` when it was seen.
+    /// The link had been of no use for `quiet` when that was noticed.
     pub(crate) fn missed(&mut self, quiet: Duration) {
         self.stall.total += quiet;
     }

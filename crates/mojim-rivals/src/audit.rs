@@ -1,9 +1,9 @@
-//! Does every replica hold every byte: what each replica's log holds after a
-//! run, beside what the program had stored.
+//! Whether every replica holds every byte: compares each replica's log after a run with
+//! what the program had stored.
 //!
-//! The log is read as a recovery would read it, from its medium, and held
-//! against what was kept aside before it was encoded: the number, order and
-//! place of every sync point, its parts, and all of its bytes.
+//! The log is read from its medium, as a recovery would read it, and compared with what
+//! was kept aside before it was encoded: the number, order and place of every sync point,
+//! its parts, and all of its bytes.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of this test alone, gone with it.
+    /// A directory of this test alone, which is removed with it.
     struct Dir(PathBuf);
 
     impl Dir {
@@ -101,8 +101,8 @@ mod tests {
         }
     }
 
-    /// A run of 100 sync points with `n` replicas, of which the last has the
-    /// mutation; what the audit says of each.
+    /// A run of 100 sync points with `n` replicas, of which the last has the mutation;
+    /// returns the audit's result for each.
     fn run(
         scheme: Scheme,
         transport: Transport,
@@ -169,7 +169,7 @@ mod tests {
     fn a_replica_that_drops_or_changes_a_record_is_found() {
         for transport in TRANSPORTS {
             for scheme in Scheme::ALL {
-                // The last one: nothing behind it shows the gap.
+                // The last record: no record behind it shows the gap.
                 let last = 100 * u64::from(scheme.rounds());
                 for (mutation, what) in [
                     (Mutation::Drop(1), "record 1 of".to_owned()),

@@ -1,21 +1,20 @@
 //! The rival schemes of Mojim's Table 1 (ASPLOS 2015, 3.3, 6.2 and 7), for
 //! measurement only: nothing here recovers, fails over or checkpoints.
 //!
-//! What the schemes cost is compared with what Mojim's modes cost, so all else
-//! is Mojim's: the records and frames of `mojim-format`, the logs and links of
-//! the engine ([`mojim_store::log`], [`mojim_replica::link`]), how it waits
+//! The schemes' cost is compared with the cost of Mojim's modes, so everything else is
+//! Mojim's: the records and frames of `mojim-format`, the logs and links of the engine
+//! ([`mojim_store::log`], [`mojim_replica::link`]), how it waits
 //! ([`mojim_replica::spinner`]), and what a mirror's lane does with a record: receive,
-//! check sum, epoch and order, append to its log, make that persistent if its
-//! medium persists, acknowledge. Whatever Mojim does besides (mapped files,
-//! applying to the data area, heartbeats, back-pressure) the rivals do without,
-//! and no scheme takes a step that it could do without: what is in doubt is in
-//! their favour.
+//! verify checksum, epoch and order, append to its log, make the record persistent if its
+//! medium persists, acknowledge. The rivals do nothing else that Mojim does (mapped
+//! files, applying to the data area, heartbeats, back-pressure), and no scheme takes a
+//! step that it could omit. Any doubt is decided in their favour.
 //!
-//! - [`Scheme`] what is sent to whom, and who answers;
+//! - [`Scheme`] what is sent to which node, and which nodes answer;
 //! - [`primary`] the program's end: one sync point at a time;
 //! - [`replica`] one replica: a process or a thread;
-//! - [`order`] the first words between them;
-//! - [`audit`] does every replica hold every byte.
+//! - [`order`] the first messages between them;
+//! - [`audit`] whether every replica holds every byte.
 
 pub mod audit;
 pub mod order;
@@ -33,24 +32,23 @@ use mojim_store::log::{Known, Log, LogSpec, Survival};
 /// How one primary's writes reach all replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
-    /// E-chain: "propagates data replication from the primary node to the
-    /// secondary nodes in a serialized order" (Mojim 6.2). As in its source
-    /// (van Renesse and Schneider, OSDI 2004) each replica passes on what is in
-    /// its log, and the last one answers the primary itself: three messages
-    /// one after the other with two replicas.
+    /// E-chain: "propagates data replication from the primary node to the secondary nodes
+    /// in a serialized order" (Mojim 6.2). As in its source (van Renesse and Schneider,
+    /// OSDI 2004) each replica passes on what is in its log, and the last replica itself
+    /// answers the primary: with two replicas, three messages one after the other.
     Chain,
     /// E-broadcast: "similar to E-chain but broadcasts updates to the secondary
     /// nodes" (Mojim 6.2), "and have the primary wait for all" (7).
     Broadcast,
-    /// E-writeall: "at least two networking round trips are needed to deliver
-    /// strong consistency" (Mojim 7). The first prepares: the data is in every
-    /// replica's log, as a part that does not close its sync point. When all
-    /// have answered, the second commits: an empty part that closes it.
+    /// E-writeall: "at least two networking round trips are needed to deliver strong
+    /// consistency" (Mojim 7). The first round prepares: the data is in every replica's
+    /// log, as a part that does not close its sync point. When all have answered, the
+    /// second round commits: an empty part closes the sync point.
     WriteAll,
 }
 
 impl Scheme {
-    /// All of them.
+    /// All schemes.
     pub const ALL: [Scheme; 3] = [Scheme::Chain, Scheme::Broadcast, Scheme::WriteAll];
 
     /// Its name in reports.
@@ -62,7 +60,7 @@ impl Scheme {
         }
     }
 
-    /// Rounds of one sync point: as many records.
+    /// The rounds of one sync point; each needs one record.
     pub fn rounds(self) -> u32 {
         match self {
             Scheme::Chain | Scheme::Broadcast => 1,
@@ -71,7 +69,7 @@ impl Scheme {
     }
 }
 
-/// The only epoch of a run: nobody is ever replaced.
+/// The only epoch of a run: no node is ever replaced.
 const EPOCH: u64 = 1;
 
 fn history() -> History {
@@ -80,7 +78,7 @@ fn history() -> History {
     history
 }
 
-/// Opens the log that belongs to the run of `volume`, as it is.
+/// Opens the log of the run of `volume` without changing it.
 fn open(env: &Arc<dyn Env>, spec: &LogSpec, volume: u64) -> Result<(Log, Survival)> {
     let align = Log::align_for(&**env, spec)?;
     let known = Known {

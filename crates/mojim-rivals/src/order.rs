@@ -1,11 +1,11 @@
-//! The first words on a replica's links: who it is in its scheme.
+//! The first messages on a replica's links, which give the replica its place in the
+//! scheme.
 //!
-//! A replica is given one link by the primary, on which its [`Order`] comes
-//! first, and in a chain, but for the first replica, one by the replica before
-//! it. Behind the first words, over shared memory, come the log from which
-//! records are to be copied and the pages with the positions. When all is
-//! there, the replica says so to the primary. Whichever link is made first does
-//! not matter.
+//! The primary makes one link to each replica, on which the replica's [`Order`] comes
+//! first. In a chain, each replica but the first also gets a link from the replica before
+//! it. Over shared memory, the first messages are followed by the log from which records
+//! are to be copied, and by the pages with the positions. When everything is there, the
+//! replica tells the primary. The links may be made in any order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,20 +19,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::EPOCH;
 
-/// A run is set up on one host: who does not answer for so long will not.
+/// A run is set up on one host: a node that has not answered for so long will not answer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 
 /// What carries records and acknowledgements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// Streams.
+    /// TCP streams.
     Tcp,
-    /// The sender's log itself, and a page beside it; streams only make the link.
+    /// The sender's log itself, and a page beside it; streams only set up the link.
     Shm,
 }
 
-/// The shape of a log that is shared.
+/// The layout of a shared log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ring {
     pub(crate) size: u64,
@@ -48,22 +48,22 @@ impl Ring {
     }
 }
 
-/// What one replica is to do.
+/// The instructions for one replica.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// The volume's number, random for each run.
     pub volume: u64,
-    /// What carries records from whoever sends them, and to the next.
+    /// What carries records from the sender to this replica, and from it to the next.
     pub transport: Transport,
-    /// Records come by the link that this order came by; else by another.
+    /// Whether records come by the link on which this order came; else by another link.
     pub first: bool,
-    /// The address of the replica to which they are passed on.
+    /// The address of the replica to which records are passed on.
     pub next: Option<String>,
-    /// What is in the log is acknowledged to the primary.
+    /// Whether this replica acknowledges to the primary what is in its log.
     pub answers: bool,
 }
 
-/// Says a frame with these words.
+/// Sends a frame with these words as JSON.
 pub(crate) fn say(
     wire: &mut Wire,
     env: &dyn Env,
@@ -79,7 +79,7 @@ pub(crate) fn say(
     Ok(())
 }
 
-/// The next frame.
+/// Receives the next frame.
 pub(crate) fn hear(wire: &mut Wire, env: &dyn Env) -> Result<(Frame, Vec<u8>)> {
     let end = env.now() + LIMIT;
     loop {
@@ -90,18 +90,18 @@ pub(crate) fn hear(wire: &mut Wire, env: &dyn Env) -> Result<(Frame, Vec<u8>)> {
     }
 }
 
-/// What a frame says.
+/// Parses a frame's body.
 pub(crate) fn words<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
     serde_json::from_slice(body).map_err(|e| Error::Protocol(format!("first words: {e}")))
 }
 
-/// Passes memory to the other end.
+/// Passes memory to the other end of the link.
 pub(crate) fn pass(conn: &dyn Conn, memory: &Memory) -> Result<()> {
     conn.send_memory(memory)
         .map_err(|e| Error::io("passing shared memory", &e))
 }
 
-/// Takes what was passed.
+/// Receives memory that was passed.
 pub(crate) fn take(conn: &dyn Conn, len: usize, write: bool) -> Result<Memory> {
     conn.recv_memory(len, write)
         .map_err(|e| Error::io("taking shared memory", &e))

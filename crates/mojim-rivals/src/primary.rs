@@ -1,10 +1,10 @@
 //! The program's end of a rival: one sync point at a time, to all replicas.
 //!
-//! Owns the primary's log, which is its send buffer as in Mojim, the links to
-//! the replicas, and what was sent, kept aside for [`crate::audit`].
+//! Owns the primary's log, which is its send buffer as in Mojim, the links to the
+//! replicas, and a copy of what was sent, for [`crate::audit`].
 //!
-//! Invariant: a sync point has succeeded when its scheme's last round is
-//! acknowledged by everybody who answers: then it is in every replica's log.
+//! Invariant: a sync point has succeeded when all answering replicas have acknowledged
+//! the last round of its scheme: then it is in every replica's log.
 
 use std::io;
 use std::sync::Arc;
@@ -28,20 +28,20 @@ const SLICE: Duration = Duration::from_millis(2);
 /// The number of the one file that is written.
 pub(crate) const FILE: u32 = 1;
 
-/// One sync point, as the program had it.
+/// One sync point, as the program stored it.
 pub(crate) struct Sent {
     pub(crate) offset: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What a run was: for the audit.
+/// What a run sent, for the audit.
 pub struct Run {
     pub(crate) scheme: Scheme,
     pub(crate) volume: u64,
     pub(crate) sent: Vec<Sent>,
 }
 
-/// An answering replica.
+/// A replica that acknowledges to the primary.
 struct Answers {
     rx: Rx,
     acked: u64,
@@ -52,10 +52,10 @@ pub struct Primary {
     env: Arc<dyn Env>,
     run: Run,
     log: Log,
-    /// Whoever gets records from here.
+    /// The replicas that get records from the primary.
     tx: Vec<Tx>,
     answers: Vec<Answers>,
-    /// All of these stay open as long as the run.
+    /// The links of all replicas, which stay open as long as the run.
     links: Vec<Wire>,
     lsn: u64,
     committed: u64,
@@ -63,8 +63,8 @@ pub struct Primary {
 }
 
 impl Primary {
-    /// Sets the run up: `replicas` are the addresses at which they listen, `log`
-    /// is the primary's own, as large as theirs, `spin` how long it polls.
+    /// Sets the run up. `replicas` are the addresses at which they listen, `log` is the
+    /// primary's own log, as large as theirs, and `spin` is how long the primary polls.
     pub fn start(
         env: &Arc<dyn Env>,
         scheme: Scheme,
@@ -120,14 +120,14 @@ impl Primary {
         })
     }
 
-    /// The program stores `bytes` for its next sync point. Not part of it, as
+    /// Stores `bytes` for the next sync point. This is not part of the sync point, as
     /// stores into mapped memory are not.
     pub fn store(&mut self, offset: u64, bytes: &[u8]) {
         let bytes = bytes.to_vec();
         self.run.sent.push(Sent { offset, bytes });
     }
 
-    /// The sync point of what was stored last.
+    /// Makes the sync point of what was stored last.
     pub fn commit(&mut self) -> Result<()> {
         let rounds = self.run.scheme.rounds();
         for part in 0..rounds {
@@ -177,8 +177,8 @@ impl Primary {
         Ok(len)
     }
 
-    /// Waits until everybody who answers has the last record: polls for a
-    /// bounded time, then blocks, as a sync point of Mojim does.
+    /// Waits until all answering replicas have the last record: polls for a bounded time,
+    /// then blocks, as a sync point of Mojim does.
     fn wait(&mut self) -> Result<()> {
         while !self.poll()? {
             if !self.spinner.spin(&*self.env) {
@@ -213,7 +213,7 @@ impl Primary {
         Ok(())
     }
 
-    /// Takes what has come. True if everybody has everything.
+    /// Receives acknowledgements. True if all answering replicas have everything.
     fn poll(&mut self) -> Result<bool> {
         let mut all = true;
         for a in &mut self.answers {
@@ -227,7 +227,7 @@ impl Primary {
         Ok(all)
     }
 
-    /// Ends the run: the replicas end when their records' sender is gone.
+    /// Ends the run: a replica ends when the sender of its records has closed the link.
     pub fn finish(self) -> Run {
         for link in &self.links {
             link.conn.close();
@@ -236,7 +236,8 @@ impl Primary {
     }
 }
 
-/// Of each replica, the page between it and who sends it records; none over streams.
+/// For each replica, the page that it shares with the sender of its records; none over
+/// streams.
 fn shared_pages(env: &Arc<dyn Env>, transport: Transport, replicas: usize) -> Result<Vec<Page>> {
     match transport {
         Transport::Tcp => Ok(Vec::new()),
@@ -247,8 +248,8 @@ fn shared_pages(env: &Arc<dyn Env>, transport: Transport, replicas: usize) -> Re
     }
 }
 
-/// What each replica is to do. In a chain only the first gets records from
-/// here, and only the last answers.
+/// The order of each replica. In a chain only the first gets records from the primary,
+/// and only the last answers.
 fn orders(scheme: Scheme, transport: Transport, volume: u64, replicas: &[String]) -> Vec<Order> {
     let chain = scheme == Scheme::Chain;
     (0..replicas.len())
@@ -262,8 +263,8 @@ fn orders(scheme: Scheme, transport: Transport, volume: u64, replicas: &[String]
         .collect()
 }
 
-/// Gives a replica its order and, over shared memory, what it is to share:
-/// `pages` are its own and those of the replicas behind it.
+/// Gives a replica its order and, over shared memory, what it shares: `pages` are its own
+/// page and those of the replicas behind it.
 fn give(wire: &mut Wire, env: &dyn Env, order: &Order, pages: &[Page], log: &Log) -> Result<()> {
     say(wire, env, FrameKind::Request, order)?;
     if let Some(page) = pages.first() {

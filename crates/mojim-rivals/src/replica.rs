@@ -1,10 +1,10 @@
-//! One replica of a rival: what a mirror's lane does with a record, and where
-//! the scheme has it go from there.
+//! One replica of a rival: it does what a mirror's lane does with a record, and then what
+//! the scheme prescribes.
 //!
 //! Invariants:
-//! - A record is passed on and acknowledged after it is in this replica's log,
-//!   and persistent there if the medium persists: what the last of a chain has
-//!   acknowledged, all have.
+//! - A record is passed on and acknowledged after it is in this replica's log, and
+//!   persistent there if the medium persists: all replicas of a chain have what the last
+//!   one has acknowledged.
 //! - Its log is not reused: it holds the whole run, for [`crate::audit`].
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -24,27 +24,27 @@ use mojim_store::log::{CONTROL_LEN, Log, LogSpec};
 use crate::order::{LIMIT, Order, Ring, Transport, hear, pass, say, take, words};
 use crate::{EPOCH, history, open};
 
-/// How a replica is wrong, for the tests of the audit.
+/// A defect of a replica, for the tests of the audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
     /// Acknowledges this LSN without having put it into its log.
     Drop(u64),
-    /// Puts another last byte of payload there, with a sum that fits it.
+    /// Changes the last byte of this LSN's payload, with a checksum that fits.
     Change(u64),
 }
 
-/// What a replica needs of its node.
+/// The parameters of a replica.
 #[derive(Debug, Clone)]
 pub struct ReplicaSpec {
     /// Its log, large enough for the whole run.
     pub log: LogSpec,
     /// How long it polls before it blocks.
     pub spin: Duration,
-    /// `None`, but for tests.
+    /// `None` except in tests.
     pub mutation: Option<Mutation>,
 }
 
-/// Serves one run; ends when the records' sender has closed its link.
+/// Serves one run; ends when the sender of the records has closed its link.
 pub fn serve(env: &Arc<dyn Env>, listener: &Listener, spec: &ReplicaSpec) -> Result<()> {
     let Links {
         mut primary,
@@ -110,12 +110,12 @@ pub fn serve(env: &Arc<dyn Env>, listener: &Listener, spec: &ReplicaSpec) -> Res
     if let Some((_, conn)) = &replica.next {
         conn.close();
     }
-    // Of a log on a disk, only what is on the disk counts from here on.
+    // From here on, for a log on a disk, only what is on the disk counts.
     replica.kept.log.remove_ring();
     Ok(())
 }
 
-/// Connects to a replica: a path is a Unix socket's.
+/// Connects to a replica; an address that is not an IP address is a Unix socket's path.
 pub(crate) fn connect(env: &Arc<dyn Env>, address: &str) -> Result<Arc<dyn Conn>> {
     let to = match address.parse::<SocketAddr>() {
         Ok(tcp) => Address::Tcp(tcp),
@@ -129,15 +129,15 @@ pub(crate) fn connect(env: &Arc<dyn Env>, address: &str) -> Result<Arc<dyn Conn>
 struct Links {
     primary: Wire,
     order: Order,
-    /// Over shared memory: the page to whoever sends records, and to the next.
+    /// Over shared memory: the page shared with the sender of records, and that shared
+    /// with the next.
     pages: Vec<Page>,
-    /// Whoever sends records, and the shape of its log.
+    /// The link to the sender of records, and the layout of its log.
     before: Arc<dyn Conn>,
     ring: Ring,
 }
 
-/// Takes the primary's link, and that of the replica before this one if there
-/// is one.
+/// Accepts the primary's link, and that of the replica before this one if there is one.
 fn links(env: &Arc<dyn Env>, listener: &Listener) -> Result<Links> {
     let (mut ordered, mut before) = (None, None);
     loop {
@@ -186,11 +186,11 @@ fn links(env: &Arc<dyn Env>, listener: &Listener) -> Result<Links> {
 /// Where records come from.
 enum Feed {
     Stream(Stream),
-    /// The sender's log, and how often it was looked at in vain.
+    /// The sender's log, and how many looks at it found nothing.
     Ring(RingIn, u32),
 }
 
-/// Bytes that came and are not taken yet.
+/// Bytes that were received and not taken yet.
 struct Stream {
     buf: Vec<u8>,
     from: usize,
@@ -198,7 +198,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// The frame and its body at the front, if all of it is there.
+    /// The frame and body at the front, if they are complete.
     fn front(&self) -> Result<Option<(Frame, &[u8])>> {
         let came = &self.buf[self.from..self.to];
         if came.len() < FRAME_LEN {
@@ -212,7 +212,7 @@ impl Stream {
         Ok(came.get(FRAME_LEN..whole).map(|body| (f, body)))
     }
 
-    /// One receive call: how many bytes came, 0 at the link's end.
+    /// Makes one receive call: returns how many bytes came, 0 at the link's end.
     fn fill(&mut self, conn: &dyn Conn) -> Result<Option<usize>> {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
@@ -234,11 +234,11 @@ fn receive(conn: &dyn Conn, room: &mut [u8]) -> Result<Option<usize>> {
     }
 }
 
-/// What one look at the feed found.
+/// The result of one look at the feed.
 enum Step {
     Nothing,
-    /// Records were taken. The committed LSN that came with them, and the last
-    /// one's length.
+    /// Records were taken: the committed LSN that came with them, and the length of the
+    /// last one.
     Moved(u64, usize),
     Ended,
 }
@@ -252,15 +252,15 @@ struct Kept {
 }
 
 impl Kept {
-    /// Takes a record of `len` bytes, which `fetch` puts where it is told to.
+    /// Takes a record of `len` bytes, which `fetch` puts into the given buffer.
     fn take(&mut self, len: usize, fetch: impl FnOnce(&mut [u8])) -> Result<()> {
         let head = self.log.head();
-        // Nothing is ever released, so a record lies at the head or has no room.
+        // Nothing is ever released, so a record is placed at the head or has no room.
         if self.log.place(head, len) != Some(head) {
             return Err(Error::Invalid("this log is too small for the run".into()));
         }
-        // SAFETY: only this thread appends to this log; `head` is its head, and
-        // `place` returned it. Of a record that is then refused, nothing counts.
+        // SAFETY: only this thread appends to this log; `head` is its head, and `place`
+        // returned it. A record that is then refused is not published.
         let slot = unsafe { self.log.slot(head, head, len, 0, 0) };
         fetch(slot);
         let h = match RecordView::decode(slot) {
@@ -275,7 +275,7 @@ impl Kept {
         }
         match self.mutation {
             Some(Mutation::Drop(lsn)) if lsn == h.lsn => {
-                // Its bytes would count in a recovery, published or not.
+                // A recovery would count its bytes, published or not.
                 slot.fill(0);
                 return Ok(());
             }
@@ -296,7 +296,8 @@ fn change(record: &mut [u8]) {
 
 struct Replica {
     feed: Feed,
-    /// Whoever sends records; over shared memory it only tells of its end.
+    /// The link to the sender of records; over shared memory it only tells of the
+    /// sender's end.
     before: Arc<dyn Conn>,
     kept: Kept,
     next: Option<(Tx, Arc<dyn Conn>)>,
@@ -304,7 +305,8 @@ struct Replica {
 }
 
 impl Replica {
-    /// Takes what has come, makes it persistent, passes it on, acknowledges it.
+    /// Takes records that have come, makes them persistent, passes them on and
+    /// acknowledges them.
     fn step(&mut self) -> Result<Step> {
         let step = self.receive()?;
         let Step::Moved(committed, size) = step else {
@@ -375,12 +377,12 @@ impl Replica {
         }
     }
 
-    /// Blocks until something may have come. True if that is the end.
+    /// Blocks until something may have come. True if that is the link's end.
     fn wait(&self) -> Result<bool> {
         let limit = Duration::from_millis(50);
         match &self.feed {
             Feed::Stream(_) => {
-                // The end, or an error, shows at the next step.
+                // The next step finds the end, or an error.
                 let _ = self.before.wait(false, limit);
                 Ok(false)
             }

@@ -1,10 +1,10 @@
-//! What the volume must hold: every sync point ever made, what was
-//! acknowledged, and what each copy is bound to have after which failure.
+//! What the volume must hold: every sync point ever made, what was acknowledged, and what
+//! each copy must still have after which failure.
 //!
-//! Owns the history ([`Points`]), the acknowledged floor, and each node's hold. It learns of the
-//! engine's claims only where the application would (a sync point returned)
-//! and looks at the copies themselves for the rest. Every violation of an
-//! invariant of `docs/invariants.md` is returned as text that begins with its number.
+//! Owns the history ([`Points`]), the acknowledged floor, and each node's hold. It learns
+//! of the engine's claims only where the application would (a sync point returned), and
+//! looks at the copies themselves for the rest. Every violation of an invariant of
+//! `docs/invariants.md` is returned as text that begins with the invariant's number.
 
 use mojim_format::State;
 use mojim_protocol::AckRule;
@@ -16,7 +16,7 @@ use crate::nodes::{BACKUP, NODES};
 use crate::points::{Acked, Points};
 use crate::world::{CrashKind, World};
 
-/// What a copy must recover to, at least; `None` where it need not be there.
+/// What a copy must recover to, at least; `None` if it need not recover anything.
 #[derive(Debug, Clone, Copy, Default)]
 struct Hold {
     /// After its process dies.
@@ -29,25 +29,25 @@ struct Hold {
 #[derive(Debug, Default)]
 struct Copy {
     hold: Hold,
-    /// What it had at each of its failures: its acknowledgements may be on
-    /// their way. With it, how often it had lost its power before.
+    /// The point that the copy had at each of its failures, since its acknowledgements
+    /// may still be on their way; with it, how often the copy had lost its power before.
     was: Vec<(usize, u32)>,
-    /// How often it has lost its power. A process that is killed loses nothing:
-    /// ring, memory and disk stay.
+    /// How often it has lost its power, its log was damaged, or it was replaced. A process
+    /// that is killed loses nothing: ring, memory and disk stay.
     failures: u32,
     /// The highest point that was seen applied to the data area.
     applied: usize,
-    /// Up to where the data area may have been changed before the last crash:
-    /// below, its content is a mixture that replay has to repair.
+    /// Up to where the data area may have been changed before the last crash. Below this
+    /// point its content is a mixture that replay has to repair.
     mixed: usize,
-    /// Applied LSN and state at the last comparison.
+    /// The point that was applied at the last comparison.
     compared: Option<usize>,
-    /// It is a backup; with what was applied when it became one.
+    /// For a backup: the point that was applied when it became one.
     backup: Option<usize>,
-    /// Its log was damaged: up to which LSN what can be read of it tells what was
+    /// Its log was damaged: the LSN up to which the readable part tells what was
     /// acknowledged.
     told: Option<u64>,
-    /// Another node has its place; with how many points there were then.
+    /// Another node has replaced it: how many points there were then.
     gone: Option<usize>,
 }
 
@@ -58,14 +58,14 @@ pub struct Checker {
     /// The newest point that the application was told is safe.
     pub floor: usize,
     copies: [Copy; NODES],
-    /// Where a backup went on in the place of primary and mirror: what is
-    /// acknowledged from then on is behind it.
+    /// The point from which a backup went on in the place of primary and mirror: whatever
+    /// is acknowledged from then on is behind this point.
     left: usize,
-    /// By the register it did, or will when it has begun: nobody else
-    /// acknowledges anything.
+    /// The backup that went on, or will once its view begins, by decision of the
+    /// register: no other node acknowledges anything.
     pub sole: Option<usize>,
-    /// Acknowledged by a mirror, and lost to more failures than the mode survives:
-    /// nobody goes on with less before an operator says so.
+    /// The last acknowledged point known to be lost to more failures than the mode
+    /// survives: no node goes on with less before an operator says so.
     lost: Option<usize>,
     /// The nodes of the view.
     pub view: [bool; NODES],
@@ -78,11 +78,11 @@ pub struct Checker {
     pub compared: u64,
     /// Damaged logs that cost their copies something.
     pub damaged: u64,
-    /// Somebody went on with a damaged log and with a data area into which what was
-    /// given up may have been applied in part. What the files are then nothing says,
-    /// nor that they are the same on all nodes, or fit the catalogue.
+    /// A node went on with a damaged log, and with a data area into which part of what
+    /// was given up may have been applied. Nothing then determines what the files are;
+    /// they may differ between nodes, and may not fit the catalogue.
     pub blurred: bool,
-    /// Times that a node took over without what its damaged log does not tell.
+    /// Times that a node took over without points of which its damaged log does not tell.
     pub untold: u64,
 }
 
@@ -126,14 +126,14 @@ impl Checker {
         changes: &[Change],
     ) -> Checked<usize> {
         let id = self.points.append(parent, epoch, first, last, changes)?;
-        // Before its acknowledgement is awaited, it lies in a ring that
-        // outlives the process.
+        // The record lies in a ring that outlives the process before its acknowledgement
+        // is awaited.
         self.copies[n].hold.kill = Some(id);
         Ok(id)
     }
 
-    /// A store is about to be opened: a clean copy whose log is in memory is
-    /// bound to this boot from now on.
+    /// A store is about to be opened: a clean copy whose log is in memory depends on this
+    /// boot from now on.
     pub fn opening(&mut self, n: usize, persistent: bool) {
         if !persistent {
             self.copies[n].hold.power = None;
@@ -153,10 +153,9 @@ impl Checker {
         self.covered()
     }
 
-    /// A store was opened after whatever ended the last process: what is
-    /// there must be what its medium had to keep.
-    /// `replaced`: in its last step, of which nothing else was seen, its copy
-    /// was replaced or cut back; then only what was acknowledged counts.
+    /// A store was opened after the last process ended for any reason: it must have what
+    /// its medium had to keep. `replaced`: the copy was replaced or cut back in the last
+    /// step, which was not observed otherwise; then only what was acknowledged counts.
     pub fn opened(&mut self, n: usize, store: &Store, replaced: bool) -> Checked {
         let state = store.superblock().state;
         let hold = self.copies[n].hold;
@@ -202,7 +201,7 @@ impl Checker {
             ));
         }
         let applied = self.copies[n].applied;
-        // A copy of a fork, begun and ended between two looks, replaced it.
+        // A copy of another branch, begun and ended between two looks, replaced this one.
         let point = &self.points[applied];
         let replaced = history
             .epoch_at(point.last)
@@ -219,15 +218,15 @@ impl Checker {
         let c = &mut self.copies[n];
         c.hold.kill = Some(tail);
         c.compared = None;
-        // Whatever was being applied when the process ended may be there.
+        // A record that was being applied when the process ended may be in the data area.
         if self.points[tail].last > self.points[c.mixed].last {
             c.mixed = tail;
         }
         self.looked(n, store)
     }
 
-    /// Who refuses to go on for what its log tells was acknowledged must not do so for a
-    /// part of a sync point: of that nothing was.
+    /// A node that refuses to go on, because its log tells of more that was acknowledged,
+    /// must name the end of a sync point: no part of a sync point was ever acknowledged.
     fn told(&self, n: usize, store: &Store, tail: usize) -> Checked {
         match store.known_missing() {
             Some(known) if self.points.exact(&store.history(), known).is_none() => Err(format!(
@@ -238,8 +237,8 @@ impl Checker {
         }
     }
 
-    /// Whether a dead process's store, as it was in memory, has less than its
-    /// copy held before: it was being replaced, or cut back to a fork.
+    /// Whether a dead process's store, as it was in memory, has less than the copy held
+    /// before, because the copy was being replaced or cut back to a fork.
     pub fn regressed(&self, n: usize, store: &Store, tail: u64) -> bool {
         let Some(hold) = self.copies[n].hold.kill else {
             return false;
@@ -248,7 +247,7 @@ impl Checker {
         store.is_switching() || now.is_none_or(|p| !self.points.is_within(hold, p))
     }
 
-    /// The copy is being replaced or was discarded.
+    /// The copy is being replaced, or was discarded.
     fn forget(&mut self, n: usize) {
         let c = &mut self.copies[n];
         c.hold = Hold::default();
@@ -258,8 +257,8 @@ impl Checker {
         c.told = None;
     }
 
-    /// Node `n`'s process ended; `limit` is up to where it may have been
-    /// applying.
+    /// Node `n`'s process ended. It may have been applying up to `limit`; `had` is what
+    /// it had received.
     pub fn crashed(
         &mut self,
         n: usize,
@@ -281,10 +280,10 @@ impl Checker {
         self.lower()
     }
 
-    /// A log of node `n` is about to be read, and is damaged: all up to `left` can be,
-    /// and what can be tells that everything up to `told` was acknowledged. What is
-    /// behind `left` is lost to this copy, as a log in memory is to a loss of power;
-    /// but unlike that the copy knows it, as far as it is told.
+    /// A damaged log of node `n` is about to be read. Everything up to `left` can be read,
+    /// and the readable records tell that everything up to `told` was acknowledged. This
+    /// copy has lost what is behind `left`, as it loses a log in memory with the power; but
+    /// here the copy knows of the loss, up to `told`.
     pub fn damaged(&mut self, n: usize, left: u64, told: u64) -> Checked {
         let Some(hold) = self.copies[n].hold.kill else {
             return Ok(());
@@ -304,20 +303,20 @@ impl Checker {
         self.lower()
     }
 
-    /// Whether node `n`'s log is damaged, and it has not what it held again.
+    /// Whether node `n`'s log is damaged, and the node has not yet got back what it held.
     pub fn is_damaged(&self, n: usize) -> bool {
         self.copies[n].told.is_some()
     }
 
-    /// Whether node `n` lacks what is acknowledged, its log being damaged, and the
-    /// other, up or down, has it.
+    /// Whether node `n` lacks acknowledged points because its log is damaged, while node
+    /// `other`, up or down, has them.
     pub fn has_less(&self, n: usize, other: usize) -> bool {
         self.is_damaged(n) && !self.holds(n, self.floor) && self.holds(other, self.floor)
     }
 
-    /// Node `n` goes on with `p`, which has all that its damaged log tells: what that does
-    /// not tell looks never written, and it goes on as one that has everything (a limit,
-    /// `docs/protocol.md`).
+    /// Node `n` goes on with `p`, which has all that its damaged log tells of. Points of
+    /// which the log does not tell look as if they were never written, so the node goes
+    /// on as if it had everything (a limit, `docs/protocol.md`).
     fn look_for_untold(&mut self, n: usize, p: usize) {
         let known = |t| self.points.is_within(self.points.before(self.floor, t), p);
         if !self.points.is_within(self.floor, p) && self.copies[n].told.is_some_and(known) {
@@ -327,7 +326,8 @@ impl Checker {
         }
     }
 
-    /// Node `n` begins behind `p`, whatever its data area has beyond.
+    /// Node `n` begins an epoch behind `p`; its data area may have been changed beyond
+    /// `p`.
     fn begins_behind(&mut self, n: usize, p: usize) {
         let c = &mut self.copies[n];
         let beyond = self.points[c.mixed].last > self.points[p].last;
@@ -342,8 +342,8 @@ impl Checker {
         }
     }
 
-    /// The copies on which what is acknowledged rests: of the nodes of the view
-    /// in which it was, and of the present one. Not a backup's.
+    /// The copies on which the acknowledged points rest: those of the present view, and
+    /// of the view in which the floor was acknowledged. A backup's copy is none of these.
     fn members(&self) -> impl Iterator<Item = &Copy> {
         let nodes = (0..NODES).filter(|n| self.is_member(*n));
         nodes.map(|n| &self.copies[n])
@@ -355,9 +355,9 @@ impl Checker {
             && (self.view[n] || acked.is_some_and(|a| a.pair.contains(&n)))
     }
 
-    /// Node `old` is lost for good, and `new` has its place, in the view too where
-    /// `free` does not say that it follows the register. That is one failure; what was
-    /// acknowledged must be on the others.
+    /// Node `old` is lost for good, and `new` takes its place, also in the view unless
+    /// `free` says that the view follows the register. This is one failure; the other
+    /// nodes must have what was acknowledged.
     pub fn replaced(&mut self, old: usize, new: usize, free: bool) -> Checked {
         self.copies[old].gone = Some(self.points.len());
         self.copies[old].failures += 1;
@@ -377,7 +377,7 @@ impl Checker {
         (0..NODES).any(|n| self.is_member(n) && self.holds(n, self.floor))
     }
 
-    /// No protocol step may leave what was acknowledged without a copy.
+    /// No protocol step may leave an acknowledged point without a copy.
     fn covered(&self) -> Checked {
         if self.floor == 0 || self.is_covered() {
             return Ok(());
@@ -391,16 +391,16 @@ impl Checker {
         ))
     }
 
-    /// After a failure: what acknowledged sync points may be gone.
+    /// After a failure: lowers the floor to what is left, if the loss is excused.
     ///
     /// | acknowledged under | survives, at least |
     /// |---|---|
     /// | own log only, on a disk or pmem | any failures of this node |
     /// | own log only, in memory (alone after a promotion) | kills |
-    /// | the mirror's log (and the own, in sync-flush) | kills, and the loss of any one node's power |
+    /// | mirror's log (and own, in sync-flush) | kills, and the loss of any one node's power |
     ///
-    /// What is left may have been acknowledged in an earlier view, which had other
-    /// members, and may be lost to the same failures.
+    /// What is left may have been acknowledged in an earlier view, with other members,
+    /// and may be lost to the same failures.
     fn lower(&mut self) -> Checked {
         let before = self.floor;
         while self.floor != 0 && !self.is_covered() {
@@ -410,7 +410,8 @@ impl Checker {
         Ok(())
     }
 
-    /// The floor is on no copy: is that excused, and what is left of it?
+    /// The floor is on no copy: checks that this is excused, and lowers the floor to what
+    /// is left of it.
     fn lose(&mut self) -> Checked {
         let lost = self.floor;
         let left = self
@@ -424,9 +425,9 @@ impl Checker {
         let excused = if a.rule.mirror {
             a.pair.into_iter().all(failed)
         } else {
-            // Its hold on a persistent medium only shrinks when the copy is
-            // replaced, which `covered` watches; so this was memory, or the
-            // other node's copy was the last.
+            // The primary's hold on a persistent medium only shrinks when its copy is
+            // replaced, which `covered` watches. So the log was in memory, or the other
+            // node's copy was the last.
             failed(a.pair[0])
         };
         if !excused {
@@ -437,8 +438,8 @@ impl Checker {
             ));
         }
         let last = |p: Option<usize>| p.map_or(0, |p| self.points[p].last);
-        // Of what a damaged log does not tell nobody can know that it is missing: its
-        // last records look like torn ones.
+        // A node cannot know that it lacks a point of which its damaged log does not
+        // tell: the log's last records look like torn ones.
         let counted = a.pair.into_iter().take(1 + usize::from(a.rule.mirror));
         let told = counted.filter_map(|n| self.copies[n].told).min();
         let known = told.map_or(lost, |t| self.points.before(lost, t));
@@ -450,12 +451,12 @@ impl Checker {
         Ok(())
     }
 
-    /// An operator, or the configuration, says that somebody goes on with what is left.
+    /// An operator, or the configuration, lets a node go on with what is left.
     pub fn word(&mut self) {
         self.lost = None;
     }
 
-    /// Node `n` goes on with `p`, and nobody was asked: it needs all that was ever
+    /// Node `n` goes on with `p` and asked nobody: it needs all that was ever
     /// acknowledged.
     pub fn by_itself(&mut self, n: usize, p: usize) -> Checked {
         match self.lost.take() {
@@ -468,7 +469,7 @@ impl Checker {
         }
     }
 
-    /// The view says that node `n`, whose log is on a medium that outlives its power,
+    /// The view says that node `n`, whose log is on a medium that survives a power loss,
     /// is alone: what was acknowledged rests on that log.
     pub fn alone(&self, n: usize) -> Checked {
         let hold = self.copies[n].hold.power;
@@ -483,7 +484,7 @@ impl Checker {
 
     /// The floor is now `p`, after a loss that is excused.
     fn settle(&mut self, p: usize) {
-        // What was not acknowledged itself is as safe as the copies that have it.
+        // A point that was not acknowledged itself is as safe as the copies that have it.
         let holders = (0..NODES).filter(|n| self.is_member(*n) && self.holds(*n, p));
         let holders: Vec<_> = holders.collect();
         self.floor = p;
@@ -499,7 +500,7 @@ impl Checker {
         }
     }
 
-    /// How often each node has lost its power.
+    /// How often each copy has failed, as `Copy::failures` counts.
     pub fn failures(&self) -> [u32; NODES] {
         std::array::from_fn(|n| self.copies[n].failures)
     }
@@ -532,8 +533,8 @@ impl Checker {
         Ok(p)
     }
 
-    /// An operator promoted node `n`; `lossy` where the mode says that this
-    /// may lose what had not arrived.
+    /// An operator promoted node `n`. `lossy`: the mode allows that this loses what had
+    /// not arrived.
     pub fn promoted(&mut self, n: usize, store: &Store, tail: u64, lossy: bool) -> Checked {
         let history = store.history();
         let Some(p) = self.points.exact(&history, tail) else {
@@ -570,9 +571,9 @@ impl Checker {
         self.by_itself(n, p)
     }
 
-    /// The register agreed that the backup `n` goes on with what it has: what the
-    /// others acknowledged beyond that until now is given up, and from now on
-    /// they acknowledge nothing.
+    /// The register agreed that the backup `n` goes on with what it has. What the other
+    /// nodes acknowledged beyond that is given up, and from now on they acknowledge
+    /// nothing.
     pub fn given_up(&mut self, n: usize) {
         self.word();
         self.sole = Some(n);
@@ -585,7 +586,7 @@ impl Checker {
         self.rests_on(n);
     }
 
-    /// Nobody else is asked for what is acknowledged any more.
+    /// From now on the acknowledged points rest on node `n` alone.
     fn rests_on(&mut self, n: usize) {
         if self.floor != 0 {
             let failures = self.failures();
@@ -606,7 +607,7 @@ impl Checker {
         Ok(())
     }
 
-    /// `p` and what is before it will stay, as far as its primary can say.
+    /// `p` and its ancestors will stay, as far as their primary knows.
     pub fn settled(&mut self, mut p: usize) {
         while !self.points[p].settled {
             self.points[p].settled = true;
@@ -614,8 +615,8 @@ impl Checker {
         }
     }
 
-    /// The application on the first of `pair` learned that `p` is safe, the
-    /// other being the mirror.
+    /// The application on node `pair[0]` learned that `p` is safe; `pair[1]` is the
+    /// mirror.
     pub fn acked(
         &mut self,
         pair: [usize; 2],
@@ -637,7 +638,7 @@ impl Checker {
             pair,
             failures,
         });
-        // Who counts has it all again.
+        // A node whose acknowledgement counts has everything again.
         let [n, mirror] = pair;
         for (n, counts) in [(n, rule.local), (mirror, rule.mirror)] {
             if counts {
@@ -647,8 +648,8 @@ impl Checker {
         self.raise_floor(p)
     }
 
-    /// Nobody went on without the node that acknowledges `p`, and neither of the pair
-    /// was replaced before.
+    /// Checks that no other node went on without the one that acknowledges `p`, and that
+    /// neither of the pair was replaced before.
     fn may_acknowledge(&self, pair: [usize; 2], p: usize, rule: AckRule) -> Checked {
         let [n, mirror] = pair;
         if let Some(s) = self.sole.filter(|s| *s != n) {
@@ -657,7 +658,8 @@ impl Checker {
                 self.points.text(p)
             ));
         }
-        // The acknowledgement of what it had before may have been on its way.
+        // An acknowledgement of what the node had before it was replaced may have been on
+        // its way.
         let late = |n: usize| self.copies[n].gone.is_some_and(|at| p >= at);
         if late(n) || rule.mirror && late(mirror) {
             return Err(format!(
@@ -668,8 +670,8 @@ impl Checker {
         Ok(())
     }
 
-    /// The logs on which `rule` relies have `p`; how often each node had failed when they
-    /// had it.
+    /// Checks that the logs on which `rule` relies have `p`. Returns how often each node
+    /// had failed when it had `p`.
     fn failures_at_ack(
         &self,
         [n, mirror]: [usize; 2],
@@ -695,7 +697,7 @@ impl Checker {
         let mut was = self.copies[mirror].was.iter().rev();
         if !rule.mirror || has(&self.copies[mirror], persistent[mirror]) {
         } else if let Some(&(_, before)) = was.find(|(had, _)| self.points.is_within(p, *had)) {
-            // It failed after it acknowledged.
+            // The mirror failed after it acknowledged.
             failures[mirror] = before;
         } else {
             return Err(format!(
@@ -737,7 +739,7 @@ impl Checker {
     pub fn received(&mut self, n: usize, store: &Store, lsn: u64, persisted: bool) -> Checked {
         if store.superblock().state != State::Whole {
             self.forget(n);
-            // The source may have failed when its copy had already begun here.
+            // The source may have failed after its copy began to replace this one.
             return self.lower();
         }
         let history = store.history();
@@ -768,21 +770,21 @@ impl Checker {
         self.looked(n, store)
     }
 
-    /// A new session has begun with node `n`: what it acknowledged in an
-    /// earlier life is forgotten by its primary.
+    /// A new session has begun with node `n`: the primary forgets what the node
+    /// acknowledged in an earlier life.
     pub fn resumed(&mut self, n: usize) {
         self.copies[n].was.clear();
     }
 
-    /// Node `n` follows, as a backup or as a mirror, or is a primary. A mirror
-    /// may have applied what was not committed when it gave its copy to a
-    /// primary that did not come up: as a backup it has that until it is told.
+    /// Node `n` follows, as a backup or as a mirror, or is a primary. A mirror may have
+    /// applied records that were not committed, when it gave its copy to a primary that
+    /// then did not come up. As a backup it keeps these until it is told otherwise.
     pub fn follows(&mut self, n: usize, backup: bool) {
         let c = &mut self.copies[n];
         c.backup = backup.then_some(c.backup.unwrap_or(c.applied));
     }
 
-    /// Notes what is applied.
+    /// Records and checks what is applied.
     pub fn looked(&mut self, n: usize, store: &Store) -> Checked {
         let history = store.history();
         let Some(a) = self.points.exact(&history, store.applied()) else {
@@ -814,8 +816,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Compares a data area with the model at its applied LSN (invariant 4),
-    /// if that is past what a crash left mixed and new since the last time.
+    /// Compares a data area with the model at its applied LSN (invariant 4), if this LSN
+    /// is past the mixture that a crash left and was not compared yet.
     pub fn compare(&mut self, n: usize, store: &Store, world: &World, node: &str) -> Checked {
         if store.superblock().state != State::Whole || store.poisoned().is_some() {
             return Ok(());
@@ -882,7 +884,7 @@ impl Checker {
         self.excused > 0 || self.all_lost()
     }
 
-    /// Forgets what was compared, so that the next comparison happens.
+    /// Forgets the last comparison, so that the next call compares again.
     pub fn look_again(&mut self, n: usize) {
         self.copies[n].compared = None;
     }

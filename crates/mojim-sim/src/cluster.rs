@@ -4,10 +4,10 @@
 //! With a register of views, each of three or four nodes may be primary, mirror and
 //! backup; without one the third and the fourth are the backups.
 //!
-//! Owns the order in which what real threads and people would do is done: one step after
-//! the other, in one thread, every choice drawn from the seed. What there is lies in
-//! `state`, `node` and `setup`; the other files are the kinds of steps, each one more
-//! `impl Cluster`. What is observed goes to [`crate::check::Checker`].
+//! Owns the order in which the actions of real threads and people are done: one step
+//! after the other, in one thread, every choice drawn from the seed. The data types are
+//! in `state`, `node` and `setup`; each other file holds one kind of steps, in an
+//! `impl Cluster`. Observations go to [`crate::check::Checker`].
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What backups add to a step.
+    /// The steps that only clusters with backups have.
     fn backup_step(&mut self) -> Checked {
         match self.rng.below(20) {
             0..=7 => {

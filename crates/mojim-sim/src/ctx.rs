@@ -1,4 +1,4 @@
-//! Chance, time and the record of both, which a world's disks and net draw on.
+//! Random numbers, time and the trace, which a world's disks and net share.
 //!
 //! Owns the rates of faults. Invariants:
 //! - Each fault that happened is counted under its name.
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// So many events are kept of a record, the latest ones.
+/// A trace keeps its latest events, at most this many.
 const TRACED: usize = 20_000;
 
 /// What goes wrong, and how often. Rates are chances in 1000.
@@ -22,7 +22,7 @@ pub struct Faults {
     pub write_error: u32,
     /// A sync fails; what it did not write is never written.
     pub sync_error: u32,
-    /// Before a cached write, the kernel writes some of what is dirty.
+    /// The kernel writes some dirty bytes before a cached write.
     pub write_back: u32,
     /// The least time that bytes are on their way.
     pub delay_min: Duration,
@@ -42,12 +42,12 @@ pub struct Faults {
     pub half_open: u32,
     /// A connection attempt is refused.
     pub connect_refused: u32,
-    /// One bit of a send is another when it arrives, and no checksum of the network's
-    /// tells.
+    /// One bit of a send is flipped on the way, and the network's checksum does not show
+    /// it.
     pub rot: u32,
     /// Bytes that a connection holds in each direction.
     pub buffer: usize,
-    /// How long bytes survive a partition.
+    /// How long TCP repeats bytes that a partition holds up, before it gives up.
     pub retransmit_limit: Duration,
 }
 
@@ -107,7 +107,7 @@ impl Faults {
     }
 }
 
-/// Chance, time and the record of both; what disks and the net draw on.
+/// Random numbers, time and the trace; what disks and the net draw on.
 #[derive(Debug)]
 pub(crate) struct Ctx {
     pub(crate) now: Duration,
@@ -168,7 +168,8 @@ impl Ctx {
         happens
     }
 
-    /// The same of a fault of a node's disk, which is one of the run's failures.
+    /// Draws whether a fault of a node's disk happens, which is one of the run's
+    /// failures, and counts it if so.
     pub(crate) fn failure(&mut self, rate: u32, name: &'static str, node: &Arc<str>) -> bool {
         if !self.rng.per_mille(rate) || !self.failures.draw(node, Takes::Call) {
             return false;
@@ -178,8 +179,8 @@ impl Ctx {
         true
     }
 
-    /// Of what is not durable, how many in 1000 survive this crash: none, all,
-    /// or a mixture.
+    /// Draws how many in 1000 of the parts that are not durable survive this crash: none,
+    /// all, or a mixture.
     pub(crate) fn keep(&mut self) -> u32 {
         match self.rng.below(3) {
             0 => 0,

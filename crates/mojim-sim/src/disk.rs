@@ -1,14 +1,14 @@
-//! One node's disk: what its processes read, and what would be left of it.
+//! One node's disk: what its processes read, and what a power loss would leave of it.
 //!
 //! Owns files, names and directories, each twice: as cached (what calls see)
 //! and as durable (what survives a loss of power). Invariants:
-//! - A sector is dirty or `lost`, or its cached and durable bytes are the same.
-//! - `sync` and durable writes change the durable side at once; nothing else
-//!   does before a power loss, but for write-back, which may at any time.
+//! - A sector is `dirty` or `lost`, or its cached and durable bytes are the same.
+//! - `sync` and durable writes change the durable side at once. Before a power loss only
+//!   write-back changes it otherwise, at any time.
 //! - `pending` holds the name operations that the durable names lack, in
 //!   order; a power loss applies a prefix of them.
-//! - Bytes beyond a file's end are zero on both sides after each call, but for
-//!   a truncation that is not durable yet (`cut`).
+//! - Bytes beyond a file's end are zero on both sides after each call, except after a
+//!   truncation that is not durable yet (`cut`).
 
 use crate::ctx::Ctx;
 use crate::memory::Pmem;
@@ -74,7 +74,7 @@ fn mask(range: Range<usize>) -> u8 {
     (((1u16 << to) - 1) & !((1u16 << from) - 1)) as u8
 }
 
-/// Each set bit with `keep` chances in 1000.
+/// Each set bit is kept with `keep` chances in 1000.
 fn some_of(bits: u8, keep: u32, rng: &mut Rng) -> u8 {
     match keep {
         0 => 0,
@@ -91,7 +91,7 @@ struct Inode {
     pages: Vec<Option<Box<Page>>>,
     len: u64,
     durable_len: u64,
-    /// The shortest length since the last sync, where it was shortened.
+    /// The shortest length since the last sync, if the file was truncated.
     cut: Option<u64>,
     /// Pages whose two sides may differ.
     touched: Vec<u32>,
@@ -225,10 +225,10 @@ impl Inode {
         self.touched = touched;
     }
 
-    /// A sync that fails: what it did not write is never written.
+    /// A sync that fails: bytes that it did not write are never written.
     fn sync_failed(&mut self, rng: &mut Rng) {
-        // Behind a truncation that is not durable nothing is written, or the
-        // truncation, when it becomes durable, would undo it.
+        // Nothing behind a truncation that is not durable is written: the truncation
+        // would undo it when it becomes durable.
         let keep = if self.cut.is_none() { 500 } else { 0 };
         if rng.per_mille(keep) {
             self.durable_len = self.len;
@@ -244,7 +244,7 @@ impl Inode {
         }
     }
 
-    /// The kernel writes some of what is dirty, unasked.
+    /// The kernel writes some dirty sectors by itself.
     fn write_back(&mut self, rng: &mut Rng) {
         if self.cut.is_some() {
             return;
@@ -254,7 +254,7 @@ impl Inode {
             let page = self.page(p);
             let some = some_of(page.dirty, 500, rng);
             page.persist(some);
-            // Still listed: the page is dropped from the list at the next sync.
+            // The page stays listed until the next sync.
         }
     }
 
@@ -308,7 +308,7 @@ impl Inode {
         self.reserved = self.durable_reserved;
     }
 
-    /// Pages that it takes from the quota.
+    /// Pages that the file takes from the quota.
     fn used(&self) -> u64 {
         if let Some(pmem) = &self.pmem {
             return pmem.image.len().div_ceil(PAGE) as u64;
@@ -319,7 +319,7 @@ impl Inode {
     }
 }
 
-/// What has been done to a name.
+/// A change of the names.
 #[derive(Debug)]
 enum NameOp {
     MakeDir(PathBuf),
@@ -340,7 +340,7 @@ impl NameOp {
     }
 }
 
-/// The most bytes of a file.
+/// The greatest length of a file, in bytes.
 pub(crate) const MAX_FILE: u64 = (1 << 43) - 1;
 
 /// The names of one disk.
@@ -386,7 +386,7 @@ pub(crate) struct Disk {
     live: Names,
     durable: Names,
     pending: Vec<NameOp>,
-    /// Files lost their last name since the last collection.
+    /// A file may have lost its last name since the last collection.
     garbage: bool,
     quota: Option<u64>,
     misdirect: Option<(u64, u64)>,
@@ -406,7 +406,7 @@ impl Disk {
         self.live.files.contains_key(path)
     }
 
-    /// Finds or makes a file and counts a handle on it.
+    /// Finds or creates a file, and counts a handle on it.
     pub(crate) fn open(&mut self, path: &Path, create: bool) -> io::Result<u64> {
         let ino = self.find_or_make(path, create)?;
         self.inode(ino).open += 1;
@@ -449,7 +449,7 @@ impl Disk {
         let inode = self.inode(ino);
         if inode.pmem.as_ref().is_none_or(|p| p.image.len() != len) {
             let mut pmem = Pmem::new(len);
-            // What was written to it as a file is there.
+            // What was written to it as a file is kept.
             for (n, page) in std::mem::take(&mut inode.pages).iter().enumerate() {
                 let from = n * PAGE;
                 if let Some(page) = page
@@ -477,7 +477,7 @@ impl Disk {
         })
     }
 
-    /// Fails unless the quota has room for that many more pages.
+    /// Fails unless the quota has room for `pages` more pages.
     fn room(&self, pages: u64) -> io::Result<()> {
         let Some(quota) = self.quota else {
             return Ok(());
@@ -539,7 +539,7 @@ impl Disk {
         let mut offset = offset;
         if durable && self.misdirect.is_some_and(|(i, _)| i == ino) {
             let to = self.misdirect.take().expect("checked").1;
-            // Within the file: the medium of it does not grow.
+            // Within the file: a misdirected write does not make the file grow.
             let most = self.inode(ino).len.saturating_sub(data.len() as u64);
             offset = to.min(most);
             ctx.hit("misdirected writes");
@@ -563,9 +563,9 @@ impl Disk {
         Ok(())
     }
 
-    /// A write that does not complete: of a durable one any subset of its
-    /// sectors is on the medium, or a prefix where only the process died; of
-    /// another a prefix is in the cache.
+    /// A write that does not complete. Of a durable write any subset of its sectors is on
+    /// the medium, or a prefix if only the process died; of another write a prefix is in
+    /// the cache.
     pub(crate) fn write_torn(
         &mut self,
         ino: u64,
@@ -724,7 +724,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes the operations in `dir`, and those that they build on, durable.
+    /// Makes the operations in `dir`, and those on which they depend, durable.
     pub(crate) fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
         if !self.live.is_dir(dir) {
             return Err(error(io::ErrorKind::NotFound, dir));
@@ -766,7 +766,7 @@ impl Disk {
             .collect())
     }
 
-    /// Frees what no name, now or after a power loss, and no handle reaches.
+    /// Frees files that no handle reaches, and no name, now or after a power loss.
     fn collect(&mut self) {
         if !std::mem::take(&mut self.garbage) {
             return;
@@ -780,11 +780,11 @@ impl Disk {
         }
         self.inodes
             .retain(|ino, inode| inode.open > 0 || named.contains(ino));
-        // What is only open, or only durable, is looked at again.
+        // Files that are only open, or only durable, are checked again next time.
         self.garbage = self.inodes.len() > self.live.files.len();
     }
 
-    /// The process dies: nothing is lost, its handles and mappings are gone.
+    /// The process dies: nothing is lost, but its handles and mappings are closed.
     pub(crate) fn kill(&mut self) {
         for inode in self.inodes.values_mut() {
             inode.open = 0;
@@ -796,7 +796,7 @@ impl Disk {
         self.collect();
     }
 
-    /// The power goes.
+    /// The power is lost.
     pub(crate) fn power_loss(&mut self, ctx: &mut Ctx) {
         let all = self.pending.len();
         let kept = match ctx.rng.below(3) {
@@ -808,8 +808,8 @@ impl Disk {
             self.durable.apply(&op);
         }
         ctx.add("lost names", (all - kept) as u64);
-        // A file whose directory was lost cannot be: a prefix keeps the
-        // directory's creation before the file's.
+        // A file cannot exist without its directory: a prefix keeps the directory's
+        // creation before the file's.
         self.live = self.durable.clone();
         let keep = ctx.keep();
         let named: BTreeSet<u64> = self.live.files.values().copied().collect();
@@ -889,7 +889,7 @@ pub(crate) mod tests {
     #[repr(C, align(512))]
     struct Sector([u8; SECTOR]);
 
-    /// Bytes that a durable write takes.
+    /// Bytes, aligned as a durable write requires.
     pub(crate) struct Sectors(Vec<Sector>);
 
     impl Sectors {
@@ -944,8 +944,8 @@ pub(crate) mod tests {
         assert!(lost > 0 && kept > 0 && mixed > 0 && short > 0);
     }
 
-    /// Random writes, truncations and syncs, against a plain model: after a
-    /// power loss each synced sector that was not written since is as synced.
+    /// Random writes, truncations and syncs, compared with a plain model: a synced sector
+    /// that was not written since is unchanged after a power loss.
     #[test]
     fn a_disk_agrees_with_a_model() {
         const MAX: usize = 40_000;
@@ -1024,7 +1024,7 @@ pub(crate) mod tests {
                     );
                 }
             }
-            // What is left is durable: it survives the next loss as it is.
+            // What is left is durable: it survives the next power loss unchanged.
             world.env("a");
             world.power_loss("a");
             assert_eq!(world.contents("a", path).unwrap(), left);
@@ -1118,7 +1118,7 @@ pub(crate) mod tests {
             env.open(Path::new("/x/y/2"), CACHED).unwrap();
             env.sync_dir(Path::new("/x/y")).unwrap();
             world.power_loss("a");
-            // The directories above came with it.
+            // The directories above became durable with it.
             assert!(world.files("a").contains(&PathBuf::from("/x/y/2")));
             lost |= !world.files("a").contains(&PathBuf::from("/z/1"));
         }

@@ -1,8 +1,8 @@
 //! The failures of a run: whatever takes something away from a node, numbered in
 //! the order in which it is drawn.
 //!
-//! Owns the numbers, and which of them are to happen. Invariant: what is left out
-//! was drawn as ever and gets its number; only nothing comes of it. So a run with
+//! Owns the numbers, and which of the failures are to happen. Invariant: a failure that
+//! is left out is drawn and numbered like any other, but has no effect. So a run with
 //! some of its failures left out is a run like any other, and repeats.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ pub enum Takes {
     Process,
     /// Power: memory, and what was not durable.
     Power,
-    /// What stands somewhere in a log or a superblock.
+    /// Bytes somewhere in a log or a superblock.
     Bytes,
     /// Room on a disk.
     Room,
@@ -35,7 +35,7 @@ impl Takes {
 pub struct Failure {
     /// How many were drawn before it.
     pub number: u64,
-    /// Whose.
+    /// The node that it strikes.
     pub node: Arc<str>,
     /// What it takes.
     pub takes: Takes,
@@ -47,7 +47,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Which failures are to happen; all of them where nothing is said.
+/// Which failures are to happen; `None` for all of them.
 pub type Only = Option<BTreeSet<u64>>;
 
 /// The failures of one run.
@@ -59,12 +59,12 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Lets only these happen.
+    /// Lets only these failures happen.
     pub(crate) fn only(&mut self, only: Only) {
         self.only = only;
     }
 
-    /// One was drawn: whether it happens.
+    /// A failure was drawn: numbers it, and returns whether it happens.
     pub(crate) fn draw(&mut self, node: &Arc<str>, takes: Takes) -> bool {
         let number = self.drawn;
         self.drawn += 1;
@@ -80,7 +80,7 @@ impl Failures {
         happens
     }
 
-    /// Those that happened.
+    /// The failures that happened.
     pub(crate) fn happened(&self) -> Vec<Failure> {
         self.happened.clone()
     }

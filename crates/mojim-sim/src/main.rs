@@ -33,7 +33,7 @@ struct Options {
     jobs: u64,
     states: u64,
     only: String,
-    /// Of the failures of one seed, those that are to happen.
+    /// The numbers of the failures of one seed that are to happen; all of them if `None`.
     failures: Option<BTreeSet<u64>>,
     /// In some of the seeds a node is replaced.
     replacements: bool,
@@ -45,7 +45,7 @@ struct Options {
 }
 
 impl Options {
-    /// Reads them; nothing if there is one that is unknown or lacks its number.
+    /// Parses the arguments; `None` if one is unknown or lacks its number.
     fn read(mut args: impl Iterator<Item = String>) -> Option<Options> {
         let mut o = Options {
             seeds: 1000,
@@ -90,7 +90,7 @@ impl Options {
         Some(o)
     }
 
-    /// How long seeds are run, at most.
+    /// The limit on the time for which seeds are run.
     fn within(&self) -> Option<Duration> {
         self.minutes.map(|m| Duration::from_secs(60 * m))
     }
@@ -115,7 +115,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints at which seed what is broken was noticed; whether it was missed.
+/// Prints at which seed the mutation was caught, if at any. Returns whether it was
+/// missed.
 fn missed(name: &str, caught: Option<(u64, String)>, seeds: u64) -> bool {
     match &caught {
         Some((s, why)) => println!("{name}: caught at seed {s}: {why}"),
@@ -124,7 +125,7 @@ fn missed(name: &str, caught: Option<(u64, String)>, seeds: u64) -> bool {
     caught.is_none()
 }
 
-/// Each mutation of the cluster, and of a voter's files.
+/// Runs each mutation of the cluster and of a voter's files.
 fn mutations(o: &Options) -> ExitCode {
     let mut any = false;
     let named = |name: &str| name.starts_with(&o.only);
@@ -137,7 +138,7 @@ fn mutations(o: &Options) -> ExitCode {
     ExitCode::from(u8::from(any))
 }
 
-/// Runs one seed of the cluster, and says what happened.
+/// Runs one seed of the cluster, and prints what happened.
 fn one_seed(s: u64, failures: Only, trace: bool) -> ExitCode {
     let o = match failures {
         None => run(s, None, trace),
@@ -167,7 +168,7 @@ fn seeds(o: &Options) -> ExitCode {
         false => o.first,
     };
     let begun = Instant::now();
-    // Each seed is on its own, so that threads share nothing but the count.
+    // The seeds are independent: the threads share only the counter and the sum.
     let next = AtomicU64::new(first);
     let shared = Mutex::new((Total::default(), begun));
     let work = || loop {
@@ -199,7 +200,7 @@ fn seeds(o: &Options) -> ExitCode {
     ExitCode::from(u8::from(!total.failures.is_empty()))
 }
 
-/// Does the same on so many threads, until each has returned.
+/// Runs `work` on `jobs` threads, until each has returned.
 fn on_threads(jobs: u64, work: impl Fn() + Sync + Copy + Send) {
     std::thread::scope(|s| {
         for _ in 0..jobs {
@@ -208,7 +209,7 @@ fn on_threads(jobs: u64, work: impl Fn() + Sync + Copy + Send) {
     });
 }
 
-/// Runs several threads of a program, seed by seed.
+/// Runs seeds of the multi-threaded program (`threads`).
 fn thread_seeds(first: u64, seeds: u64, jobs: u64, within: Option<Duration>) -> ExitCode {
     let begun = Instant::now();
     let next = AtomicU64::new(first);
@@ -247,7 +248,7 @@ fn thread_seeds(first: u64, seeds: u64, jobs: u64, within: Option<Duration>) -> 
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// Each mutation of the threads' rung.
+/// Runs each mutation of `threads`.
 fn thread_mutations(only: &str, first: u64, seeds: u64) -> ExitCode {
     let mut any = false;
     let named = |name: &str| name.starts_with(only);
@@ -257,9 +258,9 @@ fn thread_mutations(only: &str, first: u64, seeds: u64) -> ExitCode {
     ExitCode::from(u8::from(any))
 }
 
-/// Cuts the shipped engine off at every fence of many seeds.
+/// Checks the states that a power loss may leave at every fence of many seeds.
 fn shadow_states(o: &Options) -> ExitCode {
-    // A count says nothing where what is broken would pass.
+    // The number of states means nothing if a broken engine would pass.
     let caught = shadow_mutations(&o.only, 1, o.seeds);
     let begun = Instant::now();
     let told = Mutex::new(begun);
@@ -278,12 +279,12 @@ fn shadow_states(o: &Options) -> ExitCode {
     }
 }
 
-/// Each control program and each mutation, on stderr.
+/// Runs each control program and each mutation, and reports on stderr.
 fn shadow_mutations(only: &str, first: u64, seeds: u64) -> ExitCode {
     let mut wrong = false;
     let named = |name: &str| name.starts_with(only);
     for (broken, name, must) in Broken::ALL.into_iter().filter(|(_, n, _)| named(n)) {
-        // The one that is right runs as many seeds as pass quickly.
+        // A program that must pass runs at most 100 seeds.
         let most = if must { seeds } else { seeds.min(100) };
         let (looked, caught) = catch(broken, first, most);
         let n = looked.states();
@@ -333,7 +334,7 @@ fn shadow_report(t: &Shown, rate: f64, json: bool) -> ExitCode {
     ExitCode::from(u8::from(!failed.is_empty()))
 }
 
-/// The sum of many seeds as JSON, in one line.
+/// The sum over many seeds as one line of JSON.
 fn json(t: &Total, rate: f64) -> String {
     let s = &t.sum;
     let faults: Vec<_> = s.faults.iter().map(|(k, n)| format!("{k:?}:{n}")).collect();
@@ -388,7 +389,7 @@ fn replacements_json(r: &Replacements) -> String {
     )
 }
 
-/// The sum of many seeds for a reader.
+/// Prints the sum over many seeds as text.
 fn report(t: &Total, rate: f64) {
     let s = &t.sum;
     println!("seeds {}, {rate:.0} a minute", t.seeds);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// What mapped memory is aligned to.
 pub(crate) const PAGE: usize = 4096;
-/// The unit of a flush.
+/// The unit of a cache flush.
 pub(crate) const LINE: usize = 64;
 
 /// Zeroed, page-aligned memory with an address that does not change.
@@ -26,8 +26,8 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: a region is only an allocation; who accesses its bytes does so
-// through raw pointers and answers for races.
+// SAFETY: a region is only an allocation; code that accesses its bytes does so through
+// raw pointers and answers for races.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}

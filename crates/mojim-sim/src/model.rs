@@ -1,13 +1,14 @@
-//! What the files of the volume must be: the operations of sync points, and what they make
-//! of the files.
+//! What the files of the volume must be: the operations of sync points, and their effect
+//! on the files.
 //!
-//! Owns no state. Invariant: nothing here is the engine's, which it is compared with.
+//! Owns no state. Invariant: nothing here is code of the engine, which is compared with
+//! it.
 
 use mojim_replica::piece::Piece;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One operation of a sync point, with bytes of its own.
+/// One operation of a sync point; it owns its bytes.
 #[derive(Debug, Clone)]
 pub enum Change {
     /// Bytes to an offset of a file.
@@ -26,19 +27,19 @@ pub enum Change {
         /// Its name.
         name: String,
     },
-    /// Another size.
+    /// A file's size changes.
     Resize {
         /// The file's number.
         file: u32,
-        /// Bytes.
+        /// The new size, in bytes.
         size: u64,
     },
-    /// The file goes.
+    /// A file is removed.
     Remove {
         /// The file's number.
         file: u32,
     },
-    /// Another name.
+    /// A file's name changes.
     Rename {
         /// The file's number.
         file: u32,
@@ -48,7 +49,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// As the engine takes it; valid while the change lives.
+    /// The operation as the engine takes it; valid while the change lives.
     pub fn piece(&self) -> Piece<'_> {
         match self {
             Change::Write {
@@ -72,7 +73,7 @@ impl Change {
     }
 }
 
-/// One file as it must be.
+/// The expected state of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
     /// Its name.
@@ -84,7 +85,7 @@ pub struct Model {
 /// All files, by number.
 pub type Files = BTreeMap<u32, Model>;
 
-/// What the files are after one more sync point.
+/// Applies one more sync point to the files.
 pub fn apply(files: &mut Files, changes: &[Change]) {
     for c in changes {
         match c {

@@ -5,8 +5,8 @@
 //!   whatever happens to the connection.
 //! - Time moves only in [`Net::run`]; a byte arrives at the time that was
 //!   drawn for it when it was sent, never earlier than the byte before it.
-//! - A machine without power answers nothing. Running again, it answers bytes
-//!   of its old connections with a reset.
+//! - A machine without power answers nothing. Once it runs again, it answers bytes of its
+//!   old connections with a reset.
 
 use crate::ctx::Ctx;
 use crate::rng::Rng;
@@ -16,9 +16,9 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Later than everything: bytes that wait for a partition to heal.
+/// Later than everything: the time of bytes that wait for a partition to heal.
 const NEVER: Duration = Duration::MAX;
-/// How long until a connection attempt is repeated.
+/// The time after which a connection attempt is repeated.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// An address that can be sorted.
@@ -47,9 +47,9 @@ struct Chunk {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Flow {
     Open,
-    /// Everything vanishes, for good.
+    /// Everything sent vanishes, for good.
     Silent,
-    /// A partition holds it up, since then.
+    /// A partition has held everything up since this time.
     Held(Duration),
 }
 
@@ -63,7 +63,7 @@ struct Pipe {
     last: Duration,
     flow: Flow,
     eof: Option<Duration>,
-    /// An end of the stream is held up by a partition.
+    /// A partition holds up the end of the stream.
     eof_held: bool,
 }
 
@@ -84,7 +84,7 @@ impl Pipe {
         self.chunks.front().is_some_and(|c| c.at <= now)
     }
 
-    /// Loses what is in flight, from a random byte on.
+    /// Loses the bytes in flight, from a random byte on.
     fn cut(&mut self, now: Duration, rng: &mut Rng) {
         while self.chunks.back().is_some_and(|c| c.at == NEVER) {
             self.chunks.pop_back();
@@ -110,7 +110,7 @@ impl Pipe {
         self.memories.retain(|(at, _)| *at <= now);
     }
 
-    /// The first `n` bytes of `bufs` are on their way, in one piece or several.
+    /// Sends the first `n` bytes of `bufs`, in one piece or several.
     fn take(&mut self, bufs: &[IoSlice<'_>], n: usize, ctx: &mut Ctx) {
         let mut slices = bufs.iter().map(|b| &b[..]);
         let mut slice: &[u8] = &[];
@@ -154,9 +154,9 @@ impl Pipe {
 
 struct End {
     node: usize,
-    /// Its process holds it.
+    /// A process holds it.
     open: bool,
-    /// Its machine lost power since.
+    /// Its machine lost power since the connection was made.
     powered_off: bool,
     /// When its handshake is complete.
     connected: Duration,
@@ -185,7 +185,7 @@ impl End {
 }
 
 struct Connection {
-    /// The caller's, and the listener's.
+    /// The caller's end, and the listener's.
     ends: [End; 2],
     to: Key,
     begun: Duration,
@@ -207,7 +207,7 @@ pub(crate) struct Net {
     owners: BTreeMap<Key, usize>,
     up: Vec<bool>,
     blocked: BTreeSet<(usize, usize)>,
-    /// Connection attempts that arrive then.
+    /// Connection attempts, with the time at which each arrives.
     attempts: BTreeSet<(Duration, u64)>,
 }
 
@@ -306,7 +306,7 @@ impl Net {
         id
     }
 
-    /// Lets everything happen that is due.
+    /// Lets everything happen that is due by now.
     pub(crate) fn run(&mut self, ctx: &mut Ctx) {
         let now = ctx.now;
         while let Some((at, id)) = self.attempts.first().copied() {
@@ -355,7 +355,7 @@ impl Net {
         }
     }
 
-    /// The earliest thing to come after now.
+    /// The time of the next event after `now`, if there is one.
     pub(crate) fn next_event(&self, now: Duration) -> Option<Duration> {
         let mut next = NEVER;
         let mut see = |at: Duration| {
@@ -371,7 +371,8 @@ impl Net {
                 see(end.connected);
                 end.broken.iter().for_each(|b| see(b.0));
                 end.inbox.eof.iter().for_each(|at| see(*at));
-                // In order, so the first that is still to come is the earliest.
+                // Chunks are in order, so the first that is still to come is the
+                // earliest.
                 let coming = end.inbox.chunks.iter().find(|c| c.at > now);
                 coming.iter().for_each(|c| see(c.at));
                 end.inbox.memories.iter().for_each(|m| see(m.0));
@@ -380,7 +381,7 @@ impl Net {
         (next != NEVER).then_some(next)
     }
 
-    /// Ends what has been held up for longer than TCP repeats itself.
+    /// Breaks a connection that was held up for longer than TCP repeats its bytes.
     fn time_out(&mut self, id: u64, e: usize, ctx: &mut Ctx) {
         let limit = ctx.faults.retransmit_limit;
         if let Some(c) = self.conn(id)
@@ -458,7 +459,8 @@ impl Net {
         Ok(n)
     }
 
-    /// What `e` sent met no socket: its machine answers, if it can.
+    /// Bytes that `e` sent met no socket: the peer's machine answers with a reset, if it
+    /// can.
     fn answer_reset(&mut self, id: u64, e: usize, ctx: &mut Ctx) {
         let Some(Some(c)) = self.conns.get(id as usize) else {
             return;
@@ -473,7 +475,7 @@ impl Net {
         ctx.hit("answered resets");
     }
 
-    /// Resets a connection; bytes in flight are lost from a random one on.
+    /// Resets a connection; bytes in flight are lost, from a random byte on.
     fn break_off(&mut self, id: u64, ctx: &mut Ctx) {
         for e in [0, 1] {
             let at = ctx.now + delay(ctx);
@@ -553,7 +555,7 @@ impl Net {
         Ok(done)
     }
 
-    /// Whether a call would not answer `WouldBlock` now.
+    /// Whether a call would return something other than `WouldBlock` now.
     pub(crate) fn ready(
         &mut self,
         id: u64,
@@ -649,7 +651,7 @@ impl Net {
         self.gone(id, e, unread, ctx);
     }
 
-    /// End `e` has no process any more; its machine tells the peer.
+    /// No process holds end `e` any more; its machine tells the peer.
     fn gone(&mut self, id: u64, e: usize, reset: bool, ctx: &mut Ctx) {
         let at = ctx.now + delay(ctx);
         let Some(c) = self.conn(id) else {
@@ -705,7 +707,7 @@ impl Net {
             .collect()
     }
 
-    /// The node's process dies; its kernel closes what it had.
+    /// The node's process dies; its kernel closes the process's connections.
     pub(crate) fn kill(&mut self, node: usize, ctx: &mut Ctx) {
         self.listeners.retain(|_, l| l.node != node);
         for (id, e) in self.ids_of(node) {
@@ -719,11 +721,11 @@ impl Net {
         }
     }
 
-    /// The node's power goes: nothing is told to anyone.
+    /// The node loses power: no peer is told.
     pub(crate) fn power_loss(&mut self, node: usize, ctx: &mut Ctx) {
         self.listeners.retain(|_, l| l.node != node);
         self.up[node] = false;
-        // Also the ends whose process had died, so that their kernel is gone.
+        // Also ends whose process had died before: their kernel is gone now.
         for c in self.conns.iter_mut().flatten() {
             for e in [0, 1] {
                 if c.ends[e].node != node || (e == 1 && c.ends[1].connected == NEVER) {
@@ -743,7 +745,7 @@ impl Net {
                 if let Flow::Held(_) = pipe.flow {
                     pipe.flow = Flow::Open;
                 }
-                // A reset that was still on its way is lost with the rest.
+                // A reset that was still on its way is lost too.
                 if peer.broken.is_some_and(|b| b.0 > ctx.now) {
                     peer.broken = None;
                 }
@@ -755,7 +757,7 @@ impl Net {
         }
     }
 
-    /// The node's machine runs again: it answers what is repeated to it.
+    /// The node's machine runs again: it answers bytes that its peers repeat.
     pub(crate) fn restart(&mut self, node: usize, ctx: &mut Ctx) {
         if std::mem::replace(&mut self.up[node], true) {
             return;
@@ -893,8 +895,8 @@ mod tests {
         result.err().expect("an error").kind()
     }
 
-    /// Both directions carry the numbers' bytes; whatever arrives is a prefix,
-    /// and where nothing breaks, all of it.
+    /// Both directions carry the bytes of numbers. What arrives is a prefix, and all of
+    /// it if nothing breaks.
     #[test]
     fn streams_are_in_order_and_without_gaps() {
         let (mut broken, mut whole) = (0, 0);
@@ -1020,7 +1022,7 @@ mod tests {
         pass(&world);
         assert_eq!(recv(&b).unwrap(), b"bye");
         assert_eq!(recv(&b).unwrap(), b"");
-        // It learns that nobody listens when it sends.
+        // `b` learns that nobody listens when it sends.
         send(&b, b"?").unwrap();
         pass(&world);
         assert_eq!(kind(send(&b, b"?")), ErrorKind::ConnectionReset);
@@ -1044,7 +1046,7 @@ mod tests {
         let conn = env.connect(&Address::Tcp(at())).unwrap();
         pass(&world);
         assert_eq!(kind(recv(&conn)), ErrorKind::WouldBlock);
-        // It is repeated, and arrives when somebody is there again.
+        // The attempt is repeated, and arrives once a process listens again.
         world.env("b");
         let listener = world.listen("b", at()).unwrap();
         for _ in 0..3 {

@@ -1,11 +1,11 @@
 //! The nodes of a simulated cluster, by number.
 //!
-//! Owns what each is at first. Invariant: the nodes of the first view come first.
+//! Owns the role of each node at the start. Invariant: the nodes of the first view come
+//! first.
 
 /// How many nodes there may be.
 pub const NODES: usize = 5;
-/// The node that is a backup at first, and another one; those before them are the
-/// view's.
+/// The first backup; the nodes before it are the first view's.
 pub const BACKUP: usize = 2;
 /// The second backup.
 pub const SECOND: usize = 3;

@@ -1,8 +1,8 @@
 //! Every sync point of a volume, as a tree: a fork is a point with two children.
 //!
-//! Owns the points and which of them has which LSN in which epoch. Invariants: the first is
-//! the empty volume; a point's last LSN is above its parent's; none has the same epoch and
-//! last LSN as another.
+//! Owns the points, and which of them has which LSN in which epoch. Invariants: the first
+//! point is the empty volume; a point's last LSN is above its parent's; no two points
+//! have the same epoch and last LSN.
 
 use mojim_protocol::{AckRule, History};
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use std::sync::Arc;
 use crate::model::{Change, Files, apply};
 use crate::nodes::NODES;
 
-/// Under what a sync point was acknowledged.
+/// How a sync point was acknowledged.
 #[derive(Debug, Clone, Copy)]
 pub struct Acked {
-    /// What was waited for.
+    /// Whose acknowledgements were waited for.
     pub rule: AckRule,
-    /// Who was primary, and who was its mirror.
+    /// The primary, and its mirror.
     pub pair: [usize; 2],
-    /// How often each node had lost its power by then.
+    /// How often each node had failed by then.
     pub failures: [u32; NODES],
 }
 
@@ -34,13 +34,13 @@ pub struct Point {
     pub parent: usize,
     /// The volume after it.
     pub files: Arc<Files>,
-    /// As which it was acknowledged last, if it was.
+    /// How it was acknowledged last, if it was.
     pub acked: Option<Acked>,
-    /// It was committed, adopted or promoted: a backup may have applied it.
+    /// It was committed, adopted or promoted, so a backup may have applied it.
     pub settled: bool,
 }
 
-/// All of them.
+/// All sync points of a volume.
 pub struct Points {
     all: Vec<Point>,
     by: BTreeMap<(u64, u64), usize>,
@@ -84,7 +84,7 @@ impl Points {
         self.all.len()
     }
 
-    /// A sync point of the LSNs from `first` to `last` was appended behind `parent`.
+    /// Adds the sync point of the LSNs from `first` to `last` behind `parent`.
     pub fn append(
         &mut self,
         parent: usize,
@@ -124,7 +124,7 @@ impl Points {
         new == old
     }
 
-    /// The last point on the way to both.
+    /// The last common ancestor of two points.
     pub fn common(&self, mut a: usize, mut b: usize) -> usize {
         while a != b {
             if self.all[a].last >= self.all[b].last {
@@ -136,7 +136,7 @@ impl Points {
         a
     }
 
-    /// The last whole sync point at or before `lsn` on the way to `head`.
+    /// The last whole sync point at or before `lsn` on the branch that ends at `head`.
     pub fn before(&self, head: usize, lsn: u64) -> usize {
         let mut p = head;
         while self.all[p].last > lsn {
@@ -145,7 +145,7 @@ impl Points {
         p
     }
 
-    /// The point that a copy with this history has at `lsn`, exactly.
+    /// The point that ends exactly at `lsn`, for a copy with this history.
     pub fn exact(&self, history: &History, lsn: u64) -> Option<usize> {
         if lsn == 0 {
             return Some(0);
@@ -153,7 +153,7 @@ impl Points {
         self.by.get(&(history.epoch_at(lsn)?, lsn)).copied()
     }
 
-    /// The last whole sync point at or before `lsn`.
+    /// The last whole sync point at or before `lsn`, for a copy with this history.
     pub fn rounded(&self, history: &History, lsn: u64) -> Option<usize> {
         (0..=lsn)
             .rev()
@@ -161,7 +161,7 @@ impl Points {
             .find_map(|l| self.exact(history, l))
     }
 
-    /// How a violation names it.
+    /// The point as a violation names it.
     pub fn text(&self, p: usize) -> String {
         let p = &self.all[p];
         format!("LSN {} of epoch {}", p.last, p.epoch)

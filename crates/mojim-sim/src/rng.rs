@@ -1,4 +1,4 @@
-//! Chance: a small generator whose whole sequence follows from its seed.
+//! Randomness: a small generator whose whole sequence follows from its seed.
 //!
 //! Owns the generator (xoshiro256++, seeded by splitmix64) and nothing else.
 //! Invariant: the same seed and the same calls give the same numbers on every
@@ -26,7 +26,7 @@ impl Rng {
         }
     }
 
-    /// A generator whose sequence is independent of what this one gives next.
+    /// A generator that is independent of the further numbers of this one.
     pub fn fork(&mut self) -> Rng {
         Rng::new(self.next_u64())
     }

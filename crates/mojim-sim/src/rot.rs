@@ -1,15 +1,17 @@
-//! Bits that rot in a node's logs and superblock, and writes of a log that go astray.
+//! Bits that rot in a node's logs and superblock, and log writes that go to a wrong
+//! place.
 //!
-//! Owns what is drawn of that, of numbers of its own, and the reading of a damaged
-//! medium: by docs/format.md ("How recovery finds the end") alone, without the engine, what of the logs
-//! can still be read and what they tell to have been acknowledged. That much the
-//! engine has to find, and to know. Data files are left alone, since nothing promises
-//! to find out (docs/guarantees.md, "Damaged data files").
+//! Owns the draws of such damage, which have a random generator of their own, and the
+//! reading of a damaged medium. This reading follows docs/format.md ("How recovery finds
+//! the end") alone, without the engine: it finds which records of the logs can still be
+//! read, and what they tell was acknowledged. The engine has to find and know that much.
+//! Data files are left alone, since nothing promises to detect their damage
+//! (docs/guarantees.md, "Damaged data files").
 //!
-//! A log on a disk is read where the ring's memory is gone, so damage to it shows
-//! after a loss of power, and until then a start writes it anew. Persistent memory
-//! is damaged while no process uses it: one that does would read other bytes than it
-//! wrote, and nothing is said of that.
+//! A log on a disk is read only if the ring's memory is gone. So damage to it shows after
+//! a loss of power; a start before that writes the log anew. Persistent memory is damaged
+//! only while no process uses it: a process that uses it would read other bytes than it
+//! wrote, and no behaviour is defined for that.
 
 use std::path::Path;
 
@@ -26,15 +28,15 @@ use crate::nodes::NODES;
 use crate::rng::Rng;
 use crate::world::World;
 
-/// Before the records of a log in persistent memory.
+/// Length of the area before the records of a log in persistent memory.
 const CONTROL: usize = 4096;
 
-/// What a node's medium gives back.
+/// What can be read from a node's medium.
 #[derive(Debug, Clone, Copy)]
 pub struct Readable {
     /// The last LSN of the contiguous prefix of whole sync points.
     pub tail: u64,
-    /// Records that can be read tell that everything up to it was acknowledged.
+    /// The readable records tell that everything up to this LSN was acknowledged.
     pub told: u64,
 }
 
@@ -43,21 +45,22 @@ struct Lane {
     bytes: Vec<u8>,
     /// Bytes of the file before the ring.
     before: usize,
-    /// Where each record that is found begins in the ring, and its header.
+    /// Each record that was found: where it begins in the ring, and its header.
     found: Vec<(u64, RecordHeader)>,
     /// Where recovery ends.
     head: u64,
     start: u64,
 }
 
-/// What tells a copy's records from others.
+/// Tells a copy's records from others.
 struct Of<'a> {
     sb: &'a Superblock,
     history: History,
 }
 
 impl Of<'_> {
-    /// The record that begins at byte `at` of a ring, if it is one of this copy.
+    /// The record that begins at byte `at` of a ring, if it belongs to this copy's
+    /// volume.
     fn record(&self, ring: &[u8], at: usize) -> Option<RecordHeader> {
         let h = RecordView::decode(&ring[at..]).ok()?.header;
         (h.volume == self.sb.volume_id).then_some(h)
@@ -107,7 +110,7 @@ impl Of<'_> {
         }
     }
 
-    /// What the records behind the head tell.
+    /// The greatest committed LSN that the records behind the head tell.
     fn beyond(&self, lane: &Lane) -> u64 {
         let ring = &lane.bytes[lane.before..];
         let size = ring.len() as u64;
@@ -129,7 +132,7 @@ fn superblock(world: &World, node: &str, meta: &Path) -> Option<(Superblock, usi
     valid.max_by_key(|(sb, _)| sb.sequence)
 }
 
-/// The logs of a copy that needs them.
+/// The logs of a whole copy; `None` if recovery needs none, or cannot read one.
 fn lanes(world: &World, node: &str, spec: &StoreSpec, sb: &Superblock) -> Option<Vec<Lane>> {
     if sb.state != State::Whole || sb.logs == 0 {
         return None;
@@ -147,7 +150,7 @@ fn lanes(world: &World, node: &str, spec: &StoreSpec, sb: &Superblock) -> Option
     all.collect()
 }
 
-/// What can be read of a node's copy; `None` where it needs no log.
+/// What can be read of a node's copy; `None` if recovery needs no log.
 pub fn readable(world: &World, node: &str, spec: &StoreSpec) -> Option<Readable> {
     let (sb, _) = superblock(world, node, &spec.meta)?;
     let lanes = lanes(world, node, spec, &sb)?;
@@ -172,17 +175,17 @@ pub fn readable(world: &World, node: &str, spec: &StoreSpec) -> Option<Readable>
     })
 }
 
-/// What is drawn in one run.
+/// The damage of one run.
 pub struct Rot {
     rng: Rng,
-    /// Which nodes' logs may be damaged since they were last read.
+    /// The nodes whose logs may have been damaged since they were last read.
     damaged: [bool; NODES],
-    /// How often each had lost its power when its copy was last opened.
+    /// How often each node had lost its power when its copy was last opened.
     opened: [u32; NODES],
 }
 
 impl Rot {
-    /// In one seed of eight, or where it is `wanted`.
+    /// Draws whether a run has damage: one seed in eight, and each that is `wanted`.
     pub fn draw(seed: u64, wanted: bool) -> Option<Rot> {
         let mut rng = Rng::new(seed ^ 0x0062_6974_726f_7473);
         (rng.below(8) == 0 || wanted).then_some(Rot {
@@ -192,12 +195,12 @@ impl Rot {
         })
     }
 
-    /// Draws whether one of a hundred thousand comes about, of so many.
+    /// True `of` times in a hundred thousand.
     pub fn is_due(&mut self, of: u64) -> bool {
         self.rng.below(100_000) < of
     }
 
-    /// One node of those.
+    /// Draws one of `nodes` nodes.
     pub fn node(&mut self, nodes: usize) -> usize {
         self.rng.below(nodes as u64) as usize
     }
@@ -212,7 +215,7 @@ impl Rot {
     ) -> bool {
         let gone = |l: &LogSpec| !world.has_memory(node, &l.ring);
         let read = match spec.logs[0].medium {
-            // Who refused to serve what it read removed that from memory.
+            // A node that refused to serve what it read has removed the ring from memory.
             MediumKind::Disk => failures != self.opened[n] || spec.logs.iter().any(gone),
             MediumKind::Pmem => true,
             MediumKind::Dram => false,
@@ -220,14 +223,14 @@ impl Rot {
         self.damaged[n] && read
     }
 
-    /// The copy of node `n` was opened: what was read is written anew.
+    /// The copy of node `n` was opened, and its logs were written anew.
     pub fn opened(&mut self, n: usize, failures: u32) {
         self.damaged[n] = false;
         self.opened[n] = failures;
     }
 
-    /// Damages something of node `n`. `down`: no process of it runs; `dark`: nor has
-    /// it had power since.
+    /// Damages something of node `n`. `down`: no process of it runs; `dark`: it lost its
+    /// power, and has not started since.
     pub fn strike(
         &mut self,
         world: &World,
@@ -238,8 +241,8 @@ impl Rot {
         let Some((sb, slot)) = superblock(world, node, &spec.meta) else {
             return;
         };
-        // The other slot, which no start needs: while what is written last may still
-        // be lost, it is the one that is needed.
+        // Only the other slot, which a start after a power loss does not need. Otherwise
+        // the slot written last may still be lost, and the other one would be needed.
         if dark && self.rng.below(4) == 0 {
             let byte = (1 - slot) * SUPERBLOCK_LEN + self.rng.below(SUPERBLOCK_LEN as u64) as usize;
             self.flip(world, node, &spec.meta.join("superblock"), byte as u64);
@@ -264,7 +267,7 @@ impl Rot {
             MediumKind::Pmem => CONTROL as u64,
             _ => 0,
         };
-        // What is needed, but for a few.
+        // Mostly a byte of a record that recovery needs.
         let byte = match found.is_empty() || self.rng.below(8) == 0 {
             true => self.rng.below(log.size),
             false => {

@@ -1,7 +1,7 @@
-//! Runs seeds: one after the other, each on its own, and sums them up.
+//! Runs seeds, each independent of the others, and sums up their outcomes.
 //!
-//! Owns the outcome of a seed. A panic of the engine is caught and counts as
-//! a failure of its seed.
+//! Owns the outcome of a seed. A panic of the engine is caught and counts as a failure of
+//! its seed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -29,16 +29,16 @@ pub struct Outcome {
     pub acks: u64,
     /// Losses that the mode does not promise to prevent.
     pub excused: u64,
-    /// Logs whose damage cost their copies something; take-overs without what those do
-    /// not tell; runs in which somebody went on with a data area that may show parts of
-    /// what was given up; of these, copies that could not be opened, and runs at whose
-    /// end copies differ.
+    /// Counts of: logs whose damage cost their copies something; take-overs without
+    /// points of which a damaged log does not tell; runs in which a node went on with a
+    /// data area that may show parts of what was given up; in these runs, copies that
+    /// could not be opened; and runs at whose end copies differ.
     pub damaged: [u64; 5],
     /// Promotions.
     pub promotions: u64,
     /// Starts of processes.
     pub starts: u64,
-    /// Whole copies taken in, and those that rest partly on older files.
+    /// Whole copies received, and those that rest partly on older files.
     pub copies: [u64; 2],
     /// Whole data areas compared with the model.
     pub compared: u64,
@@ -46,7 +46,8 @@ pub struct Outcome {
     pub with_backup: u64,
     /// What backups did.
     pub backups: Backups,
-    /// Where nobody may go on: the fewest failures with which it ends so.
+    /// If the run ended because no node may go on: the fewest failures that lead to this
+    /// end.
     pub nobody: Option<Vec<Failure>>,
     /// What became of spill files.
     pub spills: Spills,
@@ -54,7 +55,7 @@ pub struct Outcome {
     pub replaced: Replacements,
     /// What became of a voter's files.
     pub voter: voter::Shown,
-    /// What happened, if that was asked for.
+    /// The trace, if it was asked for.
     pub trace: Vec<String>,
 }
 
@@ -73,7 +74,7 @@ pub fn catch_panics() {
     }));
 }
 
-/// What a panic said that was caught on this thread.
+/// The text of a panic that was caught on this thread.
 pub(crate) fn panic_text(p: &(dyn std::any::Any + Send)) -> String {
     let text = PANIC.with(|p| p.borrow_mut().take());
     let text = text.or_else(|| p.downcast_ref::<String>().cloned());
@@ -81,12 +82,12 @@ pub(crate) fn panic_text(p: &(dyn std::any::Any + Send)) -> String {
     text.unwrap_or_default()
 }
 
-/// Runs one seed's cluster, of whose failures only some happen.
+/// Runs one seed's cluster, with only these of its failures.
 pub fn run_with(seed: u64, only: Only) -> Outcome {
     run_cluster(seed, None, true, only).0
 }
 
-/// Runs one seed: a cluster, and where nothing is broken there a voter's files.
+/// Runs one seed: a cluster, and if that shows no failure, a voter's files.
 pub fn run(seed: u64, mutation: Option<Mutation>, trace: bool) -> Outcome {
     let (mut outcome, nobody) = run_cluster(seed, mutation, trace, None);
     let shrinks = mutation.is_none_or(|m| m == Mutation::OtherLife);
@@ -158,7 +159,8 @@ fn run_cluster(
         voter: voter::Shown::default(),
         trace: cluster.world.trace(),
     };
-    // With one failure less the operator would not have replaced that node, or too early.
+    // With one failure less the operator would not have replaced that node, or would have
+    // replaced it too early. So such a run cannot be shrunk.
     let nobody = cluster.nobody().filter(|_| !cluster.setup.spare);
     if outcome.failure.is_some() {
         // What a panic left may panic again when it is dropped.
@@ -174,8 +176,8 @@ pub struct Total {
     pub seeds: u64,
     /// Everything but the failures, summed.
     pub sum: Outcome,
-    /// Runs after which nobody may go on, and the fewest and the most failures that
-    /// were left of one.
+    /// Runs that ended because no node may go on; of these, the fewest and the most
+    /// failures that shrinking left.
     pub nobody: (u64, usize, usize),
     /// Seeds that failed, with why.
     pub failures: Vec<(u64, String)>,
@@ -227,7 +229,8 @@ impl Total {
     }
 }
 
-/// The first seed at which a mutation is noticed as what it is, and how.
+/// The lowest seed at which a mutation is caught with an expected report, and this
+/// report.
 pub fn catch_mutation(
     mutation: Mutation,
     first: u64,

@@ -1,34 +1,35 @@
-//! The fewest failures after which nobody may go on.
+//! The fewest failures after which no node may go on.
 //!
-//! Where a person has to decide, a run is over, and nothing was wrong: that is as
-//! good as the reason for it. Among hundreds of failures there is always one that
-//! looks like a reason. So the run is repeated with ever fewer of its failures for
-//! as long as it still ends so; of what is left then each member of the view must
-//! have lost what it had (docs/guarantees.md: *ring*, *since* and *lost* stand only
-//! where what each of them held is gone). Owns that search, and what has to be left.
+//! If a person has to decide, the run is over, and nothing is reported as wrong. This is
+//! only right if there was a reason for it. Among hundreds of failures there is always
+//! one that looks like a reason. So the run is repeated with ever fewer of its failures,
+//! as long as it still ends in this way. From the failures that are left, each member of
+//! the view must have lost what it had (docs/guarantees.md: *ring*, *since* and *lost*
+//! apply only if what each member held is gone). Owns this search, and the check of what
+//! is left.
 
 use std::collections::BTreeSet;
 
 use crate::failures::{Failure, Only};
 
-/// How a run ended in which nobody may go on.
+/// The end of a run after which no node may go on.
 #[derive(Debug, Clone, Default)]
 pub struct Nobody {
-    /// Whose copies must have lost something for it.
+    /// The nodes whose copies must have lost something to justify it.
     pub needs: Vec<&'static str>,
     /// The failures that happened.
     pub failures: Vec<Failure>,
 }
 
-/// What a run came to.
+/// The result of a run.
 pub struct Ran {
     /// What was broken.
     pub failure: Option<String>,
-    /// Nobody may go on.
+    /// Set if no node may go on.
     pub nobody: Option<Nobody>,
 }
 
-/// The most runs for one seed: a search by halves of a few hundred failures, of
+/// The most runs for one seed: enough for a binary search among a few hundred failures of
 /// which a handful matter.
 const MOST: u64 = 60;
 
@@ -40,12 +41,13 @@ fn list(failures: &[Failure]) -> String {
 struct Search<F> {
     run: F,
     runs: u64,
-    /// The smallest so far.
+    /// The result with the fewest failures so far.
     least: Nobody,
 }
 
 impl<F: FnMut(Only) -> Ran> Search<F> {
-    /// Repeats the run with these failures alone. Whether it still ends so.
+    /// Repeats the run with these failures alone. Returns whether it still ends in this
+    /// way.
     fn ends_with(&mut self, keep: impl Fn(usize, &Failure) -> bool) -> Result<bool, String> {
         let kept = self.least.failures.iter().enumerate();
         let kept: Vec<_> = kept.filter(|(i, f)| keep(*i, f)).map(|(_, f)| f).collect();
@@ -67,9 +69,9 @@ impl<F: FnMut(Only) -> Ran> Search<F> {
         Ok(true)
     }
 
-    /// By ever smaller parts, each left out in turn.
+    /// Leaves out parts of the failures in turn, in ever smaller parts.
     fn search(&mut self) -> Result<(), String> {
-        // What takes no data is seldom the reason.
+        // A failure that takes no data is seldom the reason.
         self.ends_with(|_, f| f.takes.data())?;
         let mut parts = 2;
         while !self.least.failures.is_empty() && self.runs < MOST {
@@ -95,9 +97,9 @@ impl<F: FnMut(Only) -> Ran> Search<F> {
     }
 }
 
-/// Shrinks what `first` came to. `run` repeats the run with some of its failures.
-/// Returns the fewest that were found; an error where a run breaks something, or
-/// where what is left does not excuse that nobody may go on.
+/// Shrinks the failures of `first`. `run` repeats the run with some of them. Returns the
+/// fewest that were found; an error if a run breaks an invariant, or if the failures that
+/// are left do not justify that no node may go on.
 pub fn shrink(first: Nobody, run: impl FnMut(Only) -> Ran) -> Result<Vec<Failure>, String> {
     let mut search = Search {
         run,
@@ -134,7 +136,7 @@ mod tests {
         (0..60).map(one).collect()
     }
 
-    /// Ends so where all of `why` happen.
+    /// A run that ends in this way if all of `why` happen.
     fn ends(why: &[u64]) -> impl FnMut(Only) -> Ran {
         move |only| {
             let only = only.expect("some are left out");
@@ -164,7 +166,8 @@ mod tests {
         assert_eq!(left, [12, 33]);
     }
 
-    /// One node's power is no reason, though the other's went too, at another time.
+    /// A power loss of one node is not a reason, even if the other node lost its power at
+    /// another time.
     #[test]
     fn what_has_nothing_to_do_with_it_excuses_nothing() {
         let e = shrink(first(), ends(&[12])).unwrap_err();

@@ -2,14 +2,14 @@
 //! in an order drawn from a seed, while a link, a checkpoint and a mirror's
 //! lanes have threads of their own.
 //!
-//! Owns the programs and what they were told. An acknowledgement is what a call
-//! returned, not what the engine would answer if asked. Invariants that are
-//! checked, of each copy on which the mode's rule relies, after it has crashed:
-//! - Each thread's last sync point is one from the last whose call returned
-//!   success to the last that was begun, whole: two words, bytes between them,
-//!   and a word in another file.
-//! - Where several threads stored to one word, it has what the last LSN of
-//!   those that are there wrote.
+//! Owns the programs and the results of their calls. A sync point counts as acknowledged
+//! if its call returned success, not if the engine would say so when asked. Invariants
+//! that are checked on each copy on which the mode's rule relies, after it has crashed:
+//! - Each thread's last sync point lies between the last whose call returned success and
+//!   the last that was begun, and is whole: two words, bytes between them, and a word in
+//!   another file.
+//! - A word to which several threads stored has the value of the greatest LSN among the
+//!   sync points that are there.
 //! - Without a fault no call fails, and all calls end.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -41,25 +41,25 @@ use crate::{CrashKind, Faults, Rng, SimListener, World};
 const PART: u64 = 8 << 10;
 /// The file with a part for each thread.
 const PARTS: u32 = 1;
-/// The file with a word for each thread, and one for all of them.
+/// The file with a word for each thread, and one word that all threads store to.
 const WORDS: u32 = 2;
-/// Where that one is.
+/// The offset of the shared word.
 const SHARED: u64 = 1024;
 const MS: Duration = Duration::from_millis(1);
 
-/// What is broken on purpose.
+/// A defect that is put in on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
-    /// A durable write is said to be done before it is.
+    /// A durable write returns before it is done.
     LateWrite,
-    /// What counts is what was appended, not what is in the logs.
+    /// The engine counts what was appended, not what is in the logs.
     AckEarly,
-    /// An acknowledgement counts over a gap of another lane's.
+    /// An acknowledgement counts although another lane has a gap.
     AckGap,
 }
 
 impl Broken {
-    /// All of them, with their names.
+    /// All defects, with their names.
     pub const ALL: [(Broken, &'static str); 3] = [
         (Broken::LateWrite, "late_write"),
         (Broken::AckEarly, "ack_early"),
@@ -115,7 +115,7 @@ impl Setup {
         let nodes: &[&str] = if rule.mirror { &["a", "b"] } else { &["a"] };
         let node = *rng.pick(nodes);
         let kind = *rng.pick(&[CrashKind::Kill, CrashKind::Power]);
-        // Where there are links, threads look at them all the time.
+        // With links, threads take many turns to look at them.
         let most = if rule.mirror { 12_000 } else { 500 };
         let crash = (rng.below(4) != 0).then(|| (rng.between(20, most), node, kind));
         Setup {
@@ -136,7 +136,7 @@ impl Setup {
     }
 }
 
-/// What one thread of the program did and was told.
+/// What one thread of the program did, and the results of its calls.
 #[derive(Default)]
 struct Told {
     begun: AtomicU64,
@@ -151,9 +151,9 @@ struct Program {
     acks: AtomicU64,
     failed: AtomicU64,
     errors: Mutex<Vec<String>>,
-    /// Threads that go on.
+    /// Threads that have not ended.
     left: AtomicU64,
-    /// The others may end.
+    /// The threads beside the program's may end.
     over: AtomicBool,
     scheduler: Arc<Scheduler>,
 }
@@ -165,7 +165,7 @@ impl Program {
     }
 }
 
-/// The bytes of sync point `n` of thread `t`: how many, and which.
+/// The bytes of sync point `n` of thread `t`; their number is drawn too.
 fn bytes(t: usize, n: u64, log: u64) -> Vec<u8> {
     let mut rng = Rng::new((t as u64) << 32 | n);
     let most = match rng.below(24) {
@@ -238,7 +238,7 @@ fn work(
 ) {
     let mut rng = Rng::new(seed);
     let told = &program.told[t];
-    // Those that nobody has waited for.
+    // Sync points that no thread has waited for yet.
     let mut open = 0;
     for n in 1..=count {
         let b = bytes(t, n, setup.log);
@@ -268,8 +268,8 @@ fn work(
                 return Ok(());
             }
             p.finish_commit(&begun)?;
-            // Who is dead is told nothing: its threads only run on here, and a lane in
-            // shared memory goes on without a call that would fail (seed 1325).
+            // A dead process learns of no acknowledgement. Its threads only run on in the
+            // simulation, and with a lane in shared memory no call fails (seed 1325).
             if world.crashed("a").is_some() {
                 return Ok(());
             }
@@ -291,7 +291,7 @@ fn work(
     }
 }
 
-/// The mirror's threads: links, one for each lane, application.
+/// The mirror's threads: the links, one for each lane, and one that applies.
 fn follow(
     scheduler: &Arc<Scheduler>,
     m: &Arc<Mirror>,
@@ -473,7 +473,7 @@ fn link(scheduler: &Arc<Scheduler>, p: &Arc<Primary>, setup: &Setup, program: &A
     });
 }
 
-/// The thread that applies what is committed, at a pace drawn from `seed`.
+/// The thread that applies committed records, at a pace drawn from `seed`.
 fn checkpoint(scheduler: &Arc<Scheduler>, p: &Arc<Primary>, program: &Arc<Program>, seed: u64) {
     let (p, program) = (p.clone(), program.clone());
     scheduler.thread("checkpoint", move || {
@@ -508,7 +508,7 @@ fn begin(
             ..*setup
         };
         scheduler.thread(&format!("program {t}"), move || {
-            // Until the volume is there, and for no longer than anybody waits.
+            // Until the volume is ready, with a limit.
             for _ in 0..2_000 {
                 if p.is_ready() || p.store.poisoned().is_some() {
                     break;
@@ -563,7 +563,7 @@ fn make_files(p: &Primary, program: &Program, threads: usize) -> bool {
     result.is_ok()
 }
 
-/// Each copy on which the rule relies, as it is after a crash.
+/// Checks each copy on which the rule relies, as it is after a crash.
 fn judge(world: &World, setup: &Setup, program: &Program, rng: &mut Rng) -> Result<(), String> {
     let errors = program.errors.lock().expect("no panic");
     if !setup.has_faults() && !errors.is_empty() {
@@ -573,8 +573,8 @@ fn judge(world: &World, setup: &Setup, program: &Program, rng: &mut Rng) -> Resu
         let crashed = setup
             .crash
             .filter(|c| c.1 == node && world.crashed(node).is_some());
-        // What a primary that counts on its mirror has is in its ring, which
-        // goes with the power only.
+        // A primary that relies on its mirror has its records in its ring, which is lost
+        // only with the power.
         let lost = crashed.is_some_and(|c| c.2 == CrashKind::Power);
         let power = must && rng.coin();
         if !must && (node == "b" || lost) {
@@ -605,7 +605,7 @@ fn look(store: &Store, setup: &Setup, program: &Program) -> Result<(), String> {
         let mut b = vec![0; len];
         match store.area().read(file, offset, &mut b) {
             Ok(_) => Ok(b),
-            // It was not made, and nobody was told so.
+            // The file was not made, and no call returned success for it.
             Err(_) if acks == 0 => Ok(b),
             Err(e) => Err(format!("3: {e}")),
         }
@@ -637,7 +637,7 @@ fn look(store: &Store, setup: &Setup, program: &Program) -> Result<(), String> {
             }
         }
     }
-    // Who was last, of all that are there.
+    // The last sync point among those that are there.
     let lsns = program.lsns.lock().expect("no panic");
     let there = |(_, (t, n)): &(&u64, &(usize, u64))| {
         word(PARTS, PART * *t as u64).is_ok_and(|last| *n <= last)
@@ -646,7 +646,7 @@ fn look(store: &Store, setup: &Setup, program: &Program) -> Result<(), String> {
     let has = word(WORDS, SHARED)?;
     let named = ((has >> 32) as usize, has & 0xffff_ffff);
     if let Some((_, (t, n))) = last {
-        // One whose call was cut off has no LSN that is known here.
+        // A sync point whose call was cut off has no LSN in `lsns`.
         let known = lsns.values().any(|(t, n)| (t + 1, *n) == named);
         if known && named != (t + 1, *n) {
             return Err(format!("4: thread {t}'s {n} came last, {named:?} is there"));
@@ -655,7 +655,7 @@ fn look(store: &Store, setup: &Setup, program: &Program) -> Result<(), String> {
     Ok(())
 }
 
-/// The first of `most` seeds at which something broken is found out, and how.
+/// The first of `most` seeds at which the defect is caught, and how.
 pub fn catch(broken: Broken, first: u64, most: u64) -> Option<(u64, String)> {
     (first..first.saturating_add(most)).find_map(|s| Some((s, run(s, Some(broken)).failure?)))
 }

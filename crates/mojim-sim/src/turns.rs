@@ -1,15 +1,15 @@
 //! Real threads of the engine, one at a time, in an order drawn from a seed.
 //!
-//! Owns who runs: of all threads of a [`Scheduler`] exactly one does. It gives way
-//! where threads could be interleaved with consequence: at each operation on a
-//! file or a connection, each look at the clock, each lock that is taken, each
-//! wait. Time moves when a thread looks at the clock, or when all of them wait.
+//! Owns the turn: of all threads of a [`Scheduler`] exactly one runs. A thread may lose
+//! its turn wherever an interleaving could matter: at each operation on a file or a
+//! connection, at each reading of the clock, at each lock, and at each wait. Time moves
+//! when a thread reads the clock, or when all threads wait.
 //!
 //! Invariants:
-//! - The same seed and the same threads, begun in the same order, give the same
-//!   run: no clock of the machine's, and no scheduler of its own, decides.
-//! - Who waits goes on when what it waits for has come, when its time is over,
-//!   or, now and then, for nothing, as futexes and streams do.
+//! - The same seed and the same threads, begun in the same order, give the same run:
+//!   neither the machine's clock nor its scheduler decides anything.
+//! - A waiting thread goes on when what it waits for has come, when its time is over, or
+//!   now and then spuriously, as with futexes and streams.
 //! - No lock of the simulated world is held while another thread runs.
 
 use std::any::Any;
@@ -27,13 +27,13 @@ use crate::run::panic_text;
 use crate::world::{CrashKind, World};
 use crate::{Rng, SimEnv};
 
-/// A run with more turns than this does not end.
+/// A run with more turns than this is taken for one that does not end.
 const MOST_TURNS: u64 = 400_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Runs,
-    /// Until this time, or for what its thread looks at itself.
+    /// Waits until this time, or until a condition that the thread checks itself.
     Waits(Duration),
     Ended,
 }
@@ -41,27 +41,27 @@ enum State {
 struct Inner {
     rng: Rng,
     threads: Vec<State>,
-    /// Whose turn it is.
+    /// The thread whose turn it is.
     turn: usize,
     turns: u64,
-    /// At this turn the node crashes.
+    /// The turn at which this node crashes.
     crash: Option<(u64, &'static str, CrashKind)>,
-    /// Broken off: every wait ends at once, so that all threads do.
+    /// The run was broken off: every wait ends at once, so that all threads end.
     over: bool,
     failures: Vec<String>,
 }
 
-/// Where the threads of one run are.
+/// Runs the threads of one run, one at a time.
 pub struct Scheduler {
     world: Arc<World>,
     inner: Mutex<Inner>,
-    /// One for each thread.
+    /// One condition variable for each thread.
     wake: Vec<Condvar>,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Scheduler {
-    /// For at most `most` threads of `world`, in an order drawn from `rng`.
+    /// A scheduler for at most `most` threads of `world`, in an order drawn from `rng`.
     pub fn new(world: Arc<World>, rng: Rng, most: usize) -> Arc<Scheduler> {
         Arc::new(Scheduler {
             world,
@@ -88,7 +88,7 @@ impl Scheduler {
         self.inner().over
     }
 
-    /// A node crashes when so many turns are over.
+    /// Makes a node crash at turn number `turn`.
     pub fn crash_at(&self, turn: u64, node: &'static str, kind: CrashKind) {
         self.inner().crash = Some((turn, node, kind));
     }
@@ -124,8 +124,8 @@ impl Scheduler {
         self.handles.lock().expect("as above").push(handle);
     }
 
-    /// Runs all threads to their ends. The number of turns, and what went wrong
-    /// by itself.
+    /// Runs all threads to their ends. Returns the number of turns, and the failures of
+    /// threads and of the run itself.
     pub fn play(&self) -> (u64, Vec<String>) {
         let mut inner = self.inner();
         inner.turn = 0;
@@ -146,7 +146,7 @@ impl Scheduler {
         inner
     }
 
-    /// The next turn is drawn. Returns when it is `me`'s again, unless `me` ends.
+    /// Draws the next turn. Returns when it is `me`'s turn again, unless `me` ends.
     fn pass<'a>(
         &'a self,
         me: usize,
@@ -179,7 +179,7 @@ impl Scheduler {
         again.then(|| self.until_mine(me, inner))
     }
 
-    /// Who goes on; time moves if everybody waits.
+    /// Draws the thread that goes on; time moves if all of them wait.
     fn draw(&self, inner: &mut Inner) -> Option<usize> {
         let alive: Vec<usize> = (0..inner.threads.len())
             .filter(|t| inner.threads[*t] != State::Ended)
@@ -210,7 +210,7 @@ impl Scheduler {
         let event = self.world.next_event().filter(|at| *at < first);
         let to = event.unwrap_or(first).max(now + Duration::from_nanos(1));
         self.world.advance(to - now);
-        // What arrived may be for any of them.
+        // Any of the threads may wait for what arrived.
         let able = match event {
             Some(_) => alive,
             None => due(inner, to),
@@ -234,7 +234,7 @@ impl Scheduler {
             }
             let mut inner = self.inner();
             if inner.over {
-                // Whoever it waits for ends first.
+                // The threads on which this one waits may end first.
                 drop(self.pass(me, inner, true));
                 return false;
             }
@@ -244,7 +244,7 @@ impl Scheduler {
             inner.threads[me] = State::Waits(until);
             let mut inner = self.pass(me, inner, true).expect("it has not ended");
             inner.threads[me] = State::Runs;
-            // Woken for nothing, now and then.
+            // A spurious wakeup, now and then.
             if inner.rng.below(8) == 0 {
                 return true;
             }
@@ -252,7 +252,7 @@ impl Scheduler {
     }
 }
 
-/// One thread, as the engine asks.
+/// The calling thread, as the engine sees it.
 struct Me {
     scheduler: Arc<Scheduler>,
     me: usize,
@@ -272,24 +272,23 @@ thread_local! {
     static ME: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
 }
 
-/// Stops the calling thread, if it is a scheduler's, until `ready`, or for `timeout`.
+/// Suspends the calling thread, if it is a scheduler's, until `ready`, or for `timeout`.
 pub fn sleep(ready: &dyn Fn() -> bool, timeout: Duration) {
     if let Some(turns) = mojim_env::turns::current() {
         turns.sleep(ready, timeout);
     }
 }
 
-/// A node's surroundings, at each of whose operations another thread may get
-/// its turn.
+/// A node's environment; at each of its operations another thread may get its turn.
 pub struct TurnEnv {
     env: Arc<SimEnv>,
     scheduler: Arc<Scheduler>,
-    /// Broken: a durable write comes to its file when the next one does.
+    /// Defect: a durable write reaches its file only with the next one.
     late: bool,
 }
 
 impl TurnEnv {
-    /// Around `env`. With `late`, durable writes are said to be done too early.
+    /// Wraps `env`. With `late`, durable writes return before they are done.
     pub fn new(env: Arc<SimEnv>, scheduler: Arc<Scheduler>, late: bool) -> Arc<TurnEnv> {
         Arc::new(TurnEnv {
             env,
@@ -307,7 +306,7 @@ pub fn wrap(scheduler: &Arc<Scheduler>, conn: Arc<dyn Conn>) -> Arc<dyn Conn> {
     })
 }
 
-/// Another thread may get its turn, if the calling one is one of its own.
+/// Another thread may get its turn, if the calling thread is one of the scheduler's.
 fn perhaps(scheduler: &Scheduler, n: u64) {
     let me = ME.with(|m| m.get());
     if me != usize::MAX {
@@ -315,23 +314,23 @@ fn perhaps(scheduler: &Scheduler, n: u64) {
     }
 }
 
-/// Bytes as durable writes want them.
+/// Bytes, aligned as durable writes require.
 #[derive(Clone)]
 #[repr(align(512))]
 struct Sector([u8; SECTOR]);
 
-/// A write that was said to be done: its sectors, and where they go.
+/// A write that returned but was not done: its sectors, and their offset.
 type Late = (Vec<Sector>, u64);
 
 struct TurnFile {
     file: Arc<dyn File>,
     scheduler: Arc<Scheduler>,
-    /// `None`: writes are done when they say so.
+    /// `None`: writes are done when they return.
     late: Option<Mutex<Option<Late>>>,
 }
 
 impl TurnFile {
-    /// Keeps a durable write back until the next one.
+    /// Delays a durable write until the next one.
     fn write_late(&self, late: &Mutex<Option<Late>>, buf: &[u8], offset: u64) -> io::Result<()> {
         let chunks = buf.chunks_exact(SECTOR);
         let sectors = chunks
@@ -429,8 +428,8 @@ impl Conn for TurnConn {
     }
 
     fn recv_memory(&self, len: usize, write: bool) -> io::Result<Memory> {
-        // As a socket would, this waits for it, and no longer than a socket would:
-        // whose power is gone sends nothing (seed 5344).
+        // Waits as a socket would, and no longer: a machine without power sends nothing
+        // (seed 5344).
         let slice = Duration::from_millis(1);
         let end = self.scheduler.world.now() + Duration::from_secs(1);
         let came = std::cell::RefCell::new(None);

@@ -1,10 +1,10 @@
 //! The register of views, simulated: what a majority of voters would keep.
 //!
-//! Owns one volume's register, whom the voters cannot hear at present, and
-//! the three ways in which an answer may be missing: nothing was done, or it
-//! was and nobody said so, or it is done later. A swap is atomic; that the
-//! voters agree among themselves is the consensus library's affair, not this
-//! one's. Owns also the errands of a primary, which are run while it goes on.
+//! Owns one volume's register, which nodes the voters cannot hear at present, and the
+//! three ways in which an answer may be missing: nothing was done; it was done and the
+//! answer was lost; or it is done later. A swap is atomic: agreement among the voters is
+//! the business of the consensus library, not of this module. Owns also a primary's calls
+//! to the register, which are run while the primary goes on.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,21 +21,21 @@ use crate::world::{SimEnv, World};
 
 /// The register and its faults.
 pub struct SimRegister {
-    /// As it stands.
+    /// Its present value.
     pub now: Register,
     /// Nodes that reach no majority.
     pub cut: [bool; NODES],
     /// Chance per 1,000 that an answer is lost.
     pub lost: u32,
     rng: Rng,
-    /// Swaps that are still on their way, though who asked was told nothing.
+    /// Swaps that are still on their way, though their callers got no answer.
     late: Vec<Register>,
-    /// Swaps done.
+    /// The number of swaps done.
     pub swaps: u64,
 }
 
 impl SimRegister {
-    /// One that was never written.
+    /// A register that was never written.
     pub fn new(seed: u64) -> SimRegister {
         let mut rng = Rng::new(seed);
         SimRegister {
@@ -58,12 +58,12 @@ impl SimRegister {
     }
 }
 
-/// A primary's errands. They end with the process that sent them.
+/// A primary's calls to the register. They end with the process that made them.
 #[derive(Clone, Default)]
 pub struct SimRegisterCalls(Arc<Mutex<VecDeque<RegisterCall>>>);
 
 impl SimRegisterCalls {
-    /// Runs the oldest one, if there is one.
+    /// Runs the oldest call, if there is one.
     pub fn run(&self, views: &dyn ViewRegister) {
         let next = self.0.lock().unwrap_or_else(|e| e.into_inner()).pop_front();
         if let Some(what) = next {
@@ -79,7 +79,7 @@ impl RegisterCalls for SimRegisterCalls {
     }
 }
 
-/// One node's way to it.
+/// One node's access to the register.
 pub struct SimViews {
     /// Which node.
     pub node: usize,
@@ -91,7 +91,7 @@ pub struct SimViews {
     pub note: World,
 }
 
-/// The register, whoever panicked.
+/// Locks the register, even if a thread panicked with the lock.
 pub fn lock(m: &Mutex<SimRegister>) -> MutexGuard<'_, SimRegister> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }

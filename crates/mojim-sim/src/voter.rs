@@ -1,13 +1,12 @@
 //! A voter's files on a disk that fails, lies in its cache and loses its power.
 //!
-//! Owns the history of one voter's directory: the shipped `Disk` of
-//! `mojim-views` over the simulated one, opened, written and ended again and
-//! again. What it must hold is one of a few states: the one that was last
-//! promised, and, after a call that failed, the one which that call wanted.
-//! Promised is what a call returned success for, and what a start has read:
-//! the voter acts upon both. So a start narrows the states down to what it
-//! found, and each later one must find that, whatever came between.
-//! A violation begins with "voter:".
+//! Owns the history of one voter's directory: the shipped `Disk` of `mojim-views` over
+//! the simulated disk, which is opened, written and ended again and again. The directory
+//! must hold one of a few states: the state that was last promised, and, after a call
+//! that failed, also the state that this call wanted. A state is promised once a call has
+//! returned success for it, or a start has read it: the voter acts upon both. So a start
+//! narrows the states down to the one that it found, and each later start must find that
+//! state, whatever came between. A violation begins with "voter:".
 
 use std::any::Any;
 use std::io;
@@ -28,7 +27,7 @@ use crate::world::{CrashKind, SimEnv, World};
 const NODE: &str = "v";
 const DIR: &str = "/voter";
 
-/// What does not become durable, though it is said to.
+/// What is reported durable, but is not made so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
     /// A vote's file.
@@ -37,12 +36,12 @@ pub enum Broken {
     Append,
     /// A name in the directory.
     Name,
-    /// What a start has read.
+    /// The state that a start has read.
     Start,
 }
 
 impl Broken {
-    /// All of them, with their names.
+    /// All defects, with their names.
     pub const ALL: [(Broken, &'static str); 4] = [
         (Broken::Vote, "voter_vote (a vote not made durable)"),
         (Broken::Append, "voter_append (an entry not made durable)"),
@@ -57,7 +56,7 @@ impl Broken {
     ];
 }
 
-/// A node's surroundings, whose syncs do nothing where they are broken.
+/// A node's environment in which the broken syncs do nothing.
 struct Lax {
     env: Arc<SimEnv>,
     broken: Option<Broken>,
@@ -66,7 +65,7 @@ struct Lax {
 
 struct LaxFile {
     file: Arc<dyn File>,
-    /// The file's sync does nothing while it is started, afterwards.
+    /// Whether the file's sync does nothing: during a start, and afterwards.
     skips: [bool; 2],
     starting: Arc<AtomicBool>,
 }
@@ -186,7 +185,7 @@ impl Call {
         }
     }
 
-    /// What is held after it.
+    /// The state after the call.
     fn after(&self, held: &Held) -> Held {
         let mut h = held.clone();
         match self {
@@ -202,7 +201,7 @@ impl Call {
         h
     }
 
-    /// One that openraft could make.
+    /// Draws a call that openraft could make.
     fn draw(h: &Held, me: u64, rng: &mut Rng) -> Call {
         let saved = h.snapshot.map(|(last, _)| last);
         let last = h.entries.last().map(|(at, _)| *at).or(h.purged);
@@ -212,7 +211,8 @@ impl Call {
         if let Some(s) = saved
             && last.is_none_or(|l| l.2 < s.2)
         {
-            // It came from the leader, ahead of the log, which goes next.
+            // The snapshot came from the leader and is ahead of the log, which is purged
+            // next.
             return Call::Purge(s);
         }
         let after = |i: Option<Id>| i.map_or(0, |i| i.2 + 1);
@@ -248,7 +248,7 @@ impl Call {
     }
 }
 
-/// As a start shows it: the own office ended with the process.
+/// The state as a start shows it: the voter's own leadership ended with its process.
 fn restarted(h: &Held, me: u64) -> Held {
     let mut h = h.clone();
     if let Some(v) = h.vote.as_mut().filter(|v| v.1 == me) {
@@ -260,7 +260,7 @@ fn restarted(h: &Held, me: u64) -> Held {
 /// What one seed did.
 #[derive(Debug, Clone, Default)]
 pub struct Shown {
-    /// Starts that could read what there was.
+    /// Starts that could read the directory.
     pub starts: u64,
     /// Calls that returned success.
     pub calls: u64,
@@ -268,7 +268,7 @@ pub struct Shown {
     pub ends: u64,
 }
 
-/// One voter's lives, from a seed.
+/// Runs several lives of one voter, from a seed.
 pub fn run(seed: u64, broken: Option<Broken>, trace: bool) -> (Shown, Result<(), String>, World) {
     let mut rng = Rng::new(seed ^ 0x766f_7465_7200);
     let mut faults = Faults::none();
@@ -343,7 +343,7 @@ fn lives(
     Ok(())
 }
 
-/// Calls until one fails, or it is enough.
+/// Makes calls until one fails, or a drawn number is reached.
 fn live(
     world: &World,
     files: &Files,
@@ -378,7 +378,7 @@ fn live(
     Ok(())
 }
 
-/// The first seed at which something broken is noticed, and how.
+/// The first seed at which the defect is caught, and how.
 pub fn catch(broken: Broken, first: u64, most: u64) -> Option<(u64, String)> {
     (first..first.saturating_add(most))
         .find_map(|seed| Some((seed, run(seed, Some(broken), false).1.err()?)))

@@ -1,7 +1,7 @@
 //! The world: nodes, time, faults and crashes.
 //!
-//! Owns what a test does to all of it: it lets time pass, crashes nodes, cuts links and
-//! looks at what is left. Invariant: time moves in [`World::advance`] only.
+//! Owns what a test does to the world as a whole: it lets time pass, crashes nodes, cuts
+//! links, and looks at what is left. Invariant: time moves in [`World::advance`] only.
 
 use crate::ctx::{Ctx, Faults};
 use crate::failures::{Failure, Only, Takes};
@@ -24,7 +24,7 @@ pub use link::{SimConn, SimListener};
 pub use state::{CrashKind, is_crash};
 use state::{Place, Shared, State, crashed};
 
-/// A simulated world; clones are handles of the same one.
+/// A simulated world; clones are handles of the same world.
 #[derive(Clone)]
 pub struct World {
     shared: Shared,
@@ -43,9 +43,8 @@ impl World {
         }
     }
 
-    /// The surroundings of the node's process: of the running one, or, where
-    /// none runs, of a new one, on a machine that is switched on if need be.
-    /// The node is made if there is none of that name.
+    /// The environment of the node's running process. If none runs, a process is started,
+    /// on a machine that is switched on if need be. A node of a new name is made.
     pub fn env(&self, node: &str) -> Arc<SimEnv> {
         let mut state = self.shared.lock();
         let n = state.node(node);
@@ -111,7 +110,7 @@ impl World {
         st.nodes[n].armed_send = Some((after.max(1), kind));
     }
 
-    /// Takes an armed crash back.
+    /// Cancels an armed crash.
     pub fn disarm(&self, node: &str) {
         let mut st = self.shared.lock();
         let n = st.node(node);
@@ -200,14 +199,14 @@ impl World {
         })
     }
 
-    /// Limits the bytes that the node's files may take.
+    /// Limits the bytes that the node's files may take; `None` for no limit.
     pub fn set_quota(&self, node: &str, quota: Option<u64>) {
         let mut st = self.shared.lock();
         let n = st.node(node);
         st.nodes[n].disk.set_quota(quota);
     }
 
-    /// Leaves the node's files so many more pages than they take now.
+    /// Limits the node's files to `pages` more pages than they take now.
     pub fn fill(&self, node: &str, pages: u64) {
         let mut st = self.shared.lock();
         let n = st.node(node);
@@ -242,7 +241,7 @@ impl World {
         st.nodes[n].memories.contains_key(path)
     }
 
-    /// A file as a process would read it; of a crashed node, what is left.
+    /// A file as a process would read it; for a crashed node, what is left of it.
     pub fn contents(&self, node: &str, path: &Path) -> Option<Vec<u8>> {
         let mut st = self.shared.lock();
         let n = st.node(node);
@@ -261,12 +260,12 @@ impl World {
         self.shared.lock().ctx.counts()
     }
 
-    /// Lets only these of the failures happen that are drawn from now on.
+    /// Of the failures drawn from now on, lets only these happen.
     pub fn only_failures(&self, only: Only) {
         self.shared.lock().ctx.failures.only(only);
     }
 
-    /// A failure of a node was drawn: whether it happens.
+    /// Draws a failure of a node; returns whether it happens.
     pub fn fails(&self, node: &str, takes: Takes) -> bool {
         let st = &mut *self.shared.lock();
         let n = st.node(node);
@@ -283,7 +282,7 @@ impl World {
         self.shared.lock().ctx.trace_on();
     }
 
-    /// Adds a line of the test's own to the record.
+    /// Adds a line of the caller's own to the record.
     pub fn note(&self, text: impl FnOnce() -> String) {
         self.shared.lock().ctx.trace(text);
     }
@@ -420,7 +419,7 @@ mod tests {
         file.write_at(b"cached", 0).unwrap();
         world.kill("a");
         assert_eq!(world.crashed("a"), Some(CrashKind::Kill));
-        // The dead process stores on; nobody sees it.
+        // The dead process still stores; no other process sees it.
         store(&memory, 0, b"late");
         assert!(is_crash(&file.write_at(b"late", 0).unwrap_err()));
         assert!(is_crash(&old.memory(shm, 5000).err().unwrap()));
@@ -442,7 +441,7 @@ mod tests {
                 .iter()
                 .all(|b| *b == 0)
         );
-        // Of another length, it is made anew.
+        // With another length, it is made anew.
         store(&new.memory(shm, 5000).unwrap(), 0, b"x");
         assert_eq!(load(&new.memory(shm, 10).unwrap()), [0; 10]);
     }

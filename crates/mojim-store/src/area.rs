@@ -1,14 +1,14 @@
 //! The data area: a volume's files and their catalogue, and how records reach
 //! them.
 //!
-//! Owns the open data files, the catalogue, and the image: whole pages in
-//! anonymous memory into which a batch of records is merged before each page
-//! is written once; of a page to which little was written, that. Never stores
-//! through a mapping of a data file.
+//! Owns the open data files, the catalogue, and the image: pages in anonymous
+//! memory into which a batch of records is merged before each page is written
+//! once. Of a page to which little was written, only the written bytes are kept.
+//! Never stores through a mapping of a data file.
 //!
 //! Invariants:
 //! - Records are applied in LSN order, whole sync points at a time, by one
-//!   thread. Applying a prefix again from any earlier point gives the same
+//!   thread at a time. Applying a prefix again from any earlier point gives the same
 //!   bytes: `Create`, `Remove` and `Rename` are skipped up to the catalogue's
 //!   LSN, `Resize` and `Write` are repeated.
 //! - A change of size or name is a barrier: the image is written out first.
@@ -27,7 +27,7 @@ use mojim_env::{Context, Env, Error, File, OpenHow, Result};
 
 mod images;
 
-/// Bytes of one page of the image. A unit of merging, not of any hardware.
+/// Bytes of one page of the image: a unit of merging, not of any hardware.
 pub const IMAGE_PAGE: usize = 4096;
 
 /// Bytes of the image beyond which it is written out.
@@ -38,9 +38,9 @@ pub const MAX_OPEN: usize = 256;
 
 /// What was written to a page of a file.
 enum Image {
-    /// Little.
+    /// Little was written: only these bytes.
     Delta(PageDelta),
-    /// The page with all that was written to it.
+    /// The whole page, with everything that was written to it.
     Page(Box<[u8; IMAGE_PAGE]>),
 }
 
@@ -54,17 +54,18 @@ pub struct Area {
     files: BTreeMap<u32, CatalogEntry>,
     open: BTreeMap<u32, Arc<dyn File>>,
     image: BTreeMap<(u32, u64), Image>,
-    /// Memory that it takes, about.
+    /// Memory that the image takes, about.
     image_bytes: usize,
     dirty: BTreeMap<u32, ()>,
     /// Names or sizes changed in the sync point being applied.
     names_dirty: bool,
-    /// Names of files that it removed.
+    /// Names of files that this sync point removed.
     removed: Vec<String>,
-    /// Spill files that were applied, with the LSNs of their records: they can go
-    /// when these have.
+    /// LSNs of applied records, and the spill files that they name: a file can go
+    /// when its record has gone from the logs.
     spills: Vec<(u64, u64)>,
-    /// A write that failed outside of applying: nothing after it counts.
+    /// A sync that failed when a file was closed for another: every later `flush` and
+    /// `sync` fails too.
     failed: Option<Error>,
     /// Most files that are kept open.
     pub max_open: usize,
@@ -82,11 +83,11 @@ impl Area {
         Ok(area)
     }
 
-    /// An area whose catalogue is not looked at: of a copy that is about to be
-    /// replaced. Files that it had are overwritten or stay unknown.
+    /// An area whose catalogue is not read: of a copy that is about to be
+    /// replaced. Its files are overwritten or stay unknown.
     pub fn unknown(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Result<Area> {
         let catalog_path = meta.join("catalog");
-        // What a catalogue tells of was made after its directory was durable.
+        // A catalogue is made only after the data directory is durable.
         let there = env.open(&catalog_path, OpenHow::default()).is_ok();
         if !there || env.sync_dir(dir).is_err() {
             make_dirs(&**env, dir, Path::new("/"))?;
@@ -98,7 +99,7 @@ impl Area {
         Ok(area)
     }
 
-    /// One that nothing is known of.
+    /// An area before anything is read.
     fn closed(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64) -> Area {
         Area {
             max_file: 0,
@@ -120,11 +121,11 @@ impl Area {
         }
     }
 
-    /// Whether it could be opened, as far as its catalogue tells, and where `all` is
-    /// applied the sizes of its files: a look that changes nothing.
+    /// Checks, without changing anything, that the area could be opened: its catalogue
+    /// and, if `all` records are applied, the sizes of its files.
     pub fn look(env: &Arc<dyn Env>, dir: &Path, meta: &Path, volume: u64, all: bool) -> Result<()> {
         let mut area = Area::closed(env, dir, meta, volume);
-        // One after the other.
+        // The files are opened one at a time.
         area.max_open = 1;
         area.read_catalog()?;
         if all { area.check_sizes() } else { Ok(()) }
@@ -190,7 +191,8 @@ impl Area {
         self.write_catalog()
     }
 
-    /// Files that the catalogue has not any more go from the directory too.
+    /// Completes removals that a crash cut off: files that left the catalogue are
+    /// removed from the directory too.
     fn finish_removal(&mut self) -> Result<()> {
         let path = self.removal_path();
         let what = || format!("reading {}", path.display());
@@ -203,7 +205,7 @@ impl Area {
         let Some(note) = RemovalNote::decode(&b[..got]) else {
             return Err(self.damaged("the note of its last removals is damaged"));
         };
-        // A newer one is of a record that is applied again.
+        // A newer note belongs to a record that will be applied again.
         if note.volume == self.volume && note.lsn <= self.catalog_lsn {
             self.remove_files(&note.names)?;
         }
@@ -214,7 +216,7 @@ impl Area {
         self.catalog_path.with_file_name(REMOVAL_NOTE)
     }
 
-    /// Removes files that the catalogue does not have, and the note of them.
+    /// Removes those files that the catalogue does not have, and the note of removals.
     fn remove_files(&self, names: &[String]) -> Result<()> {
         for name in names.iter().filter(|n| self.find(n).is_none()) {
             self.remove_quietly(name)?;
@@ -270,8 +272,8 @@ impl Area {
         self.files.get(&id)
     }
 
-    /// A number for a new file. Random, since one that was in use a moment ago
-    /// must not come back: replaying a log writes to the numbers it names.
+    /// A number for a new file. Random, since a number that was in use a moment ago
+    /// must not come back: replaying a log writes to the numbers that it names.
     pub fn next_id(&self) -> u32 {
         loop {
             let id = self.env.random() as u32;
@@ -358,7 +360,7 @@ impl Area {
     fn keep_open(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
         // The limit may have become smaller since the area was opened.
         if self.open.len() >= self.max_open.min(self.env.most_open()) {
-            // Those with bytes that still need a sync stay.
+            // Files with bytes that still need a sync stay.
             let dirty = &self.dirty;
             self.open.retain(|id, _| dirty.contains_key(id));
             // If that is all of them, half are synced now instead of at the
@@ -368,8 +370,8 @@ impl Area {
             for id in some {
                 let f = self.open.remove(&id).expect("just listed");
                 if let Err(e) = f.sync() {
-                    // Whoever asked may not be applying; the next who is must
-                    // not take another descriptor's word for it.
+                    // The caller may not be the applier. The next sync must fail
+                    // too, and not rely on a new descriptor, which may report success.
                     let e = Error::poisoned(format!("syncing file {id}"), &e);
                     self.failed = Some(e.clone());
                     return Err(e);
@@ -381,8 +383,7 @@ impl Area {
         Ok(())
     }
 
-    /// Merges one record of a whole sync point. `spill` gives the bytes of a
-    /// spill file by LSN.
+    /// Merges one record of a whole sync point. `meta` is the directory of spill files.
     pub fn apply(&mut self, r: &RecordView<'_>, meta: &Path) -> Result<()> {
         for (op, payload) in r.ops() {
             if op.kind == OpKind::Spill {
@@ -413,12 +414,12 @@ impl Area {
         self.flush()?;
         let f = self.file(id)?;
         match f.set_len(size) {
-            // Its call failed where it was made: a primary tries a size, and
-            // knows what its mirror can do, before it makes a record of it.
-            // So this one is of an earlier version, which found out behind the
-            // record. Every node of the volume skips it.
-            // The same on a backup that can have less than they: its source
-            // forwards nothing more to it then.
+            // A primary tries a size, and knows its mirror's limit, before it makes
+            // a record. So this record is of an earlier version, which tried the
+            // size after the record, and the program's call failed. Every node of
+            // the volume skips it.
+            // A backup with a smaller limit than theirs skips a record too; its
+            // source then forwards nothing more to it.
             Err(e)
                 if size > self.max_file
                     && matches!(e.raw_os_error(), Some(libc::EFBIG | libc::EINVAL)) =>
@@ -433,10 +434,10 @@ impl Area {
         Ok(())
     }
 
-    /// Makes file `id`, of the name that is the payload.
+    /// Makes file `id`. The payload is its name.
     fn create(&mut self, id: u32, payload: &[u8]) -> Result<()> {
-        // There already: a renaming later in this record was seen to be
-        // done before a crash, and with it the catalogue.
+        // If the file is there already, a rename later in this record was done
+        // before a crash, and the catalogue was written with it.
         let name = match self.files.get(&id) {
             Some(e) => e.name.clone(),
             None => Self::name(payload)?.to_owned(),
@@ -446,8 +447,8 @@ impl Area {
         if let Some(parent) = path.parent() {
             make_dirs(&*self.env, parent, &self.dir)?;
         }
-        // One of that name is another attempt to create it, of which the
-        // program was not told that it had come true: this one counts.
+        // Another file of that name is an earlier attempt to create it, of whose
+        // success the program was not told: this one counts.
         self.renamed(id, &name);
         let entry = CatalogEntry {
             id,
@@ -455,8 +456,8 @@ impl Area {
             name: name.clone(),
         };
         if self.files.insert(id, entry).is_none() {
-            // The catalogue first, with the LSN before: a file that it
-            // does not know would outlive a copy that is given up.
+            // The catalogue first, with the previous LSN: a file that it does
+            // not know would remain when this copy is given up.
             self.write_catalog()?;
         }
         let how = OpenHow {
@@ -481,13 +482,13 @@ impl Area {
             return Ok(());
         };
         self.forget(id);
-        // The catalogue first: a file that it does not know does no harm.
+        // The catalogue comes first: a file that it does not know does no harm.
         self.names_dirty = true;
         self.removed.push(e.name);
         Ok(())
     }
 
-    /// Gives file `id` the name that is the payload, by the record `lsn`.
+    /// Renames file `id`, by the record `lsn`. The payload is the new name.
     fn rename(&mut self, lsn: u64, id: u32, payload: &[u8]) -> Result<()> {
         let name = Self::name(payload)?.to_owned();
         self.flush()?;
@@ -516,11 +517,11 @@ impl Area {
         self.sync_parent(&name)?;
         self.renamed(id, &name);
         if !self.removed.is_empty() {
-            // The catalogue forgets them here already.
+            // This catalogue already lacks the removed files.
             self.note_removals(lsn)?;
         }
-        // Names as they are now, but with the LSN before: the record
-        // is applied again after a crash.
+        // The present names, but the previous LSN: the record is applied
+        // again after a crash.
         self.write_catalog()
     }
 
@@ -537,8 +538,8 @@ impl Area {
         self.image.retain(|k, _| k.0 != id);
     }
 
-    /// Directories are what the files in them need: those that removed files left, with
-    /// nothing in them, give way to a file.
+    /// A directory exists only for the files in it: empty directories that removed files
+    /// left give way to a file.
     fn in_place_of_dirs<T>(
         &self,
         path: &Path,
@@ -553,14 +554,14 @@ impl Area {
         }
     }
 
-    /// The most bytes that a file can have here: by its file system, and by what the
-    /// process may do.
+    /// The most bytes that a file can have here: the limit of the file system or of the
+    /// process, whichever is smaller.
     pub fn max_file(&self) -> u64 {
         self.max_file.min(self.env.file_size_limit())
     }
 
-    /// Whether a file of that name can come to be here, before a record says that it
-    /// does. True if another file, none of the volume's, lies there.
+    /// Checks, before there is a record, that a file of that name can be made here. True
+    /// if a file lies there already (a foreign one, unless the catalogue has the name).
     pub fn check_name(&self, name: &str) -> Result<bool> {
         let path = self.dir.join(name);
         let refuse = |errno: i32, what: String| Error::Io {
@@ -609,7 +610,8 @@ impl Area {
     fn remove_quietly(&self, name: &str) -> Result<()> {
         let path = self.dir.join(name);
         match self.env.remove(&path) {
-            // Another file of the volume needed its directory, or its name for one.
+            // Another file of the volume now has the name of its directory, or uses its
+            // name as a directory.
             Err(e) if !is_gone(&e) => Err(Error::io(format!("removing {}", path.display()), &e)),
             _ => Ok(()),
         }
@@ -624,8 +626,8 @@ impl Area {
         }
     }
 
-    /// Puts right what the medium gave back wrong: bytes within one file, which
-    /// keeps its size.
+    /// Overwrites bytes of one file that the medium returned wrong. The file keeps
+    /// its size.
     pub fn rewrite(&mut self, id: u32, offset: u64, bytes: &[u8]) -> Result<()> {
         self.flush()?;
         self.write_run(id, offset, bytes)
@@ -666,7 +668,8 @@ impl Area {
         self.catalog_lsn = lsn;
         if self.removed.is_empty() {
             self.write_catalog()?;
-            // Of the same record, applied in part before a crash.
+            // The same record may have been applied in part before a crash, and have
+            // left a note of removals.
             return self.finish_removal();
         }
         self.note_removals(lsn)?;
@@ -684,7 +687,7 @@ impl Area {
         replace_file(&*self.env, &self.removal_path(), &note.encode())
     }
 
-    /// Spill files of applied records up to `gone`, which are in no log any more.
+    /// Takes the spill files of applied records up to `gone`, which are in no log any more.
     pub fn take_spills(&mut self, gone: u64) -> Vec<u64> {
         let all = self.spills.extract_if(.., |(lsn, _)| *lsn <= gone);
         all.map(|(_, id)| id).collect()
@@ -706,7 +709,6 @@ impl Area {
         let path = spill_path(meta, id);
         let what = || format!("spill file {}", path.display());
         let f = match self.env.open(&path, OpenHow::default()) {
-            // Applied and checkpointed except for the superblock's write.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::Damaged {
                     path,
@@ -748,7 +750,7 @@ impl Area {
         Ok(())
     }
 
-    /// Makes it the empty area of `volume`: everything here goes.
+    /// Makes this the empty area of `volume`: removes every file.
     pub fn reset(&mut self, volume: u64) -> Result<()> {
         self.image.clear();
         self.image_bytes = 0;
@@ -767,15 +769,15 @@ impl Area {
             }
             _ => {}
         }
-        // Makes the removal of the other note durable too; cut off behind it,
-        // the next start goes on.
+        // This also makes the removal of the rename note durable. After a crash
+        // from here on, the next start completes the removals.
         self.note_removals(0)?;
         self.write_catalog()?;
         let names = std::mem::take(&mut self.removed);
         self.remove_files(&names)
     }
 
-    /// Bytes of one file, of what was applied; for checksums and copies.
+    /// Reads bytes of one file as of the applied LSN; for checksums and copies.
     pub fn read(&mut self, id: u32, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.flush()?;
         let f = self.file(id)?;
@@ -784,7 +786,7 @@ impl Area {
     }
 }
 
-/// Whether no file of the volume can lie where that was the answer.
+/// Whether the error means that no file of the volume can lie at that path.
 pub fn is_gone(e: &std::io::Error) -> bool {
     use std::io::ErrorKind::*;
     matches!(e.kind(), NotFound | NotADirectory | IsADirectory)
@@ -803,7 +805,7 @@ pub fn make_dirs(env: &dyn Env, dir: &Path, root: &Path) -> Result<()> {
             Err(e) if e.raw_os_error() == Some(libc::EIO) || parent == root => {
                 return Err(Error::io(format!("syncing {}", parent.display()), &e));
             }
-            // Far up there may be directories that are not ours to open.
+            // Far up there may be directories that this process may not open.
             Err(_) => break,
         }
     }
@@ -869,8 +871,8 @@ mod tests {
     use mojim_linux::Os;
 
     /// A program was told that a file could not be created in time (a copy was
-    /// being made, and nothing was applied meanwhile), and tried again: two files
-    /// of one name, which no copy can be taken of and no attach gets past.
+    /// being made, and nothing was applied meanwhile), and tried again. The result
+    /// was two files of one name: no copy can be made of them, and no attach succeeds.
     #[test]
     fn a_file_created_twice_is_one_file() {
         let dir = std::env::temp_dir().join(format!("mojim-area-{}", std::process::id()));
@@ -904,7 +906,7 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// Small extents, alone, many in a page, in pages side by side and at the
+    /// Small extents, alone, many in a page, in neighbouring pages and at the
     /// file's end: the file has what writing each of them would have given.
     #[test]
     fn what_was_merged_is_what_was_written() {

@@ -1,5 +1,5 @@
-//! One node's copy of a volume: its logs, its data files, and the way of records
-//! from the ones into the others.
+//! One node's copy of a volume: its logs, its data files, and the application of
+//! records from the logs to the data files.
 
 pub mod area;
 pub mod log;

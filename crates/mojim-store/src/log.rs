@@ -1,8 +1,8 @@
 //! The log: a ring of records in memory, and where it is made persistent.
 //!
 //! Owns the ring's bytes and three positions in it, `start <= persisted <=
-//! head` (but for `persisted`, which stays behind on a medium that nobody
-//! asked to persist). Positions never wrap; a byte lies at `position % size`.
+//! head` (except that `persisted` stays behind if nothing calls `persist`).
+//! Positions never wrap; a byte lies at `position % size`.
 //! The same ring is send buffer, metadata log (Mojim 4.2) and image of the log
 //! on disk, byte for byte, so a record is encoded once.
 //!
@@ -33,21 +33,21 @@ use mojim_env::{Context, Env, Error, File, Memory, OpenHow, Result};
 pub const CONTROL_LEN: usize = 4096;
 const CONTROL_MAGIC: u64 = u64::from_le_bytes(*b"MJRING01");
 
-/// Which word of the identity is the boot,
+/// Index of the boot id in the identity's words.
 const BOOT_AT: usize = 4;
-/// and which the nonce.
+/// Index of the nonce in the identity's words.
 const NONCE_AT: usize = 5;
 const IDENTITY_LEN: usize = 6;
 
-/// By what a log's memory is known from any other: also from what it was itself, when it
-/// was last used before another took its place.
+/// What distinguishes a log's memory from any other memory, also from the same memory
+/// that was moved away while other memory was used in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Known {
-    /// The copy's.
+    /// The copy's incarnation.
     pub incarnation: u64,
-    /// What it was given when it was last opened,
+    /// The nonce that the memory was given when it was last opened.
     pub nonce: u64,
-    /// or, if not 0, this.
+    /// If not 0: another nonce that the memory may have instead.
     pub or: u64,
 }
 
@@ -60,7 +60,7 @@ pub const LIVE_AT: usize = 1024;
 pub enum Live {
     /// Process that is attached as primary; 0 for none.
     Pid = 0,
-    /// Its epoch.
+    /// The epoch of this process.
     Epoch,
     /// Last LSN given out.
     Last,
@@ -68,7 +68,7 @@ pub enum Live {
     Committed,
     /// LSN up to which the mirror acknowledged.
     Acked,
-    /// LSN up to which the own log is persistent.
+    /// LSN up to which this node's log is persistent.
     Persisted,
     /// LSN up to which the data area is current.
     Applied,
@@ -78,18 +78,18 @@ pub enum Live {
     LinkUp,
     /// Bytes of records that the mirror has not acknowledged.
     BytesBehind,
-    /// No record above it has reached the data area, not even in part.
+    /// No record above this LSN has reached the data area, not even in part.
     Limit,
     /// Bytes that were acknowledged by a mirror that is lost, and are in the
     /// primary's memory only.
     AtRisk,
-    /// Bytes that were so when the mirror was lost the last time,
+    /// Bytes that were at risk the last time a mirror was lost.
     LastRisk,
-    /// and for how long, in microseconds.
+    /// How long these bytes were at risk, in microseconds.
     LastRiskTime,
-    /// How often a mirror was lost and that is over.
+    /// How often a mirror was lost, not counting a loss that still lasts.
     Losses,
-    /// 1 once the copy has failed: who has it open commits nothing more.
+    /// 1 once the copy has failed: a process that has it open commits nothing more.
     Failed,
 }
 
@@ -98,7 +98,7 @@ pub enum Live {
 pub struct LogSpec {
     /// Which lane's log this is.
     pub lane: usize,
-    /// What it is on.
+    /// What the log is kept on.
     pub medium: MediumKind,
     /// The log's own file: on disk, on DAX, or in a memory file system.
     pub path: PathBuf,
@@ -147,9 +147,9 @@ pub struct Log {
     head: AtomicU64,
     persisted: AtomicU64,
     start: AtomicU64,
-    /// No record counted when it was opened.
+    /// The log held no records that count when it was opened.
     fresh: bool,
-    /// Its memory was this log's before.
+    /// The memory was this log's before it was opened.
     known: bool,
 }
 
@@ -180,10 +180,10 @@ impl Log {
     }
 
     /// Opens the log, making and preallocating it if it is not there. Positions
-    /// are set to `start`; `recover` finds the records. `known` tells
-    /// this log's memory from one left by another. `closed`: as what it
-    /// was closed when no record in it counted any more; then nothing is read.
-    /// Memory that is not known is not marked before [`Log::own`].
+    /// are set to `start`; `recover` finds the records. `known` distinguishes
+    /// this log's memory from memory that another log left. `closed`: the log's
+    /// identity when it was closed clean, without a record that counts; then
+    /// nothing is read. Memory that is not known is not stamped before [`Log::own`].
     pub fn open(
         env: &Arc<dyn Env>,
         spec: LogSpec,
@@ -216,7 +216,7 @@ impl Log {
                 if let Some(last) = closed
                     && !Self::is_of(&**env, &spec, &memory, last, false)
                 {
-                    // Nothing will be read over what some other use left here.
+                    // Another use left bytes here, and nothing will be read over them.
                     env.remove_memory(&spec.ring).context(what)?;
                     memory = env.memory(&spec.ring, len).context(what)?;
                 }
@@ -246,7 +246,7 @@ impl Log {
             Medium::Pmem | Medium::Dram => {}
         }
         log.known = this_boot || matches!(log.medium, Medium::Pmem) && any_boot;
-        // Whoever was attached is not any more; what it did stays to be seen.
+        // The process that was attached is gone; its other figures stay visible.
         for gone in [Live::Pid, Live::LinkUp, Live::AtRisk, Live::Failed] {
             log.live(gone).store(0, Release);
         }
@@ -268,7 +268,7 @@ impl Log {
         ]
     }
 
-    /// Whether `memory` is this log's of this boot, or of any.
+    /// Whether `memory` is this log's, of this boot or (`any_boot`) of any boot.
     fn is_of(env: &dyn Env, spec: &LogSpec, memory: &Memory, known: Known, any_boot: bool) -> bool {
         let identity = Self::identity_of(env, spec, known);
         identity.iter().enumerate().all(|(i, want)| {
@@ -278,26 +278,27 @@ impl Log {
         })
     }
 
-    /// Whether its memory was this log's before it was opened.
+    /// Whether the memory was this log's before it was opened.
     pub fn was_known(&self) -> bool {
         self.known
     }
 
-    /// Memory that is known gets this nonce, which is durable in the superblock.
+    /// Gives memory that is known the nonce that is durable in the superblock.
     pub fn renew(&self, nonce: u64) {
         if !self.known {
             return;
         }
         self.control(NONCE_AT * 8).store(nonce, Release);
-        // Also where it was there: who stored it may have been killed before its flush.
+        // Also if the nonce was there: the process that stored it may have been killed
+        // before it flushed.
         if let Medium::Pmem = self.medium {
             self.env.flush(&self.memory, 0, CONTROL_LEN);
         }
     }
 
-    /// From now on this memory is known as this log's, in this boot, by the nonce. Not
-    /// before it is durable what its loss meant, and that the nonce is this one; but
-    /// for a copy that was closed clean, before the superblock counts on it.
+    /// Stamps the memory as this log's, in this boot, with the nonce. Called only when the
+    /// superblock durably has this nonce, and what the loss of the old memory meant. For a
+    /// copy that was closed clean it is called before the superblock counts on the memory.
     pub fn own(&self, known: Known) {
         let identity = Self::identity_of(&*self.env, &self.spec, known);
         if (0..identity.len()).all(|i| self.control(i * 8).load(Acquire) == identity[i]) {
@@ -312,7 +313,7 @@ impl Log {
                 self.control(LIVE_AT + i * 8).store(0, Relaxed);
             }
         }
-        // The magic goes last, so that a half-made page is not known.
+        // The magic goes last, so that a half-written page is not known.
         for i in (0..identity.len()).rev() {
             self.control(i * 8).store(identity[i], Release);
         }
@@ -347,8 +348,8 @@ impl Log {
                 at += n as u64;
             }
         }
-        // Also where all of it is there: a process that died may have made it
-        // and not come this far.
+        // Also if the whole file is there: a process that died may have made it
+        // and not synced it.
         plain.sync().context(what)?;
         if let Some(dir) = spec.path.parent() {
             env.sync_dir(dir).context(what)?;
@@ -395,7 +396,7 @@ impl Log {
         self.control(LIVE_AT + what as usize * 8)
     }
 
-    /// The ring's memory, control page included: what a shared-memory peer maps.
+    /// The ring's memory, control page included. A peer with shared memory maps it.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -415,7 +416,7 @@ impl Log {
         self.align
     }
 
-    /// The safety that `persist` gives.
+    /// The level of safety that `persist` gives.
     pub fn level(&self) -> Level {
         match self.medium {
             Medium::Dram => Level::Received,
@@ -430,13 +431,13 @@ impl Log {
         self.head.load(Acquire)
     }
 
-    /// Everything before is as persistent as the medium makes it.
+    /// Everything before this position is as persistent as the medium makes it.
     #[inline]
     pub fn persisted(&self) -> u64 {
         self.persisted.load(Acquire)
     }
 
-    /// Everything before may be overwritten.
+    /// Everything before this position may be overwritten.
     #[inline]
     pub fn start(&self) -> u64 {
         self.start.load(Acquire)
@@ -457,8 +458,8 @@ impl Log {
         ((size / 8).min(1 << 20) as usize) & !4095
     }
 
-    /// Where the record that starts at or after `head` with `len` bytes would
-    /// lie, or `None` if there is no room for it now.
+    /// Where a record of `len` bytes would begin, at or after position `from`, or
+    /// `None` if there is no room for it now.
     #[inline]
     pub fn place(&self, from: u64, len: usize) -> Option<u64> {
         let need = (len as u64).next_multiple_of(self.align);
@@ -499,8 +500,8 @@ impl Log {
         unsafe { std::slice::from_raw_parts_mut(self.ring().add(off), len) }
     }
 
-    /// Fetches the cache lines in which a record of about `len` bytes would
-    /// come next: what a thread does while it waits anyway.
+    /// Prefetches the cache lines of the next record, of about `len` bytes. A
+    /// thread calls this while it waits anyway.
     #[inline]
     pub fn prefetch(&self, len: usize) {
         let off = (self.head() % self.spec.size) as usize;
@@ -524,7 +525,7 @@ impl Log {
     }
 
     /// The record at `at`, if `at` is before `head`. Skips a pad. Also returns
-    /// where it really begins and where the next one does.
+    /// where this record begins and where the next one does.
     #[inline]
     pub fn record(&self, at: u64) -> Option<(RecordView<'_>, u64, u64)> {
         let head = self.head();
@@ -550,10 +551,11 @@ impl Log {
     }
 
     /// Reads the log from `start` and returns the valid records above
-    /// `checkpoint`; the head is put behind the last valid one, the start
-    /// before the first. What comes before that was kept for a reader or, where
-    /// the log was empty, is of an earlier lap; nobody needs it any more, and
-    /// the caller makes that durable before anything is appended.
+    /// `checkpoint`. Puts the head behind the last valid record, and the start
+    /// before the first one returned (at the head if there is none). Records
+    /// before that were kept for a reader or, if the log was empty, are of an
+    /// earlier lap; they are no longer needed. The caller makes the new start
+    /// durable before anything is appended.
     pub fn recover(&self, volume: u64, history: &History, checkpoint: u64) -> Vec<Found> {
         let mut out = Vec::new();
         if self.fresh {
@@ -583,9 +585,9 @@ impl Log {
                 break;
             };
             let h = r.header;
-            // Whatever stood here in an earlier lap has a lower LSN, one up to
-            // the checkpoint, or an epoch that the history has replaced; it may
-            // have forgotten the one of a record before the checkpoint.
+            // A leftover of an earlier lap has a lower LSN, an LSN up to the
+            // checkpoint, or an epoch that the history has replaced. The history
+            // may have forgotten the epoch of a record up to the checkpoint.
             if h.volume != volume
                 || h.lsn <= last
                 || pad_lsn.is_some_and(|l| l != h.lsn)
@@ -615,9 +617,9 @@ impl Log {
         out
     }
 
-    /// The largest committed LSN that a valid record behind the head tells of,
-    /// after recovery: more than what was found means that the record at the
-    /// head is not torn but damaged.
+    /// After recovery: the largest committed LSN that a valid record behind the
+    /// head states. If it is above the LSNs that were found, the record at the
+    /// head is damaged, not torn.
     pub fn beyond(&self, volume: u64, history: &History, checkpoint: u64) -> u64 {
         let end = self.start() + self.spec.size;
         let mut at = self.head();
@@ -643,7 +645,7 @@ impl Log {
     /// Overwrites everything with zeros, on the medium too.
     pub fn wipe(&self) -> Result<()> {
         let size = self.spec.size as usize;
-        // SAFETY: the whole ring; the caller has stopped everybody who appends.
+        // SAFETY: the whole ring; the caller has stopped every thread that appends.
         unsafe { std::ptr::write_bytes(self.ring(), 0, size) };
         match &self.medium {
             Medium::Dram => {}
@@ -662,12 +664,12 @@ impl Log {
         Ok(())
     }
 
-    /// Where it is kept, for messages.
+    /// Where the log is kept, for messages.
     pub fn path(&self) -> &std::path::Path {
         &self.spec.path
     }
 
-    /// Forgets the records from `head` on: the next one will be written there.
+    /// Forgets the records from `head` on: the next record will be written there.
     pub fn rewind(&self, head: u64) {
         assert!(self.start() <= head && head <= self.head());
         self.head.store(head, Release);
@@ -708,11 +710,11 @@ impl Log {
         Ok(())
     }
 
-    /// Removes the memory that stands for the log while a process uses it; for
-    /// a log that is empty and closed. Not on media where the memory is the log.
+    /// Removes the ring's memory of a log on a disk; for a log that is empty and
+    /// closed. Does nothing on media where the memory is the log.
     pub fn remove_ring(&self) {
         if let Medium::Disk(_) = self.medium {
-            // It is only a cache by now; a leftover is recognised as stale.
+            // The memory is only a cache by now; a leftover is recognised as stale.
             let _ = self.env.remove_memory(&self.spec.ring);
         }
     }

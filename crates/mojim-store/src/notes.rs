@@ -1,4 +1,4 @@
-//! Notes of changes of names that are under way (`docs/format.md`), and what they say.
+//! Owns the notes of renames and removals under way (`docs/format.md`) and their bytes.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use mojim_format::crc32c;
 
 use mojim_env::{Context, Env, OpenHow, Result};
 
-/// The file that tells of a renaming under way.
+/// The file that names a rename under way.
 pub const RENAME_NOTE: &str = "rename";
 
-/// The file that tells of removals under way.
+/// The file that names removals under way.
 pub const REMOVAL_NOTE: &str = "removed";
 
-/// Names that the notes in `meta` tell of, beside a catalogue as of `lsn`: of
-/// files whose renaming or removal was under way.
+/// Names in the notes in `meta`, beside a catalogue as of `lsn`: of files whose
+/// rename or removal was under way.
 pub fn noted_names(env: &dyn Env, meta: &Path, volume: u64, lsn: u64) -> Result<Vec<String>> {
     let read = |name: &str| -> Result<Vec<u8>> {
         let path = meta.join(name);
@@ -43,8 +43,8 @@ pub fn noted_names(env: &dyn Env, meta: &Path, volume: u64, lsn: u64) -> Result<
     Ok(names)
 }
 
-/// Files that are about to leave the catalogue, which cannot change at one
-/// moment with the directory.
+/// Files that are about to be removed: written first, since the catalogue and the
+/// directory cannot change atomically together.
 pub(crate) struct RemovalNote {
     pub(crate) volume: u64,
     pub(crate) lsn: u64,
@@ -89,8 +89,8 @@ impl RemovalNote {
     }
 }
 
-/// A renaming that is about to happen: written before the file system is
-/// asked, since its names and the catalogue cannot change at one moment.
+/// A rename that is about to happen: written before the file system is asked,
+/// since its names and the catalogue cannot change atomically together.
 pub(crate) struct RenameNote {
     pub(crate) volume: u64,
     pub(crate) lsn: u64,

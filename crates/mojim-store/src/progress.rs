@@ -19,22 +19,22 @@ pub struct Progress {
     compared: AtomicU64,
 }
 
-/// What `Progress` says at a moment.
+/// A snapshot of [`Progress`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copying {
-    /// It has not ended.
+    /// The copy has not ended.
     pub running: bool,
     /// This node receives it.
     pub incoming: bool,
     /// Bytes of the volume's files.
     pub total: u64,
-    /// How many of them are dealt with.
+    /// How many of these bytes are done.
     pub done: u64,
-    /// Bytes that went over the link for it.
+    /// Bytes that went over the link for the copy.
     pub moved: u64,
     /// Bytes that were taken from the receiver's older files.
     pub kept: u64,
-    /// How long it has taken.
+    /// How long the copy has taken.
     pub time: Duration,
 }
 
@@ -50,8 +50,7 @@ impl Progress {
         self.running.store(true, Relaxed);
     }
 
-    /// Everything before this byte of the files, one behind the other, is
-    /// dealt with.
+    /// Everything before byte `done` of the concatenated files is done.
     pub fn at(&self, done: u64) {
         self.done.fetch_max(done, Relaxed);
     }
@@ -66,7 +65,7 @@ impl Progress {
         self.kept.fetch_add(bytes, Relaxed);
     }
 
-    /// It has ended, or failed.
+    /// The copy has ended; not `whole`: it failed.
     pub fn end(&self, now: Duration, whole: bool) {
         self.ended.store(now.as_nanos() as u64, Relaxed);
         if !self.running.swap(false, Relaxed) || !whole {
@@ -87,7 +86,8 @@ impl Progress {
         [&self.received, &self.compared].map(|n| n.load(Relaxed))
     }
 
-    /// Of the copy that runs or was the last; `None` before the first.
+    /// The copy that runs or was the last; `None` before the first, or if the last one
+    /// moved no bytes over the link.
     pub fn get(&self, now: Duration) -> Option<Copying> {
         let running = self.running.load(Relaxed);
         let end = match running {

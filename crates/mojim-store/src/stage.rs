@@ -1,24 +1,23 @@
-//! A copy of another node's files, kept beside the own ones until it is whole.
+//! A copy of another node's files, kept beside this node's own until it is whole.
 //!
-//! Owns the staged files, `.mojim-copy/NUMBER` in the data directory (a file
-//! system of its own may be mounted there, and a rename must stay within it),
-//! and their catalogue, `copy` in the metadata directory.
+//! Owns the staged files, `.mojim-copy/NUMBER` in the data directory (which may
+//! be a file system of its own, and a rename must stay within it), and their
+//! catalogue, `copy` in the metadata directory.
 //!
 //! Invariants:
-//! - Nothing of the present copy is touched before `seal` returned and the
-//!   superblock says `Switching`: a source that fails in between takes
-//!   nothing with it.
+//! - The present copy is not changed before `seal` returned and the superblock
+//!   says `Switching`: if the sender fails before that, nothing is lost.
 //! - `put_in_place` may be repeated from any point where a crash cut it off:
-//!   a staged file that is not there any more is in its place, and is seen
-//!   there before anything else changes. (A data directory that is not mounted
-//!   looks as if all were gone.)
-//! - Older files are a source of bytes and of nothing else: a page of one is
-//!   taken because these very bytes have the sum that the sender named.
-//! - What was wanted has come, and every stream that carried anything has ended,
-//!   or the copy is not sealed.
+//!   a staged file that is gone is in its place, which is checked before
+//!   anything else changes. (If the data directory is not mounted, all files
+//!   seem to be gone.)
+//! - Older files are only a source of bytes: a page of an older file is taken
+//!   only if its bytes have the sum that the sender named.
+//! - The copy is sealed only after every wanted page has come, and every stream
+//!   that carried anything has ended.
 //! - Bytes are read and written by several threads at once, each with a
-//!   [`Target`] that it got from this copy: what an older copy's threads still
-//!   write lands in files that were removed, and nothing is written once sealed.
+//!   [`Target`] that it got from this copy. Threads of an older copy write into
+//!   files that were removed; nothing is written once the copy is sealed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -44,7 +43,7 @@ pub struct Stage {
     dir: PathBuf,
     catalog: PathBuf,
     volume: u64,
-    /// Its number.
+    /// The copy's number.
     copy: u64,
     files: BTreeMap<u32, CatalogEntry>,
     names: BTreeSet<String>,
@@ -52,25 +51,25 @@ pub struct Stage {
     max_open: usize,
     /// Names of this node's own files, by number.
     old: BTreeMap<u32, String>,
-    /// The one that was compared last.
+    /// The older file that was compared last, and the number of the copy's file.
     source: Option<(u32, Arc<dyn File>)>,
-    /// Pages that the sender was asked for and has not sent.
+    /// Pages that were requested and have not arrived.
     owed: BTreeSet<(u32, u64)>,
-    /// Where each file begins, if all lay one behind the other.
+    /// Where each file begins in the concatenation of all files, for progress.
     starts: BTreeMap<u32, u64>,
     bytes: u64,
-    /// For comparisons to come.
+    /// Buffers that comparisons reuse.
     bufs: Vec<Vec<u8>>,
-    /// Streams that were opened, and how many of them have begun to carry and
-    /// not ended.
+    /// Streams that were opened; `unfinished` of them have begun to carry bytes and
+    /// have not ended.
     opened: usize,
     unfinished: usize,
     sealed: bool,
-    /// What went wrong with what a stream brought: it may not be able to say so.
+    /// A stream's failure, which its own link may be unable to report.
     failed: Option<Error>,
 }
 
-/// A file of the copy, for whoever puts bytes into it.
+/// A file of the copy, for a thread that writes bytes to it.
 pub struct Target {
     id: u32,
     path: PathBuf,
@@ -89,12 +88,12 @@ pub struct Question {
 pub struct Compared {
     /// A bit for each page that is to be sent.
     pub wanted: Vec<u8>,
-    /// Bytes that need not be.
+    /// Bytes that need not be sent.
     pub kept: u64,
 }
 
-/// Most pages that a sender may owe: those of all the sums that it sends
-/// before it has to see an answer, twice; for each link.
+/// Most pages that may be requested and not sent yet, for each link: twice the pages
+/// of all the sums that a sender sends before it has to see an answer.
 const MOST_OWED: usize = 2 * WINDOW * COPY_PAGES;
 
 /// Most streams beside a session's own link.
@@ -110,9 +109,9 @@ fn staged(dir: &Path, id: u32) -> PathBuf {
 }
 
 impl Stage {
-    /// Begins to take in copy number `copy`, of `volume`; what an earlier one left is
-    /// removed. `old`: the names of what this node has of it, by number. At most
-    /// `max_open` files are kept open.
+    /// Begins to take in copy number `copy`, of `volume`; removes what an earlier copy
+    /// left. `old`: the names of this node's own files, by number. At most `max_open`
+    /// files are kept open.
     pub fn begin(
         env: &Arc<dyn Env>,
         dir: &Path,
@@ -163,7 +162,7 @@ impl Stage {
         Ok(())
     }
 
-    /// One file of the copy. Returns how much is here of an older one.
+    /// One file of the copy. Returns how many bytes of an older file can be compared.
     pub fn file(&mut self, entry: CatalogEntry) -> Result<u64> {
         if !valid_file_name(&entry.name)
             || self.files.contains_key(&entry.id)
@@ -174,7 +173,7 @@ impl Stage {
                 entry.id, entry.name
             )));
         }
-        // What stands in its way is better found now than when the present
+        // An obstacle at its path is better found now than when the present
         // copy is half replaced.
         let to = self.dir.join(&entry.name);
         let how = OpenHow {
@@ -188,7 +187,7 @@ impl Stage {
             Ok(_) => Ok(()),
             Err(e) => match e.kind() {
                 std::io::ErrorKind::NotFound => Ok(()),
-                // A file of the present copy goes, before this one comes.
+                // The obstacle is a file of the present copy, which is removed first.
                 std::io::ErrorKind::NotADirectory
                     if Path::new(&entry.name).ancestors().skip(1).any(above) =>
                 {
@@ -212,14 +211,14 @@ impl Stage {
         self.starts.insert(id, self.bytes);
         self.bytes = self.bytes.saturating_add(size);
         self.files.insert(id, entry);
-        // What cannot be read here is sent.
+        // A file that cannot be read here is sent whole.
         Ok(match self.source(id) {
             Some(old) => old.len().unwrap_or(0).min(size),
             None => 0,
         })
     }
 
-    /// This node's own file of that number, else of that name, if it has one.
+    /// This node's own file with the number of the copy's file `id`, else with its name.
     fn source(&mut self, id: u32) -> Option<Arc<dyn File>> {
         if let Some((of, f)) = &self.source
             && *of == id
@@ -236,7 +235,7 @@ impl Stage {
         Some(f)
     }
 
-    /// Whether it is this copy, and bytes of it may still come.
+    /// An error unless this is copy `copy` and its bytes may still come.
     pub fn takes(&self, copy: u64) -> Result<()> {
         match self.copy == copy && !self.sealed {
             true => Ok(()),
@@ -255,28 +254,28 @@ impl Stage {
         Ok(())
     }
 
-    /// It carries something from here on.
+    /// A stream begins to carry bytes.
     pub fn stream_begins(&mut self) {
         self.unfinished += 1;
     }
 
-    /// Everything that came over it is here.
+    /// A stream ends: everything that came over it is here.
     pub fn stream_ends(&mut self) {
         self.unfinished -= 1;
     }
 
-    /// What a stream brought could not be taken in.
+    /// Bytes from a stream could not be taken in.
     pub fn stream_fails(&mut self, e: Error) {
         self.failed.get_or_insert(e);
     }
 
-    /// An error if that has happened.
+    /// An error if [`Stage::stream_fails`] was called.
     pub fn check(&self) -> Result<()> {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether all has come that streams carry: only then may anything follow
-    /// that was read later.
+    /// An error unless every stream that carries bytes has ended: only then may bytes
+    /// follow that were read later.
     pub fn check_streams(&self) -> Result<()> {
         match self.unfinished {
             0 => Ok(()),
@@ -307,7 +306,8 @@ impl Stage {
         })
     }
 
-    /// The pages that are wanted come, or the copy is not sealed.
+    /// Notes the pages that are wanted: the copy is not sealed without them. Returns
+    /// how far into the copy the comparison reaches.
     pub fn answered(&mut self, m: &CopySums, q: Question, wanted: &[u8]) -> Result<u64> {
         let differs = |i: &usize| wanted[i / 8] >> (i % 8) & 1 == 1;
         for i in (0..m.sums.len()).filter(differs) {
@@ -333,11 +333,11 @@ impl Stage {
         Ok(f)
     }
 
-    /// Keeps a file open; one that is closed for it is made durable first, so
+    /// Keeps a file open. A file that is closed to make room is made durable first, so
     /// that a failure to write it back is seen.
     fn keep(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
         if self.open.len() >= self.max_open
-            // What was announced last is wanted last.
+            // The file that was announced last is needed last.
             && let Some((id, f)) = self.open.pop_last()
         {
             f.sync()
@@ -359,7 +359,7 @@ impl Stage {
         }
     }
 
-    /// They were written. Returns how far into the copy they reach.
+    /// Notes that `bytes` were written. Returns how far into the copy they reach.
     pub fn written(&mut self, to: &Target, bytes: Range<u64>) -> Result<u64> {
         self.keep_open(to)?;
         let (id, size) = (to.id, self.files[&to.id].size);
@@ -384,7 +384,7 @@ impl Stage {
         Ok(Target { id, path, file })
     }
 
-    /// One that was closed while it was written to has to be made durable again.
+    /// A file that was closed while it was written to has to be made durable again.
     fn keep_open(&mut self, to: &Target) -> Result<()> {
         match self.open.contains_key(&to.id) {
             true => Ok(()),
@@ -392,12 +392,12 @@ impl Stage {
         }
     }
 
-    /// The volume that it is of.
+    /// The volume that is copied.
     pub fn volume(&self) -> u64 {
         self.volume
     }
 
-    /// All of it is here, the result of the records up to `lsn`: makes it
+    /// All of the copy is here, the result of the records up to `lsn`: makes it
     /// durable.
     pub fn seal(&mut self, lsn: u64) -> Result<()> {
         self.check_streams()?;
@@ -425,19 +425,19 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether all of it is here, durably.
+    /// Whether all of the copy is here, durably.
     pub fn is_sealed(&self) -> bool {
         self.sealed
     }
 }
 
-/// What a thread of a copy that is no longer taken in is told.
+/// The error for a thread whose copy is no longer taken in.
 pub fn over() -> Error {
     Error::Stale("this copy is over".into())
 }
 
 impl Target {
-    /// Writes bytes of it.
+    /// Writes bytes of the file.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.file
             .write_at(bytes, offset)
@@ -446,14 +446,14 @@ impl Target {
 }
 
 impl Question {
-    /// Takes the pages whose sums are those of the older file's. `broken`: a
-    /// mutation, one that differs is taken too.
+    /// Takes the pages of the older file that have the sums in `m`. `broken`: a
+    /// mutation, a page that differs is taken too.
     pub fn answer(&mut self, m: &CopySums, broken: bool) -> Result<Compared> {
         let mut buf = std::mem::take(&mut self.buf);
         buf.resize((self.end - m.offset) as usize, 0);
         let mut wanted = vec![0u8; m.sums.len().div_ceil(8)];
         let mut kept = 0;
-        // A file that cannot be read is one that differs.
+        // A file that cannot be read counts as different.
         let got = self
             .old
             .as_ref()
@@ -482,7 +482,8 @@ impl Question {
         Ok(Compared { wanted, kept })
     }
 
-    /// Puts bytes of the older file where they belong; zeros are there.
+    /// Writes a run of the older file's bytes to the staged file, which has zeros
+    /// already.
     fn keep_run(&self, m: &CopySums, buf: &[u8], run: Range<usize>) -> Result<()> {
         let page = COPY_PAGE as usize;
         let mut at = run.start;
@@ -534,14 +535,14 @@ fn size_of(env: &dyn Env, path: &Path) -> Result<Option<u64>> {
     }
 }
 
-/// A sealed copy of `volume` as of `lsn` takes the place of the present one:
-/// its catalogue is the volume's when this returns, durably.
+/// Replaces the present copy by a sealed copy of `volume` as of `lsn`. On return
+/// the sealed copy's catalogue is durably the volume's.
 pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u64) -> Result<()> {
     let path = catalog_path(meta);
     let what = || format!("putting the copy in {} in place", dir.display());
     let present = meta.join("catalog");
     let Some((c, bytes)) = read_catalog(env, &path)? else {
-        // All of this happened before, if the catalogue is the copy's.
+        // The copy is already in place if the present catalogue is the copy's.
         return match read_catalog(env, &present)? {
             Some((c, _)) if c.volume == volume && c.lsn == lsn => Ok(()),
             _ => Err(Error::Damaged {
@@ -561,7 +562,7 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
             r => r.context(|| format!("syncing {}", p.display()))?,
         }
     }
-    // What was under way in the old copy is none of this one's.
+    // Notes of renames and removals under way belong to the old copy.
     remove(env, &meta.join(RENAME_NOTE)).context(what)?;
     remove(env, &meta.join(REMOVAL_NOTE)).context(what)?;
     env.sync_dir(meta).context(what)?;
@@ -570,7 +571,8 @@ pub fn put_in_place(env: &dyn Env, dir: &Path, meta: &Path, volume: u64, lsn: u6
     env.sync_dir(meta).context(what)
 }
 
-/// Every file of the copy is there: staged, or in its place since an earlier try.
+/// Checks that every file of the copy is there: staged, or in its place since an
+/// earlier try.
 fn check_staged(env: &dyn Env, dir: &Path, c: &Catalog) -> Result<()> {
     for e in &c.files {
         let to = dir.join(&e.name);
@@ -584,7 +586,8 @@ fn check_staged(env: &dyn Env, dir: &Path, c: &Catalog) -> Result<()> {
     Ok(())
 }
 
-/// The names that the present catalogue, `present`, and what was under way by it have.
+/// The names in the present catalogue, `present`, and in its notes of renames and
+/// removals under way.
 fn old_names(env: &dyn Env, meta: &Path, present: &Path) -> Result<Vec<String>> {
     match read_catalog(env, present) {
         Ok(Some((c, _))) => {
@@ -592,14 +595,14 @@ fn old_names(env: &dyn Env, meta: &Path, present: &Path) -> Result<Vec<String>> 
             old.extend(c.files.into_iter().map(|f| f.name));
             Ok(old)
         }
-        // What it named stays, and is no file of the volume.
+        // The files that it named stay, and are not files of the volume.
         Ok(None) | Err(Error::Damaged { .. }) => Ok(Vec::new()),
         Err(e) => Err(e),
     }
 }
 
-/// Whatever the present copy has and the new one, `c`, has not goes. Adds the directories
-/// that changed to `changed`.
+/// Removes the files of the present copy that the new one, `c`, does not have. Adds the
+/// directories that changed to `changed`.
 fn remove_old(
     env: &dyn Env,
     dir: &Path,
@@ -618,8 +621,8 @@ fn remove_old(
     Ok(())
 }
 
-/// Renames the staged files to their places, but those that an earlier try renamed. Adds
-/// the directories that changed to `changed`.
+/// Renames the staged files to their places, except those that an earlier try renamed.
+/// Adds the directories that changed to `changed`.
 fn move_staged(
     env: &dyn Env,
     dir: &Path,
@@ -634,7 +637,7 @@ fn move_staged(
         }
         let from = staged(dir, e.id);
         let moved = match env.rename(&from, &to) {
-            // What files of the old copy left.
+            // Empty directories that files of the old copy left.
             Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => env
                 .remove_empty_dirs(&to)
                 .and_then(|()| env.rename(&from, &to)),
@@ -648,8 +651,8 @@ fn move_staged(
     Ok(())
 }
 
-/// What stands for a page while both sides compare: 128 bits of a hash that
-/// nobody is known to find two pages for. Equal sums count as equal pages.
+/// The sum by which both sides compare a page: 128 bits of BLAKE3, for which no
+/// collision is known. Pages with equal sums count as equal.
 pub fn sum(page: &[u8]) -> [u8; SUM_LEN] {
     let whole = blake3::hash(page);
     *whole.as_bytes().first_chunk().expect("a hash is 32 bytes")
@@ -744,7 +747,7 @@ mod tests {
         assert!(s.stream_opens().is_err());
         assert!(s.takes(8).is_err());
         s.takes(9).unwrap();
-        // One that was opened and carries nothing is waited for by nobody.
+        // No one waits for a stream that was opened and carries nothing.
         s.check_streams().unwrap();
         s.stream_begins();
         assert!(s.check_streams().is_err());
@@ -752,14 +755,14 @@ mod tests {
         assert!(refused.to_string().contains("streams"), "{refused}");
         s.stream_ends();
         s.seal(5).unwrap();
-        // Whoever comes late writes into files that may be in place already.
+        // A late thread would write into files that may be in place already.
         assert!(s.takes(9).is_err());
         drop(s);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// A file that was closed, and synced for it, while a stream was about to
-    /// write to it, was not synced again.
+    /// A file was closed, and synced at that, while a stream was about to write to it.
+    /// It was not synced again.
     #[test]
     fn what_is_written_after_a_file_was_closed_is_synced_too() {
         let dir = place("closed");
@@ -785,7 +788,7 @@ mod tests {
         let mut s = begin(&dir);
         let page = [1u8; COPY_PAGE as usize];
         assert_eq!(s.file(entry(1, 2 * COPY_PAGE, "f")).unwrap(), 0);
-        // Nothing is here of it: everything is wanted.
+        // No older file is here: everything is wanted.
         let two = sums(1, 0, &[page, page].concat());
         assert_eq!(compare(&mut s, &two).unwrap().wanted, [0b11]);
         for wrong in [

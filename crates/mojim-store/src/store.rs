@@ -1,11 +1,11 @@
 //! One node's copy of a volume: superblock, logs, data area.
 //!
-//! Owns the durable facts of views, and what is known to be missing; its parts are what
-//! it is made of (`state`), how it is opened and recovered (`open`), the way of records
-//! into the data area and out of the logs (`apply`), how far that is (`applier`), spill
-//! files (`spill`), what background readers ask of it (`hold`), and a copy that comes
-//! from another node (`load`).
-//! Primary and mirror use it alike; what differs is who fills the logs and what
+//! Owns the durable facts of views, and what is known to be missing. Its modules: the
+//! fields and their locks (`state`), opening and recovery (`open`), application and
+//! release of records (`apply`), how far records are applied (`applier`), spill files
+//! (`spill`), requests of background readers (`hold`), and a copy that comes from
+//! another node (`load`).
+//! Primary and mirror use the same code; they differ in who fills the logs and in what
 //! counts as committed.
 //!
 //! Invariants:
@@ -13,10 +13,10 @@
 //!   as durable, and only when committed. Where the log is memory, the boot id
 //!   was made durable when the store was opened, so a copy from another boot is
 //!   discarded.
-//! - What a [`Hold`] still needs stays in the logs behind the checkpoint, as
+//! - What a [`Hold`] still needs stays in the logs below the checkpoint, as
 //!   long as there is room for it.
-//! - A copy is replaced only by a whole one: what is taken in from another node
-//!   is staged beside it until all of it is durable (`stage`).
+//! - A copy is replaced only by a whole one: a copy from another node is staged
+//!   beside it until all of it is durable (`stage`).
 //! - After the first failed write or sync the store is poisoned: every call
 //!   that would make something durable returns that error.
 
@@ -60,20 +60,19 @@ impl Store {
         missing.filter(|_| !self.mutations.forget_missing.is_on())
     }
 
-    /// The last LSN that its logs tell was acknowledged, though it was not
-    /// found in them.
+    /// The last LSN acknowledged according to the logs, if they lack its record.
     pub fn known_missing(&self) -> Option<u64> {
         self.missing().map(|m| m.0)
     }
 
-    /// Whether what is missing is known by a damaged log, and not only by lanes that
+    /// Whether a damaged log shows that records are missing, and not only lanes that
     /// end at different LSNs.
     pub fn has_hole(&self) -> bool {
         self.has_hole.load(Acquire)
     }
 
-    /// The last LSN that is known here to have been acknowledged, in this copy's
-    /// history, whether it is here or not.
+    /// The last LSN that this copy knows to have been acknowledged, in its history,
+    /// whether it has the record or not.
     pub fn known_acknowledged(&self) -> u64 {
         let known = self.known.load(Acquire);
         match self.mutations.forget_missing.is_on() {
@@ -82,8 +81,8 @@ impl Store {
         }
     }
 
-    /// Fails where less than what is known to have been acknowledged is here, of
-    /// which everything up to `tail` is.
+    /// Fails if an LSN above `tail` is known to have been acknowledged. The copy has
+    /// every record up to `tail`.
     pub fn check_complete_at(&self, tail: u64) -> Result<()> {
         let missing = self.missing();
         let Some((known, path, at)) = missing.filter(|m| m.0 > tail) else {
@@ -102,11 +101,13 @@ impl Store {
         })
     }
 
-    /// The same of what was found in the logs, by whoever has just opened them.
+    /// [`Store::check_complete_at`] for what was found in the logs, just after they
+    /// were opened.
     pub fn check_complete(&self) -> Result<()> {
         let found = self.check_complete_at(self.tail());
         if found.is_err() {
-            // What was read from the damaged log must not outlive this.
+            // The next process must not take what was read from the damaged log for
+            // the log.
             for log in &self.logs {
                 log.remove_ring();
             }
@@ -114,17 +115,17 @@ impl Store {
         found
     }
 
-    /// What lies beyond `keep` is given up: it is not missing any more.
+    /// Records above `keep` are given up, so they do not count as missing any more.
     fn forget_beyond(&self, keep: u64) {
         self.known.fetch_min(keep, AcqRel);
         lock(&self.missing).take_if(|m| m.0 > keep);
     }
 
-    /// What this copy holds, for pairing. `tail` is given by who fills the logs.
+    /// What this copy holds, for pairing. The thread that fills the logs knows `tail`.
     pub fn holding(&self, tail: u64) -> Holding {
         let sb = self.superblock();
         Holding {
-            // A copy that was never used, even if its making was interrupted.
+            // Never used, even if `make_new` was interrupted.
             volume_id: if sb.state == State::Empty && sb.view.epoch == 0 {
                 0
             } else {
@@ -143,7 +144,7 @@ impl Store {
         largest.map(|f| (f.name.clone(), f.size))
     }
 
-    /// Makes an empty copy the first copy of a new volume. It counts as whole
+    /// Makes an empty copy the first copy of a new volume. The copy counts as whole
     /// only at the end.
     pub fn make_new(&self) -> Result<()> {
         if self.superblock().awaits_copy {
@@ -166,19 +167,19 @@ impl Store {
         Ok(())
     }
 
-    /// The first epoch above `above` that is this node's to begin.
+    /// The first epoch above `above` that this node may begin.
     pub fn next_epoch(&self, above: u64) -> u64 {
         let (e, n) = (above + 1, self.spec.holders);
         e + (self.spec.rank + n - e % n) % n
     }
 
-    /// Whether an epoch is this node's to begin.
+    /// Whether this node, and no other, may begin `epoch`.
     pub fn is_own(&self, epoch: u64) -> bool {
         epoch % self.spec.holders == self.spec.rank
     }
 
-    /// Whether this copy, with this `tail`, may be brought to that of a primary of `epoch`,
-    /// which node `from` has, without an operator's word; if not, why.
+    /// Fails if an operator must decide before this copy, with this `tail`, is replaced
+    /// by `theirs`, the copy of node `from`, which is a primary of `epoch`.
     pub fn check_rival(
         &self,
         tail: u64,
@@ -200,13 +201,13 @@ impl Store {
         ))
     }
 
-    /// The view as far as this node may still rely on it: if it has promised a
-    /// later epoch to the other node, it is the primary of its view no longer.
+    /// The view as far as this node may still rely on it: after it has promised a
+    /// later epoch of another node, it is no longer the primary of its view.
     pub fn standing(&self) -> View {
         self.standing_of(&self.superblock())
     }
 
-    /// The same by one reading of the superblock.
+    /// [`Store::standing`] for a superblock that was already read.
     pub fn standing_of(&self, sb: &mojim_format::Superblock) -> View {
         let mut v = sb.view.clone();
         let to_other = !self.is_own(sb.promised);
@@ -222,13 +223,14 @@ impl Store {
         self.end_of(lsn, &lock(&self.applier))
     }
 
-    /// The same at once; `None` while records are applied, or a disk is waited for.
+    /// [`Store::whole`] without waiting; `None` while another thread applies records
+    /// or waits for a disk.
     pub fn try_whole(&self, lsn: u64) -> Option<u64> {
         let applier = self.applier.try_lock().ok()?;
         Some(self.end_of(lsn, &applier))
     }
 
-    /// Nothing is released while the applier is held.
+    /// `_held`: nothing is released while the applier's lock is held.
     fn end_of(&self, lsn: u64, _held: &Applier) -> u64 {
         for log in &self.logs {
             let mut at = log.start();
@@ -246,7 +248,7 @@ impl Store {
                 at = next;
             }
         }
-        // Applied and released: that happens to whole sync points only.
+        // The record was applied and released. Only whole sync points are.
         lsn
     }
 
@@ -259,7 +261,7 @@ impl Store {
             s.promised = s.promised.max(epoch);
             s.view = view;
             s.history = h.entries().to_vec();
-            // Whatever it lost, it has now what its view holds.
+            // Whatever this node lost, it now has what its view holds.
             s.ring_lost = false;
         })?;
         *self.history.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(h);
@@ -269,8 +271,8 @@ impl Store {
     /// Takes over the primary's history and view (on the mirror, at the start
     /// of a session).
     pub fn follow(&self, history: History, view: View) -> Result<()> {
-        // The primary may have forgotten epochs that this node's log, being
-        // less far checkpointed, still needs.
+        // The primary may have forgotten epochs that this node's log still needs,
+        // since its checkpoint is older.
         let history = match history.entries().first() {
             Some(first) => {
                 let mine = self.history();
@@ -299,9 +301,9 @@ impl Store {
         self.write_superblock(|s| s.promised = s.promised.max(epoch), durable)
     }
 
-    /// Drops every record above `keep` from the logs' heads. The caller sees
-    /// to it that their epoch is over (`begin_epoch` or `follow` with a later
-    /// epoch that begins at or before the first of them).
+    /// Drops every record above `keep` from the logs' heads. The caller ensures
+    /// that their epoch is over (`begin_epoch` or `follow` with a later epoch
+    /// that begins at or before the first of them).
     pub fn truncate(&self, keep: u64) -> Result<()> {
         let mut a = lock(&self.applier);
         a.recount();
@@ -359,8 +361,8 @@ impl Store {
         last
     }
 
-    /// Lets others open this copy. Nothing can be done with it here any more,
-    /// whoever still has it.
+    /// Lets other processes open this copy. From here on every change through this
+    /// `Store` fails.
     pub fn release_lock(&self) {
         let gone = Error::Busy(format!(
             "node {} has handed its copy of volume {} over",
@@ -370,8 +372,8 @@ impl Store {
         *lock(&self.held) = None;
     }
 
-    /// After everything is applied: makes it durable and says so, so that the
-    /// next start finds a copy that needs no log.
+    /// After everything is applied: makes it durable and says so in the superblock,
+    /// so that the next start finds a copy that needs no log.
     pub fn close_clean(&self, tail: u64) -> Result<()> {
         self.close_for_next(tail)?;
         for log in &self.logs {
@@ -380,12 +382,12 @@ impl Store {
         Ok(())
     }
 
-    /// The same for a copy that is opened again at once: its rings stay, since
-    /// to free their pages and to make new ones takes long.
+    /// [`Store::close_clean`] for a copy that is opened again at once: its rings stay,
+    /// since freeing their pages and making new ones takes long.
     pub fn close_for_next(&self, tail: u64) -> Result<()> {
         assert_eq!(self.applied(), tail, "closed before everything was applied");
-        // A session that was being made may have left it so, or a copy for a
-        // backup is being read, which is given up.
+        // An unfinished session may have left it frozen; a copy that is being read
+        // for a backup is given up.
         self.freeze(false);
         self.revoke_pauses();
         let left = (0..self.logs.len()).any(|i| self.last_of(i).0 > tail);

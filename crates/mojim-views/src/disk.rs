@@ -81,7 +81,7 @@ pub(crate) struct Saved {
     pub registers: Registers,
 }
 
-/// What is durable, and how openraft may see it.
+/// The durable state, as openraft may see it.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub vote: Option<Vote>,
@@ -145,7 +145,7 @@ fn frame<T: Serialize>(body: &T) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Of a whole frame.
+/// The checksum of a whole frame.
 fn checksum(f: &[u8]) -> u32 {
     mojim_format::crc32c(&[&f[..8], &f[HEAD_LEN..]].concat())
 }
@@ -203,7 +203,7 @@ fn single<T: DeserializeOwned>(env: &dyn Env, path: &Path, what: &str) -> Result
     }
 }
 
-/// What stood in a log.
+/// The contents of a log.
 struct Read {
     head: Head,
     entries: BTreeMap<u64, Entry>,
@@ -262,7 +262,7 @@ fn replace(env: &dyn Env, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Ar
     Ok(file)
 }
 
-/// A new log with what is kept, in the place of the old one.
+/// Replaces the log by a new one with what is kept.
 fn write_log(
     env: &dyn Env,
     dir: &Path,
@@ -289,7 +289,8 @@ fn io(what: String) -> impl FnOnce(io::Error) -> Error {
     move |e| Error::io(what, &e)
 }
 
-/// Takes up the log of a directory, if it has one and it is this voter's: `(cluster, node)`.
+/// Reads the log of a directory, if it has one, into `kept`; the log must be this
+/// voter's, `(cluster, node)`.
 fn take_log(
     env: &dyn Env,
     dir: &Path,
@@ -393,8 +394,8 @@ impl Disk {
         Disk::open_as(env, dir, cluster, node, false)
     }
 
-    /// The same. `again`: this process voted from the directory before, so that one
-    /// without a log is not a new voter's, but another file system's, say.
+    /// As [`Disk::open`]. `again`: this process voted from the directory before, so that
+    /// a directory without a log is not a new voter's, but another file system's, say.
     pub fn open_as(
         env: Arc<dyn Env>,
         dir: &Path,
@@ -438,7 +439,7 @@ impl Disk {
         })
     }
 
-    /// Why nothing works any more, once it does not.
+    /// Why the directory failed, once it has.
     pub fn poison(&self) -> Arc<OnceLock<String>> {
         self.poison.clone()
     }
@@ -450,7 +451,8 @@ impl Disk {
         }
     }
 
-    /// Never tried again: what a failed write or sync left is not known.
+    /// Runs `f`, and poisons the directory if it fails. Nothing is tried again: what a
+    /// failed write or sync left is not known.
     fn guard<T>(&self, what: &str, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
         self.check()?;
         f().map_err(|e| {

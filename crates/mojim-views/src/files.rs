@@ -1,8 +1,8 @@
 //! A voter's files without the voter: for the simulator, which takes power away
 //! from them.
 //!
-//! Owns nothing of its own: [`Files`] is the voters' `Disk`, with entries and
-//! ids as numbers, so that nobody else needs openraft's types.
+//! Owns nothing of its own: [`Files`] is the voters' `Disk`, with entries and ids as
+//! numbers, so that callers need none of openraft's types.
 
 use std::path::Path;
 use std::sync::Arc;

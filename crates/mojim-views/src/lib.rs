@@ -2,9 +2,9 @@
 //! volume, changed by compare and swap, in a log that a majority of the
 //! voters' daemons holds durably. A sync point never comes here.
 //!
-//! Owns the replication of that register (openraft, on threads of its own) and
-//! its files. [`RegisterVoter`] is the whole interface of a daemon, [`RaftViews`] one run
-//! of it, which ends with its disk.
+//! Owns the replication of that register (openraft, on threads of its own) and its files.
+//! [`RegisterVoter`] is the whole interface of a daemon, [`RaftViews`] one run of it,
+//! which ends if its disk fails.
 //!
 //! From the bottom: `types` (what the log holds) → `disk` (its bytes, on this
 //! node's disk) → `store` (the log and the registers, as openraft asks for
@@ -19,9 +19,10 @@
 //! - Every call from outside is bounded in time.
 //!
 //! What it does not do:
-//! - The set of voters does not change. A directory made for one set is refused
-//!   with another, and so is a voter that counts another set. An address may
-//!   change: voters are known by their names.
+//! - The number of voters does not change, and a voter is only replaced by another that
+//!   takes its place (`mojim replace`). A directory made for other places is refused, and
+//!   so is a voter that counts other places. An address may change: voters are known by
+//!   their names.
 //! - A voter whose directory was lost or emptied must not start again under
 //!   its name: it may have promised what it no longer holds.
 

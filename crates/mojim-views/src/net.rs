@@ -19,8 +19,8 @@
 //!
 //! Owns the connections: some for each voter, each used by one question at a
 //! time, dropped after any error. Invariants:
-//! - A question is no longer than a daemon takes ([`MOST`]). What could ever
-//!   have to travel is measured against that before it enters the log.
+//! - A question is no longer than a daemon takes ([`MOST`]). Whatever will have to travel
+//!   is measured against that before it enters the log.
 //! - Every question is bounded in time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -58,8 +58,8 @@ const MOST_SNAPSHOT: u64 = 4 << 20;
 /// Fewest bytes of a snapshot that are worth a question.
 const LEAST_CHUNK: usize = 256;
 
-/// For how long a trouble with a voter tells something of it: who follows a leader asks
-/// nobody, and does not find out that it is over.
+/// How long a trouble with a voter is reported: a follower asks nobody, so it does not
+/// notice that a trouble is over.
 const RECENT: Duration = Duration::from_secs(5);
 
 /// Connections to one voter that are kept for the next question of one kind.
@@ -71,10 +71,10 @@ pub(crate) struct Links {
     cluster: String,
     me: String,
     voters: BTreeMap<u64, (String, Address)>,
-    /// Who was a voter before, and whose place is now another's.
+    /// Former voters, with the number of the voter that has their place now.
     former: BTreeMap<String, u64>,
     checksum: u32,
-    /// Connections without a question, by voter and by how long they wait.
+    /// Idle connections, by voter and by timeout.
     idle: Mutex<HashMap<(u64, Duration), Vec<Client>>>,
     /// What last went wrong with a voter, and when, until something goes right.
     troubles: Mutex<BTreeMap<u64, (Duration, String)>>,
@@ -94,13 +94,13 @@ pub(crate) enum Asked {
     Answer(Value),
     /// The question never left.
     NotSent(Error),
-    /// It may have been heard.
+    /// The question may have been heard.
     Unknown(Error),
 }
 
 impl Links {
-    /// `voters` by their numbers, this node among them; `replaced`: for some of
-    /// them, who had their place before, the first first.
+    /// `voters` by their numbers, this node among them; `replaced`: for some of them, the
+    /// names that had their place before, the first first.
     pub fn new(
         env: &Arc<dyn Env>,
         cluster: &str,
@@ -200,8 +200,8 @@ impl Links {
         })
     }
 
-    /// What fits into one question to any voter; an error if the voters
-    /// themselves do not.
+    /// What fits into one question to any voter; an error if not even the list of voters
+    /// does.
     pub fn room(&self) -> Result<Room> {
         let id = LogId::new(LeaderId::new(u64::MAX, u32::MAX.into()), u64::MAX);
         let vote = Vote::new_committed(u64::MAX, u32::MAX.into());
@@ -211,7 +211,7 @@ impl Links {
             entries: vec![],
             leader_commit: Some(id),
         };
-        // While one is replaced both sets count.
+        // While a voter is replaced, an entry names both sets.
         let mut nodes = self.members();
         let before: BTreeSet<u64> = nodes.keys().copied().collect();
         let name = "x".repeat(mojim_format::MAX_NAME);
@@ -265,14 +265,13 @@ impl Links {
         };
     }
 
-    /// Asks something that may be heard twice. Blocks for at most twice
-    /// `timeout`.
+    /// Asks a question that may be heard twice. Blocks for at most twice `timeout`.
     fn ask(&self, to: u64, q: &Request, timeout: Duration) -> Result<Value> {
         let kept = lock(&self.idle).get_mut(&(to, timeout)).and_then(Vec::pop);
         let over_kept = kept.map(|mut c| (c.ask(q), c));
         let (r, client) = match over_kept {
             Some((r @ (Ok(_) | Err(Error::Timeout(_))), c)) => (r, Some(c)),
-            // It was closed, most often because nothing was asked for long.
+            // The kept connection was closed, most often because it was idle for long.
             _ => match self.connect(to, timeout) {
                 Ok(mut c) => (c.ask(q), Some(c)),
                 Err(e) => (Err(e), None),
@@ -301,7 +300,7 @@ impl Links {
         self.note(to, &r);
         match r {
             Ok(v) => Asked::Answer(v),
-            // Connecting goes on after `connect` has returned; only it can be
+            // `connect` returns before the connection is made, and only that can be
             // refused.
             Err(e) if !sent || e.errno() == libc::ECONNREFUSED => Asked::NotSent(e),
             Err(e) => Asked::Unknown(e),
@@ -323,8 +322,8 @@ fn entry_len(payload: &EntryPayload<TypeConfig>) -> Result<usize> {
 }
 
 impl Room {
-    /// Whether a swap can travel, alone in its question. One that cannot must
-    /// not enter the log: nothing behind it could.
+    /// Whether a swap fits, alone, into a question. A swap that does not must not enter
+    /// the log: no entry behind it could be sent.
     pub fn check(&self, s: &Swap) -> Result<()> {
         let len = entry_len(&EntryPayload::Normal(s.clone()))?;
         if len > self.entries {
@@ -362,8 +361,8 @@ pub(crate) fn unhex_snapshot(body: &Value) -> Result<InstallSnapshotRequest<Type
     Ok(q)
 }
 
-/// Whether a part of a snapshot may be kept: whoever sends one that begins far
-/// away must not make this voter fill the way there.
+/// Fails if a part of a snapshot must not be kept: a part with a great offset would make
+/// this voter fill its memory up to there.
 pub(crate) fn check_snapshot(q: &InstallSnapshotRequest<TypeConfig>) -> Result<()> {
     let end = q.offset.checked_add(q.data.len() as u64);
     if end.is_none_or(|end| end > MOST_SNAPSHOT) {
@@ -440,7 +439,7 @@ impl RaftNetwork<TypeConfig> for Link {
         q: AppendEntriesRequest<TypeConfig>,
         how: RPCOption,
     ) -> std::result::Result<AppendEntriesResponse<u64>, RpcError> {
-        // The store measures what it hands out, so this is only a net.
+        // The store measures what it hands out, so this is only a safety net.
         let body = value(&q);
         let len = body.as_ref().map_or(0, |b| {
             let to = self.links.name(self.target);
@@ -474,7 +473,7 @@ impl RaftNetwork<TypeConfig> for Link {
     }
 }
 
-/// The number of a name, and the name where it had it before.
+/// The voters by their numbers; an error if two names have the same number.
 pub(crate) fn numbered(
     voters: &BTreeMap<String, Address>,
 ) -> Result<BTreeMap<u64, (String, Address)>> {

@@ -89,7 +89,7 @@ impl RaftLogReader<TypeConfig> for LogStore {
             let mut out = Vec::new();
             let mut room = batch;
             for (_, e) in k.entries.range(start..end.max(start)) {
-                // With the comma after it. The first one always goes.
+                // With the comma after it. The first entry is always included.
                 let len = serde_json::to_vec(e)?.len() + 1;
                 if len > room && !out.is_empty() {
                     break;

@@ -7,7 +7,7 @@ use std::io::Cursor;
 use mojim_protocol::view::Register;
 use serde::{Deserialize, Serialize};
 
-/// Puts `new` in the place of the volume's register with the version before.
+/// Replaces the volume's register, which must have the version before, by `new`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Swap {
     /// The volume.

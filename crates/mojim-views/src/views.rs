@@ -4,10 +4,10 @@
 //! threads: what they want runs as a task there, and they wait for its answer
 //! for a bounded time.
 //!
-//! Reads and swaps go to the leader, this node or another. A read is answered
-//! after a majority has confirmed the leader, which began no later than the
-//! read did, and from all that was committed before. A swap is proposed once:
-//! where its fate cannot be told, the caller is told that.
+//! Reads and swaps go to the leader, this node or another. A read is answered once a
+//! majority has confirmed the leader since the read began, and from all that was
+//! committed before. A swap is proposed once: if its fate cannot be told, the caller is
+//! told that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -47,8 +47,8 @@ const BLOCKING: usize = 128;
 /// voters' own questions and the disk must not run out of threads.
 const FORWARDS: usize = 64;
 
-/// How much longer than its bound a call may take in a task: whatever it is,
-/// the caller goes on.
+/// How much longer than its bound a call may take in a task before the caller goes on
+/// without it.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Entries after which a snapshot is made, and entries that stay behind it.
@@ -65,22 +65,22 @@ pub struct Options {
     /// Where every voter's daemon listens, by name. The names are the same at
     /// every voter, forever, but for those that are replaced.
     pub voters: BTreeMap<String, Address>,
-    /// For some of them, who had their place before, the first first. Where
-    /// there are such, this is no new cluster: a voter that has no log waits
-    /// until a leader sends it the others', and begins none. A leader makes those
-    /// that replace voters voters.
+    /// For voters that replaced others, the names that had their place before, the first
+    /// first. If there are any, the cluster is not new: a voter that has no log waits
+    /// until a leader sends it the others', and begins none. A leader makes voters of the
+    /// nodes that replace voters.
     pub replaced: BTreeMap<String, Vec<String>>,
     /// The volumes that have a register; no other is written.
     pub volumes: BTreeSet<String>,
     /// Where this voter's files lie; made if missing.
     pub dir: PathBuf,
-    /// This process voted from there before: who finds nothing there is no new voter.
+    /// This process voted from there before: without files there, it is not a new voter.
     pub again: bool,
     /// How often a leader is heard, more or less; also how long a voter may
     /// take to answer it, its disk included.
     pub heartbeat: Duration,
-    /// A voter asks to be leader after hearing none for the greater of these
-    /// and a random time between them.
+    /// A voter asks to be leader after hearing none for the greater of these plus a
+    /// random time between them.
     pub election: (Duration, Duration),
     /// How long `read` and `swap` try at most.
     pub timeout: Duration,
@@ -105,7 +105,7 @@ struct Inner {
     timeout: Duration,
 }
 
-/// What came of doing something at a voter that may not be the leader.
+/// The outcome of an operation at a voter that may not be the leader.
 #[derive(Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Here<T> {
@@ -122,16 +122,17 @@ fn fate_unknown(why: impl std::fmt::Display) -> Error {
 
 fn millis(what: &str, d: Duration) -> Result<u64> {
     match u64::try_from(d.as_millis()) {
-        // So that sums of a few of them still are times.
+        // Bounded, so that sums of a few of them do not overflow.
         Ok(ms) if (1..1 << 40).contains(&ms) => Ok(ms),
         _ => Err(Error::Config(format!("{what} of {d:?}"))),
     }
 }
 
 impl RaftViews {
-    /// Starts this node's part, as the node that `env` proves to be: opens its directory, and takes part in choosing
-    /// a leader. Does not wait for one. Answers of the other voters come through
-    /// [`ViewRegister::hear`], so the daemon should listen already, or soon.
+    /// Starts this node's part, as the node that `env` proves to be: opens its directory,
+    /// and takes part in choosing a leader. Does not wait for one. Answers of the other
+    /// voters come through [`ViewRegister::hear`], so the daemon should listen already,
+    /// or soon.
     pub fn start(env: Arc<dyn Env>, o: Options) -> Result<Arc<RaftViews>> {
         RaftViews::start_on(env, o, (SNAPSHOT_EVERY, STAY))
     }
@@ -156,8 +157,8 @@ impl RaftViews {
         if let Some(m) = &stored {
             check_places(m, &links, &o)?;
         }
-        // It is told who the voters are. One that lost its log, beside one that
-        // is new, must not make a cluster of the two.
+        // A leader tells this voter who the voters are. A voter that lost its log must
+        // not make a cluster with one that is new.
         let joins = stored.is_none() && !o.replaced.is_empty();
         let machine = Machine::new(disk.clone())?;
         let (now, poison) = (machine.now(), disk.poison());
@@ -181,13 +182,14 @@ impl RaftViews {
             if joins {
                 return Ok(raft);
             }
-            // Every other voter does, with the same voters: so the same first entry.
+            // Every other voter does so with the same voters, and so makes the same first
+            // entry.
             match raft.initialize(members).await {
                 Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(raft),
                 Err(e) => Err(Error::Poisoned(e.to_string())),
             }
         };
-        // It waits for the disk alone.
+        // Without a bound: this waits for the disk alone.
         let raft = wait(runtime.handle(), None, started)?;
         let replacing = replace_voters(raft.clone(), links.clone(), o.heartbeat);
         runtime.spawn(replacing);
@@ -214,15 +216,14 @@ impl RaftViews {
         Some(self.inner.links.name(leader).to_owned())
     }
 
-    /// Why this voter takes no part any more.
+    /// Why this voter no longer takes part.
     pub(crate) fn failed(&self) -> Option<Error> {
         self.inner.check().err()
     }
 
-    /// Ends this node's part. Its files are free, unless the disk hangs; what
-    /// was waiting ends with an error. Waits for the disk and for other voters'
-    /// answers, about the `timeout` at most; not to be called by a task of an
-    /// async runtime.
+    /// Ends this node's part: then its files are free, unless the disk hangs, and waiting
+    /// calls end with an error. Waits for the disk and for other voters' answers, about
+    /// the `timeout` at most; not to be called by a task of an async runtime.
     pub fn stop(&self) {
         let Some(runtime) = lock(&self.runtime).take() else {
             return;
@@ -273,8 +274,8 @@ fn raft_config(o: &Options, room: &Room, every: u64, stay: u64) -> Result<Config
     config.validate().map_err(|e| Error::Config(e.to_string()))
 }
 
-/// Whether the voters that a directory names are those of the configuration, or have been: a
-/// file with others would make another cluster of them.
+/// Fails unless the voters that a directory names are those of the configuration, or had
+/// their places before: with other voters the file would make another cluster.
 fn check_places(m: &Membership, links: &Links, o: &Options) -> Result<()> {
     if is_of_places(m, links) {
         return Ok(());
@@ -288,7 +289,8 @@ fn check_places(m: &Membership, links: &Links, o: &Options) -> Result<()> {
     )))
 }
 
-/// Whether the voters of a log are those of the configuration, or have been.
+/// Whether the voters of a log are those of the configuration, or had their places
+/// before.
 fn is_of_places(m: &Membership, links: &Links) -> bool {
     let votes = |id: &u64| m.voter_ids().any(|v| v == *id);
     let voters = m.nodes().filter(|(id, _)| votes(id));
@@ -296,8 +298,8 @@ fn is_of_places(m: &Membership, links: &Links) -> bool {
     places.is_some_and(|p| p.iter().eq(links.members().keys()))
 }
 
-/// What a leader has to propose, so that the voters become those of the
-/// configuration; `None` if nothing is left to do or possible by now.
+/// What a leader has to propose next, so that the voters become those of the
+/// configuration; `None` if nothing is left to do, or possible now.
 fn next_change(now: &Metrics, links: &Links) -> Option<ChangeMembers<u64, Voter>> {
     let members = links.members();
     let m = &now.membership_config;
@@ -309,7 +311,7 @@ fn next_change(now: &Metrics, links: &Links) -> Option<ChangeMembers<u64, Voter>
     if let Some((id, v)) = members.iter().find(|(id, _)| !is_known(id)) {
         return Some(ChangeMembers::AddNodes([(*id, v.clone())].into()));
     }
-    // One that was never started keeps nobody else out.
+    // A replacement that was never started keeps no other one out.
     let sent = |id: &u64| now.replication.as_ref()?.get(id).copied().flatten();
     let has_all = |id: &u64| sent(id).is_some_and(|l| Some(l.index + STAY) >= now.last_log_index);
     let before = |id: u64| {
@@ -324,7 +326,7 @@ fn next_change(now: &Metrics, links: &Links) -> Option<ChangeMembers<u64, Voter>
     if m.membership().get_joint_config().as_slice() != [wanted.clone()] {
         return Some(ChangeMembers::ReplaceAllVoters(wanted));
     }
-    // What was begun and given up, in favour of another.
+    // Learners of a replacement that was given up for another one.
     let strays = m.nodes().map(|(id, _)| *id);
     let strays: BTreeSet<u64> = strays
         .filter(|id| !votes(id) && !members.contains_key(id))
@@ -332,8 +334,8 @@ fn next_change(now: &Metrics, links: &Links) -> Option<ChangeMembers<u64, Voter>
     (!strays.is_empty()).then_some(ChangeMembers::RemoveNodes(strays))
 }
 
-/// Puts the voters of the configuration in the place of those that they
-/// replace, whenever this voter leads. Each is sent the log before it counts.
+/// Whenever this voter leads, replaces voters by those of the configuration. Each of
+/// these is sent the log before it counts.
 async fn replace_voters(raft: Raft, links: Arc<Links>, heartbeat: Duration) {
     let mut metrics = raft.metrics();
     loop {
@@ -417,10 +419,10 @@ impl Inner {
         ))
     }
 
-    /// Waits until another leader is known than `seen`, or for a heartbeat.
+    /// Waits until a leader other than `seen` is known, or for a heartbeat.
     async fn pause(&self, seen: Option<u64>, deadline: Instant) {
         let until = deadline.min(Instant::now() + self.heartbeat);
-        // After an end of the metrics the next look says why.
+        // If the metrics have ended, the next check says why.
         let _ = timeout_at(until, self.leader_changed(seen)).await;
     }
 
@@ -446,12 +448,12 @@ impl Inner {
         }
     }
 
-    /// That a leader is confirmed by no majority, for messages. `got`: by how many, itself
-    /// among them.
+    /// A message that no majority confirms the leader. `got`: how many did, itself among
+    /// them.
     fn too_few(&self, got: usize) -> String {
         let metrics = self.raft.metrics().borrow().clone();
         let all = metrics.membership_config.voter_ids().count();
-        // While one is replaced, both sets count: how many are needed is not one number.
+        // While a voter is replaced both sets count, so the needed voters are not one number.
         format!(
             "{got} of {all} voters answer node {}, which leads them: too few",
             self.links.name(self.id)
@@ -466,8 +468,8 @@ impl Inner {
             )));
         }
         self.room.check(&s)?;
-        // The leader would say so itself, but in the same words as about an
-        // entry that it lost with its office, and that may come back.
+        // openraft would refuse, too, but with the error that it also gives for an entry
+        // that it lost with the leadership, and that may come back.
         if self.leader() != Some(self.id) {
             return Ok(Here::Elsewhere("this voter does not lead".into()));
         }
@@ -478,7 +480,7 @@ impl Inner {
         }
     }
 
-    /// Asks the leader. Ends early where it is leader no more.
+    /// Asks the leader. Ends early if it no longer leads.
     async fn forward(
         &self,
         to: u64,
@@ -486,7 +488,7 @@ impl Inner {
         mut body: Value,
         deadline: Instant,
     ) -> Asked {
-        // It is never closed.
+        // The semaphore is never closed.
         let Ok(permit) = self.forwards.clone().acquire_owned().await else {
             return Asked::NotSent(stopped());
         };
@@ -543,7 +545,7 @@ impl Inner {
         }
     }
 
-    /// Who votes, as far as this voter knows; while that changes, both sets.
+    /// The voters' names, as far as this voter knows; during a change, both sets.
     async fn voters(&self) -> Result<Vec<String>> {
         self.check()?;
         let metrics = self.raft.metrics().borrow().clone();

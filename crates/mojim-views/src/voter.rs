@@ -24,7 +24,7 @@ use tracing::{dispatcher, error, info};
 use crate::lock;
 use crate::views::{Options, RaftViews};
 
-/// How often it is looked whether the disk has failed, and whether it is well again.
+/// How often the thread checks whether the disk has failed, or works again.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// This node's part in the register of views, for as long as its daemon runs.
@@ -32,17 +32,17 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct RegisterVoter {
     env: Arc<dyn Env>,
     options: Options,
-    /// Or why there is none now.
+    /// This node's part, or why there is none now.
     part: Mutex<std::result::Result<Arc<RaftViews>, String>>,
     over: AtomicBool,
     news: Event,
-    /// The thread has ended, which a disk that hangs may keep it from.
+    /// Whether the thread has ended; a disk that hangs may keep it from ending.
     ended: AtomicBool,
     end: Event,
 }
 
 impl RegisterVoter {
-    /// As [`RaftViews::start`], whose errors are this one's. Failures later on, and their
+    /// Starts as [`RaftViews::start`] does, with its errors. Later failures, and their
     /// ends, are told by `tracing` to the subscriber that the caller's thread has.
     pub fn start(env: Arc<dyn Env>, options: Options) -> Result<Arc<RegisterVoter>> {
         let part = RaftViews::start(env.clone(), options.clone())?;
@@ -112,8 +112,8 @@ impl RegisterVoter {
                     *lock(&self.part) = Err(why);
                     part.stop();
                 }
-                // Its votes and entries must be there: one that comes back without them would
-                // vote a second time, and no person has decided that.
+                // Its votes and entries must be there: a voter that comes back without
+                // them would vote a second time, which only the operator may decide.
                 Err(_) => match RaftViews::start(
                     self.env.clone(),
                     Options {
@@ -123,7 +123,7 @@ impl RegisterVoter {
                 ) {
                     Ok(part) => {
                         *lock(&self.part) = Ok(part);
-                        // Who ended this meanwhile may not have seen it.
+                        // `stop` may have run meanwhile, without seeing this part.
                         if self.over.load(SeqCst) {
                             return self.stop_part();
                         }

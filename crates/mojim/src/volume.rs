@@ -1,16 +1,16 @@
 //! The attached volume: what a program uses.
 //!
-//! Owns the beginning and the end of an attachment of one process to one volume as its
-//! primary, and its background threads (link, forwarding, holders, checkpoint). Every call
-//! may be made from any thread.
+//! Owns how an attachment of one process to one volume as its primary begins and ends, and
+//! its background threads (link, forwarding, holders, checkpoint). Every call may be made
+//! from any thread.
 //!
 //! The files below import downwards only, and none imports this one: `children`; `owner`;
 //! `windows`; `sync_point`; `names`, `remembered`; `table`, `copies`; `attached`; `memory`,
 //! `place`.
 //!
 //! Invariants:
-//! - In a forked child nothing can be committed.
-//! - A copy is left clean only after the threads have ended.
+//! - A forked child can commit nothing itself.
+//! - A copy is marked clean only after the threads have ended.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -59,16 +59,16 @@ pub use windows::{is_region, unmap};
 /// How often a primary that is alone asks which nodes hold its volume.
 const HOLDERS_EVERY: Duration = Duration::from_secs(1);
 
-/// Turns of a millisecond or more after which also few records are written back
-/// while sync points follow each other.
+/// After so many turns (of a millisecond or more each) in which nothing was written
+/// back, even a few records are, although sync points follow each other.
 const LATE: u32 = 1000;
 
-/// How long a process waits for one that holds a volume to share it.
+/// How long a process waits for the process that holds a volume to share it.
 const JOIN_PATIENCE: Duration = Duration::from_secs(3);
 
-/// [`Volume::finish`] for every volume that is attached, for the end of the
-/// process: without this, or a detach, exit commits nothing. All are tried; the
-/// first error is returned. Nothing is done in a forked child.
+/// Calls [`Volume::finish`] for every attached volume, at the end of the process:
+/// without this or a detach, exit commits nothing. Tries all volumes, and returns the
+/// first error. Does nothing in a forked child.
 pub fn finish_all() -> Result<()> {
     let shared = guest::finish_all();
     if is_other_process() {
@@ -79,21 +79,22 @@ pub fn finish_all() -> Result<()> {
     all.map(|v| Volume(v).finish()).fold(shared, Result::and)
 }
 
-/// A volume of this node's, attached by this process or by another one.
+/// A volume of this node, attached by this process or by another one.
 pub enum Joined {
-    /// By this process.
+    /// This process has attached it.
     Owner(Volume),
-    /// By another, with which this one shares it.
+    /// Another process has attached it, and shares it with this one.
     Guest(Guest),
 }
 
-/// Attaches this process to a volume as its primary, as [`Volume::attach`]; or, where another
-/// process of the node has joined it so (or has attached it, and the configuration says `working =
-/// "shared"`), shares it with that one: all see the same memory, and any of them can call sync
-/// points.
+/// Attaches this process to a volume as its primary, as [`Volume::attach`] does. If another process
+/// of the node has joined the volume as its primary (or has attached it, and the configuration says
+/// `working = "shared"`), shares it with that process instead: all see the same memory, and any of
+/// them can call sync points.
 ///
 /// # Errors
-/// Those of [`Volume::attach`]; `Busy` if another process has attached it and does not share it.
+/// Those of [`Volume::attach`]; `Busy` if another process has attached the volume and does not
+/// share it.
 pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined> {
     check_fork()?;
     watch_forks();
@@ -109,14 +110,14 @@ pub fn join(config: &Config, node: &str, volume: Option<&str>) -> Result<Joined>
             Ok(v) => {
                 let shared = if private { Ok(()) } else { v.0.share() };
                 if let Err(e) = shared {
-                    // Nobody has it to end it.
+                    // The caller gets no handle by which to end it.
                     let _ = v.detach();
                     let _ = v.0.close();
                     return Err(e);
                 }
                 return Ok(Joined::Owner(v));
             }
-            // It may be about to attach, and share.
+            // The process that holds the volume may be about to share it.
             Err(Error::Busy(_)) if !private && since.elapsed() < JOIN_PATIENCE => {}
             Err(e) => return Err(e),
         }
@@ -139,8 +140,8 @@ impl Volume {
         Volume::attach_with(&config, node, volume, |_, _| {})
     }
 
-    /// The same with a configuration in memory; `progress` is called with
-    /// bytes done and in all while a whole copy is made.
+    /// [`Volume::attach`] with a configuration in memory. While a whole copy is
+    /// made, `progress` is called with the bytes done and the bytes in all.
     pub fn attach_with(
         config: &Config,
         node: &str,
@@ -150,9 +151,9 @@ impl Volume {
         Volume::attach_over(config, node, volume, |os| Arc::new(os), progress)
     }
 
-    /// The same for a node's daemon, which brings the mirror up to date where no program
-    /// does: it never begins alone what was not alone, shares nothing, and ends with
-    /// `Busy` as soon as `gives_way` says so.
+    /// [`Volume::attach`] for a node's daemon, which brings the mirror up to date while no
+    /// program is attached. It never begins alone a volume that was not alone, shares
+    /// nothing, and ends with `Busy` as soon as `gives_way` returns true.
     #[doc(hidden)]
     pub fn attach_to_heal(
         config: &Config,
@@ -183,7 +184,7 @@ impl Volume {
         p.link_up.load(Acquire) && view.mirror == p.mirror() && p.acked.get() >= p.last()
     }
 
-    /// What the mirror has; grows while it is brought up to date.
+    /// A number that grows while the mirror is brought up to date.
     #[doc(hidden)]
     pub fn mirror_has(&self) -> u64 {
         let p = &self.0.primary;
@@ -195,8 +196,8 @@ impl Volume {
         p.acked.get().wrapping_add(moved)
     }
 
-    /// The same over an environment that is made of this machine's: for tests
-    /// of what a machine may do.
+    /// [`Volume::attach_with`] over an environment that `over` makes of this
+    /// machine's: for tests of failures of a machine.
     #[doc(hidden)]
     pub fn attach_over(
         config: &Config,
@@ -232,11 +233,11 @@ impl Volume {
         expect_forks();
         let shared = started.and_then(|()| match inner.volume.working {
             Working::Shared => inner.share(),
-            // By and by, or never.
+            // The first process that joins, or a fork, shares it, if any does.
             Working::Auto | Working::Private => Ok(()),
         });
         if let Err(e) = shared {
-            // Its threads hold it: nobody else would end them.
+            // The threads hold `inner`, and nothing else would end them.
             let _ = inner.close();
             return Err(e);
         }
@@ -247,18 +248,18 @@ impl Volume {
         Ok(Volume(inner))
     }
 
-    /// Ends the attachment: regions are committed (those without
-    /// `MAP_ATOMIC`) and unmapped, what was acknowledged is drained to the
-    /// mirror and to this node's data area. So is what guests have stored, and
-    /// from then on their calls fail with `Stale`. Fails, and stays attached
-    /// (without guests), if something could not be committed.
+    /// Ends the attachment: commits the regions (those without `MAP_ATOMIC`) and
+    /// unmaps them, and drains what was acknowledged to the mirror and to this
+    /// node's data area. Commits also what guests have stored; from then on
+    /// their calls fail with `Stale`. If something could not be committed, fails
+    /// and stays attached (without guests).
     pub fn detach(&self) -> Result<()> {
         self.end(true)
     }
 
     /// As [`Volume::detach`], but leaves the memory mapped: for the end of the
     /// process, while other threads may still run. What they store from now on
-    /// is not kept. Nothing is done if it has ended already.
+    /// is not kept. Does nothing if the attachment has ended already.
     pub fn finish(&self) -> Result<()> {
         match self.0.detached.load(Acquire) {
             true => Ok(()),
@@ -281,10 +282,10 @@ impl Volume {
         done
     }
 
-    /// The end but for the guests, of whom `done` is what became.
+    /// Ends this process's own use. `done`: the result of ending the guests'.
     fn end_own(&self, unmap: bool, mut done: Result<()>) -> Result<()> {
         let inner = &self.0;
-        // No region goes meanwhile, or comes.
+        // While `names` is held no region comes or goes.
         let mut names = lock(&inner.names);
         match inner.settle_names(&mut names) {
             Err(e) if unmap => return Err(e),
@@ -294,13 +295,14 @@ impl Volume {
         let mine = inner.windows();
         for m in mine.iter().filter(|m| !m.window.atomic) {
             let mut range = m.all();
-            // In doubt the nearer end: what lies behind it may not be the file's.
+            // If the file's end is in doubt, the nearer one: bytes behind it may not be the file's.
             range.end = range.end.min(m.region.valid.load(Acquire)).max(range.start);
             let synced = m.sync(range);
             match synced.map(drop) {
-                // It stays attached.
+                // The volume stays attached.
                 Err(e) if unmap => return Err(e),
-                // At the end of the process one must not take the others along.
+                // At the end of the process one failure must not keep the other regions
+                // from being committed.
                 synced => done = done.and(synced),
             }
         }
@@ -316,7 +318,7 @@ impl Volume {
 }
 
 impl Inner {
-    /// Stops the threads and leaves the copy clean, if all is committed.
+    /// Stops the threads and marks the copy clean, if all is committed.
     fn close(&self) -> Result<()> {
         if self.detached.swap(true, AcqRel) {
             return Ok(());
@@ -324,7 +326,7 @@ impl Inner {
         let p = &self.primary;
         let last = p.close_appends();
         let waited = if last > 0 { p.wait(last, 0) } else { Ok(()) };
-        // In `async` the mirror is given the time of one patience to follow.
+        // In `async` the mirror gets one `patience` (a second at least) to catch up.
         let patience = self.volume.resend_timeout * self.volume.resend_attempts;
         let start = self.env.now();
         while self.volume.mode == Mode::Async
@@ -341,7 +343,7 @@ impl Inner {
         p.backups.work.notify();
         self.stopped.notify();
         for t in lock(&self.threads).drain(..) {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = t.join();
         }
         let store = &p.store;
@@ -356,9 +358,9 @@ impl Inner {
 
     fn start_threads(self: &Arc<Inner>, session: Option<Session>) -> Result<()> {
         let mut threads = lock(&self.threads);
-        // These threads, and those that they start, run no handler of the program
-        // (one that stores to a region might wait for one of them), nor does a
-        // signal that the program awaits elsewhere end it in one of them.
+        // These threads, and those that they start, run no signal handler of the program:
+        // a handler that stores to a region might wait for one of them. Nor does a signal
+        // that the program awaits in another thread end the program in one of them.
         let _quiet = SignalsWait::begin_but_faults();
         let spawn = |name: &str, f: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
@@ -385,7 +387,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Forwards to one node, while it holds the volume and this primary is alone.
+    /// Forwards records to `peer`, while that node holds the volume and this primary is alone.
     fn forward_to(&self, peer: &Peer) {
         let source: Arc<dyn Source> = self.primary.clone();
         let gone = || self.holders.find(&peer.name).as_ref() != Some(peer);
@@ -400,8 +402,8 @@ impl Inner {
         );
     }
 
-    /// Where another node has taken the place of one that held the volume, a
-    /// primary that is alone forwards to it, until it can be its mirror.
+    /// If another node has replaced a node that held the volume, a primary that
+    /// is alone forwards to the new one, until that can become its mirror.
     fn holders_loop(self: &Arc<Inner>) {
         let daemon = Address::Unix(layout::socket(&self.node));
         let (cluster, volume) = (&self.config.cluster, &self.volume.name);
@@ -419,8 +421,8 @@ impl Inner {
             for peer in self.holders.replace(all) {
                 let (me, name) = (self.clone(), peer.name.clone());
                 if let Some(t) = threads.remove(&name) {
-                    // It was to another address, and ends. One that panicked has
-                    // said so.
+                    // That thread forwards to another address, and ends. If it
+                    // panicked, it has reported that.
                     let _ = t.join();
                 }
                 let forward = std::thread::Builder::new().name("mojim-forward".into());
@@ -431,13 +433,13 @@ impl Inner {
                 });
                 match started {
                     Ok(t) => drop(threads.insert(name, t)),
-                    // The next answer has it again.
+                    // The next answer names the node again.
                     Err(_) => self.holders.forget(&name),
                 }
             }
         }
         for t in threads.into_values() {
-            // One that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = t.join();
         }
     }
@@ -452,9 +454,8 @@ impl Inner {
             let mut busy = moved;
             let acked = p.acked.get();
             let behind = acked < p.last();
-            // In `async` this thread is the only one that sends. In the other
-            // modes it moves on what a failed sync point left, and keeps out
-            // of the way of threads that wait for their own.
+            // In `async` only this thread sends. In the other modes it sends what a failed
+            // sync point left, and does not disturb threads that send their own records.
             let mine = self.volume.mode == Mode::Async || stuck_at == acked;
             stuck_at = if behind { acked } else { u64::MAX };
             if behind && mine && p.link_up.load(Acquire) {
@@ -476,7 +477,7 @@ impl Inner {
             if s.awaits_answer()
                 && let Some(c) = s.conn()
             {
-                // Seen when it comes, so that the round trip is the link's.
+                // Seen as soon as it comes, so that the measured round trip is the link's.
                 let _ = c.wait(false, tick.min(Duration::from_millis(2)));
                 continue;
             }
@@ -518,12 +519,12 @@ impl Inner {
             };
             let pace = match quiet {
                 50 => Pace::Idle,
-                // It could not be done then.
+                // Some records could not be written back at turn 50.
                 51.. if left() => Pace::Idle,
                 _ if committed::are_many() => Pace::Pressed,
-                // A sync point may take longer than one turn. Nor do few records
-                // wait for long.
+                // At 0 turns a sync point may be under way that takes longer than one turn.
                 1.. if before == seen => Pace::Quiet,
+                // Even a few records do not wait longer.
                 _ if late >= LATE => Pace::Quiet,
                 _ => Pace::Busy,
             };
@@ -537,7 +538,7 @@ impl Inner {
                     };
                 }
                 Ok(true) => (quiet, late) = (0, 0),
-                // The store is poisoned; every sync point says so.
+                // The store is poisoned, and every sync point fails with that.
                 Err(_) => return,
             }
             seen = before;
@@ -552,7 +553,7 @@ impl Inner {
                 continue;
             }
             let asked = || self.memory.as_ref().is_some_and(|m| m.meter().is_asked());
-            // What a store waits for may need others to go on.
+            // A store that waits for room may need other threads to run: sleep.
             if quiet <= 50 || asked() {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
@@ -567,8 +568,8 @@ impl Inner {
         }
     }
 
-    /// Gives up what is kept of pages of which the files have all by now: also of
-    /// regions that nobody syncs any more.
+    /// Frees the images of pages whose records are all applied, also in regions
+    /// that no thread syncs any more.
     fn sweep(&self) {
         let applied = self.primary.store.applied();
         for region in self.regions() {
@@ -576,13 +577,13 @@ impl Inner {
         }
     }
 
-    /// Has the data files show what is committed, as far as that goes at once: a page
-    /// of which records wait cannot be compared, and would be sent whole.
+    /// Applies the committed records that can be applied at once: a page with records
+    /// not yet applied cannot be compared with its file, and would be sent whole.
     fn apply_now(&self) {
         let p = &self.primary;
-        // Who cannot, says so with the sync point that follows.
+        // An error is reported by the sync point that follows.
         let persisted = (0..p.lanes.len()).try_for_each(|lane| p.persist_wait(lane));
-        // What others commit meanwhile, at a program's end without end, is not waited for.
+        // Not beyond this limit: other threads may go on committing without end.
         let limit = p.apply_limit();
         let mut before = None;
         while persisted.is_ok() && before != Some(p.store.applied()) {

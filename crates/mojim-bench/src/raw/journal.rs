@@ -11,13 +11,14 @@ use std::process::{Command, Stdio};
 /// Bytes of the image: room for a file of 64 MiB and a journal that is not the limit.
 const SIZE: u64 = 512 << 20;
 
-/// A mounted one. What is open in it must be closed before it is dropped.
+/// The mounted file system. Files that are open in it must be closed before this is
+/// dropped.
 pub struct Journaling {
     at: PathBuf,
 }
 
 impl Journaling {
-    /// Makes one below `dir`. Needs root, `mkfs.ext4` and loop devices.
+    /// Makes the file system below `dir`. Needs root, `mkfs.ext4` and loop devices.
     pub fn mount(dir: &Path) -> io::Result<Journaling> {
         let (image, at) = (dir.join("journal.img"), dir.join("journal"));
         // Written over, so that the loop device's writes allocate nothing.
@@ -43,7 +44,7 @@ impl Journaling {
         let mounted = run(Command::new("mount")
             .args(["-t", "ext4", "-o", "data=journal", device.trim()])
             .arg(&at));
-        // From here on it goes when nobody uses it any more.
+        // From here on the loop device goes with its last user.
         run(Command::new("losetup").args(["-d", device.trim()]))?;
         mounted.map(|_| Journaling { at })
     }
@@ -61,7 +62,7 @@ impl Drop for Journaling {
     }
 }
 
-/// What it prints.
+/// Runs a command; returns what it prints.
 fn run(command: &mut Command) -> io::Result<String> {
     let out = command.stdin(Stdio::null()).output()?;
     match out.status.success() {

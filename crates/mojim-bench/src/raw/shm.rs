@@ -7,8 +7,8 @@
 //! so old payload is never taken for a record; one record is under way at a time, so the client
 //! never overwrites bytes that the peer still reads.
 //!
-//! An idle peer sleeps in a futex after [`Wait::spin`]. The client sees that in the cache line that
-//! it polls anyway and wakes it, so nobody pays a fence for it.
+//! An idle peer sleeps in a futex after [`Wait::spin`]. The client sees that in the cache
+//! line that it polls anyway and wakes the peer, so neither end pays a fence for it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

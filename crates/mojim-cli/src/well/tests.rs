@@ -77,7 +77,7 @@ fn judge(nodes: &[Value]) -> Vec<(String, String)> {
     judge_with(nodes, &voters(None))
 }
 
-/// What is to be done first, where nobody else votes.
+/// What is to be done first, where there are no voters.
 fn todo(nodes: &[Value]) -> Cow<'static, str> {
     let expected = expected(&[]);
     ills(&expected, nodes).remove(0).todo
@@ -87,7 +87,7 @@ fn one(node: &str, kind: &str) -> Vec<(String, String)> {
     vec![(node.to_owned(), kind.to_owned())]
 }
 
-/// It was judged by nobody: the node is no backup, and the mirror is another.
+/// No rule judged such a node: it is not a backup, and another node is the mirror.
 #[test]
 fn who_came_back_and_has_no_place_in_the_view_is_not_well() {
     let mut nodes = cluster();
@@ -157,7 +157,7 @@ fn a_dead_witness_and_a_lost_quorum_are_ills() {
     );
     nodes[1]["register"] = json!({ "error": "no majority" });
     assert_eq!(judge(&nodes), one("b", "quorum"));
-    // Nobody can read it: said once, and by how many answer.
+    // No node can read the register: reported once, and by how many voters answer.
     for n in &mut nodes {
         n["register"] = json!({ "error": "no majority" });
     }
@@ -191,7 +191,7 @@ fn a_backup_that_lags_or_follows_nobody_is_an_ill() {
     nodes[1]["backups"][1]["active"] = json!(false);
     nodes[3]["link"] = json!({ "up": false });
     assert_eq!(judge(&nodes), one("d", "backup-away"));
-    // Nobody sends any more, and it lacks something.
+    // No program sends any more, and the backup lacks something.
     nodes[0]["attached"] = json!(false);
     assert_eq!(judge(&nodes), []);
     nodes[3]["last_lsn"] = json!(89);
@@ -252,7 +252,7 @@ fn where_no_register_decides_the_operator_is_told_how_to_go_on() {
         n["register"] = Value::Null;
     }
     assert!(todo(&nodes).contains("`mojim promote --name b`"));
-    // It is not the one that leads.
+    // The silent node is not the primary.
     nodes[1]["view"]["primary"] = json!("d");
     assert_eq!(todo(&nodes), START);
     // A register decides, but not who takes the place of both.
@@ -287,7 +287,7 @@ fn what_a_daemon_could_not_heal_is_not_said_to_pass() {
     nodes[0]["attached"] = json!(false);
     nodes[1]["state"] = json!("empty");
     assert_eq!(todo(&nodes), PROGRAM);
-    // Of another view: it leads nobody any more.
+    // The error of a node that does not lead.
     nodes[2]["heal_error"] = json!("old");
     assert_eq!(todo(&nodes), PROGRAM);
     nodes[0]["heal_error"] = json!("what a had was lost; `mojim promote --force`");
@@ -316,7 +316,7 @@ fn a_primary_without_its_mirror_is_an_ill() {
     assert_eq!(judge(&nodes), one("a", "behind"));
     nodes[0]["settling"] = json!(true);
     assert_eq!(judge(&nodes), []);
-    // What was given out and never committed is no loss.
+    // LSNs that were given out and never committed are no loss.
     nodes = cluster();
     nodes[0]["attached"] = json!(false);
     nodes[0]["last_lsn"] = json!(99);
@@ -370,8 +370,8 @@ fn an_old_primary_that_is_back_is_an_ill() {
     assert_eq!(found, expected);
 }
 
-/// "What it commits has one copy" was said of a primary that a backup follows itself, and it
-/// was not said that this one takes the mirror's place (a new user).
+/// "What it commits has one copy" was said of a primary that a backup follows directly,
+/// and not that this backup takes the mirror's place (a new user).
 #[test]
 fn who_follows_a_primary_without_a_mirror_is_named() {
     let mut nodes = cluster();
@@ -403,7 +403,7 @@ fn who_follows_a_primary_without_a_mirror_is_named() {
         backup_line(&nodes[3], &nodes).unwrap(),
         "backup d: follows nobody, has LSN 90 of 90"
     );
-    // It follows the mirror that was given up, or nobody.
+    // The backup follows the mirror that was given up.
     nodes[2]["link"]["from"] = json!("b");
     let said = texts(&nodes, &voters(None));
     let one = |t: &String| t.starts_with("node a is alone: what it commits has one copy");
@@ -432,7 +432,7 @@ fn a_full_copy_is_one_ill_and_the_others_point_to_it() {
     for i in &all[1..] {
         assert!(i.todo.starts_with("what is said of node b"), "{i:?}");
     }
-    // Something else than room.
+    // The cause is not room.
     nodes[1]["full"] = Value::Null;
     let all = ills(&expected(&voters(None)), &nodes);
     assert_eq!((all[0].kind, &*all[0].todo), ("copy", DISK));
@@ -463,7 +463,8 @@ fn what_becomes_of_the_program_is_said() {
     let mut nodes = cluster();
     nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a is away" });
     nodes[1]["link"] = json!({ "up": true, "primary": "a", "from": "a", "heard_ms": 7 });
-    // The backup hears of it, through the mirror, also when it is long gone.
+    // The backup hears of the program through the mirror, also when the program is long
+    // gone.
     nodes[2]["link"] = json!({ "up": true, "primary": "a", "from": "b", "heard_ms": 1 });
     let said = texts(&nodes, &voters(None)).remove(0);
     assert!(said.contains("node b heard its program 7 ms ago"), "{said}");
@@ -509,7 +510,7 @@ fn low_room_is_no_cause() {
     assert!(all.iter().any(|i| i.kind == "room"));
     let link = all.iter().find(|i| i.kind == "link").unwrap();
     assert!(link.todo.starts_with("look at the network"), "{link:?}");
-    // Its quota is full, or another file system than that of its data.
+    // Its quota is full, or a file system other than that of its data.
     nodes[1]["room"]["free"] = json!(1 << 30);
     nodes[1]["error"] = json!("quota exceeded");
     nodes[1]["full"] = json!(true);
@@ -519,7 +520,8 @@ fn low_room_is_no_cause() {
     assert_eq!((by_hand[0].kind, &*by_hand[0].todo), ("copy", ROOM_BY_HAND));
 }
 
-/// What an old primary had given out, and nobody committed, was counted as committed.
+/// LSNs that an old primary had given out, and that were never committed, were counted as
+/// committed.
 #[test]
 fn an_older_view_counts_for_nothing() {
     let mut nodes = cluster();
@@ -580,7 +582,8 @@ fn a_copy_that_finds_no_room_is_said_to() {
     );
 }
 
-/// A backup that was the mirror before does not know who is, and two were shown (a new user).
+/// A former mirror does not know which node is the mirror now, and two were shown (a new
+/// user).
 #[test]
 fn the_primary_says_who_is_the_mirror() {
     let mut nodes = cluster();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 
-use super::{Port, Process, mojim, text};
+use super::{Port, Process, await_that, mojim, text};
 
 /// Directories on disk and in memory, and a port for each node.
 pub struct Home {
@@ -156,6 +156,54 @@ impl Home {
         let nodes = all.as_array().into_iter().flatten();
         let mut found = nodes.filter(|n| n["node"] == node).cloned();
         found.next().unwrap_or(Value::Null)
+    }
+
+    /// The log of a node on its disk.
+    pub fn log(&self, node: &str) -> PathBuf {
+        self.dir.join(format!("{node}/.mojim/v.log.0"))
+    }
+
+    /// The checkpoint of a node's copy, by its superblock.
+    pub fn checkpoint(&self, node: &str) -> u64 {
+        let path = self.dir.join(format!("{node}/.mojim/v/superblock"));
+        let bytes = fs::read(path).unwrap();
+        let word =
+            |slot: &[u8], at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().unwrap());
+        let slots = bytes.chunks_exact(bytes.len() / 2);
+        let newest = slots.max_by_key(|s| word(s, 16)).unwrap();
+        word(newest, 48)
+    }
+
+    /// Where the records lie in a node's log on disk, by their LSNs, and its bytes.
+    pub fn records(&self, node: &str) -> (Vec<(u64, usize)>, Vec<u8>) {
+        let bytes = fs::read(self.log(node)).unwrap();
+        let lsn = |at: usize| u64::from_le_bytes(bytes[at + 16..at + 24].try_into().unwrap());
+        let all = (0..bytes.len()).step_by(512);
+        let all = all.filter(|at| bytes[*at..].starts_with(b"MJR1"));
+        let mut records: Vec<_> = all.map(|at| (lsn(at), at)).collect();
+        records.sort();
+        (records, bytes)
+    }
+
+    /// How many records a node's log has on its disk that its checkpoint does not cover.
+    fn waiting(&self, node: &str) -> usize {
+        let from = self.checkpoint(node);
+        let (records, _) = self.records(node);
+        records.iter().filter(|(lsn, _)| *lsn > from).count()
+    }
+
+    /// Has processes stand still, by `signal`, once the nodes' logs have `least` records on
+    /// their disks that no checkpoint covers: one is taken whenever a machine is so busy that
+    /// it seems idle.
+    pub fn stop_with_records(&self, nodes: &[&str], least: usize, signal: impl Fn(&str)) {
+        await_that("records behind the checkpoint", || {
+            signal("STOP");
+            let enough = nodes.iter().all(|n| self.waiting(n) >= least);
+            if !enough {
+                signal("CONT");
+            }
+            enough.then_some(())
+        });
     }
 
     /// All copies are the same, once they have come as far.

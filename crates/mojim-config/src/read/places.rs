@@ -3,7 +3,7 @@
 use super::*;
 
 impl Reader {
-    /// A name is one node's, now and before.
+    /// Notes names that belong to two nodes, now or before.
     pub(super) fn distinct_places(&mut self, nodes: &BTreeMap<&str, RawNode>) {
         let mut taken: BTreeMap<String, String> = BTreeMap::new();
         for node in by_line(nodes, |n| n.replaces.line) {

@@ -75,7 +75,7 @@ impl Reader {
         (volume, shares, members)
     }
 
-    /// The mode, by its key or as a mirror asks for.
+    /// The mode, by its key or, with a mirror or without, by default.
     pub(super) fn mode(&mut self, section: &Section<'_>, mirrored: bool) -> Field<Mode> {
         let default = if mirrored {
             Mode::Sync
@@ -142,7 +142,7 @@ impl Reader {
         }
     }
 
-    /// What bounds memory against what keeps all of it.
+    /// Checks bounds on memory against settings that keep all of it.
     fn check_memory(
         &mut self,
         section: &Section<'_>,
@@ -332,7 +332,7 @@ impl Reader {
         }
     }
 
-    /// Shared memory is of one host.
+    /// Shared memory needs both nodes on one host.
     fn check_transport(
         &mut self,
         section: &Section<'_>,
@@ -434,7 +434,8 @@ impl Reader {
         Some(bytes)
     }
 
-    /// The data node called `name`, which `key` names at `line`. Notes that there is none.
+    /// The data node called `name`, which `key` names at `line`. Notes a mistake if there
+    /// is none.
     pub(super) fn member<'n>(
         &mut self,
         name: &str,

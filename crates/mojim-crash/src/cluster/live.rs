@@ -1,9 +1,9 @@
-//! One cluster that runs: each node's disk is a device that records, its daemon
-//! and the program are processes.
+//! One running cluster: each node's disk is a device that records its requests; its
+//! daemon and the program are processes.
 //!
-//! Owns the devices, mounts and processes, and how what they did becomes a
-//! history. Invariant: all that is in a history has a time of one clock
-//! (`journal.rs`), which the devices ask too.
+//! Owns the devices, mounts and processes, and turns what they did into a history.
+//! Invariant: everything in a history has a time of one clock (`journal.rs`), which the
+//! devices use too.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -21,13 +21,13 @@ use crate::subject::Place;
 use crate::sys::{Lab, Loop, Mounted, make_file_system};
 use crate::{Result, WRITE_BACK_EVERY, write_back};
 
-/// Bytes of a node's disk.
+/// Size of a node's disk, in bytes.
 pub const DISK: u64 = 16 << 20;
-/// When a node of a running cluster counts as failed: longer than anything here
-/// takes.
+/// Milliseconds after which a node of a running cluster counts as failed: longer than
+/// anything here takes.
 const LIMIT: u64 = 20_000;
 
-/// What a node's device was asked, and when.
+/// The requests that a node's device got, and when.
 #[derive(Default)]
 pub struct Past {
     /// The requests.
@@ -36,33 +36,33 @@ pub struct Past {
     pub times: Vec<u64>,
 }
 
-/// What a node that keeps its power has, when its processes are killed.
+/// What a node that keeps its power has left when its processes are killed.
 pub struct Kept {
-    /// Whose it is.
+    /// The node.
     pub node: usize,
-    /// Its directory, as its page cache shows it, on the medium.
+    /// Its file system as its page cache shows it, written to the medium.
     pub disk: Vec<u8>,
     /// The files of its memory.
     pub ring: Vec<(PathBuf, Vec<u8>)>,
-    /// When they were killed.
+    /// When its processes were killed.
     pub since: u64,
 }
 
-/// All that is known of a life of a cluster.
+/// Everything known of one cluster's life.
 pub struct History {
-    /// Of each node.
+    /// For each node.
     pub nodes: Vec<Past>,
     /// What the program had acknowledged.
     pub told: Told,
-    /// Who was killed with its memory left.
+    /// The node whose processes were killed, with the memory that was left.
     pub kept: Option<Kept>,
-    /// The last time of which all is known.
+    /// The last time up to which everything is known.
     pub end: u64,
 }
 
-/// A node's disk, which records.
+/// A node's disk, with the device that records its requests.
 struct Site {
-    // In the order in which they must go.
+    // In the order in which they must be dropped.
     recorded: Loop,
     device: Device,
 }
@@ -74,7 +74,7 @@ pub struct Stage {
     exe: PathBuf,
 }
 
-/// Ends with its owner.
+/// A child process that is killed when this is dropped.
 struct Running(Child);
 
 impl Running {
@@ -90,7 +90,7 @@ impl Running {
         Ok(Running(command.spawn()?))
     }
 
-    /// Until it says that it has come so far.
+    /// Waits until the process prints a line: it is ready, or done.
     fn wait(&mut self, what: &str) -> Result<()> {
         let pipe = self.0.stdout.take().expect("it is piped");
         let mut line = String::new();
@@ -109,20 +109,20 @@ impl Drop for Running {
     }
 }
 
-/// A cluster's faults: the machine of `a`'s program, and that of `b`'s daemon.
+/// A cluster's faults: that of the machine of `a`'s program, and that of `b`'s daemon.
 pub type Faults = [Option<Fault>; DATA];
 
-/// When a cluster's life is over.
+/// How a cluster's life ends.
 #[derive(Debug, Clone, Copy)]
 pub enum End {
     /// When the program has made all its steps.
     Done,
-    /// When the first thread has made so many: the processes of this node are
-    /// killed, and the other's go on for a moment.
+    /// When the first thread has made `step` steps, the processes of this node are
+    /// killed; those of the other node go on for a moment.
     Killed {
-        /// Which node.
+        /// The node.
         node: usize,
-        /// Steps.
+        /// The number of steps.
         step: u64,
     },
 }
@@ -146,12 +146,12 @@ impl Stage {
         })
     }
 
-    /// A disk that nobody has used.
+    /// The bytes of a disk that no node has used.
     pub fn pristine(&self) -> &[u8] {
         &self.pristine
     }
 
-    /// Runs a cluster to its end.
+    /// Runs a cluster until `end`.
     pub fn run(&self, at: &Places, setup: &Setup, faults: Faults, end: End) -> Result<History> {
         let top = at.top();
         let _ = std::fs::remove_dir_all(top);
@@ -194,7 +194,7 @@ impl Stage {
         })
     }
 
-    /// Gives so many nodes new disks, which record by the journal's clock, and mounts
+    /// Gives `nodes` nodes new disks, which record by the journal's clock, and mounts
     /// them.
     fn mount(&self, at: &Places, nodes: usize, journal: &Arc<Journal>) -> Result<Vec<Mounted>> {
         let mut mounts = Vec::new();
@@ -210,13 +210,13 @@ impl Stage {
         Ok(mounts)
     }
 
-    /// Unmounts the disks; what each was asked until then. Who was killed with its
-    /// page cache left has that on its disk.
+    /// Unmounts the disks, and returns the requests of each until then. The disk of a
+    /// node that was killed gets its page cache.
     fn unmount(&self, mounts: Vec<Mounted>, kept: &mut Option<Kept>) -> Result<Vec<Past>> {
         let mut past = Vec::new();
         for (i, (site, mounted)) in self.sites.iter().zip(mounts).enumerate() {
             if let Some(k) = kept.as_mut().filter(|k| k.node == i) {
-                // The page cache goes to the medium, as it will by itself.
+                // Writes the page cache to the medium, as the kernel would in time.
                 mounted.unmount()?;
                 k.disk = site.device.bytes();
                 let (events, times) = site.device.take_timed_history();
@@ -231,8 +231,8 @@ impl Stage {
     }
 }
 
-/// What the kernel does meanwhile: begins now and then to write what is in the page
-/// cache of these directories.
+/// Meanwhile does what the kernel may do: now and then begins to write the page cache of
+/// these directories back.
 fn write_back_until(over: &AtomicBool, disks: &[PathBuf]) -> std::io::Result<()> {
     while !over.load(Relaxed) {
         for dir in disks {
@@ -253,25 +253,25 @@ struct Life<'a> {
     at: &'a Places,
     setup: &'a Setup,
     faults: Faults,
-    /// How many there are.
+    /// How many nodes there are.
     nodes: usize,
-    /// The daemons' configuration,
+    /// The path of the daemons' configuration.
     theirs: PathBuf,
-    /// and the program's.
+    /// The path of the program's configuration.
     its: PathBuf,
     journal: &'a Journal,
     journal_path: PathBuf,
 }
 
 impl Life<'_> {
-    /// Lives it: what the program was told, when all was over, and what was left
-    /// where only processes were killed.
+    /// Runs the cluster. Returns what the program was told, the time of the end, and what
+    /// was left if only processes were killed.
     fn live(&self, end: End) -> Result<(Told, u64, Option<Kept>)> {
         let mut daemons = self.start_daemons()?;
         let mut program = Some(self.start_program()?);
         let killed = self.wait_for(end, &mut program, &mut daemons)?;
         let kept = killed.map(|node| self.left_by(node)).transpose()?;
-        // What begins from here on is behind the history's end.
+        // Whatever begins from here on is after the history's end.
         let end = self.journal.now();
         let told = self.journal.told(self.setup.threads);
         drop((program, daemons));
@@ -294,7 +294,7 @@ impl Life<'_> {
         Ok(c)
     }
 
-    /// Starts them all, and waits until they serve.
+    /// Starts all daemons, and waits until they serve.
     fn start_daemons(&self) -> Result<Vec<Running>> {
         let mut daemons = Vec::new();
         for (i, node) in NODES.iter().enumerate().take(self.nodes) {
@@ -317,7 +317,7 @@ impl Life<'_> {
         Running::start(c)
     }
 
-    /// Waits for this end; which node's processes were killed for it, if one's were.
+    /// Waits for this end. Returns the node whose processes were killed for it, if any.
     fn wait_for(
         &self,
         end: End,
@@ -331,7 +331,7 @@ impl Life<'_> {
                 Ok(None)
             }
             End::Killed { node, step } => {
-                // No event tells of it.
+                // No event tells of the step, so this polls.
                 while self.journal.acknowledged(0) < step {
                     if running.0.try_wait()?.is_some() {
                         return Err(self.say("the program ended".into()));
@@ -347,10 +347,10 @@ impl Life<'_> {
         }
     }
 
-    /// What a node has whose processes were killed just now, but for its disk.
+    /// What a node has, except its disk, whose processes were killed just now.
     fn left_by(&self, node: usize) -> Result<Kept> {
         let since = self.journal.now();
-        // What was under way at the other one.
+        // Lets the other node finish what was under way.
         std::thread::sleep(Duration::from_millis(3));
         let ring = files(&self.at.ring(NODES[node]))?;
         Ok(Kept {
@@ -361,7 +361,7 @@ impl Life<'_> {
         })
     }
 
-    /// With what its processes said.
+    /// Adds the output of the processes to an error.
     fn say(
         &self,
         e: Box<dyn std::error::Error + Send + Sync>,
@@ -378,7 +378,7 @@ impl Life<'_> {
     }
 }
 
-/// All files below a directory, by their paths in it.
+/// All files below a directory, with their paths relative to it.
 fn files(top: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let (mut out, mut dirs) = (Vec::new(), vec![top.to_owned()]);
     while let Some(dir) = dirs.pop() {

@@ -1,6 +1,6 @@
 //! The processes of a cluster: a node's daemon, and the program.
 //!
-//! Owns how each is begun over a machine that may cheat. The daemon is made as
+//! Owns how each is started over a machine that may have a fault. The daemon is made as
 //! `mojim node` makes it, with its part in the register.
 
 use std::path::{Path, PathBuf};
@@ -21,23 +21,23 @@ use crate::Result;
 use crate::journal::Journal;
 use crate::machine::{Fault, Machine};
 
-/// How long the voters may take over one answer.
+/// How long the voters may take for one answer.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Which events of a daemon are shown: Mojim's own.
+/// The events of a daemon that are shown: Mojim's own.
 pub const OURS: &str = "mojim=info";
 
-/// A node's machine.
+/// The machine of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Made {
-    /// Which boot of it.
+    /// Which boot of the machine.
     pub boot: u8,
-    /// What is broken in it.
+    /// Its fault, if it has one.
     pub fault: Option<Fault>,
 }
 
 impl Made {
-    /// Of this machine, for a node with this directory.
+    /// The environment of this machine, for a node with this directory.
     pub fn over(self, os: Os, directory: &Path) -> Arc<dyn Env> {
         Arc::new(Machine {
             os,
@@ -56,7 +56,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one.
+    /// Starts a daemon.
     pub fn start(config: &Config, name: &str, made: Made) -> Result<Daemon> {
         let me = config.node(name)?.directory.clone();
         let env = made.over(Os::new()?, &me);
@@ -112,31 +112,31 @@ pub fn run_node(config: &Path, name: &str, made: Made) -> Result<()> {
     println!("ready");
     loop {
         std::thread::park();
-        // It ends with the process only.
+        // The daemon ends only with the process.
         let _ = &daemon;
     }
 }
 
-/// What the program is told.
+/// The program's parameters.
 pub struct Work {
     /// Its configuration.
     pub config: PathBuf,
-    /// Where it notes what it does.
+    /// The journal of its steps.
     pub journal: PathBuf,
     /// Its node.
     pub name: String,
-    /// That node's machine.
+    /// The machine of that node.
     pub made: Made,
-    /// What its steps follow from,
+    /// The seed of its steps.
     pub seed: u64,
-    /// how many threads make them,
+    /// The number of its threads.
     pub threads: usize,
-    /// and how many each.
+    /// The steps of each thread.
     pub steps: u64,
 }
 
-/// Attaches, makes every thread's steps, and stays attached until the process
-/// is killed.
+/// Attaches, makes the steps of all threads, and stays attached until the process is
+/// killed.
 pub fn run_program(w: &Work) -> Result<()> {
     let config = Config::load(&w.config)?;
     let directory = config.node(&w.name)?.directory.clone();

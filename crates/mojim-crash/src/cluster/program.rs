@@ -1,15 +1,15 @@
 //! What the threads of the cluster's program store, and what must be found.
 //!
-//! Owns the steps. Each thread has a part of the one region to itself: a word
-//! with the number of its last step, and bytes that follow from the seed, the
-//! thread and its steps. Invariant: a step changes its word and all its places
-//! by one sync point, so that any part of a step can be told.
+//! Owns the steps. Each thread has a part of the one region for itself: a word with the
+//! number of its last step, and bytes that follow from the seed, the thread and its
+//! steps. Invariant: a step changes its word and all its places by one sync point, so
+//! that a partial step can be detected.
 
 use mojim_sim::Rng;
 
 use crate::workload::{Change, PAGE};
 
-/// Bytes of a thread's part.
+/// Size of a thread's part, in bytes.
 pub const PART: usize = 24 * PAGE;
 const WORD: usize = 8;
 
@@ -18,7 +18,7 @@ pub fn changes(seed: u64, thread: usize, step: u64) -> Vec<Change> {
     let mut rng = Rng::new(seed.rotate_left(24) ^ (thread as u64) << 48 ^ step);
     let mut sizes = Vec::new();
     if rng.below(48) == 0 {
-        // More than a small log takes in one record.
+        // Larger than a record of a small log can be.
         sizes.push(rng.between(20_000, 70_000) as usize);
     } else {
         for _ in 0..rng.between(1, 5) {
@@ -48,7 +48,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Before the first one.
+    /// The part before the first step.
     pub fn new(seed: u64, thread: usize) -> Model {
         Model {
             seed,
@@ -58,8 +58,8 @@ impl Model {
         }
     }
 
-    /// Which step `found` is the result of, of those up to `begun`; or in what it
-    /// is none.
+    /// The step of which `found` is the result, among those up to `begun`; or how it
+    /// differs from its step.
     pub fn step_of(&mut self, found: &[u8], begun: u64) -> Result<u64, String> {
         let thread = self.thread;
         let step = u64::from_le_bytes(found[..WORD].try_into().expect("eight bytes"));

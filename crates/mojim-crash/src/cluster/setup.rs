@@ -1,7 +1,7 @@
 //! How one cluster of the rung is made: its mode, its logs, its threads.
 //!
-//! Owns the configuration's text. All follows from the seed, the mode and
-//! whether there is a register.
+//! Owns the configuration's text. Everything follows from the seed, the mode and whether
+//! there is a register.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use crate::Result;
 pub const FILE: &str = "f";
 /// The nodes that hold the volume, and the witness.
 pub const NODES: [&str; 3] = ["a", "b", "w"];
-/// How many of them hold it.
+/// How many of the nodes hold the volume.
 pub const DATA: usize = 2;
 
-/// The modes in which a node's copy is not the only one.
+/// The modes in which the volume has a second copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Mode {
@@ -31,10 +31,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Mode; 4] = [Mode::Async, Mode::Sync, Mode::SyncFlush, Mode::SyncDisk];
 
-    /// As the configuration has it.
+    /// The name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Async => "async",
@@ -45,16 +45,16 @@ impl Mode {
     }
 }
 
-/// One cluster.
+/// The parameters of one cluster.
 #[derive(Debug, Clone)]
 pub struct Setup {
-    /// What all follows from.
+    /// The seed of everything else.
     pub seed: u64,
     /// The mode.
     pub mode: Mode,
     /// The mode that the program's own configuration has, in a control.
     pub believed: Mode,
-    /// Whether there is a witness, and views lie in a register.
+    /// Whether there is a witness, and the views are in a register.
     pub register: bool,
     /// The program's threads.
     pub threads: usize,
@@ -74,7 +74,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Below `top`, at addresses that nobody else uses.
+    /// Places below `top`, at addresses that no other cluster uses.
     pub fn new(top: PathBuf) -> Places {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let n = NUMBER.fetch_add(1, Relaxed) as u8;
@@ -83,29 +83,29 @@ impl Places {
         Places { top, net }
     }
 
-    /// The directory of all of it.
+    /// The directory of the whole cluster.
     pub fn top(&self) -> &Path {
         &self.top
     }
 
-    /// What a node's disk is mounted at.
+    /// Where a node's disk is mounted.
     pub fn disk(&self, node: &str) -> PathBuf {
         self.top.join(node).join("disk")
     }
 
-    /// A node's directory on it.
+    /// A node's directory on its disk.
     pub fn directory(&self, node: &str) -> PathBuf {
         self.disk(node).join("d")
     }
 
-    /// A node's memory that goes with its power.
+    /// The directory of a node's memory, which is lost with its power.
     pub fn ring(&self, node: &str) -> PathBuf {
         self.top.join(node).join("ring")
     }
 }
 
 impl Setup {
-    /// The one of a seed.
+    /// The cluster of a seed.
     pub fn new(seed: u64, mode: Mode, register: bool, steps: u64) -> Setup {
         let mut rng = Rng::new(!seed ^ 0xc1a5);
         let connections = rng.between(1, 2);
@@ -123,13 +123,14 @@ impl Setup {
         }
     }
 
-    /// Bytes of the region.
+    /// Size of the region, in bytes.
     pub fn region(&self) -> usize {
         self.threads * PART
     }
 
-    /// The text for nodes that are there, where a node counts as failed after
-    /// `limit` milliseconds. `program`: the one that the program has.
+    /// The configuration's text, in which a node counts as failed after `limit`
+    /// milliseconds. `program`: the program's own text, with the mode that it believes
+    /// in.
     pub fn text(&self, at: &Places, limit: u64, program: bool) -> String {
         let mode = if program { self.believed } else { self.mode };
         let mut text = format!(
@@ -168,7 +169,7 @@ impl Setup {
         text
     }
 
-    /// The same, read.
+    /// The daemons' configuration, parsed.
     pub fn config(&self, at: &Places, limit: u64) -> Result<Config> {
         let text = self.text(at, limit, false);
         Ok(Config::parse(&text, Path::new("cluster.toml"))?)

@@ -1,9 +1,9 @@
-//! A cluster after its failures: disks as they may be, daemons, an operator who
-//! does what the guarantees name, and a program that attaches.
+//! A cluster after its failures: disks in a possible state, daemons, an operator who acts
+//! as the guarantees say, and a program that attaches.
 //!
-//! Owns the order in which they come back. What recovers is the shipped engine,
-//! in this process: [`Daemon`] for each node that is back, and a volume that is
-//! attached as the program would attach it.
+//! Owns the order in which they come back. The shipped engine recovers, in this process:
+//! there is a [`Daemon`] for each node that is back, and a volume that is attached as the
+//! program would attach it.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -29,64 +29,64 @@ use crate::blocks::Piece;
 use crate::machine::Fault;
 use crate::sys::{Lab, Loop, Mounted};
 
-/// When a node counts as failed where a cluster is recovered.
+/// Milliseconds after which a node counts as failed in a cluster that is recovered.
 const LIMIT: u64 = 2400;
 /// How long an operator waits for an answer.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How long a program tries to attach where the register may yet name its node.
+/// How long a program tries to attach while the register may still come to name its node.
 const VIEWS_PATIENCE: Duration = Duration::from_secs(12);
-/// How long an operator tries to promote: much longer than it takes until that is
-/// possible.
+/// How long an operator tries to promote: much longer than the delays that may prevent
+/// it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What is back of a node.
+/// What comes back of a node.
 pub enum Back<'a> {
     /// Nothing.
     Gone,
-    /// Its name, and a disk that nobody has used.
+    /// Only its name, with a disk that no node has used.
     Empty,
-    /// What its device had durably, and what else reached the medium.
+    /// What its device had flushed, and what else reached the medium.
     Power(&'a [u8], Vec<Piece>),
-    /// All of it, with the files of its memory.
+    /// Its whole disk, and the files of its memory.
     Kept(&'a [u8], &'a [(PathBuf, Vec<u8>)]),
 }
 
-/// Who does what when the nodes are back.
+/// What is done when the nodes are back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Where the program attaches, without anybody's word.
+    /// The node on which the program attaches without an operator's word.
     pub attach: Option<usize>,
-    /// Which node is promoted where that was refused.
+    /// The node that is promoted if this attach was refused.
     pub promote: usize,
 }
 
-/// What became of a state.
+/// The outcome of a state.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The region's bytes; `by_hand` after a promotion.
+    /// The region was read.
     Found {
-        /// They.
+        /// The region's bytes.
         bytes: Vec<u8>,
         /// Whether an operator's word was needed.
         by_hand: bool,
     },
-    /// Nobody serves it; why.
+    /// No node serves the volume; the reason.
     Refused(String),
     /// A file system did not mount.
     Unmountable,
 }
 
-/// Disks for states.
+/// The disks on which states are recovered.
 pub struct Stand {
     images: Vec<(File, Loop)>,
-    /// Where the cluster was: a log knows the paths of its configuration.
+    /// Where the cluster was: a log refers to the paths of its configuration.
     places: Places,
     pristine: Vec<u8>,
     lives: u64,
 }
 
 impl Stand {
-    /// Makes them, for clusters that lived at these places.
+    /// Makes the disks, for clusters that lived at these places.
     pub fn new(lab: &Lab, places: Places, pristine: &[u8]) -> Result<Stand> {
         let image = |node: &&str| -> Result<_> {
             let path = lab.path(&format!("image.{node}"));
@@ -120,7 +120,7 @@ impl Stand {
         Ok(Mounted::new("ext4", disk.path(), &at).ok())
     }
 
-    /// Lets the nodes come back and the program attach; what was said besides.
+    /// Lets the nodes come back and the program attach. Returns also what was logged.
     pub fn recover(
         &mut self,
         setup: &Setup,
@@ -168,7 +168,7 @@ impl Stand {
     }
 }
 
-/// Puts the files of a node's memory back.
+/// Restores the files of a node's memory.
 fn restore(ring: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     for (path, bytes) in files {
         let path = ring.join(path);
@@ -178,7 +178,7 @@ fn restore(ring: &Path, files: &[(PathBuf, Vec<u8>)]) -> Result<()> {
     Ok(())
 }
 
-/// Where the daemons' lines go.
+/// The sink of the daemons' log lines.
 struct Lines(Arc<Mutex<String>>);
 
 impl Write for Lines {
@@ -245,13 +245,14 @@ impl Cluster<'_> {
             DATA
         };
         for node in 0..nodes {
-            // Without a register nobody asks the daemon beside the program.
+            // Without a register the daemon beside the program is not needed.
             if self.setup.register || Some(node) != plan.attach {
                 self.start(node)?;
             }
         }
         let mut why = String::new();
-        // Who was refused tries again: what was known must still be.
+        // A refused attach is tried again: the reason for the refusal must still be
+        // known.
         for node in plan.attach.into_iter().chain(plan.attach) {
             match self.attach(node) {
                 Ok(bytes) => {
@@ -277,7 +278,7 @@ impl Cluster<'_> {
         })
     }
 
-    /// Attaches, and reads all of the region.
+    /// Attaches, and reads the whole region.
     fn attach(&self, node: usize) -> std::result::Result<Vec<u8>, String> {
         let begun = Instant::now();
         loop {
@@ -287,7 +288,7 @@ impl Cluster<'_> {
             };
             match tried {
                 Ok(bytes) => return Ok(bytes),
-                // The register may yet say otherwise.
+                // The register may still change.
                 Err(e) => {
                     let waits = self.setup.register
                         && begun.elapsed() < VIEWS_PATIENCE
@@ -319,7 +320,7 @@ impl Cluster<'_> {
         read
     }
 
-    /// `mojim promote`, with `--force` where it says that it wants that.
+    /// As `mojim promote`, with `--force` if the answer asks for it.
     fn promote(&self, node: usize) -> std::result::Result<(), String> {
         let begun = Instant::now();
         let mut force = false;
@@ -333,7 +334,7 @@ impl Cluster<'_> {
                 force = true;
                 continue;
             }
-            // Its copy may still be looked after, or the register without a leader.
+            // The copy may still be busy, or the register without a leader.
             let passes = [
                 "is alive",
                 "not served yet",

@@ -1,12 +1,12 @@
 //! What runs inside the machine: its first and only process.
 //!
-//! Owns what a boot does: loads modules, makes the emulated NVDIMM one that can
-//! be mapped (fsdax), says `ready` on the second serial line, and then does what
-//! one [`Order`] says: mounts, checks what the last life left, goes on with the
-//! workload from there, and acknowledges each step by a line.
+//! Owns what a boot does: it loads modules, turns the emulated NVDIMM into one that can
+//! be mapped (fsdax), and says `ready` on the second serial line. Then it follows one
+//! [`Order`]: it mounts, checks what the last life left, continues the workload from
+//! there, and acknowledges each step by a line.
 //!
-//! Invariant: a line has left the machine when the next step begins, so whoever
-//! reads it to its end knows of every acknowledgement.
+//! Invariant: a line has left the machine before the next step begins, so a reader that
+//! reads the lines to their end knows of every acknowledgement.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -19,27 +19,27 @@ use crate::subject::{Kind, Place};
 use crate::workload::{self, Model};
 use crate::{Result, subjects};
 
-/// Where the host's end of the conversation is.
+/// The guest's end of the connection to the host.
 const LINE: &str = "/dev/ttyS1";
-/// Where the initramfs has the modules, by the order in which they are loaded.
+/// The directory of the modules in the initramfs, in the order of loading.
 pub(super) const MODULES: &str = "/modules";
 
-/// What one life of the machine is for.
+/// The instructions for one life of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Order {
     pub(super) kind: Kind,
     pub(super) medium: Medium,
-    /// This life's boot id: a saved state has always the same.
+    /// This life's boot id: a saved state would always have the same.
     pub(super) boot: u64,
     pub(super) seed: u64,
-    /// What was acknowledged on this disk, if it is not a new one.
+    /// The step that was acknowledged on this disk, if the disk is not new.
     pub(super) acknowledged: Option<u64>,
     /// The last step to make.
     pub(super) steps: u64,
 }
 
 impl Order {
-    /// As a line.
+    /// The order as a line.
     pub(super) fn line(&self) -> String {
         let before = match self.acknowledged {
             Some(n) => n.to_string(),
@@ -55,7 +55,7 @@ impl Order {
         )
     }
 
-    /// From a line.
+    /// Parses a line.
     fn parse(line: &str) -> Option<Order> {
         let mut words = line.split_ascii_whitespace();
         let mut next = || words.next();
@@ -73,7 +73,7 @@ impl Order {
     }
 }
 
-/// How many steps may be there that nobody was told of: the one that was being
+/// How many steps may be there without having been acknowledged: the one that was being
 /// made.
 pub(super) const AHEAD: u64 = 1;
 
@@ -109,8 +109,8 @@ fn live() -> Result<()> {
     }
     make_fsdax()?;
     let mut line = raw(LINE).map_err(|e| format!("{LINE}: {e}"))?;
-    // The file systems come later, maybe as others than were there when the
-    // kernel looked at the disks.
+    // The file systems are put on the disks later, and may differ from those that the
+    // kernel saw when it looked at the disks.
     std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|e| format!("drop_caches: {e}"))?;
     say(&mut line, "ready")?;
     let order = read_line(&mut line)?;
@@ -175,7 +175,7 @@ fn obey(order: &Order, line: &mut File) -> Result<()> {
     say(line, "done")
 }
 
-/// Writes a line and waits until it has left.
+/// Writes a line, and waits until it has left the machine.
 fn say(line: &mut File, text: &str) -> Result<()> {
     line.write_all(format!("{text}\n").as_bytes())?;
     // SAFETY: an open descriptor.
@@ -194,7 +194,7 @@ fn read_line(line: &mut File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Opens a serial line on which bytes go through as they are.
+/// Opens a serial line in raw mode.
 fn raw(path: &str) -> io::Result<File> {
     let line = OpenOptions::new().read(true).write(true).open(path)?;
     // SAFETY: a termios of zeros is a valid value, which the first call fills;
@@ -257,9 +257,10 @@ fn load(module: &Path) -> io::Result<()> {
     }
 }
 
-/// A new NVDIMM is only a disk to Linux; pages of it can be mapped once it is
-/// an fsdax namespace, which is written to it, 2 MiB before what is then
-/// `/dev/pmem0`. Does what `ndctl create-namespace -m fsdax -M mem` does.
+/// Makes the NVDIMM mappable. Linux takes a new NVDIMM for a disk only; its pages can be
+/// mapped once it has an fsdax namespace. The namespace's description is written to it, 2
+/// MiB before what is then `/dev/pmem0`. Does what `ndctl create-namespace -m fsdax -M
+/// mem` does.
 fn make_fsdax() -> Result<()> {
     let at = Path::new("/sys/bus/nd");
     // Drivers find their devices in threads of their own.

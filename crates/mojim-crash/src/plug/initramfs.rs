@@ -8,7 +8,7 @@ use std::process::Command;
 use super::guest::MODULES;
 use crate::Result;
 
-/// In the order of loading. What the kernel has built in is not there as a file.
+/// In the order of loading. A module that is built into the kernel has no file.
 const NEEDED: [&str; 15] = [
     "virtio_ring",
     "virtio",
@@ -34,7 +34,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Finds it below `dir`, or says what is missing.
+    /// Finds the package below `dir`, or says what is missing.
     pub(super) fn find(dir: &Path) -> Result<Kernel> {
         let none = || format!("no kernel in {}", dir.display());
         let mut files = Vec::new();
@@ -70,13 +70,14 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// The archive, with `program` as what runs. `scratch`: a directory for what is only needed on the way.
+/// Builds the archive, with `program` as the init program. `scratch`: a directory for
+/// intermediate files.
 pub(super) fn build(kernel: &Kernel, program: &Path, scratch: &Path) -> Result<Vec<u8>> {
     let stripped = scratch.join("init");
     let strip = Command::new("strip")
         .args(["-o".as_ref(), stripped.as_os_str(), program.as_os_str()])
         .status();
-    // Only smaller, so without it too.
+    // Stripping only makes the program smaller, so it may fail.
     let init = match strip {
         Ok(s) if s.success() => stripped,
         _ => program.to_path_buf(),
@@ -102,7 +103,7 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths.map(PathBuf::from).collect())
 }
 
-/// A cpio archive that grows.
+/// A cpio archive under construction.
 #[derive(Default)]
 struct Archive {
     bytes: Vec<u8>,

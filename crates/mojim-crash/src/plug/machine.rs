@@ -1,8 +1,8 @@
 //! A machine in QEMU's software emulation, and how its plug is pulled.
 //!
-//! Owns the process: it is killed when this is dropped, and when the thread
-//! that started it ends. Invariant: what the machine said before the plug was
-//! pulled is read, to its end.
+//! Owns the process: it is killed when this is dropped, and when the thread that started
+//! it ends. Invariant: what the machine said before the plug was pulled is read to its
+//! end.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -16,20 +16,20 @@ use crate::Result;
 
 /// The emulator.
 pub(super) const QEMU: &str = "qemu-system-x86_64";
-/// Bytes of each of the two file systems.
+/// Size of each of the two file systems, in bytes.
 pub(super) const FS_LEN: u64 = 32 << 20;
-/// What lies before the file system on the NVDIMM: see `guest::make_fsdax`.
+/// The length of what is before the file system on the NVDIMM: see `guest::make_fsdax`.
 pub(super) const NVDIMM_FS_AT: u64 = 2 << 20;
 const NVDIMM_LEN: u64 = NVDIMM_FS_AT + FS_LEN;
 
-/// The two images that a machine has.
+/// The two images of a machine.
 pub(super) struct Images {
     pub(super) disk: PathBuf,
     pub(super) nvdimm: PathBuf,
 }
 
 impl Images {
-    /// Their names in a directory.
+    /// The images' paths in a directory.
     pub(super) fn in_dir(dir: &Path) -> Images {
         Images {
             disk: dir.join("disk"),
@@ -42,7 +42,7 @@ impl Images {
         for (path, at) in [(&self.disk, 0), (&self.nvdimm, NVDIMM_FS_AT)] {
             File::create(path)?.set_len(at + FS_LEN)?;
             let out = Command::new("mkfs.ext4")
-                // DAX needs blocks of a page; no table is left for later.
+                // DAX needs blocks of one page. All tables are written at once.
                 .args(["-q", "-F", "-b", "4096", "-E"])
                 .arg(format!(
                     "offset={at},lazy_itable_init=0,lazy_journal_init=0"
@@ -81,19 +81,19 @@ fn uri(command: &str, program: &str, state: &Path) -> String {
     )
 }
 
-/// How a machine comes to life.
+/// How a machine starts.
 pub(super) enum Start<'a> {
-    /// By booting.
+    /// It boots.
     Boot {
         image: &'a Path,
         initramfs: &'a Path,
     },
-    /// From a saved state.
+    /// It resumes from a saved state.
     Saved(&'a Path),
 }
 
-/// The emulator with the machine's parts. Its console goes to `dir`; `monitor` is
-/// the descriptor that it is told by.
+/// The command line of the emulator. The console goes to `dir`; `monitor` is the
+/// descriptor of its control connection.
 fn command(dir: &Path, images: &Images, start: &Start, monitor: RawFd) -> Command {
     let mut command = Command::new(QEMU);
     command
@@ -145,7 +145,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Starts one; `dir` is where its console goes.
+    /// Starts a machine; its console goes to `dir`.
     pub(super) fn start(dir: &Path, images: &Images, start: &Start) -> Result<Machine> {
         let (monitor, theirs) = UnixStream::pair()?;
         let theirs_fd = theirs.as_raw_fd();
@@ -176,7 +176,7 @@ impl Machine {
             dir: dir.to_path_buf(),
         };
         machine.tell("{\"execute\":\"qmp_capabilities\"}")?;
-        // The NVDIMM's bytes are in its file, not in the state.
+        // The NVDIMM's bytes are in its file, so the saved state omits them.
         machine.tell(
             "{\"execute\":\"migrate-set-capabilities\",\"arguments\":{\"capabilities\":[\
              {\"capability\":\"x-ignore-shared\",\"state\":true},\
@@ -184,18 +184,18 @@ impl Machine {
         )?;
         if let Start::Saved(state) = start {
             machine.tell(&uri("migrate-incoming", "cat ", state))?;
-            // What is said to it before is overwritten.
+            // Input before this event is overwritten.
             machine.await_event(&["\"RESUME\""])?;
         }
         Ok(machine)
     }
 
-    /// A command to the monitor.
+    /// Sends a command to the monitor.
     fn tell(&mut self, command: &str) -> Result<()> {
         Ok(writeln!(self.monitor.get_mut(), "{command}")?)
     }
 
-    /// Reads what the monitor says until a line has one of `words`.
+    /// Reads the monitor's output until a line contains one of `words`.
     fn await_event(&mut self, words: &[&str]) -> Result<String> {
         let mut all = String::new();
         loop {
@@ -209,16 +209,16 @@ impl Machine {
         }
     }
 
-    /// The next line that it says; none when it has ended.
+    /// The next line from the machine; `None` when the machine has ended.
     pub(super) fn line(&mut self) -> Result<Option<String>> {
         let mut line = Vec::new();
         self.from.read_until(b'\n', &mut line)?;
-        // Half a line was not said.
+        // An incomplete line does not count.
         Ok((line.pop() == Some(b'\n'))
             .then(|| String::from_utf8_lossy(&line).trim_end().to_string()))
     }
 
-    /// The next line, which must be `expected`.
+    /// Reads the next line, which must be `expected`.
     pub(super) fn expect(&mut self, expected: &str) -> Result<()> {
         let got = self.line()?;
         if got.as_deref() == Some(expected) {
@@ -231,12 +231,12 @@ impl Machine {
         .into())
     }
 
-    /// Says a line to it.
+    /// Sends a line to the machine.
     pub(super) fn say(&mut self, line: &str) -> Result<()> {
         Ok(self.to.write_all(line.as_bytes())?)
     }
 
-    /// Its console's last lines, and QEMU's.
+    /// The last lines of its console, and of QEMU's output.
     pub(super) fn last_words(&self) -> String {
         let mut all = String::new();
         for name in ["console", "errors"] {
@@ -251,7 +251,7 @@ impl Machine {
         all
     }
 
-    /// Saves its state and ends it.
+    /// Saves the machine's state, and ends the machine.
     pub(super) fn save(mut self, state: &Path) -> Result<()> {
         self.tell(&uri("migrate", "cat >", state))?;
         let said = self.await_event(&["\"completed\"", "\"failed\""])?;
@@ -261,7 +261,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Pulls the plug, and returns what it had said by then.
+    /// Pulls the plug, and returns the lines that the machine had sent by then.
     pub(super) fn pull(mut self) -> Result<Vec<String>> {
         self.child.kill()?;
         self.child.wait()?;

@@ -1,15 +1,15 @@
 //! The pulled plug: the workload runs in a machine in QEMU, on a disk or on an
 //! emulated NVDIMM with DAX, and QEMU is killed at a random moment.
 //!
-//! Owns the rounds and the verdicts. An image lives through several lives: each
-//! checks what the one before left, goes on from there, acknowledges steps over
-//! a serial line, and ends when the plug is pulled, while it mounts, while it
-//! recovers, or after some steps; the last one only checks. All lives begin at
-//! one saved state, just before the mount, so a life costs half a second.
+//! Owns the rounds and the verdicts. An image lives through several lives. Each life
+//! checks what the one before left, goes on from there, acknowledges steps over a serial
+//! line, and ends when the plug is pulled: while it mounts, while it recovers, or after
+//! some steps. The last life only checks. All lives begin at one saved state, just before
+//! the mount, so a life costs half a second.
 //!
-//! What goes with the plug is the guest's memory, its page cache in it. What the
-//! guest's disk had accepted stays, flushed or not, and an emulated processor has
-//! no caches: block history and the shadow image look at these.
+//! The guest's memory is lost with the plug, its page cache included. What the guest's
+//! disk had accepted stays, flushed or not, and an emulated processor has no caches;
+//! block history and the shadow image cover these.
 
 mod guest;
 mod initramfs;
@@ -32,16 +32,16 @@ use guest::Order;
 use initramfs::Kernel;
 use machine::{Images, Machine, Start};
 
-/// Where a kernel is looked for: `scripts/guest-kernel` puts it there.
+/// The default place of a kernel: `scripts/guest-kernel` puts it there.
 pub const KERNEL: &str = "target/guest-kernel";
 
-/// What is done.
+/// The parameters of the rung.
 pub struct Options<'a> {
     /// The command `mojim-crash`, which runs in the machine.
     pub exe: &'a Path,
-    /// On each medium.
+    /// How much is run on each medium.
     pub extent: Extent,
-    /// On which.
+    /// The media.
     pub media: &'a [Medium],
     /// Machines at one time.
     pub jobs: u64,
@@ -49,15 +49,15 @@ pub struct Options<'a> {
     pub kernel: &'a Path,
 }
 
-/// Where this is the first process of a machine, lives its life.
+/// Runs a guest's life and never returns, if this is the first process of such a machine.
 pub fn be_guest() {
-    // In a container it may be the first process, too.
+    // In a container this may be the first process, too.
     if std::process::id() == 1 && Path::new(guest::MODULES).is_dir() {
         guest::main();
     }
 }
 
-/// What is needed and not there, if anything is.
+/// What the rung needs and is missing, if anything.
 pub fn missing(kernel: &Path) -> Option<String> {
     let runs = |what: &str| std::process::Command::new(what).arg("--version").output();
     if let Err(e) = runs(machine::QEMU) {
@@ -66,11 +66,11 @@ pub fn missing(kernel: &Path) -> Option<String> {
     Kernel::find(kernel).err().map(|e| e.to_string())
 }
 
-/// A directory that is removed in the end.
+/// A directory that is removed when this is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
-    /// In memory, where it can be.
+    /// A new directory, in memory if possible.
     fn new(name: &str) -> Result<Scratch> {
         let shm = Path::new("/dev/shm");
         let at = match shm.is_dir() {
@@ -89,9 +89,9 @@ impl Drop for Scratch {
     }
 }
 
-/// A machine that has booted and waits for its order, saved, and its images.
+/// A saved machine that has booted and waits for its order, and its images.
 struct Bench {
-    /// Where the others are.
+    /// The directory of the machine's files.
     _dir: Scratch,
     images: Images,
     state: PathBuf,
@@ -122,8 +122,8 @@ impl Bench {
     }
 }
 
-/// Why and when the plug is pulled: after so many lines, and then so many turns
-/// of an empty loop.
+/// When the plug is pulled: after this many lines, and then this many turns of an empty
+/// loop.
 struct Moment {
     lines: u64,
     turns: u64,
@@ -133,13 +133,13 @@ impl Moment {
     fn draw(rng: &mut Rng) -> Moment {
         Moment {
             lines: match rng.below(8) {
-                // While it starts, mounts, recovers, attaches.
+                // While the machine starts, mounts, recovers or attaches.
                 0 | 1 => rng.below(4),
-                // Before the log has been all around.
+                // Before the log has wrapped.
                 2..=4 => rng.between(3, 20),
                 _ => rng.between(20, 200),
             },
-            // Up to some milliseconds, all lengths alike.
+            // Up to some milliseconds, all orders of magnitude alike.
             turns: {
                 let bits = rng.below(23);
                 rng.below(1 << bits)
@@ -154,12 +154,12 @@ impl Moment {
     }
 }
 
-/// How many lives an image has, but for the last, that only checks.
+/// How many lives an image has before the last one, which only checks.
 const LIVES: u64 = 8;
-/// Steps that no life goes beyond.
+/// No life makes a step beyond this one.
 const STEPS: u64 = 100_000;
 
-/// One image's lives.
+/// The lives of one image.
 struct Chain<'a> {
     bench: &'a Bench,
     dir: &'a Path,
@@ -170,15 +170,14 @@ struct Chain<'a> {
 }
 
 impl Chain<'_> {
-    /// Lives them, until something is found that should not be. Returns how
-    /// often the plug was pulled.
+    /// Runs the lives until a failure is found. Returns how often the plug was pulled.
     fn run(&self, row: &mut Row) -> Result<u64> {
         let images = Images::in_dir(self.dir);
         images.copy_from(&self.bench.images)?;
         let mut rng = Rng::new(self.seed);
         let mut acknowledged = None;
         let mut plugs = 0;
-        // Whether the life before had not come to its own check.
+        // Whether the last life ended before its own check.
         let mut unchecked = false;
         for life in 0..=self.count {
             let moment = (life < self.count).then(|| Moment::draw(&mut rng));
@@ -222,7 +221,7 @@ impl Chain<'_> {
                         continue;
                     }
                     Some(("found", n)) => {
-                        // It was recovered, whole, and must not be lost again.
+                        // This step was recovered whole, and must not be lost later.
                         let n = n.parse()?;
                         acknowledged = Some(n);
                         Ok(n)
@@ -246,7 +245,7 @@ impl Chain<'_> {
     }
 }
 
-/// All of one subject on one medium.
+/// Runs one subject on one medium.
 fn subject(o: &Options, bench: &Bench, kind: Kind, medium: Medium) -> Result<(Row, u64)> {
     let seen = Mutex::new((Row::new(kind), 0));
     let next = AtomicU64::new(1);
@@ -287,7 +286,7 @@ fn subject(o: &Options, bench: &Bench, kind: Kind, medium: Medium) -> Result<(Ro
     Ok(seen.into_inner().expect("no thread panics"))
 }
 
-/// A report for each medium.
+/// Runs the rung; returns a report for each medium.
 pub fn run(o: &Options) -> Result<Vec<Report>> {
     let bench = Bench::new(o)?;
     let mut reports = Vec::new();

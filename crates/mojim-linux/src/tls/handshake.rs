@@ -2,9 +2,8 @@
 //!
 //! Owns a connection until both ends have proved their names. Invariants:
 //! - Never blocks, and holds at most [`MOST`] bytes of what a stranger sent.
-//! - Not one byte behind the handshake is received: it belongs to `records`.
-//! - What this end has to say is with the kernel before the handshake counts
-//!   as done.
+//! - No byte behind the handshake is received here: it belongs to `records`.
+//! - The handshake counts as done only when the kernel has all that this end sends in it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -29,8 +28,8 @@ use mojim_env::Conn;
 /// thousand.
 const MOST: usize = 32 << 10;
 
-/// A fatal alert, "unexpected message": the answer to what is no TLS, by which
-/// a node without keys knows that this one has some.
+/// A fatal alert, "unexpected message": the answer to bytes that are not TLS. It tells a
+/// node without keys that this one has some.
 const NO_TLS: [u8; 7] = [ALERT, 3, 3, 0, 2, 2, 10];
 
 /// Content types that a handshake's first record can have.
@@ -81,7 +80,7 @@ pub(super) struct Handshake {
     received: usize,
     outgoing: Vec<u8>,
     sent: usize,
-    /// Why it failed: said once more to everyone who asks.
+    /// Why it failed: every later call returns this.
     failed: Option<(io::ErrorKind, String)>,
     /// rustls has nothing more to do.
     done: bool,
@@ -108,7 +107,7 @@ fn tls(e: rustls::Error) -> io::Error {
     }
 }
 
-/// The two sides, alike.
+/// What both sides have in common.
 trait Process {
     type Data;
     fn process<'c, 'i>(
@@ -137,7 +136,7 @@ impl Process for UnbufferedConnectionCommon<ServerConnectionData> {
     }
 }
 
-/// Lets rustls take what has come and say what it has to. True if all of the
+/// Lets rustls read what has come and write what it has to send. True if the whole
 /// handshake is over.
 fn process(
     conn: &mut impl Process,
@@ -169,7 +168,7 @@ fn process(
                     "it said something else instead of a handshake",
                 ));
             }
-            // What it still says is why.
+            // Goes on: rustls still writes the alert that says why.
             Err(e) if failed.is_none() => failed = Some(tls(e)),
             Err(_) => over = Some(false),
         }
@@ -198,7 +197,7 @@ impl Handshake {
 
     /// The connecting side.
     pub(super) fn connect(config: Arc<ClientConfig>) -> io::Result<Handshake> {
-        // Whom it expects is in the configuration; this is a word for rustls.
+        // `config` has the expected node; rustls only needs some name here.
         let nobody = ServerName::IpAddress(IpAddr::V4(Ipv4Addr::from([0, 0, 0, 0])));
         let mut conn = UnbufferedClientConnection::new(config, nobody).map_err(tls)?;
         let mut hello = Vec::new();
@@ -219,8 +218,8 @@ impl Handshake {
         self.sent < self.outgoing.len()
     }
 
-    /// Goes on as far as it gets; `WouldBlock` until it is done. What is
-    /// returned once is not here any more.
+    /// Goes on as far as it gets; `WouldBlock` until it is done. The result is returned
+    /// only once.
     pub(super) fn step(&mut self, socket: &Socket, keys: &Keys) -> io::Result<Proved> {
         if let Some((kind, text)) = &self.failed {
             return Err(error(*kind, text.clone()));
@@ -229,7 +228,7 @@ impl Handshake {
         if let Err(e) = &r
             && e.kind() != io::ErrorKind::WouldBlock
         {
-            // The alert, as far as it still goes.
+            // Sends the alert, as far as the socket takes it.
             let _ = self.flush(socket);
             self.failed = Some((e.kind(), e.to_string()));
             (self.side, self.incoming, self.outgoing) = (None, Vec::new(), Vec::new());

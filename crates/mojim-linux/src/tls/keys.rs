@@ -1,15 +1,15 @@
-//! What this process proves its name with, and whom it believes.
+//! The certificate with which this process proves its name, and which peers it believes.
 //!
 //! Owns the reading of certificate files and every decision about a peer's
 //! certificate. Invariants:
 //! - A peer is believed only if the cluster's authority signed its certificate,
 //!   for this use, it is valid now, and carries exactly one name, of this
 //!   cluster; a node must be one that the configuration has.
-//! - A connection that was made to an address is to the node that the
-//!   configuration has there, or to nobody. A program that runs on while a node
-//!   is replaced is told of the new one by the daemon beside it (`Keys::meet`).
-//! - TLS 1.3 with one suite; nothing is resumed, so each connection proves all
-//!   of it anew, and a node keeps nothing for those that are gone.
+//! - A connection that was made to an address is to the node that the configuration has
+//!   there, or it fails. A program that runs on while a node is replaced is told of the
+//!   new one by the daemon beside it (`Keys::meet`).
+//! - TLS 1.3 with one suite; nothing is resumed, so each connection proves all of it
+//!   anew, and a node keeps nothing for connections that are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -36,10 +36,10 @@ use mojim_config::Config;
 /// The longest certificate file.
 const MAX_FILE: usize = 64 << 10;
 
-/// What is asked for in the handshake, and so bound to it: who connects
-/// offers one, who listens takes what it knows.
+/// What is asked for in the handshake (ALPN), and so bound to it: the connecting end
+/// offers one, the listening end takes one that it knows.
 pub(super) const ENCRYPTED: &[u8] = b"mojim/1";
-/// The first words sealed, what follows in plain.
+/// The first bytes are sealed, what follows is plain.
 pub(super) const PLAIN: &[u8] = b"mojim/1-plain";
 
 /// The keys of one node, or of a client.
@@ -54,13 +54,13 @@ pub struct Keys {
 
 type ToOne = (String, [Arc<ClientConfig>; 2]);
 
-/// Who may be believed.
+/// Which peers may be believed.
 #[derive(Debug)]
 struct Cluster {
     name: String,
     nodes: RwLock<BTreeSet<String>>,
     roots: Arc<RootCertStore>,
-    /// Checks the chain of who connects.
+    /// Checks the certificate chain of a connecting peer.
     chains: Arc<dyn ClientCertVerifier>,
     provider: Arc<CryptoProvider>,
 }
@@ -127,7 +127,7 @@ impl Keys {
             chains: chains.map_err(|e| wrong(&authority, e))?,
             provider,
         });
-        // A wrong file is told from here, not as a refusal by every other node.
+        // A wrong file is reported here, not as a refusal by every other node.
         let first = chain.first().ok_or_else(|| wrong(&own, "no certificate"))?;
         let named = cluster.name_in(first).map_err(|e| wrong(&own, e))?;
         if named != *subject {
@@ -155,7 +155,7 @@ impl Keys {
         Ok(Arc::new(keys))
     }
 
-    /// A node of this cluster, and where it listens.
+    /// Adds a node of this cluster, and where it listens.
     pub(crate) fn meet(&self, name: &str, at: SocketAddr) -> io::Result<()> {
         let to = |protocol: &[u8]| {
             let (chain, key) = (self.chain.clone(), self.key.clone_key());
@@ -191,7 +191,7 @@ impl Keys {
         Ok((name.clone(), both[usize::from(!encrypt)].clone()))
     }
 
-    /// How to answer who connects; only nodes do.
+    /// How to answer a connecting peer; only nodes can.
     pub(super) fn server(&self) -> io::Result<Arc<ServerConfig>> {
         self.server.clone().ok_or_else(|| {
             error(
@@ -201,7 +201,7 @@ impl Keys {
         })
     }
 
-    /// Whom a certificate names that the handshake has accepted.
+    /// The subject of a certificate that the handshake has accepted.
     pub(super) fn name_in(&self, certificate: &CertificateDer<'_>) -> io::Result<Subject> {
         self.cluster.name_in(certificate).map_err(io::Error::other)
     }
@@ -302,7 +302,7 @@ fn no_tls12() -> Result<HandshakeSignatureValid, rustls::Error> {
     ))
 }
 
-/// Believes that the other end is one node.
+/// Believes only one node at the other end.
 #[derive(Debug)]
 struct ToNode {
     cluster: Arc<Cluster>,
@@ -358,13 +358,13 @@ impl ServerCertVerifier for ToNode {
     }
 }
 
-/// Believes that who connects is whoever of the cluster it says.
+/// Believes a member of the cluster by the name in its certificate.
 #[derive(Debug)]
 struct FromMember(Arc<Cluster>);
 
 impl ClientCertVerifier for FromMember {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Who connects has one certificate and needs no hint.
+        // A connecting peer has one certificate and needs no hint.
         &[]
     }
 

@@ -3,8 +3,8 @@
 //!
 //! Owns the way of a connection from its handshake (`handshake`) to its records
 //! (`records`), by the certificates in `keys`. Invariants:
-//! - Nothing of the caller's is sent and nothing is given to it before the
-//!   handshake is done; any call drives that on, none blocks for it.
+//! - Before the handshake is done, no byte of the caller's is sent and none is given to
+//!   it; any call drives the handshake on, none blocks for it.
 //! - Sending and receiving take no lock in common.
 //! - After the handshake neither allocates, nor makes a system call but the
 //!   socket's own.
@@ -38,7 +38,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Tls {
     socket: Socket,
     keys: Arc<Keys>,
-    /// Where it was connected to: that node's name.
+    /// The name of the node that it was connected to.
     expected: Option<String>,
     handshake: Mutex<Handshake>,
     proved: OnceLock<Open>,
@@ -46,7 +46,7 @@ pub(super) struct Tls {
     ready: AtomicBool,
 }
 
-/// What there is after the handshake.
+/// The state after the handshake.
 struct Open {
     proof: Proof,
     secrets: Mutex<Secrets>,
@@ -65,7 +65,7 @@ impl Tls {
         Ok(Tls::new(socket, keys, Some(name), handshake))
     }
 
-    /// Answers who has connected.
+    /// Answers a connection that was accepted.
     pub(super) fn accept(keys: &Arc<Keys>, socket: Socket) -> io::Result<Tls> {
         let handshake = Handshake::accept(keys.server()?)?;
         Ok(Tls::new(socket, keys, None, handshake))
@@ -87,7 +87,7 @@ impl Tls {
         }
     }
 
-    /// The socket, for waiting on several.
+    /// The socket, for polling several.
     pub(super) fn socket(&self) -> &Socket {
         &self.socket
     }
@@ -183,8 +183,8 @@ impl Conn for Tls {
     }
 
     fn close(&self) {
-        // Without a last word: a stream that ends in the middle of a frame is
-        // for nobody, and one that ends between two says nothing by it.
+        // Without a closing alert: the receiver discards a frame that was cut off, and an
+        // end between two frames means nothing.
         self.socket.close();
     }
 

@@ -14,8 +14,8 @@
 //! Invariants:
 //! - No key seals two records with one number: the number grows by one each
 //!   time, and the key changes long before it could wrap.
-//! - What was sealed is sent, whole and in order, before anything else is; the
-//!   caller is told that bytes are sent when their record is with the kernel.
+//! - What was sealed is sent, whole and in order, before anything else is; the caller is
+//!   told that bytes are sent when the kernel has their whole record.
 //! - Nothing of a record is given out before its tag was checked. After an
 //!   error no more is opened.
 //! - Nothing allocates.
@@ -134,12 +134,12 @@ fn whole(bytes: &[u8]) -> io::Result<Option<usize>> {
 pub(super) struct Tx {
     cipher: Cipher,
     buf: Box<[u8]>,
-    /// What is sealed and not with the kernel.
+    /// Sealed bytes that the kernel does not have yet.
     unsent: Range<usize>,
-    /// Bytes of the caller's in it.
+    /// How many of the caller's bytes are in them.
     held: usize,
     encrypt: bool,
-    /// Whether the only record is sealed, where there is one only.
+    /// Whether a record was sealed: without encryption, the only one.
     begun: bool,
 }
 
@@ -170,9 +170,9 @@ impl Tx {
         Ok(())
     }
 
-    /// Seals the front of `bufs` and hands it to `to`. `WouldBlock` until all
-    /// that was sealed is taken: the caller comes again with the same bytes.
-    /// `new_key`: whether the peer asked for one.
+    /// Seals the front of `bufs` and hands it to `to`. `WouldBlock` until all that was
+    /// sealed is taken: the caller must call again with the same bytes. `new_key`:
+    /// whether the peer asked for one.
     #[inline]
     pub(super) fn send(
         &mut self,
@@ -263,7 +263,7 @@ pub(super) struct Rx {
     /// The peer said that it sends no more.
     ended: bool,
     encrypt: bool,
-    /// Whether a record was opened: the only one, where there is one only.
+    /// Whether a record was opened: without encryption, the only one.
     begun: bool,
     /// Why no more is opened.
     failed: Option<(io::ErrorKind, String)>,
@@ -289,7 +289,7 @@ impl Rx {
         self.cipher.number = records;
     }
 
-    /// Whether [`Rx::receive`] has something to say without receiving.
+    /// Whether [`Rx::receive`] has something to return without receiving.
     pub(super) fn is_ready(&self) -> bool {
         self.failed.is_some()
             || self.ended
@@ -311,8 +311,8 @@ impl Rx {
         self.is_past_records() && !self.is_ready()
     }
 
-    /// Gives out what has come, and receives from `from` what is missing.
-    /// `asked`: set where the peer asks this end for a new key.
+    /// Gives out what has come, and receives from `from` what is missing. `asked`: set if
+    /// the peer asks this end for a new key.
     #[inline]
     pub(super) fn receive(
         &mut self,
@@ -367,7 +367,7 @@ impl Rx {
                 return Ok(());
             }
             if self.is_past_records() {
-                // It came with the record.
+                // Bytes behind the only record, which came with it.
                 self.open = std::mem::replace(&mut self.sealed, 0..0);
                 if !self.open.is_empty() {
                     continue;
@@ -387,7 +387,7 @@ impl Rx {
             }
             self.open = 0..0;
             match from(&mut self.buf[self.sealed.end..])? {
-                // Cut off or ended: a frame that is not whole is for nobody.
+                // Cut off or ended: the caller discards a frame that is not whole.
                 0 => return Ok(()),
                 n => self.sealed.end += n,
             }
@@ -401,7 +401,7 @@ impl Rx {
         self.sealed.start += len;
         let inner = self.cipher.open(&mut self.buf[start..start + len])?;
         let content = &self.buf[start + inner.start..start + inner.end];
-        // Behind the content its type, behind that zeros, of which we send none.
+        // The content is followed by its type, then by zeros, of which we send none.
         let Some(last) = content.iter().rposition(|b| *b != 0) else {
             return Err(bad("a record without a type"));
         };

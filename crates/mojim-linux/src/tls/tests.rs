@@ -343,7 +343,7 @@ fn directions(encrypt: bool) -> (Tx, Rx, Mutex<Secrets>, Mutex<Secrets>) {
     (p.tx, q.rx, Mutex::new(p.secrets), Mutex::new(q.secrets))
 }
 
-/// A link of whatever is in `wire`: what a sender left there, a receiver gets.
+/// A link: a receiver gets what a sender left here.
 struct Wire(Vec<u8>);
 
 impl Wire {
@@ -396,7 +396,7 @@ fn records_are_changed_by_nobody() {
     for at in [0, 1, 4, 5, 9, 15, 26] {
         damaged(&format!("byte {at}"), &|wire| wire[at] ^= 1);
     }
-    // One left out, and one that comes twice.
+    // One record left out, and one that comes twice.
     let (mut tx, mut rx, s, r) = directions(true);
     let mut wire = Wire(Vec::new());
     wire.send(&mut tx, &s, b"first");
@@ -441,7 +441,7 @@ fn a_plain_link_seals_its_first_words() {
     assert!(!rx.is_bare(), "what was refused leads nowhere");
 }
 
-/// What the link did not take is reported only when it has it, and is not
+/// Bytes that the link did not take count as sent only once it has them, and are not
 /// sealed twice.
 #[test]
 fn what_is_not_taken_comes_again() {
@@ -758,11 +758,11 @@ impl Has {
     }
 }
 
-/// Who connects and then says nothing, or half of something, costs nobody else
-/// the way in, and the node no more than the places that its door has: 20,000
-/// of them, or HALF_OPEN, for example 1000000. Strangers keep all of theirs
-/// open to the end, as far as their process may have so many descriptors; so
-/// what one holds here must be given back without its doing anything.
+/// Peers that connect and then say nothing, or half of something, shut out nobody else,
+/// and cost the node no more than the places that its door has: 20,000 of them, or as
+/// many as HALF_OPEN says, for example 1000000. Strangers keep their connections open to
+/// the end, as far as their process may have so many descriptors; so what one holds here
+/// must be given back without its doing anything.
 ///
 /// The node is a process, so that what it has can be counted; the strangers are
 /// another, so that theirs does not count.
@@ -790,8 +790,7 @@ fn connect_from(from: Ipv4Addr, to: SocketAddr) -> io::Result<OwnedFd> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let kind = (AddressFamily::INET, SocketType::STREAM);
     let fd = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
-    // The port is chosen when it is known where to: it may be used towards
-    // others already.
+    // The port is chosen at the connect: it may be in use towards other destinations.
     let one: libc::c_int = 1;
     // SAFETY: the option's value is one int, which outlives the call.
     let set = unsafe {
@@ -822,7 +821,7 @@ fn strangers() {
         current: maximum,
         maximum,
     };
-    // More than it was given, where this process may; else all that it was.
+    // Raises the limit, if this process may; else it is used as it is.
     let _ = setrlimit(
         Resource::Nofile,
         limit(Some(want.max(before.maximum.unwrap_or(0)))),
@@ -843,7 +842,7 @@ fn strangers() {
                 while !over.load(Ordering::Relaxed) {
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     let k = i / OF_ONE % 60_000;
-                    // The first are from where members are.
+                    // The first come from the members' addresses.
                     let from = Ipv4Addr::new(127, 0, (k / 250) as u8, (1 + k % 250) as u8);
                     if open.load(Ordering::Relaxed) >= most && mine.pop_front().is_some() {
                         open.fetch_sub(1, Ordering::Relaxed);
@@ -880,7 +879,7 @@ fn flooded() {
     let c = Cluster::new();
     let (over, met) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut door = c.door();
-    // What is needed once, for the first of them, is no stranger's.
+    // Makes what is needed once before it counts.
     drop(c.pair(&node("b"), true));
     let before = Has::now();
     let mut peak = before;

@@ -1,14 +1,15 @@
 //! How many pages the regions of a volume hold beside their files, and how many more may be stored
-//! to: shared by whoever gives pages back and by the SIGSEGV handler that opens chunks.
+//! to: shared by the threads that give pages back and the SIGSEGV handler that opens chunks.
 //!
-//! A chunk that is open counts as if all of it were held and stored to, since more of it can be
-//! without anybody hearing; one that is closed, as what was found in it then.
+//! An open chunk counts as if all of it were held and stored to, since any page of it can be stored
+//! to without a fault. A shut chunk counts as what was found in it then.
 //!
 //! Invariants:
-//! 1. `held` and `unsaved` are the sums of what the chunks of all regions count as (`Counts`), but
-//!    for the moment in which one changes.
-//! 2. A chunk is opened only when it counts as full; what that adds to `unsaved` was below the
-//!    bound, if there is one.
+//! 1. `held` and `unsaved` are the sums of what the chunks of all regions count as (`Counts`),
+//!    except while one of these changes.
+//! 2. A chunk is opened only when it counts as full; what that adds to `unsaved` stays within the
+//!    bound, if there is one, except for `let_in` and where a whole region is opened for want of
+//!    mappings.
 //! 3. What the handler calls takes no lock and allocates nothing.
 
 use std::sync::Arc;
@@ -18,10 +19,10 @@ use mojim_env::event::Event;
 
 /// No bound.
 const ANY: i64 = i64::MAX;
-/// Bytes of what is said when stores find no room.
+/// Most bytes of the text that is printed when stores find no room.
 pub(super) const MOST_TEXT: usize = 512;
 
-/// What the chunks of a volume's regions hold, and may.
+/// What the chunks of a volume's regions hold, and may hold.
 pub struct Meter {
     held: AtomicI64,
     unsaved: AtomicI64,
@@ -29,11 +30,11 @@ pub struct Meter {
     most: AtomicI64,
     /// A store waits for room.
     asked: AtomicBool,
-    /// Counts what may have made room; begins with 1.
+    /// Counts the events that may have made room; begins with 1.
     turn: AtomicU64,
     /// The turn in which it was found that there is no room.
     spent: AtomicU64,
-    /// It was said since there was room last.
+    /// The text was printed since there was room last.
     told: AtomicBool,
     text: Box<[u8]>,
     work: Arc<Event>,
@@ -69,9 +70,8 @@ impl Counts {
 }
 
 impl Meter {
-    /// `most`: pages that may be stored to and not committed. `text`: what is said on standard
-    /// error where that is not enough, cut to 512 bytes. `work`: notified when somebody has to make
-    /// room.
+    /// `most`: pages that may be stored to and not committed. `text`: printed on standard error if
+    /// that is not enough, cut to 512 bytes. `work`: notified when room has to be made.
     pub fn new(most: Option<u64>, text: &str, work: Arc<Event>) -> Meter {
         Meter {
             held: AtomicI64::new(0),
@@ -97,7 +97,7 @@ impl Meter {
         most.saturating_sub(self.unsaved.load(Ordering::Relaxed))
     }
 
-    /// From now on stores are not bounded: nobody makes room any more.
+    /// From now on stores are not bounded: no thread makes room any more.
     pub fn lift(&self) {
         self.most.store(ANY, Ordering::SeqCst);
     }
@@ -108,32 +108,32 @@ impl Meter {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// What was stored to may have been committed, or undone.
+    /// Called when stores may have been committed, or undone.
     #[inline]
     pub fn next_turn(&self) {
         self.turn.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// To be read before room is looked for.
+    /// The current turn; to be read before room is looked for.
     pub fn turn(&self) -> u64 {
         self.turn.load(Ordering::Acquire)
     }
 
-    /// There is room again: who waits tries again.
+    /// There is room again: stores that wait are tried again.
     pub fn grant(&self) {
         self.told.store(false, Ordering::Relaxed);
         self.asked.store(false, Ordering::Release);
     }
 
-    /// No room was found by who had read `turn` before: who waits is refused, until something is
-    /// committed or undone.
+    /// No room was found by a thread that had read `turn` before: stores that wait are refused,
+    /// until something is committed or undone.
     pub fn refuse(&self, turn: u64) {
         self.spent.store(turn, Ordering::SeqCst);
         self.asked.store(false, Ordering::Release);
     }
 
-    /// Makes a chunk count as full, before it is opened. False: that is beyond the bound, and it
-    /// counts as before.
+    /// Makes a chunk count as full, before it is opened. False if that is beyond the bound; then
+    /// the chunk counts as before.
     pub(super) fn charge(&self, chunk: &AtomicU32, full: Counts) -> bool {
         loop {
             let old = chunk.load(Ordering::SeqCst);
@@ -169,7 +169,7 @@ impl Meter {
         self.unsaved.fetch_add(unsaved, Ordering::SeqCst);
     }
 
-    /// Of the handler, whose store finds no room. True: it is to be refused.
+    /// Called by the handler for a store that finds no room. True if the store is to be refused.
     pub(super) fn ask(&self) -> bool {
         if self.spent.load(Ordering::SeqCst) == self.turn.load(Ordering::SeqCst) {
             return true;
@@ -180,8 +180,8 @@ impl Meter {
         false
     }
 
-    /// What is to be said to a store that is refused: nothing where that was said already. Its
-    /// length, and it lies in `to`.
+    /// Copies the text for a store that is refused to `to`, and returns its length; 0 if the text
+    /// was printed already.
     pub(super) fn tell(&self, to: &mut [u8; MOST_TEXT]) -> usize {
         if self.told.swap(true, Ordering::Relaxed) {
             return 0;
@@ -205,7 +205,7 @@ mod tests {
         assert!(meter.charge(&chunks[1], full));
         assert!(!meter.charge(&chunks[2], full));
         assert_eq!((meter.held(), meter.room()), (80, 20));
-        // Of one of them less was found.
+        // Less was found in one of them.
         let found = Counts {
             held: 30,
             unsaved: 10,
@@ -213,7 +213,7 @@ mod tests {
         meter.set(&chunks[0], found);
         assert_eq!((meter.held(), meter.room()), (70, 50));
         assert!(meter.charge(&chunks[2], full));
-        // That it was so much already is no room for more.
+        // That it counted as full before makes no room.
         assert!(!meter.charge(&chunks[0], full));
         assert_eq!(
             Counts::of(chunks[0].load(Ordering::Relaxed)),
@@ -233,7 +233,7 @@ mod tests {
         assert!(!meter.ask());
         let turn = meter.turn();
         meter.next_turn();
-        // Looked for before that.
+        // Room was looked for before that.
         meter.refuse(turn);
         assert!(!meter.ask() && meter.is_asked());
         meter.refuse(meter.turn());

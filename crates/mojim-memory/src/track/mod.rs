@@ -1,9 +1,9 @@
 //! Finds the pages of a mapping of a working copy that were stored to.
 //!
-//! By userfaultfd write-protect in async mode +
-//! the `PAGEMAP_SCAN` ioctl (`uffd.rs`, Linux 6.7+), `mprotect` + SIGSEGV where that is missing
-//! (`mprotect.rs`), and where it is asked for both, one above the other (`two_level.rs`). This file
-//! owns the choice between them; their interface is `tracker.rs`.
+//! There are three kinds: userfaultfd write-protect in async mode with the `PAGEMAP_SCAN` ioctl
+//! (`uffd.rs`, Linux 6.7+); `mprotect` with a SIGSEGV handler where the kernel lacks that
+//! (`mprotect.rs`); and, if asked for, both, one above the other (`two_level.rs`). This file owns
+//! the choice between them; their interface is `tracker.rs`.
 //!
 //! Invariants, for all kinds:
 //! 1. A page whose contents changed since a re-arming [`Tracker::collect`] last reported it (or
@@ -53,13 +53,14 @@ pub enum Kind {
 ///
 /// # Errors
 /// EINVAL when the range is empty or not page aligned; else what the kernel says, for instance
-/// ENOSYS or EINVAL for [`Kind::Uffd`] on an old one and EBUSY where another userfaultfd watches
-/// the range. ENOSPC: more than 1024 mprotect trackers at once.
+/// ENOSYS or EINVAL for [`Kind::Uffd`] on an old kernel, and EBUSY where another userfaultfd
+/// watches the range. ENOSPC: more than 1024 mprotect trackers at once. ENOMEM: no memory for
+/// what the tracker keeps of the pages.
 ///
 /// # Safety
 /// `[base, base + len)` is a live mapping with `PROT_READ | PROT_WRITE`, private or of shared
-/// memory, page aligned, that stays mapped, with its protection left alone, until the tracker is dropped. No other
-/// tracker is attached to any part of it.
+/// memory, page aligned, that stays mapped, with its protection left alone, until the tracker is
+/// dropped. No other tracker is attached to any part of it.
 pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dyn Tracker>> {
     let page = rustix::param::page_size();
     let addr = base as usize;
@@ -72,7 +73,7 @@ pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dy
         match kind {
             Kind::Uffd => uffd::attach(addr, len),
             Kind::Mprotect => mprotect::attach(addr, len),
-            // Another userfaultfd may hold this range, or descriptors may be short.
+            // Another userfaultfd may hold this range, or no descriptor may be left.
             Kind::Auto if uffd_available() => {
                 uffd::attach(addr, len).or_else(|_| mprotect::attach(addr, len))
             }
@@ -84,7 +85,7 @@ pub unsafe fn attach(base: *mut u8, len: usize, kind: Kind) -> io::Result<Box<dy
     }
 }
 
-/// The same in two levels, however large the range is, with what it holds counted by `meter`.
+/// [`attach`] in two levels, however large the range is; `meter` counts the pages that it holds.
 ///
 /// # Errors
 /// As [`attach`]; and where the kernel has no write tracking by userfaultfd.
@@ -107,8 +108,8 @@ pub unsafe fn attach_metered(
     unsafe { two_level::attach_metered(base as usize, len, meter) }
 }
 
-/// Fails where what is noted of so large a range has no room: a program gives its length,
-/// and where one of the allocations fails the process ends.
+/// Fails if there is no memory for the state of so large a range: the program gives the length, and
+/// a failed allocation would end the process.
 fn check_room(len: usize) -> io::Result<()> {
     // A bit for each page, or some words for each chunk: less than this.
     let mut probe = Vec::<u8>::new();

@@ -5,8 +5,8 @@
 //!
 //! This file owns the tracker, which closes pages. The process's SIGSEGV handler
 //! (`mprotect/handler.rs`) opens them: it looks faults up in a table of ranges
-//! (`mprotect/table.rs`), each with its bitmap (`mprotect/region.rs`): one bit a page (below, "page"
-//! stands for a chunk where the tracker has chunks), set when the page counts as written.
+//! (`mprotect/table.rs`), each with its bitmap (`mprotect/region.rs`): one bit a page (below,
+//! "page" stands for a chunk where the tracker has chunks), set when the page counts as written.
 //!
 //! # Invariants
 //! 1. **A writable page has its bit set**, but for the time between the two steps of a re-arming
@@ -15,9 +15,9 @@
 //!    blocked, so that no other handler can leave it half way by `longjmp`.
 //! 3. A region's bitmap is freed only after its slot left the table and every handler inside the
 //!    slot has left.
-//! 4. While a region is `alone` no handler opens a page of it, once those have left that were inside
-//!    before: they leave, and the store is tried again in a moment. In a forked child, where nobody
-//!    would end that, the flag does not count; nor is anything counted there.
+//! 4. While a region is `alone` no handler opens a page of it, once those that were inside before
+//!    have left: handlers leave, and their stores are tried again in a moment. In a forked child,
+//!    where no thread would clear the flag, it is ignored; nor is anything counted there.
 //!
 //! # Why no store is missed
 //! The handler does H0 enter the slot (a counter), H1 set the bit, H2 make the page writable,
@@ -49,8 +49,8 @@
 //! * fewer than 3/16: 16 pages, fewer than max/4: 64 pages, aligned, within the region;
 //! * from there on, or when the kernel says ENOMEM: the whole region.
 //!
-//! Chunks are opened as pages are, but for one that follows open ones: then as many, up to
-//! `AHEAD`, as a program that fills a region would fault for each.
+//! Chunks are opened as pages are, but a fault in one that follows open chunks opens as many as
+//! those, up to `AHEAD`: a program that fills a region would otherwise fault for each.
 //!
 //! All pages of what is opened count as written. A re-arming collect that would split a run when
 //! the limit is reached leaves it open and reports it again next time. It closes all its runs with
@@ -108,7 +108,7 @@ pub(super) unsafe fn attach(base: usize, len: usize) -> io::Result<Box<dyn Track
     Ok(Box::new(unsafe { of_units(base, len, 1, None)? }))
 }
 
-/// A tracker of units of some pages, which count if there is a meter.
+/// A tracker of units of `pages` pages, which are counted if there is a meter.
 ///
 /// # Safety
 /// As [`super::attach`].
@@ -178,8 +178,8 @@ impl Mprotect {
         }
     }
 
-    /// Protects runs of units, given by their numbers, of which none is stored to without a fault
-    /// when it returns. One that cannot be protected stays open.
+    /// Protects runs of units, given by their numbers: from its return on a store to any of them
+    /// faults. A run that cannot be protected stays open.
     pub(super) fn close(&self, runs: &[Range<usize>]) {
         let region = self.region();
         let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,9 +195,9 @@ impl Mprotect {
         region.set_runs(region.true_runs());
     }
 
-    /// Lets no unit be opened while `f` runs: what is closed at its begin stays closed, and is
-    /// not stored to. Stores wait meanwhile, so `f` is short, and does not allocate: who stores may
-    /// hold the allocator's lock.
+    /// Lets no unit be opened while `f` runs: what is closed when it begins stays closed, and is
+    /// not stored to. Stores wait meanwhile, so `f` is short, and does not allocate: a thread that
+    /// stores may hold the allocator's lock.
     pub(super) fn alone<T>(&self, f: impl FnOnce(&Alone<'_>) -> T) -> T {
         struct Open<'a>(&'a AtomicBool);
         impl Drop for Open<'_> {
@@ -207,11 +207,11 @@ impl Mprotect {
         }
         let region = self.region();
         let _one_at_a_time = self.rearming.lock().unwrap_or_else(PoisonError::into_inner);
-        // A handler of the program on this thread could store, and wait for ever.
+        // A signal handler of the program on this thread could store, and wait for ever.
         let _quiet = SignalsWait::begin();
         region.alone.store(true, Ordering::SeqCst);
         let _open = Open(&region.alone);
-        // Who was inside may open still; who enters later sees the flag.
+        // A handler that was inside may still open units; one that enters later sees the flag.
         self.slot.wait_for_handlers();
         f(&Alone {
             tracker: self,
@@ -237,7 +237,7 @@ impl Mprotect {
     }
 
     /// Appends the units that were opened since they were shut, as runs: all that are open, and
-    /// those that were closed otherwise.
+    /// those that a collect has closed.
     pub(super) fn fresh(&self, out: &mut Vec<Range<usize>>) {
         let region = self.region();
         let from = out.len();
@@ -299,7 +299,7 @@ impl Alone<'_> {
         }
     }
 
-    /// After units were shut.
+    /// Called after units were shut.
     pub fn count_runs(&self) {
         self.region.set_runs(self.region.true_runs());
     }
@@ -349,7 +349,7 @@ impl Tracker for Mprotect {
             return Ok(());
         }
 
-        // Keep the estimate near the truth; count where that is for nothing or where it matters.
+        // Keep the estimate near the truth; count where that costs nothing or where it matters.
         let known = region.runs.load(Ordering::Relaxed);
         if pages == (0..region.pages()) || known >= Limits::get().single / 4 {
             region.set_runs(region.true_runs());
@@ -376,7 +376,8 @@ impl Tracker for Mprotect {
 impl Drop for Mprotect {
     fn drop(&mut self) {
         let region = self.region();
-        // Writable first, so that whoever does not find the range any more only has to try again.
+        // Writable first, so that a thread whose fault does not find the range any more only has to
+        // try again.
         let _ = region.protect(&(0..region.pages()), READ_WRITE);
         region.set_runs(0);
         self.slot.late.store(LATE_FAULTS, Ordering::SeqCst);
@@ -394,8 +395,8 @@ impl Drop for Mprotect {
             m.counts.iter().for_each(|c| m.meter.set(c, none));
             m.meter.next_turn();
         }
-        // SAFETY: made by Box::into_raw in attach; the slot's users have left, and new ones do not
-        // follow its pointer.
+        // SAFETY: made by Box::into_raw in `of_units`; the slot's users have left, and new ones do
+        // not follow its pointer.
         drop(unsafe { Box::from_raw(self.region) });
     }
 }

@@ -1,4 +1,4 @@
-//! The identity of the process, so that a forked child is refused what is its parent's.
+//! The identity of the process, so that a forked child is refused the use of its parent's trackers.
 //!
 //! This file owns one page that the kernel wipes in a forked child. Invariant: no two processes of
 //! a line of forks find the same number in it.

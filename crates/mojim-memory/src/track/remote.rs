@@ -1,17 +1,18 @@
-//! Tracking of another process's mapping: it arms its pages, this one looks into its page tables.
+//! Tracking of another process's mapping: that process arms its pages, this one scans its page
+//! tables.
 //!
-//! Several processes share one working copy; `uffd.rs` tells what the kernel
-//! promises. The other process ([`arm`]) registers a userfaultfd of its own and hands over a
-//! descriptor of its `/proc/self/pagemap`; PAGEMAP_SCAN through it works on the memory that opened
-//! it, also where it protects pages again (seen on Linux 6.18, as root and as an ordinary user).
+//! Several processes share one working copy; `uffd.rs` tells what the kernel promises. The other
+//! process ([`arm`]) registers a userfaultfd of its own and hands over a descriptor of its
+//! `/proc/self/pagemap`; PAGEMAP_SCAN through it works on the memory of the process that opened it,
+//! also when it protects pages again (seen on Linux 6.18, as root and as an ordinary user).
 //!
 //! Invariants:
 //! 1. A [`Remote`] never fails: what cannot be found out counts as written.
 //! 2. A scan of memory that is gone (the process died, or became another program) reports nothing,
 //!    and no error. `pread` on the same descriptor gives 0 bytes from before the memory's teardown
 //!    begins, so every scan is followed by one.
-//! 3. A mapping that is gone alone (munmap) is reported as not written, too: whoever unmaps says
-//!    so first, and is answered before it does.
+//! 3. A mapping that alone is gone (munmap) is reported as not written, too: a process says first
+//!    that it will unmap, and waits for the answer.
 
 use std::io;
 use std::ops::Range;
@@ -41,8 +42,8 @@ pub unsafe fn arm(base: usize, len: usize) -> io::Result<Armed> {
     unsafe { of_pages(base, len) }.map(Armed)
 }
 
-/// Arms a mapping that a forked child has from its parent: what it has stored already counts as
-/// written. Takes no lock.
+/// Arms a mapping that a forked child has from its parent: what the child has stored already counts
+/// as written. Takes no lock.
 ///
 /// # Safety
 /// As [`arm`].
@@ -89,7 +90,7 @@ impl Remote {
         })
     }
 
-    /// Whether the memory was whole until now.
+    /// Whether the teardown of the memory had not begun yet.
     fn is_there(&self) -> bool {
         let mut entry = [0u8; 8];
         let at = (self.base / rustix::param::page_size() * entry.len()) as u64;
@@ -354,8 +355,8 @@ mod tests {
 
     #[test]
     fn what_the_dead_have_stored_counts_as_written() {
-        // The page tables of a process that died are empty: its last stores would
-        // never have been committed by those who live on.
+        // The page tables of a process that died are empty: its last stores would never have been
+        // committed by the processes that live on.
         if !super::super::uffd_available() {
             return;
         }

@@ -11,7 +11,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
-use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -405,7 +404,7 @@ impl Random {
     }
 }
 
-/// Ends the other threads of a test, also when it panics.
+/// Ends the other threads of a test, also if it panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -447,7 +446,7 @@ fn shadow_follows(map: &Map, t: &dyn Tracker, rounds: usize, partial: bool) {
         let mut out = Vec::new();
         let total = map.len / page();
         let mut round = 0;
-        // On a busy machine the others may take their time.
+        // On a busy machine the other threads may be slow.
         while round < rounds || stores.load(Ordering::Relaxed) < 10_000 {
             round += 1;
             let (mut a, mut b) = (0, total);
@@ -580,8 +579,8 @@ fn no_store_is_lost_while_chunks_open_and_close() {
             }
         });
         assert_eq!(lost, None, "a burst and a page that was lost");
-        // They are closed when nobody stores, all of them in so many collects: the kernel may not
-        // write there.
+        // Without stores, this many collects close all chunks: then the kernel may not write
+        // there.
         for _ in 0..CHUNKS {
             gather(0..map.len);
         }
@@ -593,8 +592,7 @@ fn no_store_is_lost_while_chunks_open_and_close() {
     }
 }
 
-/// A chunk that lies in a collect's range in part is not closed by it: what of it lies outside was
-/// not looked through.
+/// A collect does not close a chunk that lies only partly in its range: the rest was not scanned.
 #[test]
 fn a_chunk_in_part_stays_open() {
     let _few = few_mappings();
@@ -623,7 +621,7 @@ fn is_closed(map: &Map, range: Range<usize>) -> bool {
 }
 
 /// A store that a thread has made is in the report of the collect that the same thread then makes,
-/// whoever opened the page.
+/// whichever thread opened the page.
 #[test]
 fn own_stores_are_reported_at_once() {
     for kind in kinds() {
@@ -689,8 +687,8 @@ fn mappings() -> usize {
         .count()
 }
 
-/// One test uses as many mappings as a process may have: then chunks are opened many at a time,
-/// and tests that say which are open wait.
+/// One test uses as many mappings as a process may have: then many chunks are opened at a time, so
+/// tests that check which are open wait for it.
 static MAPPINGS: RwLock<()> = RwLock::new(());
 
 fn few_mappings() -> RwLockReadGuard<'static, ()> {
@@ -950,86 +948,5 @@ fn lost_tracking_is_an_error() {
         let e = t.collect(0, map.len, true, &mut out).unwrap_err();
         let found = (e.raw_os_error(), out);
         assert_eq!(found, (Some(libc::EPERM), vec![1..2]), "{kind:?}");
-    }
-}
-
-/// Prints what things cost; run with `--release -- --ignored --nocapture costs`.
-#[test]
-#[ignore = "a measurement"]
-fn costs() {
-    for kind in kinds() {
-        for map in maps(64 << 20) {
-            let what = map.file.as_ref().map_or("anonymous".into(), |(_, p)| {
-                p.parent().unwrap().display().to_string()
-            });
-            let started = Instant::now();
-            let t = map.attach(kind);
-            let attach = started.elapsed();
-            let n = 2000;
-            let step = map.len / n / page() * page();
-            let mut out = Vec::with_capacity(n);
-            let mut touch = Vec::new();
-            let mut again = Vec::new();
-            let mut gather = Vec::new();
-            for round in 0..9 {
-                let started = Instant::now();
-                for i in 0..n {
-                    map.store(i * step, round);
-                }
-                let per = started.elapsed().as_nanos() as usize / n;
-                if round == 0 {
-                    touch.push(per)
-                } else {
-                    again.push(per)
-                }
-                out.clear();
-                let started = Instant::now();
-                t.collect(0, map.len, true, &mut out).unwrap();
-                gather.push(started.elapsed().as_nanos() as usize / n);
-            }
-            let mut single = Vec::new();
-            let mut one = Vec::new();
-            let mut none = Vec::new();
-            let mut whole = Vec::new();
-            for i in 0..5000 {
-                let p = i % n * step;
-                let started = Instant::now();
-                map.store(p, 1);
-                single.push(started.elapsed().as_nanos() as usize);
-                out.clear();
-                let started = Instant::now();
-                t.collect(p, p + page(), true, &mut out).unwrap();
-                one.push(started.elapsed().as_nanos() as usize);
-                assert_eq!(out.len(), 1);
-                let started = Instant::now();
-                t.collect(p, p + page(), true, &mut out).unwrap();
-                none.push(started.elapsed().as_nanos() as usize);
-            }
-            for i in 0..500 {
-                map.store(i % n * step, 1);
-                out.clear();
-                let started = Instant::now();
-                t.collect(0, map.len, true, &mut out).unwrap();
-                whole.push(started.elapsed().as_nanos() as usize);
-            }
-            let median = |v: &mut Vec<usize>| {
-                v.sort_unstable();
-                v[v.len() / 2]
-            };
-            println!(
-                "{:8} {what:10} ns: attach 64 MiB {}; first store to a page {} (file copied \
-                 before: {}; alone {}); collect per page of 2000 {}; of one page {}, clean {}; one of 64 \
-                 MiB {}",
-                t.kind(),
-                attach.as_nanos(),
-                median(&mut touch),
-                median(&mut again),
-                median(&mut single),
-                median(&mut gather),
-                median(&mut one),
-                median(&mut none),
-                median(&mut whole),
-            );
-        }
     }
 }

@@ -1,7 +1,7 @@
-//! What every tracker does ([`Tracker`]), and one that gives pages back too ([`GivesBack`]).
+//! The interface of all trackers ([`Tracker`]), and of those that give pages back ([`GivesBack`]).
 //!
-//! This file owns the interface, and what all kinds need to keep to it: the check of a range, and
-//! how ranges are appended. The invariants that an implementation keeps stand in `mod.rs`.
+//! This file owns the interfaces, and what all kinds share: the check of a range, and how ranges
+//! are appended. The invariants that an implementation keeps are in `mod.rs`.
 
 use std::io;
 use std::ops::Range;
@@ -23,8 +23,8 @@ use super::meter::Meter;
 ///   chunks.
 /// * With uffd, a page given back by MADV_DONTNEED is reported once more. Closing all descriptors
 ///   of the process (`close_range`) ends the tracking; collect then fails.
-/// * With mprotect and two levels, a program that installs a SIGSEGV handler after the first attach must chain to
-///   the previous one, and a thread that blocks SIGSEGV is killed by its first store.
+/// * With mprotect and two levels, a program that installs a SIGSEGV handler after the first attach
+///   must chain to the previous one, and a thread that blocks SIGSEGV is killed by its first store.
 pub trait Tracker: Send + Sync {
     /// Appends to `out` the page-aligned ranges, relative to the start of the mapping, of the
     /// pages in `start..end` that were written since they were last collected with `rearm`.
@@ -48,61 +48,66 @@ pub trait Tracker: Send + Sync {
     /// had collected them failed. What lies beyond the mapping is ignored.
     fn mark(&self, start: usize, end: usize);
 
-    /// `"uffd"`, `"mprotect"` or `"two-level"`.
+    /// `"uffd"`, `"mprotect"` or `"two-level"`; of another process's mapping `"remote"` or
+    /// `"unwatched"`.
     fn kind(&self) -> &'static str;
 
-    /// Where pages are counted ([`attach_metered`](super::attach_metered)): what gives them back.
+    /// The interface that gives pages back, if they are counted
+    /// ([`attach_metered`](super::attach_metered)).
     fn metered(&self) -> Option<&dyn GivesBack> {
         None
     }
 }
 
-/// What a program's stores can be kept out of, and given back: of one region.
+/// Gives back pages of one region, while the program's stores to them are kept out.
 /// `two_level/release.rs` tells how, and why nothing is lost.
 pub trait GivesBack: Send + Sync {
-    /// R1, of every chunk that was opened since it was shut, also if a collect has closed it; they
-    /// count as what they hold, from then on. One that cannot be shut stays open, and counts as full.
+    /// R1: shuts every chunk that was opened since it was last shut, also if a collect has closed
+    /// it since. From then on it counts as what it holds. A chunk that cannot be shut stays open,
+    /// and counts as full.
     ///
-    /// Nobody collects meanwhile.
+    /// No thread collects meanwhile.
     ///
     /// # Errors
     /// Those of the page tables' scan. Chunks that were not counted count as full.
     fn shut(&self) -> io::Result<()>;
 
-    /// Counts once more what the chunks hold that are shut: sync points have found some of it.
+    /// Counts again what the shut chunks hold: sync points may have found some of it.
     ///
     /// # Errors
     /// As [`GivesBack::shut`].
     fn recount(&self) -> io::Result<()>;
 
-    /// Takes chunks to be tried: those that were tried or found first longest ago, until they hold
-    /// `pages` or are so many. And how much they hold.
+    /// Takes chunks to be tried, those first that were found or tried longest ago, until they hold
+    /// `pages` or are `most`. Returns them, and how many pages they hold.
     fn take(&self, pages: usize, most: usize) -> (Vec<usize>, usize);
 
-    /// How many there are to be taken.
+    /// How many chunks there are to be taken.
     fn holding(&self) -> usize;
 
-    /// The chunk comes last, if it holds anything.
+    /// Puts a chunk last in the queue, if it holds anything.
     fn put_back(&self, chunk: usize);
 
-    /// Appends the pages of a chunk of which there are copies in memory, or that were stored to (and
-    /// swapped out since, it may be); none if it was opened since it was shut.
+    /// Appends the pages of a chunk that have copies in memory, or that were stored to (and may be
+    /// swapped out); none if the chunk was opened since it was shut.
     ///
     /// # Errors
     /// Those of the page tables' scan.
     fn copies(&self, chunk: usize, out: &mut Vec<Range<usize>>) -> io::Result<()>;
 
-    /// R4. False: the chunk was opened since it was shut, and nothing is done.
+    /// R4: discards `pages`. False if the chunk was opened since it was shut; then nothing is done.
     ///
     /// # Errors
     /// Those of the system calls; what was not discarded stays.
     ///
     /// # Safety
-    /// The pages are whole, of this chunk, and had what the file has, after it was shut; so does
-    /// the file now, and it is as long. Every record that was begun before it was shut is applied.
+    /// `pages` are whole pages of this chunk. After it was shut they had what the file has; the
+    /// file has that still, and its length. Every record that was begun before the chunk was shut
+    /// is applied.
     unsafe fn discard(&self, chunk: usize, pages: &[Range<usize>]) -> io::Result<bool>;
 
-    /// Opens what overlaps these bytes, whatever the bound is: for stores that must not wait.
+    /// Opens the chunks that overlap these bytes, whatever the bound is: for stores that must not
+    /// wait.
     fn let_in(&self, bytes: &Range<usize>);
 
     /// The meter that counts.

@@ -1,38 +1,37 @@
 //! Tracking in two levels: of chunks by `mprotect`, and of the pages of open chunks by
 //! userfaultfd. What a collect costs follows what was stored to, not what the region holds.
 //!
-//! What it costs, and the ways that were tried beside it, stand in `docs/performance.md`.
+//! Its costs, and the alternatives that were tried, are in `docs/performance.md`.
 //!
-//! This file owns the tracker, and when a collect closes chunks (`two_level/ages.rs` chooses which).
-//! A closed chunk is read-only to the program,
-//! and nothing of it was stored to since it was last looked through; the first store to it opens
-//! it (`mprotect.rs`), and from then on its pages are found as everywhere (`uffd.rs`).
+//! This file owns the tracker, and when a collect closes chunks (`two_level/ages.rs` chooses
+//! which). A closed chunk is read-only to the program, and was not stored to since it was last
+//! scanned. The first store to it opens it (`mprotect.rs`), and from then on its written pages are
+//! found by `uffd.rs`.
 //!
 //! # Why no store is missed
 //! Every store is to an open chunk, and the chunks that are open are known (invariant 1 of
-//! `mprotect.rs`). A collect reads which they are, looks them through, and may close some: K1 it
-//! protects them (which waits for handlers, and flushes the TLBs), K2 it looks them through once
-//! more.
-//! * A store before K1 is found by one of the two looks: the page tables keep it (invariant 1 of
+//! `mprotect.rs`). A collect reads which they are, scans them, and may close some: K1 it protects
+//! them (which waits for handlers, and flushes the TLBs), K2 it scans them once more.
+//! * A store before K1 is found by one of the two scans: the page tables keep it (invariant 1 of
 //!   `uffd.rs`), and protecting does not change that.
-//! * A store after K1 opens the chunk again: the next collect looks through it.
-//! * Looking through before protecting alone would lose the stores between the two.
+//! * A store after K1 opens the chunk again: the next collect scans it.
+//! * Scanning only before protecting would lose the stores between the two.
 //!
 //! # When a chunk is closed
-//! Opening and closing cost 10 to 20 µs together, a look through an open chunk about 1 µs. A chunk
-//! stays open for `FIRST` collects without a store; one that is opened again soon after it was
-//! closed, for twice as many each time, up to `MOST`. So a page here and there leaves few chunks
-//! open, what is stored to all the time stays open, and where that is everything the region is
-//! scanned as without this level: open chunks that are near each other are looked through in one
-//! go. A collect closes a few chunks at a time, or the sync point that meets a region just filled
-//! would pay for all.
+//! Opening and closing cost 10 to 20 µs together, a scan of an open chunk about 1 µs. A chunk stays
+//! open for `FIRST` collects without a store; one that is opened again soon after it was closed,
+//! for twice as many each time, up to `MOST`. So scattered stores leave few chunks open, and chunks
+//! that are stored to all the time stay open. If those are all chunks, the region is scanned as
+//! without this level: open chunks that are near each other are scanned together. A collect closes
+//! only a few chunks, since otherwise the first sync point after a region was filled would pay for
+//! all.
 //!
-//! Where memory is bounded, chunks are shut too: closed without being looked through
-//! (`two_level/release.rs`). A collect looks through these as well.
+//! Where memory is bounded, chunks are also shut: closed without being scanned
+//! (`two_level/release.rs`). A collect scans these as well.
 //!
 //! # Limits
 //! `read(2)` and all that has the kernel write into memory fail with EFAULT at a closed chunk. So
-//! this is for programs that ask for it ([`super::Kind::TwoLevel`]).
+//! this level is for programs that ask for it ([`super::Kind::TwoLevel`]).
 
 use std::io;
 use std::ops::Range;
@@ -55,10 +54,10 @@ mod release;
 /// Bytes of a chunk: smaller ones save little (the signal remains), larger ones cost more, since
 /// protecting goes page by page.
 pub const CHUNK: usize = 256 << 10;
-/// Regions below this are scanned as a whole: for as much as one chunk opened and closed.
+/// Regions below this are scanned as a whole: that costs as much as opening and closing one chunk.
 const LEAST: usize = 64 << 20;
-/// Open chunks less than so many bytes apart are looked through together: what lies between costs
-/// no more than one more call.
+/// Open chunks less than so many bytes apart are scanned together: what lies between costs no more
+/// than one more call.
 const GAP: usize = 2 << 20;
 
 /// # Safety
@@ -85,7 +84,7 @@ pub(super) unsafe fn attach_metered(
     unsafe { of_chunks(base, len, pages, Some(meter)) }
 }
 
-/// A tracker whose chunks have so many pages.
+/// A tracker whose chunks have `pages` pages.
 ///
 /// # Safety
 /// As [`super::attach`].
@@ -96,7 +95,7 @@ pub(super) unsafe fn of_chunks(
     meter: Option<&Arc<Meter>>,
 ) -> io::Result<Box<dyn Tracker>> {
     let process = Process::current()?;
-    // First the upper level: it is done with at once where the page tables are empty still.
+    // The upper level first: protecting takes no time while the page tables are still empty.
     // SAFETY: the caller's promise, of both; each leaves the other's part of the state alone.
     let (upper, lower) = unsafe {
         (
@@ -118,11 +117,11 @@ pub(super) unsafe fn of_chunks(
 
 impl TwoLevel {
     /// Appends the chunks that overlap `wanted` and may have pages that no collect has found, as
-    /// runs of chunk numbers. With `rearm` the caller looks through them now.
+    /// runs of chunk numbers. With `rearm` the caller scans them now.
     fn unseen(&self, wanted: &Range<usize>, rearm: bool, out: &mut Vec<Range<usize>>) {
         let from = out.len();
         self.chunks.open(wanted, out);
-        // In this order: what is shut in between is in one of the two.
+        // In this order: a chunk that is shut in between is in one of the two.
         if let Some(h) = &self.held {
             h.unseen(wanted, self.chunk, self.len, rearm, out);
             if out.len() > from {
@@ -139,7 +138,7 @@ impl TwoLevel {
         out: &mut Vec<Range<usize>>,
     ) -> io::Result<()> {
         if chunks.is_empty() {
-            // Is it tracked still?
+            // Scans one page, to fail if the range is not tracked any more.
             let page = rustix::param::page_size();
             let first = wanted.start..(wanted.start + page).min(wanted.end);
             return self

@@ -1,10 +1,10 @@
 //! Tracking by userfaultfd write-protect in async mode and the `PAGEMAP_SCAN` ioctl.
 //!
-//! Source: Linux `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst`. Needs Linux 6.7 and, without
-//! privilege, nothing more: UFFD_USER_MODE_ONLY.
+//! Source: Linux `Documentation/admin-guide/mm/userfaultfd.rst` and `pagemap.rst`. Needs Linux
+//! 6.7, and no privilege: UFFD_USER_MODE_ONLY.
 //!
-//! This file owns one userfaultfd per tracker (the kernel's structures are `crate::uffd`'s), and one
-//! descriptor of `/proc/self/pagemap` per process.
+//! This file owns one userfaultfd per tracker (the kernel's structures are `crate::uffd`'s), and
+//! one descriptor of `/proc/self/pagemap` per process.
 //!
 //! Invariants:
 //! 1. A page that is not write-protected in the page tables is a written one: the kernel's state
@@ -117,9 +117,10 @@ pub(super) fn pagemap(process: Process) -> io::Result<RawFd> {
     }
 }
 
-/// Ranges that count as written whatever the page tables say, from [`Tracker::mark`].
+/// Ranges that count as written whatever the page tables say, from [`Tracker::mark`] and windows
+/// that went.
 ///
-/// Empty but for the time after a failed sync point, so that a collect pays one load for it.
+/// Empty most of the time, so that a collect pays one load for it.
 #[derive(Default)]
 pub(crate) struct Marks {
     any: AtomicBool,
@@ -222,9 +223,9 @@ pub(super) struct Found {
     pub written: bool,
 }
 
-/// The same as [`of_pages`], but what is in the page tables now counts as written, and so may the pages
-/// of the 2 MiB around one that is touched before they are collected: costs nothing in a large
-/// mapping that is hardly used.
+/// As [`of_pages`], but without arming: what is in the page tables now counts as written, and so
+/// may the pages of the 2 MiB around one that is touched before they are collected. Costs nothing
+/// in a large mapping that is hardly used.
 ///
 /// # Safety
 /// As [`super::attach`].
@@ -272,7 +273,7 @@ impl Uffd {
     /// written.
     ///
     /// # Safety
-    /// Nobody stores to them meanwhile, and what they hold the file has.
+    /// No thread stores to them meanwhile, and the file has what they hold.
     pub(super) unsafe fn discard(&self, range: &Range<usize>) -> io::Result<()> {
         let start = (self.base + range.start) as *mut std::ffi::c_void;
         // SAFETY: a part of the caller's mapping, whose bytes stay what they are (the caller's
@@ -324,7 +325,7 @@ impl Uffd {
                     written: region.categories & PAGE_IS_WRITTEN != 0,
                 };
                 let (start, end) = (region.start as usize, region.end as usize);
-                // Markers of pages that are not there are neither.
+                // Pages that are not there, and only have a marker, are neither.
                 if found.copied || found.written {
                     each(start - self.base..end - self.base, found);
                 }
@@ -334,8 +335,8 @@ impl Uffd {
         Ok(())
     }
 
-    /// What [`Tracker::collect`] gives, of `wanted`, where only `parts` of it can have been stored
-    /// to since they were last re-armed; they are ascending, and do not touch.
+    /// [`Tracker::collect`] of `wanted`, where only `parts` of it can have been stored to since
+    /// they were last re-armed; `parts` are ascending, and do not touch.
     pub(super) fn collect_parts(
         &self,
         parts: impl Iterator<Item = Range<usize>>,
@@ -418,7 +419,7 @@ fn scan_into(
     // `regions`; protecting pages of the range changes no contents.
     let found = unsafe { call(pagemap, PAGEMAP_SCAN, &mut arg)? };
     if arg.walk_end <= left.start || arg.walk_end > left.end || found > regions.len() {
-        // Not a kernel that we know, or not a pagemap any more.
+        // Not a kernel that we know, or the descriptor is no pagemap any more.
         return Err(io::Error::other("PAGEMAP_SCAN gave an impossible answer"));
     }
     for region in &regions[..found] {
@@ -480,7 +481,7 @@ impl Drop for Uffd {
 
 /// True when this kernel can do userfaultfd WP_ASYNC and PAGEMAP_SCAN on a private file mapping.
 ///
-/// Found out by really tracking one page of a small memfd, once; then remembered.
+/// Found out once, by really tracking the pages of a small memfd; then remembered.
 pub fn uffd_available() -> bool {
     const UNKNOWN: u8 = 0;
     const NO: u8 = 1;

@@ -1,4 +1,4 @@
-//! A mirror's end of a session's own link: the greeting, a copy, heartbeats.
+//! A mirror's end of a session's own link: the greeting, a copy, spill files, heartbeats.
 
 use super::*;
 
@@ -18,7 +18,7 @@ pub struct ControlIn {
     stage: Stage,
     heard: Duration,
     generation: u64,
-    /// Whether this link stopped the area for a copy.
+    /// Whether this link froze the store for a copy.
     froze: bool,
 }
 
@@ -73,7 +73,7 @@ impl ControlIn {
     pub fn end(&mut self) {
         let m = self.mirror.clone();
         let change = lock(&m.change);
-        // What a newer link has begun is its own.
+        // A session that a newer link has begun goes on.
         if m.generation.load(SeqCst) == self.generation {
             m.stop_session();
         }
@@ -222,12 +222,12 @@ impl ControlIn {
         store.apply_all(tail)?;
         store.freeze(true);
         self.froze = true;
-        // Its receiver does not listen for streams.
+        // The copy's receiver does not listen for streams.
         let copy = CopyOut::begin(store, &mut self.wire, self.epoch, None, None);
         Ok(Stage::Giving(Box::new(copy)))
     }
 
-    /// A sign of life of the session's primary, which says what is committed.
+    /// A heartbeat of the session's primary, which says what is committed.
     fn beat(&self, m: &Mirror, primary: &str, session: u64, f: &Frame, body: &[u8]) -> Result<()> {
         if m.session.load(Acquire) != session {
             return Err(Error::Stale("another session began".into()));
@@ -239,8 +239,8 @@ impl ControlIn {
         Ok(())
     }
 
-    /// Answers one, with what a node that this one forwards to has promised, which only
-    /// the primary can do something about.
+    /// Answers a heartbeat, with the greater epoch that a node has promised that this one
+    /// forwards to: only the primary can act on it.
     fn answer_beat(&mut self, m: &Mirror, number: u16) {
         let outbid = Some(m.backups.outbid()).filter(|e| *e > self.epoch);
         let outbid = outbid.map(u64::to_le_bytes);

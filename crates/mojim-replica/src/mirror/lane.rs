@@ -18,7 +18,7 @@ struct StreamIn {
     to: usize,
 }
 
-/// What was taken of a stream at once.
+/// What one step took of a stream.
 struct Batch {
     /// The last LSN that is committed, as its frames say.
     committed: u64,
@@ -36,7 +36,7 @@ struct Appender<'a> {
     log: &'a Log,
     history: &'a History,
     volume: u64,
-    /// Of its `LaneServer`.
+    /// The `said` of its [`LaneServer`].
     said: &'a mut Option<Duration>,
 }
 
@@ -64,7 +64,7 @@ pub struct LaneServer {
     history: Arc<History>,
     conn: Arc<dyn Conn>,
     source: Feed,
-    /// Acknowledgement that the link did not take yet: its bytes from `.1` on.
+    /// The acknowledgement that the link did not take yet: its bytes from `.1` on.
     unsent: Option<([u8; FRAME_LEN], usize)>,
     /// When the primary was last told that this lane waits for a backup;
     /// nothing was taken since.
@@ -196,8 +196,8 @@ impl LaneServer {
         };
         let taken = appender.take_ring(ring, &mut len);
         let last = appender.lane.last();
-        // Also what came before one that cannot be taken: this lane's log acknowledges
-        // it in the next session, and a promotion cuts off what does not count.
+        // Also if a record cannot be taken: this lane's log acknowledges those before it
+        // in the next session, and a promotion cuts off what does not count.
         m.landed(self.lane, first)?;
         let step = taken?;
         let committed = ring.committed();
@@ -239,7 +239,7 @@ impl LaneServer {
         let taken = appender.take_stream(stream, self.epoch);
         let last = appender.lane.last();
         if taken.is_err() {
-            // What came before counts, as in shared memory.
+            // The records before the one that failed count, as in `step_ring`.
             m.landed(self.lane, first)?;
         }
         let batch = taken?;
@@ -260,7 +260,7 @@ impl LaneServer {
         Ok(batch.step)
     }
 
-    /// Over the stream, as far as that takes it now.
+    /// Acknowledges over the stream, as far as the link takes it now.
     #[inline]
     fn acknowledge(&mut self, last: u64, flags: u16) -> Result<bool> {
         let ack = Frame {
@@ -326,8 +326,8 @@ impl StreamIn {
         &self.buf[self.from..self.to]
     }
 
-    /// Takes bytes from `conn`, unless a whole frame is here. False if none is then. `log`:
-    /// where its record is to go.
+    /// Takes bytes from `conn`, unless a whole frame is here already. False if there is
+    /// none afterwards. `log`: where the frame's record is to go.
     #[inline]
     fn receive(&mut self, conn: &dyn Conn, log: &Log) -> Result<bool> {
         if has_whole(self.rest())? {
@@ -351,7 +351,7 @@ impl StreamIn {
         Ok(false)
     }
 
-    /// For the rest of a frame of which a part is here.
+    /// Makes room for the rest of a frame that is here in part.
     fn make_room(&mut self, log: &Log) -> Result<()> {
         let need = needed(self.rest());
         let most = log.size() as usize / 2 + FRAME_LEN;
@@ -377,8 +377,8 @@ impl StreamIn {
 }
 
 impl Appender<'_> {
-    /// Takes what is in `ring`, at whose front are `len` bytes; then `len` is the length of
-    /// the record that was seen last, taken or not.
+    /// Takes the records in `ring`, the first of which has `len` bytes. Afterwards `len`
+    /// is the length of the last record that was seen, taken or not.
     #[inline]
     fn take_ring(&mut self, ring: &mut RingIn, len: &mut usize) -> Result<Step> {
         loop {
@@ -446,8 +446,8 @@ impl Appender<'_> {
             let (r, committed) = self.record(stream.rest(), epoch)?;
             let len = r.bytes().len();
             check_len(len, self.log.size())?;
-            // Also of one that has no room: a log may be full of what is committed
-            // and not known to be.
+            // Also from a frame whose record has no room: a log may be full of records that
+            // are committed and not known to be.
             batch.committed = batch.committed.max(committed);
             batch.step = self.append(&r)?;
             if batch.step != Step::Moved {
@@ -459,8 +459,8 @@ impl Appender<'_> {
         Ok(batch)
     }
 
-    /// The record in the frame that `bytes`, a whole one at least, begin with, and the last
-    /// LSN that is committed.
+    /// The record in the frame at the start of `bytes`, which hold at least that frame,
+    /// and the last LSN that is committed.
     #[inline]
     fn record<'b>(&self, bytes: &'b [u8], epoch: u64) -> Result<(RecordView<'b>, u64)> {
         let f = Frame::decode(bytes).expect("checked by has_whole");
@@ -509,8 +509,8 @@ impl Appender<'_> {
 
     /// The log's head, and where a record of `len` bytes goes behind it; or what the lane
     /// waits for.
-    // Always: with two callers the compiler keeps it apart, and it is on the way of each
-    // record.
+    // Always: with two callers the compiler would not inline it, and every record goes
+    // through it.
     #[inline(always)]
     fn place(&mut self, len: usize) -> std::result::Result<(u64, u64), Step> {
         let head = self.log.head();
@@ -564,8 +564,8 @@ fn has_whole(b: &[u8]) -> Result<bool> {
 }
 
 impl Mirror {
-    /// Why lane `lane` takes nothing: for want of room, if there is no `room`
-    /// and no backup that keeps it.
+    /// Why lane `lane` takes nothing: its log is full if there is no `room` and no backup
+    /// keeps it so; else a backup holds it back.
     #[cold]
     pub(super) fn blocked(&self, lane: usize, room: bool) -> Step {
         match room || self.store.is_kept(lane) {
@@ -585,7 +585,7 @@ impl Mirror {
         due
     }
 
-    /// A record that names a spill file is worth nothing without it, durable here.
+    /// Refuses a record that names a spill file which is not durable here.
     #[inline]
     pub(super) fn check_spill(&self, r: &RecordView<'_>) -> Result<()> {
         let Some((id, want)) = named_spill(r)? else {
@@ -608,7 +608,7 @@ impl Mirror {
     pub(super) fn landed(&self, lane: usize, first: u64) -> Result<()> {
         let log = &self.store.logs()[lane];
         let head = log.head();
-        // Also what an earlier batch published before it failed.
+        // Records that an earlier batch published before it failed must be persisted too.
         if first == head && log.persisted() >= head {
             return Ok(());
         }

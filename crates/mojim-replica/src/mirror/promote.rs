@@ -6,12 +6,12 @@
 use super::*;
 use mojim_protocol::promotion::Candidate;
 
-/// Whether this copy has what the view's primary had, which its node is by name. `local`:
-/// whether success means this node's own log.
+/// Checks, on the node that is the view's primary by name, that this copy has what that
+/// primary had. `local`: whether success means this node's own log.
 pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
     let sb = store.superblock();
-    // A program that attaches gives such a copy another life. What it led itself
-    // and lost counts, not what it has taken over from its primary since.
+    // A program that attaches gives such a copy another life. What this node led itself
+    // and lost counts, not what it has taken over from another primary since.
     let led = sb.view.primary == sb.node;
     let misses = sb.ring_lost && led && !local;
     if misses || !reg.is_primary(&member(store)) {
@@ -24,8 +24,9 @@ pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
 }
 
 impl Mirror {
-    /// Becomes primary if the register agrees. `suspect`: the primary is silent; otherwise
-    /// only what the register has agreed to is completed. `None`: this is not its to take.
+    /// Becomes primary if the register agrees. `suspect`: the primary is silent;
+    /// otherwise only what the register has agreed to is completed. `None`: this node may
+    /// not take over.
     pub fn try_take_over(
         &self,
         views: &dyn ViewRegister,
@@ -51,7 +52,7 @@ impl Mirror {
         }
     }
 
-    /// This copy, for who judges whether it may go on on an operator's word.
+    /// This copy as a candidate, to judge whether it may go on on an operator's word.
     pub fn candidate(&self) -> Candidate<'_> {
         let sb = self.store.superblock();
         Candidate {
@@ -73,14 +74,14 @@ impl Mirror {
             || broken.amnesiac_member.is_on() && named()
     }
 
-    /// An operator makes this node primary although it may lack what was
-    /// acknowledged: nobody else is left who has it.
+    /// An operator makes this node primary although it may lack what was acknowledged: no
+    /// other node is left that has it.
     pub fn force(&self, views: &dyn ViewRegister) -> Result<Option<(u64, u64)>> {
         let reg = views.read(&self.store.spec().volume)?;
         self.force_from(&reg, views)
     }
 
-    /// The same, if the register is still as it was read.
+    /// As [`Mirror::force`], if the register is still `reg`.
     pub fn force_from(
         &self,
         reg: &Register,
@@ -95,7 +96,7 @@ impl Mirror {
         self.stop_session();
         let epoch = self.store.next_epoch(sb.promised.max(reg.epoch) + LEAP);
         self.store.promise(epoch)?;
-        // Also if the answer is lost, and the register read later.
+        // This also counts if the answer is lost and the register is read later.
         self.gives_up.store(true, Release);
         let new = reg
             .force(&member(&self.store), epoch)
@@ -106,7 +107,7 @@ impl Mirror {
         self.become_primary(epoch).map(Some)
     }
 
-    /// What the superblock says, of a copy that one can go on with.
+    /// The superblock of this copy; an error if the copy is not whole.
     pub(super) fn whole(&self) -> Result<Superblock> {
         let sb = self.store.superblock();
         match sb.state {
@@ -124,16 +125,16 @@ impl Mirror {
         r.is_primary(&member(&self.store))
     }
 
-    /// The primary is gone, as far as this node can tell: makes this node the
-    /// primary, if the register agrees. `None` if it does not; then it goes on
-    /// following, but promised, so that its primary has to begin another epoch.
+    /// The primary is gone, as far as this node can tell: makes this node the primary, if
+    /// the register agrees. `None` if not: it goes on following, but has promised the
+    /// epoch, so that its primary has to begin another one.
     pub fn take_over(&self, views: &dyn ViewRegister) -> Result<Option<(u64, u64)>> {
         // Links are served until the register has answered.
         let reg = views.read(&self.store.spec().volume)?;
         self.take_over_from(reg, views)
     }
 
-    /// The same, where the register was just read.
+    /// As [`Mirror::take_over`], with the register that was just read.
     pub fn take_over_from(
         &self,
         mut reg: Register,
@@ -160,7 +161,7 @@ impl Mirror {
         let epoch = if sb.state != State::Whole {
             return Ok(None);
         } else if reg.is_primary(&me) && sb.view.epoch < reg.epoch {
-            // Cut off after the register had agreed.
+            // This node was interrupted after the register had agreed.
             reg.epoch
         } else if reg.is_mirror(&me) {
             self.store.next_epoch(sb.promised.max(reg.epoch))
@@ -204,15 +205,15 @@ impl Mirror {
         self.generation.fetch_add(1, SeqCst);
         self.unsettle();
         self.stop_session();
-        // From here on the old primary has nothing acknowledged any more.
+        // From here on this node acknowledges nothing to the old primary any more.
         let epoch = self.epoch_to_promote(&sb, above);
         self.store.promise(epoch)?;
         self.become_primary(epoch)
     }
 
     /// A leap above what is known, so that it also outranks what the other node began
-    /// unseen. A leap tells that this was known (`is_rival`): one that was promised by a
-    /// promotion that failed is not leapt over again, nor is a view of this node alone.
+    /// unseen. By a leap `is_rival` sees that this was known. An epoch that a failed
+    /// promotion promised is not leapt over again, nor is a view of this node alone.
     pub(super) fn epoch_to_promote(&self, sb: &Superblock, above: u64) -> u64 {
         let goes_on = sb.view.primary == self.me && sb.view.mirror.is_empty();
         if goes_on && above + LEAP / 2 <= sb.view.epoch {
@@ -235,8 +236,8 @@ impl Mirror {
         }
     }
 
-    /// Everything of its contiguous prefix is this node's own from now on.
-    /// No session is left, and `epoch` is promised.
+    /// Makes this node the primary of `epoch`, with everything of its contiguous prefix.
+    /// The caller has ended the session and promised `epoch`.
     pub(super) fn become_primary(&self, epoch: u64) -> Result<(u64, u64)> {
         let tail = self.tail();
         self.store.freeze(false);

@@ -64,7 +64,8 @@ impl Primary {
         bytes + self.spec.max_record > self.spec.smallest_log as usize / 2
     }
 
-    /// Whether another record may be appended, by what others lack.
+    /// Whether another record may be appended, by what the own log, the mirror and the
+    /// backups lack.
     #[inline]
     pub(super) fn has_room(&self) -> bool {
         self.has_window() && !self.backups.is_full(&self.store)

@@ -1,20 +1,20 @@
 //! One turn of a lane: sending, writing the own log, receiving, each by one thread for all.
 //!
-//! Owns what a turn does to the prefixes. Invariant: nobody waits here for who is at it
-//! already, but in `persist_wait`.
+//! Owns what a turn does to the prefixes. Invariant: no thread waits here for another one
+//! that is at the same work, except in `persist_wait`.
 
 use super::*;
 
 impl Primary {
-    /// Bytes of the logs that the streams to the mirror have taken, over all
-    /// lanes; without those that somebody is sending on at this moment.
+    /// Bytes of the logs that the streams to the mirror have taken, without lanes on
+    /// which a thread is sending right now.
     pub(crate) fn handed(&self) -> u64 {
         let lanes = self.lanes.iter();
         let sent = lanes.filter_map(|l| l.tx.try_lock().ok()?.as_ref().map(Tx::taken));
         sent.sum()
     }
 
-    /// Sends what lane `lane` has to send, if nobody else is at it.
+    /// Sends what lane `lane` has to send, unless another thread is at it.
     #[inline]
     pub fn send(&self, lane: usize) {
         if let Ok(mut t) = self.lanes[lane].tx.try_lock()
@@ -30,7 +30,7 @@ impl Primary {
         }
     }
 
-    /// Makes lane `lane` persistent up to its head, if nobody else is at it.
+    /// Makes lane `lane` persistent up to its head, unless another thread is at it.
     #[inline]
     pub(crate) fn persist(&self, lane: usize) -> Result<()> {
         let guard = match self.lanes[lane].persist.try_lock() {
@@ -41,7 +41,7 @@ impl Primary {
         self.persist_held(lane, guard)
     }
 
-    /// The same, waiting for whoever is at it.
+    /// As `persist`, but waits for a thread that is at it.
     pub fn persist_wait(&self, lane: usize) -> Result<()> {
         let guard = self.lanes[lane]
             .persist
@@ -78,8 +78,8 @@ impl Primary {
         Ok(())
     }
 
-    /// Receives what has arrived on lane `lane`, if nobody else is at it.
-    /// True if an acknowledgement came.
+    /// Receives what has arrived on lane `lane`, unless another thread is at it. True if
+    /// an acknowledgement came.
     #[inline]
     pub fn receive(&self, lane: usize) -> bool {
         let Ok(mut slot) = self.lanes[lane].rx.try_lock() else {
@@ -121,7 +121,7 @@ impl Primary {
                 self.acked.advance(r.header.lsn);
             }
             if !self.acked.has_room(r.header.lsn) {
-                // Another lane is far behind: this waits for it.
+                // Another lane is far behind: this one waits for it.
                 slot.held = true;
                 break;
             }
@@ -134,9 +134,9 @@ impl Primary {
         came || advanced
     }
 
-    /// The mirror waits for a backup, and said so within the silence after
-    /// which its link would count as broken: no fault of the mirror's, nor of
-    /// the link to it.
+    /// Whether the mirror waits for a backup, and said so within the silence after which
+    /// its link would count as broken. Then neither the mirror nor the link to it is at
+    /// fault.
     pub fn is_held_back(&self, now: Duration) -> bool {
         let (now, silence) = (now.as_nanos() as u64, self.silence.load(Relaxed));
         self.lanes.iter().any(|l| {
@@ -145,7 +145,7 @@ impl Primary {
         })
     }
 
-    /// A link is over; whoever waits for the next one is not held back. Links
+    /// A link is over: a sync point that waits for the next link is not held back. Links
     /// count as broken after `silence`.
     pub(crate) fn forget_waits(&self, silence: Duration) {
         self.silence.store(silence.as_nanos() as u64, Relaxed);

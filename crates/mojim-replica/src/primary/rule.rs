@@ -7,16 +7,15 @@
 use super::*;
 
 impl Primary {
-    /// What is asked for at present: the mode's rule, or the one of a primary
-    /// that is alone.
+    /// The present rule: the mode's, or that of a primary that is alone.
     #[inline]
     pub fn rule(&self) -> AckRule {
         unpack(self.rule.load(SeqCst))
     }
 
     pub(crate) fn set_rule(&self, r: AckRule) {
-        // Sequentially consistent: who takes an LSN after this sees it, and who
-        // took one before is seen by who reads the last LSN after this.
+        // Sequentially consistent: a thread that takes an LSN after this sees the rule;
+        // one that reads the last LSN after this sees every LSN taken before.
         let now = self.rule.load(SeqCst);
         let changes = (now >> CHANGES) + 1;
         let beside = now & (HELD | LEASED);
@@ -44,14 +43,14 @@ impl Primary {
         }
     }
 
-    /// The end of the last sync point that is committed: what others are told, to whom a
-    /// part of one means nothing.
+    /// The end of the last committed sync point, for other nodes: a part of one means
+    /// nothing to them.
     #[inline]
     pub fn committed_whole(&self) -> u64 {
         self.whole(self.committed())
     }
 
-    /// What the record `lsn`, which is being made, tells of it.
+    /// The committed LSN that the record `lsn`, which is being made, carries.
     #[inline]
     pub(super) fn stamp(&self, lsn: u64) -> u64 {
         self.whole(self.committed().min(lsn - 1)).min(lsn - 1)
@@ -65,9 +64,9 @@ impl Primary {
         }
     }
 
-    /// What was committed at one instant at which this was the rule. `None`: it
-    /// was set meanwhile, and what a mirror acknowledged may have counted for
-    /// nothing when it was read.
+    /// What was committed at one instant at which this was the rule. `None`: the rule was
+    /// set meanwhile, and the mirror's acknowledgements may not have counted when they
+    /// were read.
     #[inline]
     pub(super) fn committed_by(&self, rule: u64) -> Option<u64> {
         interleave();
@@ -79,13 +78,13 @@ impl Primary {
         (self.rule.load(SeqCst) == rule).then_some(committed)
     }
 
-    /// What became committed within a lease stays so, and nothing else does.
-    /// Whoever is about to acknowledge looks at the clock itself: the thread
-    /// that would hold commits may sleep, or wait for a disk.
+    /// What became committed within a lease stays so, and nothing else does. Every thread
+    /// that is about to acknowledge looks at the clock itself: the thread that would hold
+    /// commits may sleep, or wait for a disk.
     pub(super) fn committed_by_lease(&self, rule: u64) -> Option<u64> {
         if rule & HELD == 0 {
             let committed = self.committed_by(rule)?;
-            // The clock last: what counts now was committed before.
+            // The clock is read last: what counts now was committed before.
             if (self.store.env().now().as_nanos() as u64) < self.lease.load(SeqCst) {
                 self.held_at.fetch_max(committed, AcqRel);
                 return Some(committed);
@@ -94,8 +93,8 @@ impl Primary {
         Some(self.held_at.load(Acquire))
     }
 
-    /// Until `end`, and no longer, this primary commits. By the session's
-    /// thread, as all changes of the rule.
+    /// This primary commits until `end`, and no longer. Session thread only, as all
+    /// changes of the rule.
     pub(crate) fn lease_until(&self, end: Duration) {
         self.lease.store(end.as_nanos() as u64, SeqCst);
         if self.rule.load(SeqCst) & LEASED == 0 {
@@ -104,17 +103,17 @@ impl Primary {
         }
     }
 
-    /// From here on nothing becomes committed, whatever the rule says, until it
-    /// is let go again. By the session's thread, as all changes of the rule.
+    /// From here on nothing becomes committed, whatever the rule says, until
+    /// [`Primary::let_go`]. Session thread only, as all changes of the rule.
     pub(crate) fn hold(&self) {
         if !self.is_held() {
             self.rule.fetch_or(HELD, SeqCst);
         }
     }
 
-    /// What is held counts by the rule again.
+    /// Ends a hold.
     pub(crate) fn let_go(&self) {
-        // Looked at first: the line is every sync point's.
+        // Checked first: every sync point reads this cache line.
         if self.is_held() {
             self.rule.fetch_and(!HELD, SeqCst);
             self.done.notify();

@@ -19,9 +19,9 @@ impl Primary {
         begun
     }
 
-    /// Goes on with it: the last LSN and the lane of its record once there is one,
-    /// `None` while the mirror lacks the file or the log has no room. It is over
-    /// after anything else than `None`.
+    /// Goes on with a spilling sync point: the LSN and lane of its record once there is
+    /// one, `None` while the mirror lacks the file or the log has no room. It is over
+    /// after anything but `None`.
     pub fn spill_step(&self, s: &mut Spilling, lane: usize) -> Result<Option<(u64, usize)>> {
         let next = match s.handed || self.is_handed(s)? {
             false => return Ok(None),
@@ -76,11 +76,12 @@ impl Primary {
         })
     }
 
-    /// Nobody is to get it any more but by its record, if it has one.
+    /// The session sends the file no longer, unless a record names it; without one
+    /// (`appended`) it is removed.
     pub(super) fn forget_spill(&self, s: &Spilling, appended: bool) {
         let id = s.file.id;
         let mut handed = self.spill.lock().unwrap_or_else(|e| e.into_inner());
-        // It may be the turn of another.
+        // It may be another file's turn.
         handed.take_if(|(s, _)| s.id == id);
         drop(handed);
         let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
@@ -122,7 +123,7 @@ impl Primary {
         Ok(SpillFile { id, len, file })
     }
 
-    /// Waits until the mirror has a spill file, where one must have it.
+    /// Waits until the mirror has a spill file, if a mirror must have it.
     pub(super) fn hand_spill(&self, s: &mut Spilling) -> Result<()> {
         while !self.is_handed(s)? {
             self.link_work.notify();
@@ -131,7 +132,7 @@ impl Primary {
         Ok(())
     }
 
-    /// Whether the mirror has a spill file, where one must have it; or why it is
+    /// Whether the mirror has a spill file, or none must have it. An error if it is
     /// waited for no longer.
     pub(super) fn is_handed(&self, s: &mut Spilling) -> Result<bool> {
         let needed = self.rule().mirror || self.link_up.load(Acquire);
@@ -145,14 +146,14 @@ impl Primary {
             match &*slot {
                 None => *slot = Some((s.file.clone(), false)),
                 Some((x, true)) if x.id == s.file.id => {
-                    // Whether the log has room for its record is not the next one's.
+                    // The next file need not wait for room for this one's record.
                     *slot = None;
                     return Ok(true);
                 }
                 Some(_) => {}
             }
         }
-        // Before what tells that it has ended.
+        // Read before the progress: a confirmation that comes in between shows there.
         let limit = self.standstill(s.usual);
         let now = self.store.env().now();
         let before = std::mem::replace(&mut s.spilled, self.spilled());
@@ -177,7 +178,7 @@ impl Primary {
         self.spilled.load(Acquire)
     }
 
-    /// The link has taken a spill file up to byte `at`; one more than it has: the
+    /// The link has taken a spill file up to byte `at`. One more than its length: the
     /// mirror has confirmed it.
     pub(crate) fn spill_reached(&self, id: u64, at: u64) {
         let mut reached = self.reached.lock().unwrap_or_else(|e| e.into_inner());
@@ -188,8 +189,8 @@ impl Primary {
         }
     }
 
-    /// A session begins that sends these spill files first: how far others got
-    /// counts no more.
+    /// A session begins that sends these spill files first. How far others got is
+    /// forgotten, except for the one whose turn it is.
     pub(crate) fn spills_begin(&self, ids: impl Iterator<Item = u64>) {
         let ids: Vec<u64> = ids.collect();
         let own = self.spill_wanted().map(|s| s.id);
@@ -197,7 +198,7 @@ impl Primary {
         reached.retain(|id, _| Some(*id) == own || ids.contains(id));
     }
 
-    /// Whether all of a spill file is sent and its confirmation is out.
+    /// Sets whether all of a spill file is sent and its confirmation is due.
     pub(crate) fn set_confirming(&self, is: bool) {
         self.confirming.store(is, Release);
     }

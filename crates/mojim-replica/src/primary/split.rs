@@ -1,8 +1,8 @@
-//! The sync points in parts that were not committed when somebody last looked.
+//! The sync points in parts that were not committed at the last look.
 //!
-//! Invariant: the committed LSN that a primary tells anybody is the end of a sync point.
-//! Recovery compares what a record tells with the end of the last sync point that it finds
-//! whole, and a part of one was acknowledged to nobody.
+//! Invariant: the committed LSN that a primary tells another node or writes into a record
+//! is the end of a sync point. Recovery compares what a record tells with the end of the
+//! last sync point that it finds whole, and no caller was told of a part of one.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
@@ -13,11 +13,10 @@ use mojim_store::log::Log;
 #[derive(Default)]
 pub(super) struct Split {
     points: Mutex<Vec<(u64, u64)>>,
-    /// How many there are, for those who have nothing to do with it.
+    /// Length of `points`: while it is 0, no thread takes the lock.
     count: AtomicUsize,
-    /// The end of a sync point up to which all was committed when one that is not among
-    /// `points` any more was looked at: what was once committed may be so no more by
-    /// another rule, and counts here all the same.
+    /// The end of a sync point up to which everything was committed when `points` was
+    /// last cut. It counts here even if by another rule less is committed now.
     floor: AtomicU64,
 }
 
@@ -26,14 +25,14 @@ impl Split {
         self.points.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Before the first part can be seen by anybody.
+    /// Adds a sync point in parts. Called before its first part can be seen.
     pub fn add(&self, first: u64, last: u64) {
         let mut points = self.points();
         points.push((first, last));
         self.count.store(points.len(), Release);
     }
 
-    /// The LSNs begin anew, behind what these logs hold.
+    /// Begins the LSNs anew, behind what these logs hold.
     pub fn begin(&self, logs: &[Log]) {
         let mut points = self.points();
         points.clear();
@@ -58,7 +57,8 @@ impl Split {
             0 => committed,
             _ => self.end_before(committed),
         };
-        // Behind the count: whoever emptied the list set it before.
+        // Read after the count: the thread that emptied the list has set the floor
+        // before.
         whole.max(self.floor.load(Acquire))
     }
 

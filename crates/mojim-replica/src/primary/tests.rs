@@ -75,11 +75,11 @@ pub(super) fn interleave() {
     }
 }
 
-/// A thread that was about to acknowledge stood still between its look at the
-/// rule and its looks at the prefixes, while the mirror was given up and another
-/// one began to join: it acknowledged by that one alone what the view says is
-/// committed only in the own log. Every interleaving of one thread's looks with
-/// such a history, with and without a lease.
+/// A thread that was about to acknowledge stood still between its look at the rule and
+/// its looks at the prefixes, while the mirror was given up and another one began to
+/// join. It then acknowledged, by the new mirror alone, what the view says is committed
+/// only in the own log. The test runs every interleaving of one thread's looks with such
+/// a history, with and without a lease.
 #[test]
 fn nothing_is_committed_that_was_at_no_instant() {
     type Step = fn(&Primary);
@@ -233,8 +233,8 @@ fn what_waits_is_written_back_by_the_policy() {
     }
 }
 
-/// Nobody knew how much would have gone with the primary's power, and until when.
-/// And all of the log counted as missing at a mirror that was gone.
+/// The operator could not see how much would have been lost with the primary's power, and
+/// until when. And all of the log counted as missing at a mirror that was gone.
 #[test]
 fn what_a_lost_mirror_acknowledged_is_at_risk_until_the_own_log_has_it() {
     let (p, dir) = alone_on("risk", WriteBack::Async, MediumKind::Disk);
@@ -292,7 +292,7 @@ fn what_a_lost_mirror_acknowledged_is_at_risk_until_the_own_log_has_it() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// Nobody but the program knew that its copy had failed.
+/// Only the program itself knew that its copy had failed.
 #[test]
 fn a_copy_that_fails_says_so_where_others_look() {
     let (p, dir) = alone("failed", WriteBack::Eager);
@@ -366,9 +366,8 @@ fn what_a_record_tells_was_committed_ends_a_sync_point() {
     std::fs::remove_dir_all(dir).unwrap();
 }
 
-/// The lease was looked at by the session's thread only: a thread that slept
-/// with it, or ran while it waited for a disk, acknowledged what a backup had
-/// given up.
+/// Only the session's thread looked at the lease: a thread that slept with it, or ran
+/// while it waited for a disk, acknowledged what a backup had given up.
 #[test]
 fn what_comes_after_a_lease_is_not_committed_whoever_looks() {
     let (p, dir) = alone("lease", WriteBack::Eager);

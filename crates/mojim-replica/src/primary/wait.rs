@@ -1,18 +1,18 @@
 //! Waiting for a sync point: in the caller's thread, which drives its own lane meanwhile.
 //!
-//! Owns how long is waited, and what is said when that was too long. Invariant: while
-//! anything moves that the caller waits for, nobody gives up.
+//! Owns how long a caller waits, and the error if that was too long. Invariant: no caller
+//! gives up while anything moves that it waits for.
 
 use super::*;
 
-/// How far the way to the mirror had got when a waiting call last looked.
+/// How far the records had got towards the mirror when a waiting call last looked.
 ///
-/// Invariant: it only grows, and not beyond what the logs held when the wait
-/// began. What is sent a second time over a new link is no progress, nor is what
-/// others append meanwhile, or a mirror that takes everything in and acknowledges
-/// nothing would be waited for without end.
+/// Invariant: it only grows, and not beyond what the logs held when the wait began. Bytes
+/// that are sent again over a new link, or that others append meanwhile, are no progress:
+/// else a mirror that takes everything in and acknowledges nothing would be waited for
+/// without end.
 struct Motion {
-    /// Bytes that the logs held.
+    /// Bytes that the logs held when the wait began.
     until: u64,
     handed: u64,
     lsn: u64,
@@ -34,10 +34,9 @@ impl Motion {
         motion
     }
 
-    /// Whether the mirror has moved on since this was asked last: it has taken
-    /// or acknowledged more than ever before, spill files included, which go ahead
-    /// of records; or a whole copy is under way, whose own standstill ends its link
-    /// (`link::COPY_SILENCE`).
+    /// Whether the mirror has moved on since the last call: it has taken or acknowledged
+    /// more than ever before, spill files included, which go ahead of records; or a whole
+    /// copy is under way, whose own standstill ends its link (`link::COPY_SILENCE`).
     fn goes_on(&mut self, p: &Primary) -> bool {
         let handed = p.handed().min(self.until);
         let acked = p.acked.get().min(self.lsn);
@@ -50,7 +49,7 @@ impl Motion {
     }
 }
 
-/// A wait for room in the log: how long, since anything moved.
+/// A wait for room in the log: how long it has lasted since anything moved.
 #[derive(Default)]
 pub(super) struct RoomWait {
     waited: Duration,
@@ -63,7 +62,7 @@ impl Primary {
         self.wait_hinted(lsn, lane, 0)
     }
 
-    /// The same; the next record may have about `hint` bytes.
+    /// As `wait`; the next record may have about `hint` bytes.
     #[inline]
     pub(super) fn wait_hinted(&self, lsn: u64, lane: usize, hint: usize) -> Result<()> {
         let rule = self.rule();
@@ -86,9 +85,8 @@ impl Primary {
         self.wait_long(lsn, lane)
     }
 
-    /// The short way: polls for the acknowledgement, for a bounded time. The
-    /// thread that has the lane's receiving end polls the link, others poll
-    /// what it finds. False if it did not come.
+    /// The short wait: polls for a bounded time. The thread that has the lane's receiving
+    /// end polls the link; others poll what it finds. False if no acknowledgement came.
     #[inline]
     pub(super) fn spin_for(&self, lsn: u64, lane: usize, hint: usize) -> bool {
         let env = &**self.store.env();
@@ -144,8 +142,8 @@ impl Primary {
                 self.drive((lane + i) % self.lanes.len())?;
             }
             if self.rule().local && self.persisted.get() < lsn {
-                // Another thread is writing the log: its end is waited for
-                // here, since nothing on the link would tell of it.
+                // Another thread is writing the log: nothing on the link would tell when it
+                // is done.
                 for i in 0..self.lanes.len() {
                     self.persist_wait(i)?;
                 }
@@ -153,12 +151,12 @@ impl Primary {
             if self.committed() >= lsn {
                 return Ok(());
             }
-            // Before what tells that it has ended.
+            // Read before the progress: a confirmation that comes in between shows there.
             let confirms = self.standstill(Duration::ZERO);
             let now = env.now();
             if motion.goes_on(self) || self.is_held_back(now) {
-                // The bounds are on standstill. As long as the mirror says that
-                // it is held back; a link that fails is noticed by its silence.
+                // The bounds are on standstill, and do not count while the mirror says that
+                // it is held back: a link that fails is noticed by its silence.
                 (start, patience) = (now, self.patience());
             }
             let linked = self.link_up.load(Acquire);
@@ -168,7 +166,7 @@ impl Primary {
                 Verdict::GiveUp if !linked && now - start < confirms => {}
                 // A link that is still being made gets its time.
                 Verdict::Resend if !linked => {}
-                // Nor is it the link that keeps it.
+                // The lease keeps it from being committed, not the link.
                 Verdict::Resend if self.is_held() => {}
                 Verdict::Resend => {
                     self.suspect(Error::Protocol("no acknowledgement in time".into()))
@@ -191,7 +189,7 @@ impl Primary {
                     }
                     self.receive_held(lane, &mut slot);
                     drop(slot);
-                    // Another thread may have been turned away meanwhile.
+                    // Another thread may have found the receiving end taken meanwhile.
                     self.done.notify();
                 }
                 _ => {
@@ -208,12 +206,12 @@ impl Primary {
         if wait.waited > self.standstill(limit) {
             return Err(self.timeout("the log is full", limit));
         }
-        // Whatever is in the rings moves on only if somebody drives it.
+        // What is in the rings moves on only if a thread drives it.
         for lane in 0..self.lanes.len() {
             self.drive(lane)?;
         }
-        // The checkpoint's own thread gives way to everybody; this one waits
-        // anyway, so it helps.
+        // The checkpoint thread gives way to all others; this thread waits anyway, so it
+        // helps.
         if self.checkpoint_step(Pace::Idle)? {
             return Ok(());
         }
@@ -237,7 +235,7 @@ impl Primary {
     }
 
     pub(super) fn timeout(&self, what: &str, limit: Duration) -> Error {
-        // What an earlier link ended with says nothing of one that is up.
+        // The error of an earlier link says nothing of one that is up.
         let why = match self.link_up.load(Acquire) {
             true => Some("the link to it is up, and nothing moves on it".to_owned()),
             false => self
@@ -264,7 +262,7 @@ impl Primary {
     /// the slowest mirror needs for the bytes that it lacks.
     pub fn resend_after(&self) -> Duration {
         let trip = Duration::from_nanos(self.round_trip.load(Relaxed));
-        // Without a link nothing is taken in: it is not waited for.
+        // Without a link the mirror takes nothing in: that adds no time.
         let behind = match self.link_up.load(Acquire) {
             true => self.bytes_behind(),
             false => 0,
@@ -288,16 +286,16 @@ impl Primary {
         Duration::from_nanos(usual)
     }
 
-    /// Says that the link must be made anew. The session goes by what it was: a record
-    /// that the mirror refused is not sent a second time.
+    /// Says that the link must be made anew, and why: a record that the mirror refused is
+    /// not sent a second time.
     pub fn suspect(&self, why: Error) {
         *self.link_error.lock().unwrap_or_else(|e| e.into_inner()) = Some(why);
         self.suspect.store(true, Release);
         self.link_work.notify();
     }
 
-    /// How long nothing may move towards a mirror that is otherwise waited for
-    /// `usual`: one that syncs a whole spill file says nothing meanwhile.
+    /// How long a mirror may stand still: `usual`, or longer while it syncs a whole spill
+    /// file and says nothing.
     pub fn standstill(&self, usual: Duration) -> Duration {
         match self.confirming.load(Acquire) {
             true => usual.max(COPY_SILENCE),

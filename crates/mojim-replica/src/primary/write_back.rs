@@ -6,9 +6,9 @@
 use super::*;
 
 impl Primary {
-    /// Up to where records may go to the data area: committed, in the own log
-    /// if that is to survive, and, while a mirror follows, in its log too, so
-    /// that what it lacks is still in the ring.
+    /// Up to where records may go to the data area: committed, in the own log if that is
+    /// to survive, and, while a mirror follows, in its log too, so that what the mirror
+    /// lacks is still in the ring.
     pub fn apply_limit(&self) -> u64 {
         if self.store.mutations.apply_before_log.is_on() {
             return self.last();
@@ -20,10 +20,10 @@ impl Primary {
         limit
     }
 
-    /// One turn of the background's work on the own copy: persists what the
-    /// mode does not on the path, applies what is due by the policy and by what
-    /// the program does, checkpoints when the log is half full or the program
-    /// idle. True if it did something.
+    /// One turn of the background's work on the own copy: persists what the mode's sync
+    /// points do not, applies what is due by the policy and the program's pace,
+    /// checkpoints when the log is half full or the program idle. True if it did
+    /// something.
     pub fn checkpoint_step(&self, pace: Pace) -> Result<bool> {
         self.store.check()?;
         if !self.store.mutations.apply_before_log.is_on() {
@@ -36,8 +36,8 @@ impl Primary {
         let limit = self.apply_limit();
         let full = self.store.pressure() > 0.5;
         let idle = pace == Pace::Idle;
-        // One checkpoint for so much that its syncs do not count, but not for so
-        // much that who waits for room waits long.
+        // Enough for one checkpoint that its syncs do not count, but not so much that a
+        // caller waits long for room.
         let piece = (self.spec.smallest_log / 8).max(LEAST_PIECE);
         let due = full || idle || pace == Pace::Pressed || {
             let enough = limit - before.min(limit) >= self.spec.checkpoint_threshold;
@@ -75,8 +75,8 @@ impl Primary {
         Ok(applied > before || released)
     }
 
-    /// What the mirror lacks must stay in the ring while it follows, also where
-    /// it was kept behind the checkpoint for a backup.
+    /// Whether records up to `lsn` may leave the ring: while a mirror follows, what it
+    /// lacks stays, even behind the checkpoint for a backup.
     pub(super) fn may_lose(&self, lsn: u64) -> bool {
         !self.link_up.load(Acquire) || lsn <= self.acked.get()
     }
@@ -94,9 +94,9 @@ impl Primary {
             .sum()
     }
 
-    /// The mirror is lost, seen at `now`: what it acknowledged and the own log does
-    /// not have yet is in this node's memory alone. Nothing is where the mode has
-    /// the own log acknowledge too, and with a log that is memory everything stays so.
+    /// The mirror is lost, seen at `now`: what it acknowledged and the own log lacks is
+    /// in this node's memory alone. Not counted if the rule requires the own log too, nor
+    /// with a log that is memory, in which everything stays at risk.
     pub(crate) fn mirror_lost(&self, now: Duration) {
         let rule = self.rule();
         let alone = rule.local || !rule.mirror || !self.store.level().is_persistent();
@@ -123,8 +123,8 @@ impl Primary {
             .sum()
     }
 
-    /// Counts what is at risk, and ends that once the own log has it, or the mirror
-    /// is back with all of it.
+    /// Counts the bytes at risk, until the own log has them or (`back`) the mirror is
+    /// back with all of them.
     pub(crate) fn settle_risk(&self, back: bool) {
         let mut risk = self.risk.lock().unwrap_or_else(|e| e.into_inner());
         let Some(r) = &*risk else {
@@ -139,7 +139,8 @@ impl Primary {
         let took = self.store.env().now().saturating_sub(r.since);
         live(Live::LastRisk).store(r.bytes, Relaxed);
         live(Live::LastRiskTime).store(took.as_micros() as u64, Relaxed);
-        // Who reads this one first sees those of it, or of a later one.
+        // A reader that loads this count first sees the figures of this loss, or of a
+        // later one.
         live(Live::Losses).fetch_add(1, Release);
         *risk = None;
     }

@@ -1,8 +1,8 @@
-//! What follows from the mirror's greeting: which copy both nodes will have, and what would
-//! be lost by that.
+//! What follows from the mirror's answer to the greeting: which copy both nodes will
+//! have, and what would be lost by that.
 //!
-//! Invariant: nothing is changed on either node before this is decided; what would lose
-//! what was acknowledged is refused (`mojim_protocol::loss`).
+//! Invariant: nothing is changed on either node before this is decided. A plan that would
+//! lose what was acknowledged is refused (`mojim_protocol::loss`).
 
 use super::*;
 
@@ -92,9 +92,9 @@ impl Session {
         if self.force_copy && matches!(plan, Plan::Resend { .. }) {
             plan = Plan::CopyTo;
         }
-        // Where success meant persistent here, this copy lacks nothing that was
-        // acknowledged: what the mirror has beyond it goes, and no copy that may
-        // be the only one is overwritten.
+        // If success meant persistent here, this copy lacks nothing that was
+        // acknowledged: what the mirror has beyond it goes, and no copy that may be the
+        // only one is overwritten.
         if plan == Plan::CopyFrom
             && store.superblock().state == State::Whole
             && store.superblock().volume_id == theirs.volume_id
@@ -106,9 +106,9 @@ impl Session {
         plan
     }
 
-    /// Refuses a plan that loses what was acknowledged. One that goes on without what is
-    /// lost anyway, or that puts this copy over the other one, makes the mirror no member
-    /// before it has caught up.
+    /// Refuses a plan that loses what was acknowledged. If a plan goes on without what is
+    /// lost anyway, or puts this copy over the other one, the mirror is no member before
+    /// it has caught up.
     fn weigh_loss(
         &mut self,
         plan: &Plan,
@@ -125,16 +125,16 @@ impl Session {
             };
             self.refuse_loss(loss(plan, ours, theirs, known), ours, theirs)?;
         }
-        // The log of a mirror may be damaged, also where this copy lacks nothing.
+        // The log of a mirror may be damaged, even if this copy lacks nothing.
         let lost = self.attach
             && self.paired_rule.mirror
             && has_lost(plan, self.primary.store.known_acknowledged().max(w.known));
         if let Some(view_client) = &mut self.view_client {
             view_client.adopted = !lost && matches!(plan, Plan::Resend { .. } | Plan::CopyFrom);
             if self.attach && (lost || *plan == Plan::CopyTo) {
-                // What the register would refuse is not put over the other copy.
+                // A copy that the register would refuse does not replace the other copy.
                 view_client.check_copy_to(&self.primary.store)?;
-                // It will have everything only when it has caught up.
+                // The mirror will have everything only when it has caught up.
                 self.member = false;
             }
         }
@@ -144,11 +144,11 @@ impl Session {
         Ok(())
     }
 
-    /// The mirror gets the records above `from`, up to `tail` as yet.
+    /// Sends the mirror the records above `from`; `tail` is the last one as yet.
     fn resend(&mut self, from: u64, tail: u64) -> Result<()> {
         let p = &self.primary;
         if self.member && !self.attach && from < p.store.whole(p.acked.get()) {
-            // It has less than it once acknowledged.
+            // The mirror has less than it once acknowledged.
             self.lean_on_own_log()?;
             self.primary
                 .store
@@ -162,9 +162,8 @@ impl Session {
                 )));
             }
         }
-        // A mirror that joins again may hold records of an older
-        // epoch beyond what is common: they must go. Within one
-        // epoch, what it has out of order is right.
+        // A mirror that joins again may hold records of an older epoch beyond what is
+        // common: they must go. Within one epoch, what it has out of order is right.
         let keep = match (self.attach, self.member) {
             (true, _) => tail,
             (false, true) => u64::MAX,
@@ -173,17 +172,17 @@ impl Session {
         self.start(from, keep)
     }
 
-    /// Whether this node lost its ring while what only the mirror had counted as
-    /// acknowledged, and no register says who still has it.
+    /// Whether this node lost its ring in a mode that counts on the mirror alone, and no
+    /// register says which node still has its records.
     pub(super) fn misses_ring(&self) -> bool {
         let store = &self.primary.store;
         let is_lost = store.superblock().ring_lost && !store.mutations.forget_ring.is_on();
         is_lost && self.view_client.is_none() && !self.primary.spec.rule.local
     }
 
-    /// Why the mirror's copy, of a member or not, may lack what this node, whose own is
-    /// empty, acknowledged without it. A copy that has all of this one and more may be
-    /// taken in any case.
+    /// Why the mirror's copy (`member`: a member's) may lack what this node, whose own is
+    /// empty, acknowledged without it. `None` if this node's is not empty: a copy that
+    /// has all of it and more may be taken.
     pub(super) fn may_lack(&self, member: bool) -> Option<Lacks> {
         let sb = self.primary.store.superblock();
         if sb.state != State::Empty {
@@ -202,8 +201,8 @@ impl Session {
         (!self.paired_rule.mirror).then_some(Lacks::Behind)
     }
 
-    /// The attach ends where it would begin with less than was acknowledged, or may
-    /// have been: nothing is changed on either node before an operator says so.
+    /// Ends an attach that would begin with less than was acknowledged, or may have been:
+    /// nothing is changed on either node before an operator says so.
     pub(super) fn refuse_loss(
         &mut self,
         lost: Option<Loss>,
@@ -217,7 +216,7 @@ impl Session {
         let store = &self.primary.store;
         let (volume, peer) = (&store.spec().volume, &self.peer.name);
         let e = match lost {
-            // Its own log is damaged: the file is named.
+            // This node's log is damaged: the error names the file.
             Loss::Known(_) if !store.is_complete() => match store.check_complete() {
                 Err(e) => e,
                 Ok(()) => unreachable!("it is not complete"),
@@ -236,7 +235,8 @@ impl Session {
                 self.me
             )),
             Loss::Copy(lacks) => {
-                // The other node asks for it, since this one's view is later.
+                // The other node's promotion needs `--force`, since this node's view is
+                // later.
                 let (why, force) = match lacks {
                     Lacks::CatchingUp => ("it was catching up when it was last linked", " --force"),
                     Lacks::Alone => ("this node went on without it", " --force"),
@@ -271,7 +271,7 @@ impl Session {
                 Err(Error::Protocol(text))
             }
             RefuseCode::Foreign => {
-                // It goes on without that node, which a person has to look at.
+                // The primary goes on without that node, which an operator has to look at.
                 self.backoff = COPY_AGAIN;
                 Err(Error::Protocol(text))
             }
@@ -279,10 +279,9 @@ impl Session {
         }
     }
 
-    /// The peer follows a newer view than this node knows. With a register,
-    /// views are begun only after it has agreed: if it knows nothing newer
-    /// either, someone promoted the peer by hand, and what that one has
-    /// acknowledged is not here.
+    /// The peer follows a newer view than this node knows. With a register, views are
+    /// begun only after it has agreed: if it knows nothing newer either, an operator
+    /// promoted the peer by hand, and what the peer has acknowledged is not here.
     pub(super) fn superseded(&mut self, text: String) -> Error {
         let mut e = Error::Stale(text.clone());
         if self.attach
@@ -304,8 +303,8 @@ impl Session {
         e
     }
 
-    /// What only the lost ring held may be on the mirror alone. Another node that
-    /// the configuration names in its place does not have it.
+    /// What only the lost ring held may be on the mirror alone. Another node that the
+    /// configuration names as the mirror now does not have it.
     pub(super) fn misses_mirror(&mut self) -> Result<()> {
         let sb = self.primary.store.superblock();
         let mirror = &sb.view.mirror;

@@ -59,14 +59,14 @@ impl Session {
             self.primary.send(i);
         }
         if self.member {
-            // It has what it acknowledged, or would be none any more.
+            // A mirror that is still a member has all that it acknowledged.
             self.primary.settle_risk(true);
         }
         self.primary.done.notify();
     }
 
-    /// A lane can be silent while the control link is well, and in `async`
-    /// nobody waits for it: without progress for `SILENCE`, start anew.
+    /// A lane can be silent while the control link is well, and in `async` no sync point
+    /// waits for it: without progress for `silence`, the session begins anew.
     pub(super) fn watch_lanes(&mut self, now: Duration) -> Result<()> {
         let acked = self.primary.acked.get();
         let spill = self.spill.as_ref().map_or(0, SpillOut::taken);
@@ -76,8 +76,8 @@ impl Session {
             Phase::Opening(_) | Phase::Starting { .. } => true,
             _ => false,
         };
-        // A mirror that says that it waits for a backup is neither stuck nor,
-        // where its stalls are counted, to blame.
+        // A mirror that says that it waits for a backup is not stuck, nor is that its
+        // stall.
         if !waits || reached != self.progress.1 || self.primary.is_held_back(now) {
             self.progress = (now, reached);
         } else if now - self.progress.0 > self.silence {

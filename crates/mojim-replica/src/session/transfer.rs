@@ -8,8 +8,8 @@ impl Session {
         if store.superblock().state == State::Empty {
             store.make_new()?;
         }
-        // Whatever it had: it is no member until it holds everything again.
-        // Durably, so that also the next attach knows it.
+        // Whatever the mirror had, it is no member until it holds everything again;
+        // durably, so that the next attach knows it too.
         if self.member && !self.attach {
             self.lean_on_own_log()?;
             store.update(|s| s.view.mirror = JOINING.into())?;
@@ -22,10 +22,10 @@ impl Session {
             store.persist_all()?;
             store.apply_all(store.tail())?;
         }
-        // A copy for a backup may wait.
+        // This copy goes before one to a backup, which begins anew.
         store.revoke_pauses();
-        // After a restart the area may show more than is applied again: what was
-        // adopted at the attach must be, before anyone copies it.
+        // After a restart the data files may show more than is applied again: what the
+        // attach adopted must be applied before it is copied.
         store.freeze(false);
         while store.applied() < self.adopted_lsn {
             let before = store.applied();
@@ -37,7 +37,7 @@ impl Session {
         }
         // What is committed by now need not wait in the log meanwhile.
         store.apply(self.primary.apply_limit(), usize::MAX)?;
-        // The area must stand still; what commits meanwhile stays in the ring.
+        // The data files must not change; what commits meanwhile stays in the ring.
         store.freeze(true);
         let wire = self.wire.as_mut().expect("connected");
         let out = CopyOut::begin(&store, wire, self.epoch, None, Some(&self.peer.address));
@@ -62,7 +62,7 @@ impl Session {
         Ok(moved)
     }
 
-    /// Ends with the streams of a copy, if they broke.
+    /// Fails if the streams of a copy broke.
     pub(super) fn check_copy(&mut self) -> Result<()> {
         let Phase::Sending(out) = &self.phase else {
             return Ok(());
@@ -76,9 +76,9 @@ impl Session {
         }
     }
 
-    /// Sends the spill files of the records above `resume`, then opens the lanes.
-    /// The mirror may have had and confirmed them: it keeps one only as long as a
-    /// record in its log names it.
+    /// Sends the spill files of the records above `resume`, then opens the lanes. Also
+    /// files that the mirror once confirmed: it keeps one only while a record in its log
+    /// names it.
     pub(super) fn send_spills(&mut self, session: u64, resume: u64) -> Result<()> {
         let store = &self.primary.store;
         let mut files = VecDeque::new();
@@ -127,7 +127,7 @@ impl Session {
         let sent = out.pump(wire, self.epoch)?;
         if sent.further {
             self.primary.spill_reached(id, out.taken());
-            // Its answer to the last heartbeat may be behind all this.
+            // The mirror's answer to the last heartbeat may be behind all this.
             self.heard = self.primary.store.env().now();
         }
         if out.is_confirming() && !had {
@@ -160,8 +160,8 @@ impl Session {
                 self.phase = Phase::Receiving(copy);
                 return Ok(());
             }
-            // This node has no room for what comes, or cannot write it; what the other one
-            // says wrongly it may say rightly the next time.
+            // This node has no room for what comes, or cannot write it. A protocol error
+            // may not occur again.
             Err(e)
                 if matches!(f.kind, FrameKind::CopySums | FrameKind::CopyData)
                     && !matches!(e, Error::Protocol(_)) =>
@@ -170,7 +170,7 @@ impl Session {
             }
             Err(e) => return Err(e),
         };
-        // By the plan: a copy of this volume begins where this one ends.
+        // By the plan, a copy of the same volume continues the copy here.
         match copy.continues {
             true => store.load_more(lsn, &copy.history)?,
             false => store.load_end(lsn, &copy.history)?,

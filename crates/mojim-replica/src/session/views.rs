@@ -7,9 +7,9 @@
 use super::*;
 
 impl Session {
-    /// The same in a cluster whose views lie in a register: nothing is begun
-    /// without it, and a mirror that stays away is given up. Then one of the
-    /// `candidates` that is forwarded to takes its place.
+    /// In a cluster with a register: no epoch is begun without it, and a mirror that
+    /// stays away is given up. Then one of the `candidates` that is forwarded to takes
+    /// its place.
     pub fn with_views(
         mut self,
         view_client: ViewClient,
@@ -17,8 +17,8 @@ impl Session {
     ) -> Result<Session> {
         let store = &self.primary.store;
         let sb = store.superblock();
-        // What only the lost ring held may have been acknowledged by a mirror
-        // that rules alone: this copy does not count as a member's any more.
+        // What only the lost ring held may have been acknowledged, by the mirror alone:
+        // this copy does not count as a member's any more.
         let is_lost = sb.ring_lost && !store.mutations.forget_ring.is_on()
             || store.mutations.other_life.is_on();
         if is_lost && !self.primary.spec.rule.local {
@@ -35,18 +35,17 @@ impl Session {
         Ok(self)
     }
 
-    /// The same where a backup takes over by itself when primary and mirror are
-    /// lost (`fallback = "automatic"`): then nothing is committed while no
-    /// majority of voters can be reached.
+    /// If a backup takes over by itself when primary and mirror are lost (`fallback =
+    /// "automatic"`): nothing is committed while no majority of voters can be reached.
     pub fn leased(mut self) -> Session {
         self.leased = true;
         self
     }
 
-    /// A primary that is alone, and whose mirror stays away, asks a backup that
-    /// has nearly everything to take its place: in an epoch of its own, so that
-    /// each epoch has one mirror, and one that does not know yet that it is none
-    /// any more is nobody's upstream. True if the register was asked.
+    /// If this primary is alone and its mirror stays away, the backup that has most takes
+    /// its place: in an epoch of its own, so that each epoch has one mirror, and a
+    /// replaced one that does not know it yet is no node's upstream. True if the register
+    /// was asked.
     pub(super) fn replace_mirror(&mut self, now: Duration) -> bool {
         let Some(view_client) = &self.view_client else {
             return false;
@@ -79,8 +78,8 @@ impl Session {
         true
     }
 
-    /// Whether the register knows this node as a primary that is alone: then
-    /// there is nobody to wait for.
+    /// Whether the register knows this node as a primary that is alone: then there is no
+    /// mirror to wait for.
     pub fn is_alone_by_register(&mut self) -> Result<bool> {
         match &mut self.view_client {
             None => Ok(false),
@@ -91,15 +90,15 @@ impl Session {
         }
     }
 
-    /// By the register: whether this node may attach without its mirror.
-    /// `None` where there is no register.
+    /// By the register: whether this node may attach without its mirror. `None` without a
+    /// register.
     pub fn may_attach_alone(&mut self) -> Option<Result<bool>> {
         let view_client = self.view_client.as_mut()?;
         Some(view_client.may_attach_alone(&self.primary.store))
     }
 
-    /// The primary goes on without its mirror, which will join later: what a
-    /// node does whose view has no mirror (it was promoted).
+    /// The primary goes on without its mirror, which will join later; also after a
+    /// promotion, whose view has no mirror.
     pub fn go_alone(&mut self) -> Result<()> {
         assert!(self.attach);
         if self.is_asking() {
@@ -116,7 +115,7 @@ impl Session {
         self.abandon_link("");
         self.epoch = self.epoch.max(self.unused_epoch());
         if let Some(view_client) = &mut self.view_client {
-            // An earlier try may have begun one that is known there only.
+            // An earlier try may have begun an epoch that only the register knows.
             let known = view_client.view_to_attach(&self.primary.store)?;
             self.epoch = self.epoch.max(self.primary.store.next_epoch(known));
         }
@@ -152,7 +151,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the register said to an attach.
+    /// Takes the register's answer to an attach.
     pub(super) fn claimed(&mut self, r: Result<()>) -> Result<()> {
         match &r {
             Ok(()) => {}
@@ -177,7 +176,7 @@ impl Session {
         view_client.ask(&self.primary.store, change);
     }
 
-    /// What the register has answered, if it has.
+    /// Takes the register's answer, if it has come; true if so.
     pub(super) fn hear_register(&mut self, now: Duration) -> Result<bool> {
         let Some((change, outcome)) = self.view_client.as_mut().and_then(|c| c.answer(now)) else {
             return Ok(false);
@@ -187,7 +186,7 @@ impl Session {
             swapped, result, ..
         } = outcome;
         if let Err(e @ Error::Stale(_)) = &result {
-            // Nobody waits for an attach but who called it.
+            // Only the caller of an attach waits for it.
             if !self.attach {
                 p.supersede(e.clone());
             }
@@ -198,7 +197,7 @@ impl Session {
         match (change, result) {
             (Change::Attach { .. }, result) => {
                 let Phase::Claiming { resume, keep } = self.phase else {
-                    // The link it was asked for is gone.
+                    // The link that this was asked for is gone.
                     self.leap();
                     return Ok(true);
                 };
@@ -208,7 +207,7 @@ impl Session {
             }
             (Change::Alone, Ok(())) => self.left_alone()?,
             (Change::Admit(_), Ok(())) if same_link && self.is_active() => self.admitted()?,
-            // Whoever it was is in the view, and has to come again.
+            // The node that was admitted is in the view, and has to be linked again.
             (Change::Admit(_), Ok(())) => {}
             (Change::Admit(_), Err(e)) => {
                 if !swapped && self.was_alone {
@@ -222,7 +221,7 @@ impl Session {
             }
             (Change::Raise(epoch), Ok(())) => {
                 if !matches!(self.phase, Phase::Idle(_)) {
-                    // Of the epoch before.
+                    // The link is of the epoch before.
                     self.abandon_link("another epoch begins");
                 }
                 p.raise(epoch)?;
@@ -251,7 +250,7 @@ impl Session {
         if !self.is_active() {
             p.set_rule(AckRule::LOCAL);
         }
-        // Who appended meanwhile waits for its log, not for the mirror.
+        // A thread that appended meanwhile waits for its log, not for the mirror.
         for lane in 0..p.lanes.len() {
             p.persist_wait(lane)?;
         }
@@ -259,10 +258,10 @@ impl Session {
         self.show_adopted()
     }
 
-    /// Where a backup may take over by itself: a primary that has not heard for
-    /// `limit` that it still is one holds what it would acknowledge. Each time
-    /// it asks it leaves a trace in the register; a backup sees none for longer
-    /// than that before it takes over.
+    /// Where a backup may take over by itself: a primary that has not heard for `limit`
+    /// that it still is one commits nothing. Each question changes the register's
+    /// version; a backup takes over only after it has seen no change for longer than
+    /// that.
     pub(super) fn keep_lease(&mut self, now: Duration) {
         if !self.leased || self.attach {
             return;
@@ -303,8 +302,8 @@ impl Session {
         if !due || !view_client.may_try(now) {
             return Ok(());
         }
-        // From here on, whether the answer comes and says so or not, the mirror
-        // is not taken for a member before it was admitted again.
+        // From here on, whatever the answer and even if none comes, the mirror is no
+        // member before it is admitted again.
         self.member = false;
         self.lean_on_own_log()?;
         if self.primary.store.mutations.alone_without_view.is_on() {
@@ -314,9 +313,8 @@ impl Session {
         Ok(())
     }
 
-    /// From now on nothing counts that is not persistent in the own log, and
-    /// everything that counted already is: what the view must be able to say
-    /// of a primary before its mirror leaves it.
+    /// From now on nothing is committed that is not persistent in the own log, and
+    /// everything committed already is: so it must be before the mirror leaves the view.
     pub(super) fn lean_on_own_log(&mut self) -> Result<()> {
         let p = &self.primary;
         if p.store.mutations.alone_in_ring.is_on() {
@@ -332,8 +330,8 @@ impl Session {
         Ok(())
     }
 
-    /// The mirror has promised an epoch above this one. In a cluster with a
-    /// register that alone does not end a primary: the register says who is.
+    /// The mirror has promised an epoch above this one. In a cluster with a register this
+    /// alone does not end a primary: the register says which node is the primary.
     pub(super) fn outbid(&mut self, promised: u64, e: Error) -> Result<()> {
         let p = self.primary.clone();
         let Some(view_client) = &mut self.view_client else {
@@ -349,18 +347,17 @@ impl Session {
         Err(Error::Protocol(e.to_string()))
     }
 
-    /// A node that is no member has promised an epoch above this one (it tried
-    /// to become primary, in vain): it follows nobody before a greater one is
-    /// begun. Everything goes on until the register has agreed; then the link to
-    /// the mirror begins anew. So that no such node disturbs the two again and
-    /// again, each time has a longer pause behind it, and there is none where many
-    /// epochs have begun since a checkpoint.
+    /// A node that is no member has promised an epoch above this one (it tried in vain to
+    /// become primary): it follows no node before a greater one is begun. Everything goes
+    /// on until the register has agreed; then the link to the mirror is made anew. So
+    /// that this does not happen again and again, the pause grows each time, and no epoch
+    /// is begun if many have begun since a checkpoint.
     pub(super) fn outbid_backup(&mut self, now: Duration) {
         let promised = self.primary.backups.outbid();
         let (Some(view_client), store) = (&self.view_client, &self.primary.store) else {
             return;
         };
-        // Links, and copies over them, would begin anew.
+        // A new epoch makes links, and copies over them, begin anew.
         let copying = store.progress.get(now).is_some_and(|c| c.running);
         let settled = (self.is_active() && self.member || self.alone) && !copying;
         if self.attach
@@ -399,9 +396,9 @@ impl Session {
     pub(super) fn settle(&mut self) -> Result<()> {
         let p = &self.primary;
         if !self.member {
-            // From here on nothing is acknowledged without the mirror; once it
-            // has all that was, it counts. Until then the own log counts too,
-            // so that a primary that was alone can go on alone.
+            // From here on nothing is acknowledged without the mirror; once the mirror has
+            // everything that was acknowledged, it counts. Until then the own log counts
+            // too, so that a primary that was alone can go on alone.
             if self.paired_rule.mirror {
                 p.set_rule(AckRule::BOTH);
             }
@@ -429,10 +426,9 @@ impl Session {
         self.show_adopted()
     }
 
-    /// The application sees everything that was adopted, once all of it is as
-    /// safe as the rule asks, and the mirror is in the view if it is there: a
-    /// program whose first sync points are acknowledged before that could be
-    /// followed by nobody, though the mirror holds them.
+    /// Shows the application what was adopted, once it is as safe as the rule asks, and
+    /// the mirror, if linked, is in the view. Otherwise first sync points could be
+    /// acknowledged while no node may take over, though the mirror holds them.
     pub(super) fn show_adopted(&mut self) -> Result<()> {
         let p = &self.primary;
         if p.ready.load(Acquire) || p.committed() < self.adopted_lsn {

@@ -57,7 +57,7 @@ impl Cluster {
                 if p.backups.is_full(&p.store) {
                     self.backups.stalls += 1;
                 }
-                // As `wait_for_room`.
+                // As in `wait_for_room`.
                 for l in 0..self.setup.lanes {
                     let _ = p.drive(l);
                 }

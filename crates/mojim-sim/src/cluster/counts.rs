@@ -1,45 +1,45 @@
-//! What became of backups, spill files and replaced nodes in a run, as numbers.
+//! Counts of what happened to backups, spill files and replaced nodes in a run.
 
 /// What backups did.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Backups {
-    /// Seeds with two of them.
+    /// Seeds with two backups.
     pub pairs: u64,
     /// Sessions that began with a whole copy.
     pub copies: u64,
-    /// Sessions that began with what the logs still had.
+    /// Sessions that began with the records that the logs still had.
     pub by_log: u64,
-    /// Records that were not taken, since a backup lacked too much.
+    /// Attempts to append a record that were refused, since a backup lacked too much.
     pub stalls: u64,
-    /// Openings of a log that began with what was kept for a backup.
+    /// Openings of a log that began with records kept for a backup.
     pub held: u64,
     /// Backups that took the place of a mirror.
     pub mirrors: u64,
     /// Of these, the ones that then became primary.
     pub primaries: u64,
-    /// Backups that went on in the place of both.
+    /// Backups that went on in the place of primary and mirror.
     pub fallbacks: u64,
 }
 
 /// What became of spill files.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Spills {
-    /// Seeds that had some.
+    /// Seeds that may have spill files.
     pub seeds: u64,
     /// Files written, to be sent.
     pub begun: u64,
     /// Records appended after a mirror had confirmed the file.
     pub confirmed: u64,
-    /// Records appended where no mirror had to have it.
+    /// Records appended while no mirror had to have the file.
     pub alone: u64,
-    /// Given up, since the mirror did not get the file or the log failed.
+    /// Files given up, since the mirror did not get the file or the log failed.
     pub failed: u64,
-    /// Their sync points that were acknowledged.
+    /// Sync points with a spill file that were acknowledged.
     pub acked: u64,
 }
 
 impl Spills {
-    /// Adds those of another seed.
+    /// Adds the counts of another seed.
     pub fn add(&mut self, o: &Spills) {
         self.seeds += o.seeds;
         self.begun += o.begun;
@@ -57,20 +57,20 @@ pub struct Replacements {
     pub seeds: u64,
     /// Mirrors that were replaced.
     pub mirrors: u64,
-    /// Backups that were.
+    /// Backups that were replaced.
     pub backups: u64,
-    /// Other nodes that were: away, and of no use to the view.
+    /// Other nodes that were replaced: they were away, and the view did not need them.
     pub others: u64,
-    /// Refused: what was acknowledged would rest on nobody who answers.
+    /// Replacements refused: what was acknowledged would not be on a node that answers.
     pub refused: u64,
-    /// New nodes that had the register's or the pair's place at the end.
+    /// New nodes that were primary or mirror at the end.
     pub members: u64,
     /// Replaced nodes that came back.
     pub returns: u64,
 }
 
 impl Replacements {
-    /// Adds those of another seed.
+    /// Adds the counts of another seed.
     pub fn add(&mut self, o: &Replacements) {
         self.seeds += o.seeds;
         self.mirrors += o.mirrors;

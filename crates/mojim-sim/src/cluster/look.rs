@@ -1,7 +1,7 @@
-//! What is seen of a node after anything that it did.
+//! What is observed of a node after each of its steps.
 //!
-//! Owns what the checker is told: what each copy has, what was acknowledged, what
-//! backups lack. Invariant: what a dead process believes is seen by nobody.
+//! Owns what the checker is told: what each copy has, what was acknowledged, what backups
+//! lack. Invariant: the state of a dead process is not observed.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -15,12 +15,12 @@ use super::state::{Checked, Cluster};
 use crate::views::lock;
 
 impl Cluster {
-    /// After anything that node `n` did: what do we see?
+    /// Observes node `n` after one of its steps.
     pub(super) fn observe(&mut self, n: usize) -> Checked {
         self.watch_register()?;
         self.follow_fallback()?;
         self.follow_view();
-        // What a dead process believes it did is not seen by anyone.
+        // What a dead process believes it did has no effect.
         if self.world.crashed(NAMES[n]).is_none() {
             return self.look(n);
         }
@@ -30,8 +30,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// A running primary that leaves its mirror has all that was acknowledged in a
-    /// log that outlives its power, if it has one.
+    /// Checks that a running primary that leaves its mirror has everything acknowledged
+    /// in its own log, if this log survives a power loss.
     fn watch_register(&mut self) -> Checked {
         let now = lock(&self.register).now.clone();
         let was = std::mem::replace(&mut self.seen, now.clone());
@@ -77,7 +77,7 @@ impl Cluster {
                     unreachable!("it is one");
                 };
                 if p.epoch() != prim.epoch {
-                    // A running primary may raise its own.
+                    // A running primary may raise its own epoch.
                     if begins {
                         prim.head = self.check.began(n, &p.store, p.last())?;
                     }
@@ -108,7 +108,7 @@ impl Cluster {
         }
     }
 
-    /// What a node's backups lack.
+    /// Checks how far a node's backups are behind.
     fn look_at_backups(&mut self, n: usize) -> Checked {
         let lanes = self.setup.lanes as u64;
         let (threshold, longest) = (self.setup.secondary, self.longest);
@@ -128,7 +128,8 @@ impl Cluster {
             let mut had = f.lag.take();
             let sessions = p.sessions.load(Relaxed);
             if std::mem::replace(&mut f.sessions, sessions) != sessions {
-                // It may lack any part of what the logs have, also if it ended at once.
+                // The backup may lack any part of what the logs have, even if the session
+                // ended at once.
                 had = None;
             }
             if active && !f.active {
@@ -150,7 +151,7 @@ impl Cluster {
                     store.oldest()
                 ));
             }
-            // Also between two sessions.
+            // A backup may count between two sessions too.
             if !p.counts() {
                 continue;
             }
@@ -183,8 +184,8 @@ impl Cluster {
         let mut rule = p.rule();
         let pair = [n, node(prim.session.peer())];
         if self.setup.fallback {
-            // What counted within a lease goes on counting, also when the mirror is
-            // asked for what comes next: it is no member before it has that too.
+            // What counted within a lease goes on counting, also when the mirror is asked
+            // for later records: the mirror is not a member before it has these too.
             let reg = lock(&self.register).now.clone();
             if reg.mirror.is_none() && reg.primary.is_some_and(|p| p.node == NAMES[n]) {
                 rule = AckRule::LOCAL;
@@ -192,7 +193,7 @@ impl Cluster {
         }
         let became = p.is_ready() && !prim.ready;
         if became {
-            // What was adopted is shown to the application from now on.
+            // From now on the application sees what was adopted.
             prim.ready = true;
             self.world.note(|| "--- attached".into());
             let adopted = self.check.points.before(prim.head, p.last());
@@ -222,8 +223,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// A program that begins with a link to its mirror: the register names the
-    /// mirror, or another primary already, or the limit has passed.
+    /// When a program that has kept the link to its mirror becomes ready, the register
+    /// names this mirror, or already another primary, or the limit has passed.
     fn watch_attach(&mut self, n: usize) -> Checked {
         let now = self.world.now();
         let Role::Primary(prim) = &mut self.nodes[n].role else {
@@ -233,8 +234,8 @@ impl Cluster {
         if prim.session.is_attaching() {
             return Ok(());
         }
-        // A link that is back only now may be another one, of a mirror that was
-        // given up before.
+        // A link that is back only now may be a new link, to a mirror that was given up
+        // before.
         let same = prim.linked && (linked || prim.begun.is_none());
         let waited = now - *prim.begun.get_or_insert(now);
         let became = prim.p.is_ready() && !prim.ready;

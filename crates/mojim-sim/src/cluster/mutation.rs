@@ -1,7 +1,8 @@
-//! What the simulator breaks in the engine on purpose, one invariant at a time.
+//! The defects that the simulator puts into the engine on purpose, one invariant at a
+//! time.
 //!
-//! Owns their names, which runs can notice each, and what the checker's reports of it
-//! begin with.
+//! Owns their names, which runs can notice each, and how the checker's reports of each
+//! begin.
 
 use mojim_store::store::{Mutations, Store, Switch};
 
@@ -28,36 +29,36 @@ pub enum Mutation {
     AdmitEarly,
     /// LSN n acknowledged with n-1 missing.
     AckGap,
-    /// Applied before it is committed, and not fetched again.
+    /// Records are applied before they are committed, and not fetched again.
     ApplyUncommitted,
     /// Views: the program begins before its mirror is in the view.
     ReadyEarly,
     /// A page that differs is not copied.
     KeepDifference,
-    /// Backups: told that all that was received is committed.
+    /// Backups: a backup is told that everything received is committed.
     ForwardUncommitted,
-    /// Backups: what one lacks is released.
+    /// Backups: records that a backup lacks are released.
     IgnoreHold,
-    /// Backups: forwarded on, though a term is over.
+    /// Backups: records are forwarded on, though a term is over.
     ForwardAcrossTerms,
-    /// Backups: records are taken, however much one lacks.
+    /// Backups: records are appended, however much a backup lacks.
     NoBackPressure,
     /// Backups: the data area changes while it is copied.
     IgnorePause,
-    /// Backups: nobody is held back between two sessions with one.
+    /// Backups: a backup holds no append back between two of its sessions.
     ForgetFloors,
-    /// Backups: what changes while a copy is read is not sent again.
+    /// Backups: changes made while a copy is read are not sent again.
     ForgetChanges,
-    /// Backups: what changes while a copy is read is sent again before its first
-    /// sending has arrived.
+    /// Backups: changes made while a copy is read are sent again before the first sending
+    /// has arrived.
     Overtake,
     /// Succession: the new mirror's session begins in the old epoch.
     KeepEpoch,
     /// Succession: an attach speaks to the configured mirror.
     AskConfigured,
-    /// Fallback: a primary commits, whatever its lease.
+    /// Fallback: a primary commits after its lease has ended.
     IgnoreLease,
-    /// Fallback: a primary's signs of life leave no trace.
+    /// Fallback: the signs of life of a primary leave no trace.
     LookSilently,
     /// A primary does not remember that its ring was lost.
     ForgetRing,
@@ -67,24 +68,25 @@ pub enum Mutation {
     ReleaseEarly,
     /// A promise is given before it is durable.
     PromiseEarly,
-    /// No checksum is looked at on receipt.
+    /// Checksums are not verified on receipt.
     TrustWire,
     /// Views: a primary begins another life at each attach.
     OtherLife,
-    /// A log that is damaged before its end is taken for a shorter one.
+    /// A log that is damaged before its end is taken for a shorter log.
     ForgetMissing,
     /// A record tells of a committed LSN that ends no sync point.
     StampParts,
     /// A spill file is confirmed before it is durable.
     SpillUnsynced,
-    /// A spill file goes ahead of its record once, whatever became of it.
+    /// A spill file is sent ahead of its record only once, whatever became of it.
     SpillOnce,
-    /// Replacement: a primary calls its old mirror, though another has its place.
+    /// Replacement: a primary connects to its old mirror, though another node has
+    /// replaced it.
     CallReplaced,
 }
 
 impl Mutation {
-    /// All of them, with their names.
+    /// All mutations, with their names.
     pub const ALL: [(Mutation, &'static str); 36] = [
         (Mutation::ApplyBeforeLog, "apply_before_log (invariant 1)"),
         (Mutation::AckEarly, "ack_early (invariant 2)"),
@@ -157,7 +159,8 @@ impl Mutation {
         (Mutation::CallReplaced, "call_replaced"),
     ];
 
-    /// A seed at which one that few seeds notice was noticed: it is tried first.
+    /// For a mutation that few seeds notice: a seed that noticed it, which is tried
+    /// first.
     pub fn seen_at(self) -> Option<u64> {
         match self {
             Mutation::ForgetRing => Some(1430),
@@ -193,7 +196,7 @@ impl Mutation {
         matches!(self, Mutation::KeepEpoch | Mutation::AskConfigured) || self.is_of_fallback()
     }
 
-    /// Whether it breaks a rule by which a backup goes on for both.
+    /// Whether it breaks a rule by which a backup goes on for primary and mirror.
     pub(super) fn is_of_fallback(self) -> bool {
         matches!(self, Mutation::IgnoreLease | Mutation::LookSilently)
     }
@@ -219,8 +222,8 @@ impl Mutation {
         matches!(self, Mutation::SpillUnsynced | Mutation::SpillOnce)
     }
 
-    /// What the checker's reports of it begin with: bytes that a failed sync
-    /// did not make durable show up as a loss or as a copy that differs.
+    /// How the checker's reports of it begin. Bytes that a failed sync did not make
+    /// durable show up as a loss, or as a copy that differs.
     pub fn breaks(self) -> &'static [&'static str] {
         match self {
             Mutation::ApplyBeforeLog => &["1:"],
@@ -228,7 +231,7 @@ impl Mutation {
             Mutation::IgnoreFailedSync => &["3:", "4:"],
             Mutation::ReplaceEarly => &["3:"],
             Mutation::AckGap => &["2:"],
-            // Then nothing brings the copies together again.
+            // After this nothing makes the copies equal again.
             Mutation::KeepDifference => &["1:", "3:", "4:"],
             Mutation::ApplyUncommitted => &["1:", "4:", "live:", "backup:"],
             Mutation::ReadyEarly => &["view:"],
@@ -238,19 +241,20 @@ impl Mutation {
             | Mutation::ForgetFloors => &["backup:"],
             Mutation::ForwardAcrossTerms => &["backup:", "4:"],
             Mutation::IgnorePause | Mutation::ForgetChanges | Mutation::Overtake => &["4:"],
-            // Somebody waits for a node that does not take part.
+            // A node waits for another that does not take part.
             Mutation::KeepEpoch | Mutation::AskConfigured => &["live:", "3:"],
             Mutation::IgnoreLease | Mutation::LookSilently => &["3:"],
             Mutation::ForgetRing => &["3:"],
             Mutation::AloneInRing => &["2:"],
-            // What the end of a run says by itself, other failures excuse.
+            // Other failures excuse the state at the end of a run, so only a shrunk run
+            // shows it.
             Mutation::OtherLife => &["shrunk:"],
             Mutation::ForgetMissing => &["3:"],
             Mutation::StampParts => &["told:"],
             Mutation::TrustWire => &["1:", "3:", "4:"],
             Mutation::SpillUnsynced => &["3:"],
             Mutation::CallReplaced => &["replaced:"],
-            // Its record is refused for ever.
+            // The spill file's record is refused for ever.
             Mutation::SpillOnce => &["live:"],
             Mutation::ReleaseEarly => &["1:", "2:", "3:", "4:"],
             _ => &["2:", "3:"],
@@ -299,7 +303,7 @@ impl Mutation {
         }
     }
 
-    /// Breaks the engine over `store`.
+    /// Turns the mutation on in `store`.
     pub(super) fn break_in(self, store: &Store) {
         self.switch(&store.mutations).set(true);
     }

@@ -1,7 +1,7 @@
 //! One node: what runs on it, and how the others name and reach it.
 //!
 //! Owns the names and addresses of all nodes. Invariant: a node has one role at a time;
-//! what a role's threads hold goes with it.
+//! what a role's threads hold ends with the role.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ use crate::nodes::NODES;
 use crate::views::SimRegisterCalls;
 use crate::world::SimListener;
 
-/// By the number of each.
+/// Indexed by a node's number.
 pub(super) const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
 pub(super) const CLUSTER: &str = "sim";
 pub(super) const VOLUME: &str = "v";
@@ -37,28 +37,28 @@ pub(super) struct Node {
     pub(super) role: Role,
     /// When it starts again.
     pub(super) restart: Duration,
-    /// Not before the fault-free phase.
+    /// It starts again only in the fault-free phase.
     pub(super) gone: bool,
-    /// It does not go on by itself: an operator promotes it when it starts.
+    /// It does not go on by itself: an operator's word promotes it when it starts.
     pub(super) word: bool,
     /// Its copy was replaced or cut back in the step in which it crashed.
     pub(super) replaced: bool,
-    /// It took over, up to this LSN, and has not closed its copy yet: its other
-    /// threads may still run.
+    /// It took over, up to this LSN, but has not closed its copy yet: its other threads
+    /// may still run.
     pub(super) taken: Option<u64>,
-    /// To its backups.
+    /// The backups to which it forwards.
     pub(super) forwards: Vec<Forwarding>,
-    /// As a backup, over those whom it follows; and when it looks next.
+    /// For a backup: the timer over the nodes that it follows, and when it looks next.
     pub(super) fallback: FallbackTimer,
     pub(super) next_look: Duration,
     /// It asked the register to go on for primary and mirror.
     pub(super) falls_back: Fallback,
-    /// Of the copies that it sends.
+    /// The streams of the copies that it sends.
     pub(super) streams: Vec<StreamOut>,
 }
 
 impl Node {
-    /// One that has not started.
+    /// A node that has not started.
     pub(super) fn new() -> Node {
         Node {
             role: Role::Down,
@@ -90,16 +90,16 @@ pub(super) struct Prim {
     pub(super) head: usize,
     pub(super) epoch: u64,
     pub(super) pending: VecDeque<Pending>,
-    /// Those whose bytes stand in a spill file and that have no record yet.
+    /// Sync points whose bytes are in a spill file and that have no record yet.
     pub(super) spills: Vec<Spill>,
     pub(super) session: Session,
-    /// Until its epoch has begun.
+    /// Set until its epoch has begun.
     pub(super) attach: Option<Attach>,
     pub(super) errands: SimRegisterCalls,
     pub(super) holders: Arc<Holders>,
-    /// When records flowed to its mirror for the first time, or it went alone.
+    /// When records first flowed to its mirror, or the primary went on alone.
     pub(super) begun: Option<Duration>,
-    /// Whether they flowed when it was last looked at.
+    /// Whether records flowed at the last look.
     pub(super) linked: bool,
     pub(super) listener: SimListener,
     pub(super) fresh: Vec<Wire>,
@@ -117,7 +117,7 @@ pub(super) struct Mir {
     pub(super) streams: Vec<StreamIn>,
 }
 
-/// A sync point whose outcome the application awaits.
+/// A sync point for whose outcome the application waits.
 pub(super) struct Pending {
     pub(super) point: usize,
     pub(super) since: Duration,
@@ -125,7 +125,7 @@ pub(super) struct Pending {
     pub(super) spilled: bool,
 }
 
-/// One on its way.
+/// A sync point that is on its way through a spill file.
 pub(super) struct Spill {
     pub(super) way: Spilling,
     pub(super) changes: Vec<Change>,
@@ -137,12 +137,12 @@ impl Spill {
     }
 }
 
-/// Whether names and sizes stay.
+/// Whether no names and sizes change.
 pub(super) fn is_plain(changes: &[Change]) -> bool {
     changes.iter().all(|c| matches!(c, Change::Write { .. }))
 }
 
-/// One backup as a node forwards to it.
+/// A backup, as the node that forwards to it sees it.
 pub(super) struct Forwarding {
     pub(super) to: usize,
     pub(super) forward: BackupSession,
@@ -170,19 +170,19 @@ impl Forwarding {
     }
 }
 
-/// How far a backup is that goes on for primary and mirror.
+/// The progress of a backup that goes on for primary and mirror.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fallback {
     No,
-    /// The register was asked, and may do it at any time.
+    /// The register was asked, and may agree at any time.
     Asked,
-    /// The register says so.
+    /// The register has agreed.
     Agreed,
 }
 
-/// What `p` may have told others is committed. While its view has no mirror
-/// that is what its own log has, though it may take a mirror back in the same
-/// step and then wait for that.
+/// The last LSN that `p` may have told other nodes is committed. While its view has no
+/// mirror this is what its own log has, even if `p` takes a mirror back in the same step
+/// and then waits for this mirror.
 pub(super) fn committed(p: &Primary) -> u64 {
     let view = p.store.superblock().view;
     match view.mirror.is_empty() && view.epoch == p.epoch() {

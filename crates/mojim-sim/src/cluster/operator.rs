@@ -1,7 +1,7 @@
-//! What an operator does, and an application that ends: promotes, gives up, stops.
+//! What an operator does: promotes, gives up, stops; and an application that ends.
 //!
-//! Owns the words that decide which copy goes on where no register does. Invariant: an
-//! operator gives up what is missing only after having looked at all that runs.
+//! Owns the decisions on which copy goes on where no register decides. Invariant: an
+//! operator gives up what is missing only after having looked at all nodes that run.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use super::state::{Checked, Cluster};
 use crate::nodes::NODES;
 
 impl Cluster {
-    /// As `mojim promote --force` does where an attach was refused: the operator has
-    /// looked, and what is missing is lost for good.
+    /// As `mojim promote --force` does after a refused attach: the operator has looked,
+    /// and what is missing is lost for good.
     pub(super) fn go_on_by_word(&mut self, n: usize, store: Arc<Store>) -> Checked {
         let has_less = |to: usize| self.check.has_less(n, to);
         let down = |to: usize| matches!(self.nodes[to].role, Role::Down);
         if (0..NODES).any(|to| has_less(to) && down(to)) {
-            // Whoever has more is started first.
+            // A node that has more is started first.
             self.nodes[n].word = true;
             drop(store);
             self.world.kill(NAMES[n]);
@@ -31,8 +31,8 @@ impl Cluster {
         }
         let has_less = (0..NODES).any(has_less);
         self.check.word();
-        // It may have nothing, or less than another one does, its log being damaged: then
-        // whoever has the most of those that run.
+        // Node `n` may have nothing, or, its log being damaged, less than another node.
+        // Then the running node that has the most goes on.
         let whole = |to: usize| match &self.nodes[to].role {
             Role::Mirror(mir) if mir.m.store.superblock().state == State::Whole => {
                 Some((mir.m.tail(), to, mir.m.clone()))
@@ -53,7 +53,7 @@ impl Cluster {
         self.promote_by_word(n, m)
     }
 
-    /// The latest view of the other nodes that are up: whoever promotes asks them.
+    /// The latest view of the other nodes that are up: a promotion asks them.
     fn latest_of_others(&self, n: usize) -> u64 {
         let others = self.nodes.iter().enumerate().filter(|(i, _)| *i != n);
         let views = others.filter_map(|(_, node)| match &node.role {
@@ -64,7 +64,8 @@ impl Cluster {
         views.max().unwrap_or(0)
     }
 
-    /// What those answer who run, but the two of whom one is given up for the other.
+    /// The answers of the running nodes other than `two`, the one given up and the one
+    /// promoted.
     fn others_than(&self, two: [usize; 2]) -> Vec<Other> {
         let all = self.nodes.iter().enumerate();
         let others = all.filter(|(i, _)| !two.contains(i));
@@ -110,7 +111,7 @@ impl Cluster {
         self.fallen(n)
     }
 
-    /// The program ends, and says why.
+    /// The program ends with an error, which an operator has to decide.
     pub(super) fn ask_operator(&mut self, n: usize) -> Checked {
         self.note(|| format!("node {} lacks what was acknowledged", NAMES[n]));
         self.nodes[n].word = true;
@@ -136,20 +137,20 @@ impl Cluster {
             self.note(|| format!("node {} is not promoted: {why:?}", NAMES[n]));
             return Ok(());
         }
-        // As `Node::promote`: a log that is damaged is given up by force alone, but in
-        // `async` one whose lanes end where they were cut.
+        // As in `Node::promote`: what a damaged log lacks is given up only by force,
+        // except in `async` if the log has no hole.
         let missing = m.store.known_missing().is_some_and(|k| k > m.tail());
         if missing && (self.setup.mode != Mode::Async || m.store.has_hole()) {
             return Ok(());
         }
-        // It may still take itself for the primary of a view that the other
-        // node's promotion ended unseen. The operator, who promoted that one,
-        // knows better.
+        // This node may still take itself for the primary of a view that the other node's
+        // promotion ended unseen. The operator, who made that promotion, knows better.
         if view.primary == NAMES[n] {
             return Ok(());
         }
-        // Nor does a copy go on that was left behind by a word of that operator, and does
-        // not know it: `mojim promote` asks the other node for its view.
+        // Nor does a copy go on that was left behind by the operator's last forced
+        // promotion and does not know it: `mojim promote` asks the other node for its
+        // view.
         if view.epoch < self.word_of {
             return Ok(());
         }
@@ -197,7 +198,7 @@ impl Cluster {
         self.stop_mirror(self.mirror())
     }
 
-    /// A daemon stops in good order.
+    /// A daemon stops cleanly.
     pub(super) fn stop_mirror(&mut self, n: usize) -> Checked {
         let Role::Mirror(mir) = &self.nodes[n].role else {
             return Ok(());
@@ -206,7 +207,7 @@ impl Cluster {
         self.note(|| format!("node {} stops", NAMES[n]));
         m.close();
         if m.store.superblock().state == State::Whole && m.store.poisoned().is_none() {
-            // As `Node::close_mirror`.
+            // As in `Node::close_mirror`.
             let tail = m.tail();
             let limit = m.committed().min(tail);
             let _ = m.store.apply(limit, usize::MAX);
@@ -228,7 +229,7 @@ impl Cluster {
         self.observe(n)
     }
 
-    /// As `Inner::close`, once everything is committed.
+    /// As in `Inner::close`, once everything is committed.
     fn close_primary(&mut self) -> Checked {
         let n = self.primary;
         let Role::Primary(prim) = &self.nodes[n].role else {

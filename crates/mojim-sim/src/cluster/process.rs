@@ -1,7 +1,7 @@
 //! How a node's process starts, what it opens, and how it ends.
 //!
-//! Owns the configuration that each node is given. Invariant: whatever ended, what it
-//! believed and told nobody is gone with it; the checker learns what may be left.
+//! Owns the configuration that each node is given. Invariant: however a process ended,
+//! what it believed and told no other node is lost; the checker learns what may be left.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -94,7 +94,7 @@ impl Cluster {
         };
         self.read_damage(n, &spec)?;
         let store = match Store::open(&env, spec) {
-            // A crash in a flush, which cannot say so.
+            // A crash in a flush, which has no way to return an error.
             Ok(_) if self.world.crashed(NAMES[n]).is_some() => return self.fallen(n),
             Ok(s) => Arc::new(s),
             Err(e) => return self.failed_start(n, &e),
@@ -124,8 +124,9 @@ impl Cluster {
         }
     }
 
-    /// What node `n` opened, for the trace and the counts; `before` is the superblock that
-    /// it left, where there are backups for which its logs may have kept something.
+    /// Records what node `n` opened, for the trace and the counts. `before` is the
+    /// superblock that it left, if there are backups for which its logs may have kept
+    /// something.
     fn note_opened(&mut self, n: usize, store: &Store, before: Option<Superblock>) {
         self.note(|| {
             format!(
@@ -152,12 +153,12 @@ impl Cluster {
         if store.superblock().view.primary == NAMES[n] && n != self.primary {
             self.promotions += 1;
             let lossy = self.setup.mode == Mode::Async;
-            // Where it lost its copy as well, it attaches to the other's.
+            // If it lost its copy as well, it attaches to the other node's copy.
             if store.superblock().state == State::Whole {
                 self.check.word();
                 self.check.promoted(n, store, store.tail(), lossy)?;
             }
-            // The other node may have come back as the primary it was.
+            // The other node may have come back as the primary that it was.
             let other = self.peer(n);
             self.world.kill(NAMES[other]);
             self.observe(other)?;
@@ -166,7 +167,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A daemon keeps the copy, and waits for whoever sends.
+    /// The daemon keeps the copy, and waits for a sender.
     fn start_mirror(&mut self, n: usize, store: Arc<Store>, listener: SimListener) -> Checked {
         let m = Arc::new(Mirror::new(store, NAMES[n], self.setup.secondary));
         self.forward(n, m.clone());
@@ -223,7 +224,7 @@ impl Cluster {
         self.observe(n)
     }
 
-    /// What node `n` is about to read of its logs, if they are damaged.
+    /// Tells the checker what node `n` is about to read of its logs, if they are damaged.
     fn read_damage(&mut self, n: usize, spec: &StoreSpec) -> Checked {
         let failures = self.check.failures()[n];
         let shows = |r: &Rot| r.shows(&self.world, (n, NAMES[n]), spec, failures);
@@ -240,8 +241,9 @@ impl Cluster {
         self.note(|| format!("node {} does not start: {e}", NAMES[n]));
         match self.world.crashed(NAMES[n]) {
             Some(_) => self.fallen(n),
-            // A file is not as the last checkpoint left it, since more was applied, and the log
-            // that would tell it cannot be read, or was given up: the copy has to be removed.
+            // A file differs from the last checkpoint, since more was applied, but the
+            // log that would repair it cannot be read, or was given up: the copy has to
+            // be removed.
             None if matches!(e, Error::Damaged { .. })
                 && (self.check.is_damaged(n) || self.check.blurred) =>
             {
@@ -260,13 +262,13 @@ impl Cluster {
         }
     }
 
-    /// The node's process ended, one way or another.
+    /// The node's process ended, in any way.
     pub(super) fn fallen(&mut self, n: usize) -> Checked {
         self.follow_view();
         let kind = self.world.crashed(NAMES[n]).unwrap_or(CrashKind::Kill);
         self.note(|| format!("node {} {}", NAMES[n], crash_text(kind)));
         if let Role::Primary(p) = &self.nodes[n].role {
-            // What it told others in its last step.
+            // What it told other nodes in its last step.
             let settled = self.check.points.before(p.head, committed(&p.p));
             if p.epoch != 0 {
                 self.check.settled(settled);
@@ -284,7 +286,7 @@ impl Cluster {
             }
             _ => false,
         };
-        // The newest point that the checker knows among so many of the last records.
+        // The newest point that the checker knows, among the last 64 LSNs.
         let newest = |lsn: u64, h: &History| {
             let mut back = (0..=lsn).rev().take(64);
             back.find_map(|l| self.check.points.exact(h, l))
@@ -313,7 +315,7 @@ impl Cluster {
         };
         self.nodes[n].restart = self.world.now() + wait;
         self.check.crashed(n, kind, limit, had)?;
-        // While nobody looks, more often than at any other time.
+        // Damage is more frequent now, while the node is down.
         if !self.calm
             && let Some(rot) = &mut self.rot
             && rot.is_due(30_000)
@@ -323,7 +325,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends a node's process in good order: its stores were closed.
+    /// Ends a node's process cleanly: its stores were closed.
     pub(super) fn end(&mut self, n: usize) -> Checked {
         if self.world.crashed(NAMES[n]).is_some() {
             return self.fallen(n);
@@ -336,14 +338,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// A process that has ended, or whose store failed, starts again.
+    /// Starts processes that have ended, or whose store failed, again.
     pub(super) fn restarts(&mut self) -> Checked {
         self.follow_register();
         for n in 0..NODES {
             self.hand_over(n)?;
         }
         if self.setup.views && matches!(self.nodes[self.primary].role, Role::Mirror(_)) {
-            // The register's answer was lost: it is the primary already.
+            // The register's answer was lost: this node is the primary already.
             self.take_over(self.primary)?;
         }
         for n in self.places.clone() {
@@ -365,7 +367,7 @@ impl Cluster {
     }
 
     /// Ends the process of node `n`, to be started again, if its store failed or its
-    /// program cannot attach. True if it cannot for good, with which the run ends.
+    /// program cannot attach. True if it can never attach, which ends the run.
     fn reopen(&mut self, n: usize) -> Checked<bool> {
         let failed = match &self.nodes[n].role {
             Role::Down => false,

@@ -1,10 +1,9 @@
-//! A node that is lost for good, and the one that takes its place.
+//! A node that is lost for good, and the node that takes its place.
 //!
-//! Owns when an operator does as `mojim replace` does, what has to be so before,
-//! how the others learn of it, and the lost node that comes back later with the
-//! configuration that it had. Nobody takes its links, the voters do not answer
-//! it, and it is never a member again: that is watched here, and where
-//! acknowledgements are counted.
+//! Owns when an operator acts as `mojim replace` does, the conditions for it, how the
+//! other nodes learn of it, and the lost node that comes back later with its old
+//! configuration. No node accepts its links, the voters do not answer it, and it is never
+//! a member again: this is checked here, and where acknowledgements are counted.
 
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use crate::nodes::{NODES, SPARE};
 use crate::views::lock;
 
 impl Cluster {
-    /// What replacing a node adds to a step.
+    /// The steps that only clusters with a replacement have.
     pub(super) fn replace_step(&mut self) -> Checked {
         let Some(r) = &mut self.replacing else {
             return Ok(());
@@ -37,8 +36,8 @@ impl Cluster {
         self.watch_gone()
     }
 
-    /// As `mojim replace`: one of the nodes is ended for good, another one gets its
-    /// place, if everything that was acknowledged is there without it.
+    /// As `mojim replace`: one node is ended for good and another takes its place, if
+    /// everything acknowledged is there without it.
     fn replace(&mut self) -> Checked {
         let Some(r) = &mut self.replacing else {
             return Ok(());
@@ -62,7 +61,7 @@ impl Cluster {
             }),
             false => up.iter().any(|(_, sb)| sb.state == State::Whole),
         };
-        // Its promotion may have happened: it may be the primary.
+        // The promotion of `old` may have happened: it may be the primary.
         let half = self.half_promoted == Some(old) || self.nodes[old].taken.is_some();
         if primary == NAMES[old] || half || !holds {
             self.replaced.refused += u64::from(primary != NAMES[old] && !half);
@@ -70,7 +69,8 @@ impl Cluster {
         }
         let primary = node(&primary);
         if !self.places.contains(&primary) || primary != self.primary {
-            // The person who ended it, or the register's last word, is not in yet.
+            // The promotion by an operator, or the register's last change, is not known
+            // yet.
             return Ok(());
         }
         self.note(|| format!("node {} is replaced by {}", NAMES[old], NAMES[SPARE]));
@@ -89,7 +89,7 @@ impl Cluster {
         self.give_place(old, primary)
     }
 
-    /// Whom the command asks, other than `old`: the daemons that answer.
+    /// The nodes other than `old` that the command asks: those whose daemons answer.
     fn answering(&self, old: usize) -> Vec<(usize, Superblock)> {
         let others = self.places.iter().copied().filter(|n| *n != old);
         let up = others.filter_map(|n| match &self.nodes[n].role {
@@ -100,8 +100,8 @@ impl Cluster {
         up.collect()
     }
 
-    /// The names of primary and mirror: by the register, or by the latest view of those
-    /// that are `up`.
+    /// The names of primary and mirror: by the register, or by the latest view of the
+    /// nodes that are `up`.
     fn named_members(
         &self,
         reg: &Register,
@@ -117,9 +117,10 @@ impl Cluster {
         }
     }
 
-    /// The new node gets the place of `old`, and the daemons read the new file.
+    /// The new node gets the place of `old`, and the daemons read the new configuration.
     fn give_place(&mut self, old: usize, primary: usize) -> Checked {
-        // Who is primary by now is named as the first; the new one gets what is left.
+        // The present primary takes the first place; the new node takes the place that is
+        // left.
         let at = |n: usize, places: &[usize]| places.iter().position(|p| *p == n).expect("a place");
         let (from, first) = (at(old, &self.places), at(primary, &self.places));
         if from == 0 {
@@ -142,8 +143,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// The one that was replaced starts again, with the file that it had, when the view
-    /// has no place for it any more and the program has learned of the new one.
+    /// The replaced node starts again with its old configuration, once the view has no
+    /// place for it and the program has learned of the new node.
     fn come_back(&mut self, old: usize) -> Checked {
         if !matches!(self.nodes[old].role, Role::Down) || !self.is_left(old) {
             return Ok(());
@@ -164,7 +165,7 @@ impl Cluster {
             && !(0..NODES).any(|n| speaks(&n))
     }
 
-    /// As `Inner::holders_loop`: a primary that is alone forwards to whoever is new.
+    /// As `Inner::holders_loop`: a primary that is alone forwards to each new node.
     pub(super) fn ask_holders(&mut self, n: usize) {
         let places = self.places.clone();
         let Role::Primary(prim) = &self.nodes[n].role else {
@@ -187,7 +188,7 @@ impl Cluster {
         }
     }
 
-    /// Without a register a program finds its new mirror when it starts again.
+    /// Without a register, a program finds its new mirror when it starts again.
     pub(super) fn find_new_mirror(&mut self) -> Checked {
         let n = self.primary;
         if let (Some(old), Role::Primary(p)) = (self.gone(), &self.nodes[n].role)
@@ -202,7 +203,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Once the view has left it, it has no place in one.
+    /// Once the view has left the replaced node, that node must not be in a view again.
     fn watch_gone(&mut self) -> Checked {
         let Some((old, version)) = self.replacing.as_ref().and_then(|r| r.gone) else {
             return Ok(());
@@ -220,7 +221,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether the new node is a member at the end, for the counts.
+    /// Counts the new node if it is a member at the end.
     pub(super) fn count_members(&mut self) {
         let is = self.places.contains(&SPARE) && [self.primary, self.mirror()].contains(&SPARE);
         self.replaced.members += u64::from(is);

@@ -1,6 +1,6 @@
 //! The end of a run: faults stop, and the copies must become whole and equal.
 //!
-//! Owns what counts as settled, and when nobody may go on for what was lost.
+//! Owns what counts as settled, and when no node may go on because data was lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::shrink::Nobody;
 use crate::views::lock;
 
 impl Cluster {
-    /// Faults stop, everything restarts: it must become whole again.
+    /// Faults stop and everything restarts: the cluster must become whole again.
     pub(super) fn settle(&mut self) -> Checked {
         self.calm_down();
         self.find_new_mirror()?;
@@ -52,7 +52,8 @@ impl Cluster {
             if now - start > Duration::from_secs(20) && self.nobody_may()? {
                 return Ok(());
             }
-            // A link that goes silent at a copy's very end is noticed late.
+            // The limit is long, since a link that goes silent at a copy's very end is
+            // noticed late.
             if now - start > Duration::from_secs(300) || rounds > 30_000 {
                 return Err(format!("live: stuck: {}", self.state()));
             }
@@ -70,7 +71,7 @@ impl Cluster {
         self.finally()
     }
 
-    /// Faults stop, links are mended, disks have room, and who is down may start.
+    /// Faults stop, links are mended, disks have room, and nodes that are down may start.
     fn calm_down(&mut self) {
         self.note(|| "calm".into());
         self.calm = true;
@@ -125,9 +126,9 @@ impl Cluster {
         Ok(moved)
     }
 
-    /// Every node that the register names has begun another life since: a
-    /// person has to decide what is given up. That is so only where each of them
-    /// lost what its power took with it.
+    /// Whether every node that the register names has begun another life since, so that a
+    /// person has to decide what is given up. This is right only if each of them lost
+    /// what a power loss takes from it.
     fn nobody_may(&mut self) -> Checked<bool> {
         let reg = lock(&self.register).now.clone();
         let lives = self.nodes.iter().enumerate().filter_map(|(n, node)| {
@@ -139,7 +140,8 @@ impl Cluster {
             Some((NAMES[n], store.superblock().life))
         });
         let lives: Vec<_> = lives.collect();
-        // It went on for both, was killed before it began, and its log is damaged.
+        // The node went on for primary and mirror, was killed before it began, and its
+        // log is damaged.
         let damaged = |m: &Member| match &self.nodes[node(&m.node)].role {
             Role::Mirror(mir) => {
                 let missing = mir.m.store.known_missing();
@@ -158,7 +160,7 @@ impl Cluster {
                     .iter()
                     .any(|(n, l)| *n == m.node && *l != m.incarnation)
         };
-        // The operator wanted the mirror's copy made anew, so its word does not count.
+        // The operator wanted the mirror's copy made anew, so this copy does not count.
         let distrusted = |m: &Member| match &self.nodes[node(&m.node)].role {
             Role::Mirror(mir) => mir.m.is_distrusted(),
             _ => false,
@@ -178,9 +180,10 @@ impl Cluster {
                 continue;
             }
             let before = self.named.get(&(n, m.incarnation)).copied().unwrap_or(0);
-            // With a persistent log only the ring of a pair's primary goes, whose mirror
-            // alone counts; one that has just begun to go on alone may be taken for it,
-            // since its superblock says so later than the register.
+            // With a persistent log, a power loss takes only the ring of a pair's
+            // primary, for which the mirror alone counts. A primary that has just begun
+            // to go on alone may be taken for such a primary, since its superblock says
+            // so later than the register.
             let ring = leads && self.setup.mode == Mode::Sync;
             let may_lose = ring || !self.setup.persistent()[n];
             if !may_lose || self.check.failures()[n] == before {
@@ -196,7 +199,7 @@ impl Cluster {
         Ok(true)
     }
 
-    /// How the run ended, where nobody may go on.
+    /// How the run ended, if no node may go on.
     pub fn nobody(&self) -> Option<Nobody> {
         let needs = self.nobody.as_ref()?;
         Some(Nobody {
@@ -231,7 +234,7 @@ impl Cluster {
             && mir.m.store.superblock().view.mirror == NAMES[mirror]
     }
 
-    /// A backup has what the primary has. One of another volume waits for a
+    /// Whether a backup has what the primary has. A backup of another volume waits for a
     /// person, who removes it.
     fn backup_is_settled(&self, n: usize, p: &Primary) -> bool {
         let Role::Mirror(c) = &self.nodes[n].role else {
@@ -298,7 +301,7 @@ impl Cluster {
         out
     }
 
-    /// The copies are the same, byte for byte.
+    /// Checks that the copies are the same, byte for byte.
     fn finally(&mut self) -> Checked {
         let mut areas: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
         for n in self.places.clone() {

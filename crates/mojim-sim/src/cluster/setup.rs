@@ -1,7 +1,7 @@
 //! What a seed decides before it starts: mode, nodes, sizes and faults.
 //!
-//! Owns how that is drawn. Invariant: what was added later is drawn from numbers of its
-//! own, so that all seeds without it stay as they were.
+//! Owns how this is drawn. Invariant: features that were added later are drawn from
+//! generators of their own, so that all seeds without them stay as they were.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(super) const MS: Duration = Duration::from_millis(1);
 /// Seeds with this bit may replace a node (`mojim-sim --replacements`).
 pub const REPLACES: u64 = 1 << 62;
 
-/// Bytes of the logs of a seed with spill files.
+/// Log size of a seed with spill files, in bytes.
 pub(super) const SPILL_LOG: u64 = 64 << 10;
 
 /// The modes that the engine has.
@@ -30,7 +30,7 @@ pub enum Mode {
     Async,
     /// The mirror's log counts.
     Sync,
-    /// The mirror's log and the own count.
+    /// The mirror's log and the primary's own log count.
     SyncFlush,
 }
 
@@ -47,7 +47,7 @@ pub struct Setup {
     pub medium: [MediumKind; NODES],
     /// Committed records that make a checkpoint due.
     pub threshold: u64,
-    /// When they are applied.
+    /// When committed records are applied.
     pub write_back: WriteBack,
     /// Pages that may wait with [`WriteBack::Async`].
     pub write_back_pages: u64,
@@ -55,17 +55,17 @@ pub struct Setup {
     pub steps: u64,
     /// Chance of a crash or the like, in 100,000 per step.
     pub trouble: u64,
-    /// The view lies in a register, and changes by itself.
+    /// The view is in a register, and changes by itself.
     pub views: bool,
     /// Silence after which a mirror counts as failed.
     pub limit: Duration,
     /// The volume has a backup.
     pub backup: bool,
-    /// And another one.
+    /// The volume has a second backup.
     pub second: bool,
     /// One of the nodes may be lost for good, and another one takes its place.
     pub spare: bool,
-    /// Bytes that may wait for it (`secondary_threshold`).
+    /// Bytes that may wait for a backup (`secondary_threshold`).
     pub secondary: u64,
     /// No disk fails.
     pub sound: bool,
@@ -73,12 +73,12 @@ pub struct Setup {
     pub fallback: bool,
     /// Streams of a copy.
     pub copy_streams: usize,
-    /// Of so many turns of their receiving ends one is taken.
+    /// One of this many turns of the copies' receiving ends is taken.
     pub stream_pace: u64,
 }
 
 impl Setup {
-    /// What `seed` decides, where `mutation` is to be noticed; `rng` is the cluster's.
+    /// The setup of `seed`, in which `mutation` can be noticed; `rng` is the cluster's.
     pub(super) fn of_seed(seed: u64, mutation: Option<Mutation>, rng: &mut Rng) -> Setup {
         let mut setup = Setup::draw(rng);
         let of_backups = mutation.is_some_and(Mutation::is_of_backups);
@@ -121,7 +121,7 @@ impl Setup {
         if mutation == Some(Mutation::IgnoreFailedSync) {
             faults.sync_error = faults.sync_error.max(30);
         }
-        // By a generator of its own, so that the other seeds stay what they were.
+        // Drawn from a generator of its own, so that the other seeds stay what they were.
         let mut rot = Rng::new(seed ^ 0x0072_6f74);
         if rot.below(8) == 0 || mutation == Some(Mutation::TrustWire) {
             faults.rot = rot.between(1, 5) as u32;
@@ -129,8 +129,8 @@ impl Setup {
         faults
     }
 
-    /// Draws whether there are spill files, for which the logs are small; if so, from
-    /// what they are drawn.
+    /// Draws whether there are spill files, for which the logs are small; if so, returns
+    /// the generator of their sizes.
     pub(super) fn draw_spills(&mut self, seed: u64, mutation: Option<Mutation>) -> Option<Rng> {
         let mut spills = Rng::new(seed ^ 0x7370_696c_6c00);
         let wanted = mutation.is_some_and(Mutation::is_of_spills);
@@ -141,7 +141,7 @@ impl Setup {
         spills
     }
 
-    /// Draws one.
+    /// Draws the basic setup.
     fn draw(rng: &mut Rng) -> Setup {
         use MediumKind::{Disk, Dram, Pmem};
         let mode = *rng.pick(&[
@@ -182,15 +182,15 @@ impl Setup {
             copy_streams: 1,
             stream_pace: 1,
         };
-        // Of numbers of its own, as what it is about a backup.
+        // Drawn from a copy of the generator, so that seeds stay as they are.
         let mut own = rng.clone();
         setup.write_back = *own.pick(&[WriteBack::Eager, WriteBack::Async, WriteBack::Auto]);
         setup.write_back_pages = *own.pick(&[1, 16, 128]);
         setup
     }
 
-    /// Draws what it is about a backup, from numbers of its own: seeds without
-    /// one stay as they are.
+    /// Draws whether there is a backup, and its parameters, from a generator of its own:
+    /// seeds without a backup stay as they are.
     fn draw_backup(&mut self, rng: &mut Rng, always: bool) {
         use MediumKind::{Disk, Dram, Pmem};
         if !self.replicated() || !(rng.below(3) == 0 || always || self.views && rng.coin()) {
@@ -198,7 +198,7 @@ impl Setup {
         }
         self.backup = true;
         if self.views {
-            // Time enough for a mirror to be given up and replaced, and again.
+            // Long enough for a mirror to be given up and replaced, more than once.
             self.limit = *rng.pick(&[20 * MS, 50 * MS, 100 * MS, 300 * MS]);
             self.steps += rng.between(1000, 10_000);
             self.trouble = *rng.pick(&[0, 100, 200, 400]);
@@ -221,7 +221,7 @@ impl Setup {
         self.medium[SECOND] = *rng.pick(&[Disk, Dram, Pmem]);
     }
 
-    /// Draws whether a node is replaced, by one with a log as large as any.
+    /// Draws whether a node is replaced. The new node has the largest log size.
     pub(super) fn draw_spare(&mut self, rng: &mut Rng, always: bool) {
         use MediumKind::{Disk, Dram, Pmem};
         if !self.backup || rng.below(5) != 0 && !always {
@@ -232,7 +232,7 @@ impl Setup {
         self.medium[SPARE] = *rng.pick(&[Disk, Dram, Pmem]);
     }
 
-    /// How many nodes there are at first.
+    /// How many nodes there are at the start.
     pub(super) fn nodes(&self) -> usize {
         match (self.backup, self.second) {
             (false, _) => 2,

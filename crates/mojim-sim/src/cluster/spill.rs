@@ -1,10 +1,9 @@
-//! Sync points that are larger than the log: through a spill file.
+//! Sync points that are larger than the log, which go through a spill file.
 //!
-//! Owns when a program makes one, what it writes and what became of them. It
-//! takes the shipped path step by step (`Primary::try_spill_now`), so that
-//! anything may happen between the file and its record. Whatever the program
-//! does meanwhile leaves names and sizes alone: its changes must still be
-//! possible when the record comes.
+//! Owns when a program makes such a sync point, what it writes, and what became of it. It
+//! takes the shipped path step by step (`Primary::try_spill_now`), so that anything may
+//! happen between the file and its record. Meanwhile the program leaves names and sizes
+//! alone: the changes in the spill file must still be possible when the record comes.
 
 use mojim_replica::primary::{Pace, Primary};
 
@@ -13,20 +12,20 @@ use super::state::{Checked, Cluster};
 use crate::model::{Change, Files};
 use crate::rng::Rng;
 
-/// Of so many sync points of such a seed one is to be larger than the log.
+/// One of this many sync points is larger than the log, in a seed with spill files.
 const ONE_OF: u64 = 12;
 
-/// That go on at a time.
+/// The most spill files at a time.
 const MOST: usize = 2;
 
 impl Cluster {
-    /// Whether the next sync point is to be one.
+    /// Whether the next sync point goes through a spill file.
     pub(super) fn is_time_for_spill(&mut self) -> bool {
         let rng = self.spills.as_mut();
         rng.is_some_and(|rng| rng.below(ONE_OF) == 0)
     }
 
-    /// The program begins one on node `n`, whose primary is ready.
+    /// The program on node `n`, whose primary is ready, begins a spill file.
     pub(super) fn begin_spill(&mut self, n: usize) -> Checked {
         let (Role::Primary(prim), Some(rng)) = (&self.nodes[n].role, &mut self.spills) else {
             return Ok(());
@@ -74,7 +73,7 @@ impl Cluster {
         let (before, by_mirror) = (p.last(), p.rule().mirror || p.is_linked());
         let done = p.spill_step(&mut spills[i].way, lane);
         if let Ok(None) = done {
-            // As `wait_for_room`.
+            // As in `wait_for_room`.
             for l in 0..self.setup.lanes {
                 let _ = p.drive(l);
             }
@@ -115,7 +114,8 @@ impl Cluster {
     }
 }
 
-/// What it writes: enough for a spill file; where `plain`, to files as they are.
+/// The changes: large enough for a spill file; if `plain`, without changes of names or
+/// sizes.
 fn changes(rng: &mut Rng, files: &Files, plain: bool, p: &Primary) -> Option<Vec<Change>> {
     if files.is_empty() {
         return None;

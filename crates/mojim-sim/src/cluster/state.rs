@@ -1,7 +1,7 @@
 //! The simulated cluster of one seed, and who is who in it.
 //!
-//! Owns what was drawn, what the run has come to, and who is taken for primary, mirror
-//! and backup: by the register where there is one, by the operator where there is none.
+//! Owns what was drawn, what the run has come to, and which nodes are taken for primary,
+//! mirror and backup: by the register if there is one, else by the operator.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -26,24 +26,25 @@ pub(super) type Checked<T = ()> = Result<T, Violation>;
 pub struct Cluster {
     /// Its world.
     pub world: World,
-    /// What holds and what must.
+    /// What each copy holds, and what it must hold.
     pub check: Checker,
     /// Sync points appended.
     pub appended: u64,
     /// Promotions.
     pub promotions: u64,
-    /// The epoch of the last one after an attach that only an operator could settle.
+    /// The epoch of the last promotion after an attach that only an operator could
+    /// settle.
     pub(super) word_of: u64,
     /// Restarts of processes.
     pub starts: u64,
     /// Copies that could not be opened, since their data areas had more than their
-    /// damaged logs, and runs at whose end copies differ for that.
+    /// damaged logs.
     pub unopened: u64,
-    /// See `unopened`.
+    /// Runs at whose end copies differ for this reason.
     pub differ: u64,
-    /// Whole copies taken in, and those that rest partly on older files.
+    /// Whole copies received, and those that rest partly on older files.
     pub copies: [u64; 2],
-    /// What the processes of each node have counted of them.
+    /// How many of these copies the processes of each node have counted.
     pub(super) counted: [[u64; 2]; NODES],
     /// What backups did.
     pub backups: Backups,
@@ -62,13 +63,13 @@ pub struct Cluster {
     pub(super) places: Vec<usize>,
     /// Each node's place at first, or that of the node that it replaced.
     pub(super) rank: [u64; NODES],
-    /// A node may be replaced, if that is there.
+    /// The replacement of a node, in a seed that may have one.
     pub(super) replacing: Option<Replacing>,
-    /// The register has left the one that was.
+    /// The register no longer names the replaced node.
     pub(super) left_gone: bool,
-    /// Which of several backups a step is about.
+    /// Draws which of several backups a step is about.
     pub(super) which: Rng,
-    /// Where the program runs: as the operator wants it, or as the register says.
+    /// The node on which the program runs: by the operator's will, or by the register.
     pub(super) primary: usize,
     /// The last primary that had a mirror, and the mirror.
     pub(super) pair: [usize; 2],
@@ -79,26 +80,27 @@ pub struct Cluster {
     pub(super) seen: Register,
     /// Draws when a mirror's copy is to be made anew.
     pub(super) anew: Rng,
-    /// That mirror, which takes over if its primary is dead by the next trouble.
+    /// This mirror, which takes over if its primary is dead at the next trouble.
     pub(super) suspects: Option<usize>,
-    /// Disks become full, if there is one.
+    /// Draws when disks become full; `None` if they never do.
     pub(super) full: Option<Rng>,
-    /// Bits rot on disks, if there is one.
+    /// Draws when bits rot on disks; `None` if they never do.
     pub(super) rot: Option<Rot>,
-    /// Sync points larger than the log are made, if there is one.
+    /// Draws sync points larger than the log; `None` if there are none.
     pub(super) spills: Option<Rng>,
     pub(super) mutation: Option<Mutation>,
     pub(super) calm: bool,
-    /// Nothing is left that could go on by itself: whose copies must have lost
-    /// something for it.
+    /// No node can go on by itself: the nodes whose copies must have lost something to
+    /// justify it.
     pub(super) nobody: Option<Vec<usize>>,
     /// How often a node had lost its power when the register first named this
     /// life of its copy.
     pub(super) named: BTreeMap<(usize, u64), u32>,
-    /// The register's version, and how often each had lost its power when it came: who
-    /// was named by the next one may have lost it while that was asked for.
+    /// The register's version, and how often each node had lost its power when this
+    /// version came. A node named by the next version may have lost its power while that
+    /// one was asked for.
     pub(super) version: (u64, [u32; NODES]),
-    /// A node whose promotion failed at its end: it may have happened.
+    /// A node whose promotion failed at its end, and so may have happened.
     pub(super) half_promoted: Option<usize>,
     pub(super) names: u64,
 }
@@ -106,12 +108,12 @@ pub struct Cluster {
 /// A seed in which a node may be replaced.
 pub(super) struct Replacing {
     pub(super) rng: Rng,
-    /// Who was, and the register's version then.
+    /// The node that was replaced, and the register's version then.
     pub(super) gone: Option<(usize, u64)>,
 }
 
 impl Replacing {
-    /// With numbers of its own.
+    /// A replacement still to come, which draws from `rng`.
     pub(super) fn new(rng: Rng) -> Replacing {
         Replacing { rng, gone: None }
     }
@@ -133,7 +135,7 @@ impl Cluster {
         let mut full = Rng::new(seed ^ 0x6675_6c6c);
         let full = (full.below(8) == 0 && !setup.sound).then_some(full);
         let damage = Rot::draw(seed, mutation == Some(Mutation::ForgetMissing));
-        // What an operator does who replaces a node whose copy is damaged is not modelled.
+        // The replacement of a node whose copy is damaged is not modelled.
         let damage = damage.filter(|_| !setup.spare);
         let places = (0..setup.nodes()).collect();
         let register = SimRegister::new(rng.next_u64());
@@ -202,8 +204,8 @@ impl Cluster {
         })
     }
 
-    /// Where an append goes: to the primary; of two that both take themselves
-    /// for it, to either.
+    /// The node to which an append goes: the primary, or node `n` if it takes itself for
+    /// the primary.
     pub(super) fn runs(&self, n: usize) -> usize {
         match &self.nodes[n].role {
             Role::Primary(_) => n,
@@ -211,7 +213,7 @@ impl Cluster {
         }
     }
 
-    /// Who is primary by the register, if there is one.
+    /// Sets the primary to the one that the register names, if there is a register.
     pub(super) fn follow_register(&mut self) {
         if self.setup.views {
             let reg = lock(&self.register).now.clone();
@@ -221,12 +223,12 @@ impl Cluster {
         }
     }
 
-    /// Whether every node may be anything.
+    /// Whether every node may have any role.
     pub(super) fn is_free(&self) -> bool {
         self.setup.views && self.setup.backup
     }
 
-    /// Whom the configuration names beside node `n`.
+    /// The other node of the configured pair, seen from node `n`.
     pub(super) fn peer(&self, n: usize) -> usize {
         match self.places[0] == n {
             true => self.places[1],
@@ -234,8 +236,8 @@ impl Cluster {
         }
     }
 
-    /// The mirror, or who is to be it: the register's, or whom the primary
-    /// speaks to.
+    /// The mirror, or the node that is to be the mirror: the one that the register names,
+    /// else the one to which the primary connects.
     pub(super) fn mirror(&self) -> usize {
         let named = lock(&self.register).now.mirror.clone();
         let named = named.map(|m| node(&m.node));
@@ -248,7 +250,7 @@ impl Cluster {
         }
     }
 
-    /// Who is neither primary nor mirror.
+    /// The nodes that are neither primary nor mirror.
     pub(super) fn backups(&self) -> Vec<usize> {
         let pair = [self.primary, self.mirror()];
         let mut others = self.places.clone();
@@ -256,7 +258,7 @@ impl Cluster {
         others
     }
 
-    /// One of them.
+    /// One of the backups.
     pub(super) fn backup(&mut self) -> usize {
         let all = self.backups();
         match all[..] {
@@ -274,7 +276,7 @@ impl Cluster {
         self.places[self.rng.below(most) as usize]
     }
 
-    /// What the checker is to know of the view.
+    /// Tells the checker of the view.
     pub(super) fn follow_view(&mut self) {
         let reg = lock(&self.register).now.clone();
         if reg.version != self.version.0 {
@@ -284,7 +286,7 @@ impl Cluster {
                 self.named.entry((n, m.incarnation)).or_insert(before[n]);
             }
             self.version = (reg.version, self.check.failures());
-            // Another one took over from who went on alone.
+            // Another node took over from the one that went on alone.
             let primary = reg.primary.as_ref().map(|m| node(&m.node));
             let sole = self.check.sole;
             self.check.sole = sole.filter(|s| primary.is_none_or(|p| p == *s));

@@ -1,7 +1,7 @@
 //! A mirror or a backup that takes a primary's place, by the register.
 //!
-//! Owns when one tries to, and the losses that make it. Invariant: a suspicion may be
-//! wrong; that is never unsafe where a register decides.
+//! Owns when a node tries to do so, and the losses that cause it. Invariant: a suspicion may be
+//! wrong; this is never unsafe where a register decides.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use super::state::{Checked, Cluster};
 use crate::views::lock;
 
 impl Cluster {
-    /// Node `n` takes its primary for dead, rightly or not: that is never
-    /// unsafe where a register decides.
+    /// Node `n` suspects that its primary is dead, rightly or not: this is never unsafe
+    /// where a register decides.
     pub(super) fn take_over(&mut self, n: usize) -> Checked {
         let Role::Mirror(mir) = &self.nodes[n].role else {
             return Ok(());
@@ -27,7 +27,7 @@ impl Cluster {
         self.rise(n, m, taken)
     }
 
-    /// Node `n` is the register's primary, if `taken` says so.
+    /// Node `n` becomes the primary, if `taken` says that the register agreed.
     fn rise(
         &mut self,
         n: usize,
@@ -72,7 +72,7 @@ impl Cluster {
         let m = mir.m.clone();
         m.close();
         let closed = match self.setup.backup {
-            // Who forwards still reads the ring.
+            // Threads that forward still read the ring.
             true => m.store.close_clean(tail),
             false => m.store.close_for_next(tail),
         };
@@ -84,7 +84,7 @@ impl Cluster {
         self.end(n)
     }
 
-    /// The mirror or the primary goes, for longer than anybody waits for it.
+    /// The mirror or the primary goes down, for longer than other nodes wait for it.
     pub(super) fn succession(&mut self) -> Checked {
         let (mirror, primary) = (self.mirror(), self.primary);
         let most = match self.risen == Some(mirror) {
@@ -109,8 +109,8 @@ impl Cluster {
         }
     }
 
-    /// Primary and mirror are lost to the backup: dead for long, or cut off from
-    /// it, with the voters or without.
+    /// The backup loses primary and mirror: they are dead for long, or cut off from it,
+    /// with or without being cut off from the voters.
     pub(super) fn lose_both(&mut self) -> Checked {
         let pair = [self.primary, self.mirror()];
         let backups = self.backups();
@@ -184,9 +184,9 @@ impl Cluster {
         self.rise(n, m, taken)
     }
 
-    /// Whether a backup has gone on by the register, as far as it was not seen
-    /// before. What the others have told their applications by then is given
-    /// up, and they tell them nothing from then on.
+    /// Takes note if the register has let a backup go on. What the other nodes have told
+    /// their applications beyond this by then is given up, and from then on they
+    /// acknowledge nothing.
     pub(super) fn follow_fallback(&mut self) -> Checked {
         let primary = lock(&self.register).now.primary.clone();
         let Some(n) = primary.map(|p| node(&p.node)) else {
@@ -205,7 +205,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Node `n` begins a view; whether as a backup that goes on for both.
+    /// Node `n` begins a view. Returns whether as a backup that goes on for primary and
+    /// mirror.
     pub(super) fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked<bool> {
         let fell = self.nodes[n].falls_back == Fallback::Agreed;
         if fell {

@@ -1,7 +1,7 @@
-//! What goes wrong, and who intervenes.
+//! Faults, and the interventions of operators.
 //!
-//! Owns kills, losses of power, cut links, full disks and rot. Invariant: whatever takes
-//! something from a node is drawn as one of the run's failures.
+//! Owns kills, losses of power, cut links, full disks and rot. Invariant: a fault that
+//! takes something from a node is drawn as one of the run's failures.
 
 use super::node::{NAMES, Role};
 use super::state::{Checked, Cluster};
@@ -10,8 +10,8 @@ use crate::views::lock;
 use crate::world::CrashKind;
 
 impl Cluster {
-    /// Where the nodes change places most of the trouble is of that kind, and
-    /// there is something to lose first.
+    /// In clusters whose nodes may have any role, this trouble is rarer, since most of
+    /// theirs is a change of roles; and it starts only once there is something to lose.
     pub(super) fn is_time_for_trouble(&mut self) -> bool {
         let of = match self.is_free() {
             true if self.appended == 0 => return false,
@@ -21,7 +21,7 @@ impl Cluster {
         self.rng.below(of) < self.setup.trouble
     }
 
-    /// Something goes wrong, or someone intervenes.
+    /// A fault happens, or an operator intervenes.
     pub(super) fn trouble(&mut self) -> Checked {
         let pair = [self.primary, self.mirror()];
         if self.anew.below(16) == 0
@@ -88,7 +88,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Something goes wrong with the backup or its links.
+    /// A fault of the backup or its links.
     pub(super) fn backup_trouble(&mut self) -> Checked {
         let n = self.backup();
         let name = NAMES[n];
@@ -120,7 +120,7 @@ impl Cluster {
                 self.world.partition(from, to, oneway, true);
             }
             9 => {
-                // Cut off for good, or until somebody mends it.
+                // Cut off for good, or until the links are mended.
                 for other in pair {
                     self.world.partition(name, NAMES[other], false, true);
                 }
@@ -131,7 +131,7 @@ impl Cluster {
                 }
             }
             13 => self.world.reset_connections(name, NAMES[other]),
-            // While it forwards, as likely as not.
+            // The node may well be forwarding at that moment.
             14 => self.arm_on_send(other, after.min(30), kind),
             _ => self.stop_mirror(n)?,
         }
@@ -169,7 +169,7 @@ impl Cluster {
         }
     }
 
-    /// Disks become full, and have room again.
+    /// Fills disks now and then, or gives them room again.
     pub(super) fn fill(&mut self) {
         let Some(rng) = &mut self.full else {
             return;
@@ -192,7 +192,7 @@ impl Cluster {
         }
     }
 
-    /// Something rots on the disk of node `n`.
+    /// Damages something on the disk of node `n`.
     pub(super) fn rot(&mut self, n: usize) {
         let spec = self.store_spec(n);
         let down = matches!(self.nodes[n].role, Role::Down);

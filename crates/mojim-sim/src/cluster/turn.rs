@@ -41,8 +41,8 @@ impl Cluster {
         Ok(moved)
     }
 
-    /// Of a program: its link, a thread that waits for a record, a lane's thread, or the
-    /// background.
+    /// One turn of a program: of its link, a thread that waits for a record, a lane's
+    /// thread, or the background.
     fn primary_turn(&mut self, n: usize) -> Checked<bool> {
         let lanes = self.setup.lanes as u64;
         let Role::Primary(prim) = &mut self.nodes[n].role else {
@@ -76,7 +76,7 @@ impl Cluster {
         Ok(false)
     }
 
-    /// Of a daemon: whoever calls, a link, a lane, or the background.
+    /// One turn of a daemon: of its accepting thread, a link, a lane, or the background.
     fn mirror_turn(&mut self, n: usize) -> bool {
         let gone = self.gone();
         let Role::Mirror(m) = &mut self.nodes[n].role else {
@@ -131,7 +131,7 @@ impl Cluster {
         };
         for (i, now) in now.into_iter().enumerate() {
             let before = &mut self.counted[n][i];
-            // Another process begins at zero.
+            // The count of a new process begins at zero.
             self.copies[i] += now.saturating_sub(*before);
             *before = now;
         }
@@ -151,8 +151,8 @@ impl Cluster {
         Ok(true)
     }
 
-    /// As a program's thread does that waits until it is attached. One that gives up is
-    /// started again at once.
+    /// One step of a thread that waits until its program is attached. A program that gives
+    /// up is started again at once.
     fn attach_step(&mut self, n: usize) -> Checked {
         let policy = self.attach_policy();
         let Role::Primary(prim) = &mut self.nodes[n].role else {
@@ -167,7 +167,7 @@ impl Cluster {
                 prim.attach = None;
                 Ok(())
             }
-            // What has ended the session, or the copy, is looked at where all that is.
+            // A session or a copy that has failed is handled by `reopen`.
             Err(_) if prim.session.fatal().is_some() || prim.p.store.poisoned().is_some() => Ok(()),
             Err(_) if prim.p.store.check_complete().is_err() => self.ask_operator(n),
             Err(_) => {
@@ -177,7 +177,7 @@ impl Cluster {
         }
     }
 
-    /// How programs attach here.
+    /// The policy by which programs attach.
     pub(super) fn attach_policy(&self) -> AttachPolicy {
         let spec = self.primary_spec();
         AttachPolicy {
@@ -188,8 +188,8 @@ impl Cluster {
         }
     }
 
-    /// As the daemon and the program do: to each other node that holds the
-    /// volume, as long as this one is who forwards.
+    /// As the daemon and the program do: forwards to each other node that holds the
+    /// volume, as long as node `n` is the one that forwards.
     pub(super) fn forward(&mut self, n: usize, source: Arc<dyn Source>) {
         if !self.setup.backup {
             return;
@@ -272,7 +272,7 @@ impl Cluster {
         self.observe(n)
     }
 
-    /// What a waiting thread does when nothing comes.
+    /// Suspects the link, as a waiting thread does when no acknowledgement comes in time.
     pub(super) fn patience(&mut self) {
         let now = self.world.now();
         for node in &mut self.nodes {
@@ -290,7 +290,7 @@ impl Cluster {
     }
 }
 
-/// What a primary's background sees, of 6 that are equally likely.
+/// The pace of a primary's background, drawn from 6 equally likely values.
 fn pace(n: u64) -> Pace {
     match n {
         0 => Pace::Idle,
@@ -300,7 +300,7 @@ fn pace(n: u64) -> Pace {
     }
 }
 
-/// Whoever calls a primary's node is told so.
+/// Tells each caller of a primary's node that it is busy.
 fn accept_busy(prim: &mut Prim, n: usize) {
     while let Ok(Some(c)) = prim.listener.accept() {
         prim.fresh.push(Wire::new(c));
@@ -323,8 +323,8 @@ fn accept_busy(prim: &mut Prim, n: usize) {
     });
 }
 
-/// A mirror's accepting thread and the first words on its links; `gone` has no part in
-/// the volume any more, but where it is `n` that does not know it.
+/// A mirror's accepting thread, and the first words on its links. `gone` has no place in
+/// the volume any more; node `n` does not know this if it is `gone` itself.
 fn accept(mir: &mut Mir, n: usize, gone: Option<usize>) -> bool {
     while let Ok(Some(c)) = mir.listener.accept() {
         mir.fresh.push(Wire::new(c));

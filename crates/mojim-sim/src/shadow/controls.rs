@@ -2,8 +2,8 @@
 //! stores in place (`naive`), one acknowledges before its log is durable
 //! (`nosync`), one is a plain correct redo log (`log`).
 //!
-//! Owns their formats. Words 0 to 63 of the memory are the data, word 64 says
-//! up to which record they are current, the records follow at `LOG`.
+//! Owns their formats. Words 0 to 63 of the memory are the data; word 64 is the number of
+//! the record up to which they are current; the records follow at `LOG`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Control {
     last: u64,
     head: usize,
     data: Vec<u64>,
-    /// Of `nosync`: what is still to be flushed.
+    /// For `nosync`: the range that is still to be flushed.
     late: Option<(usize, usize)>,
 }
 
@@ -67,7 +67,7 @@ impl Control {
         (self.load(end) == sum(&words)).then_some((changes, end + 8))
     }
 
-    /// The data is current as of the last record, and the log begins anew.
+    /// Makes the data current as of the last record, and starts the log again.
     fn checkpoint(&mut self) {
         for (i, word) in self.data.iter().enumerate() {
             self.store(i * 8, *word);

@@ -1,7 +1,7 @@
-//! The shipped engine as a system to be cut off: one unreplicated volume with
-//! its logs in persistent memory.
+//! The shipped engine as a system to be cut off: one unreplicated volume with its logs in
+//! persistent memory.
 //!
-//! Owns the steps that it is made to take, and the model of each.
+//! Owns the steps that the engine is made to take, and the model of each.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use super::model::{Broken, Content, Model, Named, System, lock};
 use crate::rng::Rng;
 
 const LANES: usize = 2;
-/// So small that it wraps after some dozens of sync points.
+/// So small that the log wraps after some dozens of sync points.
 const LOG: u64 = 8192;
 const MAX_RECORD: usize = 1024;
-/// Most bytes of a file.
+/// The greatest length of a file, in bytes.
 const FILE: u64 = 6144;
 const FILES: u64 = 5;
 
 pub(super) struct Engine {
     primary: Primary,
-    /// Appended and not waited for.
+    /// Sync points that were appended and not waited for, with their lanes.
     open: Vec<(u64, usize)>,
     next_file: u32,
 }
@@ -75,7 +75,7 @@ fn primary_spec() -> PrimarySpec {
     }
 }
 
-/// One change, owned.
+/// One change, which owns its bytes.
 enum Change {
     Write(u32, u64, Vec<u8>),
     Create(u32, String),
@@ -182,8 +182,8 @@ impl System for Engine {
         found(&self.primary.store)
     }
 
-    /// All that touches the medium, but for the epoch that begins: a primary's
-    /// own tables cost more than that.
+    /// Does everything that touches the medium, except to begin an epoch: making a
+    /// primary's own tables would cost more time than the rest.
     fn recovered(env: &Arc<Shadow>, _: Option<Broken>) -> Result<(u64, Content), String> {
         let env: Arc<dyn Env> = env.clone();
         let store = Store::open(&env, spec()).map_err(text)?;
@@ -261,7 +261,7 @@ impl Engine {
         Change::Resize(self.next_file, rng.between(1, FILE))
     }
 
-    /// A change of names or sizes.
+    /// Draws a change of names or sizes.
     fn names(&mut self, now: &Content, rng: &mut Rng) -> Vec<Change> {
         let files: Vec<_> = now.iter().collect();
         let (name, file) = *rng.pick(&files);
@@ -274,7 +274,7 @@ impl Engine {
             ],
             1 if files.len() > 1 => vec![Change::Remove(file.id)],
             2 => {
-                // Also over another file, which it replaces.
+                // The new name may be that of another file, which is then replaced.
                 let to = format!("f{}", rng.below(FILES));
                 match to == *name {
                     true => vec![Change::Resize(file.id, rng.between(1, FILE))],
@@ -300,7 +300,7 @@ impl Engine {
         self.commit(&changes, rng, model)
     }
 
-    /// One sync point, which is waited for at once or later.
+    /// Makes one sync point, and waits for it at once or later.
     fn commit(&mut self, changes: &[Change], rng: &mut Rng, model: &Model) -> Result<(), String> {
         if changes.is_empty() {
             return Ok(());
@@ -337,7 +337,8 @@ impl Engine {
         m.states.push((lsn, content));
     }
 
-    /// A sync point larger than the log takes, through a file of its own.
+    /// Makes a sync point that is larger than the log can take, which goes through a
+    /// spill file.
     fn spill(&mut self, now: &Content, rng: &mut Rng, model: &Model) -> Result<(), String> {
         let changes: Vec<_> = (0..2).filter_map(|_| write(now, 2000, 3000, rng)).collect();
         let len: usize = changes.iter().map(|c| c.piece().len()).sum();
@@ -346,7 +347,7 @@ impl Engine {
         }
         self.wait_all(model)?;
         self.primary.checkpoint_step(Pace::Idle).map_err(text)?;
-        // It is on its way before its LSN is known here.
+        // The sync point is on its way before its LSN is known here.
         self.note(self.primary.last() + 1, &changes, model);
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
         let begun = self.primary.begin_commit(&pieces).map_err(text)?;

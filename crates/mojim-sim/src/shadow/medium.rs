@@ -1,24 +1,22 @@
-//! A machine with persistent memory, and every state that a power cut may
-//! leave it in.
+//! A machine with persistent memory, and every state in which a power cut may leave it.
 //!
-//! Owns the durable image ([`Image`]), the machine that runs over one
-//! ([`Shadow`], an [`Env`]) and the enumeration at its fences.
+//! Owns the durable image ([`Image`]), the machine that runs over an image ([`Shadow`],
+//! an [`Env`]) and the enumeration at its fences.
 //!
 //! What the medium does:
-//! - A word (8 aligned bytes) of mapped memory is durable once its line was
-//!   flushed and fenced. Until then it may be there or not, each for itself: a
-//!   superset of what lines that keep the order of their stores can do, so
-//!   that the order need not be seen. What a word was in between two looks is
-//!   not seen either.
-//! - Of what was written to a file and not synced, each 512-byte sector may be
-//!   there or not, and so may the new length.
-//! - Names change in their order; after `sync_dir` all changes up to the last
-//!   one in that directory are durable.
+//! - A word (8 aligned bytes) of mapped memory is durable once its line was flushed and
+//!   fenced. Until then it may be there or not, independently of the others: a superset
+//!   of what lines that keep the order of their stores can do, so this order need not be
+//!   observed. Values that a word had between two looks are not observed either.
+//! - Of what was written to a file and not synced, each 512-byte sector may be there or
+//!   not, and so may the new length.
+//! - Changes of names become durable in their order; after `sync_dir` all changes up to
+//!   the last one in that directory are durable.
 //!
-//! Between two fences what is pending only grows, so the states of any moment
-//! between them are among those of the later one. Where a pending sector is
-//! written again, which would hide what it was, the states are looked at
-//! before; so the argument holds for files too.
+//! Between two fences the set of pending changes only grows, so the states of any moment
+//! between them are among those of the later fence. If a pending sector is written again,
+//! which would hide its first value, the states are looked at before that; so the
+//! argument holds for files too.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -35,14 +33,14 @@ use crate::disk::SECTOR;
 use crate::memory::{LINE, Region};
 use crate::rng::Rng;
 
-/// What a word of persistent memory has.
+/// The size of a word of persistent memory, in bytes.
 const WORD: usize = 8;
-/// At most so many states of one fence are all looked at.
+/// A fence with at most this many states has all of them looked at.
 const EXHAUSTIVE: u64 = 1 << 12;
 
 type Names = BTreeMap<PathBuf, usize>;
 
-/// All that a machine finds when it starts.
+/// Everything that a machine finds when it starts.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Image {
     files: Vec<Arc<Vec<u8>>>,
@@ -50,7 +48,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// The same without files that have no name any more.
+    /// The same image without the files that have no name any more.
     fn compact(self) -> Image {
         let mut files = Vec::new();
         let mut names = Names::new();
@@ -63,7 +61,7 @@ impl Image {
     }
 }
 
-/// Something that may be durable or not.
+/// A change that may be durable or not.
 #[derive(Debug)]
 enum Unit {
     Word(usize, usize, [u8; WORD]),
@@ -105,18 +103,18 @@ impl NameOp {
     }
 }
 
-/// What was looked at.
+/// Counts of what was looked at.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Looked {
     /// Fences, syncs and the like before which the states were looked at.
     pub fences: u64,
-    /// Of these, with every state.
+    /// Fences at which every state was looked at.
     pub all: u64,
-    /// States of those.
+    /// States of these fences.
     pub exhaustive: u64,
-    /// States of the others.
+    /// States of the other fences.
     pub sampled: u64,
-    /// Recoveries, those of recoveries that were cut off among them.
+    /// Recoveries, including those of recoveries that were cut off.
     pub recoveries: u64,
 }
 
@@ -135,16 +133,16 @@ impl Looked {
     }
 }
 
-/// What is done with a state: an error is a failure. The flag says that this
-/// is the state of its fence to be looked at closely.
+/// Checks a state: an error is a failure. The flag says that this state of its fence is
+/// to be looked at closely.
 pub(super) type Check = Box<dyn FnMut(&Image, bool) -> Result<Looked, String> + Send>;
 
-/// Looks at states.
+/// How states are looked at.
 pub(super) struct Recorder {
     pub(super) check: Check,
-    /// Most states of one fence of which all are looked at.
+    /// The most states of a fence of which all are looked at.
     pub(super) most: u64,
-    /// How many are drawn of others.
+    /// How many states of any other fence are drawn.
     pub(super) sample: u64,
     pub(super) rng: Rng,
 }
@@ -160,15 +158,15 @@ impl Recorder {
     }
 }
 
-/// What the processor or the kernel is made to leave out once: the number of
-/// the call, counted from where the states are looked at.
+/// What the processor or the kernel leaves out once: the number of the call, counted from
+/// where recording begins.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Omit {
-    /// This flush writes no line back; it fences.
+    /// This flush writes no line back, but fences.
     pub(super) flush: Option<u64>,
-    /// This one writes back all lines but the last.
+    /// This flush writes back all lines but the last.
     pub(super) line: Option<u64>,
-    /// This one does not fence.
+    /// This flush does not fence.
     pub(super) fence: Option<u64>,
     /// This sync of a file does nothing.
     pub(super) sync: Option<u64>,
@@ -190,11 +188,12 @@ struct State {
     omit: Omit,
     flushes: u64,
     syncs: u64,
-    /// Lines that were written back and not fenced, as they were then.
+    /// Lines that were written back and not fenced, with their bytes at that time.
     unfenced: Vec<(usize, usize, Vec<u8>)>,
     looked: Looked,
     failure: Option<String>,
-    /// A state drawn from those that were looked at, and from how many fences.
+    /// A state drawn from those that were looked at, and the number of fences that it was
+    /// drawn from.
     drawn: Option<Image>,
     drawn_of: u64,
     scratch: Vec<u8>,
@@ -207,7 +206,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// A machine that is switched on. `number` tells its boots apart.
+    /// Starts a machine. `number` tells its boots apart.
     pub(super) fn start(image: &Image, number: u64, recorder: Option<Recorder>) -> Arc<Shadow> {
         let inodes = image.files.iter().map(|f| Inode {
             cache: f.clone(),
@@ -240,7 +239,7 @@ impl Shadow {
         lock(&self.state)
     }
 
-    /// From here on states are looked at, and what is to be left out is.
+    /// From here on, states are looked at, and the calls of `omit` left out.
     pub(super) fn record(&self, recorder: Recorder, omit: Omit) {
         let mut s = self.lock();
         (s.flushes, s.syncs) = (0, 0);
@@ -248,13 +247,13 @@ impl Shadow {
         s.omit = omit;
     }
 
-    /// The states of this moment.
+    /// Looks at the states of this moment.
     pub(super) fn look(&self) {
         self.lock().look();
     }
 
-    /// The power goes: one of the states looked at, drawn by chance; where
-    /// there was none, what is durable.
+    /// Cuts the power: returns one of the states looked at, drawn at random; if there was
+    /// none, what is durable.
     pub(super) fn cut(&self) -> Image {
         let mut s = self.lock();
         let drawn = s.drawn.take();
@@ -277,7 +276,7 @@ fn lock(m: &Mutex<State>) -> MutexGuard<'_, State> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Changes what lies within the file.
+/// Changes the bytes that are within the file.
 fn put(file: &mut Arc<Vec<u8>>, at: usize, new: &[u8]) {
     if let Some(room) = file.len().checked_sub(at) {
         let n = room.min(new.len());
@@ -293,8 +292,8 @@ impl State {
         }
     }
 
-    /// What is not durable, and, apart, the words that are never flushed: the
-    /// live figures, which no recovery reads.
+    /// What is not durable; and separately the words that are never flushed, the live
+    /// figures, which no recovery reads.
     fn pending(&mut self) -> (Vec<Unit>, Vec<Unit>) {
         let (mut units, mut live) = (Vec::new(), Vec::new());
         let mut now = std::mem::take(&mut self.scratch);
@@ -475,26 +474,26 @@ impl State {
     }
 }
 
-/// Which units are there.
+/// Which of the pending units are durable.
 #[derive(Debug)]
 enum Subset {
-    /// By its bits.
+    /// By the bits of this number.
     Bits(u64),
     /// Only this one.
     Only(u64),
     /// All but this one.
     Without(u64),
-    /// The first so many.
+    /// The units below this number.
     First(u64),
-    /// All but the first so many.
+    /// The units from this number on.
     Last(u64),
     /// Each with this chance in a thousand, from this seed.
     Chance(u32, u64),
 }
 
 impl Subset {
-    /// The one with these bits, or else one in the order of what is most
-    /// likely to be overlooked.
+    /// The subset with these bits; without bits, the `i`th sample, beginning with those
+    /// most likely to be overlooked.
     fn of(rng: &mut Rng, bits: Option<u64>, i: u64, n: u64) -> Subset {
         match (bits, i) {
             (Some(bits), _) => Subset::Bits(bits),
@@ -521,7 +520,7 @@ impl Subset {
             Subset::First(k) => u < k,
             Subset::Last(k) => u >= k,
             Subset::Chance(rate, seed) => {
-                // One number for each unit, whoever asks.
+                // One random number for each unit, independent of the order of calls.
                 Rng::new(seed ^ u.wrapping_mul(0x9e37_79b9_7f4a_7c15)).per_mille(rate)
             }
         }
@@ -561,7 +560,7 @@ impl Env for Shadow {
     }
 
     fn create_dir_all(&self, _path: &Path) -> io::Result<()> {
-        // Directories are there for whoever names something in them.
+        // Directories exist as soon as a file is named in them.
         Ok(())
     }
 
@@ -613,7 +612,7 @@ impl Env for Shadow {
         Err(ErrorKind::Unsupported.into())
     }
 
-    /// As the real one: a file that it makes is durable, with its name.
+    /// As the real call does: a file that it creates is durable, with its name.
     fn persistent_memory(&self, path: &Path, len: usize) -> io::Result<Memory> {
         let mut s = self.lock();
         let ino = match s.find(path) {
@@ -718,7 +717,7 @@ impl File for ShadowFile {
             let inode = &s.inodes[self.ino];
             let pending = !Arc::ptr_eq(&inode.cache, &inode.durable);
             if s.recorder.is_some() && pending {
-                // What is pending here may go with it.
+                // A truncation may discard what is pending in this file.
                 s.look();
             }
         }
@@ -749,7 +748,7 @@ impl File for ShadowFile {
 mod tests {
     use super::*;
 
-    /// All images that a check was shown of one fence.
+    /// All images of one fence that a check was shown.
     fn shown(env: &Arc<Shadow>, act: impl FnOnce()) -> Vec<Image> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let to = all.clone();
@@ -781,7 +780,7 @@ mod tests {
         store(0, 1);
         store(64, 1);
         env.flush(&memory, 0, 1);
-        // Word 0 is durable; word 8, of another line, and word 1 are not.
+        // Word 0 is durable; words 1 and 8, the latter in another line, are not.
         store(8, 1);
         let mut seen: Vec<_> = shown(&env, || env.flush(&memory, 8, 8))
             .iter()

@@ -4,11 +4,11 @@
 //! Owns the lives of a machine under one seed, and how many states are looked at.
 //! Invariant: the same seed gives the same states.
 //!
-//! A seed is a handful of lives. In each the machine starts from a state that
-//! the last one was left in, recovers, commits, checkpoints, perhaps ends
-//! cleanly; the states are looked at from the first fence of the recovery, or
-//! only after some dozens of sync points, when the logs have wrapped. At one
-//! state of each fence the recovery itself is cut off at each of its fences.
+//! A seed is a few lives. In each life the machine starts from a state that the last one
+//! left, recovers, commits, checkpoints, and perhaps ends cleanly. States are looked at
+//! from the first fence of the recovery, or only after some dozens of sync points, when
+//! the logs have wrapped. At one state of each fence the recovery itself is cut off at
+//! each of its fences.
 
 mod controls;
 mod engine;
@@ -29,12 +29,12 @@ use model::{Content, Known, Model, System, lock};
 pub use medium::Looked;
 pub use model::Broken;
 
-/// Of a fence with more states than are all looked at.
+/// States drawn at a fence that has too many to look at all.
 const SAMPLE: u64 = 256;
-/// Likewise, where a recovery is cut off.
+/// States drawn at such a fence of a recovery that is cut off.
 const SAMPLE_WITHIN: u64 = 12;
 
-/// What a recovery of `image` finds.
+/// Recovers `image`; returns what the recovery finds.
 fn recover<S: System>(
     image: &Image,
     boot: u64,
@@ -43,7 +43,8 @@ fn recover<S: System>(
     S::recovered(&Shadow::start(image, boot, None), broken)
 }
 
-/// The recovery of `image`, cut off at each of its fences and begun again.
+/// Recovers `image`, and checks that a recovery cut off at each of its fences finds the
+/// same.
 fn cut_off<S: System>(
     image: &Image,
     broken: Option<Broken>,
@@ -71,7 +72,7 @@ fn cut_off<S: System>(
     }
 }
 
-/// What is left out of the steps of a life: the one of this number.
+/// What is left out of the steps of a life: the call of this number.
 fn omitted(broken: Option<Broken>, number: u64) -> Omit {
     let (mut omit, number) = (Omit::default(), Some(number));
     match broken {
@@ -84,7 +85,8 @@ fn omitted(broken: Option<Broken>, number: u64) -> Omit {
     omit
 }
 
-/// One life of a machine that starts from `image`: what it leaves, and what was looked at.
+/// One life of a machine that starts from `image`. Returns what it leaves, and what was
+/// looked at.
 fn life<S: System + 'static>(
     image: &Image,
     broken: Option<Broken>,
@@ -168,7 +170,7 @@ fn lives<S: System + 'static>(
                 return Err(e);
             }
         }
-        // What is there now is there for good, and nothing else is.
+        // From now on exactly what this recovery finds must be there.
         let (lsn, _) = recover::<S>(&image, rng.next_u64(), broken)?;
         let mut m = lock(&model);
         m.states.retain(|s| s.0 <= lsn);
@@ -177,7 +179,7 @@ fn lives<S: System + 'static>(
     Ok(())
 }
 
-/// What one seed, or many, came to.
+/// The results of one seed, or of many.
 #[derive(Debug, Clone, Default)]
 pub struct Shown {
     /// Seeds.
@@ -206,7 +208,7 @@ pub fn run(seed: u64, broken: Option<Broken>) -> Shown {
     }
 }
 
-/// Runs seeds from `first` on until at least `states` were looked at.
+/// Runs seeds from `first` on, until at least `states` states were looked at.
 pub fn run_states(states: u64, first: u64, jobs: u64, told: impl Fn(&Shown) + Sync) -> Shown {
     let next = AtomicU64::new(first);
     let total = Mutex::new(Shown::default());
@@ -214,7 +216,7 @@ pub fn run_states(states: u64, first: u64, jobs: u64, told: impl Fn(&Shown) + Sy
         let seed = next.fetch_add(1, Relaxed);
         let one = run(seed, None);
         let mut total = total.lock().expect("no thread panics");
-        // What one found counts, also where the others have looked at enough.
+        // A failure counts, even if other threads have looked at enough states by now.
         total.failures.extend(one.failures);
         if total.looked.states() >= states {
             return;
@@ -233,8 +235,8 @@ pub fn run_states(states: u64, first: u64, jobs: u64, told: impl Fn(&Shown) + Sy
     total
 }
 
-/// The first of `most` seeds at which something broken is noticed as a sync
-/// point that is lost or torn, and the states looked at until then.
+/// The first of `most` seeds at which the defect is noticed as a sync point that is lost
+/// or torn, and the states looked at until then.
 pub fn catch(broken: Broken, first: u64, most: u64) -> (Looked, Option<(u64, String)>) {
     let mut looked = Looked::default();
     for seed in first..first + most {

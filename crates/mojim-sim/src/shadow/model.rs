@@ -1,8 +1,8 @@
-//! What a system over persistent memory is, and what must be found of it.
+//! The interface of a system over persistent memory, and what must be found of it.
 //!
-//! Owns the list of what is broken on purpose, the content after each sync point, and
-//! the judgement of what a recovery finds. Invariant: every system, the shipped engine
-//! and the controls alike, is judged by the same model.
+//! Owns the list of defects, the content after each sync point, and the verdict on what a
+//! recovery finds. Invariant: every system, the shipped engine and the controls alike, is
+//! judged by the same model.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::medium::Shadow;
 use crate::rng::Rng;
 
-/// What is broken, or which control program runs.
+/// A defect, or the control program that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Broken {
     /// Stores into the data in place, then flushes.
@@ -34,7 +34,7 @@ pub enum Broken {
 }
 
 impl Broken {
-    /// All of them, with their names, and whether it must be noticed.
+    /// All of them, with their names, and whether each must be noticed.
     pub const ALL: [(Broken, &'static str, bool); 9] = [
         (Broken::Naive, "naive (control)", true),
         (Broken::Nosync, "nosync (control)", true),
@@ -52,7 +52,7 @@ impl Broken {
     }
 }
 
-/// A file, as it is or must be.
+/// A file, as found or as expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) id: u32,
@@ -61,9 +61,9 @@ pub(super) struct Named {
 
 pub(super) type Content = BTreeMap<String, Named>;
 
-/// What sync points there were, and which were acknowledged.
+/// The sync points that were made, and which of them were acknowledged.
 pub(super) struct Known {
-    /// The content after each, ascending.
+    /// The LSN and content after each sync point, ascending.
     pub(super) states: Vec<(u64, Content)>,
     pub(super) acked: u64,
 }
@@ -105,17 +105,17 @@ impl Known {
     }
 }
 
-/// What runs on the machine.
+/// A system that runs on the machine.
 pub(super) trait System: Sized {
-    /// Starts, recovering what is there.
+    /// Starts, and recovers what is there.
     fn open(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<Self, String>;
-    /// The last sync point, and the content as of it. Where nothing is open.
+    /// The last sync point, and the content as of it. Only when no sync point is open.
     fn found(&self) -> Result<(u64, Content), String>;
-    /// What a recovery finds: where starting takes more than that, without it.
+    /// What a recovery finds; overridden if starting does more than a recovery needs.
     fn recovered(env: &Arc<Shadow>, broken: Option<Broken>) -> Result<(u64, Content), String> {
         Self::open(env, broken)?.found()
     }
-    /// Does something.
+    /// Makes one step.
     fn step(&mut self, rng: &mut Rng, model: &Model) -> Result<(), String>;
     /// Ends cleanly.
     fn end(&mut self, model: &Model) -> Result<(), String>;

@@ -1,7 +1,8 @@
-//! The surroundings of one process.
+//! The environment of one process.
 //!
-//! Owns what a process asks of its machine, but for files and links. Invariant: a process
-//! that has ended changes nothing, and draws from numbers that no other one uses.
+//! Owns what a process asks of its machine, except files and links. Invariant: a process
+//! that has ended changes nothing, and draws no random numbers that another process would
+//! draw.
 
 use super::file::SimFile;
 use super::link::SimConn;
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The surroundings of one process: of one incarnation of a node.
+/// The environment of one process: of one incarnation of a node.
 #[derive(Clone)]
 pub struct SimEnv {
     pub(super) place: Place,
@@ -245,7 +246,7 @@ struct SimLock {
 
 impl Drop for SimLock {
     fn drop(&mut self) {
-        // After a crash the lock may be the next process's.
+        // After a crash the next process may hold the lock.
         if let Ok(mut st) = self.place.enter() {
             st.nodes[self.place.node].locks.remove(&self.path);
         }

@@ -1,7 +1,7 @@
 //! One handle on a file of a simulated disk.
 //!
-//! Owns the checks that a kernel makes of a call, and the faults of reads, writes and
-//! syncs. What is cached and what is durable is the disk's.
+//! Owns the argument checks of a kernel, and the faults of reads, writes and syncs. The
+//! disk owns what is cached and what is durable.
 
 use super::state::{CrashKind, Place, crashed};
 use crate::ctx::Ctx;

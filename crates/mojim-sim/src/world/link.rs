@@ -1,6 +1,6 @@
 //! Listeners and connections as a process holds them.
 //!
-//! Owns crashes in the middle of a send. What arrives when is the net's.
+//! Owns crashes in the middle of a send. The net owns what arrives when.
 
 use super::state::{Place, crashed, due};
 use mojim_env::{Address, Conn, Memory};
@@ -84,7 +84,7 @@ impl Conn for SimConn {
         got
     }
 
-    /// Never blocks: tells whether it would return at once.
+    /// Never blocks: returns whether a blocking wait would return at once.
     fn wait(&self, to_send: bool, _timeout: Duration) -> io::Result<bool> {
         let st = &mut *self.place.enter()?;
         st.net.ready(self.id, self.end, to_send, &mut st.ctx)

@@ -1,10 +1,11 @@
-//! What all handles of a world share: its nodes, its net, and whose handle is whose.
+//! What all handles of a world share: its nodes, its net, and the owner of each handle.
 //!
 //! Owns crashes. Invariants:
 //! - A handle belongs to one incarnation of one node's process. After that
 //!   incarnation crashed, each of its calls fails with [`is_crash`]'s error and
 //!   changes nothing.
-//! - A change of a disk in whose middle a node crashes was made, or was not.
+//! - A disk change in the middle of which a node crashes was made entirely, or not at
+//!   all.
 
 use crate::ctx::Ctx;
 use crate::disk::Disk;
@@ -42,9 +43,9 @@ pub(super) struct Node {
     pub(super) disk: Disk,
     pub(super) memories: BTreeMap<PathBuf, Arc<Region>>,
     pub(super) boot_id: [u8; 16],
-    /// For `Env::random`, so that faults do not change what processes draw.
+    /// For `Env::random`; separate, so that faults do not change what processes draw.
     pub(super) rng: Rng,
-    /// What dead processes draw from.
+    /// Dead processes draw from this generator.
     pub(super) dead_rng: Rng,
     pub(super) incarnation: u64,
     pub(super) running: bool,
@@ -126,8 +127,8 @@ impl State {
         match kind {
             CrashKind::Kill => {
                 ctx.hit("kills");
-                // The dead process's threads may still store: into the old
-                // memory, which nobody else maps by name.
+                // The dead process's threads may still store: into the old memory, which
+                // no other process maps by name.
                 for region in node.memories.values_mut() {
                     if Arc::strong_count(region) > 1 {
                         *region = region.copy();
@@ -147,7 +148,7 @@ impl State {
         }
     }
 
-    /// A change that a crash either precedes or follows.
+    /// Makes a change to which a crash can come only before or after.
     pub(super) fn change<T>(
         &mut self,
         n: usize,
@@ -187,7 +188,7 @@ impl Shared {
     }
 }
 
-/// Whose handle something is.
+/// The owner of a handle.
 #[derive(Clone)]
 pub(super) struct Place {
     pub(super) shared: Shared,

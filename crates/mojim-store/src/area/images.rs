@@ -1,17 +1,18 @@
-//! Pages between records and files: writes are merged in memory, and go out in runs.
+//! The image of the data area: writes are merged in memory and go to the files in runs.
 
 use super::*;
 
 /// What a page of the image takes beside its bytes, about.
 const PAGE_OVERHEAD: usize = 64;
 
-/// Most bytes of a page's parts: beyond that it is read.
+/// Most bytes of a page's parts: beyond that the whole page is read.
 const MOST_PARTS: usize = 2048;
 
 /// Most pages that are written at once.
 const MOST_RUN: usize = 256;
 
-/// Extents of at least this many bytes go to their file without the image.
+/// Extents of at least this many bytes go to their file directly, if the image has
+/// none of their pages.
 const DIRECT: usize = 1024;
 
 impl Area {
@@ -54,7 +55,7 @@ impl Area {
         Ok(())
     }
 
-    /// Bytes within one page.
+    /// Merges bytes within one page into the image.
     fn write_in_page(&mut self, id: u32, page: u64, within: usize, bytes: &[u8]) -> Result<()> {
         let parts = match self.image.get_mut(&(id, page)) {
             Some(Image::Page(p)) => {
@@ -94,7 +95,7 @@ impl Area {
         Ok(())
     }
 
-    /// Bytes that the image holds, about.
+    /// Memory that the image takes in bytes, about.
     pub fn image_bytes(&self) -> usize {
         self.image_bytes
     }
@@ -138,7 +139,7 @@ impl Area {
         Ok(())
     }
 
-    /// What the file has, and zeros beyond its end.
+    /// Reads what the file has, and zeros beyond its end.
     fn read_run(&mut self, id: u32, at: u64, bytes: &mut [u8]) -> Result<()> {
         let got = self
             .file(id)?

@@ -15,8 +15,8 @@ pub(super) struct Applier {
     pub(super) applied: u64,
     /// The cursors at the last checkpoint.
     pub(super) durable: Vec<u64>,
-    /// Where the cursors were after some LSNs, ascending: who reads the logs
-    /// from there need not look for it.
+    /// Where the cursors were after some LSNs, ascending: a reader of the logs
+    /// need not search for these places.
     pub(super) marks: VecDeque<(u64, Vec<u64>)>,
     waiting: Waiting,
 }
@@ -42,12 +42,13 @@ impl Applier {
         }
     }
 
-    /// Positions in the logs changed: what waits is counted anew.
+    /// Positions in the logs changed: the waiting pages are counted anew.
     pub(super) fn recount(&mut self) {
         self.waiting = Waiting::default();
     }
 
-    /// Counts what was appended since the last time, until there are `most` pages.
+    /// Counts the pages of records that were appended since the last call, until there
+    /// are `most`. Returns the count of all waiting pages.
     pub(super) fn count(&mut self, logs: &[Log], most: u64) -> u64 {
         let w = &mut self.waiting;
         if w.at.is_empty() {

@@ -1,10 +1,10 @@
-//! The way of records from the logs into the data area, and the end of their
-//! stay in the logs: application, checkpoints, release.
+//! Owns the application of records from the logs to the data area, checkpoints,
+//! and the release of log space.
 //!
-//! Invariants: only what is committed is applied (the caller passes the limit),
-//! whole sync points in the order of their LSNs, under one lock, the applier's.
-//! A log is released only after `sync` of the data area (unless the log is
-//! memory) and a durable superblock say so, in this order.
+//! Invariants: only committed records are applied (the caller passes the limit),
+//! as whole sync points in LSN order, under the applier's lock.
+//! A log is released only after a `sync` of the data area (unless the log is
+//! memory) and then a durable superblock that says so.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::*;
@@ -19,11 +19,11 @@ use crate::area::{Area, MOST_IMAGE};
 use crate::log::{Live, Log};
 use mojim_env::{Error, Result};
 
-/// Bytes of records that are applied at a time by who waits for all of them.
+/// Bytes of records that are applied at a time by a caller that waits for all of them.
 pub const AT_ONCE: usize = 8 << 20;
 
-/// What was kept in a log behind the checkpoint is released once it is this
-/// part of it.
+/// Records that were kept in a log below the checkpoint are released once they
+/// take more than 1/`RELEASE` of the log.
 const RELEASE: u64 = 8;
 
 /// Bytes of a data file that were read while records were applied to it.
@@ -31,9 +31,9 @@ const RELEASE: u64 = 8;
 pub struct Page {
     /// The bytes.
     pub bytes: Vec<u8>,
-    /// Every record up to here is in them.
+    /// Every record up to this LSN is in the bytes.
     pub low: u64,
-    /// No record above is.
+    /// No record above this LSN is in the bytes.
     pub high: u64,
 }
 
@@ -58,8 +58,8 @@ fn written(log: &Log, at: u64, end: u64) -> Option<Vec<(u32, Range<u64>)>> {
 }
 
 /// Adds what the sync point that begins at `at` of `log` and ends with LSN `end` writes to
-/// `changes`; false if it has to wait for those who watch: it changes names or sizes, or
-/// has more pages than one of them may still note.
+/// `changes`. False if the sync point has to wait for `watches`: it changes names or sizes,
+/// or one of them has no room to note its extents (each counts as one page).
 fn collect_changes(
     watches: &[Arc<Watch>],
     log: &Log,
@@ -87,7 +87,7 @@ impl Store {
         if self.stands_still() || a.applied >= limit {
             return Ok(a.applied);
         }
-        // Who reads the data files from outside learns what may be in them.
+        // Other processes that read the data files learn what may be in them.
         self.live(Live::Limit).fetch_max(limit, SeqCst);
         let mut area = lock(&self.area);
         let mut left = bytes;
@@ -116,7 +116,8 @@ impl Store {
         let last = a.applied;
         self.fail(flushed)
             .inspect_err(|_| self.note_unapplied(last))?;
-        // Now that the bytes are there: who reads a page before this reads it again.
+        // Only now that the bytes are in the files: a page that was read before this is
+        // read again.
         watches.iter().for_each(|w| w.note(&changes));
         if self.applied.swap(a.applied, AcqRel) != a.applied {
             let mark = (a.applied, a.cursors.clone());
@@ -138,8 +139,8 @@ impl Store {
         })
     }
 
-    /// The last LSN of the sync point that begins at `at` of a lane's log, whose parts are
-    /// consecutive there, if the last one is there and at most `limit`.
+    /// The last LSN of the sync point that begins at `at` of a lane's log, if its last part
+    /// is there and at most `limit`. The parts are consecutive in the log.
     fn end_within(&self, lane: usize, at: u64, limit: u64) -> Option<u64> {
         let log = &self.logs[lane];
         let mut at = at;
@@ -152,8 +153,8 @@ impl Store {
         None
     }
 
-    /// Applies the records from `at` of `log` on to the one with LSN `end`, takes their
-    /// bytes off `left`, and returns where the next one begins.
+    /// Applies the records from `at` of `log` to the one with LSN `end`, subtracts their
+    /// bytes from `left`, and returns where the next record begins.
     fn apply_records(
         &self,
         area: &mut Area,
@@ -192,16 +193,16 @@ impl Store {
         }
     }
 
-    /// Runs `f` on the data area while nothing is applied to it, with the LSN
-    /// as of which it is.
+    /// Runs `f` on the data area while nothing is applied to it. `f` also gets the
+    /// applied LSN.
     pub fn standing_still<T>(&self, f: impl FnOnce(&mut Area, u64) -> Result<T>) -> Result<T> {
         let a = lock(&self.applier);
         f(&mut lock(&self.area), a.applied)
     }
 
-    /// The same, with the records behind `after`: the bytes of all of them, in
-    /// order, if the logs have them and they are at most `most` bytes. None also
-    /// where one of them names a spill file.
+    /// [`Store::standing_still`], with the bytes of the applied records above `after`
+    /// in order; `None` if the logs do not have all of them, they are more than `most`
+    /// bytes, or one names a spill file.
     pub fn standing_still_since<T>(
         &self,
         after: u64,
@@ -213,7 +214,7 @@ impl Store {
         f(&mut lock(&self.area), a.applied, records)
     }
 
-    /// Nothing is released while the applier is held.
+    /// Nothing is released meanwhile, since the applier's lock is held.
     fn applied_since(&self, a: &Applier, after: u64, most: usize) -> Option<Vec<u8>> {
         if after > a.applied || after < self.retained.load(Acquire) {
             return None;
@@ -221,7 +222,7 @@ impl Store {
         let mark = a.marks.iter().rev().find(|(lsn, _)| *lsn <= after);
         let mut at: Vec<u64> = self.logs.iter().map(Log::start).collect();
         if let Some((_, cursors)) = mark {
-            // What was before it may have been released since.
+            // Records behind the mark may have been released since it was set.
             at.iter_mut()
                 .zip(cursors)
                 .for_each(|(s, c)| *s = (*s).max(*c));
@@ -249,18 +250,18 @@ impl Store {
         Some(out)
     }
 
-    /// How often bytes of its files were rewritten without a record.
+    /// How often bytes of the data files were rewritten without a record.
     pub fn rewritten(&self) -> u64 {
         self.rewritten.load(Acquire)
     }
 
-    /// Rewrites a page of a file with what `fetch` has from the primary's
-    /// copy: bytes in which every record up to `low` is, and none above `high`.
-    /// They may be newer than this copy: that is right once the records up to
-    /// `high`, all of which must be in the logs here (`here`), are applied too,
-    /// since each of them only repeats what is there. False if that cannot be
-    /// said now. `fetch` is told the LSN that must be in the bytes; nothing is
-    /// applied while it runs.
+    /// Rewrites a page of a file with bytes that `fetch` gets from the primary's
+    /// copy: every record up to `low` is in them, and none above `high`.
+    /// They may be newer than this copy: the page is right once the records up to
+    /// `high` are applied too, since each of them only repeats what is there. All
+    /// of them must be in the logs here (`here`). False if this does not hold now.
+    /// `fetch` gets the LSN that must be in the bytes; nothing is applied while it
+    /// runs.
     pub fn rewrite(
         &self,
         id: u32,
@@ -278,7 +279,7 @@ impl Store {
             return Ok(false);
         }
         let mut area = lock(&self.area);
-        // It may show what is not applied yet.
+        // The page may show records that are not applied yet.
         self.shown.fetch_max(page.high, AcqRel);
         let written = area
             .rewrite(id, offset, &page.bytes)
@@ -297,9 +298,9 @@ impl Store {
         self.checkpoint_if(|_| true)
     }
 
-    /// The same, if `may` agrees to lose the log up to the applied LSN, and
-    /// not while a copy is read or a session is being made. `may` is asked
-    /// when no other thread can apply or freeze.
+    /// [`Store::checkpoint`], if `may` agrees to lose the log up to the applied LSN.
+    /// Does nothing while a copy is read or a session begins. `may` is called while
+    /// no other thread can apply or freeze.
     pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
         self.check()?;
         let mut a = lock(&self.applier);
@@ -335,14 +336,14 @@ impl Store {
         Ok(())
     }
 
-    /// A record that is kept for another node may be sent again, and its spill
-    /// file ahead of it.
+    /// Removes the spill files of released records only: a record that is kept for
+    /// another node may be sent again, with its spill file ahead of it.
     fn remove_released_spills(&self) {
         let gone = lock(&self.area).take_spills(self.retained.load(Acquire));
         gone.into_iter().for_each(|id| self.remove_spill(id));
     }
 
-    /// Where each log may be released to, and the last LSN that goes with it.
+    /// Where each log may be released to, and the last LSN that is then released.
     fn releasable(&self, a: &Applier) -> (Vec<u64>, u64) {
         let mut lost = self.retained.load(Acquire);
         let mut holds = lock(&self.holds);
@@ -375,9 +376,9 @@ impl Store {
         (to, lost)
     }
 
-    /// Releases what was kept behind the checkpoint and nobody needs any more,
-    /// if it is an eighth of a log and `may` agrees, as in `checkpoint_if`. True
-    /// if there was that much.
+    /// Releases records that were kept below the checkpoint and are no longer needed,
+    /// if they take more than an eighth of a log and `may` agrees, as in
+    /// [`Store::checkpoint_if`]. Returns whether it released them.
     pub fn release_held(&self, may: impl FnOnce(u64) -> bool) -> Result<bool> {
         self.check()?;
         let a = lock(&self.applier);
@@ -401,8 +402,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether lane `lane`'s log would have room but for a backup: one that is
-    /// being copied to, or that lacks what is in it.
+    /// Whether a backup keeps lane `lane`'s log from having room: a copy is being read
+    /// for it, or it lacks records that are in the log.
     pub fn is_kept(&self, lane: usize) -> bool {
         let a = lock(&self.applier);
         let log = &self.logs[lane];
@@ -416,7 +417,7 @@ impl Store {
         copied || kept > log.size() / RELEASE && firm()
     }
 
-    /// Whether the records that are not applied touch that many pages.
+    /// Whether the records that are not applied touch at least `pages` pages.
     pub fn has_waiting(&self, pages: u64) -> bool {
         lock(&self.applier).count(&self.logs, pages) >= pages
     }
@@ -428,7 +429,7 @@ impl Store {
         all.map(|(log, at)| log.head().saturating_sub(*at)).sum()
     }
 
-    /// The largest part of any log that a checkpoint would let go, from 0 to 1.
+    /// The largest part of any log that records above the checkpoint take, from 0 to 1.
     pub fn pressure(&self) -> f64 {
         let a = lock(&self.applier);
         self.logs

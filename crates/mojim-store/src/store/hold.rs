@@ -1,10 +1,9 @@
-//! What those who read a store's logs or files in the background ask of it:
-//! that records stay in the logs, that the files stand still, that changes are
-//! noted.
+//! What background readers of a store's logs or files ask of it: that records
+//! stay in the logs, that the files stand still, that changes are noted.
 //!
-//! A [`Hold`] binds for as long as it lives, if it is firm; a [`Pause`] and a
-//! [`Watch`] may be revoked by whoever needs the files, which their holders
-//! learn from the watch.
+//! Invariants: a firm [`Hold`] binds for as long as it lives. A [`Pause`] and a
+//! [`Watch`] may be revoked by a thread that needs the files; their holders learn
+//! this from the watch.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -21,14 +20,14 @@ impl Hold {
         self.lsn.store(lsn, Release);
     }
 
-    /// Whether the logs' writers wait for it.
+    /// Sets whether the threads that fill the logs wait for this reader.
     pub fn set_firm(&self, on: bool) {
         self.firm.store(on, Release);
     }
 }
 
-/// While it is held, nothing is applied; unless it was revoked, which its
-/// holder notices afterwards by the [`Watch`] that it came from.
+/// While it is held, nothing is applied, unless it was revoked. The holder sees
+/// that afterwards from the [`Watch`] that the pause came from.
 pub struct Pause {
     store: Arc<Store>,
     generation: u64,
@@ -44,11 +43,11 @@ impl Drop for Pause {
     }
 }
 
-/// Most pages that are noted: then nothing is applied until some were sent.
+/// Most pages that a [`Watch`] notes; then nothing is applied until some were sent.
 pub const MOST_CHANGED: usize = 1 << 16;
 
 impl Watch {
-    /// Whether nothing else has happened to the files since it began.
+    /// Whether the watch was not revoked: it has noted every change since it began.
     pub fn holds(&self) -> bool {
         lock(&self.store.pauses).generation == self.generation
     }
@@ -58,7 +57,7 @@ impl Watch {
         lock(&self.pages).len()
     }
 
-    /// The next of them: pages of one file in a row, `most` at most.
+    /// Takes the next of these pages: at most `most` consecutive pages of one file.
     pub fn next(&self, most: u64) -> Option<(u32, Range<u64>)> {
         let mut pages = lock(&self.pages);
         let (id, first) = pages.pop_first()?;
@@ -69,7 +68,7 @@ impl Watch {
         Some((id, first * COPY_PAGE..end * COPY_PAGE))
     }
 
-    /// Stops the application too, for the last of them.
+    /// Stops the application of records, so that the last changed pages can be sent.
     pub fn pause(&self) -> Pause {
         self.store.pause(self.generation)
     }
@@ -87,8 +86,8 @@ impl Watch {
 }
 
 impl Store {
-    /// Keeps what a reader of the logs needs that has everything up to `lsn`,
-    /// until the answer is dropped.
+    /// Keeps records above `lsn` for a reader of the logs, until the returned hold is
+    /// dropped.
     pub fn hold(&self, lsn: u64) -> Arc<Hold> {
         let hold = Arc::new(Hold {
             lsn: AtomicU64::new(lsn),
@@ -100,8 +99,8 @@ impl Store {
         hold
     }
 
-    /// From now on everything above `lsn` is kept for that reader, and whoever
-    /// fills the logs waits for it. Returns the oldest LSN that is there.
+    /// From now on every record above `lsn` is kept for that reader, and the threads
+    /// that fill the logs wait for it. Returns the oldest LSN that is in the logs.
     pub fn hold_from(&self, hold: &Hold, lsn: u64) -> u64 {
         let _a = lock(&self.applier);
         hold.advance(lsn);
@@ -109,9 +108,9 @@ impl Store {
         self.oldest()
     }
 
-    /// Stops the application of records while a copy is read in the
-    /// background, until whoever needs it to go on revokes that; not at all if
-    /// that has happened since `generation`.
+    /// Stops the application of records while a copy is read in the background,
+    /// until a thread that needs it to go on revokes that. Does nothing if pauses
+    /// were revoked since `generation`.
     fn pause(self: &Arc<Store>, generation: u64) -> Pause {
         let _a = lock(&self.applier);
         let mut p = lock(&self.pauses);
@@ -139,7 +138,7 @@ impl Store {
         watch
     }
 
-    /// Who reads the area for a copy now.
+    /// The watches of the threads that now read the area for a copy.
     pub(super) fn watches(&self) -> Vec<Arc<Watch>> {
         let watches = lock(&self.watches);
         let mut watches: Vec<_> = watches.iter().filter_map(Weak::upgrade).collect();

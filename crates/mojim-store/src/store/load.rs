@@ -16,10 +16,10 @@ use crate::stage::{self, Stage};
 use mojim_env::{Env, Error, Result};
 
 impl Store {
-    /// Begins to take in copy number `copy` of another node's store, `bytes` in
-    /// its files.
-    /// What this node has is kept until `load_end`, whatever it is worth: it
-    /// need not be sent where it is the same. Nothing is applied to it meanwhile.
+    /// Begins to take in copy number `copy` of another node's store, with `bytes`
+    /// bytes in its files.
+    /// This node's own files are kept until `load_end`, in whatever state they are:
+    /// bytes that are the same need not be sent. Nothing is applied to them meanwhile.
     pub fn load_begin(&self, copy: u64, volume_id: u64, bytes: u64) -> Result<()> {
         self.check()?;
         let sb = self.superblock();
@@ -35,7 +35,7 @@ impl Store {
             self.fail(lock(&self.area).reset(sb.volume_id))?;
         }
         if self.superblock().state != State::Whole && self.crowded.swap(false, Relaxed) {
-            // Nobody will miss a copy that was discarded.
+            // This copy was discarded: its files are only a source of equal bytes.
             self.fail(lock(&self.area).reset(sb.volume_id))?;
         }
         let old = lock(&self.area)
@@ -57,7 +57,8 @@ impl Store {
         Ok(())
     }
 
-    /// `from`: the copy that a stream carries a part of.
+    /// Runs `f` on the stage. `from`: the copy of the calling stream; `None`: the
+    /// session's own link.
     fn staging<T>(&self, from: Option<u64>, f: impl FnOnce(&mut Stage) -> Result<T>) -> Result<T> {
         let r = match (&mut *lock(&self.stage), from) {
             (Some(s), None) => f(s),
@@ -78,7 +79,7 @@ impl Store {
     }
 
     /// A stream is opened, over a link of `epoch`, for a part of copy number
-    /// `copy`; refused if that is not the one that is being taken in.
+    /// `copy`; refused if that is not the copy that is being taken in.
     pub fn stream_opens(&self, copy: u64, epoch: u64) -> Result<()> {
         if self.superblock().promised != epoch {
             return Err(stage::over());
@@ -86,7 +87,7 @@ impl Store {
         self.staging(Some(copy), Stage::stream_opens)
     }
 
-    /// Bytes come over it.
+    /// A stream begins to carry bytes.
     pub fn stream_begins(&self, copy: u64) -> Result<()> {
         self.staging(Some(copy), |s| {
             s.stream_begins();
@@ -94,7 +95,7 @@ impl Store {
         })
     }
 
-    /// All that came over it is staged.
+    /// Everything that came over a stream is staged.
     pub fn stream_ends(&self, copy: u64) -> Result<()> {
         self.staging(Some(copy), |s| {
             s.stream_ends();
@@ -102,9 +103,9 @@ impl Store {
         })
     }
 
-    /// What came over it could not be taken in. The session's own link says so,
-    /// which is idle meanwhile: what a stream's says may be lost with what is on
-    /// its way there.
+    /// What came over a stream could not be taken in. The session's own link, idle
+    /// meanwhile, reports it: the stream's report may be lost with what is on its way
+    /// over that link.
     pub fn stream_fails(&self, copy: u64, e: &Error) {
         // A copy that is over needs no reason.
         let _ = self.staging(Some(copy), |s| {
@@ -113,25 +114,25 @@ impl Store {
         });
     }
 
-    /// An error if a stream of the copy failed that is being taken in.
+    /// An error if a stream of the copy that is being taken in has failed.
     pub fn check_streams(&self) -> Result<()> {
         lock(&self.stage).as_ref().map_or(Ok(()), Stage::check)
     }
 
-    /// Whether that copy is still being taken in.
+    /// An error if copy `copy` is no longer being taken in.
     pub fn stream_goes_on(&self, copy: u64) -> Result<()> {
         self.staging(Some(copy), |_| Ok(()))
     }
 
-    /// One file of the copy. Returns what can be compared with it.
+    /// One file of the copy. Returns how much of an older file can be compared.
     pub fn load_file(&self, e: CatalogEntry) -> Result<CopyHave> {
         let id = e.id;
         let size = self.staging(None, |s| s.file(e))?;
         Ok(CopyHave { id, size })
     }
 
-    /// Sums of pages of the copy, by a stream or (`None`) by the session's own
-    /// link: those that are here are taken. Returns which are not.
+    /// Compares sums of pages, from a stream or (`None`) the session's own link, with
+    /// the older file. Takes the equal pages and returns which ones are to be sent.
     pub fn load_sums(&self, from: Option<u64>, m: &CopySums) -> Result<CopyWant> {
         let broken = self.mutations.keep_difference.is_on();
         let mut q = self.staging(from, |s| s.question(m))?;
@@ -146,7 +147,7 @@ impl Store {
         })
     }
 
-    /// Bytes of the copy, likewise.
+    /// Writes bytes of the copy, from a stream or (`None`) the session's own link.
     pub fn load_data(&self, from: Option<u64>, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
         let overtakes = self.mutations.overtake.is_on();
         let to = self.staging(from, |s| {
@@ -164,7 +165,7 @@ impl Store {
 
     /// Whether a copy is being taken in.
     pub fn is_loading(&self) -> bool {
-        // Who holds it is making the copy durable, which takes long.
+        // If it is locked, a thread is making the copy durable, which takes long.
         self.stage.try_lock().map_or(true, |s| s.is_some())
     }
 
@@ -178,14 +179,14 @@ impl Store {
     pub fn load_abort(&self) {
         {
             let mut stage = lock(&self.stage);
-            // Once sealed it may be the one that counts.
+            // Once sealed it may be the copy that counts.
             if stage.as_ref().is_none_or(Stage::is_sealed) {
                 return;
             }
             *stage = None;
         }
         self.progress.end(self.env.now(), false);
-        // If that fails, they are removed when the next copy begins.
+        // If this fails, the staged files are removed when the next copy begins.
         let _ = Stage::clear(&*self.env, &self.spec.dir, &self.spec.meta);
         if self.superblock().state == State::Whole {
             let _a = lock(&self.applier);
@@ -194,13 +195,13 @@ impl Store {
     }
 
     /// The copy is complete and is the result of the records up to `lsn`: it
-    /// takes the place of what was here.
+    /// replaces the copy that was here.
     pub fn load_end(&self, lsn: u64, history: &History) -> Result<()> {
         self.take_copy(lsn, history, self.env.random())
     }
 
-    /// The same for a copy that goes on where the one here ends: what was held
-    /// here still is, so its life goes on too.
+    /// [`Store::load_end`] for a copy that goes on where the one here ends: this node
+    /// still holds what it held, so the copy keeps its life number.
     pub fn load_more(&self, lsn: u64, history: &History) -> Result<()> {
         self.take_copy(lsn, history, self.superblock().life)
     }
@@ -208,8 +209,8 @@ impl Store {
     fn take_copy(&self, lsn: u64, history: &History, life: u64) -> Result<()> {
         let volume_id = self.staging(None, |s| s.seal(lsn).map(|()| s.volume()))?;
         let mut a = lock(&self.applier);
-        // Before it is said how far the files are: who looks at them now, by
-        // `standing_still`, must not take the old ones for the new.
+        // Locked before `applied` changes: a reader in `standing_still` must not
+        // take the old files for the new ones.
         let mut area = lock(&self.area);
         // From here on the staged copy is the one that counts.
         let of = (State::Switching, volume_id);
@@ -228,8 +229,8 @@ impl Store {
         Ok(())
     }
 
-    /// Both the superblock and what is in memory say: the data area is the
-    /// result of the records up to `lsn`, and the logs begin behind it, empty.
+    /// Sets both the superblock and the state in memory: the data area is the result
+    /// of the records up to `lsn`, and the logs begin behind that LSN, empty.
     pub(super) fn restart_at(
         &self,
         a: &mut Applier,
@@ -249,7 +250,7 @@ impl Store {
             s.ring_lost = false;
             s.awaits_copy = false;
             if state == State::Switching && s.view.mirror == s.node {
-                // No member until it is told so again.
+                // Not a member until it is told so again.
                 s.view.mirror.clear();
             }
         })?;
@@ -267,7 +268,7 @@ impl Store {
         self.tail.store(lsn, Release);
         self.shown.store(lsn, Release);
         self.known.store(lsn, Release);
-        // Of another copy.
+        // What was missing belonged to the old copy.
         *lock(&self.missing) = None;
         Ok(())
     }
@@ -280,7 +281,8 @@ impl Store {
         volume: u64,
         lsn: u64,
     ) -> Result<()> {
-        // Records of the new epochs beyond the copy would look like new ones.
+        // Old records above the copy's LSN, in epochs of its history, would look like
+        // new ones.
         for log in logs {
             log.wipe()?;
         }
@@ -297,9 +299,9 @@ mod tests {
     use crate::log::LogSpec;
     use mojim_config::MediumKind;
 
-    /// `mojim verify` said once that a copy was wrong that was right: it had
-    /// waited for the applier's lock while a copy that came from another node
-    /// was put in place, and then read the old files as of the new LSN.
+    /// `mojim verify` once reported a right copy as wrong: it had waited for the
+    /// applier's lock while a copy from another node was put in place, and then
+    /// read the old files as of the new LSN.
     #[test]
     fn files_are_never_seen_as_of_an_lsn_that_is_not_theirs() {
         let dir = std::env::temp_dir().join(format!("mojim-load-{}", std::process::id()));

@@ -6,12 +6,12 @@
 #[cfg(feature = "mutations")]
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// One of them.
+/// One mutation, on or off.
 #[derive(Debug, Default)]
 pub struct Switch(#[cfg(feature = "mutations")] AtomicBool);
 
 impl Switch {
-    /// Whether the invariant is broken.
+    /// Whether the mutation is on: the invariant is broken.
     #[inline(always)]
     pub fn is_on(&self) -> bool {
         #[cfg(feature = "mutations")]
@@ -20,15 +20,14 @@ impl Switch {
         false
     }
 
-    /// Breaks it, or no more.
+    /// Turns the mutation on or off.
     #[cfg(feature = "mutations")]
     pub fn set(&self, on: bool) {
         self.0.store(on, Relaxed);
     }
 }
 
-/// Each breaks one invariant, and a test shows
-/// that the simulator notices.
+/// Each mutation breaks one invariant; a test shows that the simulator notices.
 #[derive(Debug, Default)]
 pub struct Mutations {
     /// Invariant 1: records reach the data area before they are in the log.
@@ -53,27 +52,27 @@ pub struct Mutations {
     pub ack_gap: Switch,
     /// A mirror applies what is not known to be committed.
     pub apply_uncommitted: Switch,
-    /// Of the pages that differ from a copy's, one is taken for equal.
+    /// One page that differs from the copy's is taken for equal.
     pub keep_difference: Switch,
-    /// A backup is told that all that was received is committed.
+    /// A backup is told that everything received is committed.
     pub forward_uncommitted: Switch,
-    /// What a backup lacks is released.
+    /// Records that a backup lacks are released.
     pub ignore_hold: Switch,
     /// Pages that were applied to while a copy was read are not sent again.
     pub forget_changes: Switch,
-    /// Pages are sent again before what streams carry is staged.
+    /// Pages are sent again before the bytes on streams are staged.
     pub overtake: Switch,
-    /// A backup ceases to hold anyone back as soon as its session ends.
+    /// A backup stops holding sync points back as soon as its session ends.
     pub forget_floors: Switch,
-    /// What is forwarded goes on, though it may have changed.
+    /// Forwarding goes on, although the records may have changed.
     pub forward_across_terms: Switch,
-    /// Records are taken, however much a backup lacks.
+    /// Records are accepted, however much a backup lacks.
     pub no_back_pressure: Switch,
     /// The data area changes while it is copied to a backup.
     pub ignore_pause: Switch,
-    /// A backup becomes the mirror in the epoch that the lost one knows.
+    /// A backup becomes the mirror in the epoch that the lost mirror knows.
     pub keep_epoch: Switch,
-    /// An attach speaks to the configured mirror, whoever the view's is.
+    /// An attach speaks to the configured mirror, whichever node is the view's mirror.
     pub ask_configured: Switch,
     /// A primary commits, whatever its lease.
     pub ignore_lease: Switch,
@@ -83,7 +82,7 @@ pub struct Mutations {
     pub ready_early: Switch,
     /// A primary whose ring was lost does not remember it.
     pub forget_ring: Switch,
-    /// A primary takes its ring for lost at each attach.
+    /// A primary treats its ring as lost at each attach.
     pub other_life: Switch,
     /// A primary goes on alone with what only its ring has.
     pub alone_in_ring: Switch,
@@ -91,7 +90,7 @@ pub struct Mutations {
     pub release_early: Switch,
     /// A promise is given before it is durable.
     pub promise_early: Switch,
-    /// A mirror takes a record whose checksum it did not look at.
+    /// A mirror accepts a record whose checksum it did not check.
     pub trust_wire: Switch,
     /// A log that is damaged before its end is taken for a shorter one.
     pub forget_missing: Switch,
@@ -101,6 +100,6 @@ pub struct Mutations {
     pub spill_unsynced: Switch,
     /// A session does not send the spill files of the records that the mirror lacks.
     pub spill_once: Switch,
-    /// A primary takes a node back as its mirror that was replaced.
+    /// A primary takes back as its mirror a node that was replaced.
     pub call_replaced: Switch,
 }

@@ -1,11 +1,11 @@
-//! Opening a copy: superblock, lock, logs, data area, in this order, and what it means
-//! where one of them is not what another says.
+//! Opening a copy: lock, superblock, logs, data area, in this order, and what it means
+//! if one of them contradicts another.
 //!
 //! Invariants:
-//! - What is read is made durable, again, before anything rests on it: a process that
+//! - What is read is made durable, again, before anything relies on it: a process that
 //!   died, or a sync that failed, may have left it in a cache only.
-//! - A log that is gone empties the copy before anybody sees it (invariant 1 of
-//!   `store.rs`); what it promised stays.
+//! - A log that is gone empties the copy before anyone sees the copy
+//!   (`docs/invariants.md`, 1); the node's promise stays.
 //! - A log's identity is durable in the superblock before anything is appended.
 
 use std::any::Any;
@@ -30,7 +30,7 @@ use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
 
-/// What keeps others from a copy while it lives.
+/// Keeps other processes from a copy while it lives.
 type Held = Box<dyn Any + Send + Sync>;
 
 fn is_there(env: &dyn Env, path: &Path) -> bool {
@@ -56,7 +56,7 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
         Err(e @ FormatError::Version { .. }) => Some(e.to_string()),
         _ => None,
     };
-    // Also where the other slot can be read: what it says may be older.
+    // Also if the other slot can be read: its contents may be older.
     if let Some(e) = slots.iter().find_map(other) {
         return Err(Error::Config(format!(
             "{}: {e}. A newer release of Mojim wrote it: open it with that one",
@@ -82,12 +82,12 @@ pub fn read_superblock(env: &dyn Env, meta: &Path) -> Result<Option<Superblock>>
 /// Makes the copy's own directory and locks it.
 fn lock_copy(env: &dyn Env, spec: &StoreSpec) -> Result<Held> {
     let meta = &spec.meta;
-    // What is in a directory was made after all its names were durable.
+    // A superblock is made only after the names of its directories are durable.
     if !is_there(env, &meta.join("superblock")) {
         make_dirs(env, meta, Path::new("/"))?;
     }
-    // A process that died may have put a superblock or a catalogue in
-    // place and not made its name durable; what is read now is relied on.
+    // A process that died may have put a superblock or a catalogue in place
+    // without making its name durable; from here on they are relied on.
     env.sync_dir(meta)
         .context(|| format!("syncing {}", meta.display()))?;
     let path = meta.join("lock");
@@ -159,8 +159,8 @@ fn check_names(sb: &Superblock, spec: &StoreSpec, path: &Path) -> Result<()> {
 }
 
 /// Writes the superblock again where it was read, and syncs it: after a sync that
-/// failed, what was read may be in the page cache only, and before the next update
-/// goes to the other slot, this one has to be on the medium.
+/// failed, what was read may be in the page cache only, and this slot has to be on
+/// the medium before the next update goes to the other slot.
 fn make_durable(env: &dyn Env, meta: &Path, sb: &Superblock) -> Result<Arc<dyn File>> {
     let path = meta.join("superblock");
     let how = OpenHow {
@@ -177,7 +177,7 @@ fn make_durable(env: &dyn Env, meta: &Path, sb: &Superblock) -> Result<Arc<dyn F
     Ok(file)
 }
 
-/// By what a log's memory is known as this copy's.
+/// What identifies a log's memory as this copy's.
 fn known(sb: &Superblock) -> Known {
     Known {
         incarnation: sb.incarnation,
@@ -190,14 +190,14 @@ fn known(sb: &Superblock) -> Known {
 struct Opening<'a> {
     env: &'a Arc<dyn Env>,
     spec: StoreSpec,
-    /// What the superblock says from here on.
+    /// The superblock as it will be written.
     sb: Superblock,
     align: u64,
     /// The logs are memory.
     in_memory: bool,
-    /// Its last process closed it: it needs no log.
+    /// The last process closed the copy cleanly: it needs no log.
     was_clean: bool,
-    /// A copy from another node was to take this one's place, as of this LSN.
+    /// A copy from another node, as of this LSN, was being put in place of this one.
     switching: Option<u64>,
 }
 
@@ -225,14 +225,14 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// Opens the logs, and settles what it means for the copy where one is gone.
+    /// Opens the logs, and settles what it means for the copy if one is gone.
     fn open_logs(&mut self) -> Result<Vec<Log>> {
         let bound = self.sb.boot_id != [0; 16];
-        // The machine was restarted, and its log was in memory.
+        // The machine was restarted, and the log was in memory.
         let mut lost = self.in_memory && bound && self.sb.boot_id != self.env.boot_id();
         let closed = self.was_clean.then(|| known(&self.sb));
         if self.was_clean {
-            // Whatever lies in the logs is from before.
+            // The logs hold only leftovers from before the clean close.
             self.sb.starts = vec![0; self.spec.logs.len()];
             self.sb.incarnation = self.env.random();
             self.sb.log_size = self.spec.logs[0].size;
@@ -243,7 +243,7 @@ impl<'a> Opening<'a> {
             self.check_log(l)?;
             let (is, start) = (known(&self.sb), self.sb.starts[i]);
             let opened = Log::open(self.env, l.clone(), self.align, is, start, closed)?;
-            // Its log was in memory and is gone.
+            // This log was in memory and is gone.
             lost |= opened.1 == Survival::Lost && self.sb.logs != 0;
             logs.push(opened);
         }
@@ -266,7 +266,7 @@ impl<'a> Opening<'a> {
         Ok(logs.into_iter().map(|(log, _)| log).collect())
     }
 
-    /// A log on a disk that holds records is there, and as long as it was.
+    /// A log on a disk that holds records must exist and have its full length.
     fn check_log(&self, l: &LogSpec) -> Result<()> {
         let env = &**self.env;
         if let Some(dir) = l.path.parent()
@@ -294,7 +294,8 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// Never serve what a lost log may have been part of. What it promised stays.
+    /// Empties a copy that may lack records of a lost log: it is never served. The
+    /// node's promise stays.
     fn discard(&mut self, logs: &mut [(Log, Survival)]) -> Result<()> {
         let sb = &mut self.sb;
         sb.state = State::Empty;
@@ -307,7 +308,7 @@ impl<'a> Opening<'a> {
         sb.history.clear();
         sb.starts = vec![0; logs.len()];
         for (slot, l) in logs.iter_mut().zip(&self.spec.logs) {
-            // The memory of the old incarnation is not known any more.
+            // With the new incarnation the old memory is no longer known.
             *slot = Log::open(self.env, l.clone(), self.align, known(sb), 0, None)?;
         }
         Ok(())
@@ -316,13 +317,13 @@ impl<'a> Opening<'a> {
     fn open_area(&self, logs: &[Log]) -> Result<Area> {
         let (env, spec, sb) = (self.env, &self.spec, &self.sb);
         if let Some(lsn) = self.switching {
-            // A crash came between; from here it is as if none had. Also for a
-            // copy that is then discarded, so that the catalogue knows its files.
+            // A crash interrupted the switch: complete it. Also for a copy that
+            // was discarded, so that the catalogue knows its files.
             Store::switch(&**env, spec, logs, sb.volume_id, lsn)?;
         }
         let mut area = match Area::open(env, &spec.dir, &spec.meta, sb.volume_id) {
             Ok(a) => a,
-            // It will be replaced by a copy, or made anew.
+            // This copy will be replaced by another, or made anew.
             Err(Error::Damaged { .. }) if sb.state != State::Whole => {
                 Area::unknown(env, &spec.dir, &spec.meta, sb.volume_id)?
             }
@@ -332,7 +333,7 @@ impl<'a> Opening<'a> {
         self.check_limit(&area)?;
         if self.in_memory && !self.was_clean && sb.state == State::Whole {
             // The checkpoints of a process that was killed synced nothing, and
-            // no record will be applied again for what they let go.
+            // the records that they released will not be applied again.
             area.doubt();
         }
         Ok(area)
@@ -353,7 +354,7 @@ impl<'a> Opening<'a> {
         )))
     }
 
-    /// What is now known, as a store that has recovered nothing yet.
+    /// Makes the store. It has recovered nothing yet.
     fn store(self, logs: Vec<Log>, area: Area, file: Arc<dyn File>, held: Held) -> Store {
         let sb = self.sb;
         let history = History::from_entries(&sb.history).expect("a decoded superblock is ordered");
@@ -416,21 +417,21 @@ impl Store {
         let store = opening.store(logs, area, file, held);
         let sb = store.own_logs()?;
         store.live(Live::Applied).store(sb.checkpoint, SeqCst);
-        // What a process that was killed has begun to apply shows until `recover` knows more.
+        // What a killed process began to apply may show; `recover` sets the exact limit.
         store.live(Live::Limit).fetch_max(sb.checkpoint, SeqCst);
         if sb.state == State::Whole {
             store.recover(&sb)?;
         }
         store.keep_named_spills()?;
-        // Last, when what is here was seen to be right.
+        // Last, once the copy was found to be right.
         Stage::clear(&**env, &store.spec.dir, &store.spec.meta)?;
         Ok(store)
     }
 
-    /// Gives the logs' memory a nonce of this opening. A ring that is put back after
-    /// another was used in its place has one that the superblock does not know any
-    /// more. Until all rings have the new one, one before counts too; so those that
-    /// the last opening did not come to get that first.
+    /// Gives the logs' memory a new nonce for this opening. A ring that is put back
+    /// after another was used in its place then has a nonce that the superblock no
+    /// longer knows. Until every ring has the new nonce, the one before counts too; so
+    /// rings that the last opening did not reach first get the present nonce.
     fn own_logs(&self) -> Result<Superblock> {
         let mut sb = self.superblock();
         for log in &self.logs {
@@ -438,8 +439,8 @@ impl Store {
         }
         let kept = self.logs.iter().filter(|log| log.was_known()).count();
         if sb.nonce == 0 && kept > 0 {
-            // Of a release that knew no nonces: zero cannot be the one before, so the
-            // rings get one that can.
+            // Written by a release without nonces. Zero cannot be the nonce before, so
+            // the rings first get one that can.
             let first = self.env.random();
             self.update(|s| s.nonce_before = first)?;
             for log in &self.logs {
@@ -450,14 +451,15 @@ impl Store {
         sb.nonce_before = if kept > 0 { sb.nonce } else { 0 };
         sb.nonce = self.env.random();
         if self.was_clean {
-            // It needs no log, so its memory is known before the superblock counts on
-            // it: behind that, a crash in between would be the loss of a log in memory.
+            // A clean copy needs no log, so the memory is stamped before the superblock
+            // counts on it. Otherwise a crash in between would count as the loss of a
+            // log in memory.
             for log in &self.logs {
                 log.own(known(&sb));
             }
         }
         // Durable before anything is appended or applied: the log's identity
-        // and, for a log in memory, the boot it belongs to.
+        // and, for a log in memory, the boot that it belongs to.
         self.update(|s| {
             *s = Superblock {
                 sequence: s.sequence,
@@ -467,8 +469,8 @@ impl Store {
         for log in &self.logs {
             log.own(known(&sb));
         }
-        // From here on none has the one before; the next update says so. A ring that was not
-        // there now may come back with it: not after this.
+        // From here on no ring has the nonce before; the next update says so. A ring that
+        // is absent now may come back with that nonce; so if one is, that update is made now.
         lock(&self.superblock).now.nonce_before = 0;
         if kept > 0 && kept < self.logs.len() {
             self.update(|_| {})?;
@@ -495,7 +497,7 @@ impl Store {
         self.tail.store(tail, Release);
         self.shown.store(tail, Release);
         self.live(Live::Limit).store(tail, SeqCst);
-        // The logs may have begun with what was kept for others, who get a copy.
+        // The logs may have begun with records kept for other nodes; these get a whole copy.
         let starts: Vec<u64> = self.logs.iter().map(Log::start).collect();
         if starts != sb.starts {
             self.update(|s| s.starts = starts.clone())?;
@@ -518,9 +520,9 @@ impl Store {
                 *missing = Some((known, log.path().to_owned(), at));
             }
         }
-        // What only the memory of a killed process had counts as persistent
-        // from now on, so it has to be. So has what was read from the medium: a
-        // write that failed, or that was cut off, may lie in a cache of the disk's.
+        // Records that only the memory of a killed process had count as persistent
+        // from now on, so they are made so. So are those read from the medium: a
+        // write that failed, or that was cut off, may be in the disk's cache only.
         self.persist_all()?;
         if all.is_empty() {
             lock(&self.area).check_sizes()?;

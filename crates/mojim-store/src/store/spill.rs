@@ -1,10 +1,10 @@
 //! The spill files of a copy: the bytes of large sync points, which lie beside the logs.
 //!
 //! Invariants:
-//! - A spill file counts as durable (`spills`) only once it and its name were synced, by
-//!   this process; so a record that names it may be taken in.
-//! - At most one comes in at a time: what began and never became durable is named by no
-//!   record, and goes when the next one comes.
+//! - A spill file counts as durable (`spills`) only once this process has synced it and
+//!   its name. Only then may a record that names it be taken in.
+//! - At most one arrives at a time. One that never became durable is named by no record,
+//!   and is removed when the next one arrives.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use super::state::{Store, lock};
 use crate::area::{named_spill, spill_path};
 use mojim_env::{Context, Error, File, OpenHow, Result};
 
-/// Bytes of a spill file that come in between two syncs.
+/// Bytes of an arriving spill file between two syncs.
 const SPILL_SYNC: u64 = 8 << 20;
 
 impl Store {
     /// Removes a spill file that no record needs.
     pub fn remove_spill(&self, id: u64) {
         lock(&self.spills).remove(&id);
-        // Left behind, it only costs space until the next start.
+        // If this fails, the file only costs space until the next start.
         let _ = self.env.remove(&spill_path(&self.spec.meta, id));
     }
 
@@ -39,8 +39,8 @@ impl Store {
         named
     }
 
-    /// Removes spill files that no record in the logs names: the primary sends
-    /// one again, ahead of its record, in whichever session that record comes.
+    /// Removes spill files that no record in the logs names: the primary sends such a
+    /// file again, ahead of its record, in whichever session the record comes.
     pub fn remove_stray_spills(&self) {
         self.remove_spills_but(&self.named_spills());
     }
@@ -60,16 +60,17 @@ impl Store {
         }
     }
 
-    /// At the start: strays go, the others count as durable once they are synced
-    /// again. What is there of one that arrived in part and was never synced is
-    /// named by no record.
+    /// At the start: removes spill files that no record names, and syncs the others
+    /// again, so that they count as durable. A file that arrived in part and was never
+    /// synced is named by no record.
     pub(super) fn keep_named_spills(&self) -> Result<()> {
         let named = self.named_spills();
         self.remove_spills_but(&named);
         for id in named.into_keys() {
             let path = spill_path(&self.spec.meta, id);
             match self.env.open(&path, OpenHow::default()) {
-                // Who applies its record says so; one that is applied needs it no more.
+                // Applying its record will report this. If the record is applied, the file
+                // is no longer needed.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
                 f => drop(f.context(|| format!("opening {}", path.display()))?),
             }
@@ -94,7 +95,7 @@ impl Store {
                 .and_then(|()| file.len()),
         };
         let len = self.spill_synced(id, synced)?;
-        // Nobody's any more only when its record is gone.
+        // From here on it stays until its record is gone.
         lock(&self.arriving).take_if(|(arriving, _)| *arriving == id);
         lock(&self.spills).insert(id, len);
         Ok(())
@@ -107,11 +108,11 @@ impl Store {
         }))
     }
 
-    /// Bytes of a spill file, as they come. Of one that is durable here already
+    /// Writes bytes of an arriving spill file. If the file is durable here already,
     /// nothing is written again.
     ///
-    /// Files come one after the other, each from its beginning in each session: one
-    /// that is not durable when the next one comes is nobody's.
+    /// Files arrive one after the other, in each session each from its beginning: one
+    /// that is not durable when the next one arrives is not needed any more.
     pub fn write_spill(&self, id: u64, offset: u64, bytes: &[u8]) -> Result<()> {
         if lock(&self.spills).contains_key(&id) {
             return Ok(());
@@ -123,13 +124,13 @@ impl Store {
         }
         let file = self.spill_file(id)?;
         if let Err(e) = file.write_at(bytes, offset) {
-            // What is here of it is in the way of what there may be room for.
+            // The part that is here takes room that other writes may need.
             drop(file);
             self.forget_arriving();
             return Err(Error::io("writing a spill file", &e));
         }
         let mut unsynced = had.map_or(0, |(_, n)| n) + bytes.len() as u64;
-        // In parts, so that the last sync, with which nothing moves, is short.
+        // Synced in parts, so that the last sync, during which nothing moves, is short.
         if unsynced >= SPILL_SYNC && !self.mutations.spill_unsynced.is_on() {
             self.spill_synced(id, file.sync())?;
             unsynced = 0;
@@ -138,7 +139,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the spill file that began to come in and never became durable: no
+    /// Removes the spill file that began to arrive and never became durable: no
     /// record can name it.
     pub fn forget_arriving(&self) {
         let arriving = lock(&self.arriving).take();
@@ -147,7 +148,7 @@ impl Store {
         }
     }
 
-    /// The bytes of a spill file that is durable here.
+    /// The length of a spill file, if it is durable here.
     pub fn durable_spill(&self, id: u64) -> Option<u64> {
         lock(&self.spills).get(&id).copied()
     }
@@ -181,9 +182,10 @@ mod tests {
     use crate::store::state::StoreSpec;
     use mojim_config::MediumKind;
 
-    /// A mirror kept every spill file whose primary had given up, to its next start:
-    /// each try of one large sync point left a whole file, until the disk was full.
-    /// What it has confirmed stays: the record that names it may be on its way.
+    /// A mirror kept every spill file that its primary had given up until its next
+    /// start: each try of one large sync point left a whole file, until the disk was
+    /// full. A file that the mirror has confirmed stays: the record that names it may
+    /// be on its way.
     #[test]
     fn a_spill_file_that_never_became_durable_goes_when_another_comes() {
         let dir = std::env::temp_dir().join(format!("mojim-spills-{}", std::process::id()));
@@ -232,7 +234,7 @@ mod tests {
         write(3, 0).unwrap();
         write(3, 4096).unwrap();
         store.sync_spill(3).unwrap();
-        // Of one that is durable nothing is written again.
+        // Nothing is written again to a file that is durable.
         write(1, too_far).unwrap();
         write(4, 0).unwrap();
         store.forget_arriving();

@@ -1,7 +1,7 @@
-//! What a store is made of: its parts, the locks between them, and the superblock.
+//! The fields of a store, their locks, and the superblock.
 //!
-//! The other files of `store` say what is done with it. What refers to a store and is
-//! referred to by it is defined here too, so that none of them imports `store.rs`.
+//! The other files of `store` hold the operations. Types that refer to a store and are
+//! referred to by it are defined here too, so that none of these files imports `store.rs`.
 //!
 //! Invariants:
 //! - The applier's lock is taken before any other, and the data area's before the
@@ -45,17 +45,16 @@ pub struct StoreSpec {
     pub meta: PathBuf,
     /// One log per lane.
     pub logs: Vec<LogSpec>,
-    /// This node's number among those that hold the volume, and how many they
-    /// are: the epochs that it begins are its number modulo theirs, so that no
-    /// two nodes ever begin the same one.
+    /// This node's number among the nodes that hold the volume. It begins only epochs
+    /// that equal `rank` modulo `holders`, so that no two nodes begin the same epoch.
     pub rank: u64,
-    /// At least 2.
+    /// How many nodes hold the volume; at least 2.
     pub holders: u64,
     /// Most data files that are kept open.
     pub max_open: usize,
-    /// Streams over which a copy is sent; 1: the session's own link.
+    /// Streams over which a copy is sent; 1: only the session's own link.
     pub copy_streams: usize,
-    /// The view lies in no register: a person changes it.
+    /// There is no register: an operator changes the view.
     pub by_hand: bool,
 }
 
@@ -69,15 +68,16 @@ impl StoreSpec {
     }
 }
 
-/// Stands for the mirror in the view of a primary whose mirror is required but
-/// not yet a member: it may not go on alone, and the mirror may not be promoted.
-/// Everything acknowledged is persistent in its own log. No node can have this name.
+/// Stands for the mirror in the view of a primary whose mirror is required but not
+/// yet a member: the primary may not go on alone, and the mirror may not be promoted.
+/// Everything acknowledged is persistent in the primary's own log. No node can have
+/// this name.
 pub const JOINING: &str = "~";
 
 pub(super) struct SuperblockFile {
     pub(super) file: Arc<dyn File>,
     pub(super) now: Superblock,
-    /// By a mutation: it is not durable yet.
+    /// Set by a mutation: the last write is not durable yet.
     pub(super) late: bool,
 }
 
@@ -92,61 +92,62 @@ pub struct Store {
     pub(super) area: Mutex<Area>,
     pub(super) applier: Mutex<Applier>,
     pub(super) applied: AtomicU64,
-    /// Those who wait until more is applied.
+    /// Notified when more is applied.
     pub advanced: Event,
     pub(super) rewritten: AtomicU64,
     pub(super) checkpoint: AtomicU64,
-    /// Every record above is in the logs.
+    /// Every record above this LSN is in the logs.
     pub(super) retained: AtomicU64,
     pub(super) holds: Mutex<Vec<Weak<Hold>>>,
     pub(super) tail: AtomicU64,
-    /// What was being applied when the last process ended, or came with a page
-    /// that was rewritten, may show in the data area, in parts, until it is
-    /// applied: not beyond this LSN.
+    /// The data area may show parts of records up to this LSN that are not applied yet:
+    /// the last process was applying them when it ended, or a rewritten page contained
+    /// them.
     pub(super) shown: AtomicU64,
     pub(super) frozen: AtomicBool,
     pub(super) pauses: Mutex<Pauses>,
     pub(super) paused: AtomicBool,
     pub(super) watches: Mutex<Vec<Weak<Watch>>>,
-    /// Nothing is applied: a copy is being taken in, or there is none.
+    /// Nothing is applied: a copy is being taken in, or this node has none.
     pub(super) loading: AtomicBool,
     /// The copy that is being taken in.
     pub(super) stage: Mutex<Option<Stage>>,
-    /// There was no room for a copy beside files that are worth nothing else.
+    /// An incoming copy found no room. If the present copy is not whole, the next
+    /// attempt removes its files first.
     pub(super) crowded: AtomicBool,
-    /// Of the copy that is taken in or given, or was the last.
+    /// Progress of the copy that is being received or sent, or of the last one.
     pub progress: Progress,
     pub(super) poison: OnceLock<Error>,
-    /// The committed sync point that could not be applied, by its last LSN.
+    /// Last LSN of the committed sync point that could not be applied.
     pub(super) unapplied: OnceLock<u64>,
     pub(super) was_clean: bool,
-    /// The last LSN known to have been acknowledged, if it is beyond the tail,
-    /// and where its log ends early.
+    /// The last LSN known to have been acknowledged, if it is beyond the tail; a log's
+    /// path, and the byte at which it ends.
     pub(super) missing: Mutex<Option<(u64, PathBuf, u64)>>,
-    /// Valid records stand behind one of the same log that cannot be read. Without:
-    /// a log ends before what another lane's tells of.
+    /// Valid records follow an unreadable one in the same log. If false although records
+    /// are missing, a log ends before what another lane's log requires.
     pub(super) has_hole: AtomicBool,
-    /// The last LSN that the logs, or the data area, told when this copy was opened
-    /// to have been acknowledged; less where it was cut back or replaced since.
+    /// The last LSN that was acknowledged according to the logs or the data area when
+    /// this copy was opened; less if the copy was truncated or replaced since.
     pub(super) known: AtomicU64,
-    /// Spill files that are durable here, with their lengths: those that this process
-    /// synced, or synced again when it opened the copy.
+    /// Durable spill files and their lengths: those that this process synced, or synced
+    /// again when it opened the copy.
     pub(super) spills: Mutex<BTreeMap<u64, u64>>,
-    /// The one that is coming in and not durable yet, and how many of its bytes were
-    /// written since it was last synced.
+    /// The spill file that is arriving and not durable yet, and how many of its bytes
+    /// were written since its last sync.
     pub(super) arriving: Mutex<Option<(u64, u64)>>,
     /// Test-only switches.
     pub mutations: Mutations,
     pub(super) held: Mutex<Option<Box<dyn Any + Send + Sync>>>,
 }
 
-/// Keeps records in the logs after their checkpoint, for a reader of them that
-/// has everything up to an LSN.
+/// Keeps records in the logs after their checkpoint, for a reader that has everything
+/// up to `lsn`.
 #[derive(Debug)]
 pub struct Hold {
     pub(super) lsn: AtomicU64,
-    /// Whoever fills the logs waits for this reader. One that is not firm gets
-    /// what room there is: at most half a log.
+    /// The threads that fill the logs wait for this reader. A hold that is not firm
+    /// keeps at most half a log.
     pub(super) firm: AtomicBool,
 }
 
@@ -157,9 +158,9 @@ pub(super) struct Pauses {
     pub(super) count: u64,
 }
 
-/// Notes the pages that are applied to while a copy is read, so that they are
-/// sent again. Names and sizes do not change meanwhile; a sync point that would
-/// change them waits, and with it those behind it.
+/// Notes the pages to which records are applied while a copy is read, so that these
+/// pages are sent again. Names and sizes do not change meanwhile: a sync point that
+/// would change them waits, and with it all later ones.
 pub struct Watch {
     pub(super) store: Arc<Store>,
     pub(super) generation: u64,
@@ -167,8 +168,8 @@ pub struct Watch {
 }
 
 pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while holding one of these is a broken invariant; the data is
-    // not trusted less for it, since the store is poisoned by then.
+    // A panic while one of these locks is held comes from a broken invariant. It ends
+    // that thread; the others go on with the data as it is.
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -178,7 +179,7 @@ impl Store {
         &self.env
     }
 
-    /// What and where it is.
+    /// What this store is and where it lies.
     pub fn spec(&self) -> &StoreSpec {
         &self.spec
     }
@@ -188,12 +189,12 @@ impl Store {
         &self.logs
     }
 
-    /// What `persist` of its logs gives.
+    /// The level of safety that `persist` of the logs gives.
     pub fn level(&self) -> Level {
         self.level
     }
 
-    /// Its epochs.
+    /// The epochs of this copy.
     pub fn history(&self) -> Arc<History> {
         self.history
             .read()
@@ -201,7 +202,8 @@ impl Store {
             .clone()
     }
 
-    /// The last LSN of the contiguous prefix that recovery found.
+    /// The last LSN of the contiguous prefix that recovery found, or where the copy was
+    /// truncated or replaced since.
     pub fn tail(&self) -> u64 {
         self.tail.load(Acquire)
     }
@@ -211,14 +213,14 @@ impl Store {
         self.applied.load(Acquire)
     }
 
-    /// Whether the data area is exactly the result of what is applied: after a
-    /// crash it is once everything that the logs had was applied again, after
-    /// a page was rewritten once what that had is.
+    /// Whether the data area is exactly the result of the records up to `applied`: after
+    /// a crash once every record in the logs is applied again, after a page was rewritten
+    /// once every record in that page is applied.
     pub fn is_exact(&self) -> bool {
         self.applied() >= self.shown.load(Acquire)
     }
 
-    /// No record above is in the data area, not even in part.
+    /// No record above this LSN is in the data area, not even in part.
     pub fn shows(&self) -> u64 {
         self.applied().max(self.shown.load(Acquire))
     }
@@ -228,7 +230,7 @@ impl Store {
         self.checkpoint.load(Acquire)
     }
 
-    /// The superblock as it stands on the disk.
+    /// The superblock as it is on the disk.
     pub fn superblock(&self) -> Superblock {
         lock(&self.superblock).now.clone()
     }
@@ -243,18 +245,18 @@ impl Store {
         self.retained.load(Acquire) + 1
     }
 
-    /// Whether it had been closed cleanly when it was opened.
+    /// Whether the copy had been closed cleanly before it was opened.
     pub fn was_clean(&self) -> bool {
         self.was_clean
     }
 
-    /// The last LSN of the committed sync point whose application failed: who opens
-    /// this copy again applies it before anything more is acknowledged.
+    /// The last LSN of the committed sync point whose application failed. The process
+    /// that opens this copy again applies it before it acknowledges anything more.
     pub fn unapplied(&self) -> Option<u64> {
         self.unapplied.get().copied()
     }
 
-    /// The sync point that ends there could not be applied.
+    /// Notes that the sync point that ends with `lsn` could not be applied.
     pub fn note_unapplied(&self, lsn: u64) {
         let _ = self.unapplied.set(lsn);
     }
@@ -273,7 +275,7 @@ impl Store {
         }
     }
 
-    /// Remembers the first failure (invariant 6).
+    /// Remembers the first failure (`docs/invariants.md`, 6).
     pub fn fail<T>(&self, r: Result<T>) -> Result<T> {
         match r {
             Ok(v) => Ok(v),
@@ -293,8 +295,8 @@ impl Store {
         self.write_superblock(change, true)
     }
 
-    /// The same; not `durable`: a mutation, it is only written, and durable before the
-    /// next one is.
+    /// [`Store::update`]. Without `durable` (a mutation) the change is only written; it
+    /// is synced before the next write.
     pub(super) fn write_superblock(
         &self,
         change: impl FnOnce(&mut Superblock),
@@ -333,7 +335,7 @@ impl Store {
         self.logs[0].live(what)
     }
 
-    /// Everything up to the head of each lane made persistent.
+    /// Makes each lane's log persistent up to its head.
     pub fn persist_all(&self) -> Result<()> {
         self.check()?;
         for log in &self.logs {

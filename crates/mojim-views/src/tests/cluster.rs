@@ -23,7 +23,7 @@ use crate::views::{Options, RaftViews};
 
 const ABC: [&str; 3] = ["a", "b", "c"];
 
-/// Swaps until it is known to have been done or not: true if by us.
+/// Swaps until its fate is known: true if this caller's was done.
 fn swap(at: &RaftViews, volume: &str, new: &Register) -> bool {
     match at.swap(volume, new) {
         Ok(done) => done,
@@ -396,7 +396,7 @@ fn what_a_start_refuses() {
         .unwrap();
     assert!(matches!(e, Error::Busy(_)), "{e}");
     d.stop("a");
-    // Nobody has to forget the one that was stopped.
+    // A caller that still holds the stopped voter gets an error.
     let e = a.read("v").unwrap_err();
     assert!(matches!(e, Error::Busy(_)), "{e}");
 
@@ -425,7 +425,7 @@ fn a_name_too_long_for_a_question_is_refused() {
     let d = Daemons::started(&["a"]);
     let e = d.at("a").swap(&"x".repeat(5000), &register(1, "x"));
     assert!(matches!(e, Err(Error::Invalid(_))), "{e:?}");
-    // Nor one that no volume has: it would stay in the register for ever.
+    // Nor a register that no volume has: it would stay there for ever.
     let e = d.at("a").swap("stranger", &register(1, "x"));
     assert!(matches!(e, Err(Error::Invalid(_))), "{e:?}");
     assert!(swap(&d.at("a"), "v", &register(1, "x")));
@@ -452,10 +452,10 @@ fn calls_from_within_another_runtime_do_not_panic() {
     });
 }
 
-/// A voter is lost for good, and another takes its place while the others are
-/// started with the new configuration, one after the other. It counts: with it
-/// and one of the old ones there is a majority. Who was replaced is heard by
-/// nobody, and the old configuration is not taken any more.
+/// A voter is lost for good, and another takes its place while the others are started
+/// with the new configuration, one after the other. The new voter counts: with it and one
+/// of the old ones there is a majority. The voter that was replaced is heard by nobody,
+/// and the old configuration is not taken any more.
 #[test]
 fn another_takes_the_place_of_a_lost_voter() {
     let mut d = Daemons::new(&["a", "b", "c", "d"]);
@@ -470,7 +470,7 @@ fn another_takes_the_place_of_a_lost_voter() {
     d.options.voters.remove("b");
     d.options.voters.insert("d".into(), at_d);
     d.options.replaced.insert("d".into(), vec!["b".into()]);
-    // Alone it is nobody: it begins no log of its own.
+    // Alone, `d` begins no log of its own.
     d.start("d");
     for name in ["a", "c"] {
         d.stop(name);
@@ -569,11 +569,11 @@ fn who_lost_its_log_makes_no_cluster_with_a_new_one() {
     d.options.voters.insert("d".into(), at_d);
     d.options.replaced.insert("d".into(), vec!["b".into()]);
     d.stop("a");
-    // `c` never had one.
+    // `c` never had a log.
     let (c, new) = (d.start("c"), d.start("d"));
     times_out(Duration::from_secs(3), || c.read("v"));
     times_out(Duration::from_secs(3), || new.swap("v", &register(1, "y")));
-    // With the one that has it, `c` is a majority of the voters that it knows.
+    // With `a`, which has the register, `c` is a majority of the voters that it knows.
     let a = d.start("a");
     assert_eq!(read(&a, "v"), register(1, "x"));
 }

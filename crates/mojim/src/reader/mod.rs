@@ -1,21 +1,22 @@
 //! A reader: a process on a node that follows (the mirror, or a backup), whose
 //! read-only mappings show whole sync points only (Mojim 4.2).
 //!
-//! Owns the attachment, two threads, and the table of its regions' addresses.
-//! What the regions show is `view`'s, what the node says `source`'s. One thread
-//! **follows**: it asks for the records behind what is shown, and moves the
-//! view on by them. The other answers **faults**: it asks for the page, and for
-//! the records that lead to the LSN as of which the page is.
+//! Owns the attachment, its two threads, and the table of its regions' addresses.
+//! `view` owns what the regions show, `source` the questions to the node. One thread
+//! **follows**: it asks for the records after the LSN that is shown, and advances
+//! the view by them. The other answers **faults**: it asks for the page, and for
+//! the records up to the LSN as of which the page is.
 //!
 //! Invariants:
-//! - The view is moved by answers only, each as of one LSN, under one lock; an
-//!   answer to a question that was asked of another state of the view is used
-//!   only where it leads on from the present one.
-//! - Nobody holds the lock while the node is asked, and neither thread touches
-//!   a region. No thread runs a program's signal handler, which might, while it
-//!   holds the lock ([`Held`]), or is in `map`, `size`, `read` or `unmap`: who
-//!   answers the handler's fault needs the lock, and allocates as they do.
-//! - What is shown goes back only where the node's copy took another history.
+//! - Only answers advance the view, each as of one LSN, under one lock. If the view
+//!   has changed since the question was asked, the answer is used only if it leads
+//!   on from the present state.
+//! - No thread holds the lock while the node is asked, and neither of the two threads
+//!   touches a region. A thread that holds the lock ([`Held`]), or is in `map`,
+//!   `size`, `read` or `unmap`, runs no signal handler of the program: the handler
+//!   might touch a region, and the thread that answers its fault needs the lock, and
+//!   allocates as these calls do.
+//! - What is shown goes back only if the node's copy took another history.
 
 mod source;
 pub mod view;
@@ -44,18 +45,18 @@ use mojim_memory::uffd;
 use mojim_replica::client::READ_PAGES;
 use mojim_replica::layout;
 
-/// How long the node lets a question wait for something new.
+/// How long the node lets a question wait for a new record.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 /// Pauses between two tries while the node does not answer.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long an attach waits for the node to have something to show.
 const ATTACH: Duration = Duration::from_secs(5);
 
-/// What a reader may be told otherwise.
+/// Settings of a reader.
 #[derive(Debug, Clone, Copy)]
 pub struct ReaderOptions {
-    /// How long a page that is not there waits for its node, before whoever
-    /// touches it gets SIGBUS.
+    /// How long a thread that touches a page which is not there waits for the
+    /// node, before it gets SIGBUS.
     pub patience: Duration,
     /// Most bytes of pages that are kept; the oldest go first.
     pub memory: usize,
@@ -87,14 +88,14 @@ struct Inner {
     view: Mutex<View>,
     /// The LSN that the view shows.
     shown: Arc<AtomicU64>,
-    /// Those who wait for it to grow, and the thread that follows.
+    /// Wakes threads that wait for `shown` to grow, and the thread that follows.
     news: Event,
-    /// Why the node was not heard the last time; none if it was.
+    /// Why the node did not answer the last time; none if it did.
     trouble: Mutex<Option<Error>>,
-    /// A page was given up since the node was last heard.
+    /// A page was given up since the node last answered.
     gave_up: AtomicBool,
     stop: AtomicBool,
-    /// Ends the wait for faults.
+    /// An eventfd that ends the wait for faults.
     bell: OwnedFd,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -106,9 +107,9 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The view, locked. The thread's signals wait as long.
+/// The view, locked. The thread's signals are blocked meanwhile.
 struct Held<'a> {
-    // Let go in this order.
+    // Dropped in this order.
     view: MutexGuard<'a, View>,
     _signals: SignalsWait,
 }
@@ -126,30 +127,31 @@ impl DerefMut for Held<'_> {
     }
 }
 
-/// What an answer was worth.
+/// Whether an answer could be used.
 enum Taken {
     /// The view is as of the answer's LSN.
     Now,
-    /// The view is elsewhere meanwhile: ask again.
+    /// The view has changed meanwhile: ask again.
     Stale,
 }
 
 impl Reader {
     /// Attaches this process to a volume, to read what node `node` shows of it.
     ///
-    /// Reads the configuration at `config`; `volume` may be left out where it
-    /// has only one. The node's daemon must run, on this host.
+    /// Reads the configuration at `config`; `volume` may be left out if it has
+    /// only one. The node's daemon must run, on this host.
     ///
     /// # Errors
-    /// `Io` with ESTALE if the node is the volume's primary; with EBUSY or the
-    /// socket's error if it has nothing to show within 5 s; `Unsupported` where
-    /// the kernel has no userfaultfd for this (Linux 6.6).
+    /// `Answered` with ESTALE if the node is the volume's primary, with EINVAL if it
+    /// is the mirror in mode sync-disk, with EBUSY if it has nothing to show within
+    /// 5 s; the socket's error (`Io`) if the daemon cannot be reached within 5 s;
+    /// `Unsupported` if the kernel has no userfaultfd for this (Linux 6.6).
     pub fn attach(config: &Path, node: &str, volume: Option<&str>) -> Result<Reader> {
         let config = Config::load(config).map_err(wrong)?;
         Reader::attach_with(&config, node, volume, ReaderOptions::default())
     }
 
-    /// The same with a configuration in memory, and with options.
+    /// [`Reader::attach`] with a configuration in memory, and with options.
     pub fn attach_with(
         config: &Config,
         node: &str,
@@ -203,7 +205,7 @@ impl Reader {
         Ok(Reader(inner))
     }
 
-    /// Whether this process can use it: false in a forked child.
+    /// Whether this process can use this handle: false in a forked child.
     pub fn is_usable(&self) -> bool {
         check_fork().is_ok()
     }
@@ -218,14 +220,14 @@ impl Reader {
         self.0.directory.clone()
     }
 
-    /// The LSN of what the regions show: every sync point up to it, whole, and
-    /// nothing of a later one. Read before and after several bytes, and found
-    /// the same, it says that they were of one state.
+    /// The LSN that the regions show: every sync point up to it, whole, and
+    /// nothing of a later one. If it is the same before and after several bytes
+    /// are read, these bytes were of one state.
     pub fn shown(&self) -> u64 {
         self.0.shown.load(SeqCst)
     }
 
-    /// Whether the node was heard the last time, else why not: then the view
+    /// Whether the node answered the last time, else why not: then the view
     /// stands still.
     pub fn following(&self) -> Result<()> {
         match &*lock(&self.0.trouble) {
@@ -234,7 +236,7 @@ impl Reader {
         }
     }
 
-    /// Waits until what is shown has everything up to `lsn`.
+    /// Waits until the regions show everything up to `lsn`.
     pub fn wait(&self, lsn: u64, timeout: Duration) -> Result<()> {
         check_fork()?;
         let end = self.0.source.now() + timeout;
@@ -257,8 +259,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Size of a file in bytes, if it is there, as of what is shown when the
-    /// call returns.
+    /// Size of a file in bytes, if it is there, as of an LSN that is shown when
+    /// the call returns.
     pub fn size(&self, file: &str) -> Result<Option<u64>> {
         let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
@@ -267,9 +269,9 @@ impl Reader {
         Ok(answer.file.map(|(_, f)| f.size))
     }
 
-    /// Maps a file, or a part of it, to be read. `len` 0 means up to its end; a
-    /// mapping may reach beyond it: there it gives SIGBUS until the file has
-    /// grown so far. Of `flags` only `offset` and `fixed_at` mean something;
+    /// Maps a file, or a part of it, to be read. `len` 0 means up to its end. A
+    /// mapping may reach beyond the end: there it gives SIGBUS until the file has
+    /// grown so far. Of `flags` only `offset` and `fixed_at` have an effect;
     /// `create` is refused.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
         let _signals = SignalsWait::begin(); // for malloc's lock, too
@@ -322,7 +324,7 @@ impl Reader {
     }
 
     /// Reads bytes of a file, up to 64 KiB of them as of one LSN, which is
-    /// shown when the call returns. Returns how many there are.
+    /// shown when the call returns. Returns how many were read.
     pub fn read(&self, file: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let _signals = SignalsWait::begin(); // for malloc's lock, too
         check_fork()?;
@@ -362,10 +364,10 @@ impl Reader {
         let unmapped = self.0.hold().unmap_all();
         self.0.stop.store(true, SeqCst);
         self.0.news.notify();
-        // It cannot be full: nobody else writes to it.
+        // The eventfd cannot be full: nothing else writes to it.
         let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
         for t in lock(&self.0.threads).drain(..) {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             let _ = t.join();
         }
         unmapped
@@ -382,7 +384,7 @@ fn wrong(e: ConfigError) -> Error {
     Error::Config(e.to_string())
 }
 
-/// One that also waits with the faults of system calls, where that is allowed.
+/// A userfaultfd that also makes faults of system calls wait, if that is allowed.
 fn open_uffd() -> Result<OwnedFd> {
     let features = uffd::FEATURE_MISSING_SHMEM | uffd::FEATURE_MINOR_SHMEM | uffd::FEATURE_POISON;
     uffd::open(false, features)
@@ -427,8 +429,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Asks until the node answers or `patience` ends. The view, which is still
-    /// held, is as of the answer.
+    /// Asks until the node answers or `patience` ends. The view is returned locked,
+    /// and is as of the answer.
     fn look(&self, which: Which<'_>, patience: Duration) -> Result<(Answer, Held<'_>)> {
         self.look_at(which, 0, 0, patience)
     }
@@ -458,7 +460,7 @@ impl Inner {
         }
     }
 
-    /// Asks once. The view is given, still held, if it is as of the answer.
+    /// Asks once. The view is returned, locked, if it is as of the answer.
     fn ask(
         &self,
         link: &mut Link,
@@ -498,7 +500,7 @@ impl Inner {
 
     fn answer_faults(&self) {
         let mut link = Link::new(&self.source);
-        // Faults that wait, and since when.
+        // Addresses of pages whose faults wait, and since when.
         let mut waiting: Vec<(usize, Duration)> = Vec::new();
         let mut told = Vec::new();
         while !self.stop.load(Acquire) {
@@ -536,7 +538,7 @@ impl Inner {
         }
     }
 
-    /// Brings the page at an address in, or what its fault means otherwise.
+    /// Answers the fault at an address: brings the page in, or makes it give SIGBUS.
     fn bring(&self, link: &mut Link, address: usize) -> Result<()> {
         loop {
             let found = {
@@ -550,7 +552,7 @@ impl Inner {
             let Some((file, offset, false)) = found else {
                 return Ok(());
             };
-            // Neighbours come with it: who reads on needs them next.
+            // Neighbours come with it: a thread that reads on needs them next.
             let block = READ_PAGES * PAGE as u64;
             let from = offset - offset % block;
             let which = Which::Numbered(file);
@@ -563,8 +565,8 @@ impl Inner {
     }
 }
 
-/// Moves the view by an answer to a question that was asked when it showed
-/// `asked`.
+/// Advances the view by an answer to a question that was asked when the view
+/// showed `asked`.
 fn take(view: &mut View, asked: Mark, answer: &Answer) -> Result<Taken> {
     let now = view.mark();
     let (to, same) = (answer.mark, now.life == asked.life);
@@ -574,7 +576,7 @@ fn take(view: &mut View, asked: Mark, answer: &Answer) -> Result<Taken> {
             Ok(Taken::Now)
         }
         Some(_) if same && to.lsn == now.lsn => Ok(Taken::Now),
-        // Back only where the node said so of what is shown now.
+        // Goes back only if the node said so of the state that is shown now.
         None if same && (now == asked || to.lsn > now.lsn) => {
             view.begin_anew(to)?;
             Ok(Taken::Now)
@@ -583,7 +585,7 @@ fn take(view: &mut View, asked: Mark, answer: &Answer) -> Result<Taken> {
     }
 }
 
-/// Whether it is of no use to ask again.
+/// Whether asking again is of no use.
 fn is_final(e: &Error) -> bool {
     match e {
         Error::Answered { errno, .. } => {
@@ -594,7 +596,7 @@ fn is_final(e: &Error) -> bool {
 }
 
 fn region_at(addr: usize) -> Option<(Range<usize>, Arc<Inner>)> {
-    // A forked child has none, and perhaps a lock that nobody will give back.
+    // A forked child has no regions, and a thread of its parent may have held the lock.
     check_fork().ok()?;
     let all = lock(&REGIONS);
     all.iter().find(|(span, _)| span.contains(&addr)).cloned()
@@ -605,7 +607,7 @@ pub fn is_region(addr: usize) -> bool {
     region_at(addr).is_some()
 }
 
-/// Fails if `addr` lies in a reader's region: it cannot be committed.
+/// Fails if `addr` lies in a reader's region, which cannot be committed.
 pub fn refuse(addr: usize) -> Result<()> {
     match region_at(addr) {
         Some((_, r)) => Err(r.read_only(&format!("a sync point at {addr:#x}"))),
@@ -613,7 +615,8 @@ pub fn refuse(addr: usize) -> Result<()> {
     }
 }
 
-/// Ends a reader's region, if one begins at `addr`: true if one did.
+/// Unmaps the reader's region that begins at `addr`. False if `addr` is in no reader's
+/// region.
 pub fn unmap(addr: *const u8, len: usize) -> Result<bool> {
     let Some((span, r)) = region_at(addr as usize) else {
         return Ok(false);

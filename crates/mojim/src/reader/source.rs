@@ -1,7 +1,7 @@
 //! A reader's questions to its node.
 //!
-//! Owns one connection to the daemon's Unix socket, made again when it broke,
-//! and the form of the request `read` (`docs/protocol.md`, "Readers").
+//! Owns a connection to the daemon's Unix socket, which is made again after it
+//! broke, and the form of the request `read` (`docs/protocol.md`, "Readers").
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use mojim_env::{Address, Env, Error, Result};
 use mojim_replica::client::Client;
 use mojim_replica::request::{Read, Request};
 
-/// How long an answer may take, beside what the question lets it wait.
+/// How long an answer may take, beyond the time that the question lets it wait.
 const ANSWER: Duration = Duration::from_secs(3);
 
 /// Which file a question is about.
 #[derive(Debug, Clone, Copy)]
 pub enum Which<'a> {
-    /// None: only what is new.
+    /// None: the question is only for new records.
     None,
     /// By its name.
     Named(&'a str),
@@ -30,18 +30,18 @@ pub enum Which<'a> {
 /// An answer: the state of the node's copy as of one LSN.
 #[derive(Debug)]
 pub struct Answer {
-    /// As of what it is; `life` is not the node's to say.
+    /// The state that the answer is as of; `life` is the view's, and not from the node.
     pub mark: Mark,
-    /// The records that lead there from what the question named; none if the
-    /// view has to begin anew.
+    /// The records from the state that the question named to this one; none if
+    /// the view has to begin anew.
     pub records: Option<Vec<u8>>,
     /// The file that was asked for, with its number.
     pub file: Option<(u32, File)>,
-    /// Its bytes.
+    /// The bytes of the file that were asked for.
     pub bytes: Vec<u8>,
 }
 
-/// Where a reader asks.
+/// The daemon and the volume that a reader asks about.
 #[derive(Clone)]
 pub struct Source {
     env: Arc<dyn Env>,
@@ -61,7 +61,7 @@ impl Source {
         }
     }
 
-    /// The clock.
+    /// The environment's clock.
     pub fn now(&self) -> Duration {
         self.env.now()
     }
@@ -82,8 +82,8 @@ impl Link {
         }
     }
 
-    /// What is new since `mark`, waiting up to `wait` for that, and of a file
-    /// `pages` pages from `offset` on.
+    /// Asks for the records since `mark`, and lets the node wait up to `wait` for one;
+    /// and for `pages` pages of a file from `offset` on.
     pub fn ask(
         &mut self,
         mark: Mark,
@@ -117,7 +117,7 @@ impl Link {
         let (v, bytes) = match client.ask_bytes(&q) {
             Ok(answer) => answer,
             Err(e) => {
-                // What the node says does not end the connection.
+                // A refusal by the node does not end the connection.
                 if matches!(e, Error::Answered { .. }) {
                     self.client = Some(client);
                 }

@@ -1,22 +1,21 @@
 //! What a reader's regions show: pages of a volume's files, all as of one LSN.
 //!
-//! Owns the regions' memory. Each region is a read-only shared mapping of
-//! memory without a name (memfd), which holds the pages that were fetched, and
-//! whose faults userfaultfd tells of: a page is seen only after `put_in`. So
-//! contents are changed behind the mapping, by `pwrite`, while the pages are
-//! taken out of it.
+//! Owns the regions' memory. Each region is a read-only shared mapping of a
+//! memfd, which holds the pages that were fetched. Userfaultfd reports its faults:
+//! a page is visible only after `put_in`. So contents are changed behind the
+//! mapping, by `pwrite`, while the pages are taken out of it.
 //!
 //! Invariants:
-//! - Every page that can be seen is as of `lsn`. Going from one LSN to another,
-//!   every page that changes is taken out before the first of them is changed,
-//!   and put in after the last was: at every instant all that can be read is
-//!   old, or all of it is new. Who touches a page meanwhile waits.
-//! - Between the two the number that `shown` tells changes: who reads it
-//!   before and after, and finds it the same, has read what was of one LSN.
-//! - A region is readable only once its faults are told: also what the kernel
-//!   brings in by itself (`mlock`, `mlockall`, MADV_POPULATE_READ) comes by them.
-//! - A page that is `resident` has its contents in the memory; one that is not
-//!   has none, and its fault is answered from the node.
+//! - Every page that is visible is as of `lsn`. When the view advances, every page
+//!   that changes is taken out before the first of them is changed, and put in
+//!   after the last was: at every instant all that can be read is old, or all of
+//!   it is new. A thread that touches such a page meanwhile waits.
+//! - `shown` changes between taking out and putting in: a thread that reads it
+//!   before and after other bytes, and finds it the same, has read bytes of one LSN.
+//! - A region is readable only once its faults are reported: pages that the kernel
+//!   brings in by itself (`mlock`, `mlockall`, MADV_POPULATE_READ) come by faults, too.
+//! - A page that is `resident` has its contents in the memfd. Any other page has
+//!   none there, and its fault is answered from the node.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -32,10 +31,10 @@ use mojim_env::{Context, Error, Result, descriptors};
 use mojim_memory::places;
 use mojim_memory::uffd;
 
-/// Bytes of a page; what the node's answers are counted in, too.
+/// Bytes of a page, which is also the unit of the node's answers.
 pub const PAGE: usize = 4096;
 
-/// What a view shows, to be gone on from.
+/// Identifies the state that a view shows, for the next question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mark {
     /// The LSN as of which everything is.
@@ -65,7 +64,7 @@ struct Region {
     start: usize,
     pages: usize,
     file: u32,
-    /// Where in the file it begins.
+    /// Where in the file the region begins.
     offset: u64,
     memory: OwnedFd,
     resident: BTreeSet<usize>,
@@ -89,18 +88,18 @@ impl Region {
         page(from)..page(to - 1) + 1
     }
 
-    /// Takes pages out of the mapping: whoever touches them waits.
+    /// Takes pages out of the mapping: a thread that touches one waits.
     fn take_out(&self, pages: Range<usize>) -> Result<()> {
         let at = (self.start + pages.start * PAGE) as *mut std::ffi::c_void;
-        // Also where the program locked its memory (mlock): what is locked is
-        // not let go otherwise, and could not be changed.
+        // DONTNEED_LOCKED, for a program that locked its memory (mlock): plain DONTNEED
+        // fails on locked pages.
         // SAFETY: pages of our own mapping. Shared memory loses nothing by it.
         unsafe { rustix::mm::madvise(at, pages.len() * PAGE, Advice::LinuxDontneedLocked) }
             .map_err(std::io::Error::from)
             .context(|| "taking pages out of a view".into())
     }
 
-    /// Frees pages' contents.
+    /// Frees the contents of pages in the memfd.
     fn free(&self, pages: Range<usize>) -> Result<()> {
         rustix::fs::fallocate(
             &self.memory,
@@ -125,7 +124,7 @@ impl Region {
     }
 }
 
-/// Runs of neighbours.
+/// Runs of adjacent pages.
 fn runs(pages: &BTreeSet<usize>) -> Vec<Range<usize>> {
     let mut out: Vec<Range<usize>> = Vec::new();
     for &p in pages {
@@ -152,7 +151,7 @@ pub struct Place {
     pub len: usize,
     /// Where in the file, a multiple of the page size.
     pub offset: u64,
-    /// The address, in place of what is there; 0: anywhere.
+    /// The address, where a mapping is replaced; 0: any address.
     pub fixed_at: usize,
 }
 
@@ -161,12 +160,12 @@ pub struct View {
     uffd: Arc<OwnedFd>,
     mark: Mark,
     shown: Arc<AtomicU64>,
-    /// What is known of files: those of regions, at least while they have
+    /// The files that are known: those of regions, at least while they have
     /// pages. Size 0 and no name: removed.
     files: BTreeMap<u32, File>,
     regions: Vec<Region>,
     next: u64,
-    /// Resident pages, oldest first; some of them gone since.
+    /// Resident pages, oldest first; some may not be resident any more.
     order: VecDeque<(u64, usize)>,
     resident: usize,
     /// Most resident pages.
@@ -176,7 +175,7 @@ pub struct View {
 }
 
 impl View {
-    /// Shows nothing yet. `shown` is told the LSN.
+    /// A view that shows nothing yet. It stores the LSN that it shows in `shown`.
     pub fn new(uffd: Arc<OwnedFd>, shown: Arc<AtomicU64>, most: usize) -> View {
         View {
             uffd,
@@ -192,13 +191,13 @@ impl View {
         }
     }
 
-    /// What it shows.
+    /// The state that it shows.
     pub fn mark(&self) -> Mark {
         self.mark
     }
 
-    /// The file and the offset in it of a page's address, if it is in a region,
-    /// and whether the page is there.
+    /// For an address in a region: the file, the page's offset in it, and whether
+    /// the page is resident.
     pub fn find(&self, address: usize) -> Option<(u32, u64, bool)> {
         let r = self.regions.iter().find(|r| r.span().contains(&address))?;
         let page = (address - r.start) / PAGE;
@@ -206,8 +205,8 @@ impl View {
         Some((r.file, r.offset + (page * PAGE) as u64, there))
     }
 
-    /// Maps a part of a file, of which `known` is so as of the view's LSN.
-    /// Returns the address.
+    /// Maps a part of a file, which is `known` as of the view's LSN. Returns the
+    /// address.
     pub fn map(&mut self, file: u32, known: File, place: Place) -> Result<usize> {
         let what = || format!("mapping {} bytes", place.len);
         let system = std::io::Error::from;
@@ -228,10 +227,10 @@ impl View {
             flags |= MapFlags::FIXED;
         }
         let at = place.fixed_at as *mut std::ffi::c_void;
-        // Nobody can read it before its faults are told: the memory is empty
-        // still, and its zeros are of no sync point. Readable at once, it would
-        // be filled with them where the program locks what it maps (mlockall).
-        // SAFETY: a new mapping; with an address the caller asked to replace
+        // Not readable before its faults are reported: the memfd is still empty, and
+        // its zeros are of no sync point. If it were readable at once, a program that
+        // locks what it maps (mlockall) would have it filled with zeros.
+        // SAFETY: a new mapping; with an address, the caller asked to replace
         // what is there, as mmap(2) says.
         let start = unsafe { rustix::mm::mmap(at, len, ProtFlags::empty(), flags, &memory, 0) }
             .map_err(system)
@@ -239,12 +238,12 @@ impl View {
         let modes = uffd::MODE_MISSING | uffd::MODE_MINOR;
         // SAFETY: the mapping that was just made, whose faults are answered.
         let ready = unsafe {
-            // A child would read zeros where nobody answers its faults.
+            // A forked child would read zeros, since no thread answers its faults.
             rustix::mm::madvise(start, len, Advice::LinuxDontFork)
                 .and_then(|()| rustix::mm::madvise(start, len, Advice::LinuxNoHugepage).or(Ok(())))
                 .map_err(system)
                 .and_then(|()| uffd::register(self.uffd.as_fd(), start as usize, len, modes))
-                // A debugger reads what nobody else can, and leaves pages there.
+                // A debugger can read the memory already, and so leave pages there.
                 .and_then(|()| {
                     Ok(rustix::mm::madvise(
                         start,
@@ -252,7 +251,7 @@ impl View {
                         Advice::LinuxDontneedLocked,
                     )?)
                 })
-                // Brings no page in, locked or not.
+                // This brings no page in, locked or not.
                 .and_then(|()| Ok(rustix::mm::mprotect(start, len, MprotectFlags::READ)?))
         };
         if let Err(e) = ready {
@@ -291,12 +290,12 @@ impl View {
         unsafe { rustix::mm::munmap(start as *mut std::ffi::c_void, len) }
             .map_err(std::io::Error::from)
             .context(|| "unmapping a view".into())?;
-        // Who still waits for a page of it gets what an unmapped address gives.
+        // A thread that still waits for a page of it gets what an unmapped address gives.
         uffd::wake(self.uffd.as_fd(), start, len);
         Ok(())
     }
 
-    /// Unmaps all of them.
+    /// Unmaps all regions.
     pub fn unmap_all(&mut self) -> Result<()> {
         while let Some(start) = self.regions.first().map(|r| r.start) {
             self.unmap(start)?;
@@ -304,7 +303,7 @@ impl View {
         Ok(())
     }
 
-    /// Nothing of what was shown counts any more; from here on it is `to`.
+    /// Discards all that was shown; from here on the view is at `to`.
     pub fn begin_anew(&mut self, to: Mark) -> Result<()> {
         for r in &self.regions {
             r.take_out(0..r.pages)?;
@@ -317,22 +316,22 @@ impl View {
         self.files.clear();
         self.order.clear();
         self.resident = 0;
-        // All of them before anything can fail: a fault of a page that counts as
-        // resident would be answered with what it half became.
+        // In all regions before anything can fail: a fault of a page that counts as
+        // resident would be answered with half-changed contents.
         for r in &mut self.regions {
             r.resident.clear();
             r.poisoned.clear();
         }
         for r in &mut self.regions {
             r.free(0..r.pages)?;
-            // Nobody waits without having a fault that is answered.
+            // No wake is needed: a thread that waits has a fault, which will be answered.
         }
         Ok(())
     }
 
-    /// Goes on to `lsn`, of `epoch`, by `records`: all of those above what is
-    /// shown, and perhaps some below. After an error nothing is shown, and it
-    /// is to begin anew.
+    /// Advances to `lsn`, of `epoch`. `records` are all above the LSN that is shown,
+    /// and perhaps some below. After an error nothing is shown, and the view has to
+    /// begin anew.
     pub fn advance(&mut self, records: &[u8], lsn: u64, epoch: u64) -> Result<()> {
         let done = self.try_advance(records, lsn, epoch);
         if done.is_err() {
@@ -356,7 +355,7 @@ impl View {
             }
             r.poisoned.retain(|p| !pages.contains(p));
         }
-        // From here on what changes cannot be seen.
+        // From here on no page that changes is visible.
         for c in changes {
             self.change(c)?;
         }
@@ -376,7 +375,7 @@ impl View {
         Ok(())
     }
 
-    /// For tests: what is to be seen at once is shown page by page.
+    /// For tests: shows changes page by page that must become visible at once.
     fn change_one_by_one(
         &mut self,
         changes: &[Change<'_>],
@@ -412,7 +411,7 @@ impl View {
     fn changes<'a>(&self, mut records: &'a [u8]) -> Result<Vec<Change<'a>>> {
         let mut out = Vec::new();
         let bad = |what: &str| Error::Protocol(format!("the node sent {what} to a reader"));
-        // Renaming one file over another removes that one.
+        // Renaming a file over another one removes the other.
         let mut names: BTreeMap<u32, String> = self
             .files
             .iter()
@@ -444,7 +443,7 @@ impl View {
                         }
                         out.push(Change::Name(op.file, name));
                     }
-                    // Nothing is shown of a file that is new.
+                    // No region shows a new file yet.
                     OpKind::Create => {}
                     OpKind::Spill => return Err(bad("a spill file")),
                 }
@@ -453,7 +452,7 @@ impl View {
         Ok(out)
     }
 
-    /// The pages of each region that must not be seen while they are changed.
+    /// The pages of each region that must not be visible while they are changed.
     fn touched(&self, changes: &[Change<'_>]) -> Vec<BTreeSet<usize>> {
         let mut out = vec![BTreeSet::new(); self.regions.len()];
         let mut sizes: BTreeMap<u32, u64> = BTreeMap::new();
@@ -521,7 +520,8 @@ impl View {
         };
         f.size = size;
         for r in self.regions.iter_mut().filter(|r| r.file == file) {
-            // What is beyond either end was taken out: a fault tells what it is.
+            // Pages beyond the old end or the new one were taken out: their faults are
+            // answered by the new size.
             let whole = size.div_ceil(PAGE as u64) * PAGE as u64;
             let gone = r.pages_of(whole..u64::MAX);
             let gone: BTreeSet<usize> = r.resident.range(gone).copied().collect();
@@ -530,7 +530,7 @@ impl View {
             }
             r.resident.retain(|p| !gone.contains(p));
             self.resident -= gone.len();
-            // What follows the end in its page is zero.
+            // The rest of the page in which the file ends is zero.
             if size < whole
                 && let Some(page) = r.pages_of(size..whole).next()
                 && r.resident.contains(&page)
@@ -541,9 +541,9 @@ impl View {
         Ok(())
     }
 
-    /// What is known of a region's file, as of the view's LSN.
+    /// Notes a region's file, as of the view's LSN; `None`: it was removed.
     pub fn learn(&mut self, id: u32, file: Option<File>) {
-        // One that was removed is known as such.
+        // A removed file has no name and size 0.
         let file = file.unwrap_or(File {
             name: String::new(),
             size: 0,
@@ -551,8 +551,9 @@ impl View {
         self.files.insert(id, file);
     }
 
-    /// Puts pages of a file in, from `offset` on, as of the view's LSN, into
-    /// the region of `address`; a page behind the file's end gives SIGBUS.
+    /// Puts pages of a file, from `offset` on and as of the view's LSN, into the
+    /// region of `address`. If `address` is behind the file's end, its page gives
+    /// SIGBUS.
     pub fn install(&mut self, address: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         let found = self
             .regions
@@ -584,12 +585,12 @@ impl View {
         self.evict(address)
     }
 
-    /// Puts a page in that has its contents, but was taken out.
+    /// Puts a page in that was taken out, and whose contents are in the memfd.
     pub fn put_in(&self, address: usize) {
         uffd::put_in(self.uffd.as_fd(), address & !(PAGE - 1), PAGE);
     }
 
-    /// A page gives SIGBUS until its file has it, or the node answers again.
+    /// Makes a page give SIGBUS until its file has it, or the node answers again.
     pub fn poison(&mut self, address: usize) {
         let Some(r) = self
             .regions
@@ -606,7 +607,7 @@ impl View {
         uffd::poison(self.uffd.as_fd(), r.start + page * PAGE, PAGE);
     }
 
-    /// The node answers again: pages that were given up can be had.
+    /// The node answers again: pages that were given up are fetched at the next touch.
     pub fn forgive(&mut self) -> Result<()> {
         for r in &mut self.regions {
             let size = self.files.get(&r.file).map(|f| f.size);
@@ -624,7 +625,7 @@ impl View {
         Ok(())
     }
 
-    /// Frees the oldest pages beyond what may be resident.
+    /// Frees the oldest pages if too many are resident, but not the page of `keep`.
     fn evict(&mut self, keep: usize) -> Result<()> {
         while self.resident > self.most
             && let Some((number, page)) = self.order.pop_front()

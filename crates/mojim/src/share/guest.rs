@@ -4,9 +4,9 @@
 //! table of their addresses.
 //!
 //! Invariants:
-//! - A window is in the table from when the owner watches it until the owner is asked to forget it.
-//! - One request of a guest is under way at a time, and the lock of its line is held meanwhile.
-//! - Nothing here is undone by the owner's end: the memory stays, and every call says why it fails.
+//! - A window is in the table from when the owner watches it until the owner has forgotten it.
+//! - One request of a guest is under way at a time, and `talk` is locked meanwhile.
+//! - The owner's end undoes nothing here: the memory stays, and every call fails and says why.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -30,11 +30,11 @@ use mojim_memory::shared;
 use mojim_memory::track::{Armed, arm, arm_inherited, own_pagemap};
 use mojim_replica::layout;
 
-/// A volume that this process shares with the one of its node that has attached it.
+/// A volume that another process of this node, its owner, has attached and shares with this one.
 ///
 /// Cheap to clone; it stays until [`Guest::detach`] or the end of the process. All of its mappings
-/// are of shared working copies. Its calls mean what those of [`Volume`](crate::Volume) of the same
-/// names mean, and fail with `Stale` once the other process has ended: then the memory can still be
+/// are of shared working copies. Its calls mean what the calls of [`Volume`](crate::Volume) of the
+/// same names mean, and fail with `Stale` once the owner has ended: then the memory can still be
 /// read and stored to, but nothing of it can be committed.
 #[derive(Clone)]
 pub struct Guest(Arc<Attached>);
@@ -43,7 +43,8 @@ struct Attached {
     volume: String,
     directory: PathBuf,
     socket: PathBuf,
-    /// Which attachment this is, also of those that forked children made of it.
+    /// Identifies the attachment. Attachments that forked children make in its place have the
+    /// same.
     origin: usize,
     /// Whether the owner can look into this process's page tables.
     watched: bool,
@@ -55,45 +56,46 @@ struct Talk {
     line: Arc<Line>,
     out: Vec<u8>,
     buf: Vec<u8>,
-    /// An answer was not understood: what comes next would be taken for another's. This end has
-    /// stopped speaking, by which the owner knows.
+    /// An answer was late or not understood: the next one could be taken for the answer to another
+    /// request. This end has shut down its sending direction, which the owner notices.
     lost: bool,
-    /// By this end.
+    /// This process has ended the sharing.
     ended: bool,
-    /// The program was told that the owner has ended.
+    /// A call has reported that the owner has ended, or that the line is lost.
     told: bool,
     /// How long an answer may take.
     limit: Option<Duration>,
-    /// Whose line it is: a child that was made by other means than `fork` has a copy.
+    /// The process whose line it is: a child made by other means than `fork` has a copy of this.
     pid: u32,
 }
 
-/// A mapping.
+/// A mapping of a shared working copy.
 pub(crate) struct Window {
     span: Range<usize>,
     number: u64,
     shown: Shown,
     attached: Arc<Attached>,
-    /// Until the mapping goes.
+    /// Taken before the mapping goes.
     armed: Mutex<Option<Armed>>,
 }
 
-/// The process's.
+/// The process's attachments as a guest, and their windows.
 struct Table {
-    /// Whose it is: memory that was copied by other means than `fork` is not told of it.
+    /// The process whose table it is: no handler runs in a child made by other means than `fork`.
     pid: u32,
     /// Ascending by address.
     windows: RwLock<Vec<Arc<Window>>>,
-    /// Held from before the owner is asked to forget windows until they are not in the table.
+    /// Held from before the owner is asked to forget windows until they have left the table.
     going: RwLock<()>,
     attached: Mutex<Vec<Arc<Attached>>>,
-    /// Attachments of the parent, without mappings, in whose place the first call puts its own.
+    /// The parent's attachments without mappings. The first call that needs one replaces it by this
+    /// process's own.
     inherited: Mutex<Vec<Inherited>>,
 }
 
-/// Whether there is any window: what other programs pay.
+/// Whether there is any window. Programs that are no guests pay for this load only.
 static ANY: AtomicBool = AtomicBool::new(false);
-/// A forked child has a table of its own: its parent's may be locked.
+/// A forked child makes a new table: its parent's may be locked.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 
 fn table() -> &'static Table {
@@ -103,7 +105,7 @@ fn table() -> &'static Table {
         match TABLE.compare_exchange(p, new, AcqRel, Acquire) {
             Ok(_) => p = new,
             Err(theirs) => {
-                // SAFETY: ours, which nobody saw.
+                // SAFETY: made above; no other thread has seen it.
                 drop(unsafe { Box::from_raw(new) });
                 p = theirs;
             }
@@ -160,7 +162,7 @@ fn find(addr: usize) -> Option<Arc<Window>> {
 }
 
 impl Window {
-    /// `[addr, addr + len)`, where the rest of the window's last page counts as its own.
+    /// `[addr, addr + len)` as a part of the window, to which the rest of its last page counts.
     fn part(&self, addr: usize, len: usize) -> Result<Part> {
         let page = rustix::param::page_size();
         let end = addr.checked_add(len);
@@ -213,7 +215,7 @@ impl Attached {
             volume: volume.to_owned(),
             directory: directory.to_owned(),
             socket: socket.to_owned(),
-            // The buffer lasts as long as this, wherever this goes.
+            // The buffer's address stays the same, wherever `talk` is moved.
             origin: origin.unwrap_or(talk.buf.as_ptr() as usize),
             watched: pagemap.is_some(),
             line,
@@ -257,7 +259,7 @@ impl Attached {
         })
     }
 
-    /// Where a mapping fails the owner keeps the memory for it no longer; what it answers is no
+    /// After a mapping failed: asks the owner to keep its memory no longer. The answer does not
     /// matter.
     fn give_back(&self, passed: &Passed) {
         let _ = self.ask(&Request::Show(Shown {
@@ -280,17 +282,17 @@ impl Attached {
     }
 }
 
-/// A shared working copy that the owner has passed, and holds until a mapping shows it.
+/// A shared working copy that the owner has passed, and keeps until a mapping shows it.
 struct Passed {
     file: u32,
     memory: OwnedFd,
     identity: u64,
-    /// The mapping's length, and that of whole pages.
+    /// The mapping's length, and (`mapped`) the same in whole pages.
     len: usize,
     mapped: usize,
 }
 
-/// Where and how a mapping is made.
+/// Address, protection and flags for `mmap`.
 fn placed(flags: MapFlags) -> (*mut std::ffi::c_void, ProtFlags, Mmap) {
     let mut prot = ProtFlags::READ;
     let mut how = Mmap::SHARED | Mmap::NORESERVE;
@@ -303,11 +305,11 @@ fn placed(flags: MapFlags) -> (*mut std::ffi::c_void, ProtFlags, Mmap) {
     (flags.fixed_at as *mut std::ffi::c_void, prot, how)
 }
 
-/// What came of a sync point.
+/// The result of a sync point.
 pub(crate) struct Synced {
     /// Its LSN; 0 if nothing had changed.
     pub lsn: u64,
-    /// The LSN by which all that it found is committed, if it found anything.
+    /// The LSN up to which all changes that it found are committed; 0 if it found none.
     pub last: u64,
 }
 
@@ -320,7 +322,7 @@ struct Answer {
 }
 
 impl Talk {
-    /// Sends what is in `out`, and waits for the answer. `lends`: memory comes with it.
+    /// Sends what is in `out`, and waits for the answer. `lends`: memory comes with the answer.
     fn ask(&mut self, volume: &str, fd: Option<BorrowedFd<'_>>, lends: bool) -> Result<Answer> {
         let gone = || {
             Error::Stale(format!(
@@ -388,12 +390,12 @@ impl Talk {
         ))
     }
 
-    /// Where the line is lost: until the owner counts all of its windows as written, or has ended.
-    /// If a mapping went before, it would find no stores where it was.
+    /// If the line is lost, waits until the owner counts all of this guest's windows as written, or
+    /// has ended. If a mapping went before that, the owner would not find the stores to it.
     fn until_forgotten(&mut self) {
         let goes_on = |got: std::io::Result<Option<_>>| match got {
             Ok(got) => got.is_some(),
-            // The answer that came late.
+            // The late answer, which may bring a descriptor.
             Err(e) => e.kind() == std::io::ErrorKind::InvalidData,
         };
         while self.lost && goes_on(self.line.recv(&mut self.buf, None)) {}
@@ -401,11 +403,12 @@ impl Talk {
 }
 
 impl Guest {
-    /// Shares a volume that another process of node `node` has attached, and lets share (see
-    /// [`join`](crate::volume::join)). `None` if there is no such process.
+    /// Shares a volume that another process of node `node` has attached and shares (see
+    /// [`join`](crate::volume::join)). `None` if there is no such process, or if the configuration
+    /// says `working = "private"`.
     ///
     /// # Errors
-    /// `Busy` where the configuration says `working = "private"`; `Config`, `Io` as their names say.
+    /// `Busy` if too many processes share it; `Config`, `Io` as their names say.
     pub fn attach(config: &Config, node: &str, volume: Option<&str>) -> Result<Option<Guest>> {
         let wrong = |e: mojim_config::ConfigError| Error::Config(e.to_string());
         let volume = config.volume(volume).map_err(wrong)?;
@@ -424,13 +427,13 @@ impl Guest {
             Err(Error::Io { errno, .. }) if [libc::ENOENT, libc::ECONNREFUSED].contains(&errno) => {
                 Ok(None)
             }
-            // It has just ended.
+            // The owner has just ended.
             Err(Error::Stale(_)) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// What `origin` is in this process: another, in a forked child of the process that attached.
+    /// This process's attachment of this origin. In a forked child it is made if it is not there.
     fn of_origin(origin: usize) -> Option<Guest> {
         let table = table();
         let mut waiting = lock(&table.inherited);
@@ -442,7 +445,7 @@ impl Guest {
             return known.map(Guest);
         }
         let i = waiting.iter().position(|i| i.origin == origin)?;
-        // Where it fails now it is tried again.
+        // If this fails, the next call tries again.
         let a = Arc::new(waiting[i].join().ok()?);
         lock(&a.talk).limit = None;
         waiting.swap_remove(i);
@@ -450,13 +453,13 @@ impl Guest {
         Some(Guest(a))
     }
 
-    /// What stands for an attachment of the parent in this forked child, where it had a mapping
-    /// with a shared working copy. `parent`: the origin that [`inherit`] was given.
+    /// In a forked child: its attachment in place of the parent's with the origin `parent`, if the
+    /// parent shared the volume (see [`inherit`]).
     pub(crate) fn inherited(parent: usize) -> Option<Guest> {
         is_forked().then(|| Guest::of_origin(parent)).flatten()
     }
 
-    /// This, or in a forked child what stands for it.
+    /// This attachment, or in a forked child the one in its place.
     fn attached(&self) -> Result<Arc<Attached>> {
         if !is_forked() {
             return Ok(self.0.clone());
@@ -475,8 +478,8 @@ impl Guest {
         Ok(answer)
     }
 
-    /// Whether this process can use it: false in a forked child that could not become a guest, and
-    /// once it is detached. True after the owner's end.
+    /// Whether this process can use this handle: false in a forked child that could not become a
+    /// guest, and once it is detached. It stays true after the owner's end.
     pub fn is_usable(&self) -> bool {
         self.attached().is_ok_and(|a| !lock(&a.talk).ended)
     }
@@ -522,7 +525,7 @@ impl Guest {
             inherited: false,
         };
         let armed = match write && attached.watched {
-            // SAFETY: the mapping was just made, and goes after `Armed` does.
+            // SAFETY: the mapping was just made, and outlives `Armed`.
             true => unsafe { arm(start, mapped) }.map(Some).context(what),
             false => Ok(None),
         };
@@ -546,8 +549,8 @@ impl Guest {
             Err(e) => {
                 give_up();
                 let none = Mmap::PRIVATE | Mmap::NORESERVE | Mmap::FIXED;
-                // SAFETY: our own mapping, not given to anyone yet. At an address of which the
-                // caller disposes still nobody else can map.
+                // SAFETY: our own mapping, not given to the caller yet. An address that the caller
+                // chose stays mapped, so that no other thread can map there.
                 unsafe {
                     match flags.fixed_at {
                         0 => drop(munmap(base, mapped)),
@@ -611,10 +614,10 @@ impl Guest {
         self.ask(&Request::Copies { lsn }).map(|a| a.copies)
     }
 
-    /// Ends the sharing: mappings are committed (those without `atomic`, and but for those that a
-    /// forked child has from its parent) and unmapped. Fails, and goes on, if something could not be
-    /// committed. After the owner's end it ends all the same, once a call has said so (`Stale`): this
-    /// one, the first time, if none has.
+    /// Ends the sharing: commits the mappings (except those with `atomic`, and those that a forked
+    /// child has from its parent) and unmaps all. If something could not be committed, fails and
+    /// goes on. After the owner's end it fails with `Stale` if no call has reported that end yet;
+    /// otherwise it ends the sharing all the same.
     pub fn detach(&self) -> Result<()> {
         let attached = self.attached()?;
         let _going = table().going();
@@ -631,8 +634,8 @@ impl Guest {
         Ok(())
     }
 
-    /// The same, but leaves the memory mapped: for the end of the process. What is stored from then
-    /// on is not kept.
+    /// [`Guest::detach`], but leaves the memory mapped: for the end of the process. What is stored
+    /// from then on is not kept.
     pub fn finish(&self) -> Result<()> {
         let attached = self.attached()?;
         if !lock(&table().attached)
@@ -645,7 +648,7 @@ impl Guest {
         let done = attached.ask(&Request::Detach).map(drop);
         attached.end();
         for w in attached.take_windows() {
-            // The mapping stays, so what arms it does; it is no region any more.
+            // The mapping stays, and so must `Armed`; but it is no region any more.
             places::release(w.span.start);
             std::mem::forget(w);
         }
@@ -660,7 +663,7 @@ impl Attached {
         talk.line.close();
     }
 
-    /// Takes it and its windows out of the table.
+    /// Takes this attachment and its windows out of the table.
     fn take_windows(&self) -> Vec<Arc<Window>> {
         let table = table();
         lock(&table.attached).retain(|a| !std::ptr::eq(&**a, self));
@@ -673,7 +676,7 @@ impl Attached {
     }
 }
 
-/// [`Guest::finish`] for all of this process.
+/// [`Guest::finish`] for all attachments of this process.
 pub(crate) fn finish_all() -> Result<()> {
     if TABLE.load(Acquire).is_null() {
         return Ok(());
@@ -692,7 +695,7 @@ pub(crate) fn any() -> bool {
     ANY.load(Acquire)
 }
 
-/// Whether `addr` lies in one.
+/// Whether `addr` lies in a window.
 pub(crate) fn is_window(addr: usize) -> bool {
     find(addr).is_some()
 }
@@ -754,7 +757,7 @@ pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
     let told = lock(&w.attached.talk).told;
     match w.attached.ask(&Request::Unmap { window: w.number }) {
         Ok(_) => {}
-        // There was nothing to commit, or the program knows.
+        // There was nothing to commit, or an earlier call has reported the owner's end.
         Err(Error::Stale(_)) if told || w.shown.atomic || !w.shown.write => {}
         Err(e) => return Some(Err(e)),
     }
@@ -765,7 +768,7 @@ pub(crate) fn unmap(addr: usize, len: usize) -> Option<Result<()>> {
 
 fn unmap_window(w: &Window) -> Result<()> {
     let (start, len) = (w.span.start, w.span.len());
-    // Before the mapping: it unregisters its pages.
+    // Before the mapping goes, since dropping `Armed` unregisters its pages.
     *lock(&w.armed) = None;
     places::release(start);
     let mapped = len.next_multiple_of(rustix::param::page_size());
@@ -775,9 +778,9 @@ fn unmap_window(w: &Window) -> Result<()> {
         .context(|| "unmapping".into())
 }
 
-/// What a forked child needs to become a guest of its parent's owner.
+/// What a forked child needs to become a guest of its parent, or of its parent's owner.
 pub(crate) struct Inherited {
-    /// By what the child's handles find it.
+    /// By this the child's handles find the attachment.
     pub origin: usize,
     pub volume: String,
     pub directory: PathBuf,
@@ -794,19 +797,20 @@ impl Inherited {
     }
 }
 
-/// How long a child waits in fork for its parent's owner.
+/// How long a child waits in fork for the owner, and its parent for the child.
 pub(crate) const AT_FORK: Duration = Duration::from_secs(5);
 
-/// While it is held, no window of a guest comes, or goes at the owner.
+/// While this is held, no window of this process as a guest is added, and the owner is asked to
+/// forget none.
 pub(crate) struct Still {
     _windows: RwLockReadGuard<'static, Vec<Arc<Window>>>,
-    /// None where one was going: that may take as long as a sync point, and this thread, in a
-    /// signal's handler, may be the one whose call it is.
+    /// None if a window was going already: waiting for that may take as long as a sync point, and
+    /// the call may be this thread's own, if it forks in a signal handler.
     _going: Option<RwLockWriteGuard<'static, ()>>,
 }
 
-/// Before a fork: this process's windows as a guest, and what the child must not keep: the ends of
-/// its lines, and what each generation would have more of than its parent.
+/// Before a fork: collects this process's windows as a guest, and the descriptors that the child
+/// must not keep: the ends of lines, and those that would accumulate with each generation.
 pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Option<Still> {
     if TABLE.load(Acquire).is_null() {
         return None;
@@ -828,11 +832,11 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Opti
         if a.watched
             && let Ok(pagemap) = own_pagemap()
         {
-            // It stays open, and a child opens its own.
+            // This one stays open here; the child opens its own.
             ends.push(Arc::new(pagemap.as_raw_fd()));
         }
     }
-    // None closes before the fork: its window would have gone from the table first.
+    // None of these closes before the fork: its window would leave the table first, which is held.
     let armed = windows.iter().filter_map(|w| {
         let armed = lock(&w.armed);
         armed.as_ref().map(|a| Arc::new(a.as_raw_fd()) as End)
@@ -844,16 +848,17 @@ pub(crate) fn before_fork(out: &mut Vec<Inherited>, ends: &mut Vec<End>) -> Opti
     })
 }
 
-/// In a forked child: becomes a guest of the owners of its shared mappings. Where that cannot be,
-/// the mapping can only be read from here on: a store would be seen by all, and committed never.
+/// In a forked child: becomes a guest of the owners of its shared mappings. If that fails, the
+/// mapping becomes read-only: a store would be visible to all, and never be committed.
 pub(crate) fn inherit(all: Vec<Inherited>, ends: Vec<End>) {
-    // The parent's stays as it is: its locks may be held by threads that are not here.
+    // The parent's table is not touched: threads that this child does not have may hold its locks.
     if !TABLE.load(Acquire).is_null() {
         TABLE.store(Table::new(), Release);
         ANY.store(false, Release);
     }
     for end in ends {
-        // SAFETY: the child's copy, which nobody uses here; nor closes again, as it is forgotten.
+        // SAFETY: the child's copy. Nothing uses it here, and, since `end` is forgotten, nothing
+        // closes it again.
         unsafe { rustix::io::close(end.as_raw_fd()) };
         std::mem::forget(end);
     }
@@ -889,7 +894,7 @@ pub(crate) fn inherit(all: Vec<Inherited>, ends: Vec<End>) {
                 "mojim: a forked child cannot share volume {} ({why}): what it has mapped can only be read. Attach after the fork, or end the parent later\n",
                 i.volume
             );
-            // Not by the library's stream, whose lock a thread of the parent may have held.
+            // Not through `std::io::stderr`, whose lock a thread of the parent may have held.
             // SAFETY: standard error, if it is open.
             let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };
             let _ = rustix::io::write(stderr, text.as_bytes());
@@ -905,12 +910,12 @@ fn read_only(shown: Shown) {
     let _ = unsafe { mprotect(shown.base as usize as *mut _, len, how) };
 }
 
-/// A window of the parent's becomes one of this process.
+/// Makes a window of the parent a window of this process.
 fn take_over(attached: &Arc<Attached>, shown: Shown) -> Result<()> {
     let (start, len) = (shown.base as usize, shown.len as usize);
     let mapped = len.next_multiple_of(rustix::param::page_size());
     let armed = match shown.write && attached.watched {
-        // SAFETY: the child's copy of the mapping, which goes after `Armed` does.
+        // SAFETY: the child's copy of the mapping, which outlives `Armed`.
         true => Some(unsafe { arm_inherited(start, mapped) }.context(|| "after a fork".into())?),
         false => None,
     };
@@ -938,8 +943,8 @@ mod tests {
     use super::*;
     use tempfile::TempDir;
 
-    /// Says these as the owner would, each to a request; then waits for the end of what the guest
-    /// says, and gives whether it came.
+    /// Plays the owner: answers each request with the next of `replies`. Then waits until the guest
+    /// ends its direction of the line, and returns whether it did.
     fn owner(path: &Path, replies: Vec<(Reply, Option<OwnedFd>)>) -> JoinHandle<bool> {
         let port = Port::listen(path).unwrap();
         std::thread::spawn(move || {
@@ -960,8 +965,8 @@ mod tests {
         (Reply::Done { lsn, value, more }, None)
     }
 
-    /// A forked child whose parent had no mapping kept the limit of the fork for ever: a sync point
-    /// that took longer than that was the end of its sharing, though the owner lived.
+    /// A forked child whose parent had no mapping kept the time limit of the fork for ever: a sync
+    /// point that took longer ended its sharing, although the owner lived.
     #[test]
     fn who_joins_after_the_fork_waits_as_long_as_it_takes() {
         let dir = TempDir::new().unwrap();
@@ -982,8 +987,8 @@ mod tests {
         owner.join().unwrap();
     }
 
-    /// A thread that unmapped while another forked had the owner let go of the memory that the child
-    /// was about to show.
+    /// A thread that unmapped while another thread forked made the owner drop the memory that the
+    /// child was about to show.
     #[test]
     fn no_window_goes_at_the_owner_during_a_fork() {
         let dir = TempDir::new().unwrap();
@@ -1032,7 +1037,7 @@ mod tests {
                 );
                 unmap(base, page).unwrap().unwrap();
             });
-            // Until it waits for a lock, or does not.
+            // Until the thread waits for a lock, or has asked the owner without waiting.
             let futex = format!("{} ", libc::SYS_futex);
             while !asked.load(SeqCst) {
                 let path = format!("/proc/self/task/{}/syscall", tid.load(SeqCst));
@@ -1047,8 +1052,8 @@ mod tests {
         });
     }
 
-    /// A mapping in place of one that held the address failed at the owner, and left a hole: another
-    /// thread's mapping came there, and who had held the address unmapped that.
+    /// A mapping that was to replace a mapping of the caller failed at the owner, and left a hole.
+    /// Another thread's mapping came there, and the caller then unmapped that one.
     #[test]
     fn where_a_mapping_at_an_address_fails_nobody_else_can_map() {
         let dir = TempDir::new().unwrap();

@@ -1,11 +1,11 @@
 //! A line between two processes of a node: whole messages, and descriptors with them.
 //!
-//! Owns the Unix sockets (SOCK_SEQPACKET) over which a process that shares a volume's working
-//! copies talks with the one that has the volume attached. Calls wait as long as it takes; a line
-//! that one end has closed, or whose process died, ends them.
+//! Owns the Unix sockets (SOCK_SEQPACKET) between a process that shares a volume's working copies
+//! and the process that has attached the volume. Without a limit, calls wait until the other end
+//! answers, has closed the line, or has died.
 //!
 //! Invariants:
-//! - Only processes of this user and of root are spoken to.
+//! - The process at the other end belongs to this user or to root.
 //! - A message longer than [`MOST`], or with more descriptors than it should have, is an error.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -29,7 +29,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use mojim_env::descriptors;
 use mojim_linux::{check_local_peer, unix_address};
 
-/// Bytes of the longest message.
+/// Most bytes of a message.
 pub const MOST: usize = 64 << 10;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -37,8 +37,8 @@ const BACKLOG: i32 = 64;
 /// One end.
 pub struct Line {
     fd: OwnedFd,
-    /// The process at the other end, where the system tells of its death (Linux 5.3): a child that
-    /// it forked may have the end, too, and keep the line from ending.
+    /// A pidfd of the process at the other end (Linux 5.3), which tells of its death: a child that
+    /// it forked may have the other end, too, and keep the line from ending.
     peer: Option<Arc<OwnedFd>>,
 }
 
@@ -67,8 +67,8 @@ impl Line {
         }
     }
 
-    /// To whoever listens at `path`. Fails with ENOENT or ECONNREFUSED if nobody does, and with
-    /// EAGAIN if it cannot be reached within `limit`, if there is one.
+    /// Connects to the process that listens at `path`. Fails with ENOENT or ECONNREFUSED if none
+    /// does, and with EAGAIN if the process cannot be reached within `limit`, if there is one.
     pub fn connect(path: &Path, limit: Option<Duration>) -> io::Result<Line> {
         let fd = socket(SocketFlags::empty())?;
         let (addr, _dir) = unix_address(path)?;
@@ -79,8 +79,8 @@ impl Line {
         Ok(Line::new(fd))
     }
 
-    /// Waits until there is something to receive; false if the process at the other end is no more,
-    /// and has left nothing.
+    /// Waits until there is something to receive; false if the process at the other end has died,
+    /// and has left no message.
     fn wait(&self, limit: Option<Duration>) -> io::Result<bool> {
         let limit = limit.map(|l| Timespec::try_from(l).unwrap_or_default());
         loop {
@@ -91,7 +91,7 @@ impl Line {
             match poll(&mut fds, limit.as_ref()) {
                 Ok(0) => return Err(Errno::TIMEDOUT.into()),
                 Ok(_) if !fds[0].revents().is_empty() => return Ok(true),
-                // What it said last may have come since.
+                // It has died; its last message may have come since.
                 Ok(_) => {
                     let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
                     return Ok(poll(&mut fds, Some(&Timespec::default()))? > 0);
@@ -121,7 +121,7 @@ impl Line {
 
     /// Waits for a message, puts it into `buf` and gives its length; `None` once the other end is
     /// closed, or its process has ended. `buf` has [`MOST`] bytes. Fails with ETIMEDOUT if nothing
-    /// comes within `limit`, if there is one, and with InvalidData where a descriptor comes, too.
+    /// comes within `limit`, if there is one, and with InvalidData if a descriptor comes with it.
     pub fn recv(&self, buf: &mut [u8], limit: Option<Duration>) -> io::Result<Option<usize>> {
         let flags = RecvFlags::empty();
         let mut none = RecvAncillaryBuffer::default();
@@ -131,14 +131,14 @@ impl Line {
         Ok(got.map(|got| got.bytes))
     }
 
-    /// The same, of a message with which a descriptor may come.
+    /// [`Line::recv`], of a message with which a descriptor may come.
     pub fn recv_with_fd(
         &self,
         buf: &mut [u8],
         limit: Option<Duration>,
     ) -> io::Result<Option<(usize, Option<OwnedFd>)>> {
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        // Room for a second one, to see that it is too many.
+        // Room for a second descriptor, to see that it is one too many.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (mut fd, mut more) = (None, false);
@@ -184,19 +184,19 @@ impl Line {
         Ok((got.bytes > 0).then_some(got))
     }
 
-    /// Ends it, for both ends and every thread that waits.
+    /// Ends the line, for both ends and every thread that waits.
     pub fn close(&self) {
-        // It fails if it has ended already, which is what is wanted.
+        // This fails only if the line has ended already.
         let _ = net::shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// What a forked child closes of it.
+    /// The descriptors that a forked child closes.
     pub fn ends(self: &Arc<Line>) -> impl Iterator<Item = End> + use<> {
         let peer = self.peer.clone().map(|p| p as End);
         std::iter::once(self.clone() as End).chain(peer)
     }
 
-    /// Ends it for the other end, whose end can still be awaited.
+    /// Ends the direction to the other end; messages from there can still be received.
     pub fn stop_speaking(&self) {
         let _ = net::shutdown(&self.fd, Shutdown::Write);
     }
@@ -208,15 +208,15 @@ impl AsRawFd for Line {
     }
 }
 
-/// Where lines begin.
+/// A listening socket.
 pub struct Port {
     fd: OwnedFd,
     path: PathBuf,
 }
 
 impl Port {
-    /// Listens at `path`, in place of whatever socket is there: the caller holds a lock by which
-    /// nobody else listens there.
+    /// Listens at `path`, and replaces a socket that is there: the caller holds a lock that keeps
+    /// other processes from listening there.
     pub fn listen(path: &Path) -> io::Result<Port> {
         match rustix::fs::unlink(path) {
             Ok(()) | Err(Errno::NOENT) => {}
@@ -226,7 +226,7 @@ impl Port {
         let fd = socket(SocketFlags::NONBLOCK)?;
         let (addr, _dir) = unix_address(path)?;
         net::bind(&fd, &addr)?;
-        // Nobody can connect before it listens.
+        // Sets the mode before `listen`: until then no process can connect.
         rustix::fs::chmodat(
             rustix::fs::CWD,
             path,
@@ -240,8 +240,8 @@ impl Port {
         })
     }
 
-    /// Waits for the next line; `None` once it is closed. A line from another user is an error,
-    /// after which others can be waited for.
+    /// Waits for the next line; `None` once the port is closed. A line from another user is an
+    /// error, after which the caller can wait again.
     pub fn accept(&self) -> io::Result<Option<Line>> {
         let mut ended = false;
         loop {
@@ -254,23 +254,23 @@ impl Port {
                 Err(Errno::AGAIN) => {
                     let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
                     match poll(&mut fds, None) {
-                        // It is shut down; who has come before is still there.
+                        // HUP: shut down. Lines that came before can still be accepted.
                         Ok(_) => ended = fds[0].revents().contains(PollFlags::HUP),
                         Err(Errno::INTR) => {}
                         Err(e) => return Err(e.into()),
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // Of one that is shut down, if the system says so at once.
+                // The socket is shut down, and `accept` says so at once.
                 Err(Errno::INVAL) => return Ok(None),
                 Err(e) => return Err(e.into()),
             }
         }
     }
 
-    /// No more lines begin.
+    /// Ends listening: no more lines begin.
     pub fn close(&self) {
-        // Its file goes first: who finds it finds somebody there.
+        // Its file goes first: a process that finds the file finds a listener.
         let _ = rustix::fs::unlink(&self.path);
         let _ = net::shutdown(&self.fd, Shutdown::Both);
     }
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn messages_and_descriptors_go_both_ways() {
         let dir = TempDir::new().unwrap();
-        // Longer than an address of a socket can be.
+        // Longer than a socket's address can be.
         let deep = dir.path().join("d".repeat(90));
         std::fs::create_dir(&deep).unwrap();
         let path = deep.join("s.sock");
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!((n, fd.is_some()), (MOST, true));
         here.send(b"two", None).unwrap();
         assert_eq!(there.recv(&mut buf, None).unwrap().unwrap(), 3);
-        // One that nobody waits for is not taken.
+        // A descriptor that the receiver does not expect is refused.
         here.send(b"three", Some(file.as_fd())).unwrap();
         assert_eq!(
             there.recv(&mut buf, None).unwrap_err().kind(),
@@ -336,7 +336,7 @@ mod tests {
         });
         assert!(there.recv(&mut vec![0; MOST], None).unwrap().is_none());
         assert!(Line::connect(&path, None).is_err());
-        // What a process that was killed leaves is in nobody's way.
+        // A socket that a killed process has left does not prevent listening.
         let left = Port::listen(&path).unwrap();
         drop(left);
         assert!(path.exists());

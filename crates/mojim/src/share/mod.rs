@@ -1,9 +1,9 @@
-//! Several processes of a node on one volume: how those that have not attached it talk with the
-//! one that has.
+//! Several processes of a node on one volume: how the others communicate with the one that has
+//! attached it.
 //!
 //! The process that attached the volume is its **owner**: it has the lock, the session and the log.
-//! Another one is its **guest**: it maps the same memory (the shared working copies), has its own
-//! pages armed, and asks the owner for sync points and all else, over a line of its own.
+//! Every other process is a **guest**: it maps the same memory (the shared working copies), tracks
+//! its own stores, and asks the owner for sync points and all other calls over its own line.
 //! Owns what both ends need: the line and the messages.
 
 pub(crate) mod guest;

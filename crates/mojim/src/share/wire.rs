@@ -1,11 +1,11 @@
 //! The messages between a guest and its owner.
 //!
-//! Owns their bytes. Both ends are of one host and normally of one build, so there is no other
-//! version to be understood: [`VERSION`] is in the first message and must be the same. A request is
-//! answered by one reply, in order.
+//! Owns their bytes. Both ends run on one host and are normally of one build, so no other version
+//! is supported: [`VERSION`] is in the first message and must be equal. Each request is answered by
+//! one reply, in order.
 //!
-//! Invariant: whatever the bytes are, decoding gives a message or an error, and takes no more memory
-//! than the message has.
+//! Invariant: whatever the bytes are, decoding gives a message or an error, and takes no more
+//! memory than the message has.
 
 use std::path::PathBuf;
 
@@ -22,15 +22,15 @@ pub const VERSION: u32 = 1;
 pub const MOST_RANGES: usize = (MOST - 64) / RANGE;
 /// Bytes of a range.
 const RANGE: usize = 24;
-/// Bytes of the longest text.
+/// Most bytes of a text.
 const MOST_TEXT: usize = 4096;
-/// Most nodes that have a copy.
+/// Most nodes in a [`Reply::Copies`].
 const MOST_COPIES: usize = 256;
 
 /// A part of a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The owner's number of the window.
+    /// The owner's number for the window.
     pub window: u64,
     /// Where in the window it begins.
     pub at: u64,
@@ -38,7 +38,7 @@ pub struct Part {
     pub len: u64,
 }
 
-/// Addresses in a guest at which it has a part of a file.
+/// A part of a file, mapped at an address of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Shown {
     /// The file's number.
@@ -49,25 +49,25 @@ pub struct Shown {
     pub len: u64,
     /// The address.
     pub base: u64,
-    /// Which memory it is of: the file may have another by now.
+    /// The identity of the memory that it maps: the file may have other memory by now.
     pub memory: u64,
     /// Whether stores are allowed.
     pub write: bool,
     /// As in [`MapFlags`](mojim_memory::region::MapFlags).
     pub atomic: bool,
-    /// A forked child has it from its parent, with what that has half done: its end commits
-    /// nothing.
+    /// A forked child has it from its parent. Its end commits nothing, since the memory may have
+    /// half of a change of the parent's.
     pub inherited: bool,
 }
 
-/// What a guest asks.
+/// What a guest asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// The first. With the guest's pagemap, but from one that could not arm its pages: then its
-    /// windows are not watched, and all of them counts as written.
+    /// The first request. Comes with the guest's pagemap, unless the guest cannot arm its pages:
+    /// then its windows are not watched, and always count as written whole.
     Hello { version: u32, volume: String },
-    /// The file's memory, to be mapped. Answered by its number and the length in bytes, with the
-    /// memory.
+    /// A file's memory, to be mapped. Answered by the file's number and the mapping's length in
+    /// bytes, with the memory.
     Map {
         file: String,
         offset: u64,
@@ -75,46 +75,46 @@ pub enum Request {
         create: bool,
         write: bool,
     },
-    /// It is mapped, and armed. Answered by the window's number.
+    /// The memory is mapped, and armed. Answered by the window's number.
     Show(Shown),
     /// The window will be unmapped.
     Unmap { window: u64 },
     /// A sync point. Answered by its LSN, or 0.
     Sync { wait: bool, parts: Vec<Part> },
-    /// Answered by 1 if it was rolled back.
+    /// A rollback. Answered by 1 if it was done.
     Rollback(Part),
     /// A sync point of a file. Answered by its LSN, or 0.
     Fsync { file: String },
-    /// Answered by 1 if it was made.
+    /// Makes a file. Answered by 1 if it was made.
     Create { file: String },
-    /// Its removal.
+    /// Removes a file.
     Remove { file: String },
-    /// Another name for it.
+    /// Renames a file.
     Rename { from: String, to: String },
-    /// Another size.
+    /// Sets a file's size.
     Truncate { file: String, size: u64 },
-    /// Answered by 1 and the size, or 0.
+    /// A file's size. Answered by 1 and the size, or by 0 if there is no such file.
     Size { file: String },
-    /// Until it is committed.
+    /// Waits until `lsn` is committed.
     Wait { lsn: u64 },
-    /// Until the data files show what is committed.
+    /// Waits until the data files show what is committed.
     Settle,
-    /// Where an LSN is.
+    /// Which nodes have `lsn`.
     Copies { lsn: u64 },
-    /// The guest ends in good order: sync points of what is not atomic, where `commit`, and its
-    /// windows are forgotten.
+    /// The guest ends in good order: its writable windows that are neither atomic nor inherited are
+    /// committed, and all its windows are forgotten.
     Detach,
 }
 
 /// What the owner answers.
 #[derive(Debug, Clone)]
 pub enum Reply {
-    /// It is done: the LSN by which it and what it found are committed, or 0, and what else the
-    /// request says.
+    /// The request is done. `lsn`: with this LSN, its sync point and those that it found begun are
+    /// committed; 0 if there are none. `value` and `more`: as [`Request`] says.
     Done { lsn: u64, value: u64, more: u64 },
-    /// Where an LSN is.
+    /// Which nodes have the LSN, and how safe it is there.
     Copies(Vec<(String, Option<Level>)>),
-    /// It was not done.
+    /// The request was not done.
     Failed(Error),
 }
 
@@ -129,7 +129,7 @@ fn text(r: &mut Reader<'_>) -> Result<String> {
     Ok(r.text("text", MOST_TEXT)?.to_owned())
 }
 
-/// Cut, not refused: an error's text may be longer than a message.
+/// Cuts a text that is too long: an error's text may be longer than a message.
 fn put_text(w: &mut Writer<'_>, text: &str) {
     let mut end = text.len().min(MOST_TEXT);
     while !text.is_char_boundary(end) {
@@ -150,7 +150,8 @@ fn part(r: &mut Reader<'_>) -> Result<Part> {
     })
 }
 
-/// Begins a sync point in `out`, whose parts [`push_part`] appends: without a list of them.
+/// Begins a [`Request::Sync`] in `out`. [`push_part`] appends its parts, so that no list of them
+/// is needed.
 pub fn begin_sync(wait: bool, out: &mut Vec<u8>) {
     out.clear();
     Writer(out).u8(5).u8(wait.into());
@@ -162,7 +163,7 @@ pub fn push_part(p: &Part, out: &mut Vec<u8>) {
 }
 
 impl Request {
-    /// Whether all texts in it are short enough for a message.
+    /// Whether its names and parts fit in a message.
     pub fn fits(&self) -> bool {
         match self {
             Request::Map { file, .. }
@@ -177,7 +178,7 @@ impl Request {
         }
     }
 
-    /// Its bytes, in place of what is in `out`.
+    /// Replaces the contents of `out` by the request's bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
         let mut w = Writer(out);
@@ -241,7 +242,7 @@ impl Request {
         }
     }
 
-    /// What `bytes` say.
+    /// Decodes a request, which must take all of `bytes`.
     pub fn decode(bytes: &[u8]) -> Result<Request> {
         let mut r = Reader::new("message of a guest", bytes);
         let request = match r.u8()? {
@@ -316,7 +317,7 @@ fn all_read(r: &Reader<'_>) -> Result<()> {
 }
 
 impl Reply {
-    /// Its bytes, in place of what is in `out`.
+    /// Replaces the contents of `out` by the reply's bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.clear();
         let mut w = Writer(out);
@@ -338,7 +339,7 @@ impl Reply {
         }
     }
 
-    /// What `bytes` say.
+    /// Decodes a reply, which must take all of `bytes`.
     pub fn decode(bytes: &[u8]) -> Result<Reply> {
         let mut r = Reader::new("message of a guest", bytes);
         let reply = match r.u8()? {

@@ -1,8 +1,8 @@
 //! What this process has attached: its volumes, and the state of each.
 //!
-//! Owns the list of attachments, what one consists of, and what every call asks of it: whether it
-//! is attached still, whether a record is committed, whether the files show it. How the state
-//! changes is told by whoever changes it: `names`, `owner`, `windows`.
+//! Owns the list of attachments, what an attachment consists of, and what every call asks of it:
+//! whether it is still attached, whether a record is committed, whether the files show it. Changes
+//! of the state are in `names`, `owner` and `windows`.
 //!
 //! Lock order: `names` before `shared`, and before the data area.
 
@@ -27,7 +27,7 @@ use mojim_store::store::AT_ONCE;
 use super::memory::Memory;
 use super::place::Place;
 
-/// The volumes of this process, for its end.
+/// The volumes of this process: for `finish_all` and for forks.
 pub(super) static ATTACHED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 pub(super) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -41,20 +41,20 @@ pub(crate) struct Inner {
     pub(super) primary: Arc<Primary>,
     pub(super) env: Arc<dyn Env>,
     pub(super) holders: Arc<Holders>,
-    /// What `env` is, or is made of.
+    /// `env` is this, or made from it.
     pub(super) os: Os,
     pub(super) stop: AtomicBool,
     pub(super) stopped: Event,
     pub(super) detached: AtomicBool,
-    /// The last sync point whose call did not wait for it.
+    /// LSN of the last sync point whose call did not wait for it.
     pub(super) unawaited: AtomicU64,
-    /// Where memory is bounded: what gives it back.
+    /// Gives memory back; none if memory is not bounded.
     pub(super) memory: Option<Memory>,
-    /// One name-space change at a time, and one that maps or unmaps regions or
-    /// goes through them.
+    /// Held by a call that changes the name space, maps or unmaps regions, or
+    /// iterates over them.
     pub(super) names: Mutex<Names>,
-    /// Grows when a file's size is about to change, which makes it odd, and when
-    /// the regions have the size that it has then. Changed under `names`.
+    /// A sequence counter: odd while a file's size changes, or is in doubt. Changed
+    /// under `names`.
     pub(super) sizes: AtomicU64,
     pub(super) shared: SharedCopies,
     pub(super) owner: Mutex<Owner>,
@@ -64,15 +64,15 @@ pub(crate) struct Inner {
 /// What is known of a volume's names.
 #[derive(Default)]
 pub(crate) struct Names {
-    /// A file may have got another name since this program attached: then the
-    /// names that regions keep tell nothing.
+    /// A file may have been renamed since this program attached: then the names
+    /// that regions keep may be out of date.
     pub(super) renamed: bool,
-    /// The LSN of a change that was begun and whose call did not see it through:
-    /// whether it is made is in doubt. 0 if there is none.
+    /// LSN of a change that is in doubt: its call began it, and returned before it
+    /// was committed and applied. 0 if there is none.
     pub(super) doubt: u64,
 }
 
-/// Which other processes share a volume: who is awaited, and who is there.
+/// The other processes that share a volume: the port where they connect, and their lines.
 #[derive(Default)]
 pub(crate) struct Owner {
     pub(super) port: Option<Arc<Port>>,
@@ -82,8 +82,8 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// What a forked child must not keep: as long as it has ends of lines, nobody is told that this
-    /// process has ended.
+    /// The descriptors that a forked child must close: as long as it has ends of lines, guests do
+    /// not notice that this process has ended.
     pub(super) fn ends(&self) -> Vec<End> {
         let lines = self.lines.iter().filter_map(Weak::upgrade);
         let lines = lines.flat_map(|l| l.ends());
@@ -148,15 +148,15 @@ impl Inner {
 
     /// Waits until every record up to `lsn` is committed.
     pub(crate) fn wait_for(&self, lsn: u64) -> Result<()> {
-        // What is applied was committed, also where the link that it went over
-        // is gone and the next one is behind.
+        // Applied records are committed, even if the link that acknowledged them is gone
+        // and the next one is behind.
         if lsn > self.primary.store.applied() {
             self.primary.wait(lsn, 0)?;
         }
         Ok(())
     }
 
-    /// Waits until the data files show every record up to `lsn`, which is
+    /// Waits until the data files show every record up to `lsn`, which must be
     /// committed.
     pub(crate) fn settle(&self, lsn: u64) -> Result<()> {
         let p = &self.primary;
@@ -173,7 +173,7 @@ impl Inner {
                         "LSN {lsn} is committed, but cannot be applied yet"
                     )));
                 }
-                // Another lane's record below it, or a copy under way.
+                // A lower record of another lane is missing, or a copy is under way.
                 p.link_work.notify();
                 p.done
                     .wait_unless(|| p.apply_limit() > before, Duration::from_millis(1));
@@ -211,7 +211,7 @@ impl Volume {
         Ok(self.0.primary.store.area().find(file).map(|f| f.size))
     }
 
-    /// Waits until everything up to `lsn` is committed by the mode's rule.
+    /// Waits until everything up to `lsn` is committed, as the mode requires.
     pub fn wait(&self, lsn: u64) -> Result<()> {
         check_fork()?;
         if lsn > self.0.primary.last() {

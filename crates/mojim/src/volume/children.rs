@@ -1,15 +1,15 @@
 //! Forked children of a process that shares memory.
 //!
-//! A child has its parent's mappings of shared working copies: the same memory. So it becomes a
-//! guest of whoever has the volume attached, its parent or not, before the fork returns in it: what
-//! it stores is noticed from its first store on. Private working copies are copies there; nothing
-//! can be done with them (`fork.rs`).
+//! A child has its parent's mappings of shared working copies: the same memory. So, before the fork
+//! returns in the child, the child becomes a guest of the owner of the volume, which may be its
+//! parent: its stores are noticed from the first on. Private working copies become copies in the
+//! child, and cannot be committed there (`fork.rs`).
 //!
 //! Owns the handlers of `pthread_atfork`. The child takes no lock that a thread of its parent may
-//! have held, and closes the ends of lines that it has from it: as long as it kept them, nobody
-//! would be told that its parent has ended. Until it is a guest its parent waits, keeps the memory
-//! that it will show, and lets no window come or go: a parent that unmaps or ends at once would
-//! leave it with memory that is nobody's.
+//! have held, and closes the ends of lines that it inherits: as long as it kept them, the other
+//! ends would not notice that the parent has ended. Until the child is a guest, the parent waits,
+//! keeps the memory that the child will show, and lets no window come or go: a parent that unmapped
+//! or ended at once would leave the child with memory that no owner has.
 
 use std::cell::Cell;
 use std::io::{PipeReader, PipeWriter, Write};
@@ -35,16 +35,16 @@ use super::table::TABLE;
 #[derive(Default)]
 struct Family {
     all: Vec<Inherited>,
-    /// What the child closes. Held, so that no other thread closes them before the fork, and no
-    /// other descriptor gets their number.
+    /// The descriptors that the child closes. Held, so that no other thread closes one before the
+    /// fork, and no other descriptor gets its number.
     ends: Vec<End>,
-    /// Shared working copies that stay as they are, by windows of no bytes.
+    /// Shared working copies, each kept by a window of no bytes.
     kept: Vec<(Arc<Inner>, Arc<Shared>, u64)>,
     still: Option<(MutexGuard<'static, ()>, Option<Still>)>,
     done: Option<Done>,
 }
 
-/// The ends of a pipe by which the child says that it is done.
+/// Both ends of a pipe, through which the child reports that it is a guest.
 struct Done {
     hears: PipeReader,
     says: PipeWriter,
@@ -63,19 +63,19 @@ impl Done {
 
     /// In the child.
     fn say(mut self) {
-        // It has both ends, so nothing signals that the parent waits no longer.
+        // The child has both ends: if the parent waits no longer, no SIGPIPE comes.
         let _ = self.says.write(&[1]);
     }
 
-    /// In the parent: the other end is the child's alone, if there is one. glibc calls the handlers
-    /// of the parent also where a fork fails.
+    /// In the parent: keeps the reading end, so that only the child, if there is one, has the
+    /// writing end. glibc calls the parent's handlers also if a fork fails.
     fn of_parent(self) -> PipeReader {
         self.hears
     }
 }
 
-/// Waits until the child is done, or has ended; false where it takes too long. Then it finds out by
-/// itself what became of its parent.
+/// Waits until the child is done, or has ended; false if that takes too long. Then the child finds
+/// out by itself what became of its parent.
 fn is_done(child: &PipeReader) -> bool {
     let mut fds = [PollFd::new(child, PollFlags::IN)];
     let limit = Timespec::try_from(guest::AT_FORK).unwrap_or_default();
@@ -83,17 +83,18 @@ fn is_done(child: &PipeReader) -> bool {
 }
 
 thread_local! {
-    /// For the child of the fork that this thread is in.
+    /// What the handlers of the fork that this thread is in pass on.
     static AT_FORK: Cell<Option<Family>> = const { Cell::new(None) };
 }
 
-/// From here on children are taken care of, once something is attached.
+/// Installs the fork handlers, which act once something is attached.
 ///
-/// An interposer calls this, by `mojim_directory`, before it takes a lock that its own handlers of
-/// forks need: until glibc 2.36 to register one waits for every fork, and those would wait for it.
+/// An interposer calls this, through `mojim_directory`, before it takes a lock that its own fork
+/// handlers need: before glibc 2.36, registering a handler waits for every fork under way, and the
+/// handlers of such a fork would wait for that lock.
 pub fn expect_forks() {
     static ONCE: Once = Once::new();
-    // They need its mark.
+    // The handlers need the mark that this one sets in a child.
     register();
     ONCE.call(|| {
         // SAFETY: handlers of this module, which let no panic out.
@@ -109,18 +110,18 @@ extern "C" fn before() {
         if !is_forked() {
             let all: Vec<_> = lock(&ATTACHED).iter().filter_map(Weak::upgrade).collect();
             for inner in all {
-                // Where nobody can be awaited, the child cannot store.
+                // If this fails, the child cannot become a guest, and cannot store.
                 let _ = inner.before_fork(&mut family);
             }
         }
         let guests = guest::before_fork(&mut family.all, &mut family.ends);
         family.still = Some((still, guests));
         if family.all.iter().any(|i| !i.windows.is_empty()) {
-            // Without it nobody waits.
+            // Without the pipe the parent does not wait.
             family.done = Done::new().ok();
         }
-        // Also where there is nothing to inherit: the child must not find `still` held by a thread
-        // that it does not have.
+        // Also if there is nothing to inherit: the child must release `still`, or its lock would
+        // stay held.
         let _ = AT_FORK.try_with(|f| f.set(Some(family)));
     });
     cancel_again(cancel);
@@ -132,10 +133,11 @@ extern "C" fn in_parent() {
     };
     let cancel = cancel_waits();
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // Before another thread can fork.
+        // Closes the writing end before another thread can fork.
         let child = family.done.take().map(Done::of_parent);
-        // A thread that waits for this process's own windows may hold what the child's requests
-        // need: what those show is kept. A guest's are kept by nothing else.
+        // Releases the table of this process's own windows: a thread that waits for it may hold a
+        // lock that the child's requests need, and `kept` keeps what those windows show. The
+        // windows as a guest stay locked while the child joins: nothing else keeps them.
         let guests = family.still.take().map(|(_, guests)| guests);
         let _ = child.as_ref().map(is_done);
         drop(guests);
@@ -158,7 +160,7 @@ extern "C" fn in_child() {
         still,
         done,
     } = family;
-    // They are the parent's to give back.
+    // The parent gives them back.
     std::mem::forget(kept);
     drop(still);
     let _ = catch_unwind(AssertUnwindSafe(|| guest::inherit(all, ends)));
@@ -173,7 +175,7 @@ impl Inner {
         let copies = lock(&self.shared).clone();
         let mut windows = Vec::new();
         for (copy, region) in copies {
-            // An impossible one leaves the child with memory that it can read.
+            // With an identity that no memory has, the child can only read the memory.
             let memory = copy.identity().unwrap_or(0);
             let before = windows.len();
             for m in self.windows() {
@@ -219,14 +221,14 @@ impl Inner {
 }
 
 impl Volume {
-    /// In a forked child of the process that attached: what the child, as a guest of its parent,
-    /// has in place of this. `None` elsewhere, and where the parent shared nothing.
+    /// In a forked child of the process that attached: the child's handle of this volume as a guest
+    /// of its parent. `None` elsewhere, and if the parent shared nothing.
     pub fn in_child(&self) -> Option<Guest> {
         Guest::inherited(self.0.origin())
     }
 
-    /// Whether this process can use it: false in a forked child that shares nothing with its
-    /// parent, and once it is detached.
+    /// Whether this process can use this handle: false in a forked child that shares nothing with
+    /// its parent, and once it is detached.
     pub fn is_usable(&self) -> bool {
         match is_forked() {
             true => self.in_child().is_some(),

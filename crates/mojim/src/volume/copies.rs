@@ -1,7 +1,7 @@
 //! Which nodes have a sync point, and how safe it is there.
 //!
 //! Owns the answer of [`Volume::copies`]: what this node and its mirror have, as the primary
-//! knows, and what each backup says of itself now.
+//! knows, and what each backup reports when it is asked.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const BACKUP_PATIENCE: Duration = Duration::from_secs(1);
 pub struct CopyReport {
     /// The node.
     pub node: String,
-    /// How safe they are there; `None` where they are not, or not known to be.
+    /// How safe they are there; `None` if they are not there, or not known to be.
     pub level: Option<Level>,
 }
 
@@ -55,7 +55,7 @@ impl Volume {
 }
 
 impl Inner {
-    /// How safe `lsn` is on a backup, by what that node says of itself now.
+    /// How safe `lsn` is on a backup, as that node reports now.
     fn level_on(&self, name: &str, lsn: u64) -> Option<Level> {
         let node = self.config.nodes.get(name)?;
         let to = Address::Tcp(node.address);

@@ -1,17 +1,17 @@
 //! Memory that is bounded (`memory` and `max_uncommitted` of a volume).
 //!
 //! Owns when changed pages that are committed are given back to the system, and
-//! what becomes of stores for which there is no room. How a page is given back
-//! without a store being lost is told in `track/two_level/release.rs`; here is
-//! what that asks of its caller: which records were begun before a chunk was
-//! shut, that the data files have them, and what is the same.
+//! what happens to stores for which there is no room. `track/two_level/release.rs`
+//! tells how a page is given back without losing a store. This file does what that
+//! asks of its caller: learn which records were begun before a chunk was shut, wait
+//! until the data files have them, and find the pages that equal the file's.
 //!
-//! The checkpoint's thread does the work; where that is not enough, whoever has
-//! made a sync point helps, so that memory does not grow faster than it is given
+//! The checkpoint thread does the work. If that is not enough, threads that have
+//! made a sync point help, so that memory does not grow faster than it is given
 //! back.
 //!
 //! Lock order: `Work`, then a region's images. A region whose images are held is
-//! left for later: who holds them may wait for what only this thread does.
+//! left for later: their holder may wait for what only this thread does.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::*};
@@ -27,36 +27,36 @@ use mojim_replica::primary::Primary;
 
 /// Chunks that are tried at once.
 const AT_ONCE: usize = 128;
-/// How long nothing is tried after all was in vain, and until one part in so many
-/// of what may be held was found by sync points or rollbacks: each may find little,
-/// and trying takes a look at everything that is held.
+/// How long nothing is tried after all chunks were tried in vain. It is tried earlier
+/// once sync points and rollbacks have found one part in `ENOUGH` of the pages that
+/// may be held: each call may find few, and a try looks at everything that is held.
 const REST: Duration = Duration::from_millis(100);
 const ENOUGH: u64 = 16;
-/// How long a store waits for room while it cannot be known whether there is any:
+/// How long a store waits for room while it is not known whether there is any:
 /// records are not committed yet, or a sync point of the region is under way.
-/// Longer than one waits for room in the log.
+/// Longer than a call waits for room in the log.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Of the images of pages, so much of what memory may have.
+/// Images of pages may take one part in so many of `memory`.
 const IMAGES: u64 = 4;
 
-/// What gives memory back.
+/// Gives a volume's memory back.
 pub(super) struct Memory {
     primary: Arc<Primary>,
     env: Arc<dyn Env>,
     meter: Arc<Meter>,
-    /// Pages that may be held.
+    /// Most pages that may be held.
     most: Option<i64>,
-    /// Pages that may be uncommitted.
+    /// Most pages that may be uncommitted.
     uncommitted: Option<u64>,
     work: Mutex<Work>,
-    /// Nothing is tried before this time, in nanoseconds, but for a store that
+    /// Nothing is tried before this time, in nanoseconds, except for a store that
     /// waits.
     rest: AtomicU64,
-    /// Or before `found` is as much.
+    /// It is tried earlier once `found` has reached this.
     enough: AtomicU64,
     /// Pages that sync points and rollbacks have found stored to, so that they are
-    /// not uncommitted any more; each counts as one at least. (What the meter has
-    /// counted as uncommitted stays so until it is counted again.)
+    /// not uncommitted any more; each call counts as one page at least. (In the
+    /// meter they stay uncommitted until they are counted again.)
     found: AtomicU64,
 }
 
@@ -65,19 +65,19 @@ pub(super) struct Memory {
 struct Work {
     /// Chunks that were shut, by region.
     taken: Vec<(Arc<Region>, Vec<usize>)>,
-    /// What was begun by then.
+    /// LSN up to which records had been begun by then.
     upto: u64,
     since: Duration,
-    /// It is done for a store that waits: the meter's turn when it began.
+    /// If it is done for a store that waits: the meter's turn when it began.
     room: Option<u64>,
-    /// Since when one waits.
+    /// Since when a store waits.
     asked: Option<Duration>,
-    /// Chunks that were tried since some page was given back.
+    /// Chunks that were tried since the last page was given back.
     vain: usize,
-    /// What was found before the first of them.
+    /// `Memory::found` before the first of them.
     found: u64,
-    /// What was found before the first of them of which nothing is known: somebody
-    /// compared its region.
+    /// `Memory::found` before the first chunk that could not be tried, because another
+    /// thread compared its region.
     skipped: Option<u64>,
     /// The region with which the next choice begins.
     first: usize,
@@ -86,15 +86,15 @@ struct Work {
     same: Vec<Range<usize>>,
 }
 
-/// The volume's regions; asked for where they are needed only, since that is no short call.
+/// Returns the volume's regions. Called only when they are needed, since it is expensive.
 type Regions<'a> = &'a dyn Fn() -> Vec<Arc<Region>>;
 
-/// Regions of which what was open has been shut.
+/// Regions whose open chunks have been shut.
 struct Shut {
     regions: Vec<Arc<Region>>,
-    /// What had been begun by then.
+    /// LSN up to which records had been begun by then.
     upto: u64,
-    /// They are all that can be stored to.
+    /// They are all regions that can be stored to.
     all: bool,
 }
 
@@ -102,14 +102,14 @@ struct Shut {
 enum Step {
     /// There is nothing to do.
     Nothing,
-    /// It did something; there may be more.
+    /// Something was done; there may be more to do.
     Done,
-    /// Records are not applied yet, or somebody compares.
+    /// Records are not applied yet, or another thread compares a region.
     Waits,
 }
 
 impl Memory {
-    /// What the volume's configuration asks for, if it does.
+    /// As the volume's configuration asks; none if it bounds nothing.
     pub fn of(volume: &VolumeConfig, primary: &Arc<Primary>, env: &Arc<dyn Env>) -> Option<Memory> {
         let page = rustix::param::page_size() as u64;
         if volume.memory.is_none() && volume.max_uncommitted.is_none() {
@@ -142,7 +142,7 @@ impl Memory {
         &self.meter
     }
 
-    /// Whether more is held than may be, as far as is known, and it is worth a try.
+    /// Whether, as far as is known, too much is held, and it is worth a try.
     fn is_over(&self) -> bool {
         self.most.is_some_and(|most| self.meter.held() > most)
             && (self.found.load(Relaxed) >= self.enough.load(Relaxed)
@@ -161,9 +161,9 @@ impl Memory {
         }
     }
 
-    /// A turn of the checkpoint's thread. True if there is more to do at once.
+    /// A turn of the checkpoint thread. True if there is more to do at once.
     pub fn turn(&self, regions: Regions<'_>) -> bool {
-        // Somebody helps.
+        // A thread that made a sync point does the work.
         let Some(mut work) = self.try_work() else {
             return false;
         };
@@ -173,8 +173,8 @@ impl Memory {
         self.step(&mut work, regions) == Step::Done
     }
 
-    /// Something was committed or undone, by the calling thread. `found`: the parts
-    /// that it found stored to, where it looked.
+    /// The calling thread has committed or undone something. `found`: the parts that
+    /// it found stored to, if it searched.
     #[inline]
     pub fn after(&self, found: Option<&[Range<usize>]>, regions: Regions<'_>) {
         self.meter.next_turn();
@@ -191,20 +191,19 @@ impl Memory {
         }
     }
 
-    /// Finishes what was begun, and does as much once more: no call pays for all
-    /// that is held.
+    /// Finishes the present round and does one more, no more: a single call must not
+    /// pay for all that is held.
     #[cold]
     fn help(&self, most: i64, regions: Regions<'_>) {
         if !self.is_over() {
             return;
         }
-        // A handler of the program on this thread could store, and wait for room
-        // that nobody makes as long as this is held.
+        // A signal handler of the program on this thread could store, and wait for room
+        // that no thread can make while this one holds `work`.
         let _quiet = SignalsWait::begin_but_faults();
         let mut work = match self.try_work() {
             Some(work) => work,
-            // The checkpoint's thread, which runs when nobody else does, does not
-            // keep up.
+            // The checkpoint thread, which yields to all others, does not keep up.
             None if self.meter.held() > 2 * most => self.work(),
             None => return,
         };
@@ -218,10 +217,10 @@ impl Memory {
         }
     }
 
-    /// Nobody gives anything back any more, and stores are not bounded.
+    /// Ends giving back; from here on stores are not bounded.
     pub fn end(&self) {
         self.meter.lift();
-        // They hold the volume.
+        // The regions would keep the volume alive.
         self.work().taken.clear();
     }
 
@@ -229,15 +228,15 @@ impl Memory {
         if work.taken.is_empty() {
             return self.begin(work, regions);
         }
-        // An error says itself elsewhere; here it only means: not yet.
+        // An error is reported elsewhere; here it only means: not yet.
         let is_applied = apply(&self.primary, work.upto).unwrap_or(false);
-        // What is committed counts as such, however long it waits to be applied
-        // (while a whole copy is made).
+        // Committed records will be applied, however long that takes (while a whole copy
+        // is made).
         let may_come = || {
             let is_committed = self.primary.committed() >= work.upto;
             is_committed || self.env.now() - work.since < LONGEST
         };
-        // Others have committed since: a count may be enough now.
+        // Other threads have committed since: counting again may show enough room.
         let stale = work.room.is_some_and(|turn| turn != self.meter.turn());
         let stale = stale && self.env.now() - work.since > REST;
         if !is_applied && may_come() && !stale {
@@ -272,7 +271,7 @@ impl Memory {
             work.vain = 0;
             let until = self.env.now() + REST;
             self.rest.store(until.as_nanos() as u64, Relaxed);
-            // Who compared says so when it is done.
+            // The thread that compared a skipped region adds to `found` when it is done.
             let enough = match work.skipped.take() {
                 Some(found) => found + 1,
                 None => work.found + (self.most.unwrap_or(0) as u64 / ENOUGH).max(1),
@@ -289,7 +288,8 @@ impl Memory {
         Step::Done
     }
 
-    /// Whether there is room for a chunk, and for this share of all.
+    /// Whether there is room for a chunk, and for one part in `share` of
+    /// `max_uncommitted` (0: of none).
     fn has_room(&self, share: u64) -> bool {
         let all = self.uncommitted.unwrap_or(0);
         let wanted = all.checked_div(share).unwrap_or(0) as i64;
@@ -307,7 +307,7 @@ impl Memory {
         self.meter.refuse(turn);
     }
 
-    /// Shuts what is open and chooses what is to be given back.
+    /// Shuts the open chunks, and chooses the chunks to give back.
     fn begin(&self, work: &mut Work, regions: Regions<'_>) -> Step {
         let now = self.env.now();
         let asked = self.meter.is_asked();
@@ -347,8 +347,8 @@ impl Memory {
         }
     }
 
-    /// Shuts what is open, of every region that nobody compares. `count`: how much of it is
-    /// uncommitted is counted again.
+    /// Shuts the open chunks of every region that no thread compares. `count`: counts again
+    /// how much of it is uncommitted.
     fn shut(&self, count: bool, regions: Regions<'_>) -> Shut {
         let mut all = true;
         let mut shut = Vec::new();
@@ -366,8 +366,8 @@ impl Memory {
                 });
                 done = counted.is_ok();
             });
-            // What anybody has read of it, and begun or will, is before this
-            // number; what is read from now on is as it is now.
+            // A record with bytes read from this region before now has at most this LSN;
+            // bytes that are read from now on are as they are now.
             match self.primary.settled_unspilled() {
                 Some(last) if done => {
                     upto = upto.max(last);
@@ -384,8 +384,8 @@ impl Memory {
         }
     }
 
-    /// Takes what is to be given back of regions that were shut: as much as is held beyond
-    /// what may be, or for a store that waits all.
+    /// Takes the chunks to give back from regions that were shut: `AT_ONCE` at most, to get an
+    /// eighth below the bound; or all, for a store that waits.
     fn take(&self, work: &mut Work, mut shut: Vec<Arc<Region>>) {
         let mut wanted = match (work.room, self.most) {
             (Some(_), _) => usize::MAX,
@@ -419,7 +419,7 @@ fn each_region(regions: Regions<'_>, f: impl FnMut(&Arc<Region>)) {
     regions().iter().filter(|r| r.write).for_each(f);
 }
 
-/// Applies what can be. True if the data files have every record up to `upto`.
+/// Applies what can be applied. True if the data files have every record up to `upto`.
 fn apply(p: &Primary, upto: u64) -> Result<bool> {
     while p.store.applied() < upto {
         for lane in 0..p.lanes.len() {
@@ -434,12 +434,12 @@ fn apply(p: &Primary, upto: u64) -> Result<bool> {
     Ok(p.store.applied() >= upto)
 }
 
-/// Gives back what of these chunks is what the file has. How many pages; none if
-/// somebody compares the region.
+/// Gives back the pages of these chunks that equal the file's. Returns how many;
+/// `None` if another thread compares the region.
 fn give_back(region: &Region, chunks: &[usize], work: &mut Work) -> Option<usize> {
     let held = region.committed.try_hold()?;
     let page = rustix::param::page_size();
-    // The page in which the file ends has bytes that are nobody's.
+    // The page in which the file ends has bytes beyond the end: it stays.
     let end = region.valid.load(Acquire) / page * page;
     let mut given = 0;
     region.copy.metered(&mut |t| {
@@ -463,9 +463,9 @@ fn give_back(region: &Region, chunks: &[usize], work: &mut Work) -> Option<usize
             if compared.is_err() || same.is_empty() {
                 continue;
             }
-            // SAFETY: whole pages of the chunk that were found to be the file's
+            // SAFETY: whole pages of the chunk that were found equal to the file's
             // after it was shut; the file has every record begun before that, and
-            // keeps its length as long as this is held.
+            // keeps its length as long as `held` lives.
             if let Ok(true) = unsafe { t.discard(c, same) } {
                 given += same.iter().map(Range::len).sum::<usize>() / page;
             }

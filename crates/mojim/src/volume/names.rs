@@ -1,17 +1,17 @@
 //! Names and sizes: the calls that change which files a volume has, and how long
 //! they are.
 //!
-//! Owns these calls, what the regions of a file are told of its size, and what
-//! becomes of a change that was begun and whose call did not see it through.
+//! Owns these calls, how the regions of a file learn its size, and how a change in
+//! doubt is finished: one whose call returned before it was committed and applied.
 //!
 //! Invariants:
 //! - A change is committed and applied before its call returns.
-//! - Who holds [`Names`] from [`Inner::names`] finds every change made that was begun:
-//!   else what is found to be there, or not, might be undone by one in doubt.
-//! - A sync point that a file's end cuts short is acknowledged only where it is the
+//! - Under the lock that [`Inner::names`] returns, every change that was begun has been
+//!   made: otherwise a change in doubt might undo what the holder finds.
+//! - A sync point that is cut short at a file's end is acknowledged only if that is the
 //!   file's end: `sizes` was even, and the same, before the region's size was read and
 //!   after.
-//! - While it is in doubt where a file's end is, its regions have the nearer one.
+//! - While a file's end is in doubt, its regions have the nearer one.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::*;
@@ -28,11 +28,12 @@ use mojim_replica::primary::Begun;
 
 use super::attached::{Inner, Names, Volume, lock};
 
-/// Bytes of a file that is taken into a volume, up to which all of them are in memory.
+/// A file that is taken into a volume is read into memory whole if it has at most so many
+/// bytes.
 const AT_ONCE: u64 = 1 << 20;
 /// A hole smaller than this counts as data.
 const LEAST_HOLE: u64 = 64 << 10;
-/// Most parts that such a file may have between its holes.
+/// Most parts between holes that a file may have when it is taken into a volume.
 const MOST_PARTS: usize = 1 << 20;
 
 fn too_large(errno: i32, name: &str, why: &str) -> Error {
@@ -40,7 +41,7 @@ fn too_large(errno: i32, name: &str, why: &str) -> Error {
     Error::io(format!("taking {name} into the volume ({why})"), &e)
 }
 
-/// The parts of a file of `size` bytes that may be other than zero.
+/// The parts of a file of `size` bytes that may have bytes other than zero.
 fn data_of(f: &dyn File, size: u64, name: &str) -> Result<Vec<Range<u64>>> {
     let mut parts: Vec<Range<u64>> = Vec::new();
     let mut at = 0;
@@ -72,9 +73,9 @@ impl Volume {
     /// touched any more, as with any file.
     ///
     /// # Errors
-    /// After `Timeout` it is in doubt which size the file has: until it is known
-    /// nothing behind the nearer end can be committed, and calls that change names
-    /// or sizes fail. Call again.
+    /// After `Timeout` the file's size is in doubt. Until it is known, bytes behind the
+    /// nearer end cannot be committed, and calls that change names or sizes fail. Call
+    /// again.
     pub fn truncate(&self, file: &str, size: u64) -> Result<()> {
         check_fork()?;
         self.0.check_attached()?;
@@ -86,7 +87,7 @@ impl Volume {
         self.0.resize(&mut names, id, old, size)
     }
 
-    /// Makes an empty file. True if it was not there.
+    /// Makes an empty file if there is none of this name. True if it was made.
     pub fn create(&self, file: &str) -> Result<bool> {
         check_fork()?;
         self.0.check_attached()?;
@@ -122,7 +123,7 @@ impl Volume {
             self.0.refuse_mapped(old, to)?;
         }
         self.0.primary.store.area().check_name(to)?;
-        // One that fails now may come true later.
+        // Before the change: even if it fails now, it may be committed later.
         names.renamed = true;
         self.0
             .change_names(&mut names, &[Piece::Rename { file: id, name: to }])
@@ -143,8 +144,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The file's number and size; makes it, or takes in a file that lies in
-    /// the directory without being part of the volume yet.
+    /// The file's number and size. Takes in a file that lies in the directory and is
+    /// not part of the volume yet; makes the file if there is none, if `create`.
     pub(super) fn find_or_create(
         &self,
         names: &mut Names,
@@ -194,7 +195,7 @@ impl Inner {
         }
     }
 
-    /// Takes a file into the volume that was put into its directory by others.
+    /// Takes a file into the volume that another program has put into its directory.
     fn import(
         &self,
         names: &mut Names,
@@ -239,8 +240,8 @@ impl Inner {
         self.change_names(names, &pieces)
     }
 
-    /// Until the answer is dropped nobody else changes names or sizes; what was
-    /// begun is made.
+    /// Locks names and sizes against changes by other threads, and finishes a change
+    /// in doubt.
     pub(super) fn names(&self) -> Result<MutexGuard<'_, Names>> {
         let mut names = lock(&self.names);
         self.settle_names(&mut names)?;
@@ -284,11 +285,11 @@ impl Inner {
             }
             done?;
         }
-        // Also where an earlier call failed in this.
+        // Also if the size is the same: an earlier call may have failed here.
         all.iter().try_for_each(|r| r.settle(size))
     }
 
-    /// Sees a change through that was begun.
+    /// Finishes a change in doubt, if there is one.
     pub(super) fn settle_names(&self, names: &mut Names) -> Result<()> {
         if names.doubt == 0 {
             return Ok(());
@@ -303,7 +304,7 @@ impl Inner {
             region.settle(size)
         };
         let settled = self.regions().into_iter().map(settle);
-        // One that fails keeps the nearer end, until its file's size is changed.
+        // A region that fails keeps the nearer end, until its file's size is changed.
         let settled = settled.fold(Ok(()), Result::and);
         names.doubt = 0;
         if !self.sizes().is_multiple_of(2) {
@@ -312,19 +313,19 @@ impl Inner {
         settled
     }
 
-    /// Read before a region's size: [`Inner::is_end`].
+    /// To be read before a region's size, for [`Inner::is_end`].
     #[inline]
     pub(super) fn sizes(&self) -> u64 {
         self.sizes.load(SeqCst)
     }
 
-    /// Whether the size that a region had since `sizes` were read is its file's.
+    /// Whether a region's size, read after `sizes`, was its file's size.
     pub(super) fn is_end(&self, sizes: u64) -> bool {
         sizes.is_multiple_of(2) && self.sizes() == sizes
     }
 
-    /// Waits until the regions' sizes are their files'. The caller uses no region:
-    /// nobody could tell it another size meanwhile.
+    /// Waits until the regions have their files' sizes. The caller must use no region: a
+    /// change of size waits until nobody uses the file's regions.
     #[cold]
     pub(super) fn settle_sizes(&self, file: &str) -> Result<()> {
         self.names().map(drop).map_err(|e| match e {

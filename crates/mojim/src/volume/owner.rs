@@ -1,13 +1,13 @@
-//! The owner's end: other processes of the node that share this one's working copies.
+//! The owner's end: other processes of the node, the guests, share this one's working copies.
 //!
-//! Owns the socket on which they are awaited, and for each a thread that answers it. A guest's
-//! windows are windows of the shared working copies like those of this process: found by its page
-//! tables (`track::Remote`).
+//! Owns the socket on which guests connect, and a thread for each guest, which answers it. A
+//! guest's windows are windows of the shared working copies like those of this process; stores
+//! through them are found in the guest's page tables (`track::Remote`).
 //!
 //! Invariants:
-//! - What a guest says is checked: it changes nothing but through calls that any process of this
-//!   user could make, and what it gives as addresses is used in its own memory only.
-//! - A guest that ends without saying so leaves its windows' pages as possibly written.
+//! - A guest's requests are checked: it changes something only through calls that any process of
+//!   this user could make, and the addresses that it gives are used in its own memory only.
+//! - If a guest ends without `Detach`, its windows' pages count as possibly written.
 //! - After `unshare` no guest's request is under way, and none comes.
 
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ impl Inner {
             me.accept(&at);
             Ok(())
         };
-        // Signals are the program's: neither this thread takes one, nor those that it starts.
+        // Signals are the program's: this thread takes none, nor do the threads that it starts.
         let quiet = SignalsWait::begin_but_faults();
         let thread = thread.spawn(accept).context(what)?;
         drop(quiet);
@@ -58,8 +58,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Nobody shares it any more: what the guests have stored is committed where it is not atomic,
-    /// as at their own end. The caller does not hold `names`, which their requests need.
+    /// Ends the sharing: what the guests have stored is committed, except in atomic windows, as at
+    /// their own `Detach`. The caller does not hold `names`, which their requests need.
     pub(super) fn unshare(&self) -> Result<()> {
         let mut owner = lock(&self.owner);
         owner.closed = true;
@@ -73,13 +73,13 @@ impl Inner {
         drop(owner);
         let mut done = Ok(());
         for t in threads {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             done = done.and(t.join().unwrap_or(Ok(())));
         }
         done
     }
 
-    /// After all it goes on: it is shared again, if it was.
+    /// A detach failed, and the attachment goes on: shares it again, if it was shared.
     pub(super) fn share_again(self: &Arc<Inner>) -> Result<()> {
         let mut owner = lock(&self.owner);
         owner.closed = false;
@@ -95,7 +95,7 @@ impl Inner {
             match port.accept() {
                 Ok(Some(line)) => self.begin(Arc::new(line)),
                 Ok(None) => return,
-                // Another user, or no descriptors are left: others may come.
+                // A process of another user, or no descriptor is left: later ones may succeed.
                 Err(_) => self
                     .stopped
                     .wait_unless(|| lock(&self.owner).closed, Duration::from_millis(10)),
@@ -117,7 +117,7 @@ impl Inner {
                 self.volume.name
             );
             Reply::Failed(Error::Busy(text)).encode(&mut out);
-            // If it does not hear of it, the end of the line tells.
+            // If this does not arrive, the end of the line tells the process.
             let _ = line.send(&out, None);
             return;
         }
@@ -131,49 +131,49 @@ impl Inner {
             last: 0,
         };
         let thread = std::thread::Builder::new().name("mojim-guest".into());
-        // Where there is none to be had, the line ends.
+        // If no thread can be started, the line ends.
         if let Ok(t) = thread.spawn(move || guest.serve()) {
             owner.threads.push(t);
         }
     }
 }
 
-/// A guest, as its thread knows it.
+/// A guest, as the owner's thread for it knows it.
 struct Guest {
     volume: Volume,
     line: Arc<Line>,
     greeted: bool,
-    /// None: it cannot be watched.
+    /// None: its stores cannot be watched.
     pagemap: Option<Arc<OwnedFd>>,
     windows: BTreeMap<u64, Window>,
-    /// The window's number that was given last.
+    /// The number given to the latest window.
     last: u64,
 }
 
 struct Window {
     lent: Lent,
-    /// The working copy's number of it.
+    /// The working copy's number for this window.
     id: u64,
-    /// What of the file it shows; empty where it was lent and not mapped yet.
+    /// The part of the file that it shows; empty if it was lent and is not mapped yet.
     span: Range<usize>,
     write: bool,
     atomic: bool,
-    /// It commits nothing at its end.
+    /// A forked child has it from its parent: it commits nothing at its end.
     inherited: bool,
 }
 
 impl Window {
-    /// Whether its end is a sync point of it.
+    /// Whether the window is committed at its end.
     fn commits_at_end(&self) -> bool {
         self.write && !self.atomic && !self.inherited
     }
 
-    /// What of `len` bytes from `at` on the window has.
+    /// The part of `len` bytes from `at` on that the window has.
     fn part(&self, at: u64, len: u64) -> Range<usize> {
         let (at, len) = (usize::try_from(at), usize::try_from(len));
         let (at, len) = (at.unwrap_or(usize::MAX), len.unwrap_or(usize::MAX));
         let from = self.span.start.saturating_add(at).min(self.span.end);
-        // To the end of the page, as programs round up.
+        // To the end of the page, since programs round up.
         let shown = self.span.end.next_multiple_of(rustix::param::page_size());
         from..from.saturating_add(len).min(shown)
     }
@@ -190,7 +190,7 @@ impl Guest {
         let mut buf = vec![0; MOST];
         let mut out = Vec::new();
         loop {
-            // With the greeting comes a descriptor, and with nothing else.
+            // Only the greeting comes with a descriptor.
             let got = match self.greeted {
                 true => self.line.recv(&mut buf, None).map(|n| n.map(|n| (n, None))),
                 false => self.line.recv_with_fd(&mut buf, None),
@@ -209,7 +209,7 @@ impl Guest {
                 break;
             }
         }
-        // By this end, or the guest's.
+        // Whether this end has closed the line, or the guest.
         let ours = lock(&self.volume.0.owner).closed;
         match ours {
             true => self.detach().map(drop),
@@ -277,7 +277,7 @@ impl Guest {
         }
     }
 
-    /// The greeting. `fd`: what the guest's page tables are read by, if they can be.
+    /// The greeting. `fd`: the guest's pagemap, if its page tables can be read.
     fn hello(&mut self, version: u32, volume: &str, fd: Option<OwnedFd>) -> Result<Reply> {
         if version != VERSION || volume != self.volume.name() {
             return Err(Error::Protocol(format!(
@@ -315,7 +315,7 @@ impl Guest {
         Ok(done(number, len as u64))
     }
 
-    /// A mapping goes, once what it commits at its end is committed.
+    /// Commits a window, if it is committed at its end, and then forgets it.
     fn unmap(&mut self, window: u64) -> Result<Reply> {
         let w = self.window(window)?;
         if w.commits_at_end() {
@@ -352,15 +352,15 @@ impl Guest {
         self.last
     }
 
-    /// A mapping that is made, and armed.
+    /// The guest has made and armed a mapping: watches it.
     fn show(&mut self, s: Shown) -> Result<Reply> {
         self.check_room()?;
         let inner = &self.volume.0;
         let wrong = || Error::Invalid(format!("no mapping: {s:?}"));
-        // It does not lose its last window meanwhile.
+        // Under `names` the copy does not lose its last window.
         let names = lock(&inner.names);
         let lent = inner.shared_of(s.file).ok_or_else(wrong)?;
-        // The file was unmapped by all, and mapped again: this is not its memory.
+        // The file may have been unmapped by all, and mapped again with other memory.
         if lent.0.identity()? != s.memory {
             return Err(wrong());
         }
@@ -393,7 +393,7 @@ impl Guest {
         Ok(done(number, 0))
     }
 
-    /// A mapping that was lent is made by now, or is given up.
+    /// Drops a loan of the file's memory: its mapping is made, or was given up.
     fn release(&mut self, file: u32) {
         let mut held = self.windows.iter();
         let held = held.find(|(_, w)| w.span.is_empty() && w.lent.1.file == file);
@@ -413,7 +413,7 @@ impl Guest {
             let w = self.window(*window)?;
             let lsn = match w.write {
                 true => sync_range(inner, &w.lent.1, w.part(*at, *len), until)?,
-                // As in this process itself: what others began is waited for.
+                // As in the owner itself: what other calls began is waited for.
                 false => nothing(inner, until)?,
             };
             return Ok(done(lsn, 0));
@@ -426,14 +426,14 @@ impl Guest {
             }
         }
         let lsn = match found.is_empty() && !parts.is_empty() {
-            // All of them are only read.
+            // All of the windows are read-only.
             true => nothing(inner, until)?,
             false => sync_many(inner, &found, until)?,
         };
         Ok(done(lsn, 0))
     }
 
-    /// The guest's end, as of the process that attached: what is not atomic is committed.
+    /// The guest's end, like the owner's: commits all windows that are committed at their end.
     fn detach(&mut self) -> Result<Reply> {
         let mut synced = Ok(());
         for w in self.windows.values().filter(|w| w.commits_at_end()) {
@@ -442,7 +442,7 @@ impl Guest {
             synced = synced.and(one.map(drop));
         }
         synced?;
-        // Also where it has nothing to commit itself.
+        // Waits for what was begun, also if the guest has nothing to commit.
         nothing(&self.volume.0, Until::Committed)?;
         self.forget(false);
         Ok(done(0, 0))

@@ -1,10 +1,11 @@
 //! Where a volume is attached, and how a process becomes its primary there.
 //!
-//! Owns the way from a configuration to an epoch: the node's part in the volume, the lock of its
+//! Owns the way from a configuration to an epoch: the node's role in the volume, the lock of its
 //! copy, what is agreed with the mirror and the register of views.
 //!
-//! Invariant: nobody begins where its own copy knows another primary. That is looked at before
-//! the lock is asked for, which a node that follows holds itself, and again once it is held.
+//! Invariant: no process begins an epoch on a node whose own copy names another primary. This is
+//! checked before the lock is taken, since on a node that follows the daemon holds the lock, and
+//! again under the lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,22 +28,21 @@ use mojim_replica::stream::StreamThreads;
 use mojim_replica::view_client::ViewClient;
 use mojim_store::store::{Store, read_superblock};
 
-/// How long a program waits for a daemon that brings the mirror up to date to give way.
+/// How long a program waits until a daemon that brings the mirror up to date gives way.
 const GIVES_WAY: Duration = Duration::from_secs(30);
 
-/// Which volume is attached, on which node, over what.
+/// Which volume is attached, on which node, over which environment.
 pub(super) struct Place {
     pub config: Config,
     pub volume: VolumeConfig,
     pub node: Node,
     pub os: Os,
-    /// What `os` is made to.
+    /// Made from `os`.
     pub env: Arc<dyn Env>,
 }
 
 impl Place {
-    /// By the names that a configuration gives them; `volume` may be left out where it has only
-    /// one.
+    /// Finds node and volume by name; `volume` may be left out if the configuration has only one.
     pub fn of(
         config: &Config,
         node: &str,
@@ -73,9 +73,9 @@ impl Place {
         })
     }
 
-    /// Opens the node's copy, which is its lock, for its primary.
+    /// Opens the node's copy for its primary, and so takes its lock.
     pub fn open(&self, is_program: bool) -> Result<Store> {
-        // Asked before the lock, which a node that follows holds itself.
+        // Before the lock: on a node that follows, its daemon holds that.
         let view = read_superblock(&*self.env, &layout::meta_dir(&self.node, &self.volume.name))?
             .map(|sb| sb.view)
             .unwrap_or_default();
@@ -89,7 +89,7 @@ impl Place {
         Ok(store)
     }
 
-    /// Whether its node is the primary by the view that its own copy knows.
+    /// Fails unless this node is the primary by `view`, the view that its own copy knows.
     fn check_primary(&self, view: &View) -> Result<()> {
         let (node, volume) = (&self.node, &self.volume);
         let (primary, since) = if view.epoch == 0 {
@@ -106,9 +106,9 @@ impl Place {
         )))
     }
 
-    /// A node daemon holds the lock for a moment while it looks after the
-    /// ring of a program that died, and for longer while it brings the mirror up to
-    /// date; then it is asked to give way.
+    /// The node's daemon holds the lock for a moment while it handles the ring of a
+    /// program that died, and for longer while it brings the mirror up to date; then it
+    /// is asked to give way.
     fn open_store(&self, is_program: bool) -> Result<Store> {
         let (config, node, volume, env) = (&self.config, &self.node, &self.volume, &self.env);
         let start = env.now();
@@ -127,7 +127,7 @@ impl Place {
         rings::note(config, node)?;
         loop {
             match Store::open(env, layout::store(config, node, volume)) {
-                // Also of those that were made just now.
+                // Again, for directories that `open` has made.
                 Ok(store) => return check().map(|()| store),
                 Err(Error::Busy(e)) => {
                     if !is_program {
@@ -148,7 +148,7 @@ impl Place {
         }
     }
 
-    /// Begins an epoch: with the mirror, in the modes that have one, which the answer leads on.
+    /// Begins an epoch: in the modes with a mirror together with it, over the returned session.
     pub fn begin(
         &self,
         primary: &Arc<Primary>,
@@ -176,7 +176,7 @@ impl Place {
         Ok(Some(s))
     }
 
-    /// A session whose views are those of the register, asked for by way of the node's daemon.
+    /// A session that takes its views from the register, through the node's daemon.
     fn with_register(
         &self,
         s: Session,
@@ -198,8 +198,7 @@ impl Place {
     }
 }
 
-/// Steps the session, and what attaching decides beside it, until the primary has
-/// begun its epoch.
+/// Steps the session and the attach policy until the primary has begun its epoch.
 fn wait_attached(
     s: &mut Session,
     primary: &Primary,
@@ -208,7 +207,7 @@ fn wait_attached(
     gives_way: Option<&dyn Fn() -> bool>,
 ) -> Result<()> {
     let mut attach = Attach::new(s, policy);
-    // They end with their copy, also where this is given up.
+    // The threads end with their copy, also if the attach is given up.
     let mut streams = StreamThreads::default();
     loop {
         let moved = s.step();

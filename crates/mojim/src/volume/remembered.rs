@@ -1,9 +1,9 @@
-//! What each thread remembers: the window that its last sync point was of, so
-//! that the next one finds it without an atomic write that other threads see.
+//! A cache per thread: the window of the thread's last sync point, so that the
+//! next one finds it without an atomic write to memory that other threads share.
 //!
-//! Invariant: a window that has gone is known to nobody but calls that are under
-//! way, which forget it when they return. Else a thread that makes no more sync
-//! points would keep its memory, its volume and the volume's files.
+//! Invariant: a window that has gone is referenced only by calls under way, which
+//! drop it when they return. Otherwise a thread that makes no more sync points
+//! would keep the window's memory, its volume and the volume's files.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering::*};
@@ -15,15 +15,15 @@ use super::table::{Mapped, TABLE};
 /// A window, and the table's generation when it was found.
 type Remembered = (u64, Arc<Mapped>);
 
-/// What one thread remembers. Held for moments: by the thread, or by whoever
-/// takes a window away.
+/// What one thread remembers. Held for moments: by the thread itself, or by a
+/// thread that ends a window.
 #[derive(Default)]
 struct Slot {
     busy: AtomicBool,
     held: UnsafeCell<Option<Remembered>>,
 }
 
-// SAFETY: `held` is reached by `with` only, which one thread at a time is in.
+// SAFETY: only `with` reaches `held`, and one thread at a time is in it.
 unsafe impl Sync for Slot {}
 // SAFETY: what is remembered may be dropped by any thread.
 unsafe impl Send for Slot {}
@@ -34,7 +34,7 @@ impl Slot {
         while self.busy.swap(true, Acquire) {
             std::thread::yield_now();
         }
-        // SAFETY: `busy` was false, and is true until this is done with it.
+        // SAFETY: `busy` was false, and stays true until `f` has returned.
         let done = f(unsafe { &mut *self.held.get() });
         self.busy.store(false, Release);
         done
@@ -54,14 +54,14 @@ thread_local! {
     };
 }
 
-/// What the calling thread remembers; until it puts something back, nothing.
+/// Takes what the calling thread remembers.
 #[inline]
 pub(super) fn take() -> Option<Remembered> {
-    // At the end of a thread there is nothing to remember.
+    // While the thread ends, its slot may be gone already.
     MINE.try_with(|s| s.with(Option::take)).ok().flatten()
 }
 
-/// The calling thread remembers this, unless a window has gone meanwhile.
+/// The calling thread remembers `m`, unless the table has changed since `generation`.
 #[inline]
 pub(super) fn put(generation: u64, m: Arc<Mapped>) {
     let mut kept = Some((generation, m));
@@ -74,8 +74,8 @@ pub(super) fn put(generation: u64, m: Arc<Mapped>) {
     });
 }
 
-/// Nobody remembers a window that is not in the table any more. Not in a forked child: its parent's
-/// threads may have been in their slots.
+/// Makes all threads forget a window that is no longer in the table. Not to be called in a forked
+/// child: a thread of its parent may have held a slot at the fork.
 pub(super) fn forget(m: &Arc<Mapped>) {
     let all: Vec<_> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
     for slot in all {

@@ -1,22 +1,21 @@
 //! Sync points: ranges of regions become records, or go back to what is
 //! committed.
 //!
-//! Owns the way of a call of `msync` or `gmsync`, with any of their flags (FAMS
-//! 3.1): which regions it concerns, what of them was changed, its record, and
-//! what becomes of what was collected if it fails.
+//! Owns the course of a call of `msync` or `gmsync`, with any of their flags (FAMS
+//! 3.1): which regions it concerns, which bytes of them were changed, its record,
+//! and what happens to the collected changes if it fails.
 //!
-//! Thread rule: stores into the ranges meanwhile are the program's to keep away
-//! (Mojim 3.1, FAMS 3.3); [`msync`] says what becomes of them. A rollback undoes
-//! them in part.
+//! Thread rule: it is the program's task to prevent stores into the ranges during the
+//! call (Mojim 3.1, FAMS 3.3); [`msync`] says what happens to such stores. A rollback
+//! undoes some of their bytes.
 //!
 //! Invariants:
-//! - Who waits for a sync point waits for all that were begun before it in the
-//!   volume: acknowledgements are cumulative. So what a call that did not wait
-//!   left undone is an error of the next that does, and of every one until it is
-//!   done.
+//! - A call that waits for a sync point waits for all that were begun before it in
+//!   the volume: acknowledgements are cumulative. So if a sync point whose call did
+//!   not wait cannot be committed, every call that waits fails until it is.
 //! - A rollback changes nothing before everything that was begun is committed.
 //! - What a failed sync point had collected counts as changed again.
-//! - In a forked child nothing can be committed.
+//! - A forked child can commit nothing itself; as a guest it asks the owner.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -38,7 +37,7 @@ use super::attached::{Inner, Volume};
 use super::remembered;
 use super::table::{Mapped, TABLE, locate};
 
-/// Longest piece that grows where the next one goes on.
+/// A piece of this length or more is not merged with the piece that follows it.
 const MOST_MERGED: usize = 1 << 30;
 
 thread_local! {
@@ -59,12 +58,13 @@ impl Part {
     }
 }
 
-/// Regions that a sync point uses: their memory stays, and so does what of each
-/// part the file has.
+/// Regions that a sync point uses, and the part of each range that lies within the
+/// file. While in use, their memory stays, and the file keeps these parts.
 type Used<'a> = (Vec<User<'a>>, Vec<Range<usize>>);
 
-/// The caller uses the region from here on. What of a range the region's file has,
-/// by the volume's rule, and whether that is less than was asked for.
+/// The caller uses the region from here on. Returns the part of `range` that lies
+/// within the region's file, rounded as the volume is configured, and whether that
+/// is less than was asked for.
 #[inline]
 fn enter<'a>(
     volume: &Inner,
@@ -84,7 +84,7 @@ fn enter<'a>(
     Ok((user, range, cut))
 }
 
-/// The same, where a range that is cut short is so by its file's end.
+/// [`enter`], but a range is cut short only at a file's end that is not in doubt.
 #[inline]
 fn enter_one<'a>(
     volume: &Inner,
@@ -102,7 +102,7 @@ fn enter_one<'a>(
     }
 }
 
-/// The same of several: who waits uses none.
+/// [`enter_one`] for several parts. While it waits it uses no region.
 fn enter_all<'a>(volume: &Inner, parts: &'a [Part]) -> Result<Used<'a>> {
     let mut users = Vec::with_capacity(parts.len());
     let mut ranges = Vec::with_capacity(parts.len());
@@ -126,7 +126,7 @@ fn enter_all<'a>(volume: &Inner, parts: &'a [Part]) -> Result<Used<'a>> {
     }
 }
 
-/// The answer where there is nothing to commit: what others began is waited for.
+/// A sync point with nothing to commit: waits for what other calls began.
 pub(super) fn nothing(volume: &Inner, until: Until) -> Result<u64> {
     if until == Until::Committed {
         volume.wait_for(volume.unawaited.load(Acquire))?;
@@ -134,8 +134,8 @@ pub(super) fn nothing(volume: &Inner, until: Until) -> Result<u64> {
     Ok(0)
 }
 
-/// A part of a region, whose bytes are at `ptr`, as the next piece of a sync
-/// point; one with the last where both go on.
+/// Appends a part of a region, whose bytes are at `at`, as a piece of a sync point.
+/// Merges it with the last piece if it continues that in the file and in memory.
 fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at: *const u8) {
     let begin = region.offset + part.start as u64;
     if let Some(Piece::Write {
@@ -160,12 +160,12 @@ fn push_piece(out: &mut Vec<Piece<'_>>, region: &Region, part: Range<usize>, at:
     });
 }
 
-/// How far a sync point is when its call returns.
+/// How far a sync point has come when its call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
     /// It is committed.
     Committed,
-    /// It has its number and its bytes: nothing that is stored later is in it.
+    /// It has its LSN and its bytes: nothing that is stored later is in it.
     Begun,
 }
 
@@ -173,23 +173,24 @@ pub(crate) enum Until {
 /// Returns its LSN; 0 if nothing had changed. `Error::NotFound` if the address
 /// is in no region.
 ///
-/// Each byte is taken once, at some moment of the call, and all copies get the
-/// same. What was stored before the call is in it. Of what other threads store
-/// into the range during the call, each byte may be in it or not; what is not
-/// counts as changed, and the next sync point of the range commits it. Threads
-/// that must not have half a change committed hold a reader-writer lock shared
-/// while they change data, and exclusively here (FAMS 3.3; `examples/transfers.c`).
+/// Each byte is read once, at some moment of the call, and all copies get the same
+/// value. The sync point has everything stored before the call. Of what other
+/// threads store into the range during the call, it may have each byte or not;
+/// bytes that it does not have count as changed, and the next sync point of the
+/// range commits them. Threads that must not have half a change committed hold a
+/// reader-writer lock shared while they change data, and exclusively here (FAMS
+/// 3.3; `examples/transfers.c`).
 #[inline]
 pub fn msync(addr: *const u8, len: usize) -> Result<u64> {
     sync_address(addr, len, Until::Committed)
 }
 
-/// The same, but does not wait until it is committed (`MS_ASYNC`, FAMS 3.1). Its
-/// bytes are copied: later stores are not in it. It is committed before every
-/// later sync point of the volume, or none of these is; by itself, soon. If it
-/// cannot be, the next call that waits says so, of any thread: [`msync`],
+/// [`msync`] that does not wait until the sync point is committed (`MS_ASYNC`, FAMS
+/// 3.1). Its bytes are copied: later stores are not in it. It is committed soon,
+/// without a further call, and no later sync point of the volume before it. If it
+/// cannot be committed, the next call that waits fails, in any thread: [`msync`],
 /// [`gmsync`], [`Volume::fsync`], [`Volume::wait`], [`Volume::detach`]. The log
-/// bounds how much is on its way: where it is full, this waits for room.
+/// bounds how much is under way: if it is full, this call waits for room.
 ///
 /// [`Volume::fsync`]: crate::Volume::fsync
 /// [`Volume::wait`]: crate::Volume::wait
@@ -228,7 +229,7 @@ fn sync_address(addr: *const u8, len: usize, until: Until) -> Result<u64> {
     done
 }
 
-/// A sync point of these bytes, exactly, was begun, or not.
+/// Notes that an exact-range sync point of these bytes was begun, or that it failed.
 #[inline]
 fn note(region: &Region, bytes: Range<usize>, begun: &Result<Begun>, announced: bool) {
     let lsn = begun.as_ref().map_or(0, |b| b.lsn);
@@ -237,7 +238,7 @@ fn note(region: &Region, bytes: Range<usize>, begun: &Result<Begun>, announced: 
     }
 }
 
-/// A sync point of a guest's, as the calling thread's last.
+/// Makes a guest's sync point the calling thread's last one.
 fn noted(done: Result<guest::Synced>) -> Result<u64> {
     let done = done?;
     if done.last > 0 {
@@ -246,7 +247,7 @@ fn noted(done: Result<guest::Synced>) -> Result<u64> {
     Ok(done.lsn)
 }
 
-/// What is left of a sync point that was begun.
+/// Waits for a sync point that was begun, or starts to send it and does not wait.
 #[inline]
 fn end(inner: &Inner, begun: &Begun, until: Until) -> Result<()> {
     match until {
@@ -276,7 +277,7 @@ pub(crate) fn sync_range(
             drop(user);
             return nothing(volume, until);
         }
-        // The short way: one piece, nothing allocated.
+        // The fast path: one piece, no allocation.
         let piece = Piece::Write {
             file: region.file,
             offset: region.offset + range.start as u64,
@@ -301,18 +302,19 @@ pub(crate) fn sync_range(
 
 /// One atomic sync point over several byte ranges, in one or several regions
 /// of one volume (`gmsync`, Mojim 3.1). Returns its LSN; 0 if nothing had changed.
-/// Of stores during the call: [`msync`].
+/// For stores during the call, see [`msync`].
 pub fn gmsync(ranges: &[(*const u8, usize)]) -> Result<u64> {
     sync_addresses(ranges, Until::Committed)
 }
 
-/// The same, but does not wait until it is committed; all that [`msync_async`]
-/// says holds.
+/// [`gmsync`] that does not wait until the sync point is committed; see
+/// [`msync_async`].
 pub fn gmsync_async(ranges: &[(*const u8, usize)]) -> Result<u64> {
     sync_addresses(ranges, Until::Begun)
 }
 
-/// There is nothing to pass several ranges on to: half a commit must not be shown.
+/// A caller may pass an msync that fails with `NotFound` on to the system, but not a
+/// `gmsync`: half a commit must not be visible. So that fails with `Invalid`.
 fn pass_on_nothing(e: Error) -> Error {
     match e {
         Error::NotFound(t) => Error::Invalid(t),
@@ -348,16 +350,16 @@ fn sync_addresses(ranges: &[(*const u8, usize)], until: Until) -> Result<u64> {
 
 /// Rolls the bytes `[addr, addr + len)` of a region that was mapped with
 /// `atomic` back to what was committed last (`MS_INVALIDATE` alone, FAMS 3.1):
-/// exactly these bytes, or the pages that have them where `msync_rounding` is
-/// "page". Waits first for everything that was begun, also by
-/// [`msync_async`]: what is committed then is what they go back to.
+/// exactly these bytes, or the pages that contain them if `msync_rounding` is
+/// "page". First waits for everything that was begun, also by [`msync_async`],
+/// and then rolls back to what is committed.
 ///
-/// False, and nothing is done, for a region without `atomic`.
+/// Returns false and does nothing for a region without `atomic`.
 ///
 /// # Errors
-/// Where something that was begun cannot be committed now, it is in doubt what
-/// is committed: the memory stays as it is, and the call can be repeated. So it
-/// is where what is committed cannot reach the data file now (while a whole copy
+/// If something that was begun cannot be committed now, it is in doubt what is
+/// committed: the memory stays as it is, and the call can be repeated. The same
+/// holds if what is committed cannot reach the data file now (while a whole copy
 /// of the volume is made). After an error in reading the file some of the bytes
 /// may be rolled back.
 pub fn rollback(addr: *const u8, len: usize) -> Result<bool> {
@@ -382,19 +384,20 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
     }
     let primary = &volume.primary;
     let mut images = region.committed.hold(|| primary.settled_unspilled())?;
-    // What other threads begin from here on they begin while this goes on.
+    // Sync points that other threads begin from here on are concurrent with this rollback.
     let last = primary.settled_last();
     volume.wait_for(last)?;
-    // Then the file alone tells what is committed, whoever noted what.
+    // After this the file has all that is committed; no note needs to be looked at.
     volume.settle(last)?;
     let mut written = Vec::new();
     region.copy.written(range, &mut written)?;
-    // These stores must find room: who makes it waits for these images.
+    // These stores must not wait for room: the thread that makes room would wait for the
+    // images that are held here.
     region.copy.metered(&mut |t| {
         written.iter().for_each(|range| t.let_in(range));
     });
     let (committed, base) = (&region.committed, region.copy.base());
-    // SAFETY: the region's own memory, in use until `user` ends.
+    // SAFETY: the region's own memory, in use until `user` is dropped.
     unsafe { committed.restore(&mut images, base, &written)? };
     drop(images);
     drop(user);
@@ -402,26 +405,27 @@ pub(crate) fn rollback_part(volume: &Inner, region: &Region, range: Range<usize>
     Ok(())
 }
 
-/// A region that is held, with its first place in the list.
+/// A region that is held, with the index of its first part.
 type Compared<'a> = (usize, &'a Region, Held<'a>);
 
-/// A sync point of ranges of one volume that is being made.
+/// A sync point of one volume while it is being made.
 struct SyncPoint<'a> {
     inner: &'a Inner,
-    /// The regions' memory is used.
+    /// Keep the regions' memory in use.
     users: Vec<User<'a>>,
     parts: &'a [Part],
-    /// Of each part, what the file has, by the volume's rule. They stay as they
-    /// are, also where the file becomes shorter meanwhile.
+    /// Of each part, the bytes within the file, rounded as the volume is configured.
+    /// They do not change even if the file becomes shorter meanwhile.
     ranges: Vec<Range<usize>>,
     compared: Vec<Compared<'a>>,
     pieces: Vec<Piece<'a>>,
-    /// What was collected (and so marked clean), with the range it is of.
+    /// For each part that was searched: its index, and which entries of `found` were
+    /// collected from it (and so marked clean).
     marks: Vec<(usize, Range<usize>)>,
 }
 
-/// The first part of each region that can be stored to, in one order, whoever
-/// syncs several.
+/// Index of the first part of each region that can be stored to. The order of regions
+/// is the same in all threads: it is their lock order.
 fn in_order(parts: &[Part]) -> impl Iterator<Item = usize> {
     let mut all: Vec<usize> = (0..parts.len())
         .filter(|i| parts[*i].region.write)
@@ -437,8 +441,8 @@ impl<'a> SyncPoint<'a> {
         let looks = |i: usize| parts[i].region.write && ranges[i].len() > EXACT_MAX;
         let mut compared = Vec::new();
         if (0..parts.len()).any(looks) {
-            // Also those that are not looked through: it must not wait for the turn
-            // of one with another held.
+            // Also regions that are not searched: with one region held, it must not wait
+            // for its turn at another.
             for i in in_order(parts) {
                 let region = &*parts[i].region;
                 let same = |j: &usize| Arc::ptr_eq(&parts[*j].region, &parts[i].region);
@@ -462,7 +466,7 @@ impl<'a> SyncPoint<'a> {
         })
     }
 
-    /// Finds what it consists of. `found`: for what was collected.
+    /// Finds the pieces. Appends the written ranges that it collects to `found`.
     fn gather(&mut self, found: &mut Vec<Range<usize>>) -> Result<()> {
         let applied = self.inner.primary.store.applied();
         for (i, Part { region, .. }) in self.parts.iter().enumerate() {
@@ -494,7 +498,7 @@ impl<'a> SyncPoint<'a> {
         Ok(())
     }
 
-    /// Begins it; whoever compares these regions next finds it begun.
+    /// Begins it, and notes it in its regions before another thread can compare them.
     fn begin(&mut self) -> Result<Begun> {
         let exact = || {
             let parts = self.parts.iter().map(|p| &*p.region).zip(&self.ranges);
@@ -516,13 +520,13 @@ impl<'a> SyncPoint<'a> {
         Ok(begun)
     }
 
-    /// The turns of a sync point that holds nothing.
+    /// The turns at its regions, if it holds none of them yet.
     fn turns(&self) -> (Vec<MutexGuard<'a, Images>>, Vec<Held<'a>>) {
         let (mut turns, mut held) = (Vec::new(), Vec::new());
         if self.compared.is_empty() {
             let regions = || in_order(self.parts).map(|i| &*self.parts[i].region);
             if self.inner.primary.must_spill(&self.pieces) {
-                // It reads its bytes before it has an LSN.
+                // It will read its bytes before it has an LSN.
                 held.extend(regions().map(|r| r.committed.take(r.committed.lock())));
             } else if self.parts.iter().any(|p| p.region.committed.is_taken()) {
                 turns.extend(regions().map(|r| r.committed.lock()));
@@ -531,7 +535,7 @@ impl<'a> SyncPoint<'a> {
         (turns, held)
     }
 
-    /// It was not begun.
+    /// Undoes what `gather` noted, if it could not be begun.
     fn undo(&mut self) {
         let last = self.inner.primary.last();
         for (_, region, held) in &mut self.compared {
@@ -563,7 +567,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
         let mut point = SyncPoint::new(inner, parts)?;
         let begun = match point.gather(found) {
             Ok(()) if point.pieces.is_empty() => {
-                // What there was others have begun to commit.
+                // All changes found are in sync points that others have begun.
                 let last = point.compared.iter().map(|c| c.2.images.last()).max();
                 let last = last.unwrap_or(0);
                 drop(point);
@@ -579,7 +583,7 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
         };
         let done = match begun {
             Ok(begun) => {
-                // The others' turn, while this one waits.
+                // Other threads may use the regions while this one waits.
                 point.compared.clear();
                 point.users.clear();
                 let done = end(inner, &begun, until).map(|()| begun.lsn);
@@ -597,14 +601,14 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
         }
         done
     };
-    // At the process's end the thread's buffer may be gone already.
+    // While the thread ends, its buffer may be gone already.
     RANGES
         .try_with(with)
         .unwrap_or_else(|_| with(&RefCell::default()))
 }
 
 impl Mapped {
-    /// A sync point of a part of it.
+    /// A sync point of a part of the window.
     pub(super) fn sync(&self, range: Range<usize>) -> Result<u64> {
         if !self.window.write {
             return Ok(0);
@@ -619,8 +623,8 @@ impl Inner {
     fn parts_of(&self, file: &str) -> Result<Vec<Part>> {
         let mut names = self.names()?;
         let mut mine = self.regions();
-        // A region's name tells without a look at the data area, which is held
-        // while records are applied.
+        // A region's name avoids a look-up in the data area, whose lock is held while
+        // records are applied.
         let id = match mine.iter().find(|r| !names.renamed && r.name == file) {
             Some(region) => region.file,
             None => self.find_or_create(&mut names, file, false)?.0,
@@ -630,8 +634,8 @@ impl Inner {
         Ok(all.collect())
     }
 
-    /// Some of what was stored to may be committed now, or undone. `found`: the
-    /// parts of regions that were found to be stored to, where that was looked for.
+    /// To be called after something was committed or undone. `found`: the parts of
+    /// regions that were found to be stored to, if they were searched.
     #[inline]
     pub(crate) fn made_room(&self, found: Option<&[Range<usize>]>) {
         if let Some(memory) = &self.memory {
@@ -642,8 +646,8 @@ impl Inner {
 
 impl Volume {
     /// A sync point of all regions of a file, atomic as a whole (`fsync`,
-    /// `fdatasync`). Returns its LSN; 0 if nothing had changed. Waits, as every
-    /// sync point does, for those of the volume whose calls did not.
+    /// `fdatasync`). Returns its LSN; 0 if nothing had changed. Like every sync
+    /// point that waits, also waits for those of the volume whose calls did not.
     pub fn fsync(&self, file: &str) -> Result<u64> {
         check_fork()?;
         let inner = &self.0;
@@ -654,7 +658,7 @@ impl Volume {
                 inner.wait_for(inner.unawaited.load(Acquire))?;
             }
             match sync_many(inner, &parts, Until::Committed) {
-                // One of them has gone meanwhile.
+                // A region was unmapped meanwhile.
                 Err(Error::NotFound(_)) => {}
                 done => return done,
             }

@@ -1,11 +1,11 @@
 //! The table of windows: which addresses of this process show which part of which region.
 //!
 //! Owns the process's one table, how an address is found in it, and what of a volume is mapped.
-//! How a window comes and goes is `windows`' affair.
+//! `windows` makes and ends windows.
 //!
 //! Invariants:
-//! - Readers take no lock; a table is freed when nobody uses it any more after it was replaced.
-//! - Every window that a thread may remember holds as long as `generation` does not grow.
+//! - Readers take no lock. A table that was replaced is freed when its last reader has left.
+//! - Every window that a thread may remember is valid as long as `generation` does not grow.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
@@ -19,12 +19,10 @@ use mojim_memory::region::{Region, Window};
 
 use super::attached::{Inner, Lent, lock};
 
-/// The process's table of regions, ascending by address. Readers take no lock; a
-/// table is freed when nobody uses it any more after it was replaced.
+/// The process's table of windows, ascending by address.
 pub(crate) struct Table {
     now: AtomicPtr<Vec<Arc<Mapped>>>,
-    /// Grows with each change, after it; what threads remember holds as long
-    /// as it does not.
+    /// Incremented after each change. What threads remember is valid until then.
     pub(crate) generation: AtomicU64,
     readers: Quiescence,
     change: Mutex<()>,
@@ -38,13 +36,13 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// What of `[addr, addr + len)` the window has, relative to the region.
+    /// The part of `[addr, addr + len)` that the window shows, relative to the region.
     #[inline]
     pub(crate) fn part(&self, addr: usize, len: usize) -> Range<usize> {
         let w = &self.window;
         let from = addr - w.span.start + w.at;
-        // A private copy ends with its window, a shared one goes on behind it: to
-        // the end of the page, as programs round up.
+        // A private copy ends with its window. A shared one goes on behind it: to the
+        // end of the page, since programs round up.
         let shown = match w.id {
             0 => w.span.len(),
             _ => w.span.len().next_multiple_of(rustix::param::page_size()),
@@ -52,7 +50,7 @@ impl Mapped {
         from..(from + len).min(w.at + shown)
     }
 
-    /// All that it shows.
+    /// All that the window shows.
     pub(super) fn all(&self) -> Range<usize> {
         self.part(self.window.span.start, self.window.span.len())
     }
@@ -73,7 +71,7 @@ impl Table {
         if p.is_null() {
             return f(&[]);
         }
-        // SAFETY: a table is freed only after everybody has left who entered
+        // SAFETY: a table is freed only after every reader has left that entered
         // before it was replaced.
         f(unsafe { &*p })
     }
@@ -91,13 +89,13 @@ impl Table {
         self.generation.fetch_add(1, SeqCst);
         self.readers.wait();
         if !old.is_null() {
-            // SAFETY: made by Box::into_raw above; no reader is left that
-            // could have loaded it.
+            // SAFETY: made by `Box::into_raw` above; every reader that could have
+            // loaded it has left.
             drop(unsafe { Box::from_raw(old) });
         }
     }
 
-    /// Until the answer is dropped, no window comes or goes.
+    /// No window comes or goes until the guard is dropped.
     pub(super) fn still(&self) -> MutexGuard<'_, ()> {
         lock(&self.change)
     }
@@ -112,16 +110,16 @@ impl Table {
     }
 }
 
-/// The window at an address. In a forked child those of shared working copies are
-/// its own (`guest`): what its parent's table says of them may be over.
+/// The window at an address. In a forked child, windows of shared working copies are
+/// in its own table (`guest`): its parent's table may be out of date for them.
 pub(super) fn window_at(addr: usize) -> Option<Arc<Mapped>> {
     TABLE
         .find(addr)
         .filter(|m| m.window.id == 0 || !is_forked())
 }
 
-/// The region that holds all of `[addr, addr + len)`, where the rest of its
-/// last page counts as its own: programs round up to whole pages.
+/// The window that holds all of `[addr, addr + len)`. The rest of its last page
+/// counts as part of it: programs round up to whole pages.
 pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
     let Some(m) = window_at(addr) else {
         reader::refuse(addr)?;
@@ -141,14 +139,14 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 }
 
 impl Inner {
-    /// Its windows.
+    /// The volume's windows in this process.
     pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
         let mut all = TABLE.windows();
         all.retain(|m| std::ptr::eq(&*m.volume, self));
         all
     }
 
-    /// Its regions, each once.
+    /// The volume's regions, each once.
     pub(crate) fn regions(&self) -> Vec<Arc<Region>> {
         let windows = self.windows();
         let mut all: Vec<_> = windows.iter().map(|m| m.region.clone()).collect();
@@ -158,7 +156,7 @@ impl Inner {
         all
     }
 
-    /// The shared working copy that a file has.
+    /// A file's shared working copy, if it has one.
     pub(crate) fn shared_of(&self, id: u32) -> Option<Lent> {
         let all = lock(&self.shared);
         all.iter().find(|(_, r)| r.file == id).cloned()

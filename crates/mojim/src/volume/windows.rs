@@ -1,11 +1,11 @@
 //! Windows: how one comes and goes.
 //!
 //! Owns mapping and unmapping: over a private working copy, which is made with the
-//! window, or over the shared one that all windows of a file have. Where the windows
-//! are is told by `table`.
+//! window, or over the shared one that all windows of a file have. `table` has the
+//! addresses of the windows.
 //!
 //! Invariants:
-//! - Of the bytes of a file there is one private working copy, or one shared.
+//! - Each byte of a file has at most one working copy: a private or a shared one.
 //! - A shared working copy lasts as long as it has a window.
 
 use std::ops::Range;
@@ -28,8 +28,8 @@ use super::memory::Memory;
 use super::remembered;
 use super::table::{Mapped, TABLE, locate, window_at};
 
-/// Ends a window, whose volume's `names` are held: who goes through the windows
-/// of a volume by itself finds them there as long as it holds these.
+/// Ends a window. The caller holds the volume's `names`: a thread that holds `names`
+/// while it iterates over the volume's windows finds them all there.
 pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
     TABLE.update(|t| t.retain(|x| !Arc::ptr_eq(x, m)));
     remembered::forget(m);
@@ -42,10 +42,10 @@ pub(crate) fn close(m: &Arc<Mapped>) -> Result<()> {
     closed
 }
 
-/// Ends a window: a sync point of all that it shows, unless it was mapped with
-/// `atomic`, then the mapping goes. Only whole windows can be unmapped. What
-/// was stored through an `atomic` one that is not the last of a shared working
-/// copy stays there, not committed.
+/// Ends a window: commits all that it shows, unless it was mapped with `atomic`,
+/// and then unmaps it. Only whole windows can be unmapped. What was stored through
+/// an `atomic` window of a shared working copy stays there uncommitted, unless it
+/// was the copy's last window.
 pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
     if let Some(done) = guest::unmap(addr as usize, len) {
         return done;
@@ -67,8 +67,8 @@ pub fn unmap(addr: *const u8, len: usize) -> Result<()> {
         )));
     }
     if is_forked() {
-        // Only the mapping goes: threads that are not here may have held the locks, and be
-        // counted as readers of the table for ever.
+        // Only the mapping goes: threads of the parent may have held locks at the fork, and
+        // count as readers of the table for ever.
         return m.region.copy.close(m.window.id);
     }
     if !m.window.atomic && !m.volume.detached.load(Acquire) {
@@ -88,17 +88,18 @@ impl Volume {
     /// beyond the end of the file grows it (the new size is a record).
     ///
     /// With a private working copy (the default; `working` in the
-    /// configuration) the same bytes can be mapped once at a time, and what is
-    /// stored costs memory. With a shared one (`shared`) they can be mapped any
-    /// number of times, all mappings show the same, and a sync point of any of
-    /// them commits what was stored through all; it holds the whole file in memory,
-    /// which is read at the first mapping (other mappings and changes of names wait
-    /// meanwhile).
+    /// configuration) the same bytes can be mapped once at a time, and pages that
+    /// were stored to take memory. With a shared one (`shared`) the bytes can be
+    /// mapped any number of times, all mappings show the same, and a sync point of
+    /// any mapping commits what was stored through all. A shared copy holds the
+    /// whole file in memory. The first mapping reads it; other mappings and changes
+    /// of names wait meanwhile.
     ///
     /// # Errors
-    /// `Busy` where bytes of a private working copy are asked for again, or a
-    /// file of one kind as the other, or where there is a region at `fixed_at`; `Invalid`, `NotFound`, `Io` (ENOMEM: no
-    /// room for a shared working copy), and those of a sync point.
+    /// `Busy` if the bytes are mapped already with a private working copy, if the file
+    /// is mapped with the other kind of copy, or if there is a region at `fixed_at`;
+    /// `Invalid`, `NotFound`, `Io` (ENOMEM: no room for a shared working copy), and the
+    /// errors of a sync point.
     pub fn map(&self, file: &str, len: usize, flags: MapFlags) -> Result<Mapping> {
         check_fork()?;
         let inner = &self.0;
@@ -106,7 +107,7 @@ impl Volume {
         let mut place = Claim::of(file, flags.fixed_at, len)?;
         let mut names = inner.names()?;
         let shared = match inner.volume.working {
-            // What is bounded must be able to go.
+            // Bounded memory must be able to give pages back, which a shared copy cannot.
             Working::Auto => flags.shared && inner.memory.is_none(),
             kind => kind == Working::Shared,
         };
@@ -127,8 +128,7 @@ impl Volume {
 }
 
 impl Inner {
-    /// What a mapping is of: the file's number and size, and the mapping's
-    /// length.
+    /// Finds the file to map: its number and size, and the mapping's length.
     fn to_map(
         &self,
         names: &mut Names,
@@ -146,7 +146,7 @@ impl Inner {
         }
         let (id, _) = self.find_or_create(names, file, flags.create)?;
         if !shared || self.shared_of(id).is_none() {
-            // What is mapped now shows the data file.
+            // A new working copy is filled from the data file.
             self.settle_all()?;
         }
         let size = self.primary.store.area().find(file).map_or(0, |f| f.size);
@@ -174,8 +174,8 @@ impl Inner {
     }
 
     /// The shared working copy of a file, for another process to map: with its
-    /// region and the mapping's length, and a window that holds it there until
-    /// the mapping has one.
+    /// region, the mapping's length, and the number of a window that keeps the copy
+    /// until the mapping has its own window.
     pub(crate) fn lend(
         &self,
         file: &str,
@@ -226,9 +226,8 @@ impl Inner {
         self.resize(names, id, size, end.max(size))
     }
 
-    /// Lets go of shared working copies that have no window: of such a file's bytes
-    /// there may be another soon, and what is in this one is old then. The caller
-    /// holds `names`.
+    /// Drops shared working copies that have no window: another copy of the file may be
+    /// made, and then this one would be out of date. The caller holds `names`.
     fn drop_unused(&self) {
         let mut all = lock(&self.shared);
         let unused: Vec<_> = all.extract_if(.., |(copy, _)| copy.is_unused()).collect();
@@ -236,7 +235,7 @@ impl Inner {
         unused.iter().for_each(|(_, region)| region.shut());
     }
 
-    /// [`Volume::map`] of a file that is there and bytes that are free.
+    /// [`Volume::map`] of a file that exists, and of bytes that are free to map.
     fn map_known(
         self: &Arc<Inner>,
         names: &mut Names,
@@ -299,7 +298,7 @@ impl Inner {
         Ok(Mapping { ptr: base, len })
     }
 
-    /// Whether these bytes of a file can be mapped so, beside what is mapped.
+    /// Fails if an existing mapping excludes one of these bytes with this kind of copy.
     fn check_free(&self, file: &str, id: u32, span: Range<u64>, shared: bool) -> Result<()> {
         if !shared && lock(&self.shared).iter().any(|(_, r)| r.file == id) {
             return Err(Error::Busy(format!(
@@ -321,16 +320,16 @@ impl Inner {
         Ok(())
     }
 
-    /// What an earlier mapping committed, or has only begun to, is in the data
-    /// files.
+    /// Waits until the data files have all that was committed or begun so far, also
+    /// through earlier mappings.
     fn settle_all(&self) -> Result<()> {
         let last = self.primary.settled_last();
         self.wait_for(last)?;
         self.settle(last)
     }
 
-    /// The shared working copy of a file: the one that it has, or a new one.
-    /// `end`: how far it will be mapped. The caller holds `names`.
+    /// The shared working copy of a file: the existing one, or a new one. `end`: up to
+    /// which offset of the file it will be mapped. The caller holds `names`.
     fn shared_copy(&self, file: &str, id: u32, size: u64, end: u64) -> Result<Lent> {
         let there = lock(&self.shared)
             .iter()
@@ -395,8 +394,8 @@ log = {{ medium = "disk", size = "1MiB" }}
     }
 
     /// A sync point that had found a region when another thread unmapped it used to
-    /// go on: what it committed then of a shared working copy that was no more was
-    /// older than what had been committed through the next one.
+    /// go on. It then committed bytes of a shared working copy that was dropped; they
+    /// were older than what had been committed through the next copy.
     #[test]
     fn what_has_no_window_any_more_makes_no_sync_point() {
         for shared in [false, true] {
@@ -425,9 +424,9 @@ log = {{ medium = "disk", size = "1MiB" }}
         }
     }
 
-    /// A child that unmapped a private region waited for ever for threads that are only in its
-    /// parent: one that was looking an address up at the fork, and one that was looking for stores.
-    /// The size of a file waited for one that had the files.
+    /// A child that unmapped a private region waited for ever for threads that exist only in its
+    /// parent: one that looked an address up at the fork, and one that looked for stores. A call of
+    /// `size` waited for a thread that held the data area.
     #[test]
     fn a_forked_child_waits_for_no_thread_of_its_parent() {
         if !mojim_memory::track::uffd_available() {

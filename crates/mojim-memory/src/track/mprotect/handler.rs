@@ -68,7 +68,7 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         match answer(addr, &mut text) {
             (Answer::Opened, _) => return,
             (Answer::Later, _) => {
-                // The instruction runs again, and its signals in between.
+                // The instruction runs again, after the thread's pending signals.
                 shortly();
                 return;
             }
@@ -101,7 +101,8 @@ fn is_fetch(context: *mut libc::c_void, addr: usize) -> bool {
     pc == addr
 }
 
-/// What becomes of the store; where it is refused, what to say stands in `text`, so long.
+/// What becomes of the store. If it is refused, the text to print is in `text`, and the number is
+/// its length.
 fn answer(addr: usize, text: &mut [u8; MOST_TEXT]) -> (Answer, usize) {
     let table = &TABLE[..USED.load(Ordering::SeqCst)];
     for slot in table {
@@ -141,12 +142,12 @@ fn shortly() {
         tv_sec: 0,
         tv_nsec: SHORTLY.subsec_nanos().into(),
     };
-    // Interrupted, it only is shorter.
+    // If interrupted, it is only shorter.
     let _ = rustix::thread::nanosleep(&time);
 }
 
-/// The store gets SIGBUS when the handler returns, as one gets into a file for which its file
-/// system has no room.
+/// The store gets SIGBUS when the handler returns, as does a store to a mapped file for which the
+/// file system has no room.
 ///
 /// # Safety
 /// The context is what the kernel passed to the handler.
@@ -159,7 +160,7 @@ unsafe fn refuse(addr: usize, text: &[u8], context: *mut libc::c_void) {
         let errno = libc::__errno_location();
         let before = *errno;
         libc::write(2, text.as_ptr().cast(), text.len());
-        // Where the program would not hear of it, what the kernel does with a fault of its own:
+        // If the program blocks or ignores SIGBUS, do what the kernel does with a fault of its own:
         // else the store would be tried for ever.
         let mask = &mut (*context.cast::<libc::ucontext_t>()).uc_sigmask;
         let mut action: libc::sigaction = std::mem::zeroed();

@@ -14,7 +14,7 @@ use crate::track::meter::{Counts, Meter};
 use crate::track::process::Process;
 use crate::track::tracker::push;
 
-/// Chunks opened by one fault, at most, behind as many open ones.
+/// Most chunks that one fault opens; it opens as many as are open just before.
 pub(super) const AHEAD: usize = 8;
 
 pub(super) const READ_WRITE: MprotectFlags = MprotectFlags::READ.union(MprotectFlags::WRITE);
@@ -37,7 +37,7 @@ pub(super) struct Region {
     pub(super) metered: Option<Metered>,
 }
 
-/// Of a region whose chunks are counted.
+/// The counts of a region whose chunks are counted.
 pub(super) struct Metered {
     pub(super) meter: Arc<Meter>,
     /// What each chunk counts as.
@@ -46,7 +46,7 @@ pub(super) struct Metered {
     pub(super) fresh: Box<[AtomicU64]>,
 }
 
-/// Zeros, which the kernel makes as they are touched: a Vec of atomics would be written through.
+/// Zeros, which the kernel makes as they are touched: collecting atomics would write them all.
 fn zeros(bits: usize) -> Box<[AtomicU64]> {
     let words = vec![0u64; bits.div_ceil(64)].into_boxed_slice();
     const { assert!(align_of::<u64>() == align_of::<AtomicU64>()) };
@@ -63,12 +63,12 @@ pub(super) enum Answer {
     Later,
     /// There is no room for it.
     Refused,
-    /// It is not ours.
+    /// The fault is not ours, or the page could not be opened.
     Failed,
 }
 
 impl Region {
-    /// A range of which nothing counts as written, in units of so many bytes.
+    /// A range of which nothing counts as written, in units of `unit` bytes.
     pub(super) fn new(
         range: Range<usize>,
         unit: usize,
@@ -144,7 +144,8 @@ impl Region {
         Counts::full(self.bytes(&(chunk..chunk + 1)).len() / rustix::param::page_size())
     }
 
-    /// Makes the chunks of `opened` count as open: as many of them, with `page`, as may be.
+    /// Makes the chunks of `opened` count as open: `page`, and as many next to it as the bound
+    /// allows.
     fn admit(&self, m: &Metered, page: usize, opened: &mut Range<usize>) -> Answer {
         let charge = |chunk: &usize| m.meter.charge(&m.counts[*chunk], self.full(*chunk));
         if !charge(&page) {
@@ -195,14 +196,14 @@ impl Region {
         let bytes = self.bytes(pages);
         let start = (self.base + bytes.start) as *mut std::ffi::c_void;
         // SAFETY: a part of the range that the caller of `attach` handed over, still mapped; the
-        // contents do not change, and our handler answers the faults of those who store.
+        // contents do not change, and our handler answers the faults of stores.
         unsafe { rustix::mm::mprotect(start, bytes.len(), flags) }
     }
 
     /// Answers a fault. Called by the handler, between H0 and H3.
     pub(super) fn open(&self, addr: usize) -> Answer {
         let page = (addr - self.base) / self.unit;
-        // In a forked child nobody is alone, and nobody counts.
+        // In a forked child `alone` is ignored, and nothing is counted.
         let mine = self.process.is_current();
         if mine && self.alone.load(Ordering::SeqCst) {
             return Answer::Later;

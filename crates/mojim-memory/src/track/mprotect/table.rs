@@ -1,7 +1,7 @@
 //! The table of ranges that the SIGSEGV handler looks faults up in.
 //!
 //! Invariants: a slot's range and region are complete while it is `LIVE`; a region stays while a
-//! handler is inside its slot (invariant 3 of `mprotect.rs`). Who looks takes no lock.
+//! handler is inside its slot (invariant 3 of `mprotect.rs`). Looking up takes no lock.
 
 use std::io;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -47,7 +47,8 @@ pub(super) static TABLE: [Slot; SLOTS] = [const {
 }; SLOTS];
 /// No slot at or beyond this index was ever used.
 pub(super) static USED: AtomicUsize = AtomicUsize::new(0);
-/// Where the next attach starts to look: going round keeps dead ranges known for long.
+/// Where the next attach starts to look: going round keeps the ranges of dropped trackers known for
+/// long.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 impl Slot {

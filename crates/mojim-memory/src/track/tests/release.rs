@@ -1,4 +1,4 @@
-//! Pages that are given back: what they hold stays, whoever stores meanwhile.
+//! Pages that are given back: what they hold stays, also if threads store meanwhile.
 
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
@@ -15,12 +15,12 @@ fn metered(map: &Map, most: Option<u64>) -> (Box<dyn Tracker>, Arc<Meter>) {
     (t.unwrap(), meter)
 }
 
-/// The map's file, to write to as a record does that is applied.
+/// The map's file, to write to as an applied record does.
 fn file_of(map: &Map) -> std::fs::File {
     map.file.as_ref().unwrap().0.try_clone().unwrap().into()
 }
 
-/// The pages of `chunks` that are what the file has are given back. How many.
+/// Gives back the pages of `chunks` that are what the file has. Returns how many.
 fn give_back(map: &Map, t: &dyn GivesBack, chunks: &[usize]) -> usize {
     let file = file_of(map);
     let mut given = 0;
@@ -48,8 +48,8 @@ fn all(t: &dyn GivesBack) -> Vec<usize> {
     t.take(usize::MAX, usize::MAX).0
 }
 
-/// The life of one page: it is given back when the file has what it holds, not before; it shows the
-/// file then, does not count as stored to, and is found when it is stored to again.
+/// The life of one page: it is given back when the file has what it holds, not before. Then it
+/// shows the file, does not count as stored to, and is found when it is stored to again.
 #[test]
 fn a_page_is_given_back_and_found_again() {
     let _few = few_mappings();
@@ -68,7 +68,7 @@ fn a_page_is_given_back_and_found_again() {
     let chunks = all(r);
     assert_eq!(chunks, [1, 6]);
     assert_eq!(give_back(&map, r, &chunks), 0, "the file has none of it");
-    // They were shut without a look: a collect finds them.
+    // The chunks were shut without a scan: a collect finds their pages.
     assert_eq!(
         collect(&*t, 0..map.len, false),
         [pages(4..6), pages(19..20)]
@@ -79,7 +79,7 @@ fn a_page_is_given_back_and_found_again() {
     assert_eq!(give_back(&map, r, &chunks), 1);
     assert_eq!(meter.held(), 2);
     assert_eq!(map.load(5 * page()), 7);
-    // Read and given back, it is not one that was stored to.
+    // A page that was given back and read does not count as stored to.
     assert_eq!(collect(&*t, 0..map.len, true), [pages(4..5), pages(19..20)]);
     assert_eq!(collect(&*t, 0..map.len, true), []);
     // It shows the file, and is the program's again when it stores.
@@ -114,7 +114,7 @@ fn no_store_is_lost_while_pages_are_given_back() {
     let words = map.words();
     let file = file_of(&map);
     let per_page = page() / 8;
-    // Few of each page.
+    // Few words of each page.
     let places: Vec<usize> = (0..map.len / page())
         .flat_map(|p| (0..2 * THREADS).map(move |i| p * per_page + i * 100))
         .collect();
@@ -198,7 +198,7 @@ fn no_store_is_lost_while_pages_are_given_back() {
     assert_eq!(collect(&*t, 0..map.len, true), []);
 }
 
-/// What a sync point looks through in part stays unseen for the others.
+/// A chunk that a sync point scans in part stays unseen for others.
 #[test]
 fn a_chunk_that_is_shut_is_looked_through_as_a_whole() {
     let _few = few_mappings();
@@ -219,8 +219,8 @@ fn a_chunk_that_is_shut_is_looked_through_as_a_whole() {
     assert_eq!(collect(&*t, 0..map.len, true), [pages(4..5)]);
 }
 
-/// A child that is forked while pages are given back stores as it likes: nobody in it ends what
-/// its parent's threads were at.
+/// A child that is forked while pages are given back stores as it likes: no thread in it ends what
+/// its parent's threads were doing.
 #[test]
 fn a_forked_child_does_not_wait() {
     let _few = few_mappings();
@@ -254,7 +254,7 @@ fn a_forked_child_does_not_wait() {
 }
 
 /// A store for which there is no room waits until there is some, or gets SIGBUS, with the address,
-/// when it was found that there is none.
+/// if it was found that there is none.
 #[test]
 fn a_store_without_room_waits_or_is_refused() {
     let _few = few_mappings();
@@ -271,7 +271,7 @@ fn a_store_without_room_waits_or_is_refused() {
             std::thread::yield_now();
         }
         assert!(!waiting.is_finished());
-        // Only as much as is stored to counts, once it is known.
+        // Once the chunks are counted, only pages that were stored to count.
         t.metered().unwrap().shut().unwrap();
         meter.grant();
         waiting.join().unwrap();
@@ -308,7 +308,7 @@ extern "C" fn on_bus(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         if (*info).si_addr() as usize == REFUSED.load(Ordering::Relaxed) {
             libc::write(2, c"heard".as_ptr().cast(), 5);
         }
-        // The store runs again, and is not heard of then.
+        // The store runs again; then the program ignores the signal.
         libc::signal(libc::SIGBUS, libc::SIG_IGN);
     }
 }
@@ -330,7 +330,7 @@ fn refused_child(stderr: &std::io::PipeWriter) -> ! {
             libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
         }
         if let Some((_, path)) = &map.file {
-            // Nobody else removes it.
+            // No other code removes the file.
             rustix::fs::unlink(path).unwrap();
         }
         meter.refuse(meter.turn());

@@ -1,8 +1,8 @@
-//! How long the chunks of a region have been open, and which of them a collect closes: "When a chunk
-//! is closed" of `two_level.rs`.
+//! How long the chunks of a region have been open, and which of them a collect closes: "When a
+//! chunk is closed" of `two_level.rs`.
 //!
-//! Invariant: only chunks that lie wholly in what was collected are chosen, and none that the collect
-//! has found stored to.
+//! Invariant: only chunks that lie wholly in what was collected are chosen, and none that the
+//! collect has found written.
 
 use std::ops::Range;
 
@@ -10,11 +10,11 @@ use crate::track::tracker::push;
 
 /// Collects without a store after which a chunk is closed, at first.
 const FIRST: u32 = 2;
-/// And at most.
+/// The most collects without a store after which a chunk is closed.
 const MOST: u32 = 64;
-/// A chunk opened within so many collects of when it was closed was closed too soon.
+/// A chunk that is opened within so many collects after it was closed was closed too soon.
 const SOON: u32 = 64;
-/// Each collect closes one in so many of the open chunks, and always [`FEW`].
+/// Each collect closes at most one in so many of the open chunks, or [`FEW`] if that is more.
 const SHARE: usize = 64;
 const FEW: usize = 2;
 
@@ -22,7 +22,7 @@ const FEW: usize = 2;
 pub(super) struct Ages {
     /// Counts the collects, without 0.
     now: u32,
-    /// By chunk: when it was last found stored to; 0 where it was not since it was closed.
+    /// By chunk: when it was last found stored to; 0 if it was not since it was closed.
     seen: Vec<u32>,
     /// When it was closed; 0: never.
     closed: Vec<u32>,
@@ -30,7 +30,7 @@ pub(super) struct Ages {
     life: Vec<u32>,
     /// Runs of chunks that are open, of this collect.
     pub(super) open: Vec<Range<usize>>,
-    /// Those to be closed.
+    /// The chunks to be closed.
     pub(super) closing: Vec<Range<usize>>,
 }
 

@@ -1,5 +1,5 @@
-//! What a region's chunks hold beside the file, in which order they are tried, and the chunks that
-//! were closed without being looked through.
+//! This file owns the order in which a region's chunks that hold something beside the file are
+//! tried, and the marks of chunks that were closed without being scanned.
 //!
 //! Invariant: a chunk is queued once at most.
 
@@ -14,12 +14,12 @@ use crate::track::tracker::push;
 /// What a region needs to give pages back.
 pub(super) struct Held {
     pub(super) meter: Arc<Meter>,
-    /// One bit a chunk: closed, and not looked through since it was open.
+    /// One bit a chunk: closed, and not scanned since it was open.
     unseen: Vec<AtomicU64>,
     order: Mutex<Order>,
 }
 
-/// The chunks that hold something, the one that is to be tried first in front.
+/// The chunks that hold something, the next one to be tried in front.
 pub(super) struct Order {
     pub(super) queue: VecDeque<usize>,
     pub(super) queued: Vec<bool>,
@@ -43,8 +43,8 @@ impl Held {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends the unseen chunks that overlap `wanted`. With `take` those of which all is wanted
-    /// are not unseen any more.
+    /// Appends the unseen chunks that overlap `wanted`. With `take`, those that lie wholly in
+    /// `wanted` are not unseen any more.
     pub(super) fn unseen(
         &self,
         wanted: &Range<usize>,

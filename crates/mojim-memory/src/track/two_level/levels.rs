@@ -1,7 +1,7 @@
-//! The two levels of one region, as who collects and who gives back has them.
+//! The two levels of one region, used both to collect and to give pages back.
 //!
-//! This file owns what the tracker is made of, and nothing that is done with it. Invariant: both
-//! levels track the same range, and the upper one is dropped first.
+//! This file owns the tracker's parts, not its operations. Invariant: both levels track the same
+//! range, and the upper one is dropped first.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -14,16 +14,16 @@ use crate::track::uffd::Uffd;
 
 /// The tracker.
 pub struct TwoLevel {
-    /// Goes first: then all is writable.
+    /// Dropped first: then all pages are writable.
     pub(super) chunks: Mprotect,
     pub(super) pages: Uffd,
-    /// Bytes of a chunk, of the region.
+    /// Bytes of a chunk, and (`len`) of the region.
     pub(super) chunk: usize,
     pub(super) len: usize,
     pub(super) process: Process,
-    /// Of the collect that closes chunks; one that finds it held closes none.
+    /// Held by the collect that closes chunks; a collect that finds it locked closes none.
     pub(super) ages: Mutex<Ages>,
-    /// Where pages are counted, and given back.
+    /// Only if pages are counted, and given back.
     pub(super) held: Option<Held>,
 }
 

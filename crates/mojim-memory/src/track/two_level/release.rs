@@ -1,30 +1,31 @@
 //! Gives back the pages of a region that are what the file has, so that a region larger than memory
-//! can be changed. Where it is asked for (`Meter`).
+//! can be changed; only if that is asked for (`Meter`).
 //!
 //! Source: `docs/invariants.md`, "The order of a record's life": a page is released only while
 //! stores to it wait, and only if it is the file's.
 //!
-//! This file owns the steps below; what they are done to is `held.rs`'s.
+//! This file owns the steps below; their state is in `held.rs`.
 //!
 //! # How
-//! R1 A chunk is *shut*: closed, as it is. R2 The caller learns which records were begun by then,
-//! and waits until the file has them. R3 It compares the chunk's copies with the file, page by
-//! page. R4 What is the same is discarded, if the chunk was not opened since R1, and while none can
-//! be; its pages are protected again.
+//! R1 A chunk is *shut*: closed, without a scan. R2 The caller learns which records were begun by
+//! then, and waits until the file has them. R3 It compares the chunk's copies with the file, page
+//! by page. R4 Pages that are the same are discarded, if the chunk was not opened since R1, and
+//! while none can be opened; they are protected again.
 //!
 //! # Why nothing is lost
-//! * Nobody stores to the chunk from R1 to R4, or R4 does nothing: a store opens the chunk, which
-//!   makes it *fresh*, and between the look at that and the end of R4 no chunk is opened
+//! * No thread stores to the chunk from R1 to R4, or R4 does nothing: a store opens the chunk,
+//!   which makes it *fresh*, and between the check for that and the end of R4 no chunk is opened
 //!   (`Mprotect::alone`).
 //! * So what R3 compared is what R4 discards, and every record that is begun after R1 takes the
 //!   same bytes from there: the file shows them before such a record is applied, and after.
-//! * What is not committed differs from the file, and stays, with its mark in the page tables.
-//! * A chunk that is shut may have pages that no collect has found: it is *unseen* until one looks
-//!   through it, or none are left. It is made unseen before it counts as closed; a collect reads
-//!   the two the other way round, so it meets one of them. A collect that marks pages as clean
-//!   must not run between the two: it could take the mark, scan, and miss a store that was made
-//!   then to the chunk, still open. So who shuts or discards holds the region's images, as who
-//!   collects does.
+//! * Pages that are not committed differ from the file, and stay, with their marks in the page
+//!   tables.
+//! * A shut chunk may have pages that no collect has found: it is *unseen* until a collect scans
+//!   it, or no such pages are left. It is made unseen before it counts as closed; a collect reads
+//!   the two in the opposite order, so it finds the chunk in one of them. A re-arming collect must
+//!   not run between the two: it could clear the unseen mark, scan, and miss a store made after
+//!   that to the chunk, which is still open. So a thread that shuts or discards holds the region's
+//!   images, as one that collects does.
 
 use std::io;
 use std::ops::Range;
@@ -46,12 +47,12 @@ impl TwoLevel {
         self.bytes(&(chunk..chunk + 1), &(0..self.len))
     }
 
-    /// What a closed chunk holds, for certain while no chunk is opened.
+    /// What a closed chunk holds; certain only while no chunk is opened.
     fn counted(&self, chunk: usize) -> io::Result<Counts> {
         let page = rustix::param::page_size();
         let mut counts = Counts::full(0);
         self.pages.look(&self.chunk_bytes(chunk), |pages, found| {
-            // As many as a chunk has, which a u16 can count.
+            // At most the pages of a chunk, which a u16 can count.
             let n = (pages.len() / page) as u16;
             counts.held += if found.copied { n } else { 0 };
             counts.unsaved += if found.written { n } else { 0 };
@@ -103,7 +104,7 @@ impl GivesBack for TwoLevel {
                 alone.count_runs();
                 counted
             });
-            // Also where some were not counted: they are shut, and nobody finds them again.
+            // Also if some were not counted: they are shut, and no later shut finds them again.
             for c in some.iter().flat_map(Range::clone) {
                 let counts = self.chunks.counts(c);
                 if counts != Counts::full(0) {
@@ -150,7 +151,7 @@ impl GivesBack for TwoLevel {
     }
 
     fn put_back(&self, chunk: usize) {
-        // One that was opened is found when it is shut.
+        // A chunk that was opened is queued when it is shut.
         if !self.chunks.is_fresh(chunk) && self.chunks.counts(chunk) != Counts::full(0) {
             self.held().order().push(chunk);
         }
@@ -179,7 +180,7 @@ impl GivesBack for TwoLevel {
             let bytes = self.chunk_bytes(chunk);
             for range in pages {
                 assert!(bytes.start <= range.start && range.end <= bytes.end);
-                // SAFETY: nobody stores to the chunk now, nor did since it was shut; the rest is
+                // SAFETY: no thread stores to the chunk now, nor did since it was shut; the rest is
                 // the caller's promise.
                 unsafe { self.pages.discard(range)? };
             }
