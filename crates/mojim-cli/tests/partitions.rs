@@ -107,9 +107,7 @@ const KILLS: &[Scenario] = &[
             n.kill_node(m);
             n.await_answer(Some(p));
             n.start_node(m);
-            n.await_member(m);
-            n.kill_node(p);
-            n.await_service(Some(m));
+            n.succeed(p, m);
         },
     ),
     (
