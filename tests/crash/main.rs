@@ -18,7 +18,7 @@
 //! `CRASH_KILLS=240 cargo test --release -p mojim-cli --test crash` is the long
 //! form; without the variable it kills 28 times.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -31,6 +31,10 @@ use mojim_env::{Address, Env};
 use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::request::Request;
+
+#[path = "../../crates/mojim-cli/tests/support/mod.rs"]
+mod support;
+use support::{DEADLINE, Port};
 
 const THREADS: usize = 3;
 const SLOTS: u64 = 16;
@@ -133,9 +137,16 @@ fn map(v: &Volume) -> usize {
         atomic: true,
         ..MapFlags::default()
     };
-    v.map("data", LEN, flags)
-        .unwrap_or_else(|e| panic!("map: {e}"))
-        .ptr as usize
+    let end = Instant::now() + DEADLINE;
+    loop {
+        match v.map("data", LEN, flags) {
+            Ok(m) => return m.ptr as usize,
+            // It makes the file, and waits for that and for what was adopted: half a second,
+            // for which a busy machine may keep the mirror.
+            Err(Error::Timeout(_)) if Instant::now() < end => {}
+            Err(e) => panic!("map: {e}"),
+        }
+    }
 }
 
 /// The program under test: commits until it is killed.
@@ -205,6 +216,8 @@ struct Campaign {
     config: Config,
     file: PathBuf,
     addresses: [SocketAddr; 2],
+    /// Nobody else's, also while a node is dead.
+    _ports: [Port; 2],
     /// Which node is the primary's.
     primary: usize,
     nodes: [Option<Proc>; 2],
@@ -219,11 +232,13 @@ impl Campaign {
         let id = format!("mojim-crash-{}-{number}", std::process::id());
         let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(&id);
         let shm = Path::new("/dev/shm").join(&id);
-        std::fs::create_dir_all(&dir).unwrap();
-        std::fs::create_dir_all(&shm).unwrap();
-        let ports = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-        let addresses = [0, 1].map(|i: usize| ports[i].local_addr().unwrap());
-        drop(ports);
+        for d in [&dir, &shm] {
+            // Left behind by a run of the same number that failed.
+            let _ = std::fs::remove_dir_all(d);
+            std::fs::create_dir_all(d).unwrap();
+        }
+        let ports = [0, 1].map(|_| Port::new());
+        let addresses = [0, 1].map(|i: usize| SocketAddr::from(([127, 0, 0, 1], ports[i].number)));
         let transport = if rng.below(3) == 0 { "shm" } else { "tcp" };
         let text = format!(
             r#"
@@ -272,6 +287,7 @@ log = {{ medium = "{}", size = "1MiB" }}
             config,
             file,
             addresses,
+            _ports: ports,
             primary: 0,
             nodes: [None, None],
             boots: 0,
@@ -325,7 +341,7 @@ log = {{ medium = "{}", size = "1MiB" }}
             .spawn()
             .unwrap();
         self.nodes[i] = Some(Proc(child));
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + DEADLINE;
         while TcpStream::connect(self.addresses[i]).is_err() {
             assert!(Instant::now() < end, "node {} did not start", NAMES[i]);
             let status = self.nodes[i].as_mut().unwrap().0.try_wait().unwrap();
@@ -349,7 +365,7 @@ log = {{ medium = "{}", size = "1MiB" }}
             .spawn()
             .unwrap();
         let mut p = Proc(child);
-        let end = Instant::now() + Duration::from_secs(40);
+        let end = Instant::now() + DEADLINE;
         while notes.word(100).load(SeqCst) == 0 {
             assert!(Instant::now() < end, "the worker did not attach");
             if let Some(s) = p.0.try_wait().unwrap() {
@@ -363,7 +379,7 @@ log = {{ medium = "{}", size = "1MiB" }}
     /// Waits until the worker has had `more` sync points acknowledged.
     fn progress(&self, w: &mut Proc, notes: &Notes, more: u64) {
         let from = notes.total();
-        let end = Instant::now() + Duration::from_secs(40);
+        let end = Instant::now() + DEADLINE;
         while notes.total() < from + more {
             assert!(
                 Instant::now() < end,
@@ -385,10 +401,31 @@ log = {{ medium = "{}", size = "1MiB" }}
         Client::connect(&env, &to, "crash", Duration::from_secs(20))?.ask(q)
     }
 
+    /// Until the mirror knows that it is a member of the program's view. Before that a
+    /// primary commits by its own log too, and the mirror is not promoted.
+    fn await_member(&self, w: &mut Proc) {
+        let m = self.mirror();
+        let (volume, register) = (None, false);
+        let q = Request::Status { volume, register };
+        let end = Instant::now() + DEADLINE;
+        loop {
+            let says = self.ask(m, &q).unwrap_or_default();
+            let view = &says["volumes"][0]["view"];
+            if view["primary"] == NAMES[self.primary] && view["mirror"] == NAMES[m] {
+                return;
+            }
+            assert!(Instant::now() < end, "it is no member: {says}");
+            if let Some(s) = w.0.try_wait().unwrap() {
+                panic!("the worker ended: {s}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn promote(&mut self, i: usize) {
         let (volume, force) = ("v".to_owned(), false);
         let q = Request::Promote { volume, force };
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + DEADLINE;
         loop {
             match self.ask(i, &q) {
                 Ok(_) => break,
@@ -408,7 +445,7 @@ log = {{ medium = "{}", size = "1MiB" }}
 
     /// Attaches, checks everything, detaches. Returns each thread's header.
     fn check(&mut self, notes: &Notes, acknowledged: bool) -> Result<(), String> {
-        let end = Instant::now() + Duration::from_secs(30);
+        let end = Instant::now() + DEADLINE;
         let v = loop {
             match Volume::attach_with(&self.config, NAMES[self.primary], None, |_, _| {}) {
                 Ok(v) => break v,
@@ -562,6 +599,7 @@ fn campaign(mode: &'static str, number: usize, kills: usize, rng: &mut Rng) -> V
                 done.push("primary");
             }
             _ => {
+                c.await_member(&mut w);
                 w.kill();
                 // Its machine is gone with it: node, ring and all.
                 let p = c.primary;

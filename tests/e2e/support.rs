@@ -75,6 +75,8 @@ impl TestVolume {
         let n = NEXT.fetch_add(1, Relaxed);
         let base = std::fs::canonicalize(std::env::temp_dir()).unwrap();
         let root = base.join(format!("mojim-preload-{}-{n}", std::process::id()));
+        // Left behind by a run of the same number that failed.
+        let _ = std::fs::remove_dir_all(&root);
         for d in ["node", "ring"] {
             std::fs::create_dir_all(root.join(d)).unwrap();
         }

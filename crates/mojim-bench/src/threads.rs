@@ -110,7 +110,12 @@ mod tests {
                 Ok(())
             })
         };
-        let got = run((0..3).map(sleepy).collect(), TINY).unwrap();
+        // So long that a process which stands still for a while has some operations in it.
+        let plan = Plan {
+            duration: Duration::from_secs(2),
+            ..TINY
+        };
+        let got = run((0..3).map(sleepy).collect(), plan).unwrap();
         assert_eq!(got.counts.len(), 3);
         assert_eq!(got.total.count, got.counts.iter().sum::<u64>());
         assert!(got.total.count > 0 && got.total.per_second > 0.0);

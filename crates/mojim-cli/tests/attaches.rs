@@ -142,7 +142,7 @@ fn a_damaged_log_is_not_given_up_for_a_mirror_that_is_behind() {
         }
         let (program, found) = busy(&c, "a");
         program.await_more(100);
-        c.stop_with_records(&["a"], 60, |s| program.signal(s));
+        c.stop_with_records(&["a"], 60, &[program.id()]);
         a.kill();
         let acknowledged = program.stop();
         c.lose_memory("a");
@@ -180,10 +180,7 @@ fn a_mirror_says_what_its_damaged_log_lacks() {
     let (mut a, b) = (c.node("a"), c.node("b"));
     let (program, found) = busy(&c, "a");
     program.await_more(100);
-    c.stop_with_records(&["a", "b"], 60, |s| {
-        program.signal(s);
-        b.signal(s);
-    });
+    c.stop_with_records(&["a", "b"], 60, &[program.id(), b.child.id()]);
     a.kill();
     kill(b);
     let acknowledged = program.stop();
@@ -216,7 +213,7 @@ fn a_damaged_log_is_mended_from_a_mirror_that_has_all() {
     let (mut a, b) = (c.node("a"), c.node("b"));
     let (program, _) = busy(&c, "a");
     program.await_more(100);
-    c.stop_with_records(&["a"], 60, |s| program.signal(s));
+    c.stop_with_records(&["a"], 60, &[program.id()]);
     a.kill();
     let acknowledged = program.stop();
     c.lose_memory("a");
@@ -412,8 +409,9 @@ fn a_promotion_asks_whether_the_mirror_has_more() {
     let (mut a, b) = (c.node("a"), c.node("b"));
     let (program, _) = busy(&c, "a");
     program.await_more(200);
-    let acknowledged = program.stop();
+    c.stop_with_records(&["a"], 60, &[program.id()]);
     a.kill();
+    let acknowledged = program.stop();
     c.lose_memory("a");
     cut(&c, "a");
     let _a = c.node("a");

@@ -704,7 +704,7 @@ impl Cluster {
     fn text(&self, ports: &[u16]) -> String {
         let mode = self.mode;
         let mut t = format!(
-            "cluster = \"pairs\"\nheartbeat = \"50ms\"\nfailure_limit = \"2s\"\n\
+            "cluster = \"pairs\"\nheartbeat = \"50ms\"\nfailure_limit = \"3s\"\n\
              [volume.v]\nmode = \"{mode}\"\nprimary = \"a\"\nresend_timeout = \"500ms\"\n"
         );
         // Longer than a machine stands still; with a register, than a change of
@@ -1372,7 +1372,7 @@ fn the_check_finds_what_is_lost_and_what_is_torn() {
     // What the next program finds, before it adds an entry and detaches.
     let at_rest = |c: &Cluster| {
         let args = ["--entries", "1", "--linger"];
-        let (mut p, found) = c.attach("a", &args).expect("it attaches");
+        let (mut p, found) = await_or("attaching", || c.logs(), || c.attach("a", &args));
         if found.is_ok() {
             assert!(p.line().is_some());
             p.finish();

@@ -81,6 +81,15 @@ impl Cluster {
         path.to_str().unwrap().to_owned()
     }
 
+    /// Whether both files are there on a node, as long as they will be: they come one after
+    /// the other, and a reader opens both.
+    fn has_files(&self, node: &str) -> bool {
+        FILES.iter().all(|(name, pages)| {
+            let file = fs::metadata(self.path(node, name));
+            file.is_ok_and(|f| f.len() == (pages * PAGE) as u64)
+        })
+    }
+
     /// `mojim run --read` on `node`.
     fn run(&self, node: &str, args: &[&str]) -> Process {
         let program = programs()[0].to_str().unwrap();
@@ -200,8 +209,7 @@ fn programs_read_whole_sync_points() {
     let c = Cluster::new();
     let _nodes = ["a", "b", "c"].map(|n| c.node(n));
     let mut w = Writer::new(&c);
-    let f = c.path("c", "f");
-    w.write_until("a backup's copy", || Path::new(&f).exists());
+    w.write_until("a backup's copy", || c.has_files("c"));
     let config = c.file();
     let config = config.to_str().unwrap();
     let mut on_b = c.watch("b");
@@ -252,8 +260,7 @@ fn readers_outlive_their_node() {
     let mut b = c.node("b");
     let mut node_c = c.node("c");
     let mut w = Writer::new(&c);
-    let f = c.path("c", "f");
-    w.write_until("a backup's copy", || Path::new(&f).exists());
+    w.write_until("a backup's copy", || c.has_files("c"));
     let mut on_b = c.watch("b");
     let mut on_c = c.watch("c");
     w.watched(vec![("b", &mut on_b), ("c", &mut on_c)], 1);
@@ -280,10 +287,7 @@ fn without_mojim_a_mixture_is_seen() {
     let _nodes = ["a", "b"].map(|n| c.node(n));
     let mut w = Writer::new(&c);
     let [f, g] = FILES.map(|(name, _)| c.path("b", name));
-    await_that("the files", || {
-        let len = |p: &str| fs::metadata(p).ok().map(|m| m.len());
-        (len(&f)? >= PAGE as u64 && len(&g)? >= PAGE as u64).then_some(())
-    });
+    await_that("the files", || c.has_files("b").then_some(()));
     let mut plain = c.start_program(&programs()[0], &["watch", &f, &g]);
     let found = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|s| {

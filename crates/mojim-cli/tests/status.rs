@@ -31,7 +31,9 @@ struct Cluster {
 
 impl Cluster {
     fn new() -> Cluster {
-        Cluster::with("failure_limit = \"2s\"\nheartbeat = \"50ms\"\n", "")
+        // A busy machine may stand still for seconds: whoever takes over then is an ill of
+        // its own.
+        Cluster::with("failure_limit = \"4s\"\nheartbeat = \"50ms\"\n", "")
     }
 
     /// Nobody promotes but an operator.
@@ -85,8 +87,8 @@ impl Cluster {
     }
 
     /// The same where those of `may` come and go.
-    fn await_among(&self, scenario: &str, ills: &[Known], may: &[Known], words: &[&str]) -> Said {
-        self.await_said(scenario, (ills, may), words, 1)
+    fn await_among(&self, scenario: &str, ills: &[Known], may: &[Known], words: &[&str]) {
+        self.await_said(scenario, (ills, may), words, 1);
     }
 
     fn await_well(&self, scenario: &str) {
@@ -99,7 +101,7 @@ impl Cluster {
         (must, may): (&[Known], &[Known]),
         words: &[&str],
         least: i32,
-    ) -> Said {
+    ) {
         let begin = Instant::now();
         loop {
             let said = self.look();
@@ -116,7 +118,7 @@ impl Cluster {
             let code = out.status.code().unwrap();
             if all && only && named && code == i32::from(!must.is_empty()) {
                 row(scenario, code, &text);
-                return said;
+                return;
             }
             if begin.elapsed() >= DEADLINE {
                 panic!(
@@ -135,6 +137,23 @@ impl Cluster {
         });
         p.acknowledged(found, found + 20);
         p
+    }
+
+    /// Whether a sync point is left that waits for a program, once all else is well but, at
+    /// most, a's copy. That is known only when a's daemon has looked at what the last program
+    /// left.
+    fn waits_for_a_program(&self) -> bool {
+        await_that("a's look, and nothing but what it finds", || {
+            let says = self.says("a");
+            let has_looked = says["last_lsn"].is_u64() && says["settling"] != true;
+            let said = self.look();
+            let known = |(n, k): &(String, String)| {
+                let ill = (n.as_str(), k.as_str());
+                ill == WAITS || ill == ("a", "copy")
+            };
+            let only = said.ills.iter().all(known);
+            (has_looked && only).then(|| said.holds(&WAITS))
+        })
     }
 
     /// As after a loss of power: what a node had in memory is gone.
@@ -236,8 +255,13 @@ fn what_is_well_is_said_to_be() {
     }
     c.await_well("every daemon was started again");
     // It forwards to c, which kept it from handing its copy over.
-    let out = c.mojim("promote", &["--name", "b"]);
-    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    await_that("the promotion", || {
+        let out = c.mojim("promote", &["--name", "b"]);
+        let said = text(&out.stderr);
+        assert!(!said.contains("did not end"), "{said}");
+        // The voters may be choosing who leads them.
+        (out.status.code() == Some(0)).then_some(())
+    });
     c.await_well("b promoted, without a program");
 }
 
@@ -283,9 +307,12 @@ fn a_dead_node_is_named_without_a_program() {
     let mut nodes = c.nodes();
     c.program("a").finish();
     c.await_well("no program is attached");
-    let said = text(&c.mojim("status", &[]).stdout);
-    let votes = "  voters: a, b, w; without an answer: none; 2 of 3 are needed\n";
-    assert!(said.contains(votes), "{said}");
+    // One may be late.
+    await_that("the votes of all", || {
+        let said = text(&c.mojim("status", &[]).stdout);
+        let votes = "  voters: a, b, w; without an answer: none; 2 of 3 are needed\n";
+        said.contains(votes).then_some(())
+    });
     for (n, word) in [
         ("b", "node b at"),
         ("c", "node c at"),
@@ -379,8 +406,11 @@ fn a_full_disk(node: &'static str, may: &[Known]) {
     } else {
         // It goes on.
         p.acknowledged(found, found + 9000);
-        let said = nodes.at(node).as_ref().unwrap().errors();
-        assert!(said.contains("No space left"), "{said}");
+        // What a backup is sent reaches it later than the program is told.
+        let daemon = nodes.at(node).as_ref().unwrap();
+        await_that("its daemon's word that there is no room", || {
+            daemon.errors().contains("No space left").then_some(())
+        });
         let what = format!("{node} could not take what was stored, with a program");
         let words = [words[0], "its copy takes nothing meanwhile"];
         c.await_among(&what, &full, may, &words);
@@ -391,9 +421,9 @@ fn a_full_disk(node: &'static str, may: &[Known]) {
         "a" => "",
         _ => "its copy takes nothing meanwhile",
     };
-    let said = c.await_among(&what, &full, may, &[words[0], takes_nothing]);
+    c.await_among(&what, &full, may, &[words[0], takes_nothing]);
     disk.empty();
-    if said.holds(&WAITS) {
+    if node == "a" && c.waits_for_a_program() {
         c.program("a").finish();
         c.await_well(&format!("room at {node} again, and a program came"));
     } else {
@@ -540,7 +570,7 @@ fn a_poisoned_copy_is_named() {
     // Or what is held is what an attach waits for.
     await_that("b to have applied all", || {
         let says = c.says("b");
-        (says["applied"] == says["last_lsn"]).then_some(())
+        (says["applied"].is_u64() && says["applied"] == says["last_lsn"]).then_some(())
     });
     // What is stored last is in b's log, and on its way from there to its data.
     let held = disk.hold(Work::Write, "/v/log");
@@ -680,14 +710,15 @@ fn a_primary_that_lost_something_is_named() {
             c.await_well("a program is attached");
             await_that("all to be in the log, on its disk", || {
                 let says = c.says("a");
-                (says["persisted"] == says["last_lsn"]).then_some(())
+                let is_said = says["persisted"].is_u64();
+                (is_said && says["persisted"] == says["last_lsn"]).then_some(())
             });
             p.kill();
             nodes.kill("a");
         } else {
             // Of what a checkpoint covers nothing would be missing.
             let p = p.read_on_counting();
-            c.stop_with_records(&["a"], 3, |s| p.signal(s));
+            c.stop_with_records(&["a"], 3, &[p.id()]);
             nodes.kill("a");
             p.stop();
         }

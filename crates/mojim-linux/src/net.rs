@@ -606,8 +606,15 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
+    /// On an address of these tests' own: other processes' tests listen at ports of
+    /// 127.0.0.1 that were free a moment ago, and knock at those at which theirs were.
     fn any_port() -> Address {
-        Address::Tcp(([127, 0, 0, 1], 0).into())
+        any_port_of(2)
+    }
+
+    fn any_port_of(net: u8) -> Address {
+        let last = (std::process::id() % 250) as u8 + 1;
+        Address::Tcp(([127, 78, net, last], 0).into())
     }
 
     fn pair(at: &Address) -> (Arc<dyn Conn>, Arc<dyn Conn>) {
@@ -721,8 +728,8 @@ mod tests {
 
     #[test]
     fn a_refused_connection_is_an_error_each_time() {
-        // A port that was free a moment ago.
-        let address = Listener::bind(&any_port()).unwrap().local_address();
+        // Nobody listens there any more, and no other test takes the port.
+        let address = Listener::bind(&any_port_of(3)).unwrap().local_address();
         let refused = |e: io::Error| assert_eq!(e.kind(), io::ErrorKind::ConnectionRefused);
         match Os::new().unwrap().connect(&address) {
             Err(e) => refused(e),

@@ -98,10 +98,10 @@ mod tests {
         std::thread::scope(|s| {
             let mut user = users.enter();
             let waits = s.spawn(|| users.wait());
-            let mut turns = 0u64;
+            // By time: its thread may stand still for many turns of this one.
+            let begun = std::time::Instant::now();
             while !waits.is_finished() {
-                turns += 1;
-                assert!(turns < 20_000_000, "it still waits");
+                assert!(begun.elapsed().as_secs() < 60, "it still waits");
                 let next = users.enter();
                 drop(std::mem::replace(&mut user, next));
                 std::thread::yield_now();

@@ -497,7 +497,10 @@ mod tests {
         let inode = shared.identity().unwrap().to_string();
         let mappings = || {
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-            let of = |l: &&str| l.split_whitespace().nth(4) == Some(&inode);
+            // Another file, of another test, may have the same number on its file system.
+            let of = |l: &&str| {
+                l.split_whitespace().nth(4) == Some(&inode) && l.contains("mojim-working-copy")
+            };
             maps.lines()
                 .filter(of)
                 .map(str::to_owned)

@@ -85,6 +85,8 @@ pub struct Node {
     looks: Mutex<HashMap<String, usize>>,
     /// The register of views, in a cluster with enough voters.
     views: Option<Arc<dyn ViewRegister>>,
+    /// Volumes whose promotion failed, and may be agreed to in the register all the same.
+    doubts: Mutex<HashSet<String>>,
     /// The volumes whose mirrors this node brings up to date, and whether it was asked to
     /// give way.
     healing: Mutex<HashMap<String, Arc<AtomicBool>>>,
@@ -207,6 +209,7 @@ impl Node {
             ills: Mutex::default(),
             settled: Mutex::default(),
             looks: Mutex::default(),
+            doubts: Mutex::default(),
             healing: Mutex::default(),
             unsettled: Mutex::default(),
             unhealed: Mutex::default(),

@@ -169,14 +169,18 @@ impl Node {
             }
         }
         let done = if force {
-            m.force(views)?
+            m.force(views)
         } else {
             if mine {
                 check_primary(reg, &m.store, layout::rule(v).local)?;
             }
-            m.take_over(views)?
+            m.take_over(views)
         };
-        let Some((epoch, last)) = done else {
+        if done.is_err() {
+            // The register may have agreed all the same, or do so later: the watch asks it.
+            lock(&self.doubts).insert(v.name.clone());
+        }
+        let Some((epoch, last)) = done? else {
             return Err(Error::Busy("the view changed meanwhile; look again".into()));
         };
         self.hand_over(v, m, last)?;

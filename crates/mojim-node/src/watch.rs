@@ -41,6 +41,11 @@ struct Watch {
     said: String,
     /// Whether a take-over that the register had agreed to was cut off.
     unknown: bool,
+    /// A promotion by an operator failed, and the register may still agree to it. It is
+    /// asked every `limit` until a primary is heard.
+    doubt: bool,
+    /// When it is asked next for that.
+    look: Duration,
     timer: FallbackTimer,
     /// Whether any node of the view was ever heard: a node that was just started may be
     /// the first of all to come back.
@@ -59,6 +64,8 @@ impl Node {
             client: None,
             said: String::new(),
             unknown: true,
+            doubt: false,
+            look: Duration::ZERO,
             timer: FallbackTimer::default(),
             met: false,
             again: Duration::ZERO,
@@ -68,8 +75,16 @@ impl Node {
             let Some(m) = self.watched(v, &mut w) else {
                 continue;
             };
+            w.doubt |= lock(&self.doubts).remove(&v.name);
             if m.live_primary().is_some() {
                 w.timer.heard();
+                // It is in an epoch that what the register may still do does not outdo.
+                w.doubt = false;
+            }
+            let now = self.env.now();
+            if w.doubt && now >= w.look {
+                w.unknown = true;
+                w.look = now + w.limit;
             }
             if self.is_there(&m, &mut w.client) {
                 w.heard = self.env.now();

@@ -665,7 +665,7 @@ impl RaftViews {
     pub(crate) fn until(&self, f: impl Fn(&Metrics) -> bool + Send + 'static) {
         let raft = self.inner.raft.clone();
         let seen = async move {
-            let wait = raft.wait(Some(Duration::from_secs(30)));
+            let wait = raft.wait(Some(Duration::from_secs(180)));
             let seen = wait.metrics(f, "a test").await;
             seen.map_err(|e| Error::Timeout(e.to_string()))
         };

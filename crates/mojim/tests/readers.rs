@@ -8,7 +8,6 @@
 //! did, they must lie between the two. No look makes a call.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -20,6 +19,9 @@ use mojim_config::Config;
 use mojim_node::Node;
 use mojim_replica::request::{Request, Standing};
 use tracing_subscriber::fmt::TestWriter;
+
+mod support;
+use support::free_ports;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 const PAGE: usize = 4096;
@@ -55,16 +57,16 @@ impl Place {
             let _ = std::fs::remove_dir_all(d);
             std::fs::create_dir_all(d).unwrap();
         }
-        let held = [0; 3].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let ports = free_ports::<3>();
         let mut text = String::from(
             "cluster = \"readers\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n\
              backups = [\"c\"]\nconnections = 2\nfailover = \"manual\"\nresend_timeout = \"2s\"\n",
         );
-        for (name, port) in ["a", "b", "c"].iter().zip(&held) {
+        for (name, port) in ["a", "b", "c"].iter().zip(&ports) {
             text += &format!(
                 "[node.{name}]\naddress = \"{}\"\ndirectory = \"{}/{name}\"\nring = \"{}\"\n\
                  log = {{ medium = \"disk\", size = \"1MiB\" }}\n",
-                port.local_addr().unwrap(),
+                port,
                 dir.display(),
                 shm.display()
             );
@@ -105,14 +107,19 @@ impl Place {
     }
 
     fn reader_with(&self, node: &str, options: ReaderOptions) -> Reader {
-        let made = await_that("a copy to read", || {
-            match Reader::attach_with(&self.config, node, None, options) {
-                Err(e) if e.errno() == libc::EBUSY => None,
-                r => Some(r),
-            }
-        });
-        made.unwrap_or_else(|e| panic!("{e}"))
+        reader_of(&self.config, node, options)
     }
+}
+
+/// As soon as the node has a copy to read.
+fn reader_of(config: &Config, node: &str, options: ReaderOptions) -> Reader {
+    let made = await_that("a copy to read", || {
+        match Reader::attach_with(config, node, None, options) {
+            Err(e) if e.errno() == libc::EBUSY => None,
+            r => Some(r),
+        }
+    });
+    made.unwrap_or_else(|e| panic!("{e}"))
 }
 
 impl Drop for Place {
@@ -545,7 +552,7 @@ fn child_reader(dir: &Path) -> Reader {
         memory: PAGE,
         ..ReaderOptions::default()
     };
-    Reader::attach_with(&config, "b", None, options).unwrap_or_else(|e| panic!("{e}"))
+    reader_of(&config, "b", options)
 }
 
 /// Pages of its file: more than its reader keeps.
@@ -905,7 +912,9 @@ fn a_node_goes_and_comes_back() {
     let _a = place.node("a");
     let b = place.node("b");
     let mut w = Writer::new(&place);
-    let patience = Duration::from_millis(300);
+    // Long enough for a page to come from a node that is there, on a busy machine too: with
+    // 300 ms one was given up that was on its way.
+    let patience = Duration::from_secs(5);
     let options = ReaderOptions {
         patience,
         ..ReaderOptions::default()
@@ -1011,6 +1020,12 @@ fn the_primary_changes() {
         assert_eq!(l.look().unwrap(), Some(w.count));
     }
     let count = w.count;
+    // The end is a sync point too, of whole pages, for which no backup is waited: one that
+    // lacked it then would get it from nobody. So they are committed before.
+    let whole = w.maps.iter().map(commit).max().unwrap();
+    for l in &on {
+        l.reader.wait(whole, LONG).unwrap();
+    }
     w.volume.detach().unwrap();
     a.stop();
     drop(a);

@@ -9,7 +9,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +20,9 @@ use mojim_config::key_files;
 use mojim_format::certificate::Subject;
 use mojim_keys::{Authority, Validity};
 use mojim_node::Node;
+
+mod support;
+use support::free_ports;
 
 struct Counting;
 
@@ -89,8 +91,7 @@ fn trap_all_but(allowed: &[libc::c_long]) {
 
 /// `tls` and `plain` are TCP with keys, with and without encryption.
 fn config(dir: &Path, transport: &str) -> Config {
-    let port = || TcpListener::bind("127.0.0.1:0").unwrap();
-    let (a, b) = (port(), port());
+    let [a, b] = free_ports();
     let keys = match transport {
         "tls" => format!("keys = \"{}/keys\"", dir.display()),
         "plain" => format!("keys = \"{}/keys\"\nencrypt = false", dir.display()),
@@ -119,8 +120,8 @@ directory = "{d}/b"
 ring = "{d}/shm"
 log = {{ medium = "dram", path = "{d}/shm/b", size = "64MiB" }}
 "#,
-        a.local_addr().unwrap(),
-        b.local_addr().unwrap(),
+        a,
+        b,
         d = dir.display(),
     );
     std::fs::write(dir.join("c.toml"), &text).unwrap();

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{Port, Process, await_that, mojim, text};
+use super::{Port, Process, await_that, continue_all, mojim, stop_all, text};
 
 /// Directories on disk and in memory, and a port for each node.
 pub struct Home {
@@ -22,6 +23,9 @@ pub struct Home {
     pub ports: Vec<Port>,
     prepare: OnceLock<Prepare>,
 }
+
+/// Longer than a daemon looks at what a program left.
+const LOOK: Duration = Duration::from_secs(15);
 
 /// What is done to the command of each process that is started, by the name of
 /// its node.
@@ -127,16 +131,27 @@ impl Home {
     }
 
     /// The demonstration's program, if it could attach; and how many entries it
-    /// found.
+    /// found. The node's daemon has the copy open while it looks at what a killed program
+    /// left: an attach waits for that a second, and a busy disk takes longer.
     pub fn try_program(&self, node: &str, args: &[&str]) -> Result<(Process, u64), String> {
         let all = [&["--node", node], args].concat();
-        let mut p = self.start("__append", &all, &format!("program-{node}"));
-        let Some(line) = p.line() else {
-            return Err(p.errors());
-        };
-        assert!(line.starts_with("attached "), "{line}");
-        let found = line.rsplit(' ').next().unwrap().parse().unwrap();
-        Ok((p, found))
+        let name = format!("program-{node}");
+        let begin = Instant::now();
+        loop {
+            let path = self.dir.join(format!("{name}.txt"));
+            let before = fs::read(path).map_or(0, |said| said.len());
+            let mut p = self.start("__append", &all, &name);
+            if let Some(line) = p.line() {
+                assert!(line.starts_with("attached "), "{line}");
+                let found = line.rsplit(' ').next().unwrap().parse().unwrap();
+                return Ok((p, found));
+            }
+            let said = p.errors();
+            let now = said.get(before..).unwrap_or("");
+            if !now.contains("only one process can be attached") || begin.elapsed() > LOOK {
+                return Err(said);
+            }
+        }
     }
 
     pub fn program(&self, node: &str, args: &[&str]) -> (Process, u64) {
@@ -192,15 +207,20 @@ impl Home {
         records.iter().filter(|(lsn, _)| *lsn > from).count()
     }
 
-    /// Has processes stand still, by `signal`, once the nodes' logs have `least` records on
-    /// their disks that no checkpoint covers: one is taken whenever a machine is so busy that
-    /// it seems idle.
-    pub fn stop_with_records(&self, nodes: &[&str], least: usize, signal: impl Fn(&str)) {
+    /// Has processes stand still once the nodes' logs have `least` records on their disks that
+    /// no checkpoint covers: one is taken whenever a machine is so busy that it seems idle. Two
+    /// processes stop together: one that waits for the other is idle, too.
+    pub fn stop_with_records(&self, nodes: &[&str], least: usize, ids: &[u32]) {
+        let enough = || nodes.iter().all(|n| self.waiting(n) >= least);
         await_that("records behind the checkpoint", || {
-            signal("STOP");
-            let enough = nodes.iter().all(|n| self.waiting(n) >= least);
+            // First while they run, so that they get as far.
+            if !enough() {
+                return None;
+            }
+            stop_all(ids);
+            let enough = enough();
             if !enough {
-                signal("CONT");
+                continue_all(ids);
             }
             enough.then_some(())
         });

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net;
+use rustix::process::{Pid, Signal, kill_process};
 
 pub mod cluster;
 pub mod home;
@@ -125,13 +126,8 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    pub fn signal(&self, signal: &str) {
-        let id = self.child.id().to_string();
-        let ok = Command::new("sh")
-            .args(["-c", &format!("kill -{signal} {id}")])
-            .status()
-            .unwrap();
-        assert!(ok.success());
+    pub fn signal(&self, name: &str) {
+        signal(self.child.id(), name);
     }
 
     pub fn wait(&mut self) -> Option<i32> {
@@ -258,12 +254,13 @@ impl Counted {
         self.count.load(Ordering::Acquire)
     }
 
-    pub fn signal(&self, signal: &str) {
-        let ok = Command::new("sh")
-            .args(["-c", &format!("kill -{signal} {}", self.id)])
-            .status()
-            .unwrap();
-        assert!(ok.success());
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    pub fn signal(&self, name: &str) {
+        signal(self.id, name);
     }
 
     /// Until it ends by itself; how many entries were acknowledged.
@@ -276,11 +273,7 @@ impl Counted {
     /// It must still run, and is killed; how many entries were acknowledged.
     pub fn stop(self) -> u64 {
         assert!(!self.reader.is_finished(), "it ended by itself");
-        let ok = Command::new("sh")
-            .args(["-c", &format!("kill -KILL {}", self.id)])
-            .status()
-            .unwrap();
-        assert!(ok.success());
+        signal(self.id, "KILL");
         self.reader.join().unwrap();
         self.count.load(Ordering::Acquire)
     }
@@ -296,11 +289,7 @@ impl Running {
     /// It must still run, and is killed.
     pub fn stop(self) {
         assert!(!self.reader.is_finished(), "it ended by itself");
-        let ok = Command::new("sh")
-            .args(["-c", &format!("kill -KILL {}", self.id)])
-            .status()
-            .unwrap();
-        assert!(ok.success());
+        signal(self.id, "KILL");
         self.reader.join().unwrap();
     }
 }
@@ -331,6 +320,49 @@ impl Port {
             _held: held,
         }
     }
+}
+
+/// Sends the signal of this name. No other process is started for that: on a busy machine
+/// two signals would come at quite different times.
+fn signal(id: u32, name: &str) {
+    let signal = match name {
+        "STOP" => Signal::STOP,
+        "CONT" => Signal::CONT,
+        "TERM" => Signal::TERM,
+        "KILL" => Signal::KILL,
+        other => panic!("no test sends {other}"),
+    };
+    let id = Pid::from_raw(id as i32).expect("a process");
+    kill_process(id, signal).unwrap();
+}
+
+/// Has all of these processes stand still, at the same time; returns when the last of their
+/// threads does.
+pub fn stop_all(ids: &[u32]) {
+    for id in ids {
+        signal(*id, "STOP");
+    }
+    for id in ids {
+        await_that("a standstill", || stands_still(*id).then_some(()));
+    }
+}
+
+/// They go on.
+pub fn continue_all(ids: &[u32]) {
+    for id in ids {
+        signal(*id, "CONT");
+    }
+}
+
+/// Whether no thread of a process runs any more.
+fn stands_still(id: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{id}/task")).into_iter();
+    threads.flatten().flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state comes behind the name, which is in brackets.
+        let state = stat.rsplit(") ").next().and_then(|s| s.chars().next());
+        !matches!(state, Some('R' | 'S' | 'D'))
+    })
 }
 
 pub fn mojim(args: &[&str]) -> Output {

@@ -454,6 +454,41 @@ impl Nodes {
         }
     }
 
+    /// Has the program on node `p`, the primary, stand still while its mirror `m` is a member.
+    /// From then on nobody changes the view for as long as the daemon of `p` lives. (On a busy
+    /// machine a primary may give its mirror up between any two steps of a test.)
+    pub fn hold(&mut self, p: usize, m: usize) {
+        let name = self.name(m);
+        for _ in 0..3 {
+            self.await_member(m);
+            let program = self.await_that("the primary's program", |n| n.pid_of(p));
+            kill(program, libc::SIGSTOP);
+            let r = self.await_that("the register", |n| {
+                n.register(m).filter(|r| r["primary"].is_object())
+            });
+            if r["mirror"]["node"] == name {
+                return;
+            }
+            kill(program, libc::SIGCONT);
+        }
+        panic!("{} gave its mirror up again and again", self.name(p));
+    }
+
+    /// Nobody of `side` hears anybody else, and the other way round. The nodes with data are
+    /// cut off from each other last: each cut takes a while, and whoever does not hear the
+    /// other, but still a majority, goes on alone.
+    pub fn split(&mut self, side: &[usize]) {
+        let others = |&j: &usize| !side.contains(&j);
+        let others: Vec<usize> = (0..self.count()).filter(others).collect();
+        let pairs = side
+            .iter()
+            .flat_map(|&i| others.iter().map(move |&j| (i, j)));
+        let (last, first): (Vec<_>, Vec<_>) = pairs.partition(|&(i, j)| i < DATA && j < DATA);
+        for (i, j) in first.into_iter().chain(last) {
+            self.net.cut(i, j);
+        }
+    }
+
     /// The network becomes slow; false, and a notice, where that cannot be.
     pub fn slow(&mut self, how: Slow) -> bool {
         self.say(format!("{how:?}"));
@@ -609,6 +644,19 @@ impl Nodes {
             let r = n.register(up)?;
             let name = r["primary"]["node"].as_str()?;
             n.nodes.iter().position(|n| n.name == name)
+        })
+    }
+
+    /// The primary and its mirror by the register, as a node with data says it.
+    pub fn pair(&mut self) -> (usize, usize) {
+        self.await_that("a primary with its mirror", |n| {
+            let up = (0..DATA).find(|&i| n.is_up(i))?;
+            let r = n.register(up)?;
+            let at = |who: &str| {
+                let name = r[who]["node"].as_str();
+                n.nodes.iter().position(|n| Some(n.name) == name)
+            };
+            Some((at("primary")?, at("mirror")?))
         })
     }
 

@@ -237,9 +237,10 @@ mod tests {
         rustix::io::write(line, &[1]).unwrap();
     }
 
-    /// False once the other end is closed.
+    /// False once the other end is closed, or has said that this is the end.
     fn hear(line: &UnixStream) -> bool {
-        matches!(rustix::io::read(line, &mut [0u8; 1]), Ok(1))
+        let mut word = [0u8; 1];
+        matches!(rustix::io::read(line, &mut word), Ok(1)) && word == [1]
     }
 
     impl Child {
@@ -284,6 +285,9 @@ mod tests {
         }
 
         fn end(self) {
+            // Said, and not only closed: a child that another test forked has a copy of this end,
+            // and two that had each other's waited for ever. (It may have ended.)
+            let _ = rustix::io::write(&self.line, &[0]);
             drop(self.line);
             // SAFETY: waits for our own child.
             unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,25 +23,43 @@ use crate::views::{Options, RaftViews};
 
 const ABC: [&str; 3] = ["a", "b", "c"];
 
-/// Swaps until its fate is known: true if this caller's was done.
+/// What did not happen by then does not happen.
+const DEADLINE: Duration = Duration::from_secs(180);
+
+/// Swaps until its fate is known: true if this caller's was done. One that nothing was heard
+/// of may still be done later: so it is asked for again, until it or another was.
 fn swap(at: &RaftViews, volume: &str, new: &Register) -> bool {
-    match at.swap(volume, new) {
-        Ok(done) => done,
-        Err(Error::Timeout(_)) => read(at, volume) == *new,
-        Err(e) => panic!("{e}"),
+    let mut in_doubt = false;
+    let begun = Instant::now();
+    loop {
+        match at.swap(volume, new) {
+            Ok(true) => return true,
+            Ok(false) => return in_doubt && read(at, volume) == *new,
+            Err(Error::Timeout(_)) if begun.elapsed() < DEADLINE => in_doubt = true,
+            Err(e) => panic!("{e}"),
+        }
     }
 }
 
+/// Reads until somebody leads: on a busy machine an election may take longer than a test's
+/// short timeout.
 fn read(at: &RaftViews, volume: &str) -> Register {
-    at.read(volume).unwrap()
+    let begun = Instant::now();
+    loop {
+        match at.read(volume) {
+            Err(Error::Timeout(_)) if begun.elapsed() < DEADLINE => {}
+            r => return r.unwrap(),
+        }
+    }
 }
 
-/// Fails with `Timeout`, and not much later than it may.
+/// Fails with `Timeout`, and not much later than it may: this thread, or the one that answers
+/// it, may stand still for seconds.
 fn times_out<T: std::fmt::Debug>(bound: Duration, f: impl FnOnce() -> mojim_env::Result<T>) {
     let begun = Instant::now();
     let e = f().unwrap_err();
     assert!(matches!(e, Error::Timeout(_)), "{e}");
-    assert!(begun.elapsed() < bound + Duration::from_secs(2));
+    assert!(begun.elapsed() < bound + Duration::from_secs(15));
 }
 
 #[test]
@@ -113,11 +131,21 @@ fn a_minority_reads_and_swaps_nothing() {
     let mut d = Daemons::new(&ABC);
     d.options.timeout = Duration::from_secs(2);
     d.start_all();
-    let left = d.follower();
-    assert!(swap(&d.at(&left), "v", &register(1, "x")));
-    for name in ABC.into_iter().filter(|n| *n != left) {
-        d.stop(name);
-    }
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    // One that does not lead when it is alone: what a leader has in its log may be done later.
+    // (On a busy machine the one that was left was elected between the two stops.)
+    let left = loop {
+        let left = d.follower();
+        for name in ABC.into_iter().filter(|n| *n != left) {
+            d.stop(name);
+        }
+        if d.at(&left).leader().as_ref() != Some(&left) {
+            break left;
+        }
+        for name in ABC.into_iter().filter(|n| *n != left) {
+            d.start(name);
+        }
+    };
     let alone = d.at(&left);
     times_out(d.options.timeout, || alone.read("v"));
     times_out(d.options.timeout, || alone.swap("v", &register(2, "y")));
@@ -134,15 +162,11 @@ fn a_cut_off_leader_answers_nothing() {
     d.options.timeout = Duration::from_secs(4);
     d.start_all();
     let old = d.leader("");
-    let other = d.at(&d.follower());
+    let other = d.at(ABC.into_iter().find(|n| **n != old).unwrap());
     assert!(swap(&other, "v", &register(1, "x")));
     d.isolate(&old, Cut::Silent);
     // The others' swap waits for the old leader in vain, until there is a new one.
-    let mut tries = 0;
-    while !swap(&other, "v", &register(2, "new")) {
-        tries += 1;
-        assert!(tries < 5);
-    }
+    assert!(swap(&other, "v", &register(2, "new")));
     let alone = d.at(&old);
     times_out(d.options.timeout, || alone.swap("v", &register(2, "old")));
     times_out(d.options.timeout, || alone.read("v"));
@@ -198,7 +222,8 @@ fn a_leader_that_comes_back_reads_nothing_old() {
     for version in 2..=150 {
         assert!(swap(&d.at(&leader), "v", &register(version, "x")));
     }
-    assert_eq!(d.leader(behind), leader);
+    // The other may have taken its place, where it stood still for too long: it has as much.
+    let leader = d.leader(behind);
     d.stop_all();
     d.start(behind);
     let back = d.start(&leader);
@@ -222,8 +247,10 @@ fn a_late_voter_gets_a_snapshot_in_pieces() {
         v.until(|m| m.purged.is_some_and(|p| p.index > 20));
     }
     let c = d.start("c");
-    let last = a.metrics().last_applied;
-    c.until(move |m| m.last_applied >= last && m.snapshot.is_some());
+    // Where `a` does not lead, it may have applied less than was acknowledged: what counts is
+    // the last register.
+    let (seen, last) = (c.clone(), volume(VOLUMES - 1));
+    c.until(move |m| m.snapshot.is_some() && seen.here(&last) == register(1, "somebody"));
     for i in 0..VOLUMES {
         assert_eq!(c.here(&volume(i)), register(1, "somebody"));
     }
@@ -243,10 +270,20 @@ fn a_voter_whose_disk_failed_takes_no_part() {
     for (name, disk) in &disks {
         d.start_on(disk.clone(), name);
     }
-    let leader = d.leader("");
-    assert!(swap(&d.at(&leader), "v", &register(1, "x")));
-    let failing = disks.iter().find(|(n, _)| **n == leader).unwrap();
-    failing.1.fail(true);
+    assert!(swap(&d.at("a"), "v", &register(1, "x")));
+    // The one that leads when its disk has failed: it cannot even give its place up without a
+    // vote on that disk. (On a busy machine another may lead by then.)
+    let (leader, failing) = loop {
+        let leader = d.leader("");
+        let failing = disks.iter().find(|(n, _)| **n == leader).unwrap();
+        failing.1.fail(true);
+        if d.at(&leader).leader() == Some(leader.clone()) {
+            break (leader, failing);
+        }
+        failing.1.fail(false);
+        d.stop(&leader);
+        d.start_on(failing.1.clone(), &leader);
+    };
     let ill = d.at(&leader);
     // Its fate is not known here: it may have reached the others.
     let e = ill.swap("v", &register(2, "ill")).unwrap_err();
@@ -295,6 +332,18 @@ fn start_telling(disk: Arc<Failing>, options: Options, tell: Sender<String>) -> 
     tracing::subscriber::with_default(lines, || RegisterVoter::start(disk, options).unwrap())
 }
 
+/// Waits until the voter has said that it votes again. On a busy machine it was tried in vain
+/// before, and said why.
+fn votes_again(told: &Receiver<String>) {
+    loop {
+        let text = told.recv_timeout(DEADLINE).unwrap();
+        if text.contains("votes on views again") {
+            return;
+        }
+        assert!(text.contains("does not vote"), "{text}");
+    }
+}
+
 /// A full disk ended a daemon's vote for as long as the daemon ran: with two of three
 /// full for a while, nothing could attach any more, though both had room again.
 #[test]
@@ -307,15 +356,13 @@ fn a_voter_whose_disk_is_well_again_votes_again() {
     disk.fail(true);
     let e = voter.swap("v", &register(2, "y")).unwrap_err();
     assert!(matches!(e, Error::Poisoned(_)), "{e}");
-    let long = Duration::from_secs(60);
-    let text = told.recv_timeout(long).unwrap();
+    let text = told.recv_timeout(DEADLINE).unwrap();
     assert!(text.contains("does not vote"), "{text}");
     // Tried again, while the disk is as it was.
     let e = voter.read("v").unwrap_err();
     assert!(matches!(e, Error::Poisoned(_)), "{e}");
     disk.fail(false);
-    let text = told.recv_timeout(long).unwrap();
-    assert!(text.contains("votes on views again"), "{text}");
+    votes_again(&told);
     let now = voter.read("v").unwrap();
     assert!(
         now == register(1, "x") || now == register(2, "y"),
@@ -339,23 +386,28 @@ fn a_voter_does_not_come_back_without_its_log() {
     assert!(voter.swap("v", &register(1, "x")).unwrap());
     disk.fail(true);
     voter.swap("v", &register(2, "y")).unwrap_err();
-    let long = Duration::from_secs(60);
-    let text = told.recv_timeout(long).unwrap();
+    let text = told.recv_timeout(DEADLINE).unwrap();
     assert!(text.contains("does not vote"), "{text}");
     std::fs::rename(&dir, &away).unwrap();
     disk.fail(false);
     let text = loop {
-        let text = told.recv_timeout(long).unwrap();
+        let text = told.recv_timeout(DEADLINE).unwrap();
         assert!(!text.contains("votes on views again"), "{text}");
         if text.contains("is gone") {
             break text;
         }
     };
     assert!(text.contains("Keep this voter stopped"), "{text}");
-    std::fs::remove_dir_all(&dir).unwrap();
-    std::fs::rename(&away, &dir).unwrap();
-    let text = told.recv_timeout(long).unwrap();
-    assert!(text.contains("votes on views again"), "{text}");
+    // Each try makes the directory: also one between these two.
+    let begun = Instant::now();
+    loop {
+        let _ = std::fs::remove_dir_all(&dir);
+        match std::fs::rename(&away, &dir) {
+            Ok(()) => break,
+            Err(e) => assert!(begun.elapsed() < DEADLINE, "{e}"),
+        }
+    }
+    votes_again(&told);
     assert!(voter.read("v").unwrap().version >= 1);
     voter.stop();
 }

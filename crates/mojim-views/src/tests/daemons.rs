@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use mojim_env::{Address, Conn, Env};
+use mojim_env::{Address, Conn, Env, Error};
 use mojim_format::FrameKind;
 use mojim_format::message::checked;
 use mojim_linux::{Listener, Os};
@@ -57,8 +57,10 @@ impl Daemons {
         let mut listeners = Vec::new();
         let mut threads = Vec::new();
         for name in names {
-            let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
-            let listener = Arc::new(Listener::bind(&any).unwrap());
+            // On an address of these tests' own: other processes' tests knock at ports of
+            // 127.0.0.1 at which their nodes were, and which may be anybody's by now.
+            let host = [127, 78, 1, (std::process::id() % 250) as u8 + 1];
+            let listener = Arc::new(Listener::bind(&Address::Tcp((host, 0).into())).unwrap());
             voters.insert(name.to_string(), listener.local_address());
             let (world, l, me) = (world.clone(), listener.clone(), name.to_string());
             threads.push(std::thread::spawn(move || accept(&world, &l, &me)));
@@ -111,7 +113,18 @@ impl Daemons {
 
     /// Starts a voter with a disk of the test's.
     pub fn start_on(&self, env: Arc<dyn Env>, name: &str) -> Arc<RaftViews> {
-        let v = RaftViews::start_on(env, self.options_of(name), self.snapshots).unwrap();
+        let begun = Instant::now();
+        let v = loop {
+            let options = self.options_of(name);
+            match RaftViews::start_on(env.clone(), options, self.snapshots) {
+                // A stop does not wait longer than the options say; on a busy machine the files
+                // may be in use for some time after it.
+                Err(Error::Busy(_)) if begun.elapsed() < Duration::from_secs(180) => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                r => break r.unwrap(),
+            }
+        };
         lock(&self.world.voters).insert(name.into(), v.clone());
         v
     }

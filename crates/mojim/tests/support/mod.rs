@@ -4,7 +4,9 @@
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use mojim::{MapFlags, Mapping, Volume};
 use mojim_config::Config;
@@ -26,6 +28,17 @@ impl Drop for Dir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Ports at which nobody listens, on an address that no other test has: on 127.0.0.1 another
+/// process's test takes such a port before a node is there, or knocks at it.
+pub fn free_ports<const N: usize>() -> [SocketAddr; N] {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let (n, pid) = (NEXT.fetch_add(1, Relaxed), std::process::id());
+    let (high, low) = ((pid / 250 % 100) as u8, (pid % 250) as u8);
+    let host = Ipv4Addr::new(127, 128 + high, n, 1 + low);
+    let held = [(); N].map(|()| TcpListener::bind((host, 0)).unwrap());
+    held.map(|l| l.local_addr().unwrap())
 }
 
 /// Volume `v` on node `a` alone, its log of the size `log`; `more`: the volume's other keys.
