@@ -548,18 +548,19 @@ fn memory_stays_while_a_sync_point_reads_it() {
     let dir = Dir::new("reads");
     let config = config_with(&dir.0, "auto", "", "8MiB");
     let v = Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
-    let other = |at: *mut u8| {
-        let fixed = if at.is_null() { 0 } else { libc::MAP_FIXED };
+    // Where the kernel puts nothing of the other tests' while this one has nothing there: it
+    // once took their memory, and a process died of it.
+    let place = std::ptr::without_provenance_mut::<u8>(0x2a4d_6f6a_0000);
+    let other = || {
         let (rw, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
-        let flags = private | libc::MAP_ANONYMOUS | fixed;
-        // SAFETY: new memory, or in the place of what this test has there.
-        let p = unsafe { libc::mmap(at.cast(), LEN, rw, flags, -1, 0) };
+        let flags = private | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: in the place of what this test has there.
+        let p = unsafe { libc::mmap(place.cast(), LEN, rw, flags, -1, 0) };
         assert_ne!(p, libc::MAP_FAILED);
         // SAFETY: memory that was just mapped.
         unsafe { p.cast::<u8>().write_bytes(99, LEN) };
-        p.cast::<u8>()
     };
-    let place = other(std::ptr::null_mut());
+    other();
     let flags = MapFlags {
         create: true,
         atomic: true,
@@ -602,12 +603,12 @@ fn memory_stays_while_a_sync_point_reads_it() {
                 _ => unmap(m.ptr, LEN).unwrap(),
             }
             if round % 4 > 1 {
-                other(place);
+                other();
             }
             meet.wait();
             if round % 4 <= 1 {
                 unmap(m.ptr, LEN).unwrap();
-                other(place);
+                other();
             }
             assert!(file(&v).iter().all(|b| *b < 50), "round {round}");
         }
