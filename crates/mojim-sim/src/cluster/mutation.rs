@@ -160,17 +160,29 @@ impl Mutation {
     ];
 
     /// For a mutation that few seeds notice: a seed that noticed it, which is tried
-    /// first.
+    /// first. Where a change of the simulator moves its runs, the search finds another.
     pub fn seen_at(self) -> Option<u64> {
         match self {
+            Mutation::ApplyBeforeLog => Some(195),
+            Mutation::ReplaceEarly => Some(68),
+            Mutation::AmnesiacMember => Some(99),
+            Mutation::NoFence => Some(131),
+            Mutation::AdmitEarly => Some(137),
+            Mutation::ForwardAcrossTerms => Some(175),
+            Mutation::IgnorePause => Some(509),
+            Mutation::Overtake => Some(541),
+            Mutation::KeepEpoch => Some(269),
+            Mutation::AskConfigured => Some(125),
+            Mutation::IgnoreLease => Some(689),
+            Mutation::LookSilently => Some(142),
             Mutation::ForgetRing => Some(1430),
+            Mutation::AloneInRing => Some(1109),
+            Mutation::ReleaseEarly => Some(166),
             Mutation::PromiseEarly => Some(15_382),
-            Mutation::SpillUnsynced => Some(2857),
-            Mutation::NoFence => Some(792),
-            Mutation::Overtake => Some(554),
-            Mutation::ForwardAcrossTerms => Some(369),
-            Mutation::ReleaseEarly => Some(239),
+            Mutation::TrustWire => Some(63),
             Mutation::StampParts => Some(8937),
+            Mutation::SpillUnsynced => Some(348),
+            Mutation::SpillOnce => Some(130),
             _ => None,
         }
     }
