@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 
 use crate::ask::{Asked, SHORT, ask, is_answer, load, plain};
 use crate::failure::Done;
-use crate::well::{Expected, Voter, backup_line, copies, ills, is_stale, role, unused_line};
+use crate::well::{
+    Expected, Voter, backup_line, copies, ills, is_level, is_stale, role, unused_line,
+};
 
 /// Ask every node for its volumes: roles, epochs, LSNs, links.
 ///
@@ -19,7 +21,7 @@ use crate::well::{Expected, Voter, backup_line, copies, ills, is_stale, role, un
 /// line or the configuration is wrong. A volume is well if every node that holds it answers with
 /// a whole copy that it can use, of the newest view, and with room for what its log holds; if its
 /// primary has its mirror; if each backup follows and lags by no more than secondary_threshold;
-/// if every voter answers and the register of views can be read. That holds with and without a
+/// if every voter votes and the register of views can be read. That holds with and without a
 /// program: without one, no link is missed, but a copy that lacks what another one has
 /// committed is. A volume that no program has used yet has nothing to copy.
 ///
@@ -28,10 +30,15 @@ use crate::well::{Expected, Voter, backup_line, copies, ills, is_stale, role, un
 /// there is some), and how much it was the last time, and for how long (`last_risk`, with `bytes`
 /// and `milliseconds`). That makes no volume less well.
 ///
+/// In the column `link`, `us` is the time of a round trip to the mirror and back, in microseconds,
+/// as the program measured it last.
+///
 /// Below the nodes is said, for each copy that is neither the primary's nor its mirror's, whom it
-/// follows and how much it has, and which voters answer. A role of an older view is `was primary` or
+/// follows and how much it has, and which voters vote, answer and do not vote (as where they have no
+/// room for their votes), or do not answer. A role of an older view is `was primary` or
 /// `was mirror`; with --json such a node has `stale`, and the volume has `voters`, each with
-/// `answers`: whether it does, and does not refuse.
+/// `answers`: whether it does, and does not refuse; `votes`: whether its vote counts; and `error`:
+/// why it does not vote although it answers.
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's, as where no node can read the register), `kind` (unreachable, refused, voter, quorum,
@@ -161,7 +168,13 @@ fn volume_row(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Valu
             n["role"] = json!("backup");
         }
     }
-    let vote = |v: &Voter| json!({ "node": v.name, "answers": v.answers });
+    let vote = |v: &Voter| {
+        let mut vote = json!({ "node": v.name, "answers": v.answers, "votes": v.votes() });
+        if let Some(why) = &v.down {
+            vote["error"] = json!(why);
+        }
+        vote
+    };
     json!({
         "volume": v.name,
         "mode": v.mode.as_str(),
@@ -230,6 +243,7 @@ fn voters(config: &Config, v: &Volume, answers: &Map<String, Value>) -> Vec<Vote
             refuses: answer["answered"] == true,
             error: why.filter(|_| !holds),
             unread: answer["unread"].as_str().map(str::to_owned),
+            down: answer["vote_error"].as_str().map(str::to_owned),
         }
     };
     config.voters().into_iter().map(voter).collect()
@@ -421,20 +435,24 @@ fn link(n: &Value, nodes: &[Value]) -> String {
 /// The line about the voters, if there are any.
 fn votes(v: &Value) -> String {
     let all = list(&v["voters"]);
-    let names = |answers: bool| {
-        let of = all.iter().filter(|v| (v["answers"] == true) == answers);
-        let of: Vec<&str> = of.filter_map(|v| v["node"].as_str()).collect();
-        match of.is_empty() {
-            true => "none".to_owned(),
-            false => of.join(", "),
-        }
+    let names = |answers: bool, votes: bool| {
+        let is = |v: &&Value| v["answers"] == answers && v["votes"] == votes;
+        let of: Vec<&str> = all
+            .iter()
+            .filter(is)
+            .filter_map(|v| v["node"].as_str())
+            .collect();
+        (!of.is_empty()).then(|| of.join(", "))
     };
+    let none = || "none".to_owned();
+    let down = names(true, false);
     match all.len() {
         0 => String::new(),
         n => format!(
-            "  voters: {}; without an answer: {}; {} of {n} are needed\n",
-            names(true),
-            names(false),
+            "  voters: {}{}; without an answer: {}; {} of {n} are needed\n",
+            names(true, true).unwrap_or_else(none),
+            down.map_or(String::new(), |d| format!("; answer and do not vote: {d}")),
+            names(false, false).unwrap_or_else(none),
             n / 2 + 1,
         ),
     }
@@ -446,6 +464,8 @@ fn lag_of(n: &Value, nodes: &[Value]) -> String {
     let from = nodes.iter().find(|f| f["node"] == n["link"]["from"]);
     let mut rows = from.map_or(&[][..], |f| list(&f["backups"])).iter();
     let row = rows.find(|r| r["node"] == n["node"] && r["active"] == true);
+    // The two nodes were not asked at the same instant.
+    let row = row.filter(|_| !is_level(n, nodes));
     match row.and_then(|r| r["lag"].as_u64()) {
         Some(lag @ 1..) => format!(", {lag} B to go"),
         _ => String::new(),
@@ -463,8 +483,12 @@ fn at_risk(n: &Value) -> String {
     }
     let last = &n["last_risk"];
     if let (Some(bytes @ 1..), Some(ms)) = (last["bytes"].as_u64(), last["milliseconds"].as_f64()) {
+        let time = match ms < 0.05 {
+            true => "less than 0.1 ms".to_owned(),
+            false => format!("{ms:.1} ms"),
+        };
         t += &format!(
-            "  node {name}: earlier, when its mirror was lost, {bytes} B were in its memory only, for {ms:.1} ms\n"
+            "  node {name}: earlier, when its mirror was lost, {bytes} B were in its memory only, for {time}\n"
         );
     }
     t

@@ -39,6 +39,15 @@ pub struct Voter {
     pub error: Option<String>,
     /// Why a voter that holds no copy cannot read the register of views.
     pub unread: Option<String>,
+    /// Why it does not vote, although its daemon answers.
+    pub down: Option<String>,
+}
+
+impl Voter {
+    /// Whether it answers, and its vote counts.
+    pub fn votes(&self) -> bool {
+        self.answers && self.down.is_none()
+    }
 }
 
 impl Expected<'_> {
@@ -50,18 +59,37 @@ impl Expected<'_> {
         }
     }
 
-    /// How many voters answer, how many there are, and how many have to answer.
+    /// How many voters vote, how many there are, and how many have to vote.
     fn votes(&self) -> (usize, usize, usize) {
         let all = self.voters.len();
-        let have = self.voters.iter().filter(|v| v.answers).count();
+        let have = self.voters.iter().filter(|v| v.votes()).count();
         (have, all, all / 2 + 1)
     }
 
+    /// The same in words.
+    fn count(&self) -> String {
+        let (have, all, _) = self.votes();
+        let down = self.voters.iter().filter(|v| v.answers && !v.votes());
+        let down: Vec<&str> = down.map(|v| &*v.name).collect();
+        match down.is_empty() {
+            true => format!("{have} of {all} voters answer"),
+            false => format!(
+                "{have} of {all} voters vote ({} answers, and does not)",
+                down.join(", ")
+            ),
+        }
+    }
+
     /// What the text about a voter that is not well adds.
-    fn vote_of(&self, name: &str) -> &'static str {
-        match self.voters.iter().any(|v| v.name == name) {
-            true => "; it has a vote",
-            false => "",
+    fn vote_of(&self, name: &str) -> String {
+        match self.voters.iter().find(|v| v.name == name) {
+            None => String::new(),
+            Some(Voter {
+                answers: true,
+                down: Some(why),
+                ..
+            }) => format!("; it does not vote on views meanwhile: {why}"),
+            Some(_) => "; it has a vote".to_owned(),
         }
     }
 }
@@ -98,12 +126,11 @@ impl Ill {
 }
 
 const START: &str = "start `mojim node` there (end it first if it hangs), or look at its machine and its network; `mojim replace` if it is lost for good";
-const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second)";
-const VOTER: &str =
-    "mend what the message names (room, a disk): the daemon there tries again every second";
+const VOTERS: &str = "look again in a few seconds; if it stays so, mend what the messages name (room, a disk: the daemon there tries again every second, and one that has ended meanwhile is started again)";
+const VOTER: &str = "mend what the message names (room, a disk): the daemon there tries again every second. One that is started before that ends with the error: start it again afterwards";
 const READS: &str = "look again in a few seconds; if it stays so, mend what the message names (room, a disk, a node that does not answer)";
-const PROGRAM: &str = "nothing, if this passes: the daemon of the primary brings the other copies up to date; where it cannot, it says why, and the program that is started there does";
-const BEGUN: &str = "start the program there: what an earlier one had begun, and what was acknowledged to nobody yet, waits for it";
+/// `ills` puts in its place who does it, and where.
+const PROGRAM: &str = "nothing, if this passes: the primary brings the other copies up to date";
 const JOINS: &str = "nothing, if this passes: the program's node takes back who answers; if it stays so, read what that program and the other nodes' daemons say";
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
@@ -112,11 +139,9 @@ const DISK: &str = "mend what the message names (room, the disk, the log), then 
 const LOADS: &str = "nothing, if this passes: all of the volume is copied to it";
 const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
-const AWAY_UNUSED: &str = "look again in a few seconds, in which the daemon of the primary may see to it; if it stays so, start the program: a backup gets what it lacks while one is attached";
-const ROOM_TO_COPY: &str = "make room on the file system that is named: until a copy has come, the files that change are there twice. It is tried again every half a minute";
-const ROOM: &str =
-    "make room on the file system that is named: it goes on by itself within seconds";
-const ROOM_BY_HAND: &str = "make room on the file system that is named: it goes on by itself when a program is attached; else start `mojim node` there again";
+const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
+const ROOM: &str = "make room where the message says that there is none: it goes on by itself within seconds of that";
+const ROOM_BY_HAND: &str = "make room where the message says that there is none: it goes on by itself when a program is attached; else start `mojim node` there again";
 const REFUSED: &str = "give the node and this command the same configuration and keys";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
@@ -154,20 +179,23 @@ pub fn role<'a>(n: &'a Value, nodes: &[Value]) -> &'a str {
     }
 }
 
-/// The mirror that the primary of the newest view names.
-fn mirror_by_view(nodes: &[Value]) -> Option<&str> {
+/// The primary of the newest view.
+fn leader(nodes: &[Value]) -> Option<&Value> {
     let newest = newest(nodes);
     let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest && newest > 0;
-    let named = text(&nodes.iter().find(leads)?["view"], "mirror");
+    nodes.iter().find(leads)
+}
+
+/// The mirror that the primary of the newest view names.
+fn mirror_by_view(nodes: &[Value]) -> Option<&str> {
+    let named = text(&leader(nodes)?["view"], "mirror");
     nodes.iter().any(|n| n["node"] == named).then_some(named)
 }
 
 /// The line about the primary of a volume to which no program is attached: the next
 /// program is started there.
 pub fn unused_line(nodes: &[Value]) -> Option<String> {
-    let newest = newest(nodes);
-    let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest && newest > 0;
-    let p = nodes.iter().find(leads)?;
+    let p = leader(nodes)?;
     let used = nodes.iter().any(|n| n["attached"] == true);
     (!used).then(|| {
         format!(
@@ -181,7 +209,17 @@ pub fn unused_line(nodes: &[Value]) -> Option<String> {
 /// follows, and how much it has. None before the first attach.
 pub fn backup_line(n: &Value, nodes: &[Value]) -> Option<String> {
     let is_other = |n: &Value| ["backup", "was mirror", "was primary"].contains(&role(n, nodes));
-    if !is_usable(n) || !is_other(n) || newest(nodes) == 0 {
+    if !is_other(n) || newest(nodes) == 0 {
+        return None;
+    }
+    if n["reachable"] == true && n["error"].is_string() {
+        return Some(format!(
+            "{} {}: takes nothing, its copy cannot be used",
+            role(n, nodes),
+            text(n, "node")
+        ));
+    }
+    if !is_usable(n) {
         return None;
     }
     let in_use = nodes.iter().any(|n| n["attached"] == true);
@@ -211,6 +249,11 @@ fn has(n: &Value, nodes: &[Value]) -> String {
         "has LSN {} of {most}",
         n["last_lsn"].as_u64().unwrap_or(0).min(most)
     )
+}
+
+/// Whether a node's copy has all that is committed, as far as is known.
+pub fn is_level(n: &Value, nodes: &[Value]) -> bool {
+    !is_stale(n, nodes) && n["last_lsn"].as_u64().unwrap_or(0) >= most(nodes)
 }
 
 /// What is committed in the newest view, as far as is known.
@@ -271,21 +314,57 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
             i.todo = Cow::Owned(format!("{START}; {how}"));
         }
     }
-    // What the primary's daemon failed to heal does not pass by itself.
-    let newest = nodes.iter().map(epoch).max().unwrap_or(0);
-    let leads = |n: &&Value| n["role"] == "primary" && epoch(n) == newest;
-    if let Some(p) = nodes.iter().find(leads)
-        && let Some(why) = p["heal_error"].as_str()
-    {
-        let name = text(p, "node");
-        let refused = format!(
-            "the daemon of node {name} has tried to bring the other copies up to date, and could not: {why}. Mend that; it tries again in minutes, and a program that is started there at once"
-        );
-        for i in ills.iter_mut().filter(|i| i.todo == PROGRAM) {
-            i.todo = Cow::Owned(refused.clone());
-        }
+    for i in ills.iter_mut().filter(|i| i.todo == PROGRAM) {
+        i.todo = brought(&i.node, nodes);
     }
     ills
+}
+
+/// Who brings the copy of `node` up to date, and what to do if nobody does. No node: the
+/// copies of all others.
+fn brought(node: &str, nodes: &[Value]) -> Cow<'static, str> {
+    let Some(p) = leader(nodes) else {
+        return PROGRAM.into();
+    };
+    let name = text(p, "node");
+    // What the primary's daemon failed to heal does not pass by itself.
+    if let Some(why) = p["heal_error"].as_str() {
+        return format!(
+            "the daemon of node {name} has tried to bring the other copies up to date, and could not: {why}. Mend that; it tries again in minutes, and a program that is started there at once"
+        )
+        .into();
+    }
+    if p["attached"] == true {
+        return format!(
+            "nothing, if this passes: the program on node {name}, and the mirror, bring the other copies up to date; if it stays so, read what that program and the nodes' daemons say"
+        )
+        .into();
+    }
+    let mirror = text(&p["view"], "mirror");
+    if node == mirror || nodes.len() == 2 {
+        return format!(
+            "nothing, if this passes: the daemon of node {name}, the primary, brings the other copy up to date; where it cannot, it says why, and the program that is started on node {name} does"
+        )
+        .into();
+    }
+    away_unused(nodes).into()
+}
+
+/// What to do about a copy that is not the mirror's, and lacks something while no program is
+/// attached.
+fn away_unused(nodes: &[Value]) -> String {
+    format!(
+        "look again in a few seconds, in which the daemon of the primary may see to it; {}",
+        starts(nodes)
+    )
+}
+
+/// That a backup waits for a program.
+fn starts(nodes: &[Value]) -> String {
+    let at = leader(nodes).map_or(String::new(), |p| format!(" on node {}", text(p, "node")));
+    format!(
+        "if it stays so, start the program{at}: a backup gets what it lacks while one is attached"
+    )
 }
 
 fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
@@ -293,17 +372,7 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     for n in nodes {
         of_node(expected, n, nodes, &mut ills);
     }
-    for v in expected.voters {
-        if let Some(why) = &v.error {
-            let what = format!("{why}{}", expected.vote_of(&v.name));
-            let todo = match v.answers {
-                true => VOTER,
-                false if v.refuses => REFUSED,
-                false => START,
-            };
-            ills.push(Ill::new(&v.name, "voter", what, todo));
-        }
-    }
+    of_voters(expected, &mut ills);
     of_register(expected, nodes, &mut ills);
     let newest = nodes.iter().map(epoch).max().unwrap_or(0);
     if newest == 0 {
@@ -337,17 +406,46 @@ fn found(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     ills
 }
 
+/// Whether the voters vote. That a data node does not is said with its lack of room, where
+/// it has one.
+fn of_voters(expected: &Expected<'_>, ills: &mut Vec<Ill>) {
+    for v in expected.voters {
+        let is_said = ills.iter().any(|i| i.node == v.name && i.kind == "room");
+        let down = v.down.as_ref().filter(|_| v.answers && !is_said);
+        if let Some(why) = &v.error {
+            let what = format!("{why}{}", expected.vote_of(&v.name));
+            let todo = match v.answers {
+                true => VOTER,
+                false if v.refuses => REFUSED,
+                false => START,
+            };
+            ills.push(Ill::new(&v.name, "voter", what, todo));
+        } else if let Some(why) = down {
+            let what = format!("node {} does not vote on views: {why}", v.name);
+            ills.push(Ill::new(&v.name, "voter", what, VOTER));
+        }
+    }
+}
+
 /// What to do about an ill that was caused by one of `node`, if `node` has such an ill.
 /// Low room alone has caused nothing yet.
-fn because_of(node: &str, nodes: &[Value], ills: &[Ill]) -> Option<Cow<'static, str>> {
+fn because_of(
+    expected: &Expected<'_>,
+    node: &str,
+    nodes: &[Value],
+    ills: &[Ill],
+) -> Option<Cow<'static, str>> {
     let causes = ["unreachable", "refused", "copy", "failed"];
     let full = nodes.iter().any(|n| n["node"] == node && n["full"] == true);
     let is_cause = |kind| causes.contains(&kind) || full && kind == "room";
     let has = |i: &Ill| i.node == node && is_cause(i.kind);
-    let text = format!(
-        "what is said of node {node}: this passes with it, or when another takes its place"
-    );
-    ills.iter().any(has).then_some(Cow::Owned(text))
+    let may = |n: &&Value| n["node"] != node && n["role"] != "primary" && is_usable(n);
+    let other = match nodes.iter().any(|n| may(&n)) && !expected.voters.is_empty() {
+        true => ", or when another takes its place",
+        false => "",
+    };
+    let todo = format!("what is said of node {node}: this passes with it{other}");
+    ills.iter().any(has).then_some(Cow::Owned(todo))
 }
 
 /// Whether a node answers, and whether its copy can be used.
@@ -356,33 +454,22 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
     let room = of_room(n);
     let full = n["full"] == true && room.is_some();
     if let Some(e) = n["error"].as_str().filter(|_| !full) {
-        ills.push(match (n["reachable"] == true, n.get("role").is_some()) {
-            (false, _) => {
-                let goes_on = goes_on(expected, name, nodes);
-                let what = format!("{e}{goes_on}{}", expected.vote_of(name));
-                Ill::new(name, "unreachable", what, START)
-            }
-            (true, true) => Ill::new(
-                name,
-                "copy",
-                format!("the copy of node {name} cannot be used: {e}"),
-                match text(n, "role") {
-                    "primary" => PRIMARY,
-                    _ if n["full"] == true => expected.room(),
-                    _ => DISK,
-                },
-            ),
-            (true, false) => Ill::new(name, "refused", e.to_owned(), REFUSED),
-        });
+        ills.push(of_error(expected, n, e, nodes));
     }
     if let Some(mut what) = room {
-        what += expected.vote_of(name);
-        let mut todo = "make room on that file system";
+        let mut todo = Cow::Borrowed("make room on that file system");
         if let Some(e) = n["error"].as_str().filter(|_| full) {
             what += &format!("; its copy takes nothing meanwhile: {e}");
-            todo = expected.room();
+            todo = expected.room().into();
         }
-        ills.push(Ill::new(name, "room", what, todo));
+        if let Some(how) = elsewhere(n, nodes) {
+            what += "; a program may find too little room to attach there, and no other node takes over for that";
+            todo = format!("{todo}; or {how}").into();
+        }
+        what += &expected.vote_of(name);
+        let mut ill = Ill::new(name, "room", what, "");
+        ill.todo = todo;
+        ills.push(ill);
     }
     if n["distrusted"] == true {
         ills.push(Ill::new(
@@ -392,6 +479,42 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
             PROGRAM,
         ));
     }
+}
+
+/// The ill of a node that does not answer, refuses, or cannot use its copy, for `e`.
+fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill {
+    let name = text(n, "node");
+    match (n["reachable"] == true, n.get("role").is_some()) {
+        (false, _) => {
+            let goes_on = goes_on(expected, name, nodes);
+            let what = format!("{e}{goes_on}{}", expected.vote_of(name));
+            Ill::new(name, "unreachable", what, START)
+        }
+        (true, true) => {
+            let todo = match text(n, "role") {
+                "primary" => PRIMARY,
+                _ if n["full"] == true => expected.room(),
+                _ => DISK,
+            };
+            let what = format!("the copy of node {name} cannot be used: {e}");
+            let mut ill = Ill::new(name, "copy", what, todo);
+            if let Some(how) = elsewhere(n, nodes) {
+                ill.todo = format!("{todo}; or {how}").into();
+            }
+            ill
+        }
+        (true, false) => Ill::new(name, "refused", e.to_owned(), REFUSED),
+    }
+}
+
+/// How the volume goes on at the mirror of `n`, if `n` is the primary, no program is
+/// attached, and the mirror's copy can be used.
+fn elsewhere(n: &Value, nodes: &[Value]) -> Option<String> {
+    let leads = leader(nodes).is_some_and(|p| p["node"] == n["node"]);
+    let mirror = mirror_by_view(nodes).filter(|_| leads && n["attached"] != true)?;
+    let m = nodes.iter().find(|m| m["node"] == mirror)?;
+    is_usable(m)
+        .then(|| format!("`mojim promote --name {mirror}`, and start the program on node {mirror}"))
 }
 
 /// Whether there is too little room for a node's data.
@@ -424,6 +547,17 @@ fn goes_on(expected: &Expected<'_>, name: &str, nodes: &[Value]) -> String {
             n["link"]["heard_ms"]
         );
     }
+    if let Some(p) = leader(nodes).filter(|_| mirror_by_view(nodes) == Some(name))
+        && p["attached"] == true
+        && p["link"]["up"] == true
+        && p["failed"] != true
+    {
+        return format!(
+            "; it is the mirror of node {}: unless that node hears it, {}",
+            text(p, "node"),
+            then(expected, p)
+        );
+    }
     let is_mirror = |n: &&Value| {
         let view = &n["view"];
         view["primary"] == name && view["mirror"] == n["node"] && epoch(n) == newest
@@ -442,6 +576,22 @@ fn goes_on(expected: &Expected<'_>, name: &str, nodes: &[Value]) -> String {
     )
 }
 
+/// What sync points of the program on node `p` do without their mirror.
+fn then(expected: &Expected<'_>, p: &Value) -> &'static str {
+    match expected.voters {
+        _ if !expected.waits => "sync points of its program go on, and have one copy",
+        [] => "sync points of its program wait, and fail if it stays so",
+        _ if p["register"]["error"].is_string() => {
+            "sync points of its program wait, and fail if it stays so: it cannot go on alone while it does not reach enough voters"
+        }
+        // Whether such a voter still votes is not seen from here.
+        all if all.iter().any(|v| v.error.is_some()) => {
+            "sync points of its program wait until it goes on alone, to which enough voters have to agree"
+        }
+        _ => "sync points of its program wait until it goes on alone, in seconds",
+    }
+}
+
 /// Whether the views can change, and whether what they say has been carried out.
 fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
     // A node that can read the register can take over.
@@ -455,27 +605,37 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         .map(|v| (&*v.name, v.unread.as_deref()));
     let unread = of_copies.chain(of_others);
     let unread: Vec<(&str, &str)> = unread.filter_map(|(n, e)| Some((n, e?))).collect();
-    let (have, all, need) = expected.votes();
+    let (have, _, need) = expected.votes();
+    let count = expected.count();
+    let is_down = |name: &str| {
+        let mut all = expected.voters.iter();
+        all.any(|v| v.name == name && v.answers && v.down.is_some())
+    };
     if read || unread.is_empty() {
-        for (name, e) in unread {
+        // Of a voter that does not vote that is said already.
+        for (name, e) in unread.into_iter().filter(|(n, _)| !is_down(n)) {
             let what = format!("node {name} cannot read the register of views: {e}");
             ills.push(Ill::new(name, "quorum", what, READS));
         }
     } else if have < need {
         let what = format!(
-            "{have} of {all} voters answer, and {need} are needed: meanwhile nobody takes over, and no node takes another's place"
+            "{count}, and {need} are needed: meanwhile nobody takes over, and no node takes another's place"
         );
-        let todo = "start the voters that do not answer, or look at their machines and network";
+        let todo = match expected.voters.iter().all(|v| v.answers) {
+            true => VOTERS,
+            false => "start the voters that do not answer, or look at their machines and network",
+        };
         ills.push(Ill::new("", "quorum", what, todo));
     } else {
         // A voter that reports an error is the cause.
-        let chooses = match expected.voters.iter().any(|v| v.error.is_some()) {
+        let ill = |v: &Voter| v.error.is_some() || v.down.is_some();
+        let chooses = match expected.voters.iter().any(ill) {
             true => "",
             false => ", as while they choose who leads them, for some seconds",
         };
         // The other errors would say the same.
         let what = format!(
-            "{have} of {all} voters answer, and the register of views cannot be read{chooses}; meanwhile nobody takes over: {}",
+            "{count}, and the register of views cannot be read{chooses}; meanwhile nobody takes over: {}",
             unread[0].1
         );
         ills.push(Ill::new("", "quorum", what, VOTERS));
@@ -541,7 +701,8 @@ fn of_copy(n: &Value, newest: u64, leads: bool, ills: &mut Vec<Ill>) {
             name,
             "stale",
             format!(
-                "node {name} was primary until epoch {newest} and has not been brought up to date{}",
+                "node {name} was primary, in epoch {}; the volume is in epoch {newest} by now, and that copy has not been brought up to date{}",
+                epoch(n),
                 uncopied(n)
             ),
             PROGRAM,
@@ -574,25 +735,15 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
     }
     if p["attached"] == true {
         if p["link"]["up"] == false {
-            let unread = |n: &Value| n["register"]["error"].is_string();
-            let then = match expected.voters {
+            let then = match p["failed"] == true {
                 // The ill `failed` says so.
-                _ if p["failed"] == true => "",
-                _ if !expected.waits => ": sync points of its program go on, and have one copy",
-                [] => ": sync points of its program wait, and fail if it stays so",
-                _ if unread(p) => {
-                    ": sync points of its program wait, and fail if it stays so: it cannot go on alone while it does not reach enough voters"
-                }
-                // Whether such a voter still votes is not seen from here.
-                all if all.iter().any(|v| v.error.is_some()) => {
-                    ": sync points of its program wait until it goes on alone, to which enough voters have to agree"
-                }
-                _ => ": sync points of its program wait until it goes on alone, in seconds",
+                true => String::new(),
+                false => format!(": {}", then(expected, p)),
             };
             let what =
                 format!("the link of node {name} to its mirror, node {mirror}, is down{then}");
             let mut ill = Ill::new(name, "link", what, START);
-            ill.todo = because_of(mirror, nodes, ills).unwrap_or(
+            ill.todo = because_of(expected, mirror, nodes, ills).unwrap_or(
                 "look at the network between the two, and read what their daemons say".into(),
             );
             ills.push(ill);
@@ -600,41 +751,42 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
         of_silence(p, nodes, ills);
         return;
     }
-    // No program sends, so the mirror does not catch up by itself.
+    of_unused(p, mirror, nodes, ills);
+}
+
+/// Whether the primary or its mirror lacks something, while no program is attached that would
+/// send it.
+fn of_unused(p: &Value, mirror: &str, nodes: &[Value], ills: &mut Vec<Ill>) {
+    let name = text(p, "node");
     let found = nodes.iter().find(|n| n["node"] == mirror);
     if let Some(m) = found.filter(|m| m["reachable"] == true && m["state"] == "whole")
         && m["last_lsn"].as_u64().is_some_and(|l| l < committed(p))
     {
-        ills.push(Ill::new(
-            mirror,
-            "behind",
-            format!(
-                "the copy of node {mirror} ends at LSN {}, that of node {name} has LSN {}, and no program is attached",
-                m["last_lsn"],
-                committed(p)
-            ),
-            // The daemon copies what is known to be committed.
-            match m["last_lsn"].as_u64() < p["checkpoint"].as_u64() {
-                true => PROGRAM,
-                false => BEGUN,
-            },
-        ));
+        let what = format!(
+            "the copy of node {mirror} ends at LSN {}, that of node {name} has LSN {}, and no program is attached",
+            m["last_lsn"],
+            committed(p)
+        );
+        let mut ill = Ill::new(mirror, "behind", what, PROGRAM);
+        // The daemon copies what is known to be committed.
+        if m["last_lsn"].as_u64() >= p["checkpoint"].as_u64() {
+            ill.todo = format!("start the program on node {name}: what an earlier one had begun, and what was acknowledged to nobody yet, waits for it").into();
+        }
+        ills.push(ill);
     }
     // The mirror has records that the primary lost.
     if let Some(m) = found.filter(|m| m["reachable"] == true && epoch(m) == epoch(p))
         && p["settling"] != true
         && p["last_lsn"].as_u64().is_some_and(|l| l < committed(m))
     {
-        ills.push(Ill::new(
-            name,
-            "behind",
-            format!(
-                "the copy of node {name} ends at LSN {}, that of its mirror, node {mirror}, has LSN {}, and no program is attached",
-                p["last_lsn"],
-                committed(m)
-            ),
-            "start the program there: it takes what it lacks from the mirror, or says why it does not; before that, whatever becomes of the mirror is lost",
-        ));
+        let what = format!(
+            "the copy of node {name} ends at LSN {}, that of its mirror, node {mirror}, has LSN {}, and no program is attached",
+            p["last_lsn"],
+            committed(m)
+        );
+        let mut ill = Ill::new(name, "behind", what, "");
+        ill.todo = format!("start the program on node {name}: it takes what it lacks from the mirror, or says why it does not; before that, whatever becomes of the mirror is lost").into();
+        ills.push(ill);
     }
 }
 
@@ -686,13 +838,13 @@ fn alone(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &[Ill]) -> I
     let could_be = |roles: &'static [&str]| {
         let is = move |n: &&Value| n["node"] != name && roles.contains(&text(n, "role"));
         let all = nodes.iter().filter(is);
-        all.filter_map(|n| because_of(text(n, "node"), nodes, ills))
+        all.filter_map(|n| because_of(expected, text(n, "node"), nodes, ills))
             .next()
     };
     let mut todo = match could_be(&["mirror", "primary"]).or_else(|| could_be(&[""])) {
         Some(todo) => todo,
         None if attached => JOINS.into(),
-        None => PROGRAM.into(),
+        None => brought("", nodes),
     };
     if !attached {
         todo.to_mut().push_str(&format!(
@@ -722,17 +874,17 @@ fn of_backups(
     let in_use = nodes.iter().any(|n| n["attached"] == true);
     let most = most(nodes);
     let forwards = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
-    let rows = || {
-        let rows = nodes.iter().filter(forwards);
-        rows.filter_map(|n| n["backups"].as_array()).flatten()
-    };
+    let rows = nodes.iter().filter(forwards);
+    let rows: Vec<&Value> = rows
+        .filter_map(|n| n["backups"].as_array())
+        .flatten()
+        .collect();
     let outside = |n: &Value| n["role"] == "mirror" && mirror.is_some_and(|m| n["node"] != m);
     let backups = nodes.iter().filter(|n| n["role"] == "backup" || outside(n));
     // `of_node` reports a copy that cannot be used.
     let usable = |n: &&Value| n["reachable"] == true && n["error"].is_null();
     for b in backups.filter(usable).filter(|n| n["state"] == "whole") {
-        let name = text(b, "node");
-        let row = rows().find(|r| r["node"] == name);
+        let row = rows.iter().find(|r| r["node"] == b["node"]);
         let follows = b["link"]["up"] == true || row.is_some_and(|r| r["active"] == true);
         let has = b["last_lsn"].as_u64().unwrap_or(0);
         let is_old = outside(b) && epoch(b) < newest;
@@ -741,43 +893,66 @@ fn of_backups(
                 true => format!("it has LSN {has} of {most}{}", uncopied(b)),
                 false => "it has what is committed by now".to_owned(),
             };
-            let mut ill = Ill::new(
-                name,
-                "backup-away",
-                match mirror.filter(|_| outside(b)) {
-                    Some(mirror) => {
-                        format!(
-                            "node {name} follows nobody, and node {mirror} is the mirror: {lacks}"
-                        )
-                    }
-                    None => format!("backup {name} follows nobody: {lacks}"),
-                },
-                match b["copy_error"].is_object() {
-                    true => ROOM_TO_COPY,
-                    false if in_use => AWAY,
-                    false => AWAY_UNUSED,
-                },
-            );
-            if let Some(todo) = upstream.and_then(|u| because_of(u, nodes, ills)) {
-                ill.todo = todo;
+            let mut ill = away(b, mirror.filter(|_| outside(b)), &lacks);
+            let because = upstream.and_then(|u| because_of(expected, u, nodes, ills));
+            match because {
+                Some(todo) if in_use => ill.todo = todo,
+                Some(todo) => ill.todo = format!("{todo}; {}", starts(nodes)).into(),
+                None if ill.todo == AWAY && !in_use => ill.todo = away_unused(nodes).into(),
+                None => {}
             }
             ills.push(ill);
         }
-        // A node that no longer forwards, as with a full disk, does not know the lag.
-        let row = row.filter(|r| r["active"] == true);
-        let lag = row.and_then(|r| r["lag"].as_u64()).unwrap_or(0);
-        if follows && lag > expected.threshold {
-            ills.push(Ill::new(
-                name,
-                "backup-lag",
-                format!(
-                    "backup {name} lags by {lag} bytes, more than secondary_threshold ({}): the program is held back",
-                    expected.threshold
-                ),
-                "look at the link to it and at its disk, or give it a greater secondary_threshold",
-            ));
-        }
     }
+    for r in rows {
+        of_lag(expected, r, nodes, ills);
+    }
+}
+
+/// The ill of a node that follows nobody. `mirror`: it takes itself for the mirror, and this
+/// node is.
+fn away(b: &Value, mirror: Option<&str>, lacks: &str) -> Ill {
+    let name = text(b, "node");
+    let what = match mirror {
+        Some(mirror) => {
+            format!("node {name} follows nobody, and node {mirror} is the mirror: {lacks}")
+        }
+        None => format!("backup {name} follows nobody: {lacks}"),
+    };
+    let todo = match b["copy_error"].is_object() {
+        true => ROOM_TO_COPY,
+        false => AWAY,
+    };
+    Ill::new(name, "backup-away", what, todo)
+}
+
+/// Whether the program waits for a backup, by the row that the mirror has of it.
+fn of_lag(expected: &Expected<'_>, r: &Value, nodes: &[Value], ills: &mut Vec<Ill>) {
+    let name = text(r, "node");
+    let lag = r["lag"].as_u64().unwrap_or(0);
+    let Some(b) = nodes.iter().find(|n| n["node"] == name) else {
+        return;
+    };
+    let more = format!(
+        "{lag} bytes, more than secondary_threshold ({})",
+        expected.threshold
+    );
+    // A node that no longer forwards, as with a full disk, does not know the lag.
+    let (what, todo) = match (r["active"] == true, r["counts"] == true) {
+        _ if lag <= expected.threshold => return,
+        (true, _) if is_usable(b) => (
+            format!("backup {name} lags by {more}: the program is held back"),
+            "look at the link to it and at its disk, or give it a greater secondary_threshold",
+        ),
+        (_, true) => (
+            format!(
+                "backup {name} takes nothing, and lacks {more}: sync points wait until it goes on, or counts as lost after some seconds"
+            ),
+            "what is said of that node; else nothing, if this passes",
+        ),
+        _ => return,
+    };
+    ills.push(Ill::new(name, "backup-lag", what, todo));
 }
 
 /// Which nodes have a sync point, and how safe it is there: `level` is none (not

@@ -444,9 +444,25 @@ fn a_full_disk_of_the_witness_is_named() {
     disk.fill();
     let words = ["node w: 0 KiB are free in its directory"];
     c.await_ills("the disk of w full", &[("w", "voter")], &words);
+    p.finish();
+    // A view that is to be stored there, too: it answers, and does not vote.
+    await_that("the promotion", || {
+        let out = c.mojim("promote", &["--name", "b"]);
+        (out.status.code() == Some(0)).then_some(())
+    });
+    let words = [
+        "it does not vote on views meanwhile: ",
+        "  voters: a, b; answer and do not vote: w; without an answer: none; 2 of 3 are needed\n",
+    ];
+    let may = [
+        ("a", "stale"),
+        ("a", "copy"),
+        ("b", "alone"),
+        ("", "quorum"),
+    ];
+    c.await_among("w does not vote", &[("w", "voter")], &may, &words);
     disk.empty();
     c.await_well("room at w again");
-    p.finish();
 }
 
 /// A daemon voted, and its votes lay in a directory that others may write to, before it
@@ -467,7 +483,10 @@ fn a_witness_writes_nothing_where_others_may() {
 
 #[test]
 fn a_full_disk_of_the_primary_is_named() {
-    a_full_disk("a", &[("a", "copy"), ("a", "quorum"), WAITS]);
+    a_full_disk(
+        "a",
+        &[("a", "copy"), ("a", "quorum"), ("a", "voter"), WAITS],
+    );
 }
 
 #[test]
@@ -475,6 +494,7 @@ fn a_full_disk_of_the_mirror_is_named() {
     let may = [
         ("b", "copy"),
         ("b", "quorum"),
+        ("b", "voter"),
         ("a", "alone"),
         ("a", "link"),
     ];
@@ -486,7 +506,8 @@ fn a_full_disk_of_the_mirror_is_named() {
 
 #[test]
 fn a_full_disk_of_a_backup_is_named() {
-    a_full_disk("c", &[("c", "copy"), ("c", "backup-away")]);
+    let may = [("c", "copy"), ("c", "backup-away"), ("c", "backup-lag")];
+    a_full_disk("c", &may);
 }
 
 /// Both superblocks of a copy, then its catalogue, are damaged while its node is down.

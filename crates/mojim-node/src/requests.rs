@@ -243,12 +243,24 @@ impl Node {
         let all = asked.iter().map(|v| self.status(v, register));
         let all: Result<Vec<Value>> = all.collect();
         let sum = self.config.sum();
-        Ok(json!({
+        let mut out = json!({
             "node": self.me.name,
             "config": sum,
             "free": mojim_linux::free_bytes(&self.me.directory).ok(),
             "volumes": all?,
-        }))
+        });
+        if let Some(why) = self.votes_not() {
+            out["vote_error"] = json!(why);
+        }
+        Ok(out)
+    }
+
+    /// Why this node's part in the register of views does not take part now.
+    fn votes_not(&self) -> Option<String> {
+        match self.views.as_ref()?.voters() {
+            Err(e @ (Error::Poisoned(_) | Error::Full(_))) => Some(e.cause()),
+            _ => None,
+        }
     }
 
     /// Fails unless `new` can be a view of the volume.
@@ -620,6 +632,7 @@ impl Node {
                 json!({
                     "node": b.name,
                     "active": b.active.load(Acquire),
+                    "counts": b.counts(),
                     "acked": b.acked.load(Acquire),
                     "copies": b.copies.load(Acquire),
                     "lag": b.lag(&m.store),
