@@ -15,9 +15,15 @@ use crate::failure::{Done, Failure};
 /// where this node's copy may lack acknowledged sync points; but in mode async, and after the node
 /// lost its memory, what only a node has that does not answer is given up without --force. If
 /// another node knows a later view, or was promoted too, --force is needed. In a cluster with
-/// automatic failover the view's mirror becomes primary by itself; --force makes a node primary that
-/// is no member of the view, or whose log is damaged, when the others are lost for good. The copies
-/// of other nodes are made equal to the new primary's as soon as they answer.
+/// automatic failover the view's mirror becomes primary by itself when the primary dies; --force
+/// makes a node primary that is no member of the view, or whose log is damaged, when the others are
+/// lost for good. The copies of other nodes are made equal to the new primary's as soon as they
+/// answer.
+///
+/// With automatic failover --force also lifts the refusal beside a program: the program on the old
+/// primary can commit nothing any more (its sync points fail with ESTALE), and is started anew on
+/// this node. While no program is attached, the mirror is promoted without --force, and the old
+/// primary's daemon may go on running: it becomes the mirror.
 #[derive(clap::Args)]
 pub struct Promote {
     /// The configuration file.

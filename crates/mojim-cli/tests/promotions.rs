@@ -314,3 +314,37 @@ fn a_mirror_in_doubt_takes_over() {
     voters[1..].iter().for_each(|v| v.signal("CONT"));
     b_goes_on(&f, acknowledged);
 }
+
+/// A backup of which nobody had any program attached was told that "primary a is alive" is to
+/// be ended, and a program on it that it is to be promoted (a new user).
+#[test]
+fn a_backup_says_who_is_to_be_promoted_instead() {
+    let c = Cluster::larger("sync");
+    be_patient(&c);
+    let _nodes = ["a", "b", "c", "w", "x"].map(|n| c.node(n));
+    let refused = |says: &[&str]| {
+        await_that("the refusal", || {
+            let out = c.mojim("promote", &["--name", "c"]);
+            assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+            let why = text(&out.stderr);
+            says.iter().all(|s| why.contains(s)).then_some(())
+        });
+    };
+    let (p, _) = c.program("a", &["--entries", "1000000", "--pace", "2000"]);
+    let p = p.read_on_counting();
+    c.await_view("a", "a", Some("b"));
+    refused(&[
+        "node c is a backup, and primary a of volume v is alive",
+        "End the program on node a, if one is attached, then `mojim promote --name b`",
+        "`mojim promote --force --name c`",
+    ]);
+    let Err(why) = c.try_program("c", &[]) else {
+        panic!("a program is attached to a backup")
+    };
+    assert!(
+        why.contains("node c is not the primary of volume v: a is")
+            && why.contains("`mojim promote --name b`, and run it on node b"),
+        "{why}"
+    );
+    p.stop();
+}

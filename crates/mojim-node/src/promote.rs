@@ -151,17 +151,18 @@ impl Node {
         let named = |m: &Option<Member>| m.as_ref().map_or("none".to_owned(), |m| m.node.clone());
         if !force && !mine {
             if let Some((ago, who)) = m.live_primary() {
-                return Err(Error::Busy(format!(
-                    "primary {who} of volume {} is alive: it was heard {} ms ago in epoch {}. End it first",
-                    v.name,
+                let heard = format!(
+                    "it was heard {} ms ago in epoch {}",
                     ago.as_millis(),
                     reg.epoch
-                )));
+                );
+                let mirror = reg.mirror.as_ref().map_or("", |m| &*m.node);
+                return Err(self.is_alive(v, &who, mirror, &heard));
             }
             self.ask_others(v)?;
             if !m.is_member(reg) {
                 return Err(Error::Invalid(format!(
-                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. Promote the mirror instead. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
                     self.me.name,
                     named(&reg.primary),
                     named(&reg.mirror)
@@ -297,6 +298,38 @@ impl Node {
         }
     }
 
+    /// The refusal of a promotion beside a primary, `who`, that is heard, and what to do.
+    /// `mirror`: the view's, or empty if it has none.
+    fn is_alive(&self, v: &Volume, who: &str, mirror: &str, heard: &str) -> Error {
+        let (me, volume) = (&self.me.name, &v.name);
+        let alive = format!("primary {who} of volume {volume} is alive: {heard}");
+        if mirror == me {
+            return Error::Busy(format!(
+                "{alive}. End it first: its program, or, if none is attached, its daemon, which may be bringing the copy here up to date (then look again in a few seconds)"
+            ));
+        }
+        let instead = match mirror {
+            "" => "There is no mirror now: wait until a node has become it".to_owned(),
+            _ => format!(
+                "End the program on node {who}, if one is attached, then `mojim promote --name {mirror}`, the mirror"
+            ),
+        };
+        // By hand nothing lifts this refusal.
+        let lost = match self.register(v) {
+            Some(_) => format!(
+                "If primary and mirror are lost for good, `mojim promote --force --name {me}` goes on with what is here, and gives up what only they have"
+            ),
+            None => format!(
+                "If primary and mirror are lost for good, end their programs and daemons: then node {me} can be promoted with what is here"
+            ),
+        };
+        let is = match v.backups.contains(me) {
+            true => "a backup",
+            false => "not the mirror now",
+        };
+        Error::Busy(format!("node {me} is {is}, and {alive}. {instead}. {lost}"))
+    }
+
     /// Why a copy is not promoted, in words. `alive`: how long ago its primary was heard,
     /// and the primary's name.
     fn not_promoted(
@@ -311,12 +344,17 @@ impl Node {
         match why {
             Refusal::PrimaryAlive => {
                 let (ago, who) = alive.expect("it is the reason");
-                Error::Busy(format!(
-                    "primary {who} of volume {volume} is alive: it was heard {} ms ago in epoch {}, and LSN {} is acknowledged. End it first",
+                let heard = format!(
+                    "it was heard {} ms ago in epoch {}, and LSN {tail} is acknowledged",
                     ago.as_millis(),
-                    view.epoch,
-                    tail
-                ))
+                    view.epoch
+                );
+                let mirror = match view.mirror.is_empty() && who == v.primary {
+                    // A backup's copy need not know it.
+                    true => v.mirror.as_deref().unwrap_or(""),
+                    false => &view.mirror,
+                };
+                self.is_alive(v, &who, mirror, &heard)
             }
             Refusal::Contested(o) => {
                 let what = match o.epoch > view.epoch {

@@ -116,7 +116,7 @@ enum Here<T> {
 
 fn fate_unknown(why: impl std::fmt::Display) -> Error {
     Error::Timeout(format!(
-        "whether the view was changed is not known ({why}): read it again"
+        "whether the view was changed is not known ({why}): `mojim status` says who is primary by now"
     ))
 }
 

@@ -330,7 +330,7 @@ impl Cluster<'_> {
                 Err(e) => e,
             };
             self.say(&format!("promote, force {force}: {e}"));
-            if e.contains("--force") && !force {
+            if e.contains("--force") && !e.contains("is alive") && !force {
                 force = true;
                 continue;
             }

@@ -92,16 +92,25 @@ impl Place {
     /// Fails unless this node is the primary by `view`, the view that its own copy knows.
     fn check_primary(&self, view: &View) -> Result<()> {
         let (node, volume) = (&self.node, &self.volume);
-        let (primary, since) = if view.epoch == 0 {
+        let (primary, epoch) = if view.epoch == 0 {
             (&volume.primary, String::new())
         } else {
-            (&view.primary, format!(", since epoch {}", view.epoch))
+            (&view.primary, format!(", in epoch {}", view.epoch))
         };
         if *primary == node.name {
             return Ok(());
         }
+        // A backup's copy need not know the view's mirror.
+        let mirror = Some(&view.mirror).filter(|m| !m.is_empty());
+        let mirror = mirror.or(volume.mirror.as_ref()).filter(|m| *m != primary);
+        let then = match mirror {
+            Some(mirror) => format!(
+                ", or, if node {primary} is dead, `mojim promote --name {mirror}`, and run it on node {mirror} (`mojim status` says who is the mirror now)"
+            ),
+            None => format!(", or, if node {primary} is dead, promote its mirror (`mojim status`)"),
+        };
         Err(Error::Stale(format!(
-            "node {} is not the primary of volume {}: {primary} is{since}. Run the program there, or `mojim promote` this node if that one is dead",
+            "node {} is not the primary of volume {}: {primary} is{epoch}, as far as is known here. Run the program there{then}",
             node.name, volume.name
         )))
     }
