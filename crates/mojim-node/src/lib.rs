@@ -239,7 +239,7 @@ impl Node {
             match self.follows(&v) {
                 Ok(true) => {
                     if let Err(e) = self.mirror(&v) {
-                        error!(node = %self.me.name, volume = %v.name, "{e}");
+                        error!(node = %self.me.name, volume = %v.name, "{}", e.cause());
                     }
                 }
                 Ok(false) => {}
@@ -466,7 +466,7 @@ impl Node {
             // next node that greets it, and is opened again then.
             error!(
                 node = %self.me.name, volume = %v.name,
-                "this copy cannot apply what it acknowledged: {e}"
+                "this copy cannot apply what it acknowledged: {}", e.cause()
             );
             store.note_unapplied(lsn);
         }
@@ -518,7 +518,9 @@ impl Node {
                 Ok(true) => quiet = 0,
                 Ok(false) => quiet = quiet.saturating_add(1),
                 Err(e) => {
-                    error!(node = %self.me.name, volume = %m.store.spec().volume, "{e}");
+                    // It follows, and goes on by itself when there is room.
+                    let why = e.cause();
+                    error!(node = %self.me.name, volume = %m.store.spec().volume, "{why}");
                     return;
                 }
             }
@@ -895,7 +897,8 @@ impl Node {
                     if !matches!(e, Error::Stale(_) | Error::Timeout(_)) {
                         let (me, volume) = (&self.me.name, &mirror.store.spec().volume);
                         let peer = stream.conn().peer();
-                        warn!(node = %me, volume = %volume, "a copy's stream from {peer}: {e}");
+                        let why = e.cause();
+                        warn!(node = %me, volume = %volume, "a copy's stream from {peer}: {why}");
                     }
                     break;
                 }
