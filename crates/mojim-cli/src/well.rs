@@ -440,8 +440,10 @@ fn because_of(
     let is_cause = |kind| causes.contains(&kind) || full && kind == "room";
     let has = |i: &Ill| i.node == node && is_cause(i.kind);
     let may = |n: &&Value| n["node"] != node && n["role"] != "primary" && is_usable(n);
+    let in_use = nodes.iter().any(|n| n["attached"] == true);
     let other = match nodes.iter().any(|n| may(&n)) && !expected.voters.is_empty() {
-        true => ", or when another takes its place",
+        true if in_use => ", or when another takes its place",
+        true => ", or, at the latest while a program is attached, when another takes its place",
         false => "",
     };
     let todo = format!("what is said of node {node}: this passes with it{other}");

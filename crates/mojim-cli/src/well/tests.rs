@@ -760,6 +760,13 @@ fn nobody_takes_a_place_where_there_is_no_other() {
     assert_eq!(todo(&nodes, &voters(None)), another);
     // An operator decides.
     assert_eq!(todo(&nodes, &[]), alone);
+    let mut unused = nodes.clone();
+    unused[0]["attached"] = json!(false);
+    unused[0]["view"]["mirror"] = json!("");
+    let all = ills(&expected(&voters(None)), &unused);
+    let ill = all.iter().find(|i| i.kind == "alone").unwrap();
+    let until = ", or, at the latest while a program is attached, when another takes its place";
+    assert!(ill.todo.contains(until), "{ill:?}");
     nodes.truncate(2);
     assert_eq!(todo(&nodes, &voters(None)), alone);
 }
