@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 use crate::turns;
 
@@ -12,6 +13,15 @@ use crate::turns;
 pub fn yield_to_others() {
     // If this fails, the priority stays as it was.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
+}
+
+/// Lets another thread run that is ready to, on this processor.
+#[inline]
+pub fn give_way() {
+    match turns::current() {
+        Some(turns) => drop(turns.sleep(&|| false, Duration::from_nanos(1))),
+        None => rustix::thread::sched_yield(),
+    }
 }
 
 /// Blocks all signals on the calling thread, which is the library's, so that it runs no

@@ -828,7 +828,7 @@ impl Node {
                 Ok(Step::Moved) => spinner.hit(&*self.env),
                 Ok(Step::Nothing) => {
                     if spinner.spin(&*self.env) {
-                        if spinner.gives_way() {
+                        if spinner.gives_way() || lane.serves_many() {
                             std::thread::yield_now();
                         } else {
                             std::hint::spin_loop();

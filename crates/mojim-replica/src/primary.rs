@@ -21,16 +21,18 @@
 
 mod append;
 mod drive;
+mod group;
 mod rule;
 mod spill;
 mod split;
 #[cfg(test)]
 pub(crate) mod tests;
 mod wait;
+mod waiters;
 mod write_back;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
@@ -51,6 +53,7 @@ use mojim_env::{Error, Result};
 use mojim_store::log::{Live, Log};
 use mojim_store::store::Store;
 use split::Split;
+use waiters::Waiters;
 
 /// Most LSNs that may be in flight at once.
 const WINDOW: usize = 1 << 16;
@@ -116,6 +119,8 @@ pub struct OutLane {
     waits: AtomicU64,
     /// Position up to which `persisted` counts this lane's records.
     persist: Mutex<u64>,
+    /// Threads that look again and again whether another one has done their work.
+    looking: AtomicU32,
 }
 
 /// A sync point whose bytes are in the log.
@@ -198,8 +203,12 @@ pub struct Primary {
     pub persisted: Prefix,
     /// The lanes, by their numbers.
     pub lanes: Box<[OutLane]>,
-    /// Sync points that wait for other threads to send, write or receive for them.
+    /// Something moved: for threads that wait for anything but their sync points.
     pub done: Event,
+    /// Threads that wait for their sync points.
+    waiters: Waiters,
+    /// Until when none of them gives way to others, in nanoseconds of the clock.
+    crowded: AtomicU64,
     /// The link thread.
     pub link_work: Event,
     /// The checkpoint thread.
@@ -374,6 +383,7 @@ impl Primary {
                 }),
                 waits: AtomicU64::new(0),
                 persist: Mutex::new(log.head()),
+                looking: AtomicU32::new(0),
             })
             .collect();
         Primary {
@@ -389,6 +399,8 @@ impl Primary {
             persisted: Prefix::new(WINDOW, tail),
             lanes,
             done: Event::default(),
+            waiters: Waiters::default(),
+            crowded: AtomicU64::new(0),
             link_work: Event::default(),
             checkpoint_work: Arc::default(),
             link_up: AtomicBool::new(false),
@@ -501,7 +513,7 @@ impl Primary {
     /// Fails for good: a newer view has another primary.
     pub(crate) fn supersede(&self, e: Error) {
         let _ = self.stale.set(e);
-        self.done.notify();
+        self.wake_all();
     }
 
     /// Nothing is appended after this returns. Returns the last LSN.

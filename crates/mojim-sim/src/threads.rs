@@ -56,14 +56,20 @@ pub enum Broken {
     AckEarly,
     /// An acknowledgement counts although another lane has a gap.
     AckGap,
+    /// A thread that is woken to work for others returns instead.
+    WakeEarly,
+    /// A group of sync points counts as persistent, although its last write failed.
+    CountFailed,
 }
 
 impl Broken {
     /// All defects, with their names.
-    pub const ALL: [(Broken, &'static str); 3] = [
+    pub const ALL: [(Broken, &'static str); 5] = [
         (Broken::LateWrite, "late_write"),
         (Broken::AckEarly, "ack_early"),
         (Broken::AckGap, "ack_gap"),
+        (Broken::WakeEarly, "wake_early"),
+        (Broken::CountFailed, "count_failed"),
     ];
 }
 
@@ -416,6 +422,10 @@ fn play(
     let switches = &store.mutations;
     switches.ack_early.set(broken == Some(Broken::AckEarly));
     switches.ack_gap.set(broken == Some(Broken::AckGap));
+    switches.wake_early.set(broken == Some(Broken::WakeEarly));
+    switches
+        .count_failed
+        .set(broken == Some(Broken::CountFailed));
     let p = primary(store, setup);
     if setup.rule.mirror {
         let env: Arc<dyn Env> = TurnEnv::new(world.env("b"), scheduler.clone(), late);

@@ -10,8 +10,8 @@ use mojim_env::Env;
 use mojim_env::Error;
 use mojim_protocol::AckRule;
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::{Pace, Primary, PrimarySpec};
-use mojim_sim::{Faults, World};
+use mojim_replica::primary::{Begun, Pace, Primary, PrimarySpec};
+use mojim_sim::{CrashKind, Faults, World};
 use mojim_store::log::LogSpec;
 use mojim_store::store::{Store, StoreSpec};
 
@@ -94,6 +94,18 @@ fn commit(p: &Primary, n: u64) -> mojim_env::Result<u64> {
         len: 8,
     };
     p.commit(&[at(0), at(n * 8)])
+}
+
+/// Sync point number `n`, begun and not waited for.
+fn begin(p: &Primary, n: u64) -> Begun {
+    let word = n.to_le_bytes();
+    let at = |offset| Piece::Write {
+        file: 1,
+        offset,
+        ptr: word.as_ptr(),
+        len: 8,
+    };
+    p.begin_commit(&[at(0), at(n * 8)]).unwrap()
 }
 
 fn commit_well(p: &Primary, n: u64) {
@@ -355,4 +367,55 @@ fn the_log_of_a_release_without_nonces_is_known() {
         steps = after;
     }
     assert!(steps > 3, "{steps}");
+}
+
+/// Six sync points go to the log in one write, or in two where the log's end comes between
+/// them. It is torn at any of its sectors, by a loss of power or an error, or its process is
+/// killed at any of its steps. What was acknowledged is there; what is there is whole, and a
+/// prefix; after an error nothing is acknowledged any more.
+#[test]
+fn a_group_is_torn_at_any_sector_and_fails_at_any_step() {
+    const GROUP: u64 = 6;
+    // How many of a group were there afterwards, and how many groups failed at each step.
+    let (mut there, mut failed) = ([0u32; GROUP as usize + 1], [0u32; 2]);
+    for seed in 0..900u64 {
+        let world = World::new(seed, Faults::none());
+        let p = started(&world);
+        let before = 110 + seed % 20;
+        (1..=before).for_each(|n| commit_well(&p, n));
+        let all: Vec<Begun> = (1..=GROUP).map(|n| begin(&p, before + n)).collect();
+        let step = seed / 20 % 2;
+        let crash = |kind| world.arm_crash("a", step + 1, kind);
+        match seed % 3 {
+            0 => crash(CrashKind::Power),
+            1 => crash(CrashKind::Kill),
+            _ => world.set_faults(Faults {
+                write_error: 600,
+                ..Faults::none()
+            }),
+        }
+        // Whoever comes first works for all.
+        let first = (seed % GROUP) as usize;
+        let mut acked: Vec<bool> = vec![p.finish_commit(&all[first]).is_ok()];
+        acked.extend(all.iter().map(|b| p.finish_commit(b).is_ok()));
+        assert!(
+            acked.iter().all(|ok| *ok == acked[0]),
+            "seed {seed}: {acked:?}"
+        );
+        world.set_faults(Faults::none());
+        world.disarm("a");
+        end(&world, p, seed % 3 != 1);
+        let found = last(&started(&world)) - before;
+        assert!(found <= GROUP, "seed {seed}");
+        if acked[0] {
+            assert_eq!(found, GROUP, "seed {seed}");
+            continue;
+        }
+        there[found as usize] += 1;
+        failed[step as usize] += 1;
+    }
+    assert!(
+        there.iter().chain(&failed).all(|n| *n > 2),
+        "{there:?} {failed:?}"
+    );
 }

@@ -325,7 +325,7 @@ impl Inner {
         }
         let p = &self.primary;
         let last = p.close_appends();
-        let waited = if last > 0 { p.wait(last, 0) } else { Ok(()) };
+        let waited = if last > 0 { p.wait(last) } else { Ok(()) };
         // In `async` the mirror gets one `patience` (a second at least) to catch up.
         let patience = self.volume.resend_timeout * self.volume.resend_attempts;
         let start = self.env.now();

@@ -24,6 +24,8 @@ struct Batch {
     committed: u64,
     /// Bytes of the last record; 0: none was taken.
     size: usize,
+    /// How many records were taken.
+    records: u32,
     step: Step,
 }
 
@@ -70,6 +72,8 @@ pub struct LaneServer {
     /// nothing was taken since.
     said: Option<Duration>,
     polls: u32,
+    /// How many records the last step that took any has taken.
+    records: u32,
 }
 
 impl LaneServer {
@@ -139,12 +143,20 @@ impl LaneServer {
             unsent: None,
             said: None,
             polls: 0,
+            records: 0,
         })
     }
 
     /// The connection.
     pub fn conn(&self) -> &Arc<dyn Conn> {
         &self.conn
+    }
+
+    /// Whether records come from several threads of the program, which need a processor to
+    /// make the next ones.
+    #[inline]
+    pub fn serves_many(&self) -> bool {
+        self.records > 1
     }
 
     /// One step: takes what has come, acknowledges it. An error ends the lane.
@@ -194,7 +206,7 @@ impl LaneServer {
             volume: self.volume,
             said: &mut self.said,
         };
-        let taken = appender.take_ring(ring, &mut len);
+        let taken = appender.take_ring(ring, &mut len, &mut self.records);
         let last = appender.lane.last();
         // Also if a record cannot be taken: this lane's log acknowledges those before it
         // in the next session, and a promotion cuts off what does not count.
@@ -243,6 +255,7 @@ impl LaneServer {
             m.landed(self.lane, first)?;
         }
         let batch = taken?;
+        self.records = batch.records;
         let mut flags = m.store.level() as u16;
         if batch.step != Step::Moved && batch.size == 0 {
             m.learn(batch.committed);
@@ -378,12 +391,14 @@ impl StreamIn {
 
 impl Appender<'_> {
     /// Takes the records in `ring`, the first of which has `len` bytes. Afterwards `len`
-    /// is the length of the last record that was seen, taken or not.
+    /// is the length of the last record that was seen, taken or not; `records` is how many
+    /// were taken.
     #[inline]
-    fn take_ring(&mut self, ring: &mut RingIn, len: &mut usize) -> Result<Step> {
+    fn take_ring(&mut self, ring: &mut RingIn, len: &mut usize, records: &mut u32) -> Result<Step> {
+        *records = 0;
         loop {
             match self.take_front(ring, *len)? {
-                Step::Moved => {}
+                Step::Moved => *records += 1,
                 step => return Ok(step),
             }
             match ring.front()? {
@@ -440,6 +455,7 @@ impl Appender<'_> {
         let mut batch = Batch {
             committed: 0,
             size: 0,
+            records: 0,
             step: Step::Moved,
         };
         while has_whole(stream.rest())? {
@@ -454,6 +470,7 @@ impl Appender<'_> {
                 break;
             }
             batch.size = len;
+            batch.records += 1;
             stream.from += FRAME_LEN + len;
         }
         Ok(batch)

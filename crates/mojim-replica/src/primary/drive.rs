@@ -5,6 +5,15 @@
 
 use super::*;
 
+/// What a look at a link found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Came {
+    /// An acknowledgement.
+    pub(super) any: bool,
+    /// One that moved the prefix: whoever waits for it is to be woken.
+    pub(super) advanced: bool,
+}
+
 impl Primary {
     /// Bytes of the logs that the streams to the mirror have taken, without lanes on
     /// which a thread is sending right now.
@@ -61,8 +70,16 @@ impl Primary {
             return Ok(());
         }
         self.store.check()?;
-        let r = log.persist(head);
-        self.store.fail(r)?;
+        let mut r = log.persist(head);
+        if self.store.mutations.count_failed.is_on() {
+            r = Ok(());
+        }
+        if let Err(e) = self.store.fail(r) {
+            drop(at);
+            // Nothing will be committed any more: nobody waits for it.
+            self.wake_all();
+            return Err(e);
+        }
         let mut advanced = false;
         while let Some((r, _, next)) = log.record(*at) {
             if next > head {
@@ -72,8 +89,9 @@ impl Primary {
             *at = next;
         }
         drop(at);
+        self.pass_on(lane);
         if advanced {
-            self.done.notify();
+            self.wake();
         }
         Ok(())
     }
@@ -85,14 +103,23 @@ impl Primary {
         let Ok(mut slot) = self.lanes[lane].rx.try_lock() else {
             return false;
         };
-        self.receive_held(lane, &mut slot)
+        let came = self.receive_held(lane, &mut slot);
+        drop(slot);
+        self.pass_on(lane);
+        if came.advanced {
+            self.wake();
+        }
+        came.any || came.advanced
     }
 
+    /// As `receive`, for the thread that has the receiving end; it wakes the others.
     #[inline]
-    pub(super) fn receive_held(&self, lane: usize, slot: &mut RxSlot) -> bool {
-        let Some(rx) = &mut slot.rx else { return false };
-        let came = match rx.poll() {
-            Ok(None) if !slot.held => return false,
+    pub(super) fn receive_held(&self, lane: usize, slot: &mut RxSlot) -> Came {
+        let Some(rx) = &mut slot.rx else {
+            return Came::default();
+        };
+        let any = match rx.poll() {
+            Ok(None) if !slot.held => return Came::default(),
             Ok(None) => false,
             Ok(Some(ack)) => {
                 self.mirror_level.store(ack.level, Relaxed);
@@ -107,7 +134,7 @@ impl Primary {
             Err(e) => {
                 slot.end();
                 self.suspect(e);
-                return false;
+                return Came::default();
             }
         };
         let log = self.log(lane);
@@ -128,10 +155,7 @@ impl Primary {
             advanced |= self.acked.mark(r.header.lsn);
             rx.acked_at = next;
         }
-        if advanced {
-            self.done.notify();
-        }
-        came || advanced
+        Came { any, advanced }
     }
 
     /// Whether the mirror waits for a backup, and said so within the silence after which

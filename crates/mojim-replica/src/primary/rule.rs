@@ -116,7 +116,7 @@ impl Primary {
         // Checked first: every sync point reads this cache line.
         if self.is_held() {
             self.rule.fetch_and(!HELD, SeqCst);
-            self.done.notify();
+            self.wake_all();
         }
     }
 

@@ -3,6 +3,7 @@
 //! Owns how long a caller waits, and the error if that was too long. Invariant: no caller
 //! gives up while anything moves that it waits for.
 
+use super::group::{Led, Waits};
 use super::*;
 
 /// How far the records had got towards the mirror when a waiting call last looked.
@@ -57,73 +58,25 @@ pub(super) struct RoomWait {
 }
 
 impl Primary {
-    /// Waits until `lsn`, appended on `lane`, is committed.
-    pub fn wait(&self, lsn: u64, lane: usize) -> Result<()> {
-        self.wait_hinted(lsn, lane, 0)
+    /// Waits until `lsn`, appended on any lane, is committed.
+    pub fn wait(&self, lsn: u64) -> Result<()> {
+        if self.committed() < lsn {
+            // Its thread may have gone on without waiting.
+            self.drive_all(0)?;
+        }
+        self.wait_hinted(lsn, 0, 0)
     }
 
     /// As `wait`; the next record may have about `hint` bytes.
     #[inline]
     pub(super) fn wait_hinted(&self, lsn: u64, lane: usize, hint: usize) -> Result<()> {
-        let rule = self.rule();
-        // In this order: send, write the own log, receive.
-        if rule.mirror || !self.spec.background_send {
-            self.send(lane);
+        if !self.wait_short(lsn, lane, hint)? {
+            self.wait_long(lsn, lane)?;
         }
-        if rule.local {
-            self.persist(lane)?;
+        if self.spec.background_send {
+            self.link_work.notify();
         }
-        if self.committed() >= lsn {
-            if self.spec.background_send {
-                self.link_work.notify();
-            }
-            return Ok(());
-        }
-        if rule.mirror && self.spin_for(lsn, lane, hint) {
-            return Ok(());
-        }
-        self.wait_long(lsn, lane)
-    }
-
-    /// The short wait: polls for a bounded time. The thread that has the lane's receiving
-    /// end polls the link; others poll what it finds. False if no acknowledgement came.
-    #[inline]
-    pub(super) fn spin_for(&self, lsn: u64, lane: usize, hint: usize) -> bool {
-        let env = &**self.store.env();
-        self.log(lane).prefetch(hint);
-        let mut start = None;
-        loop {
-            if let Ok(mut slot) = self.lanes[lane].rx.try_lock() {
-                loop {
-                    if slot.rx.is_none() {
-                        return self.committed() >= lsn;
-                    }
-                    let came = self.receive_held(lane, &mut slot);
-                    if self.committed() >= lsn {
-                        slot.spinner.hit(env);
-                        return true;
-                    }
-                    if came {
-                        // This lane may be done and another lack a record.
-                        break;
-                    }
-                    if !slot.spinner.spin(env) {
-                        return false;
-                    }
-                    std::hint::spin_loop();
-                }
-            }
-            for _ in 0..64 {
-                if self.committed() >= lsn {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            let now = env.now();
-            if now - *start.get_or_insert(now) >= self.spec.spin {
-                return false;
-            }
-        }
+        Ok(())
     }
 
     #[cold]
@@ -137,20 +90,6 @@ impl Primary {
                 return Ok(());
             }
             self.check()?;
-            // The prefix may hang on any lane, also one whose thread gave up.
-            for i in 0..self.lanes.len() {
-                self.drive((lane + i) % self.lanes.len())?;
-            }
-            if self.rule().local && self.persisted.get() < lsn {
-                // Another thread is writing the log: nothing on the link would tell when it
-                // is done.
-                for i in 0..self.lanes.len() {
-                    self.persist_wait(i)?;
-                }
-            }
-            if self.committed() >= lsn {
-                return Ok(());
-            }
             // Read before the progress: a confirmation that comes in between shows there.
             let confirms = self.standstill(Duration::ZERO);
             let now = env.now();
@@ -177,27 +116,32 @@ impl Primary {
                 }
             }
             let slice = Duration::from_millis(2).min(self.spec.resend_timeout);
-            let held = if self.rule().mirror && self.acked.get() < lsn {
-                self.lanes[lane].rx.try_lock().ok()
-            } else {
-                None
-            };
-            match held {
-                Some(mut slot) if slot.rx.is_some() => {
-                    if let Some(rx) = &mut slot.rx {
-                        rx.wait(slice);
-                    }
-                    self.receive_held(lane, &mut slot);
-                    drop(slot);
-                    // Another thread may have found the receiving end taken meanwhile.
-                    self.done.notify();
-                }
-                _ => {
-                    drop(held);
-                    self.done.wait_unless(|| self.committed() >= lsn, slice);
-                }
+            let woken = self.wait_slice(lsn, lane, slice)?;
+            if woken && self.store.mutations.wake_early.is_on() {
+                return Ok(());
+            }
+            if !woken {
+                self.drive_all(lane)?;
             }
         }
+    }
+
+    /// Works on `lane`, or sleeps until others have done so, for `slice` at most. False if
+    /// nothing came.
+    fn wait_slice(&self, lsn: u64, lane: usize, slice: Duration) -> Result<bool> {
+        match self.lead(lsn, lane, 0, Waits::Blocks(slice))? {
+            Led::Done => return Ok(true),
+            Led::Stopped => return Ok(false),
+            Led::Taken => {}
+        }
+        let ready = || self.committed() >= lsn || self.is_free(lane);
+        Ok(self.waiters.sleep(lsn, lane, ready, slice))
+    }
+
+    /// The prefix may hang on any lane, also one whose thread gave up.
+    fn drive_all(&self, lane: usize) -> Result<()> {
+        let n = self.lanes.len();
+        (0..n).try_for_each(|i| self.drive((lane + i) % n))
     }
 
     pub(super) fn wait_for_room(&self, wait: &mut RoomWait) -> Result<()> {

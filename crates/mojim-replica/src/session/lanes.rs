@@ -62,7 +62,7 @@ impl Session {
             // A mirror that is still a member has all that it acknowledged.
             self.primary.settle_risk(true);
         }
-        self.primary.done.notify();
+        self.primary.wake_all();
     }
 
     /// A lane can be silent while the control link is well, and in `async` no sync point

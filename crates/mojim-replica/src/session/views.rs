@@ -214,7 +214,7 @@ impl Session {
                     self.alone = true;
                     if !self.is_active() {
                         p.set_rule(AckRule::LOCAL);
-                        p.done.notify();
+                        p.wake_all();
                     }
                 }
                 self.last_error = Some(e.to_string());
@@ -254,7 +254,7 @@ impl Session {
         for lane in 0..p.lanes.len() {
             p.persist_wait(lane)?;
         }
-        p.done.notify();
+        p.wake_all();
         self.show_adopted()
     }
 
@@ -452,7 +452,7 @@ impl Session {
                 p.lease_until(view_client.confirmed + view_client.limit);
             }
             p.ready.store(true, Release);
-            p.done.notify();
+            p.wake_all();
         }
         Ok(())
     }

@@ -102,4 +102,8 @@ pub struct Mutations {
     pub spill_once: Switch,
     /// A primary takes back as its mirror a node that was replaced.
     pub call_replaced: Switch,
+    /// A thread that is woken to work for others takes its own sync point for committed.
+    pub wake_early: Switch,
+    /// A group counts as persistent, although the last write of it failed.
+    pub count_failed: Switch,
 }

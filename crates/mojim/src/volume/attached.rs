@@ -151,7 +151,7 @@ impl Inner {
         // Applied records are committed, even if the link that acknowledged them is gone
         // and the next one is behind.
         if lsn > self.primary.store.applied() {
-            self.primary.wait(lsn, 0)?;
+            self.primary.wait(lsn)?;
         }
         Ok(())
     }
@@ -220,7 +220,7 @@ impl Volume {
                 self.0.primary.last()
             )));
         }
-        self.0.primary.wait(lsn, 0)
+        self.0.primary.wait(lsn)
     }
 
     /// Waits until the data files show all that was committed before this

@@ -1,0 +1,260 @@
+//! Group commit: one thread works for all that wait on a lane. It sends, writes the own
+//! log, and receives.
+//!
+//! Owns who that is, and what the others do meanwhile (Mojim 4.1). Who finds the lane's
+//! work free does it, for every record that is appended by then: a thread alone takes the
+//! same locks as without others. The rest look for a short time, then sleep.
+//!
+//! Invariants:
+//! - No thread waits for a lock that is held during a system call: it waits for the
+//!   outcome.
+//! - While threads sleep for records of a lane, one thread works on it, looks, or is
+//!   woken: whoever stops working or looking sees to that ([`Primary::pass_on`]).
+
+use super::*;
+use mojim_env::threads::give_way;
+
+/// For how long a thread looks whether another one has done its work, before it sleeps.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// Giving way for longer than this means that a busy thread which waits for nothing has
+/// the processor: for [`CROWDED`] no thread gives way, but sleeps instead.
+const LONG: Duration = Duration::from_millis(2);
+const CROWDED: Duration = Duration::from_millis(50);
+
+/// What became of a try to work on a lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Led {
+    /// The sync point is committed.
+    Done,
+    /// It is not, and polling is over.
+    Stopped,
+    /// Another thread is at it, or this lane has nothing left to do.
+    Taken,
+}
+
+/// How a thread that works on a lane waits for acknowledgements.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Waits {
+    /// It polls for as long as the spinner says.
+    Polls,
+    /// It blocks once, for this long at most.
+    Blocks(Duration),
+}
+
+/// While it lives, its thread looks whether another one has done its work.
+struct Looking<'a>(&'a Primary, usize);
+
+impl<'a> Looking<'a> {
+    fn begin(p: &'a Primary, lane: usize) -> Looking<'a> {
+        p.lanes[lane].looking.fetch_add(1, SeqCst);
+        Looking(p, lane)
+    }
+}
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        self.0.lanes[self.1].looking.fetch_sub(1, SeqCst);
+        self.0.pass_on(self.1);
+    }
+}
+
+impl Primary {
+    /// The short wait. False if `lsn` is not committed yet.
+    #[inline]
+    pub(super) fn wait_short(&self, lsn: u64, lane: usize, hint: usize) -> Result<bool> {
+        match self.lead(lsn, lane, hint, Waits::Polls)? {
+            Led::Done => Ok(true),
+            Led::Stopped => Ok(false),
+            Led::Taken => self.follow(lsn, lane, hint),
+        }
+    }
+
+    /// Looks whether other threads have committed `lsn`, and works if none of them is at
+    /// it.
+    fn follow(&self, lsn: u64, lane: usize, hint: usize) -> Result<bool> {
+        let _looking = Looking::begin(self, lane);
+        let env = &**self.store.env();
+        let start = env.now();
+        loop {
+            if self.committed() >= lsn {
+                return Ok(true);
+            }
+            match self.lead(lsn, lane, hint, Waits::Polls)? {
+                Led::Done => return Ok(true),
+                Led::Stopped => return Ok(false),
+                Led::Taken => {}
+            }
+            if env.now() - start >= LOOK || !self.gives_way(env) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Lets another thread have the processor. False, at once, where that took too long
+    /// lately.
+    fn gives_way(&self, env: &dyn mojim_env::Env) -> bool {
+        let begin = env.now();
+        if (begin.as_nanos() as u64) < self.crowded.load(Relaxed) {
+            return false;
+        }
+        give_way();
+        let end = env.now();
+        if end - begin > LONG {
+            let until = end + CROWDED;
+            self.crowded.store(until.as_nanos() as u64, Relaxed);
+        }
+        true
+    }
+
+    /// Works on `lane` for all that wait there, unless another thread does.
+    #[inline]
+    pub(super) fn lead(&self, lsn: u64, lane: usize, hint: usize, how: Waits) -> Result<Led> {
+        match self.rule().mirror {
+            true => self.lead_link(lsn, lane, hint, how),
+            false => self.lead_log(lsn, lane),
+        }
+    }
+
+    /// Writes the own log for all, where that commits.
+    fn lead_log(&self, lsn: u64, lane: usize) -> Result<Led> {
+        let guard = match self.lanes[lane].persist.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::WouldBlock) => return Ok(Led::Taken),
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+        };
+        if !self.spec.background_send {
+            // A mirror that joins gets them meanwhile.
+            self.send(lane);
+        }
+        self.persist_held(lane, guard)?;
+        Ok(self.led(lsn))
+    }
+
+    fn led(&self, lsn: u64) -> Led {
+        match self.committed() >= lsn {
+            true => Led::Done,
+            false => Led::Taken,
+        }
+    }
+
+    /// Sends, writes the own log if the rule asks for it, and receives, for all.
+    #[inline]
+    fn lead_link(&self, lsn: u64, lane: usize, hint: usize, how: Waits) -> Result<Led> {
+        let mut slot = match self.lanes[lane].rx.try_lock() {
+            Ok(slot) => slot,
+            Err(TryLockError::WouldBlock) => return Ok(Led::Taken),
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+        };
+        self.send(lane);
+        if self.rule().local {
+            self.persist_wait(lane)?;
+        }
+        let (led, advanced) = match how {
+            Waits::Polls => self.poll(lsn, lane, hint, &mut slot),
+            Waits::Blocks(slice) => self.block(lsn, lane, slice, &mut slot),
+        };
+        drop(slot);
+        self.pass_on(lane);
+        if advanced {
+            self.wake();
+        }
+        Ok(led)
+    }
+
+    /// Polls the link until `lsn` is committed, or for a bounded time. Also returns
+    /// whether anything became committed of which the others do not know.
+    #[inline]
+    fn poll(&self, lsn: u64, lane: usize, hint: usize, slot: &mut RxSlot) -> (Led, bool) {
+        let env = &**self.store.env();
+        self.log(lane).prefetch(hint);
+        let mut polls = 0u32;
+        loop {
+            let came = self.receive_held(lane, slot);
+            if self.committed() >= lsn {
+                slot.spinner.hit(env);
+                return (Led::Done, came.advanced);
+            }
+            if came.advanced {
+                self.wake();
+            }
+            if !self.is_owed(lane, slot) {
+                return (Led::Taken, false);
+            }
+            if !slot.spinner.spin(env) {
+                return (Led::Stopped, false);
+            }
+            polls = polls.wrapping_add(1);
+            if polls.is_multiple_of(32) {
+                // What the link did not take at once, or others appended meanwhile.
+                self.send(lane);
+            }
+            let company = self.waiters.any() || self.lanes[lane].looking.load(Relaxed) > 0;
+            if !company || !self.gives_way(env) {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Blocks until something comes over the link, if anything is to come.
+    fn block(&self, lsn: u64, lane: usize, slice: Duration, slot: &mut RxSlot) -> (Led, bool) {
+        let mut came = self.receive_held(lane, slot);
+        if self.committed() < lsn && self.is_owed(lane, slot) {
+            if let Some(rx) = &mut slot.rx {
+                rx.wait(slice);
+            }
+            let more = self.receive_held(lane, slot);
+            came.advanced |= more.advanced;
+            let led = match self.committed() >= lsn {
+                true => Led::Done,
+                false => Led::Stopped,
+            };
+            return (led, came.advanced);
+        }
+        (self.led(lsn), came.advanced)
+    }
+
+    /// Whether the mirror has not acknowledged all of this lane.
+    #[inline]
+    fn is_owed(&self, lane: usize, slot: &RxSlot) -> bool {
+        let head = self.log(lane).head();
+        slot.rx.as_ref().is_some_and(|rx| rx.acked_at < head)
+    }
+
+    /// Whether a lane has work that no thread is at.
+    pub(super) fn is_free(&self, lane: usize) -> bool {
+        let out = &self.lanes[lane];
+        match self.rule().mirror {
+            true => out
+                .rx
+                .try_lock()
+                .is_ok_and(|slot| self.is_owed(lane, &slot)),
+            false => out
+                .persist
+                .try_lock()
+                .is_ok_and(|at| *at < self.log(lane).head()),
+        }
+    }
+
+    /// This thread works on `lane` no longer, or looks no longer: if there is work left
+    /// and everybody sleeps, one of them is woken for it.
+    #[inline]
+    pub(super) fn pass_on(&self, lane: usize) {
+        if self.waiters.any() && self.lanes[lane].looking.load(SeqCst) == 0 && self.is_free(lane) {
+            self.waiters.wake_first(lane);
+        }
+    }
+
+    /// Something became committed, or may have: wakes who waits for it.
+    #[inline]
+    pub(super) fn wake(&self) {
+        self.done.notify();
+        self.waiters.wake(|| self.committed());
+    }
+
+    /// What is committed is decided otherwise from here on: wakes every waiting thread.
+    pub(crate) fn wake_all(&self) {
+        self.done.notify();
+        self.waiters.wake_all();
+    }
+}
