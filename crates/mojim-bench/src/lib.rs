@@ -3,22 +3,27 @@
 //! A figure of Mojim alone says nothing on a machine whose speed changes from second to second,
 //! so every figure here is taken beside the limit it is to be compared with:
 //!
-//! - [`raw`] the limits: a link, a shared ring, a log write, and plain `msync`;
+//! - [`raw`] the limits: a link, a shared ring, a log write, these shared by threads, and plain
+//!   `msync`;
+//! - [`rocksdb`] a rival whose durable puts share writes, where the system has it;
 //! - [`peers`] the other process that the links need, and its end;
 //! - [`measure`] subjects interleaved in rounds, and ratios per round and per speed state;
 //! - [`threads`] the same subjects in many threads at once;
 //! - [`report`] rows, as JSON lines or as a table;
-//! - [`sync`], [`tls`], [`fams`], [`large`] the benchmarks;
+//! - [`sync`], [`group`], [`tls`], [`fams`], [`large`] the benchmarks;
 //! - [`scratch`] the directory in which the files live, and its removal.
 //!
 //! A program that measures calls [`peers::maybe_run_peer`] first thing in `main`.
 
+mod cluster;
 pub mod fams;
+pub mod group;
 pub mod large;
 pub mod measure;
 pub mod peers;
 pub mod raw;
 pub mod report;
+pub mod rocksdb;
 pub mod scratch;
 pub mod sync;
 pub mod threads;

@@ -126,6 +126,8 @@ pub struct Summary {
     pub median_us: f64,
     /// The 99th percentile.
     pub p99_us: f64,
+    /// The percentile 99.9.
+    pub p999_us: f64,
     /// Operations per second of timed time (in [`crate::threads`]: of wall time, all threads).
     pub per_second: f64,
     /// How many operations there were.
@@ -139,6 +141,7 @@ impl Summary {
         Self {
             median_us: histogram.value_at_quantile(0.5) as f64 / 1e3,
             p99_us: histogram.value_at_quantile(0.99) as f64 / 1e3,
+            p999_us: histogram.value_at_quantile(0.999) as f64 / 1e3,
             per_second: if seconds > 0.0 {
                 histogram.len() as f64 / seconds
             } else {

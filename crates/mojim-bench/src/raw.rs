@@ -3,7 +3,7 @@
 //! Each limit uses the best strategy that was found for it, so that a ratio to it is honest, and
 //! the same rules as Mojim: the other end is another process, it has the bytes in memory of its
 //! own before it answers, and neither end spins longer than [`Wait::spin`] before it
-//! blocks or yields.
+//! blocks or yields. [`Combining`] is the limit of threads that share a log or a link.
 //! Invariant: after a limit is built, its timed part allocates nothing.
 
 use std::io;
@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use crate::peers::process;
 
+mod combining;
+mod combining_shm;
+mod combining_tcp;
 mod journal;
 mod log;
 mod mapping;
@@ -21,6 +24,9 @@ mod rules;
 mod shm;
 mod tcp;
 
+pub use combining::{Carrier, Combining, MOST_MEMBERS, Member, RECORD, Record};
+pub use combining_shm::CombiningShm;
+pub use combining_tcp::CombiningTcp;
 pub use journal::Journaling;
 pub use log::RawLog;
 pub use msync::{Folios, PlainMsync, SIZE as RAW_MSYNC_BYTES};
@@ -29,8 +35,8 @@ pub use rules::{MAX_BYTES, Wait};
 pub use shm::RawShm;
 pub use tcp::{RawTcp, raw_tcp_peer};
 
-/// The peer's part of `main`: `args` are what follows the hidden argument, `tcp` or `shm` first,
-/// then the spin in nanoseconds and, if pinned, the processor.
+/// The peer's part of `main`: `args` are what follows the hidden argument: the kind of peer, then,
+/// for `tcp` and `shm`, the spin in nanoseconds and, if pinned, the processor.
 ///
 /// Returns when the client has gone.
 pub fn raw_peer_main(args: &[String]) -> io::Result<()> {
@@ -44,9 +50,15 @@ pub fn raw_peer_main(args: &[String]) -> io::Result<()> {
             raw_tcp_peer(listener, spin)
         }
         Some("shm") => shm::raw_shm_peer(io::stdin(), spin),
+        Some(combining_tcp::KIND) => {
+            let listener = TcpListener::bind(("127.0.0.1", 0))?;
+            process::announce(&listener.local_addr()?.to_string())?;
+            combining_tcp::peer(&listener)
+        }
+        Some(combining_shm::KIND) => combining_shm::peer(io::stdin()),
         _ => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "a peer is `tcp` or `shm`",
+            "a peer is `tcp`, `shm`, `combining-tcp` or `combining-shm`",
         )),
     }
 }

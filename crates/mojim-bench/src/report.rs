@@ -7,6 +7,7 @@ use std::io::{self, StdoutLock, Write};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{Ratio, Summary};
+use crate::threads::Threads;
 
 /// Prints rows: one JSON object a line, or as `table` does it.
 pub fn print<R: Serialize>(
@@ -29,9 +30,9 @@ pub fn print<R: Serialize>(
 /// One figure. In JSON the optional fields are left out when they are empty.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The benchmark: `sync` or `tls`.
+    /// The benchmark: `sync`, `tls` or `threads`.
     pub bench: String,
-    /// What was measured: `mojim`, `raw-link`, `raw-log`, `msync`.
+    /// What was measured: `mojim`, `raw-link`, `raw-log`, `msync`, `rocksdb`.
     pub case: String,
     /// The mode of Mojim, or the variant of a limit: `sync-flush`, `large-folios`, `-`.
     pub mode: String,
@@ -45,12 +46,22 @@ pub struct Row {
     pub median_us: f64,
     /// The 99th percentile in microseconds.
     pub p99_us: f64,
+    /// The percentile 99.9 in microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p999_us: Option<f64>,
     /// Operations per second, of all threads.
     pub per_second: f64,
+    /// Operations of the thread that got the least of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub least: Option<u64>,
+    /// Operations of the thread that got the most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most: Option<u64>,
     /// The machine's speed state that the row is about: `fast` or `slow`; empty: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// How many times as long as the limit it took.
+    /// How many times as long as the limit it took; in `threads` how many times as many operations
+    /// per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
     /// The limit that `ratio` refers to.
@@ -71,7 +82,10 @@ impl Row {
             threads: 1,
             median_us: rounded(summary.median_us, 1e3),
             p99_us: rounded(summary.p99_us, 1e3),
+            p999_us: None,
             per_second: rounded(summary.per_second, 10.0),
+            least: None,
+            most: None,
             state: None,
             ratio: None,
             ratio_to: None,
@@ -98,6 +112,17 @@ impl Row {
     pub fn threads(self, threads: usize) -> Self {
         Self {
             threads: threads as u64,
+            ..self
+        }
+    }
+
+    /// With what is of interest where threads share something: the long waits, and how evenly the
+    /// operations fell to the threads.
+    pub fn spread(self, of: &Threads) -> Self {
+        Self {
+            p999_us: Some(rounded(of.total.p999_us, 1e3)),
+            least: of.counts.iter().min().copied(),
+            most: of.counts.iter().max().copied(),
             ..self
         }
     }
@@ -141,7 +166,8 @@ pub fn write_json(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
 
 /// Writes a table with a line of headings; columns that no row uses are left out.
 pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
-    const TEXT: usize = 4;
+    // Words stand to the left, numbers to the right.
+    const WORDS: [&str; 6] = ["bench", "case", "mode", "transport", "state", "to"];
     let headings = [
         "bench",
         "case",
@@ -151,7 +177,10 @@ pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
         "threads",
         "median us",
         "p99 us",
+        "p99.9 us",
         "per second",
+        "least",
+        "most",
         "state",
         "ratio",
         "to",
@@ -167,14 +196,17 @@ pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
             r.threads.to_string(),
             format!("{:.2}", r.median_us),
             format!("{:.2}", r.p99_us),
+            r.p999_us.map(|x| format!("{x:.2}")).unwrap_or_default(),
             format!("{:.0}", r.per_second),
+            r.least.map(|n| n.to_string()).unwrap_or_default(),
+            r.most.map(|n| n.to_string()).unwrap_or_default(),
             r.state.clone().unwrap_or_default(),
             r.ratio.map(|x| format!("{x:.2}")).unwrap_or_default(),
             r.ratio_to.clone().unwrap_or_default(),
         ]
     }));
     let used: Vec<usize> = (0..headings.len())
-        .filter(|&c| c < 9 || lines[1..].iter().any(|line| !line[c].is_empty()))
+        .filter(|&c| lines[1..].iter().any(|line| !line[c].is_empty()))
         .collect();
     let width = |c: usize| {
         lines
@@ -188,8 +220,7 @@ pub fn write_table(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
         let mut text = String::new();
         for &c in &used {
             let (cell, width) = (&line[c], widths[c]);
-            // Words to the left, numbers to the right.
-            text += &if c < TEXT || c == 9 || c == 11 {
+            text += &if WORDS.contains(&headings[c]) {
                 format!("{cell:<width$}  ")
             } else {
                 format!("{cell:>width$}  ")
@@ -209,6 +240,7 @@ mod tests {
         let s = Summary {
             median_us: 2.5004,
             p99_us: 10.0,
+            p999_us: 20.0,
             per_second: 399_999.96,
             count: 9,
         };

@@ -3,30 +3,27 @@
 //! For each transport and size, one thread: Mojim's modes, the raw round trip
 //! of the same bytes, a raw log write and plain `msync` take turns in one run,
 //! and each of Mojim's figures comes with its ratio to its limit, over all
-//! rounds and per speed state of the machine. Then throughput for 1 to 8
-//! threads. The mirror is a process of its own (`mojim node`), pinned, like
-//! the raw peers, to another processor than the caller's.
+//! rounds and per speed state of the machine. The mirror is a process of its
+//! own (`mojim node`), pinned, like the raw peers, to another processor than
+//! the caller's.
 //!
 //! Honest limits: the raw peers copy the bytes out; the raw log is written by
 //! the same thread, with the same mirror running.
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use mojim::{MapFlags, Volume, msync};
+use mojim::Volume;
 use mojim_config::Config;
 
+use crate::cluster::{NodeProcess, VolumeOf, config_text, mojim_subject, target};
 use crate::measure::{Paired, Plan, State, Subject, paired, prepared};
 use crate::raw::{
     Folios, PlainMsync, RawLog, RawShm, RawTcp, Wait, pin_process, pin_thread, placement,
 };
 use crate::report::{Row, write_table};
 use crate::scratch::Scratch;
-use crate::threads;
 
 /// Sizes of a sync point, in bytes (Mojim, Figure 8).
 pub const SIZES: [usize; 5] = [8, 64, 1024, 4096, 12288];
@@ -45,10 +42,6 @@ pub struct SyncOptions {
     pub rounds: usize,
     /// Operations in a block.
     pub ops: usize,
-    /// Most threads in the throughput part; 0 leaves it out.
-    pub threads: usize,
-    /// Time for each throughput figure.
-    pub thread_time: Duration,
 }
 
 impl Default for SyncOptions {
@@ -59,44 +52,12 @@ impl Default for SyncOptions {
             sizes: Vec::new(),
             rounds: 40,
             ops: 50,
-            threads: 8,
-            thread_time: Duration::from_millis(150),
         }
     }
 }
 
-/// A node process that ends with its starter.
-pub(crate) struct NodeProcess(Child);
-
-impl NodeProcess {
-    pub(crate) fn start(config: &Path, name: &str) -> io::Result<NodeProcess> {
-        let child = Command::new(std::env::current_exe()?)
-            .args(["node", "--config"])
-            .arg(config)
-            .args(["--name", name])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        Ok(NodeProcess(child))
-    }
-
-    /// Its process.
-    pub(crate) fn id(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for NodeProcess {
-    fn drop(&mut self) {
-        // It may have ended already; either way it is waited for.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// One volume for each mode and transport.
-const VOLUMES: [(&str, &str, &str); 7] = [
+const VOLUMES: [VolumeOf; 7] = [
     ("unrep", "unreplicated", "tcp"),
     ("async", "async", "tcp"),
     ("sync", "sync", "tcp"),
@@ -105,115 +66,6 @@ const VOLUMES: [(&str, &str, &str); 7] = [
     ("shmsync", "sync", "shm"),
     ("shmflush", "sync-flush", "shm"),
 ];
-
-/// Addresses on loopback that were free a moment ago.
-pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
-    // All at once, so that no two are alike.
-    let held: io::Result<Vec<_>> = (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
-    let all: io::Result<Vec<_>> = held?.iter().map(TcpListener::local_addr).collect();
-    Ok(all?.try_into().expect("as many as were bound"))
-}
-
-fn config_text(dir: &Path, shm: &Path, connections: usize) -> io::Result<String> {
-    let [a, b] = free_addresses()?;
-    let mut t = String::from("cluster = \"bench\"\n");
-    for (name, mode, transport) in VOLUMES {
-        let mirror = if mode == "unreplicated" {
-            ""
-        } else {
-            "mirror = \"b\"\n"
-        };
-        t += &format!(
-            "[volume.{name}]\nmode = \"{mode}\"\nprimary = \"a\"\n{mirror}transport = \"{transport}\"\nconnections = {connections}\ncheckpoint_threshold = 1\nresend_timeout = \"2s\"\n"
-        );
-    }
-    t += &format!(
-        "[node.a]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"disk\", size = \"64MiB\" }}\n",
-        a,
-        dir.join("a").display(),
-        shm.display()
-    );
-    t += &format!(
-        "[node.b]\naddress = \"{}\"\ndirectory = \"{}\"\nring = \"{}\"\nlog = {{ medium = \"dram\", path = \"{}\", size = \"64MiB\" }}\n",
-        b,
-        dir.join("b").display(),
-        shm.display(),
-        shm.join("b").display()
-    );
-    Ok(t)
-}
-
-const REGION: usize = 16 << 20;
-
-/// A mapped region and where the next sync point goes.
-struct Target {
-    base: usize,
-    from: usize,
-    span: usize,
-    at: usize,
-    len: usize,
-    fill: u8,
-}
-
-impl Target {
-    fn store(&mut self) {
-        // Page after page in a scattered order, the same for every subject.
-        self.at = ((self.at + 4096 * 17) % (self.span - self.len).max(1)) & !7;
-        self.fill = self.fill.wrapping_add(1);
-        // SAFETY: inside the region, which stays mapped for the whole run.
-        unsafe {
-            std::ptr::write_bytes(
-                (self.base + self.from + self.at) as *mut u8,
-                self.fill,
-                self.len,
-            );
-        }
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        msync((self.base + self.from + self.at) as *const u8, self.len)
-            .map(drop)
-            .map_err(io::Error::other)
-    }
-}
-
-pub(crate) fn target(volume: &Volume) -> io::Result<usize> {
-    let m = volume
-        .map(
-            "data",
-            REGION,
-            MapFlags {
-                create: true,
-                ..MapFlags::default()
-            },
-        )
-        .map_err(io::Error::other)?;
-    Ok(m.ptr as usize)
-}
-
-pub(crate) fn mojim_subject<'a>(
-    name: String,
-    base: usize,
-    len: usize,
-) -> Box<dyn Subject + Send + 'a> {
-    let t = Target {
-        base,
-        from: 0,
-        span: REGION,
-        at: 0,
-        len,
-        fill: 0,
-    };
-    Box::new(prepared(
-        name,
-        t,
-        |t: &mut Target| {
-            t.store();
-            Ok(())
-        },
-        |t: &mut Target| t.sync(),
-    ))
-}
 
 struct Out {
     json: bool,
@@ -240,7 +92,8 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
     let scratch = Scratch::new_in(&parent)?;
     let memory = Scratch::new_in(Path::new("/dev/shm"))?;
     let config_path = scratch.path().join("bench.toml");
-    fs::write(&config_path, config_text(scratch.path(), memory.path(), 1)?)?;
+    let text = config_text(scratch.path(), memory.path(), &VOLUMES, Some(1))?;
+    fs::write(&config_path, text)?;
     let config = Config::load(&config_path).map_err(io::Error::other)?;
     let mirror = NodeProcess::start(&config_path, "b")?;
     let mut volumes = Vec::new();
@@ -284,12 +137,6 @@ pub fn run(o: &SyncOptions) -> io::Result<()> {
         }
     }
     drop(pinned);
-    if o.threads > 0 {
-        for &bytes in &sizes {
-            let rows = throughput(o, &volumes, bytes)?;
-            out.rows(&format!("throughput, {bytes} bytes"), &rows)?;
-        }
-    }
     for (v, ..) in volumes {
         v.detach().map_err(io::Error::other)?;
     }
@@ -469,52 +316,4 @@ impl Measured<'_> {
         }
         rows
     }
-}
-
-/// Many threads, each on its own part of one region. Beyond the machine's
-/// processors the figures are reported, not claimed.
-fn throughput(
-    o: &SyncOptions,
-    volumes: &[(Volume, usize, &str, &str)],
-    bytes: usize,
-) -> io::Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for (_, base, mode, transport) in volumes {
-        for n in 1..=o.threads {
-            let span = REGION / n;
-            let subjects: Vec<_> = (0..n)
-                .map(|i| {
-                    let t = Target {
-                        base: *base,
-                        from: (i * span) & !4095,
-                        span: span & !4095,
-                        at: 0,
-                        len: bytes,
-                        fill: i as u8,
-                    };
-                    prepared(
-                        "mojim",
-                        t,
-                        |t: &mut Target| {
-                            t.store();
-                            Ok(())
-                        },
-                        |t: &mut Target| t.sync(),
-                    )
-                })
-                .collect();
-            let plan = threads::Plan {
-                warm_up: Duration::from_millis(20),
-                duration: o.thread_time,
-            };
-            let r = threads::run(subjects, plan)?;
-            rows.push(
-                Row::new("sync", "mojim", bytes, r.total)
-                    .mode(mode)
-                    .transport(transport)
-                    .threads(n),
-            );
-        }
-    }
-    Ok(rows)
 }

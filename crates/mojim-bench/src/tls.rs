@@ -17,11 +17,11 @@ use mojim_format::certificate::Subject as Name;
 use mojim_keys::{Authority, Validity};
 use serde_json::json;
 
+use crate::cluster::{NodeProcess, free_addresses, mojim_subject, target};
 use crate::measure::{Paired, Plan, Subject, paired};
 use crate::raw::{pin_process, pin_thread, placement};
 use crate::report::{Row, write_table};
 use crate::scratch::Scratch;
-use crate::sync::{NodeProcess, free_addresses, mojim_subject, target};
 
 /// Sizes of a sync point, in bytes.
 pub const SIZES: [usize; 2] = [64, 4096];

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use mojim_bench::fams::FamsOptions;
+use mojim_bench::group::{self, ThreadsOptions};
 use mojim_bench::large::LargeOptions;
 use mojim_bench::sync::SyncOptions;
 use mojim_bench::tls::TlsOptions;
@@ -23,6 +25,7 @@ pub struct Bench {
 #[derive(clap::Subcommand)]
 enum What {
     Sync(Sync),
+    Threads(Threads),
     Fams(Fams),
     Large(Large),
     Tls(Tls),
@@ -30,7 +33,7 @@ enum What {
     Tiers(TiersBench),
 }
 
-/// Latency of one sync point by mode, transport and size, then throughput by threads.
+/// Latency of one sync point by mode, transport and size.
 #[derive(clap::Args)]
 struct Sync {
     /// A directory on the disk to measure [default: the temporary directory].
@@ -45,15 +48,86 @@ struct Sync {
     /// Operations in a block.
     #[arg(long, value_name = "N", default_value_t = SyncOptions::default().ops)]
     ops: usize,
-    /// Most threads in the throughput part; 0 leaves it out.
-    #[arg(long, value_name = "N", default_value_t = SyncOptions::default().threads)]
-    threads: usize,
-    /// Milliseconds for each throughput figure.
-    #[arg(long, value_name = "MS", default_value_t = SyncOptions::default().thread_time.as_millis() as u64)]
-    thread_time: u64,
     /// Print one JSON object a line instead of tables.
     #[arg(long)]
     json: bool,
+}
+
+impl Sync {
+    fn run(self) -> Done {
+        at_least_one(self.rounds, self.ops)?;
+        mojim_bench::sync::run(&SyncOptions {
+            json: self.json,
+            dir: self.dir,
+            sizes: self.sizes,
+            rounds: self.rounds,
+            ops: self.ops,
+        })?;
+        Ok(0)
+    }
+}
+
+/// How sync points of many threads share a write: operations per second and latency by the number
+/// of threads, beside a log and links that threads share, and RocksDB.
+///
+/// "ratio": to the operations per second of the limit, with as many threads, in the same round. With
+/// several rounds a row is the one with the median of the operations per second.
+#[derive(clap::Args)]
+struct Threads {
+    /// A directory on the disk to measure [default: the temporary directory].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Numbers of threads, separated by commas [default: 1 to 32].
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    counts: Vec<usize>,
+    /// Seconds of each case, after a warm-up.
+    #[arg(long, value_name = "S", default_value_t = ThreadsOptions::default().time.as_secs_f64())]
+    seconds: f64,
+    /// Rounds for each number of threads.
+    #[arg(long, value_name = "N", default_value_t = ThreadsOptions::default().rounds)]
+    rounds: usize,
+    /// Connections of each volume; 0 leaves the key out.
+    #[arg(long, value_name = "N", default_value_t = ThreadsOptions::default().connections)]
+    connections: usize,
+    /// Bytes of a sync point, and of a value in RocksDB. Above 64 there are no ratios, for the
+    /// limits carry records of 128 bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = ThreadsOptions::default().bytes)]
+    bytes: usize,
+    /// What to measure, separated by commas [default: all].
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = PossibleValuesParser::new(group::case_names()))]
+    cases: Vec<String>,
+    /// Print one JSON object a line instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Threads {
+    fn run(self) -> Done {
+        at_least_one(self.rounds, 1)?;
+        let most = group::MOST_THREADS;
+        if let Some(n) = self.counts.iter().find(|n| !(1..=most).contains(*n)) {
+            return Err(Failure::usage(format!("--counts: {n} is not 1 to {most}")));
+        }
+        let most = group::MOST_BYTES;
+        if !(1..=most).contains(&self.bytes) {
+            return Err(Failure::usage(format!("--bytes: 1 to {most}")));
+        }
+        // Not a number is refused, too.
+        if !(0.001..=3600.0).contains(&self.seconds) {
+            return Err(Failure::usage("--seconds: 0.001 to 3600"));
+        }
+        group::run(&ThreadsOptions {
+            json: self.json,
+            dir: self.dir,
+            counts: self.counts,
+            time: Duration::from_secs_f64(self.seconds),
+            rounds: self.rounds,
+            connections: self.connections,
+            bytes: self.bytes,
+            cases: self.cases,
+        })?;
+        Ok(0)
+    }
 }
 
 /// Latency of one sync point by the number of pages that were stored to, beside plain msync.
@@ -199,24 +273,14 @@ fn at_least_one(rounds: usize, ops: usize) -> Result<(), Failure> {
 impl Bench {
     /// Runs it.
     pub fn run(self) -> Done {
-        let s = match self.what {
-            What::Sync(s) => s,
-            What::Fams(f) => return f.run(),
-            What::Large(l) => return l.run(),
-            What::Tls(t) => return t.run(),
-            What::Failover(f) => return f.run(),
-            What::Tiers(t) => return t.run(),
-        };
-        at_least_one(s.rounds, s.ops)?;
-        mojim_bench::sync::run(&SyncOptions {
-            json: s.json,
-            dir: s.dir,
-            sizes: s.sizes,
-            rounds: s.rounds,
-            ops: s.ops,
-            threads: s.threads,
-            thread_time: Duration::from_millis(s.thread_time),
-        })?;
-        Ok(0)
+        match self.what {
+            What::Sync(s) => s.run(),
+            What::Threads(t) => t.run(),
+            What::Fams(f) => f.run(),
+            What::Large(l) => l.run(),
+            What::Tls(t) => t.run(),
+            What::Failover(f) => f.run(),
+            What::Tiers(t) => t.run(),
+        }
     }
 }

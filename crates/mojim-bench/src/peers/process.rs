@@ -26,7 +26,7 @@ pub struct PeerProcess {
 }
 
 impl PeerProcess {
-    /// Starts this executable as a peer with `args` (`tcp ...` or `shm ...`) and waits until it is
+    /// Starts this executable as a peer with `args` (`tcp ...`, for one) and waits until it is
     /// ready. `stdin` becomes the peer's standard input.
     pub fn spawn(args: &[String], stdin: Option<OwnedFd>) -> io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)

@@ -4,6 +4,9 @@
 //! extent costs half as much again; then it is opened with `O_DIRECT|O_DSYNC` and used in a
 //! circle, so that no commit changes metadata of the file system. To be run with a
 //! [`RawTcp`](super::RawTcp) alive beside it, for Mojim's log never runs without its mirror.
+//!
+//! Threads share it through [`Combining`](super::Combining): all records that wait, or the first 32,
+//! go into one aligned block, which is one write.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -11,11 +14,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::combining::{Carrier, RECORD, Record};
 use super::mapping::Mapping;
 use super::rules::{MAX_BYTES, check_length};
 
 /// What the file is filled with: not zeros, which a file system or a disk may treat apart.
 const PATTERN: u8 = 0xa5;
+/// What threads that share the log write at once.
+const BLOCK: usize = 4096;
 
 /// A preallocated, overwritten, circular log that is written past the page cache.
 #[derive(Debug)]
@@ -119,6 +125,20 @@ impl RawLog {
     }
 }
 
+impl Carrier for RawLog {
+    const MOST: usize = BLOCK / RECORD;
+
+    fn stage(&mut self, at: usize, record: &Record) {
+        self.buffer.put(at * RECORD, record);
+    }
+
+    /// Writes the block, whose rest is what it was.
+    fn carry(&mut self, _: usize, _: &dyn Fn() -> bool) -> io::Result<()> {
+        self.staged = BLOCK.next_multiple_of(self.alignment);
+        self.write_staged()
+    }
+}
+
 /// The smallest power of two from 512 bytes to 64 KiB that `file` takes as a write's length.
 ///
 /// Trying it is the one question to which every file system and kernel answers; the written bytes
@@ -137,6 +157,7 @@ fn smallest_write(file: &File, pattern: &[u8]) -> io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::combining::tests::sixteen;
     use super::*;
     use crate::scratch::Scratch;
 
@@ -158,5 +179,24 @@ mod tests {
         }
         assert_eq!(path.metadata().unwrap().len(), size);
         assert!(log.append(&vec![0; MAX_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn threads_share_blocks() {
+        let dir = Scratch::new().unwrap();
+        let log = RawLog::create(dir.path(), 1).unwrap();
+        let log = sixteen(log, 20);
+        // From none shared to all of every thread's.
+        let blocks = log.position / BLOCK as u64;
+        assert!((20..=16 * 20).contains(&blocks), "{blocks}");
+        let content = std::fs::read(dir.path().join("raw.log")).unwrap();
+        let mut found = [false; 16];
+        for record in content[..log.position as usize].chunks(RECORD) {
+            if record[0] != PATTERN {
+                assert!(record.iter().all(|b| *b == record[0]));
+                found[usize::from(record[0])] = true;
+            }
+        }
+        assert_eq!(found, [true; 16]);
     }
 }

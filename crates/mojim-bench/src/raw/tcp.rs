@@ -144,7 +144,7 @@ pub fn raw_tcp_peer(listener: TcpListener, spin: Duration) -> io::Result<()> {
 }
 
 /// Sends all of `bytes`; one call unless the socket is full.
-fn send_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+pub(super) fn send_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match send(stream, bytes, SendFlags::NOSIGNAL) {
             Ok(n) => bytes = &bytes[n..],

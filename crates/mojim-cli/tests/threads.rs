@@ -1,0 +1,88 @@
+//! `mojim bench threads` in its shortest form: every case runs, beside its limit, and every row says
+//! what it must. Nothing here depends on how long anything took.
+
+use serde_json::Value;
+
+mod support;
+
+use support::{mojim, text};
+
+/// Mode, transport, and the limit of each of Mojim's cases.
+const OURS: [(&str, &str, &str); 6] = [
+    ("unreplicated", "-", "raw-log"),
+    ("async", "tcp", "raw-log"),
+    ("sync", "tcp", "raw-combining-tcp"),
+    ("sync-flush", "tcp", "raw-log"),
+    ("sync", "shm", "raw-combining-shm"),
+    ("sync-flush", "shm", "raw-log"),
+];
+
+fn check(r: &Value, threads: u64) {
+    assert_eq!(r["bench"], "threads", "{r}");
+    assert_eq!(
+        (&r["bytes"], &r["threads"]),
+        (&64.into(), &threads.into()),
+        "{r}"
+    );
+    for field in ["median_us", "p99_us", "p999_us", "per_second"] {
+        assert!(r[field].as_f64().unwrap() >= 0.0, "{r}");
+    }
+    assert!(
+        r["least"].as_u64().unwrap() <= r["most"].as_u64().unwrap(),
+        "{r}"
+    );
+}
+
+#[test]
+fn every_case_runs_with_every_number_of_threads() {
+    let run = "bench threads --json --counts 1,3 --seconds 0.05 --rounds 2 --connections 0";
+    let out = mojim(&run.split(' ').collect::<Vec<_>>());
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let lines = text(&out.stdout);
+    let rows: Vec<Value> = lines
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let (one, three) = rows.split_at(rows.len() / 2);
+    for (rows, threads) in [(one, 1), (three, 3)] {
+        rows.iter().for_each(|r| check(r, threads));
+        for limit in ["raw-log", "raw-combining-tcp", "raw-combining-shm"] {
+            let of_limit = rows.iter().filter(|r| r["case"] == limit);
+            assert_eq!(of_limit.count(), 1);
+        }
+        let rocksdb = rows.iter().any(|r| r["case"] == "rocksdb");
+        let notices = text(&out.stderr).matches("no case rocksdb").count();
+        assert_eq!(notices, usize::from(!rocksdb));
+        let ours = rows.iter().filter(|r| r["case"] == "mojim");
+        let ours: Vec<_> = ours
+            .map(|r| {
+                // A busy machine may have let no operation end in time.
+                let limited = r["ratio_to"].as_str().unwrap_or("");
+                assert_eq!(r["ratio"].is_f64(), !limited.is_empty(), "{r}");
+                let word = |field: &str| r[field].as_str().unwrap();
+                (word("mode"), word("transport"), limited)
+            })
+            .collect();
+        assert_eq!(ours.len(), OURS.len());
+        for (got, (mode, transport, limit)) in ours.iter().zip(OURS) {
+            assert_eq!((got.0, got.1), (mode, transport));
+            assert!(got.2 == limit || got.2.is_empty(), "{got:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused() {
+    for wrong in [
+        ["--counts", "0"],
+        ["--counts", "1,257"],
+        ["--seconds", "0"],
+        ["--seconds", "NaN"],
+        ["--rounds", "0"],
+        ["--bytes", "4097"],
+        ["--cases", "pigeon"],
+    ] {
+        let out = mojim(&[&["bench", "threads"][..], &wrong].concat());
+        assert_eq!(out.status.code(), Some(2), "{wrong:?}");
+    }
+}
