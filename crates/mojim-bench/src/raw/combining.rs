@@ -4,14 +4,16 @@
 //! until it is written. One thread at a time leads: it stages the records from `done` on as far as
 //! they are there, in the order of the tickets, has the carrier write them at once, counts them
 //! done, wakes their threads, and lets go of the lead. The others look for 20 µs, giving their
-//! processor away between looks, and then sleep, each on the futex of its own slot.
+//! processor away between looks, and then sleep, each on the futex of its own seat.
 //!
 //! Invariants:
 //! - A member has at most one ticket that is not done, and there are no more members than slots, so
 //!   a slot is not used again before its ticket is done.
+//! - A slot may be used again before its ticket's thread has heard that it is done. So a thread
+//!   sleeps in its seat, which is its alone, and who leads notes the seats before they are done.
 //! - While nobody leads, the thread whose ticket is `done` (the front, if that ticket is drawn) is
-//!   awake or is being woken: it goes to sleep only after it has said so in its slot and has seen
-//!   then that somebody leads or that it is not the front; who leads looks into the front's slot
+//!   awake or is being woken: it goes to sleep only after it has said so in its seat and has seen
+//!   then that somebody leads or that it is not the front; who leads looks into the front's seat
 //!   after the lead is free again. These stores and loads are all sequentially consistent, so at
 //!   least one of the two sees the other.
 //! - After a failure nothing is written any more, and every put is an error.
@@ -20,7 +22,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -37,7 +39,7 @@ pub const MOST_MEMBERS: usize = 256;
 
 /// How long a thread looks before it sleeps.
 const LOOK: Duration = Duration::from_micros(20);
-/// States of a slot's thread.
+/// States of a seat's thread.
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
@@ -58,8 +60,8 @@ pub trait Carrier {
 struct Slot {
     /// One more than the ticket whose record is here; 0 before the first.
     ready: AtomicU64,
-    /// [`AWAKE`] or [`ASLEEP`]: the futex of the thread that waits here.
-    state: AtomicU32,
+    /// The seat of the ticket's thread.
+    seat: AtomicUsize,
     record: UnsafeCell<Record>,
 }
 
@@ -67,16 +69,22 @@ impl Slot {
     fn new() -> Slot {
         Slot {
             ready: AtomicU64::new(0),
-            state: AtomicU32::new(AWAKE),
+            seat: AtomicUsize::new(0),
             record: UnsafeCell::new([0; RECORD]),
         }
     }
+}
 
+/// Where a member's thread sleeps: a futex, [`AWAKE`] or [`ASLEEP`].
+#[repr(align(64))]
+struct Seat(AtomicU32);
+
+impl Seat {
     /// Wakes the thread that sleeps here, or is about to. To wake one for nothing does no harm.
     fn wake(&self) {
-        if self.state.load(SeqCst) == ASLEEP && self.state.swap(AWAKE, SeqCst) == ASLEEP {
+        if self.0.load(SeqCst) == ASLEEP && self.0.swap(AWAKE, SeqCst) == ASLEEP {
             // It fails for no address that is mapped.
-            let _ = futex::wake(&self.state, futex::Flags::PRIVATE, 1);
+            let _ = futex::wake(&self.0, futex::Flags::PRIVATE, 1);
         }
     }
 }
@@ -88,6 +96,9 @@ struct Alone<T>(T);
 /// A carrier that threads share.
 pub struct Combining<C> {
     slots: Box<[Slot]>,
+    seats: Box<[Seat]>,
+    /// Seats that no member has.
+    free: Mutex<Vec<usize>>,
     /// The next ticket.
     next: Alone<AtomicU64>,
     /// Tickets below are written. Only who leads changes it.
@@ -96,7 +107,6 @@ pub struct Combining<C> {
     busy: Alone<AtomicBool>,
     failed: AtomicBool,
     why: Mutex<String>,
-    members: AtomicUsize,
     carrier: UnsafeCell<C>,
 }
 
@@ -108,36 +118,42 @@ unsafe impl<C: Send> Sync for Combining<C> {}
 /// A thread's place: one record at a time.
 pub struct Member<'a, C: Carrier> {
     of: &'a Combining<C>,
+    seat: usize,
 }
 
 impl<C: Carrier> Combining<C> {
     /// For nobody yet.
     pub fn new(carrier: C) -> Combining<C> {
-        assert!((1..=MOST_MEMBERS).contains(&C::MOST));
+        Combining::with_most(carrier, MOST_MEMBERS)
+    }
+
+    /// For up to `most` members.
+    fn with_most(carrier: C, most: usize) -> Combining<C> {
+        assert!((1..=MOST_MEMBERS).contains(&C::MOST) && most <= MOST_MEMBERS);
         Combining {
-            slots: (0..MOST_MEMBERS).map(|_| Slot::new()).collect(),
+            slots: (0..most).map(|_| Slot::new()).collect(),
+            seats: (0..most).map(|_| Seat(AtomicU32::new(AWAKE))).collect(),
+            free: Mutex::new((0..most).collect()),
             next: Alone(AtomicU64::new(0)),
             done: Alone(AtomicU64::new(0)),
             busy: Alone(AtomicBool::new(false)),
             failed: AtomicBool::new(false),
             why: Mutex::new(String::new()),
-            members: AtomicUsize::new(0),
             carrier: UnsafeCell::new(carrier),
         }
     }
 
     /// A place for one more thread, of [`MOST_MEMBERS`].
     pub fn member(&self) -> io::Result<Member<'_, C>> {
-        let member = match self.members.fetch_add(1, SeqCst) {
-            // A drop counts it down again.
-            n if n < MOST_MEMBERS => Member { of: self },
-            _ => {
-                self.members.fetch_sub(1, SeqCst);
-                return Err(io::Error::other("too many threads share a raw limit"));
-            }
-        };
         self.check()?;
-        Ok(member)
+        match self.free_seats().pop() {
+            Some(seat) => Ok(Member { of: self, seat }),
+            None => Err(io::Error::other("too many threads share a raw limit")),
+        }
+    }
+
+    fn free_seats(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The carrier.
@@ -146,7 +162,7 @@ impl<C: Carrier> Combining<C> {
     }
 
     fn slot(&self, ticket: u64) -> &Slot {
-        &self.slots[(ticket % MOST_MEMBERS as u64) as usize]
+        &self.slots[(ticket % self.slots.len() as u64) as usize]
     }
 
     fn is_ready(&self, ticket: u64) -> bool {
@@ -174,12 +190,12 @@ impl<C: Carrier> Combining<C> {
     fn fail(&self, why: String) {
         *self.why.lock().unwrap_or_else(PoisonError::into_inner) = why;
         self.failed.store(true, SeqCst);
-        self.slots.iter().for_each(Slot::wake);
+        self.seats.iter().for_each(Seat::wake);
     }
 
-    /// Returns when `ticket` is written, and leads when that is free meanwhile.
-    fn wait(&self, ticket: u64) -> io::Result<()> {
-        let slot = self.slot(ticket);
+    /// Returns when `ticket` is written, and leads when that is free meanwhile; sleeps in `seat`.
+    fn wait(&self, ticket: u64, seat: usize) -> io::Result<()> {
+        let state = &self.seats[seat].0;
         let mut since = None;
         loop {
             if self.is_done(ticket) {
@@ -194,15 +210,15 @@ impl<C: Carrier> Combining<C> {
                 std::thread::yield_now();
                 continue;
             }
-            slot.state.store(ASLEEP, SeqCst);
+            state.store(ASLEEP, SeqCst);
             // What changed before that store is seen here; who changes it later sees the store.
             if !self.is_done(ticket) && !self.failed.load(SeqCst) && !self.is_free() {
-                match futex::wait(&slot.state, futex::Flags::PRIVATE, ASLEEP, None) {
+                match futex::wait(state, futex::Flags::PRIVATE, ASLEEP, None) {
                     Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
                     Err(e) => self.fail(format!("a futex: {e}")),
                 }
             }
-            slot.state.store(AWAKE, SeqCst);
+            state.store(AWAKE, SeqCst);
             since = None;
         }
     }
@@ -221,21 +237,25 @@ impl<C: Carrier> Combining<C> {
         }
         let begin = self.done.0.load(SeqCst);
         let mut end = begin;
+        let mut seats = [0; MOST_MEMBERS];
         while end - begin < C::MOST as u64 && self.is_ready(end) {
             // SAFETY: `ready` says that the ticket's thread has written the record; the slot is
             // not written again before the ticket is done, which only this thread makes it.
             let record = unsafe { &*self.slot(end).record.get() };
-            carrier.stage((end - begin) as usize, record);
+            let at = (end - begin) as usize;
+            carrier.stage(at, record);
+            seats[at] = self.slot(end).seat.load(SeqCst);
             end += 1;
         }
         if end == begin {
             return;
         }
         let crowded = || self.next.0.load(SeqCst) > begin + 1;
-        match carrier.carry((end - begin) as usize, &crowded) {
+        let seats = &seats[..(end - begin) as usize];
+        match carrier.carry(seats.len(), &crowded) {
             Ok(()) => {
                 self.done.0.store(end, SeqCst);
-                (begin..end).for_each(|ticket| self.slot(ticket).wake());
+                seats.iter().for_each(|seat| self.seats[*seat].wake());
             }
             Err(e) => self.fail(e.to_string()),
         }
@@ -253,8 +273,10 @@ impl<C: Carrier> Drop for Lead<'_, C> {
             of.fail("the thread that wrote for others panicked".into());
         }
         of.busy.0.store(false, SeqCst);
-        // One of those that remain has to lead: the front, if it does not look by itself.
-        of.slot(of.done.0.load(SeqCst)).wake();
+        // One of those that remain has to lead: the front, if it does not look by itself. (Before
+        // its record is there it does, and the seat is an earlier one's.)
+        let front = of.slot(of.done.0.load(SeqCst));
+        of.seats[front.seat.load(SeqCst)].wake();
     }
 }
 
@@ -268,14 +290,15 @@ impl<C: Carrier> Member<'_, C> {
         // SAFETY: the slot's ticket before this one is done (a member has one that is not, except
         // after a failure, and then draws no other), so nobody reads the record before `ready`.
         unsafe { *slot.record.get() = *record };
+        slot.seat.store(self.seat, SeqCst);
         slot.ready.store(ticket + 1, SeqCst);
-        of.wait(ticket)
+        of.wait(ticket, self.seat)
     }
 }
 
 impl<C: Carrier> Drop for Member<'_, C> {
     fn drop(&mut self) {
-        self.of.members.fetch_sub(1, SeqCst);
+        self.of.free_seats().push(self.seat);
     }
 }
 
@@ -310,9 +333,10 @@ impl Polling {
 pub(super) mod tests {
     use super::*;
 
-    /// Each of 16 threads puts `each` records whose bytes are the thread's number.
+    /// Each of 16 threads puts `each` records whose bytes are the thread's number. There are as many
+    /// slots, so that they are used again at once.
     pub fn sixteen<C: Carrier + Send>(carrier: C, each: usize) -> C {
-        let shared = Combining::new(carrier);
+        let shared = Combining::with_most(carrier, 16);
         std::thread::scope(|scope| {
             for i in 0..16 {
                 let mut member = shared.member().unwrap();
@@ -325,9 +349,9 @@ pub(super) mod tests {
     /// Each of 16 threads puts records until that is an error, which `end` brings about.
     pub fn all_fail<C: Carrier + Send>(carrier: C, end: impl FnOnce()) {
         let shared = Combining::new(carrier);
+        let members: Vec<_> = (0..16).map(|_| shared.member().unwrap()).collect();
         std::thread::scope(|scope| {
-            for _ in 0..16 {
-                let mut member = shared.member().unwrap();
+            for mut member in members {
                 scope.spawn(move || while member.put(&[1; RECORD]).is_ok() {});
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -404,12 +428,12 @@ pub(super) mod tests {
             }
         }
         let shared = Combining::new(Bad);
+        let members: Vec<_> = (0..8).map(|_| shared.member().unwrap()).collect();
         std::thread::scope(|scope| {
-            let put = |_| {
-                let mut member = shared.member().unwrap();
-                scope.spawn(move || member.put(&[0; RECORD]))
-            };
-            let all: Vec<_> = (0..8).map(put).collect();
+            let mut all = Vec::new();
+            for mut member in members {
+                all.push(scope.spawn(move || member.put(&[0; RECORD])));
+            }
             let failed = |t: std::thread::ScopedJoinHandle<'_, io::Result<()>>| {
                 !matches!(t.join(), Ok(Ok(())))
             };
