@@ -5,7 +5,7 @@
 //! thread does the work: it encodes into the ring, sends, writes the local log
 //! where the mode asks for it, and polls for the acknowledgement. Threads only
 //! meet where they use the same lane at the same time; then one sends, writes
-//! or receives for all (Mojim 4.1).
+//! and receives for all (`group.rs`, Mojim 4.1).
 //!
 //! Invariants:
 //! - 2 of `docs/invariants.md`: `committed` moves only as the mode's rule allows.

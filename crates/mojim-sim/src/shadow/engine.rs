@@ -30,8 +30,8 @@ const FILES: u64 = 5;
 
 pub(super) struct Engine {
     primary: Primary,
-    /// Sync points that were appended and not waited for, with their lanes.
-    open: Vec<(u64, usize)>,
+    /// Sync points that were appended and not waited for.
+    open: Vec<u64>,
     next_file: u32,
 }
 
@@ -316,12 +316,12 @@ impl Engine {
             self.wait_all(model)?;
             self.primary.checkpoint_step(Pace::Idle).map_err(text)?;
         }
-        let (lsn, lane) = appended.ok_or("stuck: no room after a checkpoint")?;
+        let (lsn, _) = appended.ok_or("stuck: no room after a checkpoint")?;
         self.note(lsn, changes, model);
-        self.open.push((lsn, lane));
+        self.open.push(lsn);
         match rng.below(5) {
             0 | 1 => Ok(()),
-            _ => self.wait(lsn, lane, model),
+            _ => self.wait(lsn, model),
         }
     }
 
@@ -356,16 +356,16 @@ impl Engine {
         Ok(())
     }
 
-    fn wait(&mut self, lsn: u64, lane: usize, model: &Model) -> Result<(), String> {
-        self.primary.wait(lsn, lane).map_err(text)?;
+    fn wait(&mut self, lsn: u64, model: &Model) -> Result<(), String> {
+        self.primary.wait(lsn).map_err(text)?;
         let mut m = lock(model);
         m.acked = m.acked.max(lsn);
         Ok(())
     }
 
     fn wait_all(&mut self, model: &Model) -> Result<(), String> {
-        for (lsn, lane) in std::mem::take(&mut self.open) {
-            self.wait(lsn, lane, model)?;
+        for lsn in std::mem::take(&mut self.open) {
+            self.wait(lsn, model)?;
         }
         Ok(())
     }
