@@ -45,6 +45,7 @@ use mojim_linux::rings;
 use mojim_linux::{Door, Listener, Os, guard_sigbus, trust};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session;
+use mojim_replica::courtesy::Courtesy;
 use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
@@ -823,16 +824,16 @@ impl Node {
             }
         };
         let mut spinner = Spinner::learning(spin);
+        let courtesy = Courtesy::default();
         let ended = loop {
             match lane.step() {
                 Ok(Step::Moved) => spinner.hit(&*self.env),
                 Ok(Step::Nothing) => {
                     if spinner.spin(&*self.env) {
-                        if spinner.gives_way() || lane.serves_many() {
-                            std::thread::yield_now();
-                        } else {
-                            std::hint::spin_loop();
+                        if spinner.gives_way() || lane.gives_way() {
+                            courtesy.give_way(&*self.env);
                         }
+                        std::hint::spin_loop();
                     } else if let Err(e) = lane.wait(Duration::from_millis(200)) {
                         break e;
                     }

@@ -7,6 +7,7 @@ pub mod backup_session;
 pub mod client;
 pub mod copy;
 pub mod copy_in;
+pub mod courtesy;
 pub mod fallback_timer;
 mod handshake;
 pub mod holders;

@@ -34,6 +34,11 @@ pub const COPY_SILENCE: Duration = Duration::from_secs(120);
 /// When a copy that failed for want of room or the like is tried again.
 pub const COPY_AGAIN: Duration = Duration::from_secs(30);
 
+/// Polls of shared memory that take about as long as giving way to another thread once.
+pub(crate) const POLLS_OF_MEMORY: u32 = 64;
+/// As [`POLLS_OF_MEMORY`], of a stream: each is a system call.
+pub(crate) const POLLS_OF_STREAM: u32 = 2;
+
 /// Bytes of the page shared by both ends of a shared-memory lane.
 pub const PAGE_LEN: usize = 4096;
 
@@ -381,6 +386,15 @@ impl Rx {
         self.buf.copy_within(at..self.filled, 0);
         self.filled -= at;
         Ok(last)
+    }
+
+    /// After how many polls a thread gives way to others.
+    #[inline]
+    pub(crate) fn polls(&self) -> u32 {
+        match self.carrier {
+            Carrier::Shared(_) => POLLS_OF_MEMORY,
+            Carrier::Stream => POLLS_OF_STREAM,
+        }
     }
 
     /// Blocks until something may have arrived, or `timeout`.

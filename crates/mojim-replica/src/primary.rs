@@ -41,6 +41,7 @@ use mojim_format::{Level, OP_LEN, RECORD_OVERHEAD, RecordWriter, State, View};
 use mojim_protocol::{AckRule, Patience, Prefix, Verdict};
 
 use crate::backup_progress::{BackupProgress, Source, Term};
+use crate::courtesy::Courtesy;
 use crate::link::{COPY_SILENCE, Rx, Tx};
 use crate::piece::Piece;
 use crate::spill_out::SpillFile;
@@ -207,8 +208,7 @@ pub struct Primary {
     pub done: Event,
     /// Threads that wait for their sync points.
     waiters: Waiters,
-    /// Until when none of them gives way to others, in nanoseconds of the clock.
-    crowded: AtomicU64,
+    courtesy: Courtesy,
     /// The link thread.
     pub link_work: Event,
     /// The checkpoint thread.
@@ -400,7 +400,7 @@ impl Primary {
             lanes,
             done: Event::default(),
             waiters: Waiters::default(),
-            crowded: AtomicU64::new(0),
+            courtesy: Courtesy::default(),
             link_work: Event::default(),
             checkpoint_work: Arc::default(),
             link_up: AtomicBool::new(false),

@@ -4,6 +4,7 @@
 //! gap, as durably as it says.
 
 use super::*;
+use crate::link::{POLLS_OF_MEMORY, POLLS_OF_STREAM};
 use mojim_store::log::Log;
 
 enum Feed {
@@ -72,6 +73,8 @@ pub struct LaneServer {
     /// nothing was taken since.
     said: Option<Duration>,
     polls: u32,
+    /// Calls of `gives_way`.
+    empty: u32,
     /// How many records the last step that took any has taken.
     records: u32,
 }
@@ -143,6 +146,7 @@ impl LaneServer {
             unsent: None,
             said: None,
             polls: 0,
+            empty: 0,
             records: 0,
         })
     }
@@ -152,11 +156,17 @@ impl LaneServer {
         &self.conn
     }
 
-    /// Whether records come from several threads of the program, which need a processor to
-    /// make the next ones.
+    /// Nothing came: whether other threads should have the processor before the next poll.
+    /// So it is now and then where records come from several threads of the program, which
+    /// may be on this machine, and need it to make the next ones.
     #[inline]
-    pub fn serves_many(&self) -> bool {
-        self.records > 1
+    pub fn gives_way(&mut self) -> bool {
+        self.empty = self.empty.wrapping_add(1);
+        let polls = match self.source {
+            Feed::Ring(_) => POLLS_OF_MEMORY,
+            Feed::Stream(_) => POLLS_OF_STREAM,
+        };
+        self.records > 1 && self.empty.is_multiple_of(polls)
     }
 
     /// One step: takes what has come, acknowledges it. An error ends the lane.

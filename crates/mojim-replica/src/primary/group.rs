@@ -12,15 +12,12 @@
 //!   woken: whoever stops working or looking sees to that ([`Primary::pass_on`]).
 
 use super::*;
-use mojim_env::threads::give_way;
 
-/// For how long a thread looks whether another one has done its work, before it sleeps.
-const LOOK: Duration = Duration::from_micros(20);
-
-/// Giving way for longer than this means that a busy thread which waits for nothing has
-/// the processor: for [`CROWDED`] no thread gives way, but sleeps instead.
-const LONG: Duration = Duration::from_millis(2);
-const CROWDED: Duration = Duration::from_millis(50);
+/// For how long a thread looks whether others have done its work, from the last time that
+/// anything became committed, before it sleeps: several round trips of a link.
+const LOOK: Duration = Duration::from_micros(100);
+/// As [`LOOK`], where it waits for a log's write, which takes longer than looking is worth.
+const LOOK_AT_LOG: Duration = Duration::from_micros(20);
 
 /// What became of a try to work on a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,9 +72,10 @@ impl Primary {
     fn follow(&self, lsn: u64, lane: usize, hint: usize) -> Result<bool> {
         let _looking = Looking::begin(self, lane);
         let env = &**self.store.env();
-        let start = env.now();
+        let (mut since, mut seen) = (env.now(), 0);
         loop {
-            if self.committed() >= lsn {
+            let committed = self.committed();
+            if committed >= lsn {
                 return Ok(true);
             }
             match self.lead(lsn, lane, hint, Waits::Polls)? {
@@ -85,26 +83,21 @@ impl Primary {
                 Led::Stopped => return Ok(false),
                 Led::Taken => {}
             }
-            if env.now() - start >= LOOK || !self.gives_way(env) {
+            let now = env.now();
+            if committed != seen {
+                (since, seen) = (now, committed);
+            }
+            if now - since >= self.look() || !self.courtesy.give_way(env) {
                 return Ok(false);
             }
         }
     }
 
-    /// Lets another thread have the processor. False, at once, where that took too long
-    /// lately.
-    fn gives_way(&self, env: &dyn mojim_env::Env) -> bool {
-        let begin = env.now();
-        if (begin.as_nanos() as u64) < self.crowded.load(Relaxed) {
-            return false;
+    fn look(&self) -> Duration {
+        match self.rule().local {
+            true => LOOK_AT_LOG,
+            false => LOOK,
         }
-        give_way();
-        let end = env.now();
-        if end - begin > LONG {
-            let until = end + CROWDED;
-            self.crowded.store(until.as_nanos() as u64, Relaxed);
-        }
-        true
     }
 
     /// Works on `lane` for all that wait there, unless another thread does.
@@ -168,7 +161,7 @@ impl Primary {
     fn poll(&self, lsn: u64, lane: usize, hint: usize, slot: &mut RxSlot) -> (Led, bool) {
         let env = &**self.store.env();
         self.log(lane).prefetch(hint);
-        let mut polls = 0u32;
+        let (mut polls, mut since) = (0u32, None);
         loop {
             let came = self.receive_held(lane, slot);
             if self.committed() >= lsn {
@@ -177,23 +170,46 @@ impl Primary {
             }
             if came.advanced {
                 self.wake();
+                since = None;
             }
             if !self.is_owed(lane, slot) {
                 return (Led::Taken, false);
-            }
-            if !slot.spinner.spin(env) {
-                return (Led::Stopped, false);
             }
             polls = polls.wrapping_add(1);
             if polls.is_multiple_of(32) {
                 // What the link did not take at once, or others appended meanwhile.
                 self.send(lane);
             }
-            let company = self.waiters.any() || self.lanes[lane].looking.load(Relaxed) > 0;
-            if !company || !self.gives_way(env) {
-                std::hint::spin_loop();
+            let polls_on = match self.has_company(lane) {
+                true => self.poll_in_company(polls, &mut since, slot),
+                false => slot.spinner.spin(env),
+            };
+            if !polls_on {
+                return (Led::Stopped, false);
             }
+            std::hint::spin_loop();
         }
+    }
+
+    /// Nothing came, and other threads wait too: they get the processor now and then, for
+    /// what they append goes with the next send. False if polling is over.
+    fn poll_in_company(&self, polls: u32, since: &mut Option<Duration>, slot: &RxSlot) -> bool {
+        if !polls.is_multiple_of(slot.rx.as_ref().map_or(1, Rx::polls)) {
+            return true;
+        }
+        let env = &**self.store.env();
+        let now = env.now();
+        if now - *since.get_or_insert(now) >= LOOK {
+            return false;
+        }
+        self.courtesy.give_way(env);
+        true
+    }
+
+    /// Whether other threads wait for records of this lane.
+    #[inline]
+    fn has_company(&self, lane: usize) -> bool {
+        self.waiters.any() || self.lanes[lane].looking.load(Relaxed) > 0
     }
 
     /// Blocks until something comes over the link, if anything is to come.
