@@ -2,24 +2,28 @@
 //!
 //! Owns when it did: a thread that gives way beside one which computes gets the processor
 //! back only at the end of that one's slice, milliseconds later, where a thread that sleeps
-//! gets it as soon as it is woken. So after a turn that took that long, no thread gives way
-//! for a while: it polls as if it were alone, and then sleeps.
+//! gets it as soon as it is woken. So when that happened some times in a row, no thread
+//! gives way for a while: it polls as if it were alone, and then sleeps.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mojim_env::Env;
 use mojim_env::threads::give_way;
 
-/// Giving way for longer than this means that a thread has the processor which computes.
+/// Giving way for longer than this means that a thread had the processor which computes.
 const LONG: Duration = Duration::from_millis(2);
+/// So many times in a row: it is not one of those that wait here.
+const IN_A_ROW: u32 = 4;
 /// For how long no thread gives way then.
 const CROWDED: Duration = Duration::from_millis(500);
 
 /// Whether threads that wait give way to others.
 #[derive(Debug, Default)]
 pub struct Courtesy {
-    /// Until when none does, in nanoseconds of the clock.
+    /// How often in a row giving way took long.
+    long: AtomicU32,
+    /// Until when no thread gives way, in nanoseconds of the clock.
     crowded: AtomicU64,
 }
 
@@ -34,9 +38,33 @@ impl Courtesy {
         give_way();
         let end = env.now();
         if end - begin > LONG {
-            let until = end + CROWDED;
-            self.crowded.store(until.as_nanos() as u64, Relaxed);
+            if self.long.fetch_add(1, Relaxed) + 1 >= IN_A_ROW {
+                let until = end + CROWDED;
+                self.crowded.store(until.as_nanos() as u64, Relaxed);
+                self.long.store(0, Relaxed);
+            }
+        } else if self.long.load(Relaxed) != 0 {
+            self.long.store(0, Relaxed);
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mojim_linux::Os;
+
+    /// Who gave way for long some times in a row gives way no more, for a while.
+    #[test]
+    fn nobody_gives_way_beside_a_thread_that_computes() {
+        let env = Os::new().unwrap();
+        let c = Courtesy::default();
+        assert!(c.give_way(&env));
+        let until = env.now() + CROWDED;
+        c.crowded.store(until.as_nanos() as u64, Relaxed);
+        assert!(!c.give_way(&env));
+        c.crowded.store(1, Relaxed);
+        assert!(c.give_way(&env));
     }
 }

@@ -37,7 +37,7 @@ pub const COPY_AGAIN: Duration = Duration::from_secs(30);
 /// Polls of shared memory that take about as long as giving way to another thread once.
 pub(crate) const POLLS_OF_MEMORY: u32 = 64;
 /// As [`POLLS_OF_MEMORY`], of a stream: each is a system call.
-pub(crate) const POLLS_OF_STREAM: u32 = 2;
+pub(crate) const POLLS_OF_STREAM: u32 = 1;
 
 /// Bytes of the page shared by both ends of a shared-memory lane.
 pub const PAGE_LEN: usize = 4096;

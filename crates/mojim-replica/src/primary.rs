@@ -122,6 +122,8 @@ pub struct OutLane {
     persist: Mutex<u64>,
     /// Threads that look again and again whether another one has done their work.
     looking: AtomicU32,
+    /// Turns of work while other threads waited.
+    turns: AtomicU32,
 }
 
 /// A sync point whose bytes are in the log.
@@ -384,6 +386,7 @@ impl Primary {
                 waits: AtomicU64::new(0),
                 persist: Mutex::new(log.head()),
                 looking: AtomicU32::new(0),
+                turns: AtomicU32::new(0),
             })
             .collect();
         Primary {

@@ -706,8 +706,13 @@ impl Log {
                 }
             }
         }
-        self.persisted.fetch_max(to, AcqRel);
+        self.count_persisted(to);
         Ok(())
+    }
+
+    /// Everything up to `to` is as persistent as the medium makes it.
+    pub fn count_persisted(&self, to: u64) {
+        self.persisted.fetch_max(to, AcqRel);
     }
 
     /// Removes the ring's memory of a log on a disk; for a log that is empty and

@@ -72,6 +72,7 @@ impl Primary {
         self.store.check()?;
         let mut r = log.persist(head);
         if self.store.mutations.count_failed.is_on() {
+            log.count_persisted(head);
             r = Ok(());
         }
         if let Err(e) = self.store.fail(r) {

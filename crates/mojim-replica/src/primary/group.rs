@@ -19,6 +19,9 @@ const LOOK: Duration = Duration::from_micros(100);
 /// As [`LOOK`], where it waits for a log's write, which takes longer than looking is worth.
 const LOOK_AT_LOG: Duration = Duration::from_micros(20);
 
+/// After so many turns of work on a lane, whoever had the last one gives way to the others.
+const TURNS: u32 = 16;
+
 /// What became of a try to work on a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Led {
@@ -152,7 +155,19 @@ impl Primary {
         if advanced {
             self.wake();
         }
+        if self.has_company(lane) {
+            self.end_turn(lane);
+        }
         Ok(led)
+    }
+
+    /// Whoever works is on a processor, and would find the work free again and again:
+    /// now and then the others get it.
+    fn end_turn(&self, lane: usize) {
+        let turns = self.lanes[lane].turns.fetch_add(1, Relaxed);
+        if turns.is_multiple_of(TURNS) {
+            self.courtesy.give_way(&**self.store.env());
+        }
     }
 
     /// Polls the link until `lsn` is committed, or for a bounded time. Also returns
