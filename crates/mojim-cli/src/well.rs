@@ -735,6 +735,10 @@ fn of_mirror(expected: &Expected<'_>, p: &Value, nodes: &[Value], ills: &mut Vec
         ills.push(alone(expected, p, nodes, ills));
         return;
     }
+    if p["attaching"] == true {
+        // Nothing waits for the mirror yet.
+        return;
+    }
     if p["attached"] == true {
         if p["link"]["up"] == false {
             let then = match p["failed"] == true {

@@ -316,7 +316,8 @@ fn a_mirror_in_doubt_takes_over() {
 }
 
 /// A backup of which nobody had any program attached was told that "primary a is alive" is to
-/// be ended, and a program on it that it is to be promoted (a new user).
+/// be ended, and a program on it that it is to be promoted; what it heard was the mirror, also
+/// where the primary was dead (new users).
 #[test]
 fn a_backup_says_who_is_to_be_promoted_instead() {
     let c = Cluster::larger("sync");
@@ -334,7 +335,7 @@ fn a_backup_says_who_is_to_be_promoted_instead() {
     let p = p.read_on_counting();
     c.await_view("a", "a", Some("b"));
     refused(&[
-        "node c is a backup, and primary a of volume v is alive",
+        "node c is a backup; volume v: it follows node b, which is alive",
         "End the program on node a, if one is attached, then `mojim promote --name b`",
         "`mojim promote --force --name c`",
     ]);

@@ -151,18 +151,25 @@ impl Node {
         let named = |m: &Option<Member>| m.as_ref().map_or("none".to_owned(), |m| m.node.clone());
         if !force && !mine {
             if let Some((ago, who)) = m.live_primary() {
-                let heard = format!(
-                    "it was heard {} ms ago in epoch {}",
-                    ago.as_millis(),
-                    reg.epoch
-                );
                 let mirror = reg.mirror.as_ref().map_or("", |m| &*m.node);
-                return Err(self.is_alive(v, &who, mirror, &heard));
+                let alive = heard(&m, &who, ago, reg.epoch);
+                return Err(self.is_alive(v, &who, mirror, &alive));
             }
             self.ask_others(v)?;
             if !m.is_member(reg) {
+                let instead = match (&reg.primary, &reg.mirror) {
+                    (_, Some(m)) => format!(
+                        "`mojim promote --name {}`, the mirror, if the primary is dead",
+                        m.node
+                    ),
+                    (Some(p), None) => format!(
+                        "Start the program on node {}, the primary, which has everything",
+                        p.node
+                    ),
+                    (None, None) => "Start the program on the primary".to_owned(),
+                };
                 return Err(Error::Invalid(format!(
-                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. Promote the mirror instead. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
+                    "node {} is not the mirror of the view (primary {}, mirror {}): acknowledged sync points may be missing from it. {instead}. If the others are lost for good, and ended or fenced, `mojim promote --force` gives up what only they held",
                     self.me.name,
                     named(&reg.primary),
                     named(&reg.mirror)
@@ -298,11 +305,11 @@ impl Node {
         }
     }
 
-    /// The refusal of a promotion beside a primary, `who`, that is heard, and what to do.
-    /// `mirror`: the view's, or empty if it has none.
-    fn is_alive(&self, v: &Volume, who: &str, mirror: &str, heard: &str) -> Error {
+    /// The refusal of a promotion beside a primary, `who`, or a node that follows it, that is
+    /// heard: `alive` says which. `mirror`: the view's, or empty if it has none.
+    fn is_alive(&self, v: &Volume, who: &str, mirror: &str, alive: &str) -> Error {
         let (me, volume) = (&self.me.name, &v.name);
-        let alive = format!("primary {who} of volume {volume} is alive: {heard}");
+        let alive = format!("volume {volume}: {alive}");
         if mirror == me {
             return Error::Busy(format!(
                 "{alive}. End it first: its program, or, if none is attached, its daemon, which may be bringing the copy here up to date (then look again in a few seconds)"
@@ -327,7 +334,7 @@ impl Node {
             true => "a backup",
             false => "not the mirror now",
         };
-        Error::Busy(format!("node {me} is {is}, and {alive}. {instead}. {lost}"))
+        Error::Busy(format!("node {me} is {is}; {alive}. {instead}. {lost}"))
     }
 
     /// Why a copy is not promoted, in words. `alive`: how long ago its primary was heard,
@@ -344,8 +351,8 @@ impl Node {
         match why {
             Refusal::PrimaryAlive => {
                 let (ago, who) = alive.expect("it is the reason");
-                let heard = format!(
-                    "it was heard {} ms ago in epoch {}, and LSN {tail} is acknowledged",
+                let alive = format!(
+                    "primary {who} is alive: it was heard {} ms ago in epoch {}, and LSN {tail} is acknowledged",
                     ago.as_millis(),
                     view.epoch
                 );
@@ -354,7 +361,7 @@ impl Node {
                     true => v.mirror.as_deref().unwrap_or(""),
                     false => &view.mirror,
                 };
-                self.is_alive(v, &who, mirror, &heard)
+                self.is_alive(v, &who, mirror, &alive)
             }
             Refusal::Contested(o) => {
                 let what = match o.epoch > view.epoch {
@@ -442,5 +449,16 @@ impl Node {
             });
         }
         Ok(others)
+    }
+}
+/// Whom the copy `m`, which knows `who` as primary, has heard `ago`.
+fn heard(m: &Mirror, who: &str, ago: Duration, epoch: u64) -> String {
+    let (from, ms) = (m.greeted(), ago.as_millis());
+    match m.is_backup() && from != who {
+        // What it forwards tells nothing of the primary.
+        true => format!(
+            "it follows node {from}, which is alive: it was heard {ms} ms ago in epoch {epoch}, whose primary is node {who}"
+        ),
+        false => format!("primary {who} is alive: it was heard {ms} ms ago in epoch {epoch}"),
     }
 }

@@ -687,9 +687,9 @@ impl Node {
         if live(Live::Failed) != 0 {
             out["failed"] = json!(true);
         }
-        // 0: the program has not begun its epoch yet.
-        if pid != 0 {
-            out["pid"] = json!(pid);
+        match pid {
+            0 => out["attaching"] = json!(true),
+            _ => out["pid"] = json!(pid),
         }
         if live(Live::AtRisk) != 0 {
             out["at_risk_bytes"] = json!(live(Live::AtRisk));

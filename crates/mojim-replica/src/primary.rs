@@ -122,6 +122,8 @@ pub struct OutLane {
     persist: Mutex<u64>,
     /// Threads that look again and again whether another one has done their work.
     looking: AtomicU32,
+    /// Threads that sleep until another one has done it.
+    sleeping: AtomicU32,
     /// Turns of work while other threads waited.
     turns: AtomicU32,
 }
@@ -386,6 +388,7 @@ impl Primary {
                 waits: AtomicU64::new(0),
                 persist: Mutex::new(log.head()),
                 looking: AtomicU32::new(0),
+                sleeping: AtomicU32::new(0),
                 turns: AtomicU32::new(0),
             })
             .collect();
@@ -448,10 +451,19 @@ impl Primary {
         }
         let live = &self.store.logs()[0];
         live.live(Live::Epoch).store(epoch, Relaxed);
-        live.live(Live::Last).store(tail, Relaxed);
+        live.live(Live::Last).store(tail, Release);
+        Ok(tail)
+    }
+
+    /// Sync points are taken from here on.
+    pub(crate) fn serve(&self) {
+        let live = &self.store.logs()[0];
+        // Who sees the process sees its link.
+        live.live(Live::LinkUp)
+            .store(self.link_up.load(Acquire) as u64, Relaxed);
         live.live(Live::Pid)
             .store(std::process::id() as u64, Release);
-        Ok(tail)
+        self.ready.store(true, Release);
     }
 
     /// Begins to serve a volume without a mirror, by what its own copy says.
@@ -471,7 +483,7 @@ impl Primary {
         let tail = self.begin(epoch, view)?;
         self.set_rule(AckRule::LOCAL);
         store.apply_all(tail)?;
-        self.ready.store(true, Release);
+        self.serve();
         Ok(())
     }
 

@@ -80,6 +80,14 @@ impl Spinner {
         self.polls = 0;
     }
 
+    /// This wait goes on elsewhere: it tells nothing.
+    #[inline]
+    pub fn forget(&mut self) {
+        self.since = None;
+        self.long = false;
+        self.polls = 0;
+    }
+
     fn learn(&mut self, wait: Duration) {
         if wait <= LONGEST {
             self.usual = wait.max(self.usual - self.usual / 16);

@@ -58,7 +58,7 @@ pub const LIVE_AT: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Live {
-    /// Process that is attached as primary; 0 for none.
+    /// Process that is attached as primary; 0 for none, and until it takes sync points.
     Pid = 0,
     /// The epoch of this process.
     Epoch,

@@ -67,6 +67,8 @@ impl Primary {
         let log = self.log(lane);
         let head = log.head();
         if *at == head {
+            drop(at);
+            self.pass_on(lane);
             return Ok(());
         }
         self.store.check()?;

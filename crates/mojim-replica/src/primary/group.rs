@@ -6,10 +6,12 @@
 //! same locks as without others. The rest look for a short time, then sleep.
 //!
 //! Invariants:
-//! - No thread waits for a lock that is held during a system call: it waits for the
+//! - No thread waits here for a lock that is held during a system call: it waits for the
 //!   outcome.
 //! - While threads sleep for records of a lane, one thread works on it, looks, or is
-//!   woken: whoever stops working or looking sees to that ([`Primary::pass_on`]).
+//!   woken: whoever stops working, looking or waiting sees to that ([`Primary::pass_on`]).
+//!   A thread that looks may be kept from its processor, and others have these locks for
+//!   other purposes: that costs those who sleep a slice of `wait_long` at most.
 
 use super::*;
 
@@ -59,6 +61,15 @@ impl Drop for Looking<'_> {
     }
 }
 
+/// A thread that may have been woken to work for others: when it leaves, another is.
+pub(super) struct Waiting<'a>(pub(super) &'a Primary, pub(super) usize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.pass_on(self.1);
+    }
+}
+
 impl Primary {
     /// The short wait. False if `lsn` is not committed yet.
     #[inline]
@@ -73,6 +84,9 @@ impl Primary {
     /// Looks whether other threads have committed `lsn`, and works if none of them is at
     /// it.
     fn follow(&self, lsn: u64, lane: usize, hint: usize) -> Result<bool> {
+        if self.spec.spin.is_zero() {
+            return Ok(false);
+        }
         let _looking = Looking::begin(self, lane);
         let env = &**self.store.env();
         let (mut since, mut seen) = (env.now(), 0);
@@ -106,13 +120,23 @@ impl Primary {
     /// Works on `lane` for all that wait there, unless another thread does.
     #[inline]
     pub(super) fn lead(&self, lsn: u64, lane: usize, hint: usize, how: Waits) -> Result<Led> {
-        match self.rule().mirror {
-            true => self.lead_link(lsn, lane, hint, how),
-            false => self.lead_log(lsn, lane),
+        let rule = self.rule();
+        if !rule.mirror {
+            return self.lead_log(lsn, lane);
         }
+        if rule.local {
+            // The records travel while they are written.
+            self.send(lane);
+            match self.lead_log(lsn, lane)? {
+                Led::Done => return Ok(Led::Done),
+                _ if self.persisted.get() < lsn => return Ok(Led::Taken),
+                _ => {}
+            }
+        }
+        self.lead_link(lsn, lane, hint, how)
     }
 
-    /// Writes the own log for all, where that commits.
+    /// Writes the own log for all.
     fn lead_log(&self, lsn: u64, lane: usize) -> Result<Led> {
         let guard = match self.lanes[lane].persist.try_lock() {
             Ok(guard) => guard,
@@ -134,7 +158,7 @@ impl Primary {
         }
     }
 
-    /// Sends, writes the own log if the rule asks for it, and receives, for all.
+    /// Sends and receives for all.
     #[inline]
     fn lead_link(&self, lsn: u64, lane: usize, hint: usize, how: Waits) -> Result<Led> {
         let mut slot = match self.lanes[lane].rx.try_lock() {
@@ -143,9 +167,6 @@ impl Primary {
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
         };
         self.send(lane);
-        if self.rule().local {
-            self.persist_wait(lane)?;
-        }
         let (led, advanced) = match how {
             Waits::Polls => self.poll(lsn, lane, hint, &mut slot),
             Waits::Blocks(slice) => self.block(lsn, lane, slice, &mut slot),
@@ -188,6 +209,7 @@ impl Primary {
                 since = None;
             }
             if !self.is_owed(lane, slot) {
+                slot.spinner.forget();
                 return (Led::Taken, false);
             }
             polls = polls.wrapping_add(1);
@@ -196,7 +218,10 @@ impl Primary {
                 self.send(lane);
             }
             let polls_on = match self.has_company(lane) {
-                true => self.poll_in_company(polls, &mut since, slot),
+                true => {
+                    slot.spinner.forget();
+                    self.poll_in_company(polls, &mut since, slot)
+                }
                 false => slot.spinner.spin(env),
             };
             if !polls_on {
@@ -214,7 +239,7 @@ impl Primary {
         }
         let env = &**self.store.env();
         let now = env.now();
-        if now - *since.get_or_insert(now) >= LOOK {
+        if self.spec.spin.is_zero() || now - *since.get_or_insert(now) >= LOOK {
             return false;
         }
         self.courtesy.give_way(env);
@@ -224,18 +249,21 @@ impl Primary {
     /// Whether other threads wait for records of this lane.
     #[inline]
     fn has_company(&self, lane: usize) -> bool {
-        self.waiters.any() || self.lanes[lane].looking.load(Relaxed) > 0
+        let out = &self.lanes[lane];
+        out.looking.load(Relaxed) > 0 || out.sleeping.load(Relaxed) > 0
     }
 
     /// Blocks until something comes over the link, if anything is to come.
     fn block(&self, lsn: u64, lane: usize, slice: Duration, slot: &mut RxSlot) -> (Led, bool) {
         let mut came = self.receive_held(lane, slot);
         if self.committed() < lsn && self.is_owed(lane, slot) {
+            if came.advanced {
+                self.wake();
+            }
             if let Some(rx) = &mut slot.rx {
                 rx.wait(slice);
             }
-            let more = self.receive_held(lane, slot);
-            came.advanced |= more.advanced;
+            came = self.receive_held(lane, slot);
             let led = match self.committed() >= lsn {
                 true => Led::Done,
                 false => Led::Stopped,
@@ -254,17 +282,16 @@ impl Primary {
 
     /// Whether a lane has work that no thread is at.
     pub(super) fn is_free(&self, lane: usize) -> bool {
-        let out = &self.lanes[lane];
-        match self.rule().mirror {
-            true => out
-                .rx
-                .try_lock()
-                .is_ok_and(|slot| self.is_owed(lane, &slot)),
-            false => out
-                .persist
-                .try_lock()
-                .is_ok_and(|at| *at < self.log(lane).head()),
-        }
+        let (out, rule) = (&self.lanes[lane], self.rule());
+        let link = || {
+            let slot = out.rx.try_lock();
+            slot.is_ok_and(|slot| self.is_owed(lane, &slot))
+        };
+        let log = || {
+            let at = out.persist.try_lock();
+            at.is_ok_and(|at| *at < self.log(lane).head())
+        };
+        rule.mirror && link() || rule.local && log()
     }
 
     /// This thread works on `lane` no longer, or looks no longer: if there is work left
@@ -272,7 +299,7 @@ impl Primary {
     #[inline]
     pub(super) fn pass_on(&self, lane: usize) {
         if self.waiters.any() && self.lanes[lane].looking.load(SeqCst) == 0 && self.is_free(lane) {
-            self.waiters.wake_first(lane);
+            self.waiters.wake_first(lane, self.committed());
         }
     }
 

@@ -389,3 +389,26 @@ fn what_comes_after_a_lease_is_not_committed_whoever_looks() {
     drop(p);
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+/// A thread that waited while another one wrote the log for both, and the disk stood still
+/// for longer than a mirror may: it said that the mirror had not moved on, where there is
+/// none.
+#[test]
+fn a_log_that_takes_long_is_no_silent_mirror() {
+    let (mut p, dir) = alone_on("slow-log", WriteBack::Eager, MediumKind::Disk);
+    p.spec.resend_timeout = Duration::from_millis(5);
+    p.begin_unreplicated("a").unwrap();
+    std::thread::scope(|s| {
+        let writes = p.lanes[0].persist.lock().unwrap();
+        let waits = s.spawn(|| p.commit(&[Piece::Create { file: 1, name: "f" }]));
+        // Many times as long as its patience.
+        while p.last() == 0 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(p.patience().limit() * 20);
+        assert!(!waits.is_finished(), "{:?}", waits.join());
+        drop(writes);
+        assert_eq!(waits.join().unwrap().unwrap(), 1);
+    });
+    let _ = std::fs::remove_dir_all(dir);
+}

@@ -3,7 +3,7 @@
 //! Owns how long a caller waits, and the error if that was too long. Invariant: no caller
 //! gives up while anything moves that it waits for.
 
-use super::group::{Led, Waits};
+use super::group::{Led, Waiting, Waits};
 use super::*;
 
 /// How far the records had got towards the mirror when a waiting call last looked.
@@ -85,6 +85,7 @@ impl Primary {
         let mut start = env.now();
         let mut patience = self.patience();
         let mut motion = Motion::of(self, lsn);
+        let _waiting = Waiting(self, lane);
         loop {
             if self.committed() >= lsn {
                 return Ok(());
@@ -122,6 +123,7 @@ impl Primary {
             }
             if !woken {
                 self.drive_all(lane)?;
+                self.await_log(lsn)?;
             }
         }
     }
@@ -134,8 +136,31 @@ impl Primary {
             Led::Stopped => return Ok(false),
             Led::Taken => {}
         }
+        if self.rule().mirror {
+            // Who works on the lane may be waiting for an answer.
+            self.send(lane);
+        }
+        let n = self.lanes.len();
+        for other in (1..n).map(|i| (lane + i) % n) {
+            // The prefix may hang on it, and its own thread may have gone on.
+            if self.is_free(other) {
+                self.drive(other)?;
+            }
+        }
         let ready = || self.committed() >= lsn || self.is_free(lane);
-        Ok(self.waiters.sleep(lsn, lane, ready, slice))
+        self.lanes[lane].sleeping.fetch_add(1, SeqCst);
+        let woken = self.waiters.sleep(lsn, lane, ready, slice);
+        self.lanes[lane].sleeping.fetch_sub(1, SeqCst);
+        Ok(woken)
+    }
+
+    /// Nobody gave a sign for a slice: if another thread is writing a log, that takes long,
+    /// and is not the mirror's fault. Waits until it is done, or failed.
+    fn await_log(&self, lsn: u64) -> Result<()> {
+        if self.rule().local && self.persisted.get() < lsn {
+            return (0..self.lanes.len()).try_for_each(|lane| self.persist_wait(lane));
+        }
+        Ok(())
     }
 
     /// The prefix may hang on any lane, also one whose thread gave up.

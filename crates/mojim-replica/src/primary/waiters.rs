@@ -146,16 +146,13 @@ impl Waiters {
         self.wake(|| FREE - 1);
     }
 
-    /// Wakes the thread that waits for the lowest sync point of `lane`.
+    /// Wakes the thread that waits for the lowest sync point of `lane` above `committed`; if
+    /// there is none, the lowest of any lane, which may hang on that one.
     #[cold]
-    pub(super) fn wake_first(&self, lane: usize) {
-        let of_lane = |p: &&Place| p.is_asleep() && p.lane.load(SeqCst) == lane;
-        let first = self
-            .places
-            .iter()
-            .filter(of_lane)
-            .min_by_key(|p| p.lsn.load(SeqCst));
-        match first {
+    pub(super) fn wake_first(&self, lane: usize, committed: u64) {
+        let waits = |p: &&Place| p.is_asleep() && p.lsn.load(SeqCst) > committed;
+        let order = |p: &&Place| (p.lane.load(SeqCst) != lane, p.lsn.load(SeqCst));
+        match self.places.iter().filter(waits).min_by_key(order) {
             Some(place) => place.wake(),
             None => self.crowd.notify(),
         }
@@ -244,13 +241,14 @@ mod tests {
             while w.places.iter().filter(|p| p.is_asleep()).count() < 4 {
                 std::thread::yield_now();
             }
-            w.wake_first(0);
+            // The thread of 3 is of another lane, and that of 4 is about to wake by itself.
+            w.wake_first(0, 4);
             while chosen.load(SeqCst) == 0 {
                 std::thread::yield_now();
             }
             over.store(1, SeqCst);
             w.wake_all();
         });
-        assert_eq!(chosen.load(SeqCst), 4);
+        assert_eq!(chosen.load(SeqCst), 5);
     }
 }

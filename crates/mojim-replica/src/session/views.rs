@@ -130,7 +130,7 @@ impl Session {
         self.absent = self.primary.store.env().now();
         self.attach = false;
         self.member = false;
-        self.primary.ready.store(true, Release);
+        self.primary.serve();
         Ok(())
     }
 
@@ -451,7 +451,7 @@ impl Session {
             {
                 p.lease_until(view_client.confirmed + view_client.limit);
             }
-            p.ready.store(true, Release);
+            p.serve();
             p.wake_all();
         }
         Ok(())
