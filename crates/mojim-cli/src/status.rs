@@ -400,7 +400,11 @@ fn table_row(n: &Value, nodes: &[Value]) -> [String; 9] {
         state,
         s("last_lsn"),
         s("applied"),
-        n["pid"].as_u64().map_or("-".into(), |p| format!("pid {p}")),
+        match n["pid"].as_u64() {
+            Some(p) => format!("pid {p}"),
+            None if n["attaching"] == true => "attaching".into(),
+            None => "-".into(),
+        },
         link(n, nodes),
         n["bytes_behind"]
             .as_u64()

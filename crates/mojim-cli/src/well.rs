@@ -877,7 +877,9 @@ fn of_backups(
     nodes: &[Value],
     ills: &mut Vec<Ill>,
 ) {
-    let in_use = nodes.iter().any(|n| n["attached"] == true);
+    // Who attaches sends nothing yet.
+    let is_used = |n: &Value| n["attached"] == true && n["attaching"] != true;
+    let in_use = nodes.iter().any(is_used);
     let most = most(nodes);
     let forwards = |n: &&Value| n["role"] == "mirror" && epoch(n) == newest;
     let rows = nodes.iter().filter(forwards);

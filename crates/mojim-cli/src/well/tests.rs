@@ -831,3 +831,20 @@ fn an_unused_primary_without_room_may_be_left() {
     nodes[1]["error"] = json!("no space left");
     assert!(!room(&nodes).todo.ends_with(says));
 }
+
+/// While a program attached, the link to the mirror was called down, with a network to be
+/// looked at: one look in twenty at a cluster in which nothing was amiss.
+#[test]
+fn a_program_that_attaches_misses_nothing_yet() {
+    let mut nodes = cluster();
+    nodes[0]["link"]["up"] = json!(false);
+    for n in &mut nodes[2..] {
+        n["link"]["up"] = json!(false);
+    }
+    for row in nodes[1]["backups"].as_array_mut().unwrap() {
+        row["active"] = json!(false);
+    }
+    assert!(texts(&nodes, &voters(None)).len() >= 3);
+    nodes[0]["attaching"] = json!(true);
+    assert_eq!(texts(&nodes, &voters(None)), [] as [String; 0]);
+}
