@@ -127,11 +127,11 @@ impl Primary {
         if rule.local {
             // The records travel while they are written.
             self.send(lane);
-            match self.lead_log(lsn, lane)? {
-                Led::Done => return Ok(Led::Done),
-                _ if self.persisted.get() < lsn => return Ok(Led::Taken),
-                _ => {}
+            if self.lead_log(lsn, lane)? == Led::Done {
+                return Ok(Led::Done);
             }
+            // Also while another thread writes: the answers come meanwhile. (Who left them
+            // alone until then found the link free, and did not sleep.)
         }
         self.lead_link(lsn, lane, hint, how)
     }
