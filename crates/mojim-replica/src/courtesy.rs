@@ -36,17 +36,22 @@ impl Courtesy {
             return false;
         }
         give_way();
-        let end = env.now();
-        if end - begin > LONG {
-            if self.long.fetch_add(1, Relaxed) + 1 >= IN_A_ROW {
-                let until = end + CROWDED;
-                self.crowded.store(until.as_nanos() as u64, Relaxed);
+        self.gave_way(begin, env.now());
+        true
+    }
+
+    /// A thread gave way, and had the processor again at `end`.
+    fn gave_way(&self, begin: Duration, end: Duration) {
+        if end - begin <= LONG {
+            // Checked first: all threads read this cache line.
+            if self.long.load(Relaxed) != 0 {
                 self.long.store(0, Relaxed);
             }
-        } else if self.long.load(Relaxed) != 0 {
+        } else if self.long.fetch_add(1, Relaxed) + 1 >= IN_A_ROW {
+            let until = end + CROWDED;
+            self.crowded.store(until.as_nanos() as u64, Relaxed);
             self.long.store(0, Relaxed);
         }
-        true
     }
 }
 
@@ -60,11 +65,15 @@ mod tests {
     fn nobody_gives_way_beside_a_thread_that_computes() {
         let env = Os::new().unwrap();
         let c = Courtesy::default();
-        assert!(c.give_way(&env));
-        let until = env.now() + CROWDED;
-        c.crowded.store(until.as_nanos() as u64, Relaxed);
+        // Far ahead of the clock, so that what follows does not depend on it.
+        let begin = env.now() + Duration::from_secs(3600);
+        let took = |time: Duration| c.gave_way(begin, begin + time);
+        for _ in 0..3 {
+            (1..IN_A_ROW).for_each(|_| took(LONG * 2));
+            assert_eq!(c.crowded.load(Relaxed), 0, "not often enough");
+            took(LONG);
+        }
+        (0..IN_A_ROW).for_each(|_| took(LONG * 2));
         assert!(!c.give_way(&env));
-        c.crowded.store(1, Relaxed);
-        assert!(c.give_way(&env));
     }
 }

@@ -86,18 +86,13 @@ fn make_file(p: Primary) -> Primary {
 
 /// One sync point: number `n` in the first word and in one of its own.
 fn commit(p: &Primary, n: u64) -> mojim_env::Result<u64> {
-    let word = n.to_le_bytes();
-    let at = |offset| Piece::Write {
-        file: 1,
-        offset,
-        ptr: word.as_ptr(),
-        len: 8,
-    };
-    p.commit(&[at(0), at(n * 8)])
+    let begun = begin(p, n)?;
+    p.finish_commit(&begun)?;
+    Ok(begun.lsn)
 }
 
-/// Sync point number `n`, begun and not waited for.
-fn begin(p: &Primary, n: u64) -> Begun {
+/// As `commit`, begun and not waited for.
+fn begin(p: &Primary, n: u64) -> mojim_env::Result<Begun> {
     let word = n.to_le_bytes();
     let at = |offset| Piece::Write {
         file: 1,
@@ -105,7 +100,7 @@ fn begin(p: &Primary, n: u64) -> Begun {
         ptr: word.as_ptr(),
         len: 8,
     };
-    p.begin_commit(&[at(0), at(n * 8)]).unwrap()
+    p.begin_commit(&[at(0), at(n * 8)])
 }
 
 fn commit_well(p: &Primary, n: u64) {
@@ -383,7 +378,9 @@ fn a_group_is_torn_at_any_sector_and_fails_at_any_step() {
         let p = started(&world);
         let before = 110 + seed % 20;
         (1..=before).for_each(|n| commit_well(&p, n));
-        let all: Vec<Begun> = (1..=GROUP).map(|n| begin(&p, before + n)).collect();
+        let all: Vec<Begun> = (1..=GROUP)
+            .map(|n| begin(&p, before + n).unwrap())
+            .collect();
         let step = seed / 20 % 2;
         let crash = |kind| world.arm_crash("a", step + 1, kind);
         match seed % 3 {

@@ -130,8 +130,8 @@ impl Primary {
             if self.lead_log(lsn, lane)? == Led::Done {
                 return Ok(Led::Done);
             }
-            // Also while another thread writes: the answers come meanwhile. (Who left them
-            // alone until then found the link free, and did not sleep.)
+            // Also while another thread writes the log: a thread that did not receive then
+            // would find the link free, and never sleep.
         }
         self.lead_link(lsn, lane, hint, how)
     }

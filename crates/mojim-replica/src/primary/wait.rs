@@ -129,7 +129,7 @@ impl Primary {
     }
 
     /// Works on `lane`, or sleeps until others have done so, for `slice` at most. False if
-    /// nothing came.
+    /// this thread should look at the other lanes: it was not woken, or worked in vain.
     fn wait_slice(&self, lsn: u64, lane: usize, slice: Duration) -> Result<bool> {
         match self.lead(lsn, lane, 0, Waits::Blocks(slice))? {
             Led::Done => return Ok(true),
