@@ -506,6 +506,24 @@ fn promotes(c: &Cluster, args: &[&str]) {
     );
 }
 
+/// With the other voters down, `promote` said "Connection refused", and nothing of what
+/// that means or what to do.
+#[test]
+fn a_promotion_without_a_majority_says_what_it_lacks() {
+    let c = Cluster::new("sync", "disk");
+    let _b = c.node("b");
+    for force in [&[][..], &["--force", "--yes"]] {
+        let out = c.mojim("promote", &[&["--name", "b"], force].concat());
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("a majority of the voters has to agree"),
+            "{said}"
+        );
+        assert!(said.contains("start them, then promote again"), "{said}");
+    }
+}
+
 /// `promote` took whoever had the copy open for a program that serves it, and said
 /// "already" of a primary that had lost its ring: its own daemon had had a look at it.
 #[test]

@@ -51,7 +51,7 @@ impl Node {
         views: &dyn ViewRegister,
         force: bool,
     ) -> Result<Value> {
-        let reg = views.read(&v.name)?;
+        let reg = views.read(&v.name).map_err(|e| self.unread(&e))?;
         let mine = reg.primary.as_ref().is_some_and(|p| p.node == self.me.name);
         let meta = layout::meta_dir(&self.me, &v.name);
         let begun =
@@ -70,6 +70,14 @@ impl Node {
             self.let_go_of_mirror(v, m);
         }
         done
+    }
+
+    /// Why nobody is promoted while the register cannot be read.
+    fn unread(&self, why: &Error) -> Error {
+        Error::Timeout(format!(
+            "a majority of the voters has to agree that node {} becomes primary, and the register of views cannot be read: {why}. `mojim status` says which voters are down: start them, then promote again",
+            self.me.name
+        ))
     }
 
     /// Opens this node's own copy with `open`, after waiting for a process that has it

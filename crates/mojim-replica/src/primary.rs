@@ -77,8 +77,6 @@ pub struct RxSlot {
     acked: u64,
     /// Some of what the link acknowledged could not be counted yet.
     held: bool,
-    /// Position up to which the mirror's last link had acknowledged, once it is over.
-    acked_at: u64,
     spinner: Spinner,
 }
 
@@ -88,13 +86,6 @@ impl RxSlot {
         self.rx = Some(rx);
         self.acked = 0;
         self.held = false;
-    }
-
-    /// The link is over.
-    pub(crate) fn end(&mut self) -> Option<Rx> {
-        let rx = self.rx.take()?;
-        self.acked_at = rx.acked_at;
-        Some(rx)
     }
 }
 
@@ -115,6 +106,9 @@ pub struct OutLane {
     pub tx: Mutex<Option<Tx>>,
     /// The receiving end.
     pub rx: Mutex<RxSlot>,
+    /// Position up to which the mirror has acknowledged, over the present link or, without
+    /// one, over the last. It is read without `rx`, which a thread may hold while it waits.
+    pub(crate) acked_at: AtomicU64,
     /// When the mirror last said that this lane waits for a backup, in
     /// nanoseconds; 0: it has taken something since.
     waits: AtomicU64,
@@ -355,7 +349,7 @@ impl Primary {
         if *name != mirror {
             // The new mirror does not have what another node acknowledged.
             for lane in &self.lanes {
-                lane.rx.lock().unwrap_or_else(|e| e.into_inner()).acked_at = 0;
+                lane.acked_at.store(0, Relaxed);
             }
         }
         mirror.clone_into(&mut name);
@@ -382,9 +376,9 @@ impl Primary {
                     rx: None,
                     acked: 0,
                     held: false,
-                    acked_at: 0,
                     spinner: Spinner::new(spec.spin),
                 }),
+                acked_at: AtomicU64::new(0),
                 waits: AtomicU64::new(0),
                 persist: Mutex::new(log.head()),
                 looking: AtomicU32::new(0),

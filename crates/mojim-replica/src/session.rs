@@ -325,7 +325,7 @@ impl Session {
         for lane in p.lanes.iter() {
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = None;
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
-            if let Some(rx) = slot.end() {
+            if let Some(rx) = slot.rx.take() {
                 rx.close();
             }
         }

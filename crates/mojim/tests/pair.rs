@@ -272,6 +272,37 @@ fn what_was_begun_without_a_mirror_is_the_error_of_who_waits() {
     }
 }
 
+/// An `MS_ASYNC` whose changes were all in a sync point in doubt began none of its own, and
+/// succeeded; a call that waits "for every `MS_ASYNC`", elsewhere, then did not wait for it,
+/// and so acknowledged it.
+#[test]
+fn an_async_sync_of_what_is_in_doubt_is_waited_for() {
+    let place = Place::new("doubt-async");
+    let c = place.impatient(2);
+    let b = node(&c, "b").unwrap();
+    let v = attach(&c, "a");
+    let m = v.map("f", 1 << 20, CREATE).unwrap();
+    let other = v.map("g", 1 << 20, CREATE).unwrap();
+    msync(other.ptr, other.len).unwrap();
+    b.stop();
+    // SAFETY: inside the mapping, which only this thread uses.
+    unsafe { m.ptr.write_volatile(1) };
+    let timeout = |r: mojim::Result<u64>| assert!(matches!(r, Err(Error::Timeout(_))), "{r:?}");
+    timeout(msync(m.ptr, m.len));
+    assert_eq!(msync_async(m.ptr, m.len).unwrap(), 0);
+    timeout(v.fsync("g"));
+    timeout(msync(other.ptr, other.len));
+    let b = node(&c, "b").unwrap();
+    let mut tries = 0;
+    while let Err(e) = v.fsync("g") {
+        assert!(matches!(e, Error::Timeout(_)) && tries < 20, "{e}");
+        tries += 1;
+    }
+    v.detach().unwrap_or_else(|e| panic!("{e}"));
+    b.stop();
+    assert_eq!(place.bytes("b", "f")[0], 1);
+}
+
 /// Once, a truncation that failed for want of the mirror left everything as if it
 /// had not been: sync points behind the end that it had asked for were acknowledged,
 /// and another truncation found the old size and made no record. Then the mirror

@@ -135,7 +135,7 @@ impl Primary {
                 true
             }
             Err(e) => {
-                slot.end();
+                slot.rx = None;
                 self.suspect(e);
                 return Came::default();
             }
@@ -158,6 +158,7 @@ impl Primary {
             advanced |= self.acked.mark(r.header.lsn);
             rx.acked_at = next;
         }
+        self.lanes[lane].acked_at.store(rx.acked_at, Relaxed);
         Came { any, advanced }
     }
 

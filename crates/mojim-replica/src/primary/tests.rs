@@ -259,8 +259,11 @@ fn what_a_lost_mirror_acknowledged_is_at_risk_until_the_own_log_has_it() {
     append();
     let acked_at = append();
     let head = append();
-    p.lanes[0].rx.lock().unwrap().acked_at = acked_at;
+    p.lanes[0].acked_at.store(acked_at, Relaxed);
+    // Once, a lane on which a thread waited for the mirror was left out.
+    let waits = p.lanes[0].rx.lock().unwrap();
     assert_eq!(p.bytes_behind(), head - acked_at);
+    drop(waits);
     let live = |l| p.store.logs()[0].live(l).load(Relaxed);
     let told = || [Live::AtRisk, Live::LastRisk, Live::Losses].map(live);
     let lost = || p.mirror_lost(p.store.env().now());
@@ -276,7 +279,7 @@ fn what_a_lost_mirror_acknowledged_is_at_risk_until_the_own_log_has_it() {
     lost();
     assert_eq!(told(), [0, 0, 2]);
     // Or until a mirror is back that has all of it.
-    p.lanes[0].rx.lock().unwrap().acked_at = append();
+    p.lanes[0].acked_at.store(append(), Relaxed);
     lost();
     assert!(live(Live::AtRisk) > 0);
     p.settle_risk(true);

@@ -84,12 +84,9 @@ impl Primary {
     /// Bytes of records that the mirror has not acknowledged.
     pub fn bytes_behind(&self) -> u64 {
         (0..self.lanes.len())
-            .filter_map(|i| {
-                let slot = self.lanes[i].rx.try_lock().ok()?;
-                // Without a link, by what the last one acknowledged.
-                let at = slot.rx.as_ref().map_or(slot.acked_at, |r| r.acked_at);
-                let log = self.log(i);
-                Some(log.head().saturating_sub(at.max(log.start())))
+            .map(|i| {
+                let (at, log) = (self.lanes[i].acked_at.load(Relaxed), self.log(i));
+                log.head().saturating_sub(at.max(log.start()))
             })
             .sum()
     }
@@ -104,7 +101,7 @@ impl Primary {
         if alone || risk.is_some() || self.store.check().is_err() {
             return;
         }
-        let of = |l: &OutLane| l.rx.lock().unwrap_or_else(|e| e.into_inner()).acked_at;
+        let of = |l: &OutLane| l.acked_at.load(Relaxed);
         let ends: Vec<u64> = self.lanes.iter().map(of).collect();
         *risk = Some(Risk {
             bytes: self.unpersisted(&ends),

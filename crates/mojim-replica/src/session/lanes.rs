@@ -41,6 +41,7 @@ impl Session {
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
             slot.install(Rx::new(conn.clone(), carrier.clone(), at));
             drop(slot);
+            lane.acked_at.store(at, Relaxed);
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = Some(Tx::new(conn, carrier, at));
         }
         self.backoff = Duration::from_millis(10);

@@ -572,8 +572,14 @@ pub(crate) fn sync_many(inner: &Inner, parts: &[Part], until: Until) -> Result<u
                 let last = last.unwrap_or(0);
                 drop(point);
                 inner.made_room(Some(found));
-                if until == Until::Committed {
-                    inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
+                match until {
+                    Until::Committed => {
+                        inner.wait_for(last.max(inner.unawaited.load(Acquire)))?;
+                    }
+                    // Who waits next waits for them too.
+                    Until::Begun => {
+                        inner.unawaited.fetch_max(last, AcqRel);
+                    }
                 }
                 last::raise(last);
                 return Ok(0);
