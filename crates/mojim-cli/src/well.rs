@@ -66,6 +66,12 @@ impl Expected<'_> {
         (have, all, all / 2 + 1)
     }
 
+    /// Whether too few voters vote: what changes the view, or begins one, does not happen.
+    fn lacks_votes(&self) -> bool {
+        let (have, all, need) = self.votes();
+        all > 0 && have < need
+    }
+
     /// The same in words.
     fn count(&self) -> String {
         let (have, all, _) = self.votes();
@@ -89,6 +95,12 @@ impl Expected<'_> {
                 down: Some(why),
                 ..
             }) => format!("; it does not vote on views meanwhile: {why}"),
+            // That its next vote fails shows when it is asked for one.
+            Some(Voter {
+                answers: true,
+                error: Some(_),
+                ..
+            }) => "; it has a vote, and cannot give it where it finds no room".to_owned(),
             Some(_) => "; it has a vote".to_owned(),
         }
     }
@@ -142,6 +154,18 @@ const AWAY: &str =
 const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
 const ROOM: &str = "make room where the message says that there is none: it goes on by itself within seconds of that";
 const ROOM_BY_HAND: &str = "make room where the message says that there is none: it goes on by itself when a program is attached; else start `mojim node` there again";
+/// Added to advice that needs a majority, while there is none.
+const VOTES_FIRST: &str = ". Before enough voters vote, no program attaches, nobody is promoted, and no node takes another's place";
+/// Words of such advice: who attaches begins a view, and who takes a place changes it.
+const NEED_VOTES: [&str; 7] = [
+    "`mojim promote",
+    "start the program",
+    "program that is",
+    "program there",
+    "program takes from",
+    "program is attached",
+    "program's node takes back",
+];
 const REFUSED: &str = "give the node and this command the same configuration and keys";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
@@ -244,11 +268,15 @@ fn has(n: &Value, nodes: &[Value]) -> String {
     if is_stale(n, nodes) {
         return format!("has LSN {} of an older view", n["last_lsn"]);
     }
-    let most = most(nodes);
-    format!(
-        "has LSN {} of {most}",
-        n["last_lsn"].as_u64().unwrap_or(0).min(most)
-    )
+    let last = n["last_lsn"].as_u64().unwrap_or(0);
+    format!("has LSN {last} of {}", last_known(nodes))
+}
+
+/// The greatest LSN in the newest view, committed or not, as far as is known.
+fn last_known(nodes: &[Value]) -> u64 {
+    let newest = nodes.iter().filter(|n| !is_stale(n, nodes));
+    let all = newest.filter_map(|n| n["last_lsn"].as_u64());
+    all.max().unwrap_or(0).max(most(nodes))
 }
 
 /// Whether a node's copy has all that is committed, as far as is known.
@@ -316,6 +344,13 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     }
     for i in ills.iter_mut().filter(|i| i.todo == PROGRAM) {
         i.todo = brought(&i.node, nodes);
+    }
+    let needs_votes =
+        |i: &&mut Ill| i.kind == "failed" || NEED_VOTES.iter().any(|words| i.todo.contains(words));
+    for i in ills.iter_mut().filter(needs_votes) {
+        if expected.lacks_votes() {
+            i.todo.to_mut().push_str(VOTES_FIRST);
+        }
     }
     ills
 }
@@ -442,6 +477,9 @@ fn because_of(
     let may = |n: &&Value| n["node"] != node && n["role"] != "primary" && is_usable(n);
     let in_use = nodes.iter().any(|n| n["attached"] == true);
     let other = match nodes.iter().any(|n| may(&n)) && !expected.voters.is_empty() {
+        true if expected.lacks_votes() => {
+            ", or, once enough voters vote, when another takes its place"
+        }
         true if in_use => ", or when another takes its place",
         true => ", or, at the latest while a program is attached, when another takes its place",
         false => "",
@@ -607,27 +645,19 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
         .map(|v| (&*v.name, v.unread.as_deref()));
     let unread = of_copies.chain(of_others);
     let unread: Vec<(&str, &str)> = unread.filter_map(|(n, e)| Some((n, e?))).collect();
-    let (have, _, need) = expected.votes();
     let count = expected.count();
     let is_down = |name: &str| {
         let mut all = expected.voters.iter();
         all.any(|v| v.name == name && v.answers && v.down.is_some())
     };
-    if read || unread.is_empty() {
+    if !read && expected.lacks_votes() {
+        ills.extend(too_few(expected, unread.is_empty()));
+    } else if read || unread.is_empty() {
         // Of a voter that does not vote that is said already.
         for (name, e) in unread.into_iter().filter(|(n, _)| !is_down(n)) {
             let what = format!("node {name} cannot read the register of views: {e}");
             ills.push(Ill::new(name, "quorum", what, READS));
         }
-    } else if have < need {
-        let what = format!(
-            "{count}, and {need} are needed: meanwhile nobody takes over, and no node takes another's place"
-        );
-        let todo = match expected.voters.iter().all(|v| v.answers) {
-            true => VOTERS,
-            false => "start the voters that do not answer, or look at their machines and network",
-        };
-        ills.push(Ill::new("", "quorum", what, todo));
     } else {
         // A voter that reports an error is the cause.
         let ill = |v: &Voter| v.error.is_some() || v.down.is_some();
@@ -657,6 +687,37 @@ fn of_register(expected: &Expected<'_>, nodes: &[Value], ills: &mut Vec<Ill>) {
             "look again in a few seconds; if it stays so, read what its daemon says",
         ));
     }
+}
+
+/// The ill of voters of which too few vote. `unheard`: no node has said that it cannot read
+/// the register.
+fn too_few(expected: &Expected<'_>, unheard: bool) -> Option<Ill> {
+    let all = expected.voters;
+    // Who refuses this command alone may vote all the same.
+    if unheard && all.iter().any(|v| v.refuses) {
+        return None;
+    }
+    let (_, _, need) = expected.votes();
+    let meanwhile = match unheard {
+        true => "if they do not reach each other either,",
+        false => "meanwhile",
+    };
+    let what = format!(
+        "{}, and {need} are needed: {meanwhile} nobody takes over, no node takes another's place, and no program can attach",
+        expected.count()
+    );
+    let away = all.iter().any(|v| !v.answers);
+    let down = all.iter().any(|v| v.answers && !v.votes());
+    let todo = match (away, down) {
+        (false, _) => VOTERS,
+        (true, false) => {
+            "start the voters that do not answer, or look at their machines and network"
+        }
+        (true, true) => {
+            "start the voters that do not answer, or look at their machines and network; and mend what is said of those that answer and do not vote (room, a disk): their daemons try again every second"
+        }
+    };
+    Some(Ill::new("", "quorum", what, todo))
 }
 
 /// Whether a node's copy is whole, and of the newest view. `leads`: the node is the
@@ -898,8 +959,8 @@ fn of_backups(
         let is_old = outside(b) && epoch(b) < newest;
         if !follows && (in_use || is_old || has < most) {
             let lacks = match is_old || has < most {
-                true => format!("it has LSN {has} of {most}{}", uncopied(b)),
-                false => "it has what is committed by now".to_owned(),
+                true => format!("has LSN {has} of {}{}", last_known(nodes), uncopied(b)),
+                false => "has what is committed by now".to_owned(),
             };
             let mut ill = away(b, mirror.filter(|_| outside(b)), &lacks);
             let because = upstream.and_then(|u| because_of(expected, u, nodes, ills));
@@ -923,9 +984,11 @@ fn away(b: &Value, mirror: Option<&str>, lacks: &str) -> Ill {
     let name = text(b, "node");
     let what = match mirror {
         Some(mirror) => {
-            format!("node {name} follows nobody, and node {mirror} is the mirror: {lacks}")
+            format!(
+                "node {mirror} is the mirror, and node {name} follows nobody: node {name} {lacks}"
+            )
         }
-        None => format!("backup {name} follows nobody: {lacks}"),
+        None => format!("backup {name} follows nobody: it {lacks}"),
     };
     let todo = match b["copy_error"].is_object() {
         true => ROOM_TO_COPY,

@@ -848,3 +848,118 @@ fn a_program_that_attaches_misses_nothing_yet() {
     nodes[0]["attaching"] = json!(true);
     assert_eq!(texts(&nodes, &voters(None)), [] as [String; 0]);
 }
+
+/// While nobody could take a place, and no program could attach, the advice was to wait for
+/// the one and to do the other (a new user).
+#[test]
+fn without_a_majority_nothing_is_advised_that_needs_one() {
+    let mut nodes = cluster();
+    for n in &mut nodes {
+        n["register"] = json!({ "error": "no majority" });
+    }
+    nodes[0]["link"]["up"] = json!(false);
+    nodes[1] = json!({ "node": "b", "reachable": false, "error": "node b is away" });
+    nodes[2]["link"]["up"] = json!(false);
+    nodes[2]["last_lsn"] = json!(80);
+    let mut away = voters(Some("refused"));
+    away[1].answers = false;
+    let of = |nodes: &[Value], kind: &str| {
+        let all = ills(&expected(&away), nodes);
+        all.into_iter().find(|i| i.kind == kind).unwrap()
+    };
+    let quorum = of(&nodes, "quorum").text;
+    assert!(quorum.ends_with("and no program can attach"), "{quorum}");
+    let waits = "this passes with it, or, once enough voters vote, when another takes its place";
+    for kind in ["link", "backup-away"] {
+        let ill = of(&nodes, kind);
+        assert!(ill.todo.contains(waits), "{ill:?}");
+    }
+    nodes[0]["attached"] = json!(false);
+    let todo = of(&nodes, "backup-away").todo;
+    assert!(
+        todo.contains("start the program on node a") && todo.ends_with(VOTES_FIRST),
+        "{todo}"
+    );
+    // With enough voters it needs no such words.
+    let all = ills(&expected(&voters(None)), &nodes);
+    assert!(
+        all.iter().all(|i| !i.todo.ends_with(VOTES_FIRST)),
+        "{all:?}"
+    );
+}
+
+/// A backup was said to have the last LSN, while the table beside it showed a greater one
+/// (a new user).
+#[test]
+fn how_much_a_backup_has_is_said_by_the_last_lsn_of_all() {
+    let mut nodes = cluster();
+    nodes[0]["committed"] = json!(90);
+    nodes[0]["last_lsn"] = json!(91);
+    assert_eq!(
+        backup_line(&nodes[2], &nodes).unwrap(),
+        "backup c: follows, has LSN 90 of 91"
+    );
+    assert!(is_level(&nodes[2], &nodes));
+}
+
+/// Where one of three voters answered, it was said that nobody takes over; where none did, it
+/// was not (a new user).
+#[test]
+fn where_no_voter_answers_that_is_said_too() {
+    let away = |n: &str| json!({ "node": n, "reachable": false, "error": "is away" });
+    let nodes = ["a", "b", "c"].map(away);
+    let mut none = voters(Some("is away"));
+    none.iter_mut().for_each(|v| v.answers = false);
+    let quorum = |voters: &[Voter]| {
+        let all = ills(&expected(voters), &nodes);
+        all.into_iter().find(|i| i.kind == "quorum")
+    };
+    let said = quorum(&none).unwrap().text;
+    assert!(
+        said.starts_with("0 of 3 voters answer, and 2 are needed: if they"),
+        "{said}"
+    );
+    // They refuse this command, and may vote.
+    none[0].refuses = true;
+    assert_eq!(quorum(&none), None);
+    assert_eq!(quorum(&[]), None);
+}
+
+/// "Start the voters that do not answer" was all the advice, and one that answers needed
+/// room; it "has a vote", which it could not give (a new user).
+#[test]
+fn voters_that_are_down_and_voters_that_do_not_vote_are_both_named() {
+    let mut nodes = cluster();
+    for n in &mut nodes {
+        n["register"] = json!({ "error": "no majority" });
+    }
+    let mut all = voters(Some("node w: 0 KiB are free"));
+    all[2].answers = true;
+    let said = texts(&nodes, &all).remove(0);
+    assert!(
+        said.ends_with("cannot give it where it finds no room"),
+        "{said}"
+    );
+    all[1].answers = false;
+    all[2].down = Some("no space left".into());
+    let found = ills(&expected(&all), &nodes);
+    let todo = &found.iter().find(|i| i.kind == "quorum").unwrap().todo;
+    assert!(
+        todo.starts_with("start the voters") && todo.contains("answer and do not vote (room"),
+        "{todo}"
+    );
+}
+
+/// "It" was the mirror by the words, and the other node by what was meant (a new user).
+#[test]
+fn who_lacks_something_is_named() {
+    let mut nodes = cluster();
+    nodes.push(row("e", "mirror"));
+    nodes[4]["link"] = json!({ "up": false });
+    nodes[4]["last_lsn"] = json!(80);
+    let said = texts(&nodes, &voters(None)).remove(0);
+    assert_eq!(
+        said,
+        "node b is the mirror, and node e follows nobody: node e has LSN 80 of 90"
+    );
+}
