@@ -283,40 +283,59 @@ fn ask_node(config: &Config, node: &Node, volumes: &[&Volume]) -> Value {
         let other = format!("{who} says that it is node {}", answer["node"]);
         return json!({ "error": other, "answered": true });
     }
+    let automatic = |v: &&Volume| v.failover == Failover::Automatic;
+    let name = |v: &Volume| v.name.clone();
+    let held = volumes.iter().copied().filter(automatic).map(name);
+    // A node without a copy of these volumes votes all the same.
+    let other = config.volumes.values().find(automatic).map(name);
+    let other = other.filter(|_| volumes.is_empty());
+    add_registers(&mut answer, held.collect(), other, |question| {
+        ask(config, node, SHORT, question).map_err(|f| f.text)
+    });
+    answer
+}
+
+/// Adds what the node reads in the register of views to its answer: of the volumes `held`,
+/// or, where it holds none of them, whether it can read of volume `other`.
+fn add_registers(
+    answer: &mut Value,
+    held: Vec<String>,
+    other: Option<String>,
+    mut ask: impl FnMut(&Request) -> Result<Value, String>,
+) {
     let mut lost = None;
-    for v in volumes.iter().filter(|v| v.failover == Failover::Automatic) {
+    for volume in held {
         let register = match &lost {
             // A node that cannot read one volume's register can read none.
             Some(e) => json!({ "error": e }),
             None => {
-                let volume = v.name.clone();
-                match ask(config, node, SHORT, &Request::ViewRead { volume }) {
+                let volume = volume.clone();
+                match ask(&Request::ViewRead { volume }) {
                     Ok(r) => r,
-                    Err(f) => json!({ "error": lost.insert(f.text) }),
+                    Err(e) => json!({ "error": lost.insert(e) }),
                 }
             }
         };
         let rows = answer["volumes"].as_array_mut().into_iter().flatten();
-        for row in rows.filter(|r| r["volume"] == v.name.as_str()) {
+        for row in rows.filter(|r| r["volume"] == volume.as_str()) {
             row["register"] = register.clone();
         }
     }
-    // A node without a copy of these volumes votes all the same.
-    let mut decided = config.volumes.values();
-    if volumes.is_empty()
-        && let Some(v) = decided.find(|v| v.failover == Failover::Automatic)
-        && let Err(f) = ask(
-            config,
-            node,
-            SHORT,
-            &Request::ViewRead {
-                volume: v.name.clone(),
-            },
-        )
+    if let Some(volume) = other
+        && let Err(e) = ask(&Request::ViewRead { volume })
     {
-        answer["unread"] = json!(f.text);
+        answer["unread"] = json!(lost.insert(e));
     }
-    answer
+    // While it waited for the register, the node may have found that it cannot vote.
+    let again = Request::Status {
+        volume: None,
+        register: false,
+    };
+    if lost.is_some()
+        && let Ok(now) = ask(&again)
+    {
+        answer["vote_error"] = now["vote_error"].clone();
+    }
 }
 
 fn text(all: &Value) -> String {
@@ -535,4 +554,22 @@ pub fn columns<const N: usize>(rows: &[[String; N]]) -> String {
         t.push('\n');
     }
     t
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A witness whose disk was full was listed as one that votes, beside the error of its
+    /// vote: that vote was asked for between the two questions (a new user).
+    #[test]
+    fn a_vote_that_fails_while_the_register_is_asked_for_counts_for_none() {
+        let mut answer = json!({ "node": "w", "volumes": [] });
+        add_registers(&mut answer, Vec::new(), Some("v".into()), |q| match q {
+            Request::Status { .. } => Ok(json!({ "node": "w", "vote_error": "no space left" })),
+            _ => Err("no voter leads".into()),
+        });
+        assert_eq!(answer["unread"], "no voter leads");
+        assert_eq!(answer["vote_error"], "no space left");
+    }
 }
