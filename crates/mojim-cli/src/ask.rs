@@ -65,6 +65,31 @@ pub fn ask(
         .map_err(|e| Failure::failed(format!("{who}: {}", plain(&e))))
 }
 
+/// As [`ask`], for a command that can do nothing without that node: says how to start it
+/// where nobody listens.
+pub fn demand(
+    config: &Config,
+    node: &Node,
+    limit: Duration,
+    request: &Request,
+) -> Result<Value, Failure> {
+    let mut asked = Asked::connect(config, node, limit)?;
+    let who = asked.who().to_owned();
+    asked
+        .ask(request)
+        .map_err(|e| Failure::failed(format!("{who}: {}{}", plain(&e), advice(&node.name, &e))))
+}
+
+/// What to do about node `name`, if nobody listens there. One that is slow may be at work.
+fn advice(name: &str, e: &mojim::Error) -> String {
+    match e {
+        mojim::Error::Io { errno, .. } if *errno == libc::ECONNREFUSED => {
+            format!(". Start `mojim node --name {name}` there, then try again")
+        }
+        _ => String::new(),
+    }
+}
+
 /// Whether the error is a node's answer; otherwise there was none.
 pub fn is_answer(e: &mojim::Error) -> bool {
     matches!(e, mojim::Error::Answered { .. })
@@ -81,4 +106,21 @@ pub fn plain(e: &mojim::Error) -> String {
 /// Reads and checks the configuration.
 pub fn load(path: &Path) -> Result<Config, Failure> {
     Ok(Config::load(path)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A promotion of a node that was not there ended with "Connection refused" alone (a new
+    /// user).
+    #[test]
+    fn who_does_not_run_is_to_be_started() {
+        let of = |code| {
+            let e = std::io::Error::from_raw_os_error(code);
+            advice("b", &mojim::Error::io("link to 127.0.0.1:1", &e))
+        };
+        assert!(of(libc::ECONNREFUSED).contains("Start `mojim node --name b` there"));
+        assert_eq!(of(libc::EPIPE), "");
+    }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use mojim_replica::request::Request;
 use serde_json::json;
 
-use crate::ask::{LONG, ask, load};
+use crate::ask::{LONG, demand, load};
 use crate::failure::{Done, Failure};
 
 /// Make a node the primary of a volume, after its primary has died.
@@ -75,7 +75,7 @@ impl Promote {
                 return Err(Failure::failed("not promoted".to_owned()));
             }
         }
-        let answer = ask(
+        let answer = demand(
             &config,
             node,
             LONG,
