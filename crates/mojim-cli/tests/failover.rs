@@ -521,6 +521,8 @@ fn a_promotion_without_a_majority_says_what_it_lacks() {
             "{said}"
         );
         assert!(said.contains("start them, then promote again"), "{said}");
+        let needs = "--force needs a majority too";
+        assert_eq!(said.contains(needs), !force.is_empty(), "{said}");
     }
 }
 

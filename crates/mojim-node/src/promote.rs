@@ -42,6 +42,16 @@ enum Own {
     Opened(Box<Store>),
 }
 
+/// What this node's own copy knows of its part in the newest view.
+enum Known {
+    /// It is the primary, and a program is attached.
+    Used,
+    /// It is the primary.
+    Primary,
+    /// Another node is, or nobody has been yet.
+    Other,
+}
+
 impl Node {
     /// Makes this node primary through the register. `force`: also if it is not a member
     /// of the view, on the operator's word.
@@ -51,7 +61,7 @@ impl Node {
         views: &dyn ViewRegister,
         force: bool,
     ) -> Result<Value> {
-        let reg = views.read(&v.name).map_err(|e| self.unread(&e))?;
+        let reg = views.read(&v.name).map_err(|e| self.unread(v, force, &e))?;
         let mine = reg.primary.as_ref().is_some_and(|p| p.node == self.me.name);
         let meta = layout::meta_dir(&self.me, &v.name);
         let begun =
@@ -73,11 +83,16 @@ impl Node {
     }
 
     /// Why nobody is promoted while the register cannot be read.
-    fn unread(&self, why: &Error) -> Error {
-        Error::Timeout(format!(
-            "a majority of the voters has to agree that node {} becomes primary, and the register of views cannot be read: {why}. `mojim status` says which voters are down: start them, then promote again",
-            self.me.name
-        ))
+    fn unread(&self, v: &Volume, force: bool, why: &Error) -> Error {
+        let meta = layout::meta_dir(&self.me, &v.name);
+        let view = read_superblock(&*self.env, &meta).ok().flatten();
+        let led = view.is_some_and(|sb| sb.view.epoch > 0 && sb.view.primary == self.me.name);
+        let own = match led {
+            true if self.attached(v) => Known::Used,
+            true => Known::Primary,
+            false => Known::Other,
+        };
+        Error::Timeout(unread(&self.me.name, &own, force, why))
     }
 
     /// Opens this node's own copy with `open`, after waiting for a process that has it
@@ -141,7 +156,7 @@ impl Node {
     fn mirror_unserved(self: &Arc<Node>, v: &Volume) -> Result<Arc<Mirror>> {
         self.open_unserved(v, || self.mirror(v))?.ok_or_else(|| {
             Error::Busy(format!(
-                "node {} is the primary and a program is attached: there is nothing to promote",
+                "node {} is the primary and a program is attached, or about to be: there is nothing to promote",
                 self.me.name
             ))
         })
@@ -459,6 +474,33 @@ impl Node {
         Ok(others)
     }
 }
+
+/// Why node `me`, whose own copy knows `own`, is not promoted while the register cannot be
+/// read.
+fn unread(me: &str, own: &Known, force: bool, why: &Error) -> String {
+    let needs = match own {
+        Known::Used => format!(
+            "node {me} is the primary by what its copy knows, and a program is attached, or about to be: there is nothing to promote, unless another node has become primary meanwhile; that is not known, for the register of views cannot be read"
+        ),
+        Known::Primary => format!(
+            "node {me} is the primary by what its copy knows; a majority of the voters has to agree that it still is, and the register of views cannot be read"
+        ),
+        Known::Other => format!(
+            "a majority of the voters has to agree that node {me} becomes primary, and the register of views cannot be read"
+        ),
+    };
+    let force = match force {
+        true => {
+            ". --force needs a majority too; if too few voters are left for good, docs/operations.md (\"More copies: backups\") says how to go on with `failover = \"manual\"`"
+        }
+        false => "",
+    };
+    // Voters that all answer may just be choosing who leads them.
+    format!(
+        "{needs}: {why}. Look again in a few seconds; if it stays so, `mojim status` says which voters are down: start them, then promote again{force}"
+    )
+}
+
 /// Whom the copy `m`, which knows `who` as primary, has heard `ago`.
 fn heard(m: &Mirror, who: &str, ago: Duration, epoch: u64) -> String {
     let (from, ms) = (m.greeted(), ago.as_millis());
@@ -468,5 +510,32 @@ fn heard(m: &Mirror, who: &str, ago: Duration, epoch: u64) -> String {
             "it follows node {from}, which is alive: it was heard {ms} ms ago in epoch {epoch}, whose primary is node {who}"
         ),
         false => format!("primary {who} is alive: it was heard {ms} ms ago in epoch {epoch}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A primary with its program was to become primary, voters that answered were called
+    /// down, and `--force` was silent about the majority that it needs (a new user).
+    #[test]
+    fn what_a_promotion_lacks_without_the_register_is_said() {
+        let why = Error::Timeout("no voter leads".into());
+        let said = unread("a", &Known::Used, false, &why);
+        assert!(
+            said.contains("there is nothing to promote") && !said.contains("has to agree"),
+            "{said}"
+        );
+        assert!(!said.contains("--force"), "{said}");
+        let said = unread("a", &Known::Primary, false, &why);
+        assert!(said.starts_with("node a is the primary by what"), "{said}");
+        let said = unread("b", &Known::Other, true, &why);
+        assert!(
+            said.starts_with("a majority of the voters has to agree that node b becomes")
+                && said.contains("no voter leads. Look again in a few seconds; if it stays so")
+                && said.contains("--force needs a majority too"),
+            "{said}"
+        );
     }
 }
