@@ -117,7 +117,8 @@ impl From<Error> for Refusal {
             Error::Busy(_) => RefuseCode::Busy,
             _ => RefuseCode::Protocol,
         };
-        Refusal::new(code, e.to_string())
+        // This node goes on by itself when there is room: nobody attaches here.
+        Refusal::new(code, e.cause())
     }
 }
 
@@ -339,7 +340,7 @@ impl Mirror {
         self.check_rival(h, &sb)?;
         check_epoch(h, &sb)?;
         if let Some(e) = self.store.poisoned() {
-            return Err(Refusal::new(RefuseCode::Poisoned, e.to_string()));
+            return Err(Refusal::new(RefuseCode::Poisoned, e.cause()));
         }
         if h.backup && sb.view.epoch > 0 && sb.view.epoch == h.view {
             self.check_upstream(h, &sb.view)?;
@@ -618,4 +619,17 @@ pub fn refuse(wire: &mut Wire, epoch: u64, no: &Refusal) {
     );
     // The link is closing; what cannot be said now is not said.
     let _ = wire.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The log of a daemon said to attach again, where nobody attaches (a new user).
+    #[test]
+    fn a_follower_without_room_asks_nobody_to_attach() {
+        let full = Error::Full("writing file 7: no space left".into());
+        let said = Refusal::from(full).text;
+        assert_eq!(said, "poisoned: writing file 7: no space left");
+    }
 }

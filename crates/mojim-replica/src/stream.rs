@@ -335,7 +335,7 @@ impl StreamIn {
         let refuse = Refuse {
             code,
             epoch: self.epoch,
-            text: e.to_string(),
+            text: e.cause(),
         };
         self.wire.send(FrameKind::Refuse, self.epoch, &refuse);
         // What cannot be sent now is not sent.
