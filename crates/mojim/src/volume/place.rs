@@ -7,6 +7,7 @@
 //! checked before the lock is taken, since on a node that follows the daemon holds the lock, and
 //! again under the lock.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,12 +104,7 @@ impl Place {
         // A backup's copy need not know the view's mirror.
         let mirror = Some(&view.mirror).filter(|m| !m.is_empty());
         let mirror = mirror.or(volume.mirror.as_ref()).filter(|m| *m != primary);
-        let then = match mirror {
-            Some(mirror) => format!(
-                ", or, if node {primary} is dead, `mojim promote --name {mirror}`, and run it on node {mirror} (`mojim status` says who is the mirror now)"
-            ),
-            None => format!(", or, if node {primary} is dead, promote its mirror (`mojim status`)"),
-        };
+        let then = instead(volume.failover, primary, mirror.map(String::as_str));
         Err(Error::Stale(format!(
             "node {} is not the primary of volume {}: {primary} is{epoch}, as far as is known here. Run the program there{then}",
             node.name, volume.name
@@ -170,9 +166,14 @@ impl Place {
             primary.begin_unreplicated(&node.name)?;
             return Ok(None);
         };
+        let explained = |e| match gives_way {
+            // A daemon heals, and tries again by itself.
+            Some(_) => e,
+            None => explained(e, &volume.name, &node.name, &layout::socket(node)),
+        };
         let mut s = Session::attach(primary.clone(), &node.name, peer);
         if volume.failover == Failover::Automatic {
-            s = self.with_register(s, primary, holders)?;
+            s = self.with_register(s, primary, holders).map_err(explained)?;
         }
         let policy = AttachPolicy {
             asynchronous: volume.mode == Mode::Async,
@@ -181,7 +182,7 @@ impl Place {
             patience: volume.resend_timeout * volume.resend_attempts,
             may_go_alone: gives_way.is_none(),
         };
-        wait_attached(&mut s, primary, policy, progress, gives_way)?;
+        wait_attached(&mut s, primary, policy, progress, gives_way).map_err(explained)?;
         Ok(Some(s))
     }
 
@@ -239,5 +240,93 @@ fn wait_attached(
             }
             None => std::thread::sleep(Duration::from_millis(1)),
         }
+    }
+}
+
+/// The error of an attach, with what to do if the register of views was not reached, by the
+/// daemon of `node` at `socket`.
+fn explained(e: Error, volume: &str, node: &str, socket: &Path) -> Error {
+    let daemon = format!("connecting to {}", Address::Unix(socket.to_owned()));
+    match e {
+        Error::Io { what, errno, error } if what == daemon => Error::Io {
+            what: format!("volume {volume}: {what}"),
+            errno,
+            error: format!(
+                "{error}. Start `mojim node --name {node}`: a program learns from its node's daemon who is the primary"
+            ),
+        },
+        Error::Answered { errno, text } if errno == libc::ETIMEDOUT => Error::Answered {
+            errno,
+            text: format!(
+                "{text}. Volume {volume} is attached once more than half of the voters vote: `mojim status` says which do not; start those, then the program"
+            ),
+        },
+        e => e,
+    }
+}
+
+/// Where else than at its primary a volume may go on, as far as is known here.
+fn instead(failover: Failover, primary: &str, mirror: Option<&str>) -> String {
+    let by_hand = mirror.map_or("promote its mirror (`mojim status`)".to_owned(), |m| {
+        format!(
+            "`mojim promote --name {m}`, and run it on node {m} (`mojim status` says who is the mirror now)"
+        )
+    });
+    match failover {
+        Failover::Automatic => format!(
+            ". If the program and the daemon of node {primary} are both dead, its mirror takes over by itself, in seconds (`mojim status` says whether): run it there then. Otherwise end the program on node {primary}, then {by_hand}"
+        ),
+        Failover::Manual => format!(", or, if node {primary} is dead, {by_hand}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "`mojim promote`, if node a is dead" was said where the mirror takes over by itself (a
+    /// new user).
+    #[test]
+    fn a_mirror_that_takes_over_by_itself_is_not_said_to_need_a_promotion() {
+        let by_hand = instead(Failover::Manual, "a", Some("b"));
+        assert!(by_hand.starts_with(", or, if node a is dead, `mojim promote --name b`"));
+        for mirror in [None, Some("b")] {
+            let said = instead(Failover::Automatic, "a", mirror);
+            assert!(said.contains("its mirror takes over by itself"), "{said}");
+            assert!(!said.contains("if node a is dead"), "{said}");
+        }
+    }
+
+    /// "Connection refused", at a path, was all that a program heard whose node's daemon did not
+    /// run; and nothing said what to do without a majority (a new user).
+    #[test]
+    fn who_cannot_attach_is_told_what_to_start() {
+        let at = Path::new("/x/node.sock");
+        let refused = std::io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let e = |at: &Path| {
+            let to = Address::Unix(at.to_owned());
+            Error::io(format!("connecting to {to}"), &refused)
+        };
+        let said = explained(e(at), "v", "b", at);
+        assert_eq!(said.errno(), libc::ECONNREFUSED);
+        let said = said.to_string();
+        assert!(
+            said.starts_with("volume v: connecting")
+                && said.contains("Start `mojim node --name b`"),
+            "{said}"
+        );
+        let other = e(Path::new("/y"));
+        let as_is = other.to_string();
+        assert_eq!(explained(other, "v", "b", at).to_string(), as_is);
+        let away = Error::Answered {
+            errno: libc::ETIMEDOUT,
+            text: "no voter leads".into(),
+        };
+        let said = explained(away, "v", "b", at);
+        assert_eq!(said.errno(), libc::ETIMEDOUT);
+        assert!(
+            said.to_string()
+                .contains("Volume v is attached once more than half")
+        );
     }
 }
