@@ -28,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// missing or have other sizes the whole copy is made anew, by difference: the node is no mirror
 /// meanwhile, and in modes that need one sync points wait; if no program is attached, the
 /// primary's daemon does it. A copy that cannot be used is given up first, with --anew whatever
-/// is wrong with it. It cannot know whether it is the primary's copy that is wrong. Exit code 0 if the
-/// copies are equal at the end, 1 if not.
+/// is wrong with it. It cannot know whether it is the primary's copy that is wrong. Exit code 0
+/// if the copies are equal at the end, 1 if not.
 #[derive(clap::Args)]
 pub struct Repair {
     /// The configuration file.
