@@ -219,7 +219,14 @@ pub fn compare(
     let deadline = Instant::now() + wait;
     let mut work = Comparison::new(&volume.name, [a, b], wait);
     loop {
-        match work.run(wait)? {
+        let found = work.run(wait)?;
+        if let Some(damaged) = work.damaged.take() {
+            return Ok(Found {
+                differences: vec![damaged],
+                ..Found::default()
+            });
+        }
+        match found {
             Some(found) => return Ok(found),
             None if Instant::now() >= deadline => {
                 return Ok(Found {
@@ -286,6 +293,8 @@ struct Comparison<N> {
     /// Where both stood when they were last looked at.
     stand: [Lsns; 2],
     listing: Kept,
+    /// What a node says to be wrong with its copy: that does not pass.
+    damaged: Option<Difference>,
 }
 
 impl<N: Asks> Comparison<N> {
@@ -298,6 +307,7 @@ impl<N: Asks> Comparison<N> {
             first: 0,
             stand: [Lsns::default(); 2],
             listing: Kept::default(),
+            damaged: None,
         }
     }
 
@@ -308,6 +318,17 @@ impl<N: Asks> Comparison<N> {
             Ok(v) => Ok(Some(v)),
             Err(e) if [libc::EBUSY, libc::ENOENT].contains(&e.errno()) => {
                 self.moving = format!("{}: {}", node.who(), plain(&e));
+                Ok(None)
+            }
+            Err(e) if e.errno() == libc::EUCLEAN => {
+                let what = plain(&e);
+                self.damaged = Some(Difference {
+                    // Its text begins with where the damage is.
+                    file: what.split(": ").next().unwrap_or_default().to_owned(),
+                    page: None,
+                    offset: None,
+                    what: format!("{}: {what}", node.who()),
+                });
                 Ok(None)
             }
             Err(e) => Err(Failure::failed(format!("{}: {}", node.who(), plain(&e)))),

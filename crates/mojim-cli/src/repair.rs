@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Node, Volume};
-use mojim_replica::request::Request;
+use mojim_replica::request::{Request, Since};
 use serde_json::{Value, json};
 
 use crate::ask::{Asked, LONG, SHORT, STATUS, ask, load, plain};
-use crate::compare::{Difference, Found, compare, count};
+use crate::compare::{Found, compare, count};
 use crate::failure::{Done, Failure};
 use crate::status::{gather, holders};
 
@@ -27,8 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// rewrites the pages that differ with the primary's bytes, and compares again. Where files are
 /// missing or have other sizes the whole copy is made anew, by difference: the node is no mirror
 /// meanwhile, and in modes that need one sync points wait; if no program is attached, the
-/// primary's daemon does it. It cannot know whether it is the primary's copy that is wrong. Exit code 0 if the
-/// copies are equal at the end, 1 if not.
+/// primary's daemon does it. A copy that cannot be used is given up first, with --anew whatever
+/// is wrong with it. It cannot know whether it is the primary's copy that is wrong. Exit code 0
+/// if the copies are equal at the end, 1 if not.
 #[derive(clap::Args)]
 pub struct Repair {
     /// The configuration file.
@@ -62,7 +63,14 @@ impl Repair {
         let wait = Duration::from_secs(self.wait);
         let nodes = self.nodes(&config, volume)?;
         let node = nodes[1];
-        let found = compare(&config, volume, nodes, wait)?;
+        let found = match compare(&config, volume, nodes, wait) {
+            // A copy that cannot be used cannot be compared either.
+            Err(e) if self.anew => Found {
+                undecided: Some(e.text),
+                ..Found::default()
+            },
+            r => r?,
+        };
         if found.differences.is_empty() && !self.anew {
             return match found.undecided {
                 None => self.say(volume, node, &found, 0, false),
@@ -71,7 +79,10 @@ impl Repair {
         }
         let pages: Vec<(u64, u64)> = found.differences.iter().filter_map(|d| d.page).collect();
         let anew = self.anew || pages.len() < found.differences.len();
-        if !self.yes && !self.asked(volume, node, &found.differences, anew)? {
+        if anew {
+            check_primary(&config, volume, nodes[0], wait)?;
+        }
+        if !self.yes && !self.asked(volume, node, &found, anew)? {
             return Err(Failure::failed("nothing was changed"));
         }
         if anew {
@@ -147,13 +158,17 @@ impl Repair {
         &self,
         volume: &Volume,
         node: &Node,
-        differences: &[Difference],
+        found: &Found,
         anew: bool,
     ) -> Result<bool, Failure> {
+        let differences = &found.differences;
         let files: BTreeSet<&str> = differences.iter().map(|d| d.file.as_str()).collect();
-        let first = differences.first().map_or("none was found", |d| &d.what);
+        let why = found.undecided.as_deref().unwrap_or("none was found");
+        let first = differences.first().map_or(why, |d| &d.what);
         let how = match anew {
-            true => "its whole copy is made anew, by difference, and it is no mirror until then",
+            true => {
+                "its whole copy is made anew, by difference, and it is no mirror until then (one that cannot be used is given up at once, with what no other node has)"
+            }
             false => "each such page is rewritten",
         };
         eprint!(
@@ -218,6 +233,37 @@ fn rewrite(at: &mut Asked, volume: &Volume, id: u64, offset: u64) -> Result<(), 
     }
 }
 
+/// Fails unless the primary's copy can be read: another is given up for it.
+fn check_primary(
+    config: &Config,
+    volume: &Volume,
+    primary: &Node,
+    wait: Duration,
+) -> Result<(), Failure> {
+    let mut at = Asked::connect(config, primary, LONG)?;
+    let q = Request::Files {
+        volume: volume.name.clone(),
+        since: Since::default(),
+    };
+    let deadline = Instant::now() + wait;
+    loop {
+        let why = match at.ask(&q) {
+            Ok(v) if v["state"] == "whole" => return Ok(()),
+            Ok(v) => format!("it is {}", v["state"].as_str().unwrap_or("unknown")),
+            // A program attaches, or the daemon looks at it.
+            Err(e) if e.errno() == libc::EBUSY && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+            Err(e) => plain(&e),
+        };
+        return Err(Failure::failed(format!(
+            "{}: the primary's copy cannot be read, so nothing is given up for it: {why}",
+            at.who()
+        )));
+    }
+}
+
 /// Has the copy made anew and waits for it.
 fn copy_anew(config: &Config, volume: &Volume, node: &Node) -> Result<(), Failure> {
     ask(
@@ -237,7 +283,7 @@ fn copy_anew(config: &Config, volume: &Volume, node: &Node) -> Result<(), Failur
             .and_then(|a| a.iter().find(|v| v["volume"] == volume.name.as_str()))
             .cloned()
             .unwrap_or_default();
-        if v["distrusted"] != true && v["link"]["up"] == true {
+        if v["state"] == "whole" && v["distrusted"] != true && v["link"]["up"] == true {
             return Ok(());
         }
         if v["copy"]["moved"] != moved {

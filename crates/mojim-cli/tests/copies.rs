@@ -240,3 +240,92 @@ fn a_copy_is_made_anew_by_difference() {
     program.finish();
     c.assert_equal();
 }
+
+/// Why a node's copy cannot be used, once the node says so.
+fn unusable(c: &Cluster, node: &str) -> String {
+    await_that("its error", || {
+        c.says(node)["error"].as_str().map(String::from)
+    })
+}
+
+fn repaired(c: &Cluster, args: &[&str]) -> Value {
+    let args = [&["--yes", "--json", "--wait", "60"], args].concat();
+    let out = c.mojim("repair", &args);
+    let said = format!("{}{}", text(&out.stderr), c.logs());
+    assert_eq!(out.status.code(), Some(0), "{said}");
+    let v: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(v["copied_anew"], true, "{v}");
+    v
+}
+
+/// The files of a follower were removed, but not its superblock and logs. Its copy could not be
+/// used, no command healed that, and `status` promised that the primary would.
+#[test]
+fn a_copy_without_its_files_is_made_anew_by_an_operators_word() {
+    let c = Cluster::new(Setup {
+        mode: "async",
+        ..SYNC
+    });
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let (mut program, _) = c.program("a", &["--entries", MANY, "--pace", "2000"]);
+    program.acknowledged(0, 200);
+    let program = program.read_on();
+    b.kill();
+    std::fs::remove_dir_all(c.dir.join("b/v")).unwrap();
+    let _b = c.node("b");
+    let why = unusable(&c, "b");
+    assert!(why.contains("mojim repair --anew --name b"), "{why}");
+    let before = c.says("b")["life"].clone();
+    // Never the primary's, whose copy is the measure.
+    let out = c.mojim("repair", &["--anew", "--name", "a", "--yes"]);
+    assert_eq!(out.status.code(), Some(1));
+    // It asks.
+    let out = c.mojim("repair", &["--anew", "--name", "b"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(c.says("b")["life"], before);
+    repaired(&c, &["--anew", "--name", "b"]);
+    assert_ne!(c.says("b")["life"], before);
+    let (code, v) = verified(&c);
+    assert_eq!(code, Some(0), "{v}");
+    program.stop();
+}
+
+/// A file that nobody writes was missing on a node that had records to apply: the copy was
+/// well, `verify` called it in motion, and `repair` failed.
+#[test]
+fn a_file_that_nobody_writes_is_missed() {
+    let c = Cluster::new(Setup {
+        mode: "async",
+        ..SYNC
+    });
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let args = ["--entries", MANY, "--pace", "2000", "--ballast", "1048576"];
+    let (mut program, _) = c.program("a", &args);
+    program.acknowledged(0, 200);
+    let program = program.read_on();
+    let missed = || {
+        let (code, v) = verified(&c);
+        assert_eq!(code, Some(1), "{v} {}", c.logs());
+        let named = |key: &str| v[key].as_str().unwrap().contains("b/v/ballast");
+        assert!(named("file") && named("what"), "{v}");
+    };
+    // Its name only: the daemon may have it open.
+    std::fs::remove_file(c.dir.join("b/v/ballast")).unwrap();
+    missed();
+    repaired(&c, &["--name", "b"]);
+    b.kill();
+    std::fs::remove_file(c.dir.join("b/v/ballast")).unwrap();
+    let _b = c.node("b");
+    let why = unusable(&c, "b");
+    assert!(
+        why.contains("b/v/ballast") && why.contains("missing"),
+        "{why}"
+    );
+    missed();
+    repaired(&c, &["--name", "b"]);
+    let (code, v) = verified(&c);
+    assert_eq!(code, Some(0), "{v}");
+    program.stop();
+}

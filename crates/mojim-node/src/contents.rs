@@ -25,9 +25,9 @@ use mojim_format::message::{COPY_PAGE, SUM_LEN};
 use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView, State};
 use mojim_protocol::History;
 use serde_json::{Value, json};
-use tracing::info;
+use tracing::{info, warn};
 
-use super::{Node, lock};
+use super::{Node, lock, wait_for_last};
 use mojim_config::Volume;
 use mojim_env::{Address, Context, Env, Error, File, OpenHow, Result};
 use mojim_format::catalog::MAX_CATALOG;
@@ -400,14 +400,54 @@ impl Node {
         found.map_or_else(|| id.to_string(), |f| format!("{:?}", f.name))
     }
 
-    /// Marks this node's copy to be given up as soon as the primary sends another.
+    /// Marks this node's copy to be given up as soon as the primary sends another. One that
+    /// cannot be used is given up now: nothing can be brought up to date in it.
     pub(super) fn copy_anew(self: &Arc<Node>, v: &Volume) -> Result<Value> {
-        self.following(v)?.distrust();
+        let found = self.following(v).and_then(|m| m.store.check().map(|()| m));
+        match found {
+            Ok(m) => m.distrust(),
+            // What passes by itself, or is the configuration's fault, is no reason.
+            Err(e @ (Error::Damaged { .. } | Error::Poisoned(_))) => self.give_up(v, &e)?,
+            Err(e) => return Err(e),
+        }
         info!(
             node = %self.me.name, volume = %v.name,
             "the copy here is to be made anew, by an operator's word"
         );
         Ok(json!(true))
+    }
+
+    /// Empties this node's copy, which cannot be used.
+    fn give_up(self: &Arc<Node>, v: &Volume, why: &Error) -> Result<()> {
+        // The register may name this node before its superblock does.
+        if let Some(views) = self.register(v)
+            && let Some(primary) = views.read(&v.name)?.primary
+            && primary.node == self.me.name
+        {
+            return Err(Error::Invalid(format!(
+                "node {} is the primary of volume {} by the register: its copy is not given up",
+                self.me.name, v.name
+            )));
+        }
+        {
+            // Nobody here opens it meanwhile.
+            let mut mirrors = lock(&self.mirrors);
+            if let Some(old) = mirrors.remove(&v.name) {
+                old.close();
+                let unapplied = old.store.unapplied();
+                if let Err(e) = wait_for_last(old) {
+                    lock(&self.unopened).insert(v.name.clone(), unapplied);
+                    return Err(e);
+                }
+            }
+            Store::give_up(&self.env, &layout::store(&self.config, &self.me, v))?;
+            lock(&self.unopened).remove(&v.name);
+        }
+        warn!(
+            node = %self.me.name, volume = %v.name,
+            "the copy here is given up, by an operator's word: {}", why.cause()
+        );
+        self.mirror(v).map(drop)
     }
 
     fn following(self: &Arc<Node>, v: &Volume) -> Result<Arc<mojim_replica::mirror::Mirror>> {
@@ -469,7 +509,7 @@ fn see_store<T>(
             state: sb.state,
             volume_id: sb.volume_id,
             epoch: sb.view.epoch,
-            open: &mut |e| area.file(e.id),
+            open: &mut |e| area.file_by_name(e.id),
             high: &|| store.shows(),
             born: history.epoch_at(lsn).unwrap_or(0),
             records: records.filter(|_| store.shows() == lsn && same),

@@ -451,6 +451,7 @@ impl Node {
         // The copy forwards over this volume's links, which may be unencrypted.
         let env = (self.over)(self.os.clone().encrypting(v.encrypt));
         let opened = Store::open(&env, layout::store(&self.config, &self.me, v));
+        let opened = opened.map_err(|e| self.with_way_out(v, e));
         self.note(v, &opened);
         let store = Arc::new(opened?);
         if store.superblock().state == State::Empty {
@@ -491,6 +492,23 @@ impl Node {
             }
         }
         Ok(m)
+    }
+
+    /// Why a copy could not be opened, with the command that has it made anew where it follows.
+    fn with_way_out(&self, v: &Volume, e: Error) -> Error {
+        match e {
+            Error::Damaged { path, what } if self.follows(v).unwrap_or(false) => {
+                let command = format!(
+                    "mojim repair --anew --name {} --volume {}",
+                    self.me.name, v.name
+                );
+                let what = format!(
+                    "{what}. If the primary's copy is whole, `{command}` gives this one up for a copy of that"
+                );
+                Error::Damaged { path, what }
+            }
+            e => e,
+        }
     }
 
     /// Forwards a copy to one backup, while this node is the volume's mirror.

@@ -186,6 +186,19 @@ fn known(sb: &Superblock) -> Known {
     }
 }
 
+/// Makes it the superblock of a copy that has nothing, in a new life.
+fn empty(sb: &mut Superblock, env: &dyn Env, logs: usize) {
+    sb.state = State::Empty;
+    sb.life = env.random();
+    if sb.view.mirror == sb.node {
+        sb.view.mirror.clear();
+    }
+    sb.incarnation = env.random();
+    sb.checkpoint = 0;
+    sb.history.clear();
+    sb.starts = vec![0; logs];
+}
+
 /// A copy that is being opened.
 struct Opening<'a> {
     env: &'a Arc<dyn Env>,
@@ -298,15 +311,7 @@ impl<'a> Opening<'a> {
     /// node's promise stays.
     fn discard(&mut self, logs: &mut [(Log, Survival)]) -> Result<()> {
         let sb = &mut self.sb;
-        sb.state = State::Empty;
-        sb.life = self.env.random();
-        if sb.view.mirror == sb.node {
-            sb.view.mirror.clear();
-        }
-        sb.incarnation = self.env.random();
-        sb.checkpoint = 0;
-        sb.history.clear();
-        sb.starts = vec![0; logs.len()];
+        empty(sb, &**self.env, logs.len());
         for (slot, l) in logs.iter_mut().zip(&self.spec.logs) {
             // With the new incarnation the old memory is no longer known.
             *slot = Log::open(self.env, l.clone(), self.align, known(sb), 0, None)?;
@@ -402,6 +407,34 @@ impl<'a> Opening<'a> {
 }
 
 impl Store {
+    /// Empties a copy that follows and cannot be opened, by an operator's word, as one whose
+    /// disk was replaced: in a new life, and no member. The node's promise stays. Its files
+    /// remain as a source of equal bytes. Fails where this node is the primary, or was the last
+    /// that it knows: what it has may be all there is.
+    pub fn give_up(env: &Arc<dyn Env>, spec: &StoreSpec) -> Result<()> {
+        let _held = lock_copy(&**env, spec)?;
+        let path = spec.meta.join("superblock");
+        let Some(mut sb) = read_superblock(&**env, &spec.meta)? else {
+            return Ok(());
+        };
+        check_names(&sb, spec, &path)?;
+        if sb.view.epoch == 0 || sb.view.primary == sb.node {
+            return Err(Error::Invalid(format!(
+                "node {} follows nobody in volume {}: its copy is not given up",
+                spec.node, spec.volume
+            )));
+        }
+        make_durable(&**env, &spec.meta, &sb)?;
+        sb.sequence += 1;
+        empty(&mut sb, &**env, spec.logs.len());
+        // The logs hold nothing that counts, and may be gone.
+        sb.logs = 0;
+        // Another node has a copy, so nothing is made anew in the place of this one.
+        sb.awaits_copy = true;
+        make_durable(&**env, &spec.meta, &sb)?;
+        Ok(())
+    }
+
     /// Opens the copy, making what is missing, and recovers it: finds the
     /// contiguous prefix of whole sync points in the logs. Nothing is applied
     /// yet.
@@ -524,9 +557,10 @@ impl Store {
         // from now on, so they are made so. So are those read from the medium: a
         // write that failed, or that was cut off, may be in the disk's cache only.
         self.persist_all()?;
-        if all.is_empty() {
-            lock(&self.area).check_sizes()?;
+        match all.is_empty() {
+            true => lock(&self.area).check_sizes(),
+            // A file that no record touches would be missed only when somebody reads it.
+            false => lock(&self.area).check_present(),
         }
-        Ok(())
     }
 }
