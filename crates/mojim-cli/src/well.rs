@@ -147,7 +147,8 @@ const JOINS: &str = "nothing, if this passes: the program's node takes back who 
 const FAILED: &str = "mend the disk, or make room on it; then end that program and start it again: until then it fails at each sync point";
 const TAKE: &str = "start the program there, which takes the mirror's copy over or says why it does not, or `mojim promote` on the mirror, and start the program there";
 const PRIMARY: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; what is missing there the program takes from the mirror when it is started, or says why it does not";
-const DISK: &str = "mend what the message names (room, the disk, the log), then start `mojim node` there again; without a usable copy the primary makes it anew";
+const DISK: &str =
+    "mend what the message names (room, the disk, the log), then start `mojim node` there again";
 const LOADS: &str = "nothing, if this passes: all of the volume is copied to it";
 const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
@@ -531,16 +532,23 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill
             Ill::new(name, "unreachable", what, START)
         }
         (true, true) => {
-            let todo = match text(n, "role") {
+            let mut todo = Cow::Borrowed(match text(n, "role") {
                 "primary" => PRIMARY,
                 _ if n["full"] == true => expected.room(),
                 _ => DISK,
-            };
-            let what = format!("the copy of node {name} cannot be used: {e}");
-            let mut ill = Ill::new(name, "copy", what, todo);
-            if let Some(how) = elsewhere(n, nodes) {
-                ill.todo = format!("{todo}; or {how}").into();
+            });
+            if todo == DISK {
+                let anew = format!(
+                    "; if the copy stays unusable, `mojim repair --anew --name {name}` has it made anew from the primary's"
+                );
+                todo.to_mut().push_str(&anew);
             }
+            if let Some(how) = elsewhere(n, nodes) {
+                todo = format!("{todo}; or {how}").into();
+            }
+            let what = format!("the copy of node {name} cannot be used: {e}");
+            let mut ill = Ill::new(name, "copy", what, "");
+            ill.todo = todo;
             ill
         }
         (true, false) => Ill::new(name, "refused", e.to_owned(), REFUSED),
