@@ -260,8 +260,9 @@ pub struct Volume {
     pub fallback: Fallback,
     /// `connections`: links, and shares of each log, from 1 to 64. Default 1.
     pub connections: usize,
-    /// `checkpoint_threshold`: how many records may wait in a log before a checkpoint begins, at
-    /// least 1. Default 1. With `write_back` `async`, `write_back_pages` says it instead.
+    /// `checkpoint_threshold`: how many committed records wait, at least, before they go to the data
+    /// files: on a mirror in a pause or after 20 ms, on a primary as `write_back` says. At least
+    /// 1, the default. With `write_back` `async`, `write_back_pages` says it instead.
     pub checkpoint_threshold: u64,
     /// `write_back`: when the primary's committed bytes go from its log to its data files. Default
     /// `auto`. Whatever it says, they do when the log is half full, when what is kept in memory of

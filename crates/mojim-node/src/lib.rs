@@ -51,6 +51,7 @@ use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
 use mojim_replica::mirror::{Mirror, Refusal, refuse, superseded};
+use mojim_replica::pace::Pace;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
 use mojim_replica::stream::StreamIn;
@@ -62,6 +63,9 @@ use tracing::{dispatcher, error, info, warn};
 const FIRST_WORD: Duration = Duration::from_secs(5);
 /// Most links at once.
 const MAX_LINKS: usize = 512;
+/// After so many turns of a checkpoint thread (of a millisecond or more each) even a few
+/// records are applied, although records follow each other: readers see no older state.
+const LATE: u32 = 20;
 /// Most of them that may be streams of copies: there is always room for others.
 const MAX_STREAMS: usize = MAX_LINKS / 4;
 
@@ -529,13 +533,25 @@ impl Node {
 
     fn checkpoint_loop(&self, m: &Mirror) {
         mojim_env::threads::yield_to_others();
-        let mut quiet = 0u32;
+        // Turns without a record, and turns since records were applied.
+        let (mut quiet, mut late, mut seen) = (0u32, 0u32, 0);
         while !m.is_closed() {
-            // After 50 turns of 1 ms without work the system counts as idle
-            // (Mojim 4.2, "when the system is idle").
-            match m.checkpoint_step(quiet == 50) {
-                Ok(true) => quiet = 0,
-                Ok(false) => quiet = quiet.saturating_add(1),
+            let received = m.received.get();
+            let is_still = received == seen;
+            seen = received;
+            let pace = match quiet {
+                // After 50 turns of 1 ms the system counts as idle (Mojim 4.2, "when the
+                // system is idle").
+                50 => Pace::Idle,
+                _ if is_still || late >= LATE => Pace::Quiet,
+                _ => Pace::Busy,
+            };
+            match m.checkpoint_step(pace) {
+                Ok(true) => (quiet, late) = (0, 0),
+                Ok(false) => {
+                    quiet = if is_still { quiet.saturating_add(1) } else { 0 };
+                    late = late.saturating_add(1);
+                }
                 Err(e) => {
                     // It follows, and goes on by itself when there is room.
                     let why = e.cause();
@@ -543,22 +559,22 @@ impl Node {
                     return;
                 }
             }
-            if quiet > 50 {
-                let limit = || m.committed().min(m.received.get());
-                let seen = limit();
-                let applied = m.store.applied();
-                // Nothing of a sync point is applied while a part of it is missing.
-                let is_due = seen > applied && m.store.whole(seen) > applied;
-                m.checkpoint_work.wait_unless(
-                    || is_due || m.is_closed() || limit() != seen,
-                    Duration::from_secs(1),
-                );
-                quiet = quiet.min(100);
-                if is_due || limit() != seen {
-                    quiet = 0;
-                }
-            } else if quiet > 0 {
+            if quiet <= 50 {
                 std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            let limit = || m.committed().min(m.received.get());
+            let seen = limit();
+            let applied = m.store.applied();
+            // Nothing of a sync point is applied while a part of it is missing.
+            let is_due = seen > applied && m.store.whole(seen) > applied;
+            m.checkpoint_work.wait_unless(
+                || is_due || m.is_closed() || limit() != seen,
+                Duration::from_secs(1),
+            );
+            quiet = quiet.min(100);
+            if is_due || limit() != seen {
+                quiet = 0;
             }
         }
     }
@@ -859,7 +875,7 @@ impl Node {
                 Ok(Step::Full) => {
                     // This thread waits anyway, and the checkpoint thread gives way to
                     // all others: help it.
-                    match mirror.checkpoint_step(true) {
+                    match mirror.checkpoint_step(Pace::Idle) {
                         Ok(true) => {}
                         Ok(false) => {
                             let full = mirror.store.fullness();

@@ -3,7 +3,10 @@
 //! Owns when it did: a thread that gives way beside one which computes gets the processor
 //! back only at the end of that one's slice, milliseconds later, where a thread that sleeps
 //! gets it as soon as it is woken. So when that happened some times in a row, no thread
-//! gives way for a while: it polls as if it were alone, and then sleeps.
+//! gives way for a while: it polls as if it were alone, and then sleeps. All threads that
+//! gave way during one such slice saw it once: a checkpoint thread has one now and then,
+//! and eight threads that count it eight times would stop giving way to each other
+//! (measured: 60,000 sync points a second over TCP then, instead of 180,000).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -23,6 +26,8 @@ const CROWDED: Duration = Duration::from_millis(500);
 pub struct Courtesy {
     /// How often in a row giving way took long.
     long: AtomicU32,
+    /// When the last of these times ended, in nanoseconds of the clock.
+    ended: AtomicU64,
     /// Until when no thread gives way, in nanoseconds of the clock.
     crowded: AtomicU64,
 }
@@ -47,16 +52,26 @@ impl Courtesy {
             if self.long.load(Relaxed) != 0 {
                 self.long.store(0, Relaxed);
             }
-        } else if self.long.fetch_add(1, Relaxed) + 1 >= IN_A_ROW {
+        } else if self.is_new(begin, end) && self.long.fetch_add(1, Relaxed) + 1 >= IN_A_ROW {
             let until = end + CROWDED;
             self.crowded.store(until.as_nanos() as u64, Relaxed);
             self.long.store(0, Relaxed);
         }
     }
+
+    /// Whether this time began after the last long one had ended, so that it is another one.
+    fn is_new(&self, begin: Duration, end: Duration) -> bool {
+        let last = self.ended.load(Relaxed);
+        let end = end.as_nanos() as u64;
+        let swap = || self.ended.compare_exchange(last, end, Relaxed, Relaxed);
+        begin.as_nanos() as u64 >= last && swap().is_ok()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use mojim_linux::Os;
 
@@ -66,14 +81,22 @@ mod tests {
         let env = Os::new().unwrap();
         let c = Courtesy::default();
         // Far ahead of the clock, so that what follows does not depend on it.
-        let begin = env.now() + Duration::from_secs(3600);
-        let took = |time: Duration| c.gave_way(begin, begin + time);
+        let at = Cell::new(env.now() + Duration::from_secs(3600));
+        let took = |time: Duration, threads: u32| {
+            let begin = at.get();
+            at.set(begin + time);
+            (0..threads).for_each(|_| c.gave_way(begin, begin + time));
+        };
         for _ in 0..3 {
-            (1..IN_A_ROW).for_each(|_| took(LONG * 2));
+            (1..IN_A_ROW).for_each(|_| took(LONG * 2, 1));
             assert_eq!(c.crowded.load(Relaxed), 0, "not often enough");
-            took(LONG);
+            took(LONG, 1);
         }
-        (0..IN_A_ROW).for_each(|_| took(LONG * 2));
+        // Once, each thread that waited for the same slice counted it.
+        took(LONG * 2, 2 * IN_A_ROW);
+        assert_eq!(c.crowded.load(Relaxed), 0, "one slice");
+        took(LONG, 1);
+        (0..IN_A_ROW).for_each(|_| took(LONG * 2, 1));
         assert!(!c.give_way(&env));
     }
 }

@@ -14,6 +14,7 @@ pub mod holders;
 pub mod layout;
 pub mod link;
 pub mod mirror;
+pub mod pace;
 pub mod pass;
 pub mod piece;
 pub mod primary;

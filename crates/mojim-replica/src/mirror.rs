@@ -36,13 +36,14 @@ use crate::backup_progress::{BackupProgress, Source, Term};
 use crate::copy::CopyOut;
 use crate::copy_in::CopyIn;
 use crate::link::{COPY_SILENCE, Front, HEARTBEAT, PAGE_LEN, Page, RingIn, SILENCE, Wire, bad};
+use crate::pace::{Pace, piece};
 use crate::register::ViewRegister;
 use crate::view_client::member;
 use mojim_env::event::Event;
 use mojim_env::turns::Mutex;
 use mojim_env::{Conn, Error, Result};
 use mojim_store::area::named_spill;
-use mojim_store::log::CONTROL_LEN;
+use mojim_store::log::{CONTROL_LEN, Log};
 use mojim_store::store::{Page as FilePage, Store};
 
 /// Most LSNs that may be received out of order.
@@ -55,9 +56,10 @@ pub struct Mirror {
     me: String,
     /// Silence after which a link counts as broken.
     pub silence: Duration,
-    /// How many records wait before they are applied, unless the log is half full or
-    /// nothing comes (`checkpoint_threshold`).
+    /// How many records wait, at least, before they are applied in a pause
+    /// (`checkpoint_threshold`), unless the log is half full or nothing comes for long.
     pub checkpoint_threshold: u64,
+    smallest_log: u64,
     session: AtomicU64,
     /// The contiguous prefix of what is in the logs.
     pub received: Prefix,
@@ -187,6 +189,7 @@ impl Mirror {
             me: me.to_owned(),
             silence: SILENCE,
             checkpoint_threshold: 1,
+            smallest_log: store.logs().iter().map(Log::size).min().unwrap_or(0),
             session: AtomicU64::new(0),
             received,
             // What is in the data area was committed.
@@ -526,8 +529,9 @@ impl Mirror {
         }
     }
 
-    /// One turn of the checkpoint's work. True if it did something.
-    pub fn checkpoint_step(&self, idle: bool) -> Result<bool> {
+    /// One turn of the checkpoint's work: applies what is due, checkpoints when the log is
+    /// half full or nothing comes. True if it did something.
+    pub fn checkpoint_step(&self, pace: Pace) -> Result<bool> {
         if self.is_closed() || self.store.superblock().state != State::Whole {
             return Ok(false);
         }
@@ -538,8 +542,10 @@ impl Mirror {
         }
         let full = self.store.pressure() > 0.5;
         let enough = limit.saturating_sub(before) >= self.checkpoint_threshold;
-        if enough || idle || full {
-            self.store.apply(limit, 1 << 20)?;
+        let idle = pace == Pace::Idle;
+        let piece = piece(self.smallest_log);
+        if full || idle || enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece {
+            self.store.apply(limit, piece as usize)?;
         }
         let applied = self.store.applied();
         if applied > self.store.checkpointed() && (idle || self.store.pressure() > 0.5) {
@@ -631,5 +637,48 @@ mod tests {
         let full = Error::Full("writing file 7: no space left".into());
         let said = Refusal::from(full).text;
         assert_eq!(said, "poisoned: writing file 7: no space left");
+    }
+
+    /// While records follow each other a mirror writes them back in pieces: once, each one
+    /// as it came, beside the threads that waited for each other.
+    #[test]
+    fn a_mirror_applies_in_a_pause_or_in_pieces() {
+        let (p, dir) = crate::primary::tests::alone("mirror-pace", mojim_config::WriteBack::Eager);
+        p.store.make_new().unwrap();
+        p.begin(1, mojim_format::View::default()).unwrap();
+        p.ready.store(true, Release);
+        let bytes = [1u8; 4000];
+        let (ptr, len) = (bytes.as_ptr(), bytes.len());
+        let append = |offset| {
+            let (file, offset) = (1, offset * 4096);
+            let write = crate::piece::Piece::Write {
+                file,
+                offset,
+                ptr,
+                len,
+            };
+            p.append(&[write]).unwrap().0
+        };
+        let follow = |tail| {
+            let m = Mirror::new(p.store.clone(), "b", 0);
+            m.learn(tail);
+            m
+        };
+        let few = (0..3).map(append).last().unwrap();
+        let m = follow(few);
+        let step = |m: &Mirror, pace| {
+            m.checkpoint_step(pace).unwrap();
+            m.store.applied()
+        };
+        assert_eq!(step(&m, Pace::Busy), 0);
+        assert_eq!(step(&m, Pace::Quiet), few);
+        let mut many = few;
+        while m.store.waiting_bytes() < piece(m.smallest_log) {
+            many = append(many % 8);
+        }
+        let m = follow(many);
+        assert_eq!(step(&m, Pace::Busy), many);
+        drop((m, p));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

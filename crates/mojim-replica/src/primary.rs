@@ -161,22 +161,6 @@ pub struct PrimarySpec {
     pub secondary_threshold: u64,
 }
 
-/// What the background sees of the program and its sync points.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
-    /// Sync points come one after the other.
-    Busy,
-    /// No sync point came in some turns of the background.
-    Quiet,
-    /// The records that wait to be applied take too much memory.
-    Pressed,
-    /// No sync point came for long, or a caller waits for room in the log.
-    Idle,
-}
-
-/// The fewest bytes of records that are applied at a time; otherwise an eighth of a log.
-const LEAST_PIECE: u64 = 1 << 20;
-
 /// The primary of one volume, in the application's process.
 pub struct Primary {
     /// This node's copy.

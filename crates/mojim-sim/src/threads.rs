@@ -28,8 +28,9 @@ use mojim_replica::holders::Peer;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
 use mojim_replica::mirror::{Mirror, refuse};
+use mojim_replica::pace::Pace;
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::{Pace, Primary, PrimarySpec};
+use mojim_replica::primary::{Primary, PrimarySpec};
 use mojim_replica::session::Session;
 use mojim_store::log::{Log, LogSpec};
 use mojim_store::store::{Store, StoreSpec};
@@ -363,7 +364,7 @@ fn follow(
                 }
                 goes_on
             });
-            let _ = m.checkpoint_step(false);
+            let _ = m.checkpoint_step(Pace::Quiet);
             sleep(&|| false, MS / 10);
         }
     });

@@ -75,9 +75,14 @@ pub struct LaneServer {
     polls: u32,
     /// Calls of `gives_way`.
     empty: u32,
-    /// How many records the last step that took any has taken.
-    records: u32,
+    /// Steps for which the lane still counts as one of several threads.
+    company: u32,
 }
+
+/// For so many steps with a record each after one that took several, a lane counts as one of
+/// several threads of the program. Each of these waits for a processor now and then, and
+/// then the others' records come one by one.
+const COMPANY: u32 = 200;
 
 impl LaneServer {
     /// Accepts a lane whose first word was `l`, or says why not. For shared
@@ -147,7 +152,7 @@ impl LaneServer {
             said: None,
             polls: 0,
             empty: 0,
-            records: 0,
+            company: 0,
         })
     }
 
@@ -166,7 +171,17 @@ impl LaneServer {
             Feed::Ring(_) => POLLS_OF_MEMORY,
             Feed::Stream(_) => POLLS_OF_STREAM,
         };
-        self.records > 1 && self.empty.is_multiple_of(polls)
+        self.company > 0 && self.empty.is_multiple_of(polls)
+    }
+
+    /// A step took so many records.
+    #[inline]
+    fn took(&mut self, records: u32) {
+        self.company = match records {
+            0 => self.company,
+            1 => self.company.saturating_sub(1),
+            _ => COMPANY,
+        };
     }
 
     /// One step: takes what has come, acknowledges it. An error ends the lane.
@@ -216,7 +231,8 @@ impl LaneServer {
             volume: self.volume,
             said: &mut self.said,
         };
-        let taken = appender.take_ring(ring, &mut len, &mut self.records);
+        let mut records = 0;
+        let taken = appender.take_ring(ring, &mut len, &mut records);
         let last = appender.lane.last();
         // Also if a record cannot be taken: this lane's log acknowledges those before it
         // in the next session, and a promotion cuts off what does not count.
@@ -231,6 +247,7 @@ impl LaneServer {
         drop(guard);
         m.backups.work.notify();
         m.learn(committed);
+        self.took(records);
         Ok(step)
     }
 
@@ -265,7 +282,7 @@ impl LaneServer {
             m.landed(self.lane, first)?;
         }
         let batch = taken?;
-        self.records = batch.records;
+        self.took(batch.records);
         let mut flags = m.store.level() as u16;
         if batch.step != Step::Moved && batch.size == 0 {
             m.learn(batch.committed);

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use super::*;
+use crate::pace::Pace;
 use mojim_config::MediumKind;
 use mojim_linux::Os;
 use mojim_store::log::LogSpec;

@@ -5,6 +5,7 @@
 
 use super::group::{Led, Waiting, Waits};
 use super::*;
+use crate::pace::Pace;
 
 /// How far the records had got towards the mirror when a waiting call last looked.
 ///

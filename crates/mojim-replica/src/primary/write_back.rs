@@ -4,6 +4,7 @@
 //! Owns the pace of checkpoints, and the account of bytes at risk.
 
 use super::*;
+use crate::pace::{Pace, piece};
 
 impl Primary {
     /// Up to where records may go to the data area: committed, in the own log if that is
@@ -36,9 +37,7 @@ impl Primary {
         let limit = self.apply_limit();
         let full = self.store.pressure() > 0.5;
         let idle = pace == Pace::Idle;
-        // Enough for one checkpoint that its syncs do not count, but not so much that a
-        // caller waits long for room.
-        let piece = (self.spec.smallest_log / 8).max(LEAST_PIECE);
+        let piece = piece(self.spec.smallest_log);
         let due = full || idle || pace == Pace::Pressed || {
             let enough = limit - before.min(limit) >= self.spec.checkpoint_threshold;
             match self.spec.write_back {

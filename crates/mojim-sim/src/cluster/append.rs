@@ -3,7 +3,7 @@
 //! Owns what they change, drawn from the seed.
 
 use mojim_env::Error;
-use mojim_replica::primary::Pace;
+use mojim_replica::pace::Pace;
 use mojim_store::log::Log;
 
 use super::node::{Pending, Role, is_plain};

@@ -5,7 +5,8 @@
 //! happen between the file and its record. Meanwhile the program leaves names and sizes
 //! alone: the changes in the spill file must still be possible when the record comes.
 
-use mojim_replica::primary::{Pace, Primary};
+use mojim_replica::pace::Pace;
+use mojim_replica::primary::Primary;
 
 use super::node::{NAMES, Pending, Prim, Role, Spill};
 use super::state::{Checked, Cluster};

@@ -14,7 +14,7 @@ use mojim_replica::link::Wire;
 use mojim_replica::mirror::control::ControlIn;
 use mojim_replica::mirror::lane::{LaneServer, Step};
 use mojim_replica::mirror::{Refusal, refuse, superseded};
-use mojim_replica::primary::Pace;
+use mojim_replica::pace::Pace;
 use mojim_replica::stream::StreamIn;
 
 use super::node::{CLUSTER, Forwarding, Mir, NAMES, Prim, Role, VOLUME, node};
@@ -116,7 +116,7 @@ impl Cluster {
             }
             _ => {
                 if self.rng.below(4) == 0 {
-                    let _ = m.m.checkpoint_step(self.rng.below(6) == 0);
+                    let _ = m.m.checkpoint_step(pace(self.rng.below(6)));
                 }
                 false
             }
@@ -258,15 +258,15 @@ impl Cluster {
     }
 
     pub(super) fn checkpoint(&mut self, n: usize, idle: bool) -> Checked {
+        let pace = if idle { Pace::Idle } else { Pace::Quiet };
         match &self.nodes[n].role {
             Role::Down => return Ok(()),
             Role::Primary(p) if p.epoch != 0 => {
-                let pace = if idle { Pace::Idle } else { Pace::Quiet };
                 let _ = p.p.checkpoint_step(pace);
             }
             Role::Primary(_) => {}
             Role::Mirror(m) => {
-                let _ = m.m.checkpoint_step(idle);
+                let _ = m.m.checkpoint_step(pace);
             }
         }
         self.observe(n)

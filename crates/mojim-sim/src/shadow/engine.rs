@@ -11,8 +11,9 @@ use mojim_config::{MediumKind, WriteBack};
 use mojim_env::Env;
 use mojim_format::State;
 use mojim_protocol::AckRule;
+use mojim_replica::pace::Pace;
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::{Pace, Primary, PrimarySpec};
+use mojim_replica::primary::{Primary, PrimarySpec};
 use mojim_store::log::LogSpec;
 use mojim_store::store::{Store, StoreSpec};
 
