@@ -7,7 +7,8 @@
 // Blocks of one size lie together (64 KiB at a time), so that small nodes share
 // pages. A freed block is the head of its size's list.
 //
-// One thread; nothing here synchronises or commits.
+// Each thread has a heap of its own, at an address of its own; nothing here synchronises
+// or commits.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +19,14 @@
 
 class Heap {
 public:
-    // Where heaps are mapped: far from what Linux uses by itself.
-    static constexpr std::uintptr_t address = 0x2000'0000'0000;
+    // Where heap `number` is mapped: far from what Linux uses by itself.
+    static void *address(std::size_t number)
+    {
+        return reinterpret_cast<void *>(0x2000'0000'0000 + (std::uintptr_t(number) << 36));
+    }
 
-    // Takes memory of `size` bytes, all zero or a heap from before, for the
-    // process's heap. Returns whether it was one.
+    // Takes memory of `size` bytes, all zero or a heap from before, for the calling
+    // thread's heap. Returns whether it was one.
     static bool open(void *memory, std::size_t size)
     {
         now = static_cast<Heap *>(memory);
@@ -103,7 +107,7 @@ private:
         return c < small ? (c + 1) * step : step * small << (c - small + 1);
     }
 
-    static inline Heap *now;
+    static inline thread_local Heap *now;
 
     std::uint64_t magic;
     Heap *self;

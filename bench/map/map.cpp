@@ -2,18 +2,23 @@
 // returns, in one store: the program beneath `scripts/bench-map`, which compiles
 // and runs it (failure-atomic msync, Table 2).
 //
-//     map STORE DIRECTORY KEYS VALUE SEED
+//     map STORE DIRECTORY KEYS VALUE SEED [THREADS]
 //
 // runs the three phases, each in a random order of the keys, in a new store in
 // DIRECTORY, and prints one JSON object: the store and, by phase, what each
-// operation took in nanoseconds. After each phase the store is closed, opened
-// again, and everything that is in it is compared with what must be: a store
-// that lost or changed something has no figures.
+// operation took in nanoseconds, and all of them. After each phase the store is
+// closed, opened again, and everything that is in it is compared with what must
+// be: a store that lost or changed something has no figures.
+//
+// With THREADS (1 if it is left out) each thread has KEYS keys of its own.
 //
 // The stores: `mojim` (the volume of DIRECTORY/mojim.toml, attached on node a)
 // and `msync` are a std::map in mapped memory, of which everything is synced
-// after each operation. The others are the libraries of that name, one
-// transaction an operation, with the durable settings that are said to be fast.
+// after each operation; each thread has a map of its own. The others are the
+// libraries of that name, one transaction an operation, with the durable
+// settings that are said to be fast; LevelDB and RocksDB, which gather what
+// several threads write, are one database for all threads. The rest have one
+// thread only.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,6 +32,7 @@
 #include <string>
 #include <string_view>
 #include <sys/mman.h>
+#include <thread>
 #include <unistd.h>
 #include <unordered_map>
 #include <vector>
@@ -55,6 +61,8 @@ struct Store {
     virtual void replace(Text key, Text value) = 0;
     virtual void remove(Text key) = 0;
     virtual void each(const Each &f) = 0;
+    // To be called by each thread that uses it, before anything else.
+    virtual void enter() {}
 };
 
 // ---- std::map in mapped memory ----------------------------------------------
@@ -82,12 +90,13 @@ public:
         for (const auto &[key, value] : *map)
             f(key, value);
     }
+    void enter() override { Heap::open(memory, size); }
 
 protected:
     StdMap(std::size_t size) : size(size) {}
     virtual void sync() = 0;
 
-    void open(void *memory)
+    void open()
     {
         Heap *heap = static_cast<Heap *>(memory);
         if (!Heap::open(memory, size)) {
@@ -98,6 +107,7 @@ protected:
     }
 
     const std::size_t size;
+    void *memory;
 
 private:
     using String = std::basic_string<char, std::char_traits<char>, InHeap<char>>;
@@ -105,23 +115,30 @@ private:
     Map *map = nullptr;
 };
 
+// Attached until the last map of it is closed.
+using Volume = std::shared_ptr<mojim_t>;
+
+Volume attach(const std::string &dir)
+{
+    mojim_t *volume = mojim_attach((dir + "/mojim.toml").c_str(), "a", nullptr);
+    if (volume == nullptr)
+        fail(mojim_last_error());
+    return Volume(volume, [](mojim_t *v) {
+        if (mojim_detach(v) != 0)
+            std::cerr << mojim_last_error() << '\n', abort();
+    });
+}
+
 class Mojim : public StdMap {
 public:
-    Mojim(const std::string &dir, std::size_t size) : StdMap(size)
+    Mojim(Volume of, std::size_t size, std::size_t number) : StdMap(size), volume(std::move(of))
     {
-        volume = mojim_attach((dir + "/mojim.toml").c_str(), "a", nullptr);
-        if (volume == nullptr)
-            fail(mojim_last_error());
-        void *at = reinterpret_cast<void *>(Heap::address);
-        memory = mojim_map_at(volume, "map", size, MOJIM_CREATE | MAP_ATOMIC, 0, at);
+        const std::string name = "map" + std::to_string(number);
+        memory = mojim_map_at(volume.get(), name.c_str(), size, MOJIM_CREATE | MAP_ATOMIC, 0,
+                              Heap::address(number));
         if (memory == MAP_FAILED)
             fail(mojim_last_error());
-        open(memory);
-    }
-    ~Mojim() override
-    {
-        if (mojim_detach(volume) != 0)
-            std::cerr << mojim_last_error() << '\n', abort();
+        open();
     }
 
 protected:
@@ -132,8 +149,7 @@ protected:
     }
 
 private:
-    mojim_t *volume;
-    void *memory;
+    Volume volume;
 };
 
 // Not atomic: a crash may leave any of the pages in the file.
@@ -150,13 +166,12 @@ public:
                     fail("writing the file");
         if (fd < 0 || fsync(fd) != 0)
             fail("making the file");
-        void *at = reinterpret_cast<void *>(Heap::address);
         int flags = MAP_SHARED | MAP_FIXED_NOREPLACE;
-        memory = mmap(at, size, PROT_READ | PROT_WRITE, flags, fd, 0);
+        memory = mmap(Heap::address(0), size, PROT_READ | PROT_WRITE, flags, fd, 0);
         close(fd);
         if (memory == MAP_FAILED)
             fail("mapping the file");
-        open(memory);
+        open();
     }
     ~Msync() override { munmap(memory, size); }
 
@@ -166,9 +181,6 @@ protected:
         if (msync(memory, size, MS_SYNC) != 0)
             fail("msync");
     }
-
-private:
-    void *memory;
 };
 
 // ---- the others --------------------------------------------------------------
@@ -281,6 +293,8 @@ public:
         db.reset(p);
         durable.sync = true;
     }
+    // The same database, for another thread.
+    Level(const Level &other) = default;
     void insert(Text k, Text v) override
     {
         check(db->Put(durable, slice(k), slice(v)));
@@ -302,7 +316,7 @@ private:
         if (!s.ok())
             fail(s.ToString());
     }
-    std::unique_ptr<leveldb::DB> db;
+    std::shared_ptr<leveldb::DB> db;
     leveldb::WriteOptions durable;
 };
 
@@ -317,6 +331,8 @@ public:
         db.reset(p);
         durable.sync = true;
     }
+    // The same database, for another thread.
+    Rocks(const Rocks &other) = default;
     void insert(Text k, Text v) override { check(db->Put(durable, slice(k), slice(v))); }
     void replace(Text k, Text v) override { insert(k, v); }
     void remove(Text k) override { check(db->Delete(durable, slice(k))); }
@@ -335,7 +351,7 @@ private:
         if (!s.ok())
             fail(s.ToString());
     }
-    std::unique_ptr<rocksdb::DB> db;
+    std::shared_ptr<rocksdb::DB> db;
     rocksdb::WriteOptions durable;
 };
 
@@ -396,12 +412,20 @@ private:
 
 // ---- the phases -----------------------------------------------------------------
 
-std::unique_ptr<Store> open(const std::string &name, const std::string &dir, std::size_t bytes)
+// A store for each thread.
+using Stores = std::vector<std::unique_ptr<Store>>;
+
+template <class Db>
+Stores shared(const Db &first, std::size_t threads)
 {
-    // Room for a copy of every value, nodes and pages that are half full.
-    std::size_t size = (4 * bytes + (4 << 20)) & ~std::size_t(4095);
-    if (name == "mojim")
-        return std::make_unique<Mojim>(dir, size);
+    Stores all;
+    for (std::size_t i = 0; i < threads; i++)
+        all.push_back(std::make_unique<Db>(first));
+    return all;
+}
+
+std::unique_ptr<Store> open_one(const std::string &name, const std::string &dir, std::size_t size)
+{
     if (name == "msync")
         return std::make_unique<Msync>(dir, size);
     if (name == "sqlite-wal")
@@ -412,10 +436,6 @@ std::unique_ptr<Store> open(const std::string &name, const std::string &dir, std
         return std::make_unique<Kyoto<kyotocabinet::HashDB>>(dir + "/db.kch");
     if (name == "kyoto-tree")
         return std::make_unique<Kyoto<kyotocabinet::TreeDB>>(dir + "/db.kct");
-    if (name == "leveldb")
-        return std::make_unique<Level>(dir);
-    if (name == "rocksdb")
-        return std::make_unique<Rocks>(dir);
     if (name == "lmdb")
         return std::make_unique<Lmdb>(dir, 2 * size, 0);
     if (name == "lmdb-writemap")
@@ -423,73 +443,153 @@ std::unique_ptr<Store> open(const std::string &name, const std::string &dir, std
     fail("no store " + name);
 }
 
-using Model = std::unordered_map<std::string, std::string>;
-
-void verify(Store &store, const Model &model, const std::string &phase)
+Stores open(const std::string &name, const std::string &dir, std::size_t bytes, std::size_t threads)
 {
-    std::size_t n = 0;
-    store.each([&](Text key, Text value) {
-        auto i = model.find(std::string(key));
-        if (i == model.end() || i->second != value)
-            fail("after " + phase + ": " + std::string(key) + " is not what it must be");
-        n += 1;
-    });
-    if (n != model.size())
-        fail("after " + phase + ": " + std::to_string(n) + " of " +
-             std::to_string(model.size()) + " keys");
+    // Room for a copy of every value, nodes and pages that are half full.
+    std::size_t size = (4 * bytes + (4 << 20)) & ~std::size_t(4095);
+    Stores all;
+    if (name == "mojim") {
+        Volume volume = attach(dir);
+        for (std::size_t i = 0; i < threads; i++)
+            all.push_back(std::make_unique<Mojim>(volume, size, i));
+    } else if (name == "leveldb") {
+        all = shared(Level(dir), threads);
+    } else if (name == "rocksdb") {
+        all = shared(Rocks(dir), threads);
+    } else if (threads > 1) {
+        fail(name + " is measured with one thread only");
+    } else {
+        all.push_back(open_one(name, dir, size));
+    }
+    return all;
 }
 
-void run(char **args)
-{
-    const std::string name = args[1], dir = args[2];
-    const std::size_t keys = std::stoul(args[3]), bytes = std::stoul(args[4]);
-    // Stands for a store that loses or changes something: the checker must see it.
-    const char *broken = getenv("BENCH_MAP_BROKEN");
-    std::mt19937_64 random(std::stoul(args[5]));
-    std::vector<std::string> all;
-    for (std::size_t i = 0; i < keys; i++) {
-        char key[32];
-        snprintf(key, sizeof key, "key%013zu", i);
-        all.emplace_back(key);
-    }
-    auto value = [&] {
+using Model = std::unordered_map<std::string, std::string>;
+
+// One thread of a run: its keys, and what must be in the store of them.
+struct Worker {
+    std::mt19937_64 random;
+    std::vector<std::string> keys;
+    std::size_t bytes;
+    Model model;
+    std::vector<std::int64_t> took;
+    std::string wrong;
+
+    std::string value()
+    {
         std::string v(bytes, '\0');
         for (char &c : v)
             c = char(random());
         return v;
-    };
-    Model model;
-    auto store = open(name, dir, keys * (bytes + 64));
+    }
+
+    void operate(Store &store, const std::string &phase, const std::string &key)
+    {
+        const std::string v = value();
+        auto begin = std::chrono::steady_clock::now();
+        if (phase == "insert")
+            store.insert(key, v);
+        else if (phase == "replace")
+            store.replace(key, v);
+        else
+            store.remove(key);
+        std::chrono::nanoseconds time = std::chrono::steady_clock::now() - begin;
+        took.push_back(time.count());
+        if (phase == "delete")
+            model.erase(key);
+        else
+            model[key] = v;
+    }
+
+    void work(Store &store, const std::string &phase)
+    try {
+        store.enter();
+        for (const std::string &key : keys)
+            operate(store, phase, key);
+    } catch (const std::exception &e) {
+        wrong = e.what();
+    }
+};
+
+// Whether the stores have what the models say, together, and nothing else.
+void verify(const Stores &stores, const std::vector<Worker> &workers, const std::string &phase)
+{
+    Model found;
+    for (const auto &store : stores)
+        store->each([&](Text key, Text value) { found.emplace(key, value); });
+    std::size_t all = 0;
+    for (const Worker &w : workers) {
+        all += w.model.size();
+        for (const auto &[key, value] : w.model) {
+            auto i = found.find(key);
+            if (i == found.end() || i->second != value)
+                fail("after " + phase + ": " + key + " is not what it must be");
+        }
+    }
+    if (all != found.size())
+        fail("after " + phase + ": " + std::to_string(found.size()) + " of " +
+             std::to_string(all) + " keys");
+}
+
+// One phase on all threads; what it took, in nanoseconds.
+std::int64_t run_phase(const Stores &stores, std::vector<Worker> &workers, const std::string &phase)
+{
+    for (Worker &w : workers) {
+        std::shuffle(w.keys.begin(), w.keys.end(), w.random);
+        w.took.clear();
+    }
+    auto begin = std::chrono::steady_clock::now();
+    std::vector<std::thread> threads;
+    for (std::size_t i = 1; i < workers.size(); i++)
+        threads.emplace_back([&, i] { workers[i].work(*stores[i], phase); });
+    workers[0].work(*stores[0], phase);
+    for (std::thread &t : threads)
+        t.join();
+    std::chrono::nanoseconds all = std::chrono::steady_clock::now() - begin;
+    for (const Worker &w : workers)
+        if (!w.wrong.empty())
+            fail(w.wrong);
+    return all.count();
+}
+
+void run(int argc, char **args)
+{
+    const std::string name = args[1], dir = args[2];
+    const std::size_t keys = std::stoul(args[3]), bytes = std::stoul(args[4]);
+    const std::size_t seed = std::stoul(args[5]), threads = argc > 6 ? std::stoul(args[6]) : 1;
+    // Stands for a store that loses or changes something: the checker must see it.
+    const char *broken = getenv("BENCH_MAP_BROKEN");
+    std::vector<Worker> workers(threads);
+    for (std::size_t t = 0; t < threads; t++) {
+        workers[t].random.seed(seed * 1000 + t);
+        workers[t].bytes = bytes;
+        for (std::size_t i = 0; i < keys; i++) {
+            char key[32];
+            snprintf(key, sizeof key, "key%013zu", t * keys + i);
+            workers[t].keys.emplace_back(key);
+        }
+    }
+    auto again = [&] { return open(name, dir, keys * (bytes + 64), threads); };
+    Stores stores = again();
     std::cout << "{\"store\":\"" << name << '"';
     for (const std::string phase : {"insert", "replace", "delete"}) {
-        std::shuffle(all.begin(), all.end(), random);
-        std::cout << ",\"" << phase << "\":[";
-        for (std::size_t i = 0; i < keys; i++) {
-            const std::string &key = all[i], v = value();
-            auto begin = std::chrono::steady_clock::now();
-            if (phase == "insert")
-                store->insert(key, v);
-            else if (phase == "replace")
-                store->replace(key, v);
-            else
-                store->remove(key);
-            auto took = std::chrono::steady_clock::now() - begin;
-            std::cout << (i == 0 ? "" : ",") << std::chrono::nanoseconds(took).count();
-            if (phase == "delete")
-                model.erase(key);
-            else
-                model[key] = v;
-        }
+        std::int64_t all = run_phase(stores, workers, phase);
+        std::cout << ",\"" << phase << "_all\":" << all << ",\"" << phase << "\":[";
+        const char *between = "";
+        for (const Worker &w : workers)
+            for (std::int64_t ns : w.took)
+                std::cout << between << ns, between = ",";
         std::cout << ']';
         if (broken != nullptr && phase == broken) {
+            stores[0]->enter();
             if (phase == "delete")
-                store->insert(all[0], "back");
+                stores[0]->insert(workers[0].keys[0], "back");
             else
-                store->remove(all[0]);
+                stores[0]->remove(workers[0].keys[0]);
         }
-        store.reset();
-        store = open(name, dir, keys * (bytes + 64));
-        verify(*store, model, phase);
+        stores.clear();
+        stores = again();
+        verify(stores, workers, phase);
     }
     std::cout << "}\n";
 }
@@ -498,12 +598,12 @@ void run(char **args)
 
 int main(int argc, char **argv)
 {
-    if (argc != 6) {
-        std::cerr << "usage: map STORE DIRECTORY KEYS VALUE SEED\n";
+    if (argc != 6 && argc != 7) {
+        std::cerr << "usage: map STORE DIRECTORY KEYS VALUE SEED [THREADS]\n";
         return 2;
     }
     try {
-        run(argv);
+        run(argc, argv);
     } catch (const std::exception &e) {
         std::cerr << argv[1] << ": " << e.what() << '\n';
         return 1;

@@ -31,6 +31,8 @@ ROWS = [
     ("map and msync", "msync", None, "durable, not atomic"),
 ]
 PHASES = ("insert", "replace", "delete")
+# Whose threads share writes; with several threads the others are left out.
+SHARING = ("mojim", "leveldb", "rocksdb")
 BASE = "mojim unreplicated"
 
 
@@ -71,7 +73,7 @@ def run(options, store, mode, seed):
                 command = [options.mojim, "node", "--config", config, "--name", name]
                 nodes.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))
         program = [options.program, store, directory]
-        program += [str(n) for n in (options.keys, options.value, seed)]
+        program += [str(n) for n in (options.keys, options.value, seed, options.threads)]
         done = subprocess.run(program, capture_output=True, text=True)
         if done.returncode != 0:
             return None, done.stderr.strip() or f"{store}: {done.returncode}"
@@ -99,6 +101,8 @@ def figures(all_runs):
         for phase in PHASES:
             rounds = [r[phase] for r in all_runs[label]]
             every = sorted(ns for r in rounds for ns in r)
+            walls = [r[phase + "_all"] for r in all_runs[label]]
+            rates = [len(r) / wall * 1e9 for r, wall in zip(rounds, walls)]
             means = [statistics.mean(r) for r in rounds]
             medians = [statistics.median(r) for r in rounds]
             row = {
@@ -109,6 +113,7 @@ def figures(all_runs):
                 "mean_us": round(statistics.median(means) / 1e3, 1),
                 "median_us": round(statistics.median(every) / 1e3, 1),
                 "p99_us": round(every[len(every) * 99 // 100] / 1e3, 1),
+                "per_second": round(statistics.median(rates)),
             }
             if BASE in all_runs:
                 base = [r[phase] for r in all_runs[BASE]]
@@ -118,6 +123,20 @@ def figures(all_runs):
                 row["slower_by_medians"] = round(statistics.median(of_medians), 2)
             rows.append(row)
     return rows
+
+
+def rates(rows, threads):
+    """The rows of several threads as text: operations a second of all of them together."""
+    print(f"{'':<18}", end="")
+    for phase in PHASES:
+        print(f" | {phase:<8}{'a second':>12}{'p99':>10}", end="")
+    print()
+    for first in rows[:: len(PHASES)]:
+        print(f"{first['store']:<18}", end="")
+        for r in (r for r in rows if r["store"] == first["store"]):
+            print(f" | {r['per_second']:>20}{r['p99_us']:>10}", end="")
+        print(" |", first["promise"])
+    print(f"{threads} threads; p99 in microseconds.")
 
 
 def table(rows):
@@ -144,13 +163,20 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keys", type=int, default=1000)
     parser.add_argument("--value", type=int, default=1024, help="bytes")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="each with keys of its own; a map each, or all in one database (%s)" % ", ".join(SHARING),
+    )
     parser.add_argument("--stores", help="some of: " + ", ".join(r[0] for r in ROWS))
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     names = options.stores and [s.strip() for s in options.stores.split(",")]
-    chosen = [r for r in ROWS if not names or r[0] in names]
-    if len(chosen) != len(names or ROWS) or min(options.rounds, options.keys) < 1:
-        parser.error("no such store, or no rounds or keys")
+    rows = [r for r in ROWS if options.threads == 1 or r[1] in SHARING]
+    chosen = [r for r in rows if not names or r[0] in names]
+    if len(chosen) != len(names or rows) or min(options.rounds, options.keys, options.threads) < 1:
+        parser.error("no such store (for so many threads), or no rounds, keys or threads")
     all_runs = {r[0]: [] for r in chosen}
     for n in range(options.rounds):
         for i in range(len(chosen)):
@@ -163,6 +189,8 @@ def main():
     if options.json:
         for row in rows:
             print(json.dumps(row))
+    elif options.threads > 1:
+        rates(rows, options.threads)
     else:
         table(rows)
 

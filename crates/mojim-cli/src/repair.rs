@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// missing or have other sizes the whole copy is made anew, by difference: the node is no mirror
 /// meanwhile, and in modes that need one sync points wait; if no program is attached, the
 /// primary's daemon does it. A copy that cannot be used is given up first, with --anew whatever
-/// is wrong with it. It cannot know whether it is the primary's copy that is wrong. Exit code 0
+/// is wrong with it, but only while a program runs on the primary. It cannot know whether it is the primary's copy that is wrong. Exit code 0
 /// if the copies are equal at the end, 1 if not.
 #[derive(clap::Args)]
 pub struct Repair {
@@ -79,14 +79,15 @@ impl Repair {
         }
         let pages: Vec<(u64, u64)> = found.differences.iter().filter_map(|d| d.page).collect();
         let anew = self.anew || pages.len() < found.differences.len();
-        if anew {
-            check_primary(&config, volume, nodes[0], wait)?;
-        }
+        let epoch = match anew {
+            true => check_primary(&config, volume, nodes[0], wait)?,
+            false => 0,
+        };
         if !self.yes && !self.asked(volume, node, &found, anew)? {
             return Err(Failure::failed("nothing was changed"));
         }
         if anew {
-            copy_anew(&config, volume, node)?;
+            copy_anew(&config, volume, node, epoch)?;
         } else {
             let mut at = Asked::connect(&config, node, LONG)?;
             for (id, offset) in &pages {
@@ -167,7 +168,7 @@ impl Repair {
         let first = differences.first().map_or(why, |d| &d.what);
         let how = match anew {
             true => {
-                "its whole copy is made anew, by difference, and it is no mirror until then (one that cannot be used is given up at once, with what no other node has)"
+                "its whole copy is made anew, by difference, and it is no mirror until then (one that cannot be used is given up at once)"
             }
             false => "each such page is rewritten",
         };
@@ -233,13 +234,14 @@ fn rewrite(at: &mut Asked, volume: &Volume, id: u64, offset: u64) -> Result<(), 
     }
 }
 
-/// Fails unless the primary's copy can be read: another is given up for it.
+/// Fails unless the primary's catalogue can be read: another copy is given up for its own.
+/// Returns its epoch if a program is attached there and can commit; else 0.
 fn check_primary(
     config: &Config,
     volume: &Volume,
     primary: &Node,
     wait: Duration,
-) -> Result<(), Failure> {
+) -> Result<u64, Failure> {
     let mut at = Asked::connect(config, primary, LONG)?;
     let q = Request::Files {
         volume: volume.name.clone(),
@@ -248,7 +250,7 @@ fn check_primary(
     let deadline = Instant::now() + wait;
     loop {
         let why = match at.ask(&q) {
-            Ok(v) if v["state"] == "whole" => return Ok(()),
+            Ok(v) if v["state"] == "whole" => break,
             Ok(v) => format!("it is {}", v["state"].as_str().unwrap_or("unknown")),
             // A program attaches, or the daemon looks at it.
             Err(e) if e.errno() == libc::EBUSY && Instant::now() < deadline => {
@@ -262,27 +264,33 @@ fn check_primary(
             at.who()
         )));
     }
+    let v = of_volume(&ask(config, primary, SHORT, &STATUS)?, volume);
+    let works = v["attached"] == true && v["attaching"] != true && v["failed"] != true;
+    Ok(v["epoch"].as_u64().filter(|_| works).unwrap_or(0))
+}
+
+/// What a node's status says of the volume.
+fn of_volume(all: &Value, volume: &Volume) -> Value {
+    let mut rows = all["volumes"].as_array().into_iter().flatten();
+    let found = rows.find(|v| v["volume"] == volume.name.as_str());
+    found.cloned().unwrap_or_default()
 }
 
 /// Has the copy made anew and waits for it.
-fn copy_anew(config: &Config, volume: &Volume, node: &Node) -> Result<(), Failure> {
+fn copy_anew(config: &Config, volume: &Volume, node: &Node, epoch: u64) -> Result<(), Failure> {
     ask(
         config,
         node,
         LONG,
         &Request::CopyAnew {
             volume: volume.name.clone(),
+            epoch,
         },
     )?;
     let mut moved = Value::Null;
     let mut since = Instant::now();
     loop {
-        let all = ask(config, node, SHORT, &STATUS)?;
-        let v = all["volumes"]
-            .as_array()
-            .and_then(|a| a.iter().find(|v| v["volume"] == volume.name.as_str()))
-            .cloned()
-            .unwrap_or_default();
+        let v = of_volume(&ask(config, node, SHORT, &STATUS)?, volume);
         if v["state"] == "whole" && v["distrusted"] != true && v["link"]["up"] == true {
             return Ok(());
         }

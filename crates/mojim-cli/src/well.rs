@@ -539,7 +539,7 @@ fn of_error(expected: &Expected<'_>, n: &Value, e: &str, nodes: &[Value]) -> Ill
             });
             if todo == DISK {
                 let anew = format!(
-                    "; if the copy stays unusable, `mojim repair --anew --name {name}` has it made anew from the primary's"
+                    "; if its files are lost or damaged for good, `mojim repair --anew --name {name}` has it made anew, while a program runs on the primary"
                 );
                 todo.to_mut().push_str(&anew);
             }

@@ -270,7 +270,7 @@ fn a_copy_without_its_files_is_made_anew_by_an_operators_word() {
     let mut b = c.node("b");
     let (mut program, _) = c.program("a", &["--entries", MANY, "--pace", "2000"]);
     program.acknowledged(0, 200);
-    let program = program.read_on();
+    program.kill();
     b.kill();
     std::fs::remove_dir_all(c.dir.join("b/v")).unwrap();
     let _b = c.node("b");
@@ -280,6 +280,18 @@ fn a_copy_without_its_files_is_made_anew_by_an_operators_word() {
     // Never the primary's, whose copy is the measure.
     let out = c.mojim("repair", &["--anew", "--name", "a", "--yes"]);
     assert_eq!(out.status.code(), Some(1));
+    // Nor while nobody has attached, who would have been refused if anything were missing.
+    let out = c.mojim("repair", &["--anew", "--name", "b", "--yes"]);
+    assert_eq!(out.status.code(), Some(1));
+    let why = text(&out.stderr);
+    assert!(
+        why.contains("only while a program runs on the primary"),
+        "{why}"
+    );
+    assert_eq!(c.says("b")["life"], before);
+    let (mut program, found) = c.program("a", &["--entries", MANY, "--pace", "2000"]);
+    program.acknowledged(found, found + 100);
+    let program = program.read_on();
     // It asks.
     let out = c.mojim("repair", &["--anew", "--name", "b"]);
     assert_eq!(out.status.code(), Some(1));

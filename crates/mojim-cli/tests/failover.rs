@@ -486,7 +486,7 @@ fn a_mirror_that_is_distrusted_waits_for_a_word() {
     let b = Address::Tcp(([127, 0, 0, 1], c.ports[1].number).into());
     let volume = "v".to_owned();
     let client = Client::connect(&env, &b, "failover", DEADLINE);
-    let asked = client.and_then(|mut b| b.ask(&Request::CopyAnew { volume }));
+    let asked = client.and_then(|mut b| b.ask(&Request::CopyAnew { volume, epoch: 0 }));
     asked.unwrap_or_else(|e| panic!("{e}"));
     a.kill();
     p.kill();

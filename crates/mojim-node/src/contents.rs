@@ -401,13 +401,14 @@ impl Node {
     }
 
     /// Marks this node's copy to be given up as soon as the primary sends another. One that
-    /// cannot be used is given up now: nothing can be brought up to date in it.
-    pub(super) fn copy_anew(self: &Arc<Node>, v: &Volume) -> Result<Value> {
+    /// cannot be used is given up now, for that of a primary in `epoch`: nothing can be brought
+    /// up to date in it.
+    pub(super) fn copy_anew(self: &Arc<Node>, v: &Volume, epoch: u64) -> Result<Value> {
         let found = self.following(v).and_then(|m| m.store.check().map(|()| m));
         match found {
             Ok(m) => m.distrust(),
             // What passes by itself, or is the configuration's fault, is no reason.
-            Err(e @ (Error::Damaged { .. } | Error::Poisoned(_))) => self.give_up(v, &e)?,
+            Err(e @ (Error::Damaged { .. } | Error::Poisoned(_))) => self.give_up(v, &e, epoch)?,
             Err(e) => return Err(e),
         }
         info!(
@@ -417,8 +418,23 @@ impl Node {
         Ok(json!(true))
     }
 
-    /// Empties this node's copy, which cannot be used.
-    fn give_up(self: &Arc<Node>, v: &Volume, why: &Error) -> Result<()> {
+    /// Empties this node's copy, which cannot be used. What it acknowledged may be nowhere
+    /// else: so it must be of no newer view than the primary, and there a program must have
+    /// attached, which is refused where something acknowledged may be missing.
+    fn give_up(self: &Arc<Node>, v: &Volume, why: &Error, epoch: u64) -> Result<()> {
+        if epoch == 0 {
+            return Err(Error::Invalid(format!(
+                "the copy of node {} cannot be used ({}), and is given up only while a program runs on the primary, which then has all that was acknowledged. Start it there first; where it does not attach without this copy, `mojim promote` on the primary says why, or lets it go on alone",
+                self.me.name,
+                why.cause()
+            )));
+        }
+        if lock(&self.doubts).contains(&v.name) {
+            return Err(Error::Busy(format!(
+                "whether node {} was promoted is not known yet: look again in some seconds",
+                self.me.name
+            )));
+        }
         // The register may name this node before its superblock does.
         if let Some(views) = self.register(v)
             && let Some(primary) = views.read(&v.name)?.primary
@@ -432,6 +448,11 @@ impl Node {
         {
             // Nobody here opens it meanwhile.
             let mut mirrors = lock(&self.mirrors);
+            if let Some(m) = mirrors.get(&v.name).filter(|m| m.store.check().is_ok()) {
+                // It was mended and opened meanwhile.
+                m.distrust();
+                return Ok(());
+            }
             if let Some(old) = mirrors.remove(&v.name) {
                 old.close();
                 let unapplied = old.store.unapplied();
@@ -440,7 +461,7 @@ impl Node {
                     return Err(e);
                 }
             }
-            Store::give_up(&self.env, &layout::store(&self.config, &self.me, v))?;
+            Store::give_up(&self.env, &layout::store(&self.config, &self.me, v), epoch)?;
             lock(&self.unopened).remove(&v.name);
         }
         warn!(

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use mojim_format::certificate::Subject;
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
-use mojim_format::{Frame, FrameKind, State};
+use mojim_format::{Frame, FrameKind, State, Superblock};
 
 pub mod contents;
 mod heal;
@@ -498,16 +498,27 @@ impl Node {
         Ok(m)
     }
 
+    /// Whether this node's copy is one that a primary elsewhere has fed.
+    fn has_followed(&self, v: &Volume) -> bool {
+        let found = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
+        let is_ours = |sb: &Superblock| {
+            (&*sb.cluster, &*sb.volume, &*sb.node)
+                == (&*self.config.cluster, &*v.name, &*self.me.name)
+        };
+        let fed = |sb: &Superblock| sb.view.epoch > 0 && sb.view.primary != sb.node;
+        matches!(found, Ok(Some(sb)) if is_ours(&sb) && fed(&sb))
+    }
+
     /// Why a copy could not be opened, with the command that has it made anew where it follows.
     fn with_way_out(&self, v: &Volume, e: Error) -> Error {
         match e {
-            Error::Damaged { path, what } if self.follows(v).unwrap_or(false) => {
+            Error::Damaged { path, what } if self.has_followed(v) => {
                 let command = format!(
                     "mojim repair --anew --name {} --volume {}",
                     self.me.name, v.name
                 );
                 let what = format!(
-                    "{what}. If the primary's copy is whole, `{command}` gives this one up for a copy of that"
+                    "{what}. While a program runs on the primary, `{command}` gives this copy up for one of that"
                 );
                 Error::Damaged { path, what }
             }
@@ -543,6 +554,7 @@ impl Node {
                 // After 50 turns of 1 ms the system counts as idle (Mojim 4.2, "when the
                 // system is idle").
                 50 => Pace::Idle,
+                _ if late >= 50 => Pace::Pressed,
                 _ if is_still || late >= LATE => Pace::Quiet,
                 _ => Pace::Busy,
             };

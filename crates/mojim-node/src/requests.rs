@@ -219,7 +219,7 @@ impl Node {
                 self.rewrite(&self.held(&volume)?, id, offset)
             }
             Request::GiveWay { volume } => Ok(json!(self.give_way(&self.held(&volume)?))),
-            Request::CopyAnew { volume } => self.copy_anew(&self.held(&volume)?),
+            Request::CopyAnew { volume, epoch } => self.copy_anew(&self.held(&volume)?, epoch),
         }
     }
 

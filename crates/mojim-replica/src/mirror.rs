@@ -544,8 +544,19 @@ impl Mirror {
         let enough = limit.saturating_sub(before) >= self.checkpoint_threshold;
         let idle = pace == Pace::Idle;
         let piece = piece(self.smallest_log);
-        if full || idle || enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece {
-            self.store.apply(limit, piece as usize)?;
+        let late = pace == Pace::Pressed;
+        let due = enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece;
+        if full || idle || late || due {
+            // A MiB at a time: others wait for the applier, and this thread for a processor.
+            let mut left = piece as usize;
+            while left > 0 && self.store.applied() < limit {
+                let before = self.store.applied();
+                let some = left.min(1 << 20);
+                if self.store.apply(limit, some)? == before {
+                    break;
+                }
+                left -= some;
+            }
         }
         let applied = self.store.applied();
         if applied > self.store.checkpointed() && (idle || self.store.pressure() > 0.5) {

@@ -12,7 +12,7 @@ pub enum Pace {
     Busy,
     /// No sync point came in some turns of the background.
     Quiet,
-    /// The records that wait to be applied take too much memory.
+    /// The records that wait to be applied take too much memory, or have waited for long.
     Pressed,
     /// No sync point came for long, or a caller waits for room in the log.
     Idle,

@@ -98,7 +98,13 @@ pub enum Request {
     /// A program is about to attach: the daemon ends what it does with the copy.
     GiveWay { volume: String },
     /// Has the node give its copy up as soon as the primary sends another.
-    CopyAnew { volume: String },
+    CopyAnew {
+        volume: String,
+        /// The epoch of the primary that is to send the copy, if a program is attached there;
+        /// else 0.
+        #[serde(default)]
+        epoch: u64,
+    },
 }
 
 fn yes() -> bool {

@@ -149,7 +149,7 @@ impl Store {
     pub fn make_new(&self) -> Result<()> {
         if self.superblock().awaits_copy {
             return Err(Error::Invalid(format!(
-                "another node has a copy of volume {}, and it was being copied here when that was interrupted: nothing is made anew in its place. Start the other node; if it is lost for good, remove {}",
+                "another node has a copy of volume {}, and that is to be copied here: nothing is made anew in its place. Start the other node; if it is lost for good, remove {}",
                 self.spec.volume,
                 self.spec.meta.display()
             )));

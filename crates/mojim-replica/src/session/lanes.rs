@@ -40,8 +40,8 @@ impl Session {
             // but nothing before `at` is missing there.
             let mut slot = lane.rx.lock().unwrap_or_else(|e| e.into_inner());
             slot.install(Rx::new(conn.clone(), carrier.clone(), at));
-            drop(slot);
             lane.acked_at.store(at, Relaxed);
+            drop(slot);
             *lane.tx.lock().unwrap_or_else(|e| e.into_inner()) = Some(Tx::new(conn, carrier, at));
         }
         self.backoff = Duration::from_millis(10);

@@ -410,8 +410,9 @@ impl Store {
     /// Empties a copy that follows and cannot be opened, by an operator's word, as one whose
     /// disk was replaced: in a new life, and no member. The node's promise stays. Its files
     /// remain as a source of equal bytes. Fails where this node is the primary, or was the last
-    /// that it knows: what it has may be all there is.
-    pub fn give_up(env: &Arc<dyn Env>, spec: &StoreSpec) -> Result<()> {
+    /// that it knows, and where it knows a later view than that of `epoch`, whose primary is to
+    /// send the copy: what it has may be all there is.
+    pub fn give_up(env: &Arc<dyn Env>, spec: &StoreSpec, epoch: u64) -> Result<()> {
         let _held = lock_copy(&**env, spec)?;
         let path = spec.meta.join("superblock");
         let Some(mut sb) = read_superblock(&**env, &spec.meta)? else {
@@ -422,6 +423,12 @@ impl Store {
             return Err(Error::Invalid(format!(
                 "node {} follows nobody in volume {}: its copy is not given up",
                 spec.node, spec.volume
+            )));
+        }
+        if sb.view.epoch > epoch {
+            return Err(Error::Invalid(format!(
+                "node {} knows epoch {} of volume {}, and the primary is in epoch {epoch}: its copy is not given up for an older one",
+                spec.node, sb.view.epoch, spec.volume
             )));
         }
         make_durable(&**env, &spec.meta, &sb)?;
