@@ -162,16 +162,17 @@ pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> O
         Plan::Foreign | Plan::Nothing => return None,
     };
     // If the copy that stays has ended an epoch, what was acknowledged beyond that end
-    // was given up when its next epoch began.
-    let same = |of: &Holding, lsn: u64| {
+    // was given up when its next epoch began. A copy that has not come to the epoch has
+    // given up nothing.
+    let counts = |of: &Holding, lsn: u64| {
         of.volume_id == kept.volume_id
             && of.state == State::Whole
-            && of.history.epoch_at(lsn) == kept.history.epoch_at(lsn)
+            && kept.history.epoch_at(lsn) <= of.history.epoch_at(lsn)
     };
     let all = [(primary, known.primary), (mirror, known.mirror)];
     let beyond = all
         .into_iter()
-        .filter(|(of, lsn)| *lsn > kept.tail && same(of, *lsn));
+        .filter(|(of, lsn)| *lsn > kept.tail && counts(of, *lsn));
     if let Some(lsn) = beyond.map(|(_, lsn)| lsn).max() {
         return Some(Loss::Known(lsn));
     }
@@ -297,6 +298,12 @@ mod tests {
         assert_eq!(refused(&p(6), &p(8), of_mirror(20)), Some(Loss::Known(20)));
         assert_eq!(refused(&empty, &p(8), of_mirror(20)), Some(Loss::Known(20)));
         assert_eq!(refused(&empty, &p(20), of_mirror(20)), None);
+        // Found by the simulator (seed 15382): the mirror was away since before the epoch in
+        // which the primary, whose log is damaged, acknowledged alone.
+        let a = copy(1, Whole, 16, &[(1, 1), (2, 16), (3, 24)]);
+        let old = copy(1, Whole, 17, &[(1, 1), (2, 16)]);
+        let found = plan_and_loss(&a, &old, own(66));
+        assert_eq!(found, (Plan::CopyFrom, Some(Loss::Known(66))));
         // what the primary's view gave up when it began counts no more
         let b = copy(1, Whole, 150, &[(1, 1), (2, 101)]);
         assert_eq!(
