@@ -58,11 +58,7 @@ pub fn ask(
     limit: Duration,
     request: &Request,
 ) -> Result<Value, Failure> {
-    let mut asked = Asked::connect(config, node, limit)?;
-    let who = asked.who().to_owned();
-    asked
-        .ask(request)
-        .map_err(|e| Failure::failed(format!("{who}: {}", plain(&e))))
+    ask_and(config, node, limit, request, |_| String::new())
 }
 
 /// As [`ask`], for a command that can do nothing without that node: says how to start it
@@ -73,11 +69,22 @@ pub fn demand(
     limit: Duration,
     request: &Request,
 ) -> Result<Value, Failure> {
+    ask_and(config, node, limit, request, |e| advice(&node.name, e))
+}
+
+/// Asks; `more` is added to the text of an error.
+fn ask_and(
+    config: &Config,
+    node: &Node,
+    limit: Duration,
+    request: &Request,
+    more: impl Fn(&mojim::Error) -> String,
+) -> Result<Value, Failure> {
     let mut asked = Asked::connect(config, node, limit)?;
     let who = asked.who().to_owned();
     asked
         .ask(request)
-        .map_err(|e| Failure::failed(format!("{who}: {}{}", plain(&e), advice(&node.name, &e))))
+        .map_err(|e| Failure::failed(format!("{who}: {}{}", plain(&e), more(&e))))
 }
 
 /// What to do about node `name`, if nobody listens there. One that is slow may be at work.

@@ -155,18 +155,9 @@ const AWAY: &str =
 const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
 const ROOM: &str = "make room where the message says that there is none: it goes on by itself within seconds of that";
 const ROOM_BY_HAND: &str = "make room where the message says that there is none: it goes on by itself when a program is attached; else start `mojim node` there again";
-/// Added to advice that needs a majority, while there is none.
-const VOTES_FIRST: &str = ". Before enough voters vote, no program attaches, nobody is promoted, and no node takes another's place";
-/// Words of such advice: who attaches begins a view, and who takes a place changes it.
-const NEED_VOTES: [&str; 7] = [
-    "`mojim promote",
-    "start the program",
-    "program that is",
-    "program there",
-    "program takes from",
-    "program is attached",
-    "program's node takes back",
-];
+/// Added to the advice about voters: the other lines do not repeat it.
+const BEFORE: &str =
+    "; before that, nobody can do what is advised here about programs, promotions and places";
 const REFUSED: &str = "give the node and this command the same configuration and keys";
 
 fn text<'a>(n: &'a Value, key: &str) -> &'a str {
@@ -345,13 +336,6 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
     }
     for i in ills.iter_mut().filter(|i| i.todo == PROGRAM) {
         i.todo = brought(&i.node, nodes);
-    }
-    let needs_votes =
-        |i: &&mut Ill| i.kind == "failed" || NEED_VOTES.iter().any(|words| i.todo.contains(words));
-    for i in ills.iter_mut().filter(needs_votes) {
-        if expected.lacks_votes() {
-            i.todo.to_mut().push_str(VOTES_FIRST);
-        }
     }
     ills
 }
@@ -725,7 +709,9 @@ fn too_few(expected: &Expected<'_>, unheard: bool) -> Option<Ill> {
             "start the voters that do not answer, or look at their machines and network; and mend what is said of those that answer and do not vote (room, a disk): their daemons try again every second"
         }
     };
-    Some(Ill::new("", "quorum", what, todo))
+    let mut ill = Ill::new("", "quorum", what, todo);
+    ill.todo.to_mut().push_str(BEFORE);
+    Some(ill)
 }
 
 /// Whether a node's copy is whole, and of the newest view. `leads`: the node is the

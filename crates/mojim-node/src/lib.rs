@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use mojim_format::certificate::Subject;
 use mojim_format::message::{CopyStream, Hello, Lane, Message, RefuseCode};
-use mojim_format::{Frame, FrameKind, State, Superblock};
+use mojim_format::{Frame, FrameKind, State};
 
 pub mod contents;
 mod heal;
@@ -56,18 +56,23 @@ use mojim_replica::register::ViewRegister;
 use mojim_replica::spinner::Spinner;
 use mojim_replica::stream::StreamIn;
 use mojim_store::log::Live;
-use mojim_store::store::{Store, read_superblock};
+use mojim_store::store::{Store, StoreSpec, read_superblock};
 use tracing::{dispatcher, error, info, warn};
 
 /// How long a new link may take to say who it is.
 const FIRST_WORD: Duration = Duration::from_secs(5);
 /// Most links at once.
 const MAX_LINKS: usize = 512;
-/// After so many turns of a checkpoint thread (of a millisecond or more each) even a few
-/// records are applied, although records follow each other: readers see no older state.
-const LATE: u32 = 20;
 /// Most of them that may be streams of copies: there is always room for others.
 const MAX_STREAMS: usize = MAX_LINKS / 4;
+
+/// After so many turns of a checkpoint thread (of a millisecond or more each) without a
+/// record the system counts as idle (Mojim 4.2, "when the system is idle"). After as many in
+/// which nothing was applied, what there is is applied, few records though they may be.
+const IDLE: u32 = 50;
+/// After so many turns in which nothing was applied, enough records are applied although
+/// others follow them: readers see no older state.
+const LATE: u32 = 20;
 
 /// A running node.
 pub struct Node {
@@ -454,8 +459,9 @@ impl Node {
         }
         // The copy forwards over this volume's links, which may be unencrypted.
         let env = (self.over)(self.os.clone().encrypting(v.encrypt));
-        let opened = Store::open(&env, layout::store(&self.config, &self.me, v));
-        let opened = opened.map_err(|e| self.with_way_out(v, e));
+        let spec = layout::store(&self.config, &self.me, v);
+        let opened = Store::open(&env, spec.clone());
+        let opened = opened.map_err(|e| self.with_way_out(v, &spec, e));
         self.note(v, &opened);
         let store = Arc::new(opened?);
         if store.superblock().state == State::Empty {
@@ -498,21 +504,10 @@ impl Node {
         Ok(m)
     }
 
-    /// Whether this node's copy is one that a primary elsewhere has fed.
-    fn has_followed(&self, v: &Volume) -> bool {
-        let found = read_superblock(&*self.env, &layout::meta_dir(&self.me, &v.name));
-        let is_ours = |sb: &Superblock| {
-            (&*sb.cluster, &*sb.volume, &*sb.node)
-                == (&*self.config.cluster, &*v.name, &*self.me.name)
-        };
-        let fed = |sb: &Superblock| sb.view.epoch > 0 && sb.view.primary != sb.node;
-        matches!(found, Ok(Some(sb)) if is_ours(&sb) && fed(&sb))
-    }
-
     /// Why a copy could not be opened, with the command that has it made anew where it follows.
-    fn with_way_out(&self, v: &Volume, e: Error) -> Error {
+    fn with_way_out(&self, v: &Volume, spec: &StoreSpec, e: Error) -> Error {
         match e {
-            Error::Damaged { path, what } if self.has_followed(v) => {
+            Error::Damaged { path, what } if Store::followed(&*self.env, spec).is_ok() => {
                 let command = format!(
                     "mojim repair --anew --name {} --volume {}",
                     self.me.name, v.name
@@ -551,10 +546,8 @@ impl Node {
             let is_still = received == seen;
             seen = received;
             let pace = match quiet {
-                // After 50 turns of 1 ms the system counts as idle (Mojim 4.2, "when the
-                // system is idle").
-                50 => Pace::Idle,
-                _ if late >= 50 => Pace::Pressed,
+                IDLE => Pace::Idle,
+                _ if late >= IDLE => Pace::Pressed,
                 _ if is_still || late >= LATE => Pace::Quiet,
                 _ => Pace::Busy,
             };
@@ -571,7 +564,7 @@ impl Node {
                     return;
                 }
             }
-            if quiet <= 50 {
+            if quiet <= IDLE {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }

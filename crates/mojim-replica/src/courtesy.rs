@@ -3,10 +3,10 @@
 //! Owns when it did: a thread that gives way beside one which computes gets the processor
 //! back only at the end of that one's slice, milliseconds later, where a thread that sleeps
 //! gets it as soon as it is woken. So when that happened some times in a row, no thread
-//! gives way for a while: it polls as if it were alone, and then sleeps. All threads that
-//! gave way during one such slice saw it once: a checkpoint thread has one now and then,
-//! and eight threads that count it eight times would stop giving way to each other
-//! (measured: 60,000 sync points a second over TCP then, instead of 180,000).
+//! gives way for a while: it polls as if it were alone, and then sleeps. One such slice counts
+//! once, however many threads waited for it: a checkpoint thread has one now and then, and
+//! eight threads that each counted it stopped giving way to each other (measured: 60,000
+//! sync points a second over TCP then, instead of 180,000).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -676,13 +676,15 @@ mod tests {
             m
         };
         let few = (0..3).map(append).last().unwrap();
-        let m = follow(few);
+        let mut m = follow(few);
+        m.checkpoint_threshold = 10;
         let step = |m: &Mirror, pace| {
             m.checkpoint_step(pace).unwrap();
             m.store.applied()
         };
         assert_eq!(step(&m, Pace::Busy), 0);
-        assert_eq!(step(&m, Pace::Quiet), few);
+        assert_eq!(step(&m, Pace::Quiet), 0, "fewer than the threshold");
+        assert_eq!(step(&m, Pace::Pressed), few, "for however long they wait");
         let mut many = few;
         while m.store.waiting_bytes() < piece(m.smallest_log) {
             many = append(many % 8);

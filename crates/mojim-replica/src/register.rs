@@ -91,6 +91,8 @@ pub struct RemoteRegister {
     daemons: Vec<Address>,
     cluster: String,
     timeout: Duration,
+    /// What to do where no daemon can be reached, for people.
+    advice: Option<String>,
     /// The link in use, and which daemon is tried first.
     client: Mutex<(Option<Client>, usize)>,
 }
@@ -110,7 +112,16 @@ impl RemoteRegister {
             daemons,
             cluster: cluster.to_owned(),
             timeout,
+            advice: None,
             client: Mutex::new((None, 0)),
+        }
+    }
+
+    /// Adds to the error of a link that cannot be made what to do.
+    pub fn advising(self, advice: String) -> RemoteRegister {
+        RemoteRegister {
+            advice: Some(advice),
+            ..self
         }
     }
 
@@ -162,7 +173,14 @@ impl RemoteRegister {
             }
             *first = (*first + 1) % self.daemons.len();
         }
-        Err(last.expect("there is at least one"))
+        Err(match (last.expect("there is at least one"), &self.advice) {
+            (Error::Io { what, errno, error }, Some(advice)) => Error::Io {
+                what,
+                errno,
+                error: format!("{error}. {advice}"),
+            },
+            (e, _) => e,
+        })
     }
 }
 
@@ -182,5 +200,24 @@ impl ViewRegister for RemoteRegister {
 
     fn hear(&self, _: RaftCall) -> Result<Value> {
         Err(Error::Invalid("a program does not vote".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mojim_linux::Os;
+
+    /// "Connection refused", at a path, was all that a program heard whose node's daemon did
+    /// not run (a new user).
+    #[test]
+    fn who_finds_no_daemon_is_told_what_to_start() {
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let nowhere = vec![Address::Unix("/nonexistent/node.sock".into())];
+        let register = RemoteRegister::new(&env, nowhere, "c", VIEW_TIMEOUT);
+        let plain = register.read("v").unwrap_err();
+        let advised = register.advising("Start it".into()).read("v").unwrap_err();
+        assert_eq!(advised.to_string(), format!("{plain}. Start it"));
+        assert_eq!(advised.errno(), libc::ENOENT);
     }
 }

@@ -414,17 +414,7 @@ impl Store {
     /// send the copy: what it has may be all there is.
     pub fn give_up(env: &Arc<dyn Env>, spec: &StoreSpec, epoch: u64) -> Result<()> {
         let _held = lock_copy(&**env, spec)?;
-        let path = spec.meta.join("superblock");
-        let Some(mut sb) = read_superblock(&**env, &spec.meta)? else {
-            return Ok(());
-        };
-        check_names(&sb, spec, &path)?;
-        if sb.view.epoch == 0 || sb.view.primary == sb.node {
-            return Err(Error::Invalid(format!(
-                "node {} follows nobody in volume {}: its copy is not given up",
-                spec.node, spec.volume
-            )));
-        }
+        let mut sb = Store::followed(&**env, spec)?;
         if sb.view.epoch > epoch {
             return Err(Error::Invalid(format!(
                 "node {} knows epoch {} of volume {}, and the primary is in epoch {epoch}: its copy is not given up for an older one",
@@ -440,6 +430,20 @@ impl Store {
         sb.awaits_copy = true;
         make_durable(&**env, &spec.meta, &sb)?;
         Ok(())
+    }
+
+    /// The superblock of a copy that a primary elsewhere has fed; an error of any other.
+    pub fn followed(env: &dyn Env, spec: &StoreSpec) -> Result<Superblock> {
+        if let Some(sb) = read_superblock(env, &spec.meta)? {
+            check_names(&sb, spec, &spec.meta.join("superblock"))?;
+            if sb.view.epoch > 0 && sb.view.primary != sb.node {
+                return Ok(sb);
+            }
+        }
+        Err(Error::Invalid(format!(
+            "node {} follows nobody in volume {}: its copy is not given up",
+            spec.node, spec.volume
+        )))
     }
 
     /// Opens the copy, making what is missing, and recovers it: finds the
@@ -569,5 +573,63 @@ impl Store {
             // A file that no record touches would be missed only when somebody reads it.
             false => lock(&self.area).check_present(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::LogSpec;
+    use mojim_config::MediumKind;
+
+    /// A copy that cannot be used may be the only one with something acknowledged: it is not
+    /// given up for that of a primary in an older view, nor where this node led.
+    #[test]
+    fn a_copy_is_given_up_for_no_older_view() {
+        let dir = std::env::temp_dir().join(format!("mojim-give-up-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        let env: Arc<dyn Env> = Arc::new(mojim_linux::Os::new().unwrap());
+        let log = LogSpec {
+            lane: 0,
+            medium: MediumKind::Dram,
+            path: dir.join("log"),
+            ring: dir.join("ring"),
+            size: 64 << 10,
+        };
+        let spec = StoreSpec {
+            cluster: "c".into(),
+            volume: "v".into(),
+            node: "b".into(),
+            dir: dir.join("data"),
+            meta: dir.join("meta"),
+            logs: vec![log],
+            rank: 1,
+            holders: 2,
+            max_open: 16,
+            copy_streams: 1,
+            by_hand: true,
+        };
+        let as_of = |primary: &str| {
+            let store = Store::open(&env, spec.clone()).unwrap();
+            store
+                .update(|s| {
+                    s.state = State::Whole;
+                    (s.view.epoch, s.view.primary) = (3, primary.into());
+                })
+                .unwrap();
+            store.superblock()
+        };
+        let now = || read_superblock(&*env, &spec.meta).unwrap().unwrap();
+        as_of("b");
+        assert!(Store::give_up(&env, &spec, 3).is_err());
+        let had = as_of("a");
+        assert!(Store::give_up(&env, &spec, 2).is_err());
+        assert_eq!((now().state, now().life), (State::Whole, had.life));
+        Store::give_up(&env, &spec, 3).unwrap();
+        assert_eq!(now().state, State::Empty);
+        assert!(now().awaits_copy && now().life != had.life);
+        assert_eq!(now().promised, had.promised);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

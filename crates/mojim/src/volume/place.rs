@@ -7,7 +7,6 @@
 //! checked before the lock is taken, since on a node that follows the daemon holds the lock, and
 //! again under the lock.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -169,7 +168,7 @@ impl Place {
         let explained = |e| match gives_way {
             // A daemon heals, and tries again by itself.
             Some(_) => e,
-            None => explained(e, &volume.name, &node.name, &layout::socket(node)),
+            None => explained(e, &volume.name),
         };
         let mut s = Session::attach(primary.clone(), &node.name, peer);
         if volume.failover == Failover::Automatic {
@@ -195,7 +194,12 @@ impl Place {
     ) -> Result<Session> {
         let daemon = Address::Unix(layout::socket(&self.node));
         let (cluster, limit) = (&self.config.cluster, self.config.failure_limit);
+        let advice = format!(
+            "Volume {} is not attached. Start `mojim node --name {}`: a program learns from its node's daemon who is the primary",
+            self.volume.name, self.node.name
+        );
         let views = RemoteRegister::new(&self.env, vec![daemon], cluster, VIEW_TIMEOUT);
+        let views = views.advising(advice);
         let views: Arc<dyn ViewRegister> = Arc::new(views);
         let p = primary.clone();
         let errands = RegisterWorker::start(views.clone(), move || p.link_work.notify())?;
@@ -243,18 +247,9 @@ fn wait_attached(
     }
 }
 
-/// The error of an attach, with what to do if the register of views was not reached, by the
-/// daemon of `node` at `socket`.
-fn explained(e: Error, volume: &str, node: &str, socket: &Path) -> Error {
-    let daemon = format!("connecting to {}", Address::Unix(socket.to_owned()));
+/// The error of an attach, with what to do if a majority of the voters was not reached.
+fn explained(e: Error, volume: &str) -> Error {
     match e {
-        Error::Io { what, errno, error } if what == daemon => Error::Io {
-            what: format!("volume {volume}: {what}"),
-            errno,
-            error: format!(
-                "{error}. Start `mojim node --name {node}`: a program learns from its node's daemon who is the primary"
-            ),
-        },
         Error::Answered { errno, text } if errno == libc::ETIMEDOUT => Error::Answered {
             errno,
             text: format!(
@@ -297,32 +292,14 @@ mod tests {
         }
     }
 
-    /// "Connection refused", at a path, was all that a program heard whose node's daemon did not
-    /// run; and nothing said what to do without a majority (a new user).
+    /// Nothing said what to do without a majority (a new user).
     #[test]
     fn who_cannot_attach_is_told_what_to_start() {
-        let at = Path::new("/x/node.sock");
-        let refused = std::io::Error::from_raw_os_error(libc::ECONNREFUSED);
-        let e = |at: &Path| {
-            let to = Address::Unix(at.to_owned());
-            Error::io(format!("connecting to {to}"), &refused)
-        };
-        let said = explained(e(at), "v", "b", at);
-        assert_eq!(said.errno(), libc::ECONNREFUSED);
-        let said = said.to_string();
-        assert!(
-            said.starts_with("volume v: connecting")
-                && said.contains("Start `mojim node --name b`"),
-            "{said}"
-        );
-        let other = e(Path::new("/y"));
-        let as_is = other.to_string();
-        assert_eq!(explained(other, "v", "b", at).to_string(), as_is);
         let away = Error::Answered {
             errno: libc::ETIMEDOUT,
             text: "no voter leads".into(),
         };
-        let said = explained(away, "v", "b", at);
+        let said = explained(away, "v");
         assert_eq!(said.errno(), libc::ETIMEDOUT);
         assert!(
             said.to_string()
