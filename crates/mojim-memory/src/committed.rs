@@ -17,9 +17,12 @@
 //!   note.
 //! - One thread at a time compares and appends (`Images`, a lock for each region):
 //!   a sync point that finds nothing changed waits for what others have collected.
-//! - Of two records that overlap, the one with the later LSN has the later bytes. A
-//!   sync point that compares takes its bytes before it has an LSN, so others of
-//!   the region take no LSN until it has one (`Held`, `turn`).
+//! - Of two records that overlap, the one with the higher LSN has everything that was
+//!   stored before either call began. A sync point that compares takes its bytes
+//!   before it has an LSN, so others of the region take no LSN until it has one
+//!   (`Held`, `turn`), except one that was announced before `take`: the comparison
+//!   sees what was stored before that, and counts its pages as changed. What is stored
+//!   during both calls may be in the lower record alone, and is still marked written.
 //! - Images are bounded, for the whole process; beyond the bound pages are
 //!   compared, and no image is kept.
 
@@ -211,8 +214,8 @@ pub struct Committed {
 }
 
 /// The images of a region, held by a sync point that takes its bytes before it has
-/// an LSN: meanwhile no other sync point gets an LSN for newer bytes, which the
-/// older ones would overwrite.
+/// an LSN: meanwhile no sync point that is announced later gets an LSN for newer bytes,
+/// which the older ones would overwrite.
 pub struct Held<'a> {
     committed: &'a Committed,
     /// The images.
