@@ -9,7 +9,9 @@
 //!   sync points, all of them committed. What follows from it on the reader's
 //!   side, records before pages, is as of that LSN too.
 //! - A reader is told to go on from what it shows only if what it shows is a
-//!   state of this copy's history; else it begins anew.
+//!   state of this copy's history, and of these bytes: no page was rewritten since, no
+//!   other copy was taken in, and the copy is still open. Else it begins anew.
+//! - Within one history a reader is never sent back, also if it has to begin anew.
 //! - Nothing is kept for a reader: no record stays in a log for it, and an answer has a
 //!   bound. A reader that stands still holds up only its own link.
 
@@ -79,7 +81,7 @@ impl Node {
     ) -> Result<Value> {
         self.check_readable(v)?;
         let after = q.after;
-        let m = self.await_beyond(v, after, Duration::from_millis(q.wait))?;
+        let m = self.await_beyond(v, q)?;
         let store = &m.store;
         store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
             // A record may be there in part after its application failed.
@@ -101,12 +103,11 @@ impl Node {
             }
             let history = store.history();
             let epoch = |lsn| history.epoch_at(lsn).unwrap_or(0);
-            let same = q.volume_id == sb.volume_id
-                && q.epoch == epoch(after)
-                && q.rewritten == store.rewritten();
-            if same && after > lsn {
+            let same_history = q.volume_id == sb.volume_id && q.epoch == epoch(after);
+            if same_history && after > lsn {
                 return busy("it has not yet applied again what the reader shows");
             }
+            let same = same_history && q.rewritten == store.rewritten();
             let mut answer = json!({ "lsn": lsn, "epoch": epoch(lsn) });
             match records.filter(|_| same) {
                 Some(r) => {
@@ -133,22 +134,21 @@ impl Node {
         })
     }
 
-    /// The copy, once its data area shows more than `after`, or after `wait`, at most
-    /// `MAX_WAIT`.
-    fn await_beyond(
-        self: &Arc<Node>,
-        v: &Volume,
-        after: u64,
-        wait: Duration,
-    ) -> Result<Arc<Mirror>> {
-        let end = self.env.now() + wait.min(MAX_WAIT);
+    /// The copy, once its data area shows more than the reader, or as much with other
+    /// bytes; or after the wait that the reader allows, at most `MAX_WAIT`.
+    fn await_beyond(self: &Arc<Node>, v: &Volume, q: &Read) -> Result<Arc<Mirror>> {
+        let end = self.env.now() + Duration::from_millis(q.wait).min(MAX_WAIT);
         loop {
             let m = self.followed(v)?;
             let left = end.saturating_sub(self.env.now());
-            if left.is_zero() || m.store.applied() > after || self.stopping.load(Acquire) {
+            let is_new = || {
+                let applied = m.store.applied();
+                applied > q.after || applied == q.after && m.store.rewritten() != q.rewritten
+            };
+            if left.is_zero() || is_new() || self.stopping.load(Acquire) {
                 return Ok(m);
             }
-            let changed = || m.store.applied() > after || m.is_closed();
+            let changed = || is_new() || m.is_closed();
             m.store.advanced.wait_unless(changed, left.min(SLICE));
         }
     }

@@ -11,14 +11,15 @@ use mojim::{MapFlags, Volume};
 use mojim_config::{Config, Mode};
 use mojim_env::{Address, Env, Error, Proof, Result};
 use mojim_format::message::checked;
-use mojim_format::{FrameKind, crc32c};
+use mojim_format::{CatalogEntry, FrameKind, crc32c};
 use mojim_linux::{Listener, Os};
-use mojim_protocol::LEAP;
 use mojim_protocol::view::Register;
+use mojim_protocol::{History, LEAP};
 use mojim_replica::client::Client;
 use mojim_replica::layout;
 use mojim_replica::link::Wire;
 use mojim_replica::request::{CopyState, Question, RaftCall, Read, Request, Since, Standing};
+use mojim_store::store::Store;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -184,9 +185,13 @@ directory = "{at}/c"
     }
 
     fn start(&self) -> Running {
-        let node = Node::start(&self.config, "a", None).unwrap();
+        self.start_as("a")
+    }
+
+    fn start_as(&self, name: &str) -> Running {
+        let node = Node::start(&self.config, name, None).unwrap();
         let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
-        let socket = Address::Unix(layout::socket(self.config.node("a").unwrap()));
+        let socket = Address::Unix(layout::socket(self.config.node(name).unwrap()));
         Running { node, env, socket }
     }
 }
@@ -317,6 +322,68 @@ fn what_a_peer_says_keeps_from_a_promotion() {
 }
 
 /// What a peer may ask, by what it has proved.
+/// A volume's copy that node `c` keeps, with one page of `byte`, as of `lsn`.
+fn take_in(store: &Store, lsn: u64, byte: u8) {
+    let entry = CatalogEntry {
+        id: 7,
+        size: 4096,
+        name: "f".into(),
+    };
+    store.load_begin(u64::from(byte), 1, entry.size).unwrap();
+    store.load_file(entry).unwrap();
+    store.load_data(None, 7, 0, &[byte; 4096]).unwrap();
+    store.load_end(lsn, &History::default()).unwrap();
+}
+
+/// A reader went on with the pages that it had after `mojim repair --anew`, and after its
+/// node's daemon was started again: the LSN was the same, and so was the history.
+#[test]
+fn other_bytes_as_of_the_same_lsn_begin_readers_anew() {
+    let p = Place::new();
+    let c = p.start_as("c");
+    let store = || c.node.mirror(&p.config.volumes["v"]).unwrap().store.clone();
+    let read = |after: u64, mark: Option<&Value>| {
+        let number = |k: &str| mark.map_or(0, |m| m[k].as_u64().unwrap());
+        c.ask(&Request::Read(Read {
+            volume: "v".into(),
+            after,
+            epoch: number("epoch"),
+            volume_id: number("volume_id"),
+            rewritten: number("rewritten"),
+            wait: 1,
+            ..Read::default()
+        }))
+    };
+    take_in(&store(), 3, 1);
+    let first = read(0, None).unwrap();
+    assert_eq!(first["lsn"], 3);
+    let goes_on = |mark: &Value| read(3, Some(mark)).unwrap().get("records").is_some();
+    assert!(goes_on(&first));
+
+    take_in(&store(), 3, 2);
+    assert!(!goes_on(&first), "another copy");
+    let second = read(3, Some(&first)).unwrap();
+    assert!(goes_on(&second));
+
+    // Opened again, as by a daemon that is started again; twice, without another copy.
+    let opened = |shown: &Value| {
+        let old = lock(&c.node.mirrors).remove("v").unwrap();
+        old.close();
+        super::wait_for_last(old).unwrap();
+        assert_eq!(store().applied(), 3);
+        assert!(!goes_on(shown), "another opening");
+        read(3, Some(shown)).unwrap()
+    };
+    let third = opened(&second);
+    opened(&third);
+    // What is shown does not go back within a history, whatever became of the bytes.
+    let back = read(4, Some(&third));
+    assert!(
+        matches!(back, Err(Error::Answered { errno, .. }) if errno == libc::EBUSY),
+        "{back:?}"
+    );
+}
+
 #[test]
 fn questions_need_a_proof() {
     let p = Place::new();

@@ -155,7 +155,8 @@ pub struct Read {
     /// The `volume_id` of the copy that it shows.
     #[serde(default)]
     pub volume_id: u64,
-    /// How often pages were rewritten in that copy.
+    /// That copy's number for the bytes of its files: another one after they were
+    /// rewritten without a record, and after each opening of the copy.
     #[serde(default)]
     pub rewritten: u64,
     /// Milliseconds to wait for something newer.

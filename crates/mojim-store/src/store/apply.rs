@@ -250,7 +250,9 @@ impl Store {
         Some(out)
     }
 
-    /// How often bytes of the data files were rewritten without a record.
+    /// Another number after each time that bytes of the data files were rewritten without
+    /// a record, and in each opening of the copy. As long as it is the same, and the
+    /// history too, records alone lead from one LSN to a later one.
     pub fn rewritten(&self) -> u64 {
         self.rewritten.load(Acquire)
     }
@@ -285,6 +287,7 @@ impl Store {
             .rewrite(id, offset, &page.bytes)
             .and_then(|()| area.sync());
         self.rewritten.fetch_add(1, AcqRel);
+        self.advanced.notify();
         self.fail(written)?;
         let end = offset + page.bytes.len() as u64;
         for w in self.watches() {

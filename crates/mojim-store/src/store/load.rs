@@ -215,6 +215,9 @@ impl Store {
         // From here on the staged copy is the one that counts.
         let of = (State::Switching, volume_id);
         self.restart_at(&mut a, lsn, of, history.entries(), life)?;
+        // The copy may be as of the LSN that was here, and other in its bytes: a page that
+        // was damaged is right now.
+        self.rewritten.fetch_add(1, AcqRel);
         drop(a);
         let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
             .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
@@ -225,6 +228,7 @@ impl Store {
         *lock(&self.stage) = None;
         self.progress.end(self.env.now(), true);
         self.loading.store(false, Release);
+        self.advanced.notify();
         self.remove_stray_spills();
         Ok(())
     }
@@ -292,6 +296,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
@@ -299,14 +304,14 @@ mod tests {
     use crate::log::LogSpec;
     use mojim_config::MediumKind;
 
-    /// `mojim verify` once reported a right copy as wrong: it had waited for the
-    /// applier's lock while a copy from another node was put in place, and then
-    /// read the old files as of the new LSN.
-    #[test]
-    fn files_are_never_seen_as_of_an_lsn_that_is_not_theirs() {
-        let dir = std::env::temp_dir().join(format!("mojim-load-{}", std::process::id()));
+    fn new_dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("mojim-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    fn open(dir: &Path) -> Store {
         let env: Arc<dyn Env> = Arc::new(mojim_linux::Os::new().unwrap());
         let log = LogSpec {
             lane: 0,
@@ -328,21 +333,58 @@ mod tests {
             copy_streams: 1,
             by_hand: true,
         };
-        let store = Store::open(&env, spec).unwrap();
-        let over = AtomicBool::new(false);
-        let history = History::default();
+        Store::open(&env, spec).unwrap()
+    }
+
+    /// Takes in a copy as of `lsn` with one page of that number.
+    fn take_in(store: &Store, lsn: u64) {
         let entry = CatalogEntry {
             id: 7,
             size: 4096,
             name: "f".into(),
         };
-        let copy = |lsn: u64| {
-            store.load_begin(lsn, 1, entry.size).unwrap();
-            store.load_file(entry.clone()).unwrap();
-            let bytes = [lsn as u8; 4096];
-            store.load_data(None, 7, 0, &bytes).unwrap();
-            store.load_end(lsn, &history).unwrap();
-        };
+        store.load_begin(lsn, 1, entry.size).unwrap();
+        store.load_file(entry).unwrap();
+        store.load_data(None, 7, 0, &[lsn as u8; 4096]).unwrap();
+        store.load_end(lsn, &History::default()).unwrap();
+    }
+
+    /// A reader went on with a damaged page after `mojim repair --anew`: the copy that
+    /// mended it was as of the LSN that the reader showed.
+    #[test]
+    fn a_copy_as_of_the_same_lsn_is_told_from_the_one_before() {
+        let dir = new_dir("same-lsn");
+        let store = open(&dir);
+        take_in(&store, 3);
+        let before = store.rewritten();
+        take_in(&store, 3);
+        assert_ne!(store.rewritten(), before);
+        drop(store);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A page was repaired, and the daemon ended before a reader that had the page asked
+    /// again: in the next opening the reader went on with it.
+    #[test]
+    fn an_opening_is_told_from_the_one_before() {
+        let dir = new_dir("openings");
+        let seen: Vec<u64> = (0..3).map(|_| open(&dir).rewritten()).collect();
+        assert!(
+            seen[0] != seen[1] && seen[1] != seen[2] && seen[0] != seen[2],
+            "{seen:?}"
+        );
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// `mojim verify` once reported a right copy as wrong: it had waited for the
+    /// applier's lock while a copy from another node was put in place, and then
+    /// read the old files as of the new LSN.
+    #[test]
+    fn files_are_never_seen_as_of_an_lsn_that_is_not_theirs() {
+        let dir = new_dir("load");
+        let store = open(&dir);
+        let over = AtomicBool::new(false);
+        let copy = |lsn: u64| take_in(&store, lsn);
         copy(1);
         let looks = std::thread::scope(|s| {
             let look = || {

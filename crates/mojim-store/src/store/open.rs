@@ -460,6 +460,7 @@ impl Store {
         let area = opening.open_area(&logs)?;
         let store = opening.store(logs, area, file, held);
         let sb = store.own_logs()?;
+        store.rewritten.store(sb.nonce, Release);
         store.live(Live::Applied).store(sb.checkpoint, SeqCst);
         // What a killed process began to apply may show; `recover` sets the exact limit.
         store.live(Live::Limit).fetch_max(sb.checkpoint, SeqCst);

@@ -92,8 +92,10 @@ pub struct Store {
     pub(super) area: Mutex<Area>,
     pub(super) applier: Mutex<Applier>,
     pub(super) applied: AtomicU64,
-    /// Notified when more is applied.
+    /// Notified when more is applied, and when bytes were rewritten without a record.
     pub advanced: Event,
+    /// Begins with the opening's nonce: what a reader knows of an earlier opening, after
+    /// which a page may have been rewritten, is never taken for this one.
     pub(super) rewritten: AtomicU64,
     pub(super) checkpoint: AtomicU64,
     /// Every record above this LSN is in the logs.

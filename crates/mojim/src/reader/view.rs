@@ -43,7 +43,8 @@ pub struct Mark {
     pub epoch: u64,
     /// The volume's identity; 0 before anything is shown.
     pub volume: u64,
-    /// How often the node's files were rewritten without a record.
+    /// The node's number for the bytes of its files: another one after they were
+    /// rewritten without a record, and after each opening of the copy.
     pub rewritten: u64,
     /// Counts how often the view began anew.
     pub life: u64,
