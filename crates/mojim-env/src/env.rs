@@ -149,6 +149,10 @@ pub trait Conn: Send + Sync {
     /// Blocks until there may be something to receive, or, with `to_send`,
     /// room to send, or until `timeout`. False after a timeout.
     fn wait(&self, to_send: bool, timeout: Duration) -> io::Result<bool>;
+    /// The processor on which the peer last sent, if it is on this host and that is known.
+    fn processor(&self) -> Option<usize> {
+        None
+    }
     /// Closes both directions; a thread in `wait` wakes.
     fn close(&self);
     /// Who is at the other end, for messages.

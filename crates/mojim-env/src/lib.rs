@@ -10,6 +10,7 @@ mod error;
 pub mod event;
 pub mod futex;
 pub mod page_delta;
+pub mod processors;
 pub mod threads;
 pub mod turns;
 

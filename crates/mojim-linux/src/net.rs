@@ -56,6 +56,8 @@ pub(super) struct Socket {
     peer: String,
     /// From where it was accepted, over TCP.
     source: Option<IpAddr>,
+    /// It was accepted from this host, over TCP.
+    beside: bool,
 }
 
 fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
@@ -100,6 +102,7 @@ impl Socket {
             state: AtomicI32::new(state),
             peer,
             source: None,
+            beside: false,
         })
     }
 
@@ -122,11 +125,12 @@ impl Socket {
             }
         };
         Ok(Socket {
-            fd,
             unix,
             state: AtomicI32::new(OPEN),
             peer,
+            beside: source.is_some_and(|ip| ip.is_loopback() || Some(ip) == own_address(&fd)),
             source,
+            fd,
         })
     }
 
@@ -195,6 +199,12 @@ impl Socket {
     }
 }
 
+/// This end's address of a TCP connection.
+fn own_address(fd: &OwnedFd) -> Option<IpAddr> {
+    let addr = SocketAddr::try_from(net::getsockname(fd).ok()?).ok()?;
+    Some(addr.ip().to_canonical())
+}
+
 /// Fails if the other end of a Unix socket is neither this user's nor root's.
 pub fn check_local_peer(fd: &OwnedFd, peer: &str) -> io::Result<()> {
     let (_, uid) = peer_of(fd)?;
@@ -256,6 +266,15 @@ impl Conn for Socket {
             PollFlags::empty()
         };
         wait_on(self.fd.as_fd(), PollFlags::IN | room, timeout)
+    }
+
+    fn processor(&self) -> Option<usize> {
+        if !self.beside {
+            return None;
+        }
+        // Over loopback, what is sent is received on the sender's processor.
+        let there = sockopt::socket_incoming_cpu(&self.fd).ok()?;
+        usize::try_from(there).ok()
     }
 
     fn close(&self) {
@@ -724,6 +743,35 @@ mod tests {
         assert!(!b.wait(false, Duration::from_millis(1)).unwrap());
         assert!(b.wait(true, LONG).unwrap());
         assert!(b.peer().starts_with("127.0.0.1:"), "{}", b.peer());
+    }
+
+    /// Who accepts learns where the peer on this host sent, which may have moved since.
+    #[test]
+    fn the_peers_processor_is_known_over_loopback() {
+        let (a, b) = pair(&any_port());
+        let on = |processor: usize| {
+            let (a, b) = (a.clone(), b.clone());
+            std::thread::spawn(move || {
+                let mut one = rustix::thread::CpuSet::new();
+                one.set(processor);
+                rustix::thread::sched_setaffinity(None, &one).unwrap();
+                send_all(&*a, b"x", 1);
+                recv_all(&*b, &mut [0]);
+                assert_eq!(b.processor(), Some(processor));
+                assert_eq!(a.processor(), None);
+            })
+            .join()
+            .unwrap();
+        };
+        let all = rustix::thread::sched_getaffinity(None).unwrap();
+        (0..rustix::thread::CpuSet::MAX_CPU)
+            .filter(|i| all.is_set(*i))
+            .for_each(on);
+        let dir = TempDir::new().unwrap();
+        let (a, b) = pair(&Address::Unix(dir.path().join("s")));
+        send_all(&*a, b"x", 1);
+        recv_all(&*b, &mut [0]);
+        assert_eq!(b.processor(), None);
     }
 
     #[test]

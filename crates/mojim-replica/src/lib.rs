@@ -1,10 +1,12 @@
 //! Primary, mirror and backups: the state machines of their sessions, copies of whole
 //! volumes, and their roles by the register of views.
 
+mod apart;
 pub mod attach;
 pub mod backup_progress;
 pub mod backup_session;
 pub mod client;
+mod company;
 pub mod copy;
 pub mod copy_in;
 pub mod courtesy;

@@ -22,6 +22,7 @@ use mojim_format::message::{CopyData, Message, Refuse, RefuseCode};
 use mojim_format::pad::PAD_MAGIC;
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RECORD_HEADER_LEN, RecordHeader};
 
+use mojim_env::processors::processor;
 use mojim_env::{Conn, Error, Memory, Result};
 use mojim_store::log::{CONTROL_LEN, Log};
 
@@ -57,6 +58,8 @@ pub struct Page(Memory);
 enum Word {
     Head = 0,
     Committed = 8,
+    /// Its processor's number plus one; 0 if that is not known.
+    Processor = 16,
     Acked = 128,
     Level = 136,
     Waits = 144,
@@ -94,6 +97,12 @@ impl Page {
         self.word(Word::Committed).store(committed, Relaxed);
         self.word(Word::Head).store(head, Release);
         self.wake(Word::MirrorSleeps);
+    }
+
+    /// Says where the primary publishes.
+    fn publish_processor(&self) {
+        let here = processor().map_or(0, |here| here as u64 + 1);
+        self.word(Word::Processor).store(here, Relaxed);
     }
 
     #[inline]
@@ -138,8 +147,13 @@ pub struct Tx {
     /// where its records end. The link may hold part of this send, so the same bytes are
     /// sent until all are taken.
     said: Option<(u64, u64)>,
+    /// Times that something was published in shared memory.
+    times: u32,
 }
 
+/// In shared memory the processor is said once in so many times: to ask for it takes longer than
+/// to publish.
+const SAYS_PROCESSOR: u32 = 16;
 /// Most records in one send.
 const BATCH: usize = 16;
 
@@ -152,6 +166,7 @@ impl Tx {
             sent,
             off: 0,
             said: None,
+            times: 0,
         }
     }
 
@@ -178,6 +193,10 @@ impl Tx {
                 if head != self.sent {
                     page.publish(head, committed);
                     self.sent = head;
+                    self.times = self.times.wrapping_add(1);
+                    if self.times.is_multiple_of(SAYS_PROCESSOR) {
+                        page.publish_processor();
+                    }
                 }
                 Ok(())
             }
@@ -455,6 +474,12 @@ impl RingIn {
             at,
             page,
         })
+    }
+
+    /// The processor on which the primary last published.
+    pub fn processor(&self) -> Option<usize> {
+        let said = self.page.word(Word::Processor).load(Relaxed);
+        usize::try_from(said).ok()?.checked_sub(1)
     }
 
     /// The committed LSN as the primary last said.

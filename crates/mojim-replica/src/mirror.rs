@@ -547,11 +547,15 @@ impl Mirror {
         let late = pace == Pace::Pressed;
         let due = enough && pace == Pace::Quiet || self.store.waiting_bytes() >= piece;
         if full || idle || late || due {
-            // A MiB at a time: others wait for the applier, and this thread for a processor.
             let mut left = piece as usize;
             while left > 0 && self.store.applied() < limit {
                 let before = self.store.applied();
-                let some = left.min(1 << 20);
+                // A MiB at a time where the lane may wait for the applier. Else all at once:
+                // the more records, the more of them meet in a page.
+                let some = match full {
+                    true => left.min(1 << 20),
+                    false => left,
+                };
                 if self.store.apply(limit, some)? == before {
                     break;
                 }

@@ -32,7 +32,7 @@ pub struct Spinner {
     usual: Duration,
     /// When this wait began, once it lasted some polls.
     since: Option<Duration>,
-    /// This wait has lasted longer than `spin`.
+    /// This wait has lasted so long that others should have the processor.
     long: bool,
     misses: u32,
     polls: u32,
@@ -100,8 +100,19 @@ impl Spinner {
         self.spin.max((self.usual * 2).min(LONGEST))
     }
 
-    /// This wait has lasted longer than `spin`: between two polls, others
-    /// should have the processor.
+    /// How long a wait is before others should have the processor between two polls: the
+    /// answer may have to be made on this processor. A thread that would block after `spin`
+    /// gives way a little before: blocking takes longer, and to find that polling was in vain
+    /// makes the next waits block at once.
+    fn courteous(&self) -> Duration {
+        match self.learns {
+            true => self.spin,
+            false => self.spin / 3 * 2,
+        }
+    }
+
+    /// This wait has lasted so long that, between two polls, others should have the
+    /// processor.
     #[inline]
     pub fn gives_way(&self) -> bool {
         self.long
@@ -126,7 +137,7 @@ impl Spinner {
         let now = env.now();
         let waited = now - *self.since.get_or_insert(now);
         if waited < self.limit() {
-            self.long = waited >= self.spin;
+            self.long = waited >= self.courteous();
             return true;
         }
         self.misses += 1;

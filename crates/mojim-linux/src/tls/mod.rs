@@ -182,6 +182,10 @@ impl Conn for Tls {
         self.socket.wait(to_send, timeout)
     }
 
+    fn processor(&self) -> Option<usize> {
+        self.socket.processor()
+    }
+
     fn close(&self) {
         // Without a closing alert: the receiver discards a frame that was cut off, and an
         // end between two frames means nothing.

@@ -4,6 +4,8 @@
 //! gap, as durably as it says.
 
 use super::*;
+use crate::apart::Apart;
+use crate::company::Company;
 use crate::link::{POLLS_OF_MEMORY, POLLS_OF_STREAM};
 use mojim_store::log::Log;
 
@@ -73,16 +75,9 @@ pub struct LaneServer {
     /// nothing was taken since.
     said: Option<Duration>,
     polls: u32,
-    /// Calls of `gives_way`.
-    empty: u32,
-    /// Steps for which the lane still counts as one of several threads.
-    company: u32,
+    company: Company,
+    apart: Apart,
 }
-
-/// For so many steps with a record each after one that took several, a lane counts as one of
-/// several threads of the program. Each of these waits for a processor now and then, and
-/// then the others' records come one by one.
-const COMPANY: u32 = 200;
 
 impl LaneServer {
     /// Accepts a lane whose first word was `l`, or says why not. For shared
@@ -151,8 +146,8 @@ impl LaneServer {
             unsent: None,
             said: None,
             polls: 0,
-            empty: 0,
-            company: 0,
+            company: Company::default(),
+            apart: Apart::default(),
         })
     }
 
@@ -162,26 +157,26 @@ impl LaneServer {
     }
 
     /// Nothing came: whether other threads should have the processor before the next poll.
-    /// So it is now and then where records come from several threads of the program, which
-    /// may be on this machine, and need it to make the next ones.
     #[inline]
     pub fn gives_way(&mut self) -> bool {
-        self.empty = self.empty.wrapping_add(1);
-        let polls = match self.source {
+        self.company.gives_way(match self.source {
             Feed::Ring(_) => POLLS_OF_MEMORY,
             Feed::Stream(_) => POLLS_OF_STREAM,
-        };
-        self.company > 0 && self.empty.is_multiple_of(polls)
+        })
     }
 
-    /// A step took so many records.
+    /// A step took so many records, and acknowledged them. With several threads of the program
+    /// on this host the processors do not suffice, and who is where matters less than who waits.
     #[inline]
     fn took(&mut self, records: u32) {
-        self.company = match records {
-            0 => self.company,
-            1 => self.company.saturating_sub(1),
-            _ => COMPANY,
-        };
+        self.company.took(records);
+        if !self.company.is_there() {
+            let env = &**self.mirror.store.env();
+            match &self.source {
+                Feed::Ring(ring) => self.apart.step(env, 32, || ring.processor()),
+                Feed::Stream(_) => self.apart.step(env, 4, || self.conn.processor()),
+            }
+        }
     }
 
     /// One step: takes what has come, acknowledges it. An error ends the lane.
@@ -282,7 +277,6 @@ impl LaneServer {
             m.landed(self.lane, first)?;
         }
         let batch = taken?;
-        self.took(batch.records);
         let mut flags = m.store.level() as u16;
         if batch.step != Step::Moved && batch.size == 0 {
             m.learn(batch.committed);
@@ -297,6 +291,7 @@ impl LaneServer {
         log.prefetch(batch.size);
         m.backups.work.notify();
         m.learn(batch.committed);
+        self.took(batch.records);
         Ok(batch.step)
     }
 

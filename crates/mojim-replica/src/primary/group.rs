@@ -222,13 +222,24 @@ impl Primary {
                     slot.spinner.forget();
                     self.poll_in_company(polls, &mut since, slot)
                 }
-                false => slot.spinner.spin(env),
+                false => self.poll_alone(slot),
             };
             if !polls_on {
                 return (Led::Stopped, false);
             }
             std::hint::spin_loop();
         }
+    }
+
+    /// Nothing came, and no other thread waits. False if polling is over.
+    #[inline]
+    fn poll_alone(&self, slot: &mut RxSlot) -> bool {
+        let env = &**self.store.env();
+        let polls_on = slot.spinner.spin(env);
+        if polls_on && slot.spinner.gives_way() {
+            self.courtesy.give_way(env);
+        }
+        polls_on
     }
 
     /// Nothing came, and other threads wait too: they get the processor now and then, for

@@ -1,0 +1,60 @@
+//! On which processor a thread runs, and how it leaves that one.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The processor of the calling thread, a moment ago. `None` if the system does not say.
+#[inline]
+pub fn processor() -> Option<usize> {
+    // SAFETY: it takes nothing. (rustix asks the kernel's page; the C library reads a word of the
+    // thread, a tenth of that.)
+    usize::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
+/// Moves the calling thread off `processor`, if it may run on another one. It may come back:
+/// the set of processors on which it may run stays as it was. (Who changes that set from
+/// outside at this very moment has to do so again.)
+pub fn leave(processor: usize) {
+    let Ok(all) = sched_getaffinity(None) else {
+        return;
+    };
+    let mut others = all;
+    if processor < CpuSet::MAX_CPU {
+        others.unset(processor);
+    }
+    if others.count() > 0 && sched_setaffinity(None, &others).is_ok() {
+        // It was in force a moment ago.
+        let _ = sched_setaffinity(None, &all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_leaves_a_processor_and_may_come_back() {
+        let all = sched_getaffinity(None).unwrap();
+        for _ in 0..20 {
+            let here = processor().unwrap();
+            assert!(all.is_set(here));
+            leave(here);
+            assert_eq!(sched_getaffinity(None).unwrap(), all);
+        }
+        // Not where it runs, and nowhere.
+        leave(CpuSet::MAX_CPU - 1);
+        leave(usize::MAX);
+        assert_eq!(sched_getaffinity(None).unwrap(), all);
+        // It stays where it must.
+        std::thread::spawn(move || {
+            let mut one = CpuSet::new();
+            one.set(processor().unwrap());
+            sched_setaffinity(None, &one).unwrap();
+            let here = processor().unwrap();
+            leave(here);
+            assert_eq!(processor(), Some(here));
+            assert_eq!(sched_getaffinity(None).unwrap(), one);
+        })
+        .join()
+        .unwrap();
+    }
+}
