@@ -120,6 +120,8 @@ pub struct OutLane {
     sleeping: AtomicU32,
     /// Turns of work while other threads waited.
     turns: AtomicU32,
+    /// Up to where the log was persistent in the background's last turn.
+    was_persisted: AtomicU64,
 }
 
 /// A sync point whose bytes are in the log.
@@ -368,6 +370,7 @@ impl Primary {
                 looking: AtomicU32::new(0),
                 sleeping: AtomicU32::new(0),
                 turns: AtomicU32::new(0),
+                was_persisted: AtomicU64::new(0),
             })
             .collect();
         Primary {

@@ -259,7 +259,7 @@ impl Primary {
 
     /// Whether other threads wait for records of this lane.
     #[inline]
-    fn has_company(&self, lane: usize) -> bool {
+    pub(super) fn has_company(&self, lane: usize) -> bool {
         let out = &self.lanes[lane];
         out.looking.load(Relaxed) > 0 || out.sleeping.load(Relaxed) > 0
     }

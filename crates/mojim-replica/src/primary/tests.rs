@@ -234,6 +234,51 @@ fn what_waits_is_written_back_by_the_policy() {
     }
 }
 
+/// The background wrote the log beside threads that wait for it, and may lose its processor
+/// with the lock: four threads had 24,000 sync points a second instead of 28,000.
+#[test]
+fn the_background_leaves_the_log_to_threads_that_write_it() {
+    let (p, dir) = alone_on("left", WriteBack::Async, MediumKind::Disk);
+    p.store.make_new().unwrap();
+    p.begin(1, mojim_format::View::default()).unwrap();
+    p.ready.store(true, Release);
+    let bytes = [1u8; 8];
+    let append = || {
+        let ptr = bytes.as_ptr();
+        let (file, offset, len) = (1, 0, bytes.len());
+        let piece = Piece::Write {
+            file,
+            offset,
+            ptr,
+            len,
+        };
+        p.append(&[piece]).unwrap();
+        p.log(0).head()
+    };
+    let after = |pace| {
+        p.checkpoint_step(pace).unwrap();
+        p.log(0).persisted()
+    };
+    // Nobody waits.
+    let head = append();
+    assert_eq!(after(Pace::Busy), head);
+    p.lanes[0].sleeping.store(1, SeqCst);
+    // Threads write it: it moves between two turns.
+    for _ in 0..3 {
+        p.persist(0).unwrap();
+        let head = append();
+        assert!(after(Pace::Busy) < head);
+    }
+    // They do not get to it.
+    assert_eq!(after(Pace::Busy), p.log(0).head());
+    // Or the program waits for room.
+    p.persist(0).unwrap();
+    append();
+    assert_eq!(after(Pace::Idle), p.log(0).head());
+    drop(p);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
 /// The operator could not see how much would have been lost with the primary's power, and
 /// until when. And all of the log counted as missing at a mirror that was gone.
 #[test]

@@ -29,7 +29,9 @@ impl Primary {
         self.store.check()?;
         if !self.store.mutations.apply_before_log.is_on() {
             for lane in 0..self.lanes.len() {
-                self.persist_wait(lane)?;
+                if pace == Pace::Idle || self.is_left_to_the_background(lane) {
+                    self.persist_wait(lane)?;
+                }
             }
         }
         self.settle_risk(false);
@@ -72,6 +74,14 @@ impl Primary {
             self.done.notify();
         }
         Ok(applied > before || released)
+    }
+
+    /// Whether no other thread writes this lane's log. Where sync points wait for it, theirs do,
+    /// and this one would hold them up: it may lose its processor while it has the lock.
+    fn is_left_to_the_background(&self, lane: usize) -> bool {
+        let persisted = self.log(lane).persisted();
+        let before = self.lanes[lane].was_persisted.swap(persisted, Relaxed);
+        !self.rule().local || !self.has_company(lane) || before == persisted
     }
 
     /// Whether records up to `lsn` may leave the ring: while a mirror follows, what it
