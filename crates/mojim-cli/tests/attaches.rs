@@ -9,7 +9,7 @@ use std::fs;
 
 mod support;
 use support::cluster::{Cluster, SYNC, Setup};
-use support::{Counted, Process, await_that, text};
+use support::{Counted, Port, Process, await_that, text};
 
 /// A mirror whose log is memory.
 const DISK: Setup = Setup {
@@ -116,6 +116,47 @@ fn an_empty_mirror_is_no_witness_of_what_the_ring_held() {
         program.acknowledged(found, found + 1);
         program.finish();
     }
+}
+
+/// While there was a register, a try to attach noted that the ring was lost only in the
+/// life of the copy. Then the register was given up, and the last sync points with it,
+/// without a word.
+#[test]
+fn a_lost_ring_counts_once_the_register_is_given_up() {
+    let c = Cluster::new(DISK);
+    let port = Port::new();
+    let by_register = c
+        .text(DISK, "e2e")
+        .replace("[volume.v]", "[volume.v]\ncheckpoint_threshold = 1000000")
+        + &c.witness("w", port.number);
+    c.configure(&by_register);
+    let (mut a, b, w) = (c.node("a"), c.node("b"), c.node("w"));
+    let (program, _) = busy(&c, "a");
+    program.await_more(300);
+    kill(b);
+    a.kill();
+    let acknowledged = program.stop();
+    c.lose_memory("a");
+    c.lose_memory("b");
+    let (mut a, b) = (c.node("a"), c.node("b"));
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(said.contains("lost what it held"), "{said}");
+    }
+    a.kill();
+    kill(b);
+    kill(w);
+    c.configure(&by_register.replace("[volume.v]", "[volume.v]\nfailover = \"manual\""));
+    let (_a, _b) = (c.node("a"), c.node("b"));
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(said.contains("memory was lost"), "{said}");
+    }
+    c.promote("a");
+    let (mut program, found) = c.program("a", &["--entries", "20", "--linger"]);
+    assert!(found <= acknowledged + 1, "{found} of {acknowledged}");
+    program.acknowledged(found, found + 20);
+    program.finish();
 }
 
 /// The mirror was away while sync points were acknowledged, then the primary's
