@@ -159,6 +159,51 @@ fn a_lost_ring_counts_once_the_register_is_given_up() {
     program.finish();
 }
 
+/// A backup had been promoted while the two others were away. They came back, the program
+/// attached with its mirror, and what they acknowledged was replaced later.
+#[test]
+fn an_attach_asks_whether_a_backup_was_promoted() {
+    let c = Cluster::new(SYNC);
+    let port = Port::new();
+    let with_backup = c.text(SYNC, "e2e").replace(
+        "mirror = \"b\"",
+        "mirror = \"b\"\nbackups = [\"c\"]\nfailover = \"manual\"",
+    ) + &c.data_node("c", port.number, "size = \"4MiB\"");
+    c.configure(&with_backup);
+    let (mut a, b, backup) = (c.node("a"), c.node("b"), c.node("c"));
+    let (mut program, _) = c.program("a", &["--entries", "50", "--linger"]);
+    program.acknowledged(0, 50);
+    await_that("the backup", || {
+        let (here, there) = (c.says("a"), c.says("c"));
+        (there["state"] == "whole" && here["last_lsn"] == there["last_lsn"]).then_some(())
+    });
+    program.finish();
+    a.kill();
+    kill(b);
+    await_that("the promotion", || {
+        let out = c.mojim("promote", &["--name", "c", "--force", "--yes"]);
+        (out.status.code() == Some(0)).then_some(())
+    });
+    let (mut program, found) = c.program("c", &["--entries", "10"]);
+    assert_eq!(found, 50);
+    program.acknowledged(50, 60);
+    program.finish();
+    // Its daemon will bring `a` up to date by itself: not at once.
+    kill(backup);
+    let (_a, _b, _c) = (c.node("a"), c.node("b"), c.node("c"));
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(
+            said.contains("primary of volume v") && said.contains("epoch"),
+            "{said}"
+        );
+    }
+    let (mut program, found) = c.program("c", &["--entries", "10"]);
+    assert_eq!(found, 60);
+    program.acknowledged(60, 70);
+    program.finish();
+}
+
 /// The mirror was away while sync points were acknowledged, then the primary's
 /// power failed, and one bit of its log was damaged. With the mirror in reach
 /// the attach took what was before the bit for all there ever was.
