@@ -9,7 +9,7 @@ use std::fs;
 
 mod support;
 use support::cluster::{Cluster, SYNC, Setup};
-use support::{Counted, Process, await_that, text};
+use support::{Counted, Port, Process, await_that, text};
 
 /// A mirror whose log is memory.
 const DISK: Setup = Setup {
@@ -116,6 +116,92 @@ fn an_empty_mirror_is_no_witness_of_what_the_ring_held() {
         program.acknowledged(found, found + 1);
         program.finish();
     }
+}
+
+/// While there was a register, a try to attach noted that the ring was lost only in the
+/// life of the copy. Then the register was given up, and the last sync points with it,
+/// without a word.
+#[test]
+fn a_lost_ring_counts_once_the_register_is_given_up() {
+    let c = Cluster::new(DISK);
+    let port = Port::new();
+    let by_register = c
+        .text(DISK, "e2e")
+        .replace("[volume.v]", "[volume.v]\ncheckpoint_threshold = 1000000")
+        + &c.witness("w", port.number);
+    c.configure(&by_register);
+    let (mut a, b, w) = (c.node("a"), c.node("b"), c.node("w"));
+    let (program, _) = busy(&c, "a");
+    program.await_more(300);
+    kill(b);
+    a.kill();
+    let acknowledged = program.stop();
+    c.lose_memory("a");
+    c.lose_memory("b");
+    let (mut a, b) = (c.node("a"), c.node("b"));
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(said.contains("lost what it held"), "{said}");
+    }
+    a.kill();
+    kill(b);
+    kill(w);
+    c.configure(&by_register.replace("[volume.v]", "[volume.v]\nfailover = \"manual\""));
+    let (_a, _b) = (c.node("a"), c.node("b"));
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(said.contains("memory was lost"), "{said}");
+    }
+    c.promote("a");
+    let (mut program, found) = c.program("a", &["--entries", "20", "--linger"]);
+    assert!(found <= acknowledged + 1, "{found} of {acknowledged}");
+    program.acknowledged(found, found + 20);
+    program.finish();
+}
+
+/// A backup had been promoted while the two others were away. They came back, the program
+/// attached with its mirror, and what they acknowledged was replaced later.
+#[test]
+fn an_attach_asks_whether_a_backup_was_promoted() {
+    let c = Cluster::new(SYNC);
+    let port = Port::new();
+    let with_backup = c.text(SYNC, "e2e").replace(
+        "mirror = \"b\"",
+        "mirror = \"b\"\nbackups = [\"c\"]\nfailover = \"manual\"",
+    ) + &c.data_node("c", port.number, "size = \"4MiB\"");
+    c.configure(&with_backup);
+    let (mut a, b, backup) = (c.node("a"), c.node("b"), c.node("c"));
+    let (mut program, _) = c.program("a", &["--entries", "50", "--linger"]);
+    program.acknowledged(0, 50);
+    await_that("the backup", || {
+        let (here, there) = (c.says("a"), c.says("c"));
+        (there["state"] == "whole" && here["last_lsn"] == there["last_lsn"]).then_some(())
+    });
+    program.finish();
+    a.kill();
+    kill(b);
+    await_that("the promotion", || {
+        let out = c.mojim("promote", &["--name", "c", "--force", "--yes"]);
+        (out.status.code() == Some(0)).then_some(())
+    });
+    let (mut program, found) = c.program("c", &["--entries", "10"]);
+    assert_eq!(found, 50);
+    program.acknowledged(50, 60);
+    program.finish();
+    // Its daemon will bring `a` up to date by itself: not at once.
+    kill(backup);
+    let (_a, _b, _c) = (c.node("a"), c.node("b"), c.node("c"));
+    for _ in 0..2 {
+        let said = refused(&c, "a");
+        assert!(
+            said.contains("primary of volume v") && said.contains("epoch"),
+            "{said}"
+        );
+    }
+    let (mut program, found) = c.program("c", &["--entries", "10"]);
+    assert_eq!(found, 60);
+    program.acknowledged(60, 70);
+    program.finish();
 }
 
 /// The mirror was away while sync points were acknowledged, then the primary's

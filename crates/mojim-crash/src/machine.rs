@@ -286,7 +286,7 @@ impl File for Broken {
             }
             Fault::ForgetRing => match Superblock::decode(buf) {
                 Ok(mut sb) => {
-                    sb.ring_lost = false;
+                    (sb.ring_lost, sb.renewed) = (false, false);
                     self.inner.write_at(&sb.encode()[..], offset)
                 }
                 Err(_) => self.inner.write_at(buf, offset),

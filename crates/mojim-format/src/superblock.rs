@@ -27,6 +27,7 @@ const NONCES_AT: usize = FLAGS_AT + 8;
 const CRC_AT: usize = SUPERBLOCK_LEN - 4;
 const FLAG_RING_LOST: u32 = 1;
 const FLAG_AWAITS_COPY: u32 = 2;
+const FLAG_RENEWED: u32 = 4;
 
 const _: () = assert!(NAMES_AT + 5 * NAME_LEN <= STARTS_AT);
 const _: () = assert!(NONCES_AT + 16 <= CRC_AT);
@@ -108,6 +109,9 @@ pub struct Superblock {
     pub life: u64,
     /// While this node was primary its ring was lost, with what only the ring held.
     pub ring_lost: bool,
+    /// Since that loss the copy has had another life, so that a register does not take it
+    /// for the copy that it names.
+    pub renewed: bool,
     /// A copy of another node has begun to come to this node, which had none.
     pub awaits_copy: bool,
     /// A random number that changes each time the copy is opened. A ring's memory
@@ -160,8 +164,9 @@ impl Superblock {
             put(HISTORY_AT + i * 16 + 8, &e.first_lsn.to_le_bytes());
         }
         put(LIFE_AT, &self.life.to_le_bytes());
-        let flags =
-            (self.ring_lost as u32 * FLAG_RING_LOST) | (self.awaits_copy as u32 * FLAG_AWAITS_COPY);
+        let flags = (self.ring_lost as u32 * FLAG_RING_LOST)
+            | (self.awaits_copy as u32 * FLAG_AWAITS_COPY)
+            | (self.renewed as u32 * FLAG_RENEWED);
         put(FLAGS_AT, &flags.to_le_bytes());
         put(NONCES_AT, &self.nonce.to_le_bytes());
         put(NONCES_AT + 8, &self.nonce_before.to_le_bytes());
@@ -212,11 +217,12 @@ impl Superblock {
             history,
             life: u64_at(b, LIFE_AT),
             ring_lost: u32_at(b, FLAGS_AT) & FLAG_RING_LOST != 0,
+            renewed: u32_at(b, FLAGS_AT) & FLAG_RENEWED != 0,
             awaits_copy: u32_at(b, FLAGS_AT) & FLAG_AWAITS_COPY != 0,
             nonce: u64_at(b, NONCES_AT),
             nonce_before: u64_at(b, NONCES_AT + 8),
         };
-        let newer = s.awaits_copy || s.nonce != 0 || s.nonce_before != 0;
+        let newer = s.awaits_copy || s.renewed || s.nonce != 0 || s.nonce_before != 0;
         // Bytes that no field covers are zero, unless another version wrote them.
         if version == 1 && newer || s.encode()[..] != b[..SUPERBLOCK_LEN] {
             return Err(field("reserved", 0));
@@ -250,7 +256,7 @@ fn check_slot(b: &[u8]) -> Result<u32, FormatError> {
         });
     }
     let version = u32_at(b, 8);
-    // In version 1 the nonces and one of the flags were reserved, and zero.
+    // In version 1 the nonces and two of the flags were reserved, and zero.
     if !(1..=SUPERBLOCK_VERSION).contains(&version) {
         return Err(FormatError::Version {
             what: WHAT,
@@ -341,13 +347,14 @@ mod tests {
             ],
             life: 12,
             ring_lost: true,
+            renewed: true,
             awaits_copy: false,
             nonce: 21,
             nonce_before: 20,
         };
         let b = s.encode();
         assert_eq!(Superblock::decode(&b[..]).unwrap(), s);
-        // As version 1 wrote it: the nonces, and a flag, were reserved.
+        // As version 1 wrote it: the nonces, and two flags, were reserved.
         let versioned = |s: &Superblock, version: u32| {
             let s = Superblock {
                 version,
@@ -356,9 +363,12 @@ mod tests {
             Superblock::decode(&s.encode()[..])
         };
         let mut old = s.clone();
-        (old.version, old.nonce, old.nonce_before) = (1, 0, 0);
+        (old.version, old.renewed) = (1, false);
+        (old.nonce, old.nonce_before) = (0, 0);
         assert_eq!(versioned(&old, 1), Ok(old.clone()));
         assert!(versioned(&s, 1).is_err());
+        old.renewed = true;
+        assert!(versioned(&old, 1).is_err());
         for other in [0, 3, 70_000] {
             let e = versioned(&old, other).unwrap_err();
             assert!(matches!(e, FormatError::Version { known: 2, .. }), "{e}");

@@ -279,6 +279,7 @@ fn superblock() -> Vec<u8> {
         history: history(),
         life: 12,
         ring_lost: false,
+        renewed: false,
         awaits_copy: false,
         nonce: 0x4e,
         nonce_before: 0,

@@ -154,6 +154,7 @@ fn the_superblock() {
         ],
         life: 0,
         ring_lost: false,
+        renewed: false,
         awaits_copy: false,
         nonce: 0x4e,
         nonce_before: 0,

@@ -190,6 +190,7 @@ struct Node {
     promised: u8,
     view: View,
     life: u8,
+    /// Its ring was lost, and its life has not changed since (`ring_lost && !renewed`).
     ring_lost: bool,
     role: Role,
     /// It was primary by the register before it knew.

@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 use mojim_config::Config;
@@ -21,6 +22,7 @@ use mojim_format::message::{
 };
 use mojim_format::{FRAME_LEN, Frame, FrameKind, RecordView};
 use mojim_linux::{Listener, Os};
+use mojim_protocol::{AckRule, Lacks, Loss};
 use mojim_replica::backup_progress::Source;
 use mojim_replica::backup_session::BackupSession;
 use mojim_replica::holders::Peer;
@@ -511,6 +513,43 @@ fn a_primary_whose_disk_is_new_takes_its_mirrors_copy() {
     (nodes.told, nodes.noted) = (false, false);
     nodes.linked(&mut s, &p);
     nodes.over("new-disk");
+}
+
+/// The primary's disk was new and the mirror's not mounted: an empty volume began. Once the
+/// mirror was back with its disk, its copy, which lags in `async`, was taken for everything.
+#[test]
+fn a_volume_that_began_anew_does_not_take_a_copy_that_lags() {
+    let (mut nodes, p, s) = under_way("anew");
+    let away = nodes.dir.join("away");
+    let ended = |p: Arc<Primary>, s: Session| {
+        drop(s);
+        p.store.release_lock();
+        drop(p);
+    };
+    ended(p, s);
+    nodes.kill();
+    std::fs::remove_dir_all(nodes.dir.join("a")).unwrap();
+    std::fs::rename(nodes.dir.join("b"), &away).unwrap();
+    nodes.follow();
+    let p = nodes.primary();
+    let mut s = nodes.session(&p);
+    nodes.linked(&mut s, &p);
+    ended(p, s);
+    nodes.kill();
+    std::fs::remove_dir_all(nodes.dir.join("b")).unwrap();
+    std::fs::rename(&away, nodes.dir.join("b")).unwrap();
+    nodes.follow();
+    let c = nodes.config();
+    let mut spec = layout::primary(&c, &c.nodes["a"], &c.volumes["v"]);
+    spec.rule = AckRule::LOCAL;
+    let p = Arc::new(Primary::new(nodes.store("a"), spec));
+    let mut s = nodes.session(&p);
+    nodes.until("the refusal", |_| {
+        s.step();
+        assert!(!p.ready.load(Acquire), "it has begun");
+        s.fatal().is_some()
+    });
+    assert_eq!(s.loss(), Some(Loss::Copy(Lacks::Behind)));
 }
 
 #[test]

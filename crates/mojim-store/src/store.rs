@@ -262,7 +262,7 @@ impl Store {
             s.view = view;
             s.history = h.entries().to_vec();
             // Whatever this node lost, it now has what its view holds.
-            s.ring_lost = false;
+            (s.ring_lost, s.renewed) = (false, false);
         })?;
         *self.history.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(h);
         Ok(())

@@ -10,10 +10,11 @@ use mojim_protocol::promotion::Candidate;
 /// primary had. `local`: whether success means this node's own log.
 pub fn check_primary(reg: &Register, store: &Store, local: bool) -> Result<()> {
     let sb = store.superblock();
-    // A program that attaches gives such a copy another life. What this node led itself
-    // and lost counts, not what it has taken over from another primary since.
+    // A program that attaches gives such a copy another life, and from then on the register
+    // tells. What this node led itself and lost counts, not what it has taken over from
+    // another primary since.
     let led = sb.view.primary == sb.node;
-    let misses = sb.ring_lost && led && !local;
+    let misses = sb.ring_lost && !sb.renewed && led && !local;
     if misses || !reg.is_primary(&member(store)) {
         return Err(Error::Invalid(format!(
             "node {} is the primary by its name, and its copy is not that of the view any more: what only its ring or its log held was lost, so acknowledged sync points may be missing. Start the other nodes; if whoever has more is lost for good, `mojim promote --force` gives that up",

@@ -29,7 +29,8 @@ impl Session {
             Plan::Resend { from } => self.resend(from, tail),
             Plan::CopyTo => self.copy_out(),
             Plan::CopyFrom => {
-                let lacks = self.may_lack(w.member).filter(|_| !self.adopting);
+                let lacks = self.may_lack(w.member, theirs.volume_id);
+                let lacks = lacks.filter(|_| !self.adopting);
                 self.refuse_loss(lacks.map(Loss::Copy), &ours, &theirs)?;
                 self.adopting = true;
                 let wire = self.wire.as_mut().expect("connected");
@@ -180,15 +181,17 @@ impl Session {
         is_lost && self.view_client.is_none() && !self.primary.spec.rule.local
     }
 
-    /// Why the mirror's copy (`member`: a member's) may lack what this node, whose own is
-    /// empty, acknowledged without it. `None` if this node's is not empty: a copy that
-    /// has all of it and more may be taken.
-    pub(super) fn may_lack(&self, member: bool) -> Option<Lacks> {
+    /// Why the mirror's copy (`member`: a member's; of `volume`) may lack what this node,
+    /// whose own is empty, acknowledged without it. `None` if this node's is not empty: a
+    /// copy that has all of it and more may be taken.
+    pub(super) fn may_lack(&self, member: bool, volume: u64) -> Option<Lacks> {
         let sb = self.primary.store.superblock();
-        if sb.state != State::Empty {
+        // A volume that began anew while the mirror's copy was away knows nothing of it.
+        let began_anew = sb.state != State::Empty && sb.volume_id != volume;
+        if sb.state != State::Empty && !began_anew {
             return None;
         }
-        let is_new = sb.view.epoch == 0;
+        let is_new = sb.view.epoch == 0 || began_anew;
         if !member && (is_new || !self.member) {
             return Some(Lacks::CatchingUp);
         }
@@ -242,8 +245,16 @@ impl Session {
                     Lacks::Alone => ("this node went on without it", " --force"),
                     Lacks::Behind => ("no sync point waits for it", ""),
                 };
+                let ours = match ours.state {
+                    State::Whole => {
+                        format!("this node's copy of volume {volume} began anew and holds nothing")
+                    }
+                    _ => format!(
+                        "this node has no whole copy of volume {volume}: its disk is new, or what it had in memory is gone"
+                    ),
+                };
                 Error::Invalid(format!(
-                    "this node has no whole copy of volume {volume}: its disk is new, or what it had in memory is gone. Node {peer}'s, up to LSN {}, may lack acknowledged sync points: {why}. Restore a copy, or go on with that one: `mojim promote{force} --volume {volume} --name {peer}`, and start the program there",
+                    "{ours}. Node {peer}'s, up to LSN {}, may lack acknowledged sync points: {why}. Restore a copy, or go on with that one: `mojim promote{force} --volume {volume} --name {peer}`, and start the program there",
                     theirs.tail
                 ))
             }

@@ -18,14 +18,16 @@ impl Session {
         let store = &self.primary.store;
         let sb = store.superblock();
         // What only the lost ring held may have been acknowledged, by the mirror alone:
-        // this copy does not count as a member's any more.
-        let is_lost = sb.ring_lost && !store.mutations.forget_ring.is_on()
+        // this copy does not count as a member's any more. Once for a loss, since the
+        // register may name the new life before this node begins the epoch. That the ring
+        // was lost stays on record until then: without a register, nothing else tells.
+        let is_lost = sb.ring_lost && !sb.renewed && !store.mutations.forget_ring.is_on()
             || store.mutations.other_life.is_on();
         if is_lost && !self.primary.spec.rule.local {
             let life = store.env().random();
             store.update(|s| {
                 s.life = life;
-                s.ring_lost = false;
+                s.renewed = s.ring_lost;
             })?;
         }
         self.silence = self.silence.min(view_client.limit);

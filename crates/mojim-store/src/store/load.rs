@@ -251,7 +251,7 @@ impl Store {
             s.history = history.to_vec();
             s.state = state;
             s.life = life;
-            s.ring_lost = false;
+            (s.ring_lost, s.renewed) = (false, false);
             s.awaits_copy = false;
             if state == State::Switching && s.view.mirror == s.node {
                 // Not a member until it is told so again.

@@ -130,6 +130,7 @@ fn superblock(env: &dyn Env, spec: &StoreSpec, align: u64) -> Result<Superblock>
         history: Vec::new(),
         life: env.random(),
         ring_lost: false,
+        renewed: false,
         awaits_copy: false,
         nonce: 0,
         nonce_before: 0,
@@ -264,6 +265,8 @@ impl<'a> Opening<'a> {
         let ring_lost = logs.iter().any(|(_, s)| *s == Survival::Medium);
         let paired = !sb.view.mirror.is_empty() && sb.view.mirror != JOINING;
         if ring_lost && sb.logs != 0 && sb.view.primary == sb.node && paired {
+            // A life that no program has begun an epoch in need not change again.
+            sb.renewed &= sb.ring_lost;
             sb.ring_lost = true;
         }
         if self.switching.is_some() {

@@ -18,11 +18,11 @@ use mojim_linux::rings;
 use mojim_linux::{Os, trust};
 use mojim_replica::attach::{Attach, AttachPolicy, Attaching};
 use mojim_replica::client::Client;
-use mojim_replica::holders::Holders;
+use mojim_replica::holders::{Holders, Peer};
 use mojim_replica::layout;
 use mojim_replica::primary::Primary;
 use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
-use mojim_replica::request::Request;
+use mojim_replica::request::{CopyState, Request, Standing};
 use mojim_replica::session::Session;
 use mojim_replica::stream::StreamThreads;
 use mojim_replica::view_client::ViewClient;
@@ -30,6 +30,9 @@ use mojim_store::store::{Store, read_superblock};
 
 /// How long a program waits until a daemon that brings the mirror up to date gives way.
 const GIVES_WAY: Duration = Duration::from_secs(30);
+
+/// How long each backup may take to say whether it leads a later view.
+const BACKUP_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Which volume is attached, on which node, over which environment.
 pub(super) struct Place {
@@ -170,6 +173,9 @@ impl Place {
             Some(_) => e,
             None => explained(e, &volume.name),
         };
+        if volume.failover == Failover::Manual {
+            self.check_backups(&peer.name, &primary.store.superblock().view)?;
+        }
         let mut s = Session::attach(primary.clone(), &node.name, peer);
         if volume.failover == Failover::Automatic {
             s = self.with_register(s, primary, holders).map_err(explained)?;
@@ -183,6 +189,35 @@ impl Place {
         };
         wait_attached(&mut s, primary, policy, progress, gives_way).map_err(explained)?;
         Ok(Some(s))
+    }
+
+    /// Fails if a backup leads a later view than this node's copy knows, `view`: it was promoted
+    /// while this node and its mirror were away, and would replace what they acknowledge now.
+    /// The mirror itself tells over its session, and where there is a register, that knows.
+    /// A backup that does not answer is left out.
+    fn check_backups(&self, mirror: &str, view: &View) -> Result<()> {
+        let name = &self.volume.name;
+        let leads = |peer: &Peer| -> Option<u64> {
+            let (to, cluster) = (&peer.tcp, &self.config.cluster);
+            let mut c = Client::connect(&self.env, to, cluster, BACKUP_PATIENCE).ok()?;
+            let volume = name.clone();
+            let s: Standing = c.ask_for(&Request::Standing { volume }).ok()?;
+            // Another node's numbers may be absurd.
+            let is_later = s.epoch > view.epoch && s.epoch < u64::MAX / 4;
+            let leads = s.primary == peer.name && s.state == CopyState::Whole;
+            (leads && is_later).then_some(s.epoch)
+        };
+        let mut backups = layout::others(&self.config, &self.node, &self.volume);
+        backups.retain(|p| p.name != mirror);
+        for peer in &backups {
+            if let Some(epoch) = leads(peer) {
+                return Err(Error::Stale(format!(
+                    "node {} is itself the primary of volume {name}, since epoch {epoch}; node {} knows epoch {} only. Run the program there; `mojim promote --force` on another node gives up what it has",
+                    peer.name, self.node.name, view.epoch
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// A session that takes its views from the register, through the node's daemon.
