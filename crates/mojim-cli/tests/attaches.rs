@@ -204,6 +204,77 @@ fn an_attach_asks_whether_a_backup_was_promoted() {
     program.finish();
 }
 
+/// The mirror was promoted, a backup followed it, and the promoted node's disk was replaced: the
+/// old primary attached with the empty node, and acknowledged what the backup's daemon, which
+/// answered, knew to be of an older view. And where both disks were replaced, the attach began
+/// an empty volume, of which the backup became a copy.
+#[test]
+fn an_attach_asks_every_node_that_answers_for_the_view() {
+    let c = Cluster::new(SYNC);
+    let port = Port::new();
+    let with_backup = c.text(SYNC, "e2e").replace(
+        "mirror = \"b\"",
+        "mirror = \"b\"\nbackups = [\"c\"]\nfailover = \"manual\"",
+    ) + &c.data_node("c", port.number, "size = \"4MiB\"");
+    c.configure(&with_backup);
+    let followed = |primary: &str| {
+        await_that("the backup", || {
+            let (here, there) = (c.says(primary), c.says("c"));
+            let both = there["state"] == "whole" && here["last_lsn"] == there["last_lsn"];
+            (both && here["epoch"] == there["epoch"]).then_some(())
+        });
+    };
+    let (mut a, b, backup) = (c.node("a"), c.node("b"), c.node("c"));
+    let (mut program, _) = c.program("a", &["--entries", "50", "--linger"]);
+    program.acknowledged(0, 50);
+    followed("a");
+    program.finish();
+    a.kill();
+    await_that("the promotion", || {
+        let out = c.mojim("promote", &["--name", "b"]);
+        (out.status.code() == Some(0)).then_some(())
+    });
+    let (mut program, found) = c.program("b", &["--entries", "10", "--linger"]);
+    assert_eq!(found, 50);
+    program.acknowledged(50, 60);
+    followed("b");
+    program.finish();
+    for node in [b, backup] {
+        kill(node);
+    }
+    replace_disk(&c, "b");
+    let (mut a, b, backup) = (c.node("a"), c.node("b"), c.node("c"));
+    let said = refused(&c, "a");
+    assert!(
+        said.contains("node b has been primary of volume v") && said.contains("as node c says"),
+        "{said}"
+    );
+    a.kill();
+    for node in [b, backup] {
+        kill(node);
+    }
+    replace_disk(&c, "a");
+    c.configure(
+        &with_backup
+            .replace("primary = \"a\"", "primary = \"b\"")
+            .replace("mirror = \"b\"", "mirror = \"a\""),
+    );
+    let (_a, _b, _c) = (c.node("a"), c.node("b"), c.node("c"));
+    let said = refused(&c, "b");
+    assert!(
+        said.contains("is new") && said.contains("promote --force --name c"),
+        "{said}"
+    );
+    await_that("the promotion", || {
+        let out = c.mojim("promote", &["--name", "c", "--force", "--yes"]);
+        (out.status.code() == Some(0)).then_some(())
+    });
+    let (mut program, found) = c.program("c", &["--entries", "10"]);
+    assert_eq!(found, 60);
+    program.acknowledged(60, 70);
+    program.finish();
+}
+
 /// The mirror was away while sync points were acknowledged, then the primary's
 /// power failed, and one bit of its log was damaged. With the mirror in reach
 /// the attach took what was before the bit for all there ever was.

@@ -11,20 +11,37 @@ pub fn processor() -> Option<usize> {
 }
 
 /// Moves the calling thread off `processor`, if it may run on another one. It may come back:
-/// the set of processors on which it may run stays as it was. (Who changes that set from
-/// outside at this very moment has to do so again.)
+/// the set of processors on which it may run stays as it was. (Who changes that thread's set
+/// from outside at this very moment has to do so again.)
+///
+/// The system tells only those of a thread's processors that its control group has now. A
+/// thread that may run on every one of these stays a thread that may run everywhere, so that it
+/// gets what the group gets later.
 pub fn leave(processor: usize) {
-    let Ok(all) = sched_getaffinity(None) else {
+    let Ok(before) = sched_getaffinity(None) else {
         return;
     };
-    let mut others = all;
+    let mut others = before;
     if processor < CpuSet::MAX_CPU {
         others.unset(processor);
     }
-    if others.count() > 0 && sched_setaffinity(None, &others).is_ok() {
-        // It was in force a moment ago.
-        let _ = sched_setaffinity(None, &all);
+    if others.count() == 0 {
+        return;
     }
+    let everywhere = everywhere();
+    let is_free = sched_setaffinity(None, &everywhere).is_ok()
+        && sched_getaffinity(None).is_ok_and(|now| now == before);
+    let _ = sched_setaffinity(None, &others);
+    if is_free || sched_setaffinity(None, &before).is_err() {
+        // The group may have lost what it had a moment ago.
+        let _ = sched_setaffinity(None, &everywhere);
+    }
+}
+
+fn everywhere() -> CpuSet {
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|i| all.set(i));
+    all
 }
 
 #[cfg(test)]

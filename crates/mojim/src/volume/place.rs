@@ -22,7 +22,7 @@ use mojim_replica::holders::{Holders, Peer};
 use mojim_replica::layout;
 use mojim_replica::primary::Primary;
 use mojim_replica::register::{RegisterWorker, RemoteRegister, VIEW_TIMEOUT, ViewRegister};
-use mojim_replica::request::{CopyState, Request, Standing};
+use mojim_replica::request::{Request, Standing};
 use mojim_replica::session::Session;
 use mojim_replica::stream::StreamThreads;
 use mojim_replica::view_client::ViewClient;
@@ -31,8 +31,8 @@ use mojim_store::store::{Store, read_superblock};
 /// How long a program waits until a daemon that brings the mirror up to date gives way.
 const GIVES_WAY: Duration = Duration::from_secs(30);
 
-/// How long each backup may take to say whether it leads a later view.
-const BACKUP_PATIENCE: Duration = Duration::from_millis(500);
+/// How long another node may take to say which view it knows.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Which volume is attached, on which node, over which environment.
 pub(super) struct Place {
@@ -174,7 +174,7 @@ impl Place {
             None => explained(e, &volume.name),
         };
         if volume.failover == Failover::Manual {
-            self.check_backups(&peer.name, &primary.store.superblock().view)?;
+            self.check_views(&peer.name, &primary.store.superblock().view)?;
         }
         let mut s = Session::attach(primary.clone(), &node.name, peer);
         if volume.failover == Failover::Automatic {
@@ -191,33 +191,53 @@ impl Place {
         Ok(Some(s))
     }
 
-    /// Fails if a backup leads a later view than this node's copy knows, `view`: it was promoted
-    /// while this node and its mirror were away, and would replace what they acknowledge now.
-    /// The mirror itself tells over its session, and where there is a register, that knows.
-    /// A backup that does not answer is left out.
-    fn check_backups(&self, mirror: &str, view: &View) -> Result<()> {
-        let name = &self.volume.name;
-        let leads = |peer: &Peer| -> Option<u64> {
-            let (to, cluster) = (&peer.tcp, &self.config.cluster);
-            let mut c = Client::connect(&self.env, to, cluster, BACKUP_PATIENCE).ok()?;
-            let volume = name.clone();
-            let s: Standing = c.ask_for(&Request::Standing { volume }).ok()?;
-            // Another node's numbers may be absurd.
-            let is_later = s.epoch > view.epoch && s.epoch < u64::MAX / 4;
-            let leads = s.primary == peer.name && s.state == CopyState::Whole;
-            (leads && is_later).then_some(s.epoch)
+    /// Fails if another node knows a later view than this node's copy, `view`, in which this one
+    /// is not the primary: a node was promoted while this one was away, and would replace what it
+    /// acknowledges now. Or in which this one, now new, was: it would begin an empty volume, and
+    /// make the other copy one of that. What `mirror` knows itself, it tells over its session; where there is a
+    /// register, that knows. A node that does not answer, or not in these words, is left out.
+    fn check_views(&self, mirror: &str, view: &View) -> Result<()> {
+        let others = layout::others(&self.config, &self.node, &self.volume);
+        let answers: Vec<(&str, Standing)> = std::thread::scope(|s| {
+            let ask = |p| (p, s.spawn(move || self.standing_of(p)));
+            let asked: Vec<_> = others.iter().map(ask).collect();
+            let answer = |(p, t): (_, std::thread::ScopedJoinHandle<'_, _>)| {
+                let p: &Peer = p;
+                Some((p.name.as_str(), t.join().ok()??))
+            };
+            asked.into_iter().filter_map(answer).collect()
+        });
+        // Another node's numbers may be absurd.
+        let sane = answers.iter().filter(|(_, s)| s.epoch < u64::MAX / 4);
+        let Some((teller, latest)) = sane.max_by_key(|(p, s)| (s.epoch, *p == mirror)) else {
+            return Ok(());
         };
-        let mut backups = layout::others(&self.config, &self.node, &self.volume);
-        backups.retain(|p| p.name != mirror);
-        for peer in &backups {
-            if let Some(epoch) = leads(peer) {
-                return Err(Error::Stale(format!(
-                    "node {} is itself the primary of volume {name}, since epoch {epoch}; node {} knows epoch {} only. Run the program there; `mojim promote --force` on another node gives up what it has",
-                    peer.name, self.node.name, view.epoch
-                )));
-            }
+        let (me, name) = (&self.node.name, &self.volume.name);
+        if latest.epoch <= view.epoch || *teller == mirror {
+            return Ok(());
         }
-        Ok(())
+        if latest.primary != *me {
+            return Err(Error::Stale(format!(
+                "node {} has been primary of volume {name} since epoch {}, as node {teller} says; node {me} knows epoch {} only. Run the program there, or promote a node: `mojim promote --name NODE`",
+                latest.primary, latest.epoch, view.epoch
+            )));
+        }
+        match view.epoch {
+            0 => Err(Error::Stale(format!(
+                "this node's copy of volume {name} is new, and the mirror's is not known to have what node {teller} has, of epoch {}. Go on with that copy: `mojim promote --force --name {teller}`, and start the program there; or remove it, to begin an empty volume",
+                latest.epoch
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a node says of its copy, if it answers.
+    fn standing_of(&self, peer: &Peer) -> Option<Standing> {
+        mojim_env::threads::block_signals();
+        let (to, cluster) = (&peer.tcp, &self.config.cluster);
+        let mut c = Client::connect(&self.env, to, cluster, PATIENCE).ok()?;
+        let volume = self.volume.name.clone();
+        c.ask_for(&Request::Standing { volume }).ok()
     }
 
     /// A session that takes its views from the register, through the node's daemon.
