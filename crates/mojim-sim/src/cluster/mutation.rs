@@ -163,12 +163,12 @@ impl Mutation {
     /// first. Where a change of the simulator moves its runs, the search finds another.
     pub fn seen_at(self) -> Option<u64> {
         match self {
-            Mutation::ApplyBeforeLog => Some(195),
+            Mutation::ApplyBeforeLog => Some(295),
             Mutation::ReplaceEarly => Some(68),
             Mutation::AmnesiacMember => Some(99),
             Mutation::NoFence => Some(131),
-            Mutation::AdmitEarly => Some(137),
-            Mutation::ForwardAcrossTerms => Some(175),
+            Mutation::AdmitEarly => Some(78),
+            Mutation::ForwardAcrossTerms => Some(614),
             Mutation::IgnorePause => Some(509),
             Mutation::Overtake => Some(541),
             Mutation::KeepEpoch => Some(269),
@@ -178,9 +178,9 @@ impl Mutation {
             Mutation::ForgetRing => Some(1430),
             Mutation::AloneInRing => Some(1109),
             Mutation::ReleaseEarly => Some(166),
-            Mutation::PromiseEarly => Some(15_382),
+            Mutation::PromiseEarly => Some(348),
             Mutation::TrustWire => Some(63),
-            Mutation::StampParts => Some(8937),
+            Mutation::StampParts => Some(28_407),
             Mutation::SpillUnsynced => Some(348),
             Mutation::SpillOnce => Some(130),
             _ => None,
