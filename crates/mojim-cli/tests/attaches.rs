@@ -230,6 +230,17 @@ fn an_attach_asks_every_node_that_answers_for_the_view() {
     followed("a");
     program.finish();
     a.kill();
+    // What the backup hears is the mirror, which it said was the primary.
+    await_that("the refusal", || {
+        let out = c.mojim("promote", &["--name", "c"]);
+        assert_eq!(out.status.code(), Some(1), "{}", text(&out.stdout));
+        let why = text(&out.stderr);
+        let says = [
+            "it follows node b, which is alive",
+            "`mojim promote --name b`",
+        ];
+        says.iter().all(|s| why.contains(s)).then_some(())
+    });
     await_that("the promotion", || {
         let out = c.mojim("promote", &["--name", "b"]);
         (out.status.code() == Some(0)).then_some(())

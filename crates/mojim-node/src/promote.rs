@@ -291,7 +291,7 @@ impl Node {
             mirror_only: rule.mirror && !rule.local,
         };
         if let Err(why) = judge(&copy, alive.is_some(), &others, asked) {
-            return Err(self.not_promoted(v, &copy, alive, why));
+            return Err(self.not_promoted(v, &m, &copy, alive, why));
         }
         let above = others.iter().map(|o| o.epoch).max().unwrap_or(0);
         let (epoch, last) = m.promote(above)?;
@@ -365,6 +365,7 @@ impl Node {
     fn not_promoted(
         &self,
         v: &Volume,
+        m: &Mirror,
         copy: &Candidate,
         alive: Option<(Duration, String)>,
         why: Refusal,
@@ -374,15 +375,13 @@ impl Node {
         match why {
             Refusal::PrimaryAlive => {
                 let (ago, who) = alive.expect("it is the reason");
-                let alive = format!(
-                    "primary {who} is alive: it was heard {} ms ago in epoch {}, and LSN {tail} is acknowledged",
-                    ago.as_millis(),
-                    view.epoch
-                );
-                let mirror = match view.mirror.is_empty() && who == v.primary {
-                    // A backup's copy need not know it.
-                    true => v.mirror.as_deref().unwrap_or(""),
-                    false => &view.mirror,
+                let alive = heard(m, &who, ago, view.epoch);
+                let from = m.greeted();
+                let mirror = match view.mirror.is_empty() {
+                    // A backup's copy need not know it; a mirror forwards to it.
+                    true if m.is_backup() && from != who => &from,
+                    true if who == v.primary => v.mirror.as_deref().unwrap_or(""),
+                    _ => &view.mirror,
                 };
                 self.is_alive(v, &who, mirror, &alive)
             }
