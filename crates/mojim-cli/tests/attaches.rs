@@ -159,16 +159,21 @@ fn a_lost_ring_counts_once_the_register_is_given_up() {
     program.finish();
 }
 
+/// The configuration with a backup `c`, in which operators promote.
+fn by_hand_with_backup(c: &Cluster, port: &Port) -> String {
+    c.text(SYNC, "e2e").replace(
+        "mirror = \"b\"",
+        "mirror = \"b\"\nbackups = [\"c\"]\nfailover = \"manual\"",
+    ) + &c.data_node("c", port.number, "size = \"4MiB\"")
+}
+
 /// A backup had been promoted while the two others were away. They came back, the program
 /// attached with its mirror, and what they acknowledged was replaced later.
 #[test]
 fn an_attach_asks_whether_a_backup_was_promoted() {
     let c = Cluster::new(SYNC);
     let port = Port::new();
-    let with_backup = c.text(SYNC, "e2e").replace(
-        "mirror = \"b\"",
-        "mirror = \"b\"\nbackups = [\"c\"]\nfailover = \"manual\"",
-    ) + &c.data_node("c", port.number, "size = \"4MiB\"");
+    let with_backup = by_hand_with_backup(&c, &port);
     c.configure(&with_backup);
     let (mut a, b, backup) = (c.node("a"), c.node("b"), c.node("c"));
     let (mut program, _) = c.program("a", &["--entries", "50", "--linger"]);
@@ -212,10 +217,7 @@ fn an_attach_asks_whether_a_backup_was_promoted() {
 fn an_attach_asks_every_node_that_answers_for_the_view() {
     let c = Cluster::new(SYNC);
     let port = Port::new();
-    let with_backup = c.text(SYNC, "e2e").replace(
-        "mirror = \"b\"",
-        "mirror = \"b\"\nbackups = [\"c\"]\nfailover = \"manual\"",
-    ) + &c.data_node("c", port.number, "size = \"4MiB\"");
+    let with_backup = by_hand_with_backup(&c, &port);
     c.configure(&with_backup);
     let followed = |primary: &str| {
         await_that("the backup", || {

@@ -51,12 +51,16 @@ mod tests {
     #[test]
     fn a_thread_leaves_a_processor_and_may_come_back() {
         let all = sched_getaffinity(None).unwrap();
+        let mut left = 0;
         for _ in 0..20 {
             let here = processor().unwrap();
             assert!(all.is_set(here));
             leave(here);
+            left += u32::from(processor() != Some(here));
             assert_eq!(sched_getaffinity(None).unwrap(), all);
         }
+        // It may have come back, but not each time.
+        assert!(left > 0 || all.count() == 1);
         // Not where it runs, and nowhere.
         leave(CpuSet::MAX_CPU - 1);
         leave(usize::MAX);

@@ -194,18 +194,24 @@ impl Place {
     /// Fails if another node knows a later view than this node's copy, `view`, in which this one
     /// is not the primary: a node was promoted while this one was away, and would replace what it
     /// acknowledges now. Or in which this one, now new, was: it would begin an empty volume, and
-    /// make the other copy one of that. What `mirror` knows itself, it tells over its session; where there is a
-    /// register, that knows. A node that does not answer, or not in these words, is left out.
+    /// make the other copy one of that. What `mirror` knows itself, it tells over its session;
+    /// where there is a register, that knows. A node that does not answer, or not in these
+    /// words, is left out.
     fn check_views(&self, mirror: &str, view: &View) -> Result<()> {
         let others = layout::others(&self.config, &self.node, &self.volume);
-        let answers: Vec<(&str, Standing)> = std::thread::scope(|s| {
-            let ask = |p| (p, s.spawn(move || self.standing_of(p)));
-            let asked: Vec<_> = others.iter().map(ask).collect();
-            let answer = |(p, t): (_, std::thread::ScopedJoinHandle<'_, _>)| {
-                let p: &Peer = p;
-                Some((p.name.as_str(), t.join().ok()??))
-            };
-            asked.into_iter().filter_map(answer).collect()
+        let mut answers: Vec<(&str, Standing)> = Vec::new();
+        std::thread::scope(|s| {
+            let mut asked = Vec::new();
+            for p in &others {
+                let thread = std::thread::Builder::new().name("mojim-ask".into());
+                // Without a thread for it, a node counts as one that does not answer.
+                if let Ok(t) = thread.spawn_scoped(s, move || self.standing_of(p)) {
+                    asked.push((p.name.as_str(), t));
+                }
+            }
+            for (name, t) in asked {
+                answers.extend(t.join().ok().flatten().map(|standing| (name, standing)));
+            }
         });
         // Another node's numbers may be absurd.
         let sane = answers.iter().filter(|(_, s)| s.epoch < u64::MAX / 4);
