@@ -122,9 +122,15 @@ fn a_backup_is_copied_to(encrypt: bool) {
     let p = p.read_on();
     let _c = c.home.node("c");
     let copy = c.came("c");
-    // Not one of them alone, and nothing of it over the session's own link.
+    // Not one of them alone, and nothing of it over the session's own link. On a machine that
+    // stands still for a while one may not be open in time: the others carry its part.
     let busy = c.tap.busy(BALLAST / 16);
-    assert_eq!(busy, STREAMS, "{}", c.home.logs());
+    let carried = c.tap.carried();
+    assert!(
+        (2..=STREAMS).contains(&busy),
+        "{carried:?}\n{}",
+        c.home.logs()
+    );
     assert!(copy["moved"].as_u64().unwrap() > BALLAST, "{copy}");
     assert_eq!(c.copies(), 1);
     c.home.assert_equal();

@@ -996,7 +996,9 @@ fn a_shared_working_copy_grows_by_zeros_and_starts_at_any_size() {
 }
 
 /// A thread that had made a sync point and made no more kept the region's memory, and its
-/// volume with all its files open, after it was unmapped and detached by another.
+/// volume with all its files open, after it was unmapped and detached by another. So did, for
+/// moments, the background of any other volume, which took hold of all windows of the process
+/// to find its own: the tests beside this one have such volumes.
 #[test]
 fn what_one_thread_unmaps_no_other_keeps() {
     for working in ["private", "shared"] {

@@ -287,11 +287,15 @@ impl Tap {
         (tap, port)
     }
 
+    /// How many bytes each connection has carried.
+    pub fn carried(&self) -> Vec<u64> {
+        let all = self.carried.lock().unwrap();
+        all.iter().map(|c| c.bytes.load(Relaxed)).collect()
+    }
+
     /// How many connections have carried at least so much.
     pub fn busy(&self, least: u64) -> usize {
-        let all = self.carried.lock().unwrap();
-        let busy = |c: &&Carried| c.bytes.load(Relaxed) >= least;
-        all.iter().filter(busy).count()
+        self.carried().iter().filter(|n| **n >= least).count()
     }
 
     /// Ends the connection that has carried most, once one has carried `least`.

@@ -76,6 +76,7 @@ impl Table {
         f(unsafe { &*p })
     }
 
+    /// All windows of the process.
     pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
         self.read(<[_]>::to_vec)
     }
@@ -139,11 +140,13 @@ pub(crate) fn locate(addr: usize, len: usize) -> Result<Arc<Mapped>> {
 }
 
 impl Inner {
-    /// The volume's windows in this process.
+    /// The volume's windows in this process. No other volume's are held, not for a moment:
+    /// a volume that is detached meanwhile would keep its files open until they are let go.
     pub(crate) fn windows(&self) -> Vec<Arc<Mapped>> {
-        let mut all = TABLE.windows();
-        all.retain(|m| std::ptr::eq(&*m.volume, self));
-        all
+        TABLE.read(|all| {
+            let mine = all.iter().filter(|m| std::ptr::eq(&*m.volume, self));
+            mine.cloned().collect()
+        })
     }
 
     /// The volume's regions, each once.
