@@ -127,13 +127,27 @@ impl Primary {
         if rule.local {
             // The records travel while they are written.
             self.send(lane);
-            if self.lead_log(lsn, lane)? == Led::Done {
+            let led = self.lead_log(lsn, lane)?;
+            if led == Led::Done {
+                self.pass_on(lane);
                 return Ok(Led::Done);
             }
-            // Also while another thread writes the log: a thread that did not receive then
-            // would find the link free, and never sleep.
+            if self.is_written(lane) {
+                // Whoever writes the log takes what has come meanwhile. To poll beside that
+                // would keep a processor from the threads that the write's end wakes
+                // (measured, four threads on two cores: p99 3.3 times that of the write
+                // alone, and 1.3 times without).
+                self.receive(lane);
+                return Ok(self.led(lsn));
+            }
         }
         self.lead_link(lsn, lane, hint, how)
+    }
+
+    /// Whether a thread writes the lane's log just now.
+    fn is_written(&self, lane: usize) -> bool {
+        let at = self.lanes[lane].persist.try_lock();
+        matches!(at, Err(TryLockError::WouldBlock))
     }
 
     /// Writes the own log for all.
@@ -298,11 +312,24 @@ impl Primary {
             let slot = out.rx.try_lock();
             slot.is_ok_and(|slot| self.is_owed(lane, &slot))
         };
-        let log = || {
-            let at = out.persist.try_lock();
-            at.is_ok_and(|at| *at < self.log(lane).head())
-        };
-        rule.mirror && link() || rule.local && log()
+        // Whoever writes the log sees to the link afterwards.
+        rule.mirror && !(rule.local && self.is_written(lane)) && link() || self.is_log_free(lane)
+    }
+
+    /// Whether the lane's log is to be written, and no thread is at it.
+    fn is_log_free(&self, lane: usize) -> bool {
+        let at = self.lanes[lane].persist.try_lock();
+        self.rule().local && at.is_ok_and(|at| *at < self.log(lane).head())
+    }
+
+    /// As [`Primary::pass_on`], of a thread that has written the log and goes on with the link.
+    pub(super) fn pass_on_log(&self, lane: usize) {
+        if self.waiters.any()
+            && self.lanes[lane].looking.load(SeqCst) == 0
+            && self.is_log_free(lane)
+        {
+            self.waiters.wake_first(lane, self.committed());
+        }
     }
 
     /// This thread works on `lane` no longer, or looks no longer: if there is work left
