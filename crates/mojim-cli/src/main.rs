@@ -19,6 +19,7 @@ mod failure;
 mod keys;
 mod latency;
 mod log;
+mod mount;
 mod node;
 mod processes;
 #[path = "../../mojim-preload/src/program.rs"]
@@ -60,6 +61,7 @@ enum Word {
     Keys(keys::Keys),
     Node(node::Node),
     Run(run::Run),
+    Mount(mount::Mount),
     Status(status::Status),
     Promote(promote::Promote),
     Verify(verify::Verify),
@@ -104,6 +106,7 @@ fn run(cli: Cli) -> Done {
         Word::Keys(w) => w.run(),
         Word::Node(w) => w.run(),
         Word::Run(w) => w.run(),
+        Word::Mount(w) => w.run(),
         Word::Status(w) => w.run(),
         Word::Promote(w) => w.run(),
         Word::Verify(w) => w.run(),

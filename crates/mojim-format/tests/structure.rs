@@ -17,7 +17,7 @@ const ROWS: &[&[&str]] = &[
     &["memory", "replica"],
     &["views", "rivals", "mojim"],
     &["sim", "node", "c"],
-    &["bench", "crash", "preload"],
+    &["bench", "crash", "mount", "preload"],
     &["cli"],
 ];
 

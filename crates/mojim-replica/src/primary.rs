@@ -530,7 +530,8 @@ impl Primary {
         self.check()
     }
 
-    fn check(&self) -> Result<()> {
+    /// Fails if nothing can be committed here any more.
+    pub fn check(&self) -> Result<()> {
         if let Some(e) = self.stale.get() {
             return Err(e.clone());
         }

@@ -11,7 +11,8 @@
 //!   thread at a time. Applying a prefix again from any earlier point gives the same
 //!   bytes: `Create`, `Remove` and `Rename` are skipped up to the catalogue's
 //!   LSN, `Resize` and `Write` are repeated.
-//! - A change of size or name is a barrier: the image is written out first.
+//! - A change of name is a barrier, and so is a cut: the image is written out first.
+//! - Sizes reach the catalogue at the next change of a name, and before a checkpoint.
 //! - After an error nothing more is applied (the store poisons itself).
 
 use std::collections::BTreeMap;
@@ -57,8 +58,10 @@ pub struct Area {
     /// Memory that the image takes, about.
     image_bytes: usize,
     dirty: BTreeMap<u32, ()>,
-    /// Names or sizes changed in the sync point being applied.
+    /// Names changed in the sync point being applied.
     names_dirty: bool,
+    /// Sizes changed since the catalogue was written.
+    sizes_dirty: bool,
     /// Names of files that this sync point removed.
     removed: Vec<String>,
     /// LSNs of applied records, and the spill files that they name: a file can go
@@ -114,6 +117,7 @@ impl Area {
             image_bytes: 0,
             dirty: BTreeMap::new(),
             names_dirty: false,
+            sizes_dirty: false,
             removed: Vec::new(),
             spills: Vec::new(),
             failed: None,
@@ -194,6 +198,11 @@ impl Area {
     /// Completes removals that a crash cut off: files that left the catalogue are
     /// removed from the directory too.
     fn finish_removal(&mut self) -> Result<()> {
+        self.finish_removal_to(self.catalog_lsn)
+    }
+
+    /// [`Area::finish_removal`], if it is of a record up to `lsn`.
+    fn finish_removal_to(&mut self, lsn: u64) -> Result<()> {
         let path = self.removal_path();
         let what = || format!("reading {}", path.display());
         let f = match self.env.open(&path, OpenHow::default()) {
@@ -206,7 +215,7 @@ impl Area {
             return Err(self.damaged("the note of its last removals is damaged"));
         };
         // A newer note belongs to a record that will be applied again.
-        if note.volume == self.volume && note.lsn <= self.catalog_lsn {
+        if note.volume == self.volume && note.lsn <= lsn {
             self.remove_files(&note.names)?;
         }
         Ok(())
@@ -429,7 +438,7 @@ impl Area {
             OpKind::Write => self.write(op.file, op.offset, payload),
             OpKind::Resize => self.resize(op.file, op.offset),
             OpKind::Create | OpKind::Remove | OpKind::Rename if lsn <= self.catalog_lsn => Ok(()),
-            OpKind::Create => self.create(op.file, payload),
+            OpKind::Create => self.create(lsn, op.file, payload),
             OpKind::Remove => self.remove(op.file),
             OpKind::Rename => self.rename(lsn, op.file, payload),
             OpKind::Spill => Err(Error::Protocol("a spill file names another".into())),
@@ -437,10 +446,13 @@ impl Area {
     }
 
     fn resize(&mut self, id: u32, size: u64) -> Result<()> {
-        if !self.files.contains_key(&id) {
+        let Some(old) = self.files.get(&id).map(|f| f.size) else {
             return Ok(()); // removed later in the prefix
+        };
+        if size < old {
+            // What lies behind the new end must not come back when the file grows again.
+            self.flush()?;
         }
-        self.flush()?;
         let f = self.file(id)?;
         match f.set_len(size) {
             // A primary tries a size, and knows its mirror's limit, before it makes
@@ -459,12 +471,12 @@ impl Area {
         }
         self.dirty.insert(id, ());
         self.files.get_mut(&id).expect("just seen").size = size;
-        self.names_dirty = true;
+        self.sizes_dirty = true;
         Ok(())
     }
 
-    /// Makes file `id`. The payload is its name.
-    fn create(&mut self, id: u32, payload: &[u8]) -> Result<()> {
+    /// Makes file `id`, by the record `lsn`. The payload is its name.
+    fn create(&mut self, lsn: u64, id: u32, payload: &[u8]) -> Result<()> {
         // If the file is there already, a rename later in this record was done
         // before a crash, and the catalogue was written with it.
         let name = match self.files.get(&id) {
@@ -473,9 +485,7 @@ impl Area {
         };
         self.flush()?;
         let path = self.dir.join(&name);
-        if let Some(parent) = path.parent() {
-            make_dirs(&*self.env, parent, &self.dir)?;
-        }
+        self.make_parent(lsn, &path)?;
         // Another file of that name is an earlier attempt to create it, of whose
         // success the program was not told: this one counts.
         self.renamed(id, &name);
@@ -495,7 +505,7 @@ impl Area {
             durable: false,
         };
         let f = self
-            .in_place_of_dirs(&path, || self.env.open(&path, how))
+            .in_place_of(lsn, &path, |env| env.open(&path, how))?
             .context(|| format!("creating {}", path.display()))?;
         f.set_len(0)
             .context(|| format!("creating {}", path.display()))?;
@@ -529,9 +539,7 @@ impl Area {
             return Ok(()); // done already, before a crash
         }
         let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
-        if let Some(parent) = to.parent() {
-            make_dirs(&*self.env, parent, &self.dir)?;
-        }
+        self.make_parent(lsn, &to)?;
         let note = RenameNote {
             volume: self.volume,
             lsn,
@@ -540,7 +548,7 @@ impl Area {
             to: name.clone(),
         };
         replace_file(&*self.env, &self.rename_path(), &note.encode())?;
-        self.in_place_of_dirs(&to, || self.env.rename(&from, &to))
+        self.in_place_of(lsn, &to, |env| env.rename(&from, &to))?
             .context(|| format!("renaming {}", from.display()))?;
         self.sync_parent(&e.name)?;
         self.sync_parent(&name)?;
@@ -565,6 +573,50 @@ impl Area {
         self.open.remove(&id);
         self.dirty.remove(&id);
         self.image.retain(|k, _| k.0 != id);
+    }
+
+    /// A name that this sync point removed is to be another file's, or a directory of it: what
+    /// lies there goes at once. After a crash the record is applied again, and finds the note.
+    fn make_way(&mut self, lsn: u64) -> Result<()> {
+        if self.removed.is_empty() {
+            return self.finish_removal_to(lsn);
+        }
+        self.note_removals(lsn)?;
+        // The present names, but the previous LSN.
+        self.write_catalog()?;
+        let removed = std::mem::take(&mut self.removed);
+        self.remove_files(&removed)
+    }
+
+    /// Makes the directory of `path`, also where a file lay that is removed.
+    fn make_parent(&mut self, lsn: u64, path: &Path) -> Result<()> {
+        let Some(parent) = path.parent() else {
+            return Ok(());
+        };
+        match make_dirs(&*self.env, parent, &self.dir) {
+            Err(Error::Io { errno, .. }) if [libc::ENOTDIR, libc::EEXIST].contains(&errno) => {
+                self.make_way(lsn)?;
+                make_dirs(&*self.env, parent, &self.dir)
+            }
+            made => made,
+        }
+    }
+
+    /// [`Area::in_place_of_dirs`], also where files lay in these directories that are removed.
+    fn in_place_of<T>(
+        &mut self,
+        lsn: u64,
+        path: &Path,
+        make: impl Fn(&dyn Env) -> std::io::Result<T>,
+    ) -> Result<std::io::Result<T>> {
+        let env = self.env.clone();
+        match self.in_place_of_dirs(path, || make(&*env)) {
+            Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                self.make_way(lsn)?;
+                Ok(self.in_place_of_dirs(path, || make(&*env)))
+            }
+            r => Ok(r),
+        }
     }
 
     /// A directory exists only for the files in it: empty directories that removed files
@@ -682,12 +734,21 @@ impl Area {
             f.sync()
                 .map_err(|e| Error::poisoned(format!("syncing file {id}"), &e))?;
         }
-        Ok(())
+        self.write_sizes()
     }
 
-    /// The sync point that ends with `lsn` is applied: its changes of names
-    /// and sizes reach the catalogue together. Until then the record is in the
-    /// log, so that a crash in between only repeats it.
+    /// Writes the catalogue, if it has not all sizes. Before a checkpoint they are in the log,
+    /// and a file that grows with every sync point would have it written as often.
+    pub fn write_sizes(&mut self) -> Result<()> {
+        match self.sizes_dirty {
+            true => self.write_catalog(),
+            false => Ok(()),
+        }
+    }
+
+    /// The sync point that ends with `lsn` is applied: its changes of names reach the
+    /// catalogue together. Until then the record is in the log, so that a crash in between
+    /// only repeats it.
     pub fn end_sync_point(&mut self, lsn: u64) -> Result<()> {
         let dirty = std::mem::take(&mut self.names_dirty);
         // While replaying, an older state must not replace a newer one.
@@ -729,7 +790,9 @@ impl Area {
             lsn: self.catalog_lsn,
             files: self.files.values().cloned().collect(),
         };
-        replace_file(&*self.env, &self.catalog_path, &c.encode())
+        replace_file(&*self.env, &self.catalog_path, &c.encode())?;
+        self.sizes_dirty = false;
+        Ok(())
     }
 
     fn apply_spill(&mut self, lsn: u64, op: &Op, payload: &[u8], meta: &Path) -> Result<()> {
@@ -937,6 +1000,59 @@ mod tests {
         let files: Vec<_> = again.files().map(|f| (f.id, f.size)).collect();
         assert_eq!(files, [(12, 200)]);
         again.check_sizes().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// One record that removes a file and makes another one in a directory of its name, or the
+    /// other way round, could not be applied: what is removed lay there until the record's end.
+    /// Also after a crash in the middle, which leaves the catalogue and a note.
+    #[test]
+    fn what_a_record_removes_makes_way_for_what_it_makes() {
+        let dir = std::env::temp_dir().join(format!("mojim-way-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let (data, meta) = (dir.join("data"), dir.join("meta"));
+        std::fs::create_dir_all(&meta).unwrap();
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        let record = |lsn: u64, ops: &[(OpKind, u32, &str)]| {
+            let payload: usize = ops.iter().map(|o| o.2.len()).sum();
+            let mut bytes = vec![0; RecordWriter::len_for(ops.len(), payload)];
+            let mut w = RecordWriter::new(&mut bytes, ops.len());
+            for (kind, file, name) in ops {
+                w.op(Op {
+                    file: *file,
+                    kind: *kind,
+                    offset: 0,
+                    len: name.len() as u32,
+                });
+            }
+            ops.iter().for_each(|o| w.payload(o.2.as_bytes()));
+            w.finish(9, lsn, 1, 0, true, lsn - 1);
+            bytes
+        };
+        let first = record(1, &[(OpKind::Create, 1, "p"), (OpKind::Create, 2, "d/f")]);
+        let ops = [
+            (OpKind::Remove, 1, ""),
+            (OpKind::Remove, 2, ""),
+            (OpKind::Create, 3, "p/f"),
+            (OpKind::Create, 4, "d"),
+        ];
+        let mut area = Area::open(&env, &data, &meta, 9).unwrap();
+        let apply = |area: &mut Area, bytes: &[u8]| {
+            area.apply(&RecordView::decode(bytes).unwrap(), &meta)
+                .unwrap();
+        };
+        apply(&mut area, &first);
+        area.end_sync_point(1).unwrap();
+        for done in 0..=ops.len() {
+            // A crash behind so many of its changes.
+            apply(&mut area, &record(2, &ops[..done]));
+            area = Area::open(&env, &data, &meta, 9).unwrap();
+        }
+        apply(&mut area, &record(2, &ops));
+        area.end_sync_point(2).unwrap();
+        let files: Vec<_> = area.files().map(|f| (f.id, f.name.clone())).collect();
+        assert_eq!(files, [(3, "p/f".to_owned()), (4, "d".to_owned())]);
+        area.check_sizes().unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -5,7 +5,7 @@
 //! from any thread.
 //!
 //! The files below import downwards only, and none imports this one: `children`; `owner`;
-//! `windows`; `sync_point`; `names`, `remembered`; `table`, `copies`; `attached`; `memory`,
+//! `windows`; `sync_point`; `names`, `batch`, `remembered`; `table`, `copies`; `attached`; `memory`,
 //! `place`.
 //!
 //! Invariants:
@@ -37,6 +37,7 @@ use mojim_replica::stream::StreamThreads;
 use mojim_store::store::AT_ONCE;
 
 mod attached;
+mod batch;
 mod children;
 mod copies;
 mod memory;
@@ -50,6 +51,8 @@ mod windows;
 
 pub use attached::Volume;
 use attached::{ATTACHED, Inner, lock};
+#[doc(hidden)]
+pub use batch::{Batch, Change};
 #[doc(hidden)]
 pub use children::expect_forks;
 pub use copies::CopyReport;

@@ -317,6 +317,9 @@ impl Store {
             {
                 return self.fail(Err(e));
             }
+        } else {
+            let written = lock(&self.area).write_sizes();
+            self.fail(written)?;
         }
         a.durable = a.cursors.clone();
         let applied = a.applied;

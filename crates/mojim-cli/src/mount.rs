@@ -1,0 +1,221 @@
+//! `mojim mount`: a volume as a directory, in the foreground, until a signal or an unmount ends
+//! it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mojim_config::{Config, Failover, Node, Volume, Working};
+use mojim_mount::{Mounted, Options};
+use serde_json::json;
+
+use crate::ask::load;
+use crate::failure::{Done, Failure, say_on_stderr};
+use crate::log::{self, Form};
+use crate::signals;
+use crate::supervise::Post;
+
+/// How often it is looked whether the mount has ended, or its node is no longer the primary.
+const TURN: Duration = Duration::from_millis(200);
+
+/// Mount a volume as a directory: any program can keep its files there.
+///
+/// fsync, fdatasync, msync, and writes with O_SYNC or O_DSYNC are sync points: what they cover is
+/// committed atomically, on the mirror too as the volume's mode says, when they return. What no
+/// program syncs is committed every --commit-interval, and at the end. Names, directories,
+/// links, attributes and times are part of the volume: those changed so far are committed with
+/// every sync point.
+///
+/// The mount is the volume's primary, and its only user: no other program attaches the volume
+/// meanwhile. It stays in the foreground. SIGTERM, SIGINT, SIGHUP or `umount DIR` end it: everything
+/// is committed then, before the process ends. If another node takes over, changes fail with EROFS;
+/// with --wait the directory is unmounted, and mounted again once this node is the primary.
+#[derive(clap::Args)]
+pub struct Mount {
+    /// The configuration file.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// The node whose copy it is.
+    #[arg(long, value_name = "NODE")]
+    name: String,
+    /// The volume; may be left out if there is only one.
+    #[arg(long, value_name = "VOLUME")]
+    volume: Option<String>,
+    /// What an fsync commits: the file that it is of, or everything in the volume.
+    #[arg(long, value_enum, default_value_t = Atomic::File, value_name = "WHAT")]
+    atomic: Atomic,
+    /// Seconds after which changes that no program has synced are committed; "never" leaves that to
+    /// sync points, to the end, and to the bound on what may wait (64 MiB).
+    #[arg(long, default_value = "5", value_parser = interval, value_name = "SECONDS")]
+    commit_interval: Interval,
+    /// Wait until this node is the volume's primary, and again when it no longer is
+    /// (`failover = "automatic"`).
+    #[arg(long)]
+    wait: bool,
+    /// Print the ready line as JSON.
+    #[arg(long)]
+    json: bool,
+    /// How events are written.
+    #[arg(long, value_enum, default_value_t = Form::Text, value_name = "FORM")]
+    log: Form,
+    /// Where to mount it: a directory.
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+}
+
+/// What one sync point commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Atomic {
+    /// The file.
+    File,
+    /// Everything that was changed.
+    Volume,
+}
+
+/// How often is committed what no program syncs.
+#[derive(Debug, Clone, Copy)]
+struct Interval(Option<Duration>);
+
+fn interval(text: &str) -> Result<Interval, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.01..=86_400.0).contains(&s) => Ok(Interval(Some(Duration::from_secs_f64(s)))),
+        Err(_) if text == "never" => Ok(Interval(None)),
+        _ => Err("from 0.01 to 86400 seconds, or never".into()),
+    }
+}
+
+/// Why a mount is over.
+#[derive(Debug, PartialEq, Eq)]
+enum Over {
+    Asked,
+    Unmounted,
+    /// Another node is the primary.
+    Stale,
+}
+
+impl Mount {
+    /// Mounts, and returns when that is over.
+    pub fn run(self) -> Done {
+        signals::block()?;
+        log::install(&self.name, self.log)?;
+        let config = load(&self.config)?;
+        let volume = config.volume(self.volume.as_deref())?;
+        let node = config.node(&self.name)?;
+        self.check(&config, node, volume)?;
+        let post = match self.wait {
+            true => Some(Post::new(&config, node, &volume.name)?),
+            false => None,
+        };
+        loop {
+            if let Some(post) = &post {
+                while !post.is_ready_within(TURN) {
+                    if signals::came_within(TURN)? {
+                        return Ok(0);
+                    }
+                }
+            }
+            let mounted = self.mount(&config, volume)?;
+            self.say_ready(&volume.name)?;
+            let over = wait(&mounted, self.wait)?;
+            let ended = mounted.end();
+            if over == Over::Stale {
+                say_on_stderr(&format!(
+                    "another node is the primary of volume {}: {} is unmounted",
+                    volume.name,
+                    self.directory.display()
+                ));
+                continue;
+            }
+            ended?;
+            return Ok(0);
+        }
+    }
+
+    fn check(&self, config: &Config, node: &Node, volume: &Volume) -> Result<(), Failure> {
+        let file = self.config.display();
+        if !volume.data_nodes().contains(&node.name.as_str()) {
+            return Err(Failure::usage(format!(
+                "{file}: node {} does not hold volume {}",
+                node.name, volume.name
+            )));
+        }
+        if self.wait && volume.failover != Failover::Automatic {
+            return Err(Failure::usage(format!(
+                "{file}: --wait needs failover = \"automatic\" of volume {}",
+                volume.name
+            )));
+        }
+        config.check_media(&node.name)?;
+        let dir = std::fs::canonicalize(&self.directory).map_err(|e| {
+            Failure::failed(format!("{}: {e}; make it first", self.directory.display()))
+        })?;
+        let own = std::fs::canonicalize(&node.directory).unwrap_or(node.directory.clone());
+        if dir.starts_with(&own) || own.starts_with(&dir) {
+            return Err(Failure::usage(format!(
+                "{}: node {} keeps its copies in {}; mount elsewhere",
+                dir.display(),
+                node.name,
+                own.display()
+            )));
+        }
+        check_fuse()
+    }
+
+    fn mount(&self, config: &Config, volume: &Volume) -> Result<Mounted, Failure> {
+        let mut config = config.clone();
+        if let Some(v) = config.volumes.get_mut(&volume.name) {
+            // No other process shares it: the mount alone changes its files.
+            v.working = Working::Private;
+        }
+        let (node, name) = (&self.name, Some(volume.name.as_str()));
+        let attached = mojim::Volume::attach_with(&config, node, name, |_, _| {})?;
+        let options = Options {
+            atomic_volume: self.atomic == Atomic::Volume,
+            commit_interval: self.commit_interval.0,
+            ..Options::default()
+        };
+        Ok(Mounted::over(attached, &self.directory, options)?)
+    }
+
+    fn say_ready(&self, volume: &str) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        let dir = self.directory.display();
+        match self.json {
+            true => {
+                let at = dir.to_string();
+                let line = json!({ "volume": volume, "node": self.name, "mounted": at });
+                writeln!(out, "{line}")?;
+            }
+            false => writeln!(out, "volume {volume} is mounted at {dir}")?,
+        }
+        out.flush()
+    }
+}
+
+/// Until the mount is over.
+fn wait(mounted: &Mounted, while_primary: bool) -> Result<Over, Failure> {
+    loop {
+        if signals::came_within(TURN)? {
+            return Ok(Over::Asked);
+        }
+        if mounted.is_over() {
+            return Ok(Over::Unmounted);
+        }
+        if while_primary && mounted.is_stale() {
+            return Ok(Over::Stale);
+        }
+    }
+}
+
+/// Whether this machine has FUSE.
+fn check_fuse() -> Result<(), Failure> {
+    let device = Path::new("/dev/fuse");
+    match std::fs::metadata(device) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Failure::failed(format!(
+            "{}: {e}: a mount needs FUSE (in a container, pass the device in; else load the \
+             kernel's module fuse)",
+            device.display()
+        ))),
+    }
+}

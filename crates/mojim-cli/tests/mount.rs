@@ -1,0 +1,413 @@
+//! `mojim mount`, end to end: a volume as a directory, with programs that know nothing of Mojim.
+//!
+//! What is compared is what a plain directory shows, and what was synced, after kills and on the
+//! other node.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+#[path = "support/rng.rs"]
+mod rng;
+mod support;
+use rng::Rng;
+use support::cluster::{Cluster, SYNC};
+use support::{Process, await_or, text};
+
+/// A mount, in the hands of a test.
+struct Mount {
+    process: Process,
+    at: PathBuf,
+    over: bool,
+}
+
+impl Mount {
+    fn new(c: &Cluster, node: &str, args: &[&str]) -> Mount {
+        let at = c.dir.join(format!("at-{node}"));
+        fs::create_dir_all(&at).unwrap();
+        let all = [&["--name", node, at.to_str().unwrap()], args].concat();
+        let last = RefCell::new(String::new());
+        // The node's daemon has the copy open while it looks at what a killed mount left.
+        let process = await_or(
+            "the mount",
+            || last.borrow().clone(),
+            || {
+                let mut p = c.start("mount", &all, &format!("mount-{node}"));
+                match p.line() {
+                    Some(line) => {
+                        assert!(line.contains("is mounted at"), "{line}");
+                        Some(p)
+                    }
+                    None => {
+                        let said = p.errors();
+                        let busy = said.contains("only one process can be attached");
+                        assert!(busy, "{said}");
+                        last.replace(said);
+                        None
+                    }
+                }
+            },
+        );
+        let over = false;
+        Mount { process, at, over }
+    }
+
+    /// Ends it as a user does.
+    fn end(mut self) {
+        self.process.signal("TERM");
+        assert_eq!(self.process.wait(), Some(0), "{}", self.process.errors());
+        self.over = true;
+    }
+
+    fn kill(mut self) {
+        self.process.kill();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if !self.over {
+            // First, so that a mount that is alive ends by itself.
+            let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+            self.process.kill();
+        }
+    }
+}
+
+fn sync_dir(dir: &Path) {
+    File::open(dir).unwrap().sync_all().unwrap();
+}
+
+/// Everything that a directory shows, by path.
+fn shows(dir: &Path) -> BTreeMap<PathBuf, String> {
+    fn look(top: &Path, at: &Path, all: &mut BTreeMap<PathBuf, String>) {
+        for e in fs::read_dir(at).unwrap() {
+            let path = e.unwrap().path();
+            let m = fs::symlink_metadata(&path).unwrap();
+            let mut said = format!("{:o}", m.mode());
+            if m.is_dir() {
+                look(top, &path, all);
+            } else if m.is_symlink() {
+                said += &format!(" -> {:?}", fs::read_link(&path).unwrap());
+            } else {
+                let bytes = fs::read(&path).unwrap();
+                assert_eq!(bytes.len() as u64, m.len());
+                let sum = bytes.iter().enumerate().fold(7u64, |s, (i, b)| {
+                    s.wrapping_mul(31).wrapping_add(i as u64 ^ u64::from(*b))
+                });
+                said += &format!(" {} {} {sum:x}", m.len(), m.nlink());
+            }
+            all.insert(path.strip_prefix(top).unwrap().to_owned(), said);
+        }
+    }
+    let mut all = BTreeMap::new();
+    look(dir, dir, &mut all);
+    all
+}
+
+/// Small writes, creation by `fopen`, truncation by `>`, mkstemp, links, attributes: each of them
+/// was refused, or stayed on one node, when the volume was reached by an interposer alone.
+#[test]
+fn what_is_synced_in_a_mount_is_there_after_a_kill_and_on_the_other_node() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let at = m.at.clone();
+    fs::create_dir_all(at.join("d/e/empty")).unwrap();
+    fs::write(at.join("d/e/f"), "once").unwrap();
+    fs::write(at.join("d/e/f"), "twice").unwrap();
+    fs::hard_link(at.join("d/e/f"), at.join("d/other")).unwrap();
+    symlink("e/f", at.join("d/link")).unwrap();
+    fs::set_permissions(at.join("d/e/f"), fs::Permissions::from_mode(0o4710)).unwrap();
+    fs::write(at.join("gone"), "gone").unwrap();
+    fs::write(at.join("temporary"), "new").unwrap();
+    fs::rename(at.join("temporary"), at.join("gone")).unwrap();
+    fs::rename(at.join("d/e"), at.join("d/moved")).unwrap();
+    let odd = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+    fs::write(at.join(odd), "not UTF-8").unwrap();
+    let deep = ["x"; 20].map(|x| x.repeat(200)).join("/");
+    fs::create_dir_all(at.join(&deep)).unwrap();
+    let far = File::create(at.join(&deep).join("far")).unwrap();
+    (&far).write_all(b"away").unwrap();
+    for f in ["d/moved/f", "gone"] {
+        File::open(at.join(f)).unwrap().sync_all().unwrap();
+    }
+    File::open(at.join(odd)).unwrap().sync_all().unwrap();
+    far.sync_all().unwrap();
+    let want = shows(&at);
+    // Not synced: it may be there or not, with all of its bytes or none.
+    fs::write(at.join("unsynced"), "later").unwrap();
+    m.kill();
+    let m = Mount::new(&c, "a", &[]);
+    let mut got = shows(&at);
+    got.remove(Path::new("unsynced"));
+    assert_eq!(got, want);
+    fs::write(at.join("last"), "at the end").unwrap();
+    let want = shows(&at);
+    m.end();
+    c.assert_equal();
+    c.promote("b");
+    let m = Mount::new(&c, "b", &[]);
+    assert_eq!(shows(&m.at), want);
+    let inode = |f: &str| fs::metadata(m.at.join(f)).unwrap().ino();
+    assert_eq!(inode("d/moved/f"), inode("d/other"));
+    m.end();
+    b.kill();
+}
+
+/// One step on two directories alike.
+fn step(rng: &mut Rng, mount: &Path, plain: &Path, open: &mut Vec<[File; 2]>) {
+    let name = |rng: &mut Rng| {
+        let dirs = ["", "p/", "p/q/", "r/"];
+        format!(
+            "{}{}",
+            rng.pick(&dirs),
+            rng.pick(&["f", "g", "h", "p", "q"])
+        )
+    };
+    let (one, two) = (name(rng), name(rng));
+    let what = rng.below(14);
+    let (at, len) = (rng.below(40_000), 1 + rng.below(9000) as usize);
+    let fill = rng.next() as u8;
+    let mut outcomes = Vec::new();
+    let mut opened = Vec::new();
+    for dir in [mount, plain] {
+        let (one, two) = (dir.join(&one), dir.join(&two));
+        let done: io::Result<()> = match what {
+            0 => fs::create_dir(&one),
+            1 => fs::remove_dir(&one),
+            2 => fs::remove_file(&one),
+            3 | 4 => fs::rename(&one, &two),
+            5 => fs::hard_link(&one, &two),
+            6 => symlink("f", &one),
+            7 => fs::write(&one, vec![fill; len]),
+            8 => {
+                let f = OpenOptions::new().write(true).open(&one);
+                f.and_then(|f| f.set_len(at))
+            }
+            9 => fs::set_permissions(
+                &one,
+                fs::Permissions::from_mode(0o600 | u32::from(fill) & 0o77),
+            ),
+            10 => File::open(&one).and_then(|f| f.sync_all()),
+            11 => {
+                let f = OpenOptions::new().read(true).write(true).open(&one);
+                f.map(|f| opened.push(f))
+            }
+            _ => {
+                let f = OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(&one);
+                f.and_then(|f| f.write_all_at(&vec![fill; len], at))
+            }
+        };
+        outcomes.push(done.map_err(|e| e.raw_os_error()));
+    }
+    assert_eq!(outcomes[0], outcomes[1], "{what} {one} {two}");
+    if let Ok(pair) = <[File; 2]>::try_from(opened) {
+        open.push(pair);
+    }
+    // Files that are open, of which some have lost their names.
+    if open.len() > 5 {
+        open.remove(rng.below(5) as usize);
+    }
+    if let Some(pair) = open.last() {
+        let read = pair.each_ref().map(|f| {
+            f.write_all_at(&[fill; 100], at).unwrap();
+            let mut b = vec![0; 50_000];
+            let n = f.read_at(&mut b, 0).unwrap();
+            b.truncate(n);
+            b
+        });
+        assert!(read[0] == read[1], "an open file");
+    }
+}
+
+/// A mount beside a plain directory: the same calls have the same outcomes, and show the same,
+/// also after the mount has ended or was killed behind a sync of everything.
+#[test]
+fn a_mount_behaves_as_a_plain_directory_does() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let plain = c.dir.join("plain");
+    fs::create_dir(&plain).unwrap();
+    let mut rng = Rng::new(4);
+    for round in 0..6 {
+        // A short interval, so that much is committed that nobody synced.
+        let m = Mount::new(
+            &c,
+            "a",
+            &["--commit-interval", "0.05", "--atomic", "volume"],
+        );
+        assert_eq!(shows(&m.at), shows(&plain), "round {round}");
+        let mut open = Vec::new();
+        for _ in 0..400 {
+            step(&mut rng, &m.at, &plain, &mut open);
+        }
+        drop(open);
+        assert_eq!(shows(&m.at), shows(&plain), "round {round}");
+        match round % 2 {
+            0 => m.end(),
+            _ => {
+                sync_dir(&m.at);
+                m.kill();
+            }
+        }
+    }
+    c.assert_equal();
+}
+
+/// A file of 64 pages, all written anew before each fsync, of which the mount is killed: it has
+/// what the last fsync that returned had, or the next one, and never parts of two.
+#[test]
+fn an_fsync_is_atomic_when_the_mount_is_killed() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let mut from = 0;
+    for round in 0..6u64 {
+        let m = Mount::new(&c, "a", &[]);
+        let path = m.at.join("whole");
+        let all = fs::read(&path).unwrap_or_default();
+        let first = all.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+        let words = all
+            .chunks_exact(8)
+            .map(|w| u64::from_le_bytes(w.try_into().unwrap()));
+        assert!(
+            words.clone().all(|w| w == first),
+            "round {round}: parts of two"
+        );
+        assert!(first >= from, "round {round}: {first} of {from}");
+        assert!(first <= from + 1, "round {round}: {first} of {from}");
+        let done = AtomicU64::new(first);
+        std::thread::scope(|s| {
+            let done = &done;
+            s.spawn(move || {
+                let (mut rng, mut pages) = (Rng::new(round), Vec::from_iter(0..64));
+                let Ok(f) = OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(&path)
+                else {
+                    return;
+                };
+                for n in first + 1.. {
+                    let page: Vec<u8> = std::iter::repeat_n(n.to_le_bytes(), 512)
+                        .flatten()
+                        .collect();
+                    // Also the last first: then the file's size comes before its bytes.
+                    rng.shuffle(&mut pages);
+                    let mut pages = pages.iter();
+                    let written = pages.try_for_each(|p| f.write_all_at(&page, p * 4096));
+                    if written.and_then(|()| f.sync_all()).is_err() {
+                        return;
+                    }
+                    done.store(n, SeqCst);
+                }
+            });
+            await_or("sync points", String::new, || {
+                (done.load(SeqCst) >= first + 20 + round * 7).then_some(())
+            });
+            m.kill();
+        });
+        from = done.into_inner();
+    }
+    c.assert_equal();
+}
+
+/// Another node has taken over: what a program changes here fails, and says why; it was
+/// acknowledged before, and silently lost.
+#[test]
+fn a_mount_whose_node_was_replaced_is_read_only() {
+    let c = Cluster::new(SYNC);
+    let a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    fs::write(m.at.join("f"), "first").unwrap();
+    sync_dir(&m.at);
+    File::open(m.at.join("f")).unwrap().sync_all().unwrap();
+    a.signal("STOP");
+    m.process.signal("STOP");
+    c.promote("b");
+    let b = Mount::new(&c, "b", &[]);
+    assert_eq!(fs::read(b.at.join("f")).unwrap(), b"first");
+    a.signal("CONT");
+    m.process.signal("CONT");
+    let f = OpenOptions::new().write(true).open(m.at.join("f")).unwrap();
+    let rofs = io::Error::from_raw_os_error(30).raw_os_error();
+    await_or(
+        "EROFS",
+        || c.logs(),
+        || {
+            let e = f
+                .write_all_at(b"second", 0)
+                .and_then(|()| f.sync_all())
+                .err()?;
+            (e.raw_os_error() == rofs).then_some(())
+        },
+    );
+    assert_eq!(
+        fs::create_dir(m.at.join("d")).unwrap_err().raw_os_error(),
+        rofs
+    );
+    assert_eq!(fs::read(b.at.join("f")).unwrap(), b"first");
+    b.end();
+}
+
+/// A program has a file open while the mount is asked to end: everything is committed, and the
+/// directory goes; it was left behind dead, and the command failed.
+#[test]
+fn a_mount_ends_under_a_program_that_uses_it() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let at = m.at.clone();
+    let mut f = File::create(at.join("f")).unwrap();
+    f.write_all(b"open").unwrap();
+    m.end();
+    assert!(fs::read_dir(&at).unwrap().next().is_none());
+    assert!(f.write_all(b"lost").and_then(|()| f.sync_all()).is_err());
+    let m = Mount::new(&c, "a", &[]);
+    assert_eq!(fs::read(m.at.join("f")).unwrap(), b"open");
+    m.end();
+}
+
+/// What is refused, and how.
+#[test]
+fn a_mount_says_what_it_cannot_do() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let refused = |args: &[&str]| {
+        let out = c.mojim("mount", args);
+        assert_ne!(out.status.code(), Some(0), "{args:?}");
+        text(&out.stderr)
+    };
+    let own = c.dir.join("a");
+    let own = own.to_str().unwrap();
+    assert!(refused(&["--name", "a", own]).contains("mount elsewhere"));
+    assert!(refused(&["--name", "a", "/nowhere/at/all"]).contains("make it first"));
+    assert!(refused(&["--name", "z", "/tmp"]).contains('z'));
+    let m = Mount::new(&c, "a", &[]);
+    // The mount is the only user of its volume.
+    let e = c.try_program("a", &["--entries", "1"]).err().unwrap();
+    assert!(e.contains("only one process can be attached"), "{e}");
+    let e = fs::create_dir(m.at.join(".mount")).unwrap_err();
+    assert_eq!(e.kind(), io::ErrorKind::PermissionDenied);
+    assert!(!fs::exists(m.at.join(".mount")).unwrap());
+    let e = fs::write(m.at.join("n".repeat(256)), "").unwrap_err();
+    assert_eq!(e.kind(), io::ErrorKind::InvalidFilename);
+    m.end();
+}

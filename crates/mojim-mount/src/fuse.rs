@@ -1,0 +1,580 @@
+//! The kernel's requests, as calls of `fs`.
+//!
+//! Owns what is told to the kernel: it may keep names, attributes and bytes for as long as it
+//! likes, since nothing changes them but through it. Files are cached and written through: a
+//! write comes here before it returns; what a program stores to a mapping comes when the program
+//! syncs, or when the kernel writes it back, and is not committed before a sync point then.
+//!
+//! Invariant: every request is answered, once.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{
+    BsdFileFlags, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use rustix::io::Errno;
+
+use crate::Shared;
+use crate::cells::{Kind, Time};
+use crate::fs::{Entry, Fs, Result, Seen, Wanted, now, time_of};
+use crate::tree::{Asker, Renames};
+
+/// How long the kernel may keep what it was told.
+const ALWAYS: Duration = Duration::from_secs(3600 * 24 * 365);
+/// Most bytes of a write or a read.
+const MOST: u32 = 1 << 20;
+
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    /// Directories that are being read: what was in them when the reading began.
+    readings: Mutex<HashMap<u64, Arc<Vec<Entry>>>>,
+    next: AtomicU64,
+}
+
+/// An error as `fuser` wants it.
+fn no(e: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(e.raw_os_error())
+}
+
+fn asker(req: &Request) -> Asker {
+    Asker {
+        uid: req.uid(),
+        gid: req.gid(),
+        now: now(),
+    }
+}
+
+fn system((s, n): Time) -> SystemTime {
+    let whole = Duration::from_secs(s.unsigned_abs());
+    let at = match s < 0 {
+        true => UNIX_EPOCH - whole,
+        false => UNIX_EPOCH + whole,
+    };
+    at + Duration::from_nanos(n.into())
+}
+
+fn kind(kind: &Kind) -> FileType {
+    match kind {
+        Kind::Dir => FileType::Directory,
+        Kind::File(_) => FileType::RegularFile,
+        Kind::Link(_) => FileType::Symlink,
+        Kind::Special(libc::S_IFIFO, _) => FileType::NamedPipe,
+        Kind::Special(libc::S_IFSOCK, _) => FileType::Socket,
+        Kind::Special(libc::S_IFCHR, _) => FileType::CharDevice,
+        Kind::Special(..) => FileType::BlockDevice,
+    }
+}
+
+fn attr(s: &Seen) -> FileAttr {
+    let a = &s.attributes;
+    FileAttr {
+        ino: INodeNo(s.ino),
+        size: s.size,
+        blocks: s.size.div_ceil(512),
+        atime: system(a.accessed),
+        mtime: system(a.modified),
+        ctime: system(a.changed),
+        crtime: UNIX_EPOCH,
+        kind: kind(&a.kind),
+        perm: a.mode as u16,
+        nlink: s.links,
+        uid: a.uid,
+        gid: a.gid,
+        rdev: match a.kind {
+            Kind::Special(_, device) => device,
+            _ => 0,
+        },
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+fn time(t: Option<TimeOrNow>) -> Option<Time> {
+    t.map(|t| match t {
+        TimeOrNow::SpecificTime(t) => time_of(t),
+        TimeOrNow::Now => now(),
+    })
+}
+
+impl Server {
+    pub(crate) fn new(shared: Arc<Shared>) -> Server {
+        Server {
+            shared,
+            readings: Mutex::default(),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    fn fs(&self) -> &Fs {
+        &self.shared.fs
+    }
+
+    /// What was in a directory when its reading began; it begins anew at offset 0.
+    fn reading(&self, ino: INodeNo, fh: FileHandle, offset: u64) -> Result<Arc<Vec<Entry>>> {
+        let mut all = self.readings.lock().unwrap_or_else(|e| e.into_inner());
+        if offset > 0
+            && let Some(r) = all.get(&fh.0)
+        {
+            return Ok(r.clone());
+        }
+        let entries = Arc::new(self.fs().entries(ino.0)?);
+        all.insert(fh.0, entries.clone());
+        Ok(entries)
+    }
+}
+
+fn entry(reply: ReplyEntry, done: Result<Seen>) {
+    match done {
+        Ok(s) => reply.entry(&ALWAYS, &attr(&s), Generation(0)),
+        Err(e) => reply.error(no(e)),
+    }
+}
+
+fn empty(reply: ReplyEmpty, done: Result<()>) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(no(e)),
+    }
+}
+
+fn xattr(reply: ReplyXattr, size: u32, done: Result<Vec<u8>>) {
+    match done {
+        Ok(v) if size == 0 => reply.size(v.len() as u32),
+        Ok(v) if v.len() > size as usize => reply.error(fuser::Errno::ERANGE),
+        Ok(v) => reply.data(&v),
+        Err(e) => reply.error(no(e)),
+    }
+}
+
+impl Filesystem for Server {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_ASYNC_DIO,
+        ];
+        for flag in wanted {
+            // What a kernel lacks costs time only.
+            let _ = config.add_capabilities(flag);
+        }
+        let _ = config.set_max_write(MOST);
+        let _ = config.set_max_readahead(MOST);
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        entry(reply, self.fs().lookup(parent.0, name.as_bytes()));
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        match self.fs().seen(ino.0) {
+            Ok(s) => reply.attr(&ALWAYS, &attr(&s)),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let want = Wanted {
+            mode,
+            uid,
+            gid,
+            size,
+            accessed: time(accessed),
+            modified: time(modified),
+        };
+        match self.fs().set(ino.0, &want, asker(req)) {
+            Ok(s) => reply.attr(&ALWAYS, &attr(&s)),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.fs().target(ino.0) {
+            Ok(t) => reply.data(&t),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let (name, asker, fs) = (name.as_bytes(), asker(req), self.fs());
+        let bits = mode & !umask;
+        let done = match mode & libc::S_IFMT {
+            libc::S_IFREG | 0 => fs.make_file(parent.0, name, bits, asker, false),
+            kind => fs.make(parent.0, name, Kind::Special(kind, rdev), bits, asker),
+        };
+        entry(reply, done);
+    }
+
+    fn mkdir(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let (fs, name) = (self.fs(), name.as_bytes());
+        let done = fs.make(parent.0, name, Kind::Dir, mode & !umask, asker(req));
+        entry(reply, done);
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        empty(reply, self.fs().unlink(parent.0, name.as_bytes()));
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        empty(reply, self.fs().rmdir(parent.0, name.as_bytes()));
+    }
+
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let target = Kind::Link(target.as_os_str().as_bytes().to_vec());
+        let (fs, name) = (self.fs(), name.as_bytes());
+        entry(reply, fs.make(parent.0, name, target, 0o777, asker(req)));
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let how = match flags {
+            f if f.is_empty() => Ok(Renames::Replaces),
+            RenameFlags::RENAME_NOREPLACE => Ok(Renames::NoReplace),
+            RenameFlags::RENAME_EXCHANGE => Ok(Renames::Exchanges),
+            _ => Err(Errno::INVAL),
+        };
+        let done = how.and_then(|how| {
+            let (from, to) = (name.as_bytes(), newname.as_bytes());
+            self.fs().rename((parent.0, from), (newparent.0, to), how)
+        });
+        empty(reply, done);
+    }
+
+    fn link(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let done = self.fs().link(ino.0, newparent.0, newname.as_bytes());
+        entry(reply, done);
+    }
+
+    fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.fs().open_file(ino.0) {
+            Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (fs, name) = (self.fs(), name.as_bytes());
+        match fs.make_file(parent.0, name, mode & !umask, asker(req), true) {
+            Ok(s) => reply.created(
+                &ALWAYS,
+                &attr(&s),
+                Generation(0),
+                FileHandle(0),
+                FopenFlags::FOPEN_KEEP_CACHE,
+            ),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let mut out = vec![0; size as usize];
+        match self.fs().read(ino.0, offset, &mut out) {
+            Ok(n) => reply.data(&out[..n]),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        match self.fs().write(ino.0, offset, data, kill) {
+            Ok(()) => reply.written(data.len() as u32),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    /// A descriptor is closed: nothing is committed by that.
+    fn flush(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        // The kernel asks no more.
+        reply.error(fuser::Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.fs().close(ino.0);
+        reply.ok();
+    }
+
+    fn fsync(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        empty(reply, self.fs().sync(ino.0));
+    }
+
+    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let fh = self.next.fetch_add(1, Relaxed);
+        reply.opened(FileHandle(fh), FopenFlags::empty());
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let entries = match self.reading(ino, fh, offset) {
+            Ok(entries) => entries,
+            Err(e) => return reply.error(no(e)),
+        };
+        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
+            let Ok(s) = self.fs().seen(e.ino) else {
+                continue;
+            };
+            let kind = kind(&s.attributes.kind);
+            let name = OsStr::from_bytes(&e.name);
+            if reply.add(INodeNo(e.ino), i as u64 + 1, kind, name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let entries = match self.reading(ino, fh, offset) {
+            Ok(entries) => entries,
+            Err(e) => return reply.error(no(e)),
+        };
+        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
+            // It may have lost this name since.
+            let now = match &e.name[..] {
+                b"." | b".." => self.fs().seen(e.ino),
+                name => self.fs().lookup(ino.0, name),
+            };
+            let Ok(s) = now else {
+                continue;
+            };
+            let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
+            if reply.add(INodeNo(s.ino), at, name, &ALWAYS, &attr(&s), Generation(0)) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mut all = self.readings.lock().unwrap_or_else(|e| e.into_inner());
+        all.remove(&fh.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        empty(reply, self.fs().sync_names());
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        match rustix::fs::statvfs(self.fs().volume().directory()) {
+            Ok(s) => reply.statfs(
+                s.f_blocks,
+                s.f_bfree,
+                s.f_bavail,
+                self.fs().nodes() + s.f_ffree,
+                s.f_ffree,
+                s.f_bsize as u32,
+                255,
+                s.f_frsize as u32,
+            ),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let done = self.fs().set_xattr(ino.0, name.as_bytes(), value, flags);
+        empty(reply, done);
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        xattr(reply, size, self.fs().xattr(ino.0, name.as_bytes()));
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        xattr(reply, size, self.fs().xattrs(ino.0));
+    }
+
+    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        empty(reply, self.fs().remove_xattr(ino.0, name.as_bytes()));
+    }
+
+    fn fallocate(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        empty(reply, self.fs().allocate(ino.0, offset, length, mode));
+    }
+
+    fn lseek(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let at = u64::try_from(offset).map_err(|_| Errno::NXIO);
+        let done = at.and_then(|at| match whence {
+            libc::SEEK_DATA => self.fs().seek(ino.0, at, false),
+            libc::SEEK_HOLE => self.fs().seek(ino.0, at, true),
+            _ => Err(Errno::INVAL),
+        });
+        match done {
+            Ok(at) => reply.offset(at as i64),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A volume as a mounted directory, over FUSE: any program, in any language, linked in any way,
+//! keeps its files there and has them committed atomically and copied (Mojim, Section 5).
+//!
+//! Owns the mount's session with the kernel and the thread that commits what no program
+//! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
+//!
+//! The files import downwards only: `fuse`; `fs`; `tree`, `names`; `cells`, `overlay`.
+//!
+//! Invariants:
+//! - The mount is the only one that changes the volume while it is mounted.
+//! - An fsync that returned 0 is committed as the volume's mode says; so is all that was begun
+//!   before it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+use mojim::Volume;
+use mojim_env::event::Event;
+use mojim_env::{Context, Error, Result};
+use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+mod cells;
+mod fs;
+mod fuse;
+mod names;
+mod overlay;
+mod tree;
+
+use fs::Fs;
+pub use fs::Options;
+
+/// Threads that answer the kernel: one that waits for a sync point keeps no other call waiting.
+const THREADS: usize = 8;
+/// How often memory of what the data files have is freed.
+const TURN: Duration = Duration::from_millis(500);
+/// How long an unmounted directory is waited for that programs still use.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How often it is looked whether they do.
+const STEP: Duration = Duration::from_millis(5);
+
+/// A directory in which a volume is mounted.
+pub struct Mounted {
+    session: Option<BackgroundSession>,
+    commits: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    directory: PathBuf,
+}
+
+/// What the threads of a mount share.
+struct Shared {
+    fs: Fs,
+    ends: AtomicBool,
+    end: Event,
+}
+
+impl Mounted {
+    /// Mounts `volume`, which this process has attached and nothing else uses, over
+    /// `directory`.
+    ///
+    /// # Errors
+    /// `Damaged` if the file of names is; `Io` if the system does not let this process mount.
+    pub fn over(volume: Volume, directory: &Path, options: Options) -> Result<Mounted> {
+        let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+        let name = format!("mojim:{}", volume.name());
+        let fs = Fs::open(volume, options, uid.as_raw(), gid.as_raw())?;
+        let shared = Arc::new(Shared {
+            fs,
+            ends: AtomicBool::new(false),
+            end: Event::new(),
+        });
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::FSName(name),
+            MountOption::Subtype("mojim".into()),
+            MountOption::DefaultPermissions,
+            MountOption::NoDev,
+        ];
+        if uid.is_root() {
+            config.mount_options.push(MountOption::Suid);
+            config.acl = SessionACL::All;
+        }
+        config.n_threads = Some(THREADS);
+        let what = || format!("mounting at {}", directory.display());
+        let session = fuser::spawn_mount(fuse::Server::new(shared.clone()), directory, &config);
+        let session = session.context(what)?;
+        let mut mounted = Mounted {
+            session: Some(session),
+            commits: None,
+            shared: shared.clone(),
+            directory: directory.to_owned(),
+        };
+        let thread = std::thread::Builder::new().name("mojim-commit".into());
+        let commits = thread.spawn(move || shared.commit_now_and_then());
+        mounted.commits = Some(commits.context(|| "starting a thread".into())?);
+        Ok(mounted)
+    }
+
+    /// Where it is mounted.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Whether somebody has unmounted it.
+    pub fn is_over(&self) -> bool {
+        self.session.as_ref().is_none_or(|s| s.guard.is_finished())
+    }
+
+    /// Whether nothing can be committed here any more, since another node is the primary.
+    pub fn is_stale(&self) -> bool {
+        matches!(self.shared.fs.volume().check(), Err(Error::Stale(_)))
+    }
+
+    /// Unmounts, commits what is not committed, and detaches the volume. Programs that have
+    /// files open there can read them on, as long as this process runs; what they change fails.
+    ///
+    /// # Errors
+    /// What could not be committed; the directory is unmounted all the same.
+    pub fn end(mut self) -> Result<()> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        let Some(session) = self.session.take() else {
+            return Ok(());
+        };
+        let unmounted = self.unmount(session);
+        self.shared.ends.store(true, SeqCst);
+        self.shared.end.notify();
+        if let Some(t) = self.commits.take() {
+            // A thread that panicked has reported it.
+            let _ = t.join();
+        }
+        let fs = &self.shared.fs;
+        fs.end();
+        let synced = fs.sync_all().map_err(|e| {
+            let e = std::io::Error::from(e);
+            Error::io(
+                format!("committing what {} had", self.directory.display()),
+                &e,
+            )
+        });
+        synced.and(fs.volume().detach()).and(unmounted)
+    }
+
+    /// Takes the directory away, also from under programs that use it.
+    fn unmount(&self, session: BackgroundSession) -> Result<()> {
+        let what = || format!("unmounting {}", self.directory.display());
+        if session.guard.is_finished() {
+            return Ok(());
+        }
+        let taken = match unmount(&self.directory, UnmountFlags::DETACH) {
+            // Only root may; others have a helper, which refuses while files are open.
+            Err(Errno::PERM) => return session.umount_and_join().context(what),
+            taken => taken.map_err(std::io::Error::from).context(what),
+        };
+        // It ends when the last file is closed.
+        for _ in 0..PATIENCE.as_millis() / STEP.as_millis() {
+            if session.guard.is_finished() {
+                return taken;
+            }
+            self.shared.end.wait_unless(|| false, STEP);
+        }
+        // Dropped, it would unmount what somebody else may have mounted there by then.
+        std::mem::forget(session);
+        taken
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(e) = self.stop() {
+            tracing::error!("{e}");
+        }
+    }
+}
+
+impl Shared {
+    /// Commits what no program has committed, at the configured interval.
+    fn commit_now_and_then(&self) {
+        let interval = self.fs.options().commit_interval.unwrap_or(Duration::MAX);
+        let turn = TURN.min(interval);
+        let mut waited = Duration::ZERO;
+        while !self.ends.load(SeqCst) {
+            self.end.wait_unless(|| self.ends.load(SeqCst), turn);
+            waited += turn;
+            if waited < interval {
+                self.fs.forget_applied();
+                continue;
+            }
+            waited = Duration::ZERO;
+            // What could not be committed is said there, and tried again.
+            let _ = self.fs.tick();
+        }
+    }
+}

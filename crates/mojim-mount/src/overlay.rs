@@ -1,0 +1,394 @@
+//! What a file has beyond its data file: bytes and a size that are not committed yet, or are
+//! committed and not applied yet.
+//!
+//! Owns how writes, cuts and reads of one file meet. A data file is read as it is, at any
+//! moment between what was last seen as applied and what was begun.
+//!
+//! Invariants:
+//! - Extents do not overlap, and end at or before the file's size.
+//! - Bytes that were begun stay here until their sync point is applied: until then the data
+//!   file may have them or not.
+//! - Bytes of the data file from a cut on do not count until that cut is applied. Each cut
+//!   counts for itself: what was written behind an earlier one, and is applied, counts.
+
+use std::collections::BTreeMap;
+
+use mojim::Change;
+
+/// An extent takes what is written behind it until it has so many bytes.
+const MOST: usize = 1 << 20;
+/// Of an extent that is not begun.
+const NOT_YET: u64 = 0;
+
+/// Bytes in a row.
+#[derive(Debug)]
+struct Extent {
+    bytes: Vec<u8>,
+    /// The LSN of its sync point, or [`NOT_YET`].
+    lsn: u64,
+}
+
+/// A place where the file was cut.
+#[derive(Debug)]
+struct Cut {
+    at: u64,
+    /// The LSN of its sync point, or [`NOT_YET`].
+    lsn: u64,
+}
+
+/// A file's bytes and size, above its data file.
+#[derive(Debug)]
+pub(crate) struct Overlay {
+    extents: BTreeMap<u64, Extent>,
+    size: u64,
+    /// The size as of the last sync point that was begun.
+    begun_size: u64,
+    /// The least size since then.
+    low: u64,
+    /// The last of them may not be begun, no other.
+    cuts: Vec<Cut>,
+    /// Bytes and extents that are not begun.
+    dirty: (usize, usize),
+    /// The oldest sync point of an extent or a cut; `u64::MAX`: none.
+    oldest: u64,
+}
+
+impl Overlay {
+    /// Of a file whose data file has `size` bytes.
+    pub(crate) fn new(size: u64) -> Overlay {
+        Overlay {
+            extents: BTreeMap::new(),
+            size,
+            begun_size: size,
+            low: size,
+            cuts: Vec::new(),
+            dirty: (0, 0),
+            oldest: u64::MAX,
+        }
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes that are not begun.
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        self.dirty.0
+    }
+
+    /// Extents that are not begun.
+    pub(crate) fn dirty_extents(&self) -> usize {
+        self.dirty.1
+    }
+
+    /// Whether there is anything to commit.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty.1 > 0 || self.size != self.begun_size || self.low < self.begun_size
+    }
+
+    /// Stores bytes; the file grows if need be.
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let end = offset + bytes.len() as u64;
+        self.size = self.size.max(end);
+        if self.overwrite(offset, bytes) {
+            return;
+        }
+        self.clear(offset, end);
+        self.dirty.0 += bytes.len();
+        if let Some((at, e)) = self.extents.range_mut(..offset).next_back()
+            && e.lsn == NOT_YET
+            && at + e.bytes.len() as u64 == offset
+            && e.bytes.len() + bytes.len() <= MOST
+        {
+            e.bytes.extend_from_slice(bytes);
+            return;
+        }
+        self.dirty.1 += 1;
+        let bytes = bytes.to_vec();
+        let lsn = NOT_YET;
+        self.extents.insert(offset, Extent { bytes, lsn });
+    }
+
+    /// True if one extent that is not begun has all of that place.
+    fn overwrite(&mut self, offset: u64, bytes: &[u8]) -> bool {
+        if let Some((at, e)) = self.extents.range_mut(..=offset).next_back()
+            && e.lsn == NOT_YET
+            && offset + bytes.len() as u64 <= at + e.bytes.len() as u64
+        {
+            let from = (offset - at) as usize;
+            e.bytes[from..from + bytes.len()].copy_from_slice(bytes);
+            return true;
+        }
+        false
+    }
+
+    /// No extent has anything of `from..to` afterwards.
+    fn clear(&mut self, from: u64, to: u64) {
+        if let Some((at, e)) = self.extents.range_mut(..from).next_back() {
+            let end = at + e.bytes.len() as u64;
+            if end > from {
+                let lsn = e.lsn;
+                let rest = (to < end).then(|| e.bytes[(to - at) as usize..].to_vec());
+                e.bytes.truncate((from - at) as usize);
+                if lsn == NOT_YET {
+                    self.dirty.0 -= (end.min(to) - from) as usize;
+                    self.dirty.1 += rest.is_some() as usize;
+                }
+                if let Some(bytes) = rest {
+                    self.extents.insert(to, Extent { bytes, lsn });
+                    return;
+                }
+            }
+        }
+        while let Some((&at, _)) = self.extents.range(from..to).next() {
+            let mut e = self.extents.remove(&at).expect("just found");
+            let end = at + e.bytes.len() as u64;
+            if e.lsn == NOT_YET {
+                self.dirty.0 -= (end.min(to) - at) as usize;
+                self.dirty.1 -= 1;
+            }
+            if end > to {
+                e.bytes.drain(..(to - at) as usize);
+                self.dirty.1 += (e.lsn == NOT_YET) as usize;
+                self.extents.insert(to, e);
+            }
+        }
+    }
+
+    /// Sets the size; new bytes are zero.
+    pub(crate) fn resize(&mut self, size: u64) {
+        if size < self.size {
+            self.clear(size, u64::MAX);
+            self.low = self.low.min(size);
+            match self.cuts.last_mut() {
+                Some(cut) if cut.lsn == NOT_YET => cut.at = cut.at.min(size),
+                _ => self.cuts.push(Cut {
+                    at: size,
+                    lsn: NOT_YET,
+                }),
+            }
+        }
+        self.size = size;
+    }
+
+    /// Reads up to `out.len()` bytes; fewer at the file's end. `base` reads the data file and
+    /// says how many bytes that had.
+    pub(crate) fn read<E>(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        mut base: impl FnMut(u64, &mut [u8]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let end = self.size.min(offset.saturating_add(out.len() as u64));
+        if offset >= end {
+            return Ok(0);
+        }
+        let mut at = offset;
+        let first = self.extents.range(..offset).next_back();
+        let first = first.filter(|(at, e)| *at + e.bytes.len() as u64 > offset);
+        for (&begin, e) in first.into_iter().chain(self.extents.range(offset..end)) {
+            if begin > at {
+                let gap = &mut out[(at - offset) as usize..(begin - offset) as usize];
+                self.fill(at, gap, &mut base)?;
+                at = begin;
+            }
+            let from = (at - begin) as usize;
+            let n = (e.bytes.len() - from).min((end - at) as usize);
+            let to = (at - offset) as usize;
+            out[to..to + n].copy_from_slice(&e.bytes[from..from + n]);
+            at += n as u64;
+        }
+        if at < end {
+            let gap = &mut out[(at - offset) as usize..(end - offset) as usize];
+            self.fill(at, gap, &mut base)?;
+        }
+        Ok((end - offset) as usize)
+    }
+
+    /// What no extent has: the data file's bytes as far as they count, else zeros.
+    fn fill<E>(
+        &self,
+        at: u64,
+        out: &mut [u8],
+        base: &mut impl FnMut(u64, &mut [u8]) -> Result<usize, E>,
+    ) -> Result<(), E> {
+        let limit = self.cuts.iter().map(|c| c.at).min().unwrap_or(u64::MAX);
+        let counts = limit.saturating_sub(at).min(out.len() as u64) as usize;
+        let got = match counts {
+            0 => 0,
+            n => base(at, &mut out[..n])?,
+        };
+        out[got..].fill(0);
+        Ok(())
+    }
+
+    /// Adds to `out` what is to be committed.
+    pub(crate) fn changes<'a>(&'a self, file: u32, out: &mut Vec<Change<'a>>) {
+        if self.low < self.begun_size {
+            let size = self.low;
+            out.push(Change::Resize { file, size });
+        }
+        if self.size != self.low.min(self.begun_size) {
+            let size = self.size;
+            out.push(Change::Resize { file, size });
+        }
+        let dirty = self.extents.iter().filter(|(_, e)| e.lsn == NOT_YET);
+        out.extend(dirty.map(|(&offset, e)| Change::Write {
+            file,
+            offset,
+            bytes: &e.bytes,
+        }));
+    }
+
+    /// What [`Overlay::changes`] gave was begun.
+    pub(crate) fn begun(&mut self, lsn: u64) {
+        if self.dirty.1 > 0 {
+            let dirty = self.extents.values_mut().filter(|e| e.lsn == NOT_YET);
+            dirty.for_each(|e| e.lsn = lsn);
+            self.oldest = self.oldest.min(lsn);
+        }
+        if let Some(cut) = self.cuts.last_mut()
+            && cut.lsn == NOT_YET
+        {
+            cut.lsn = lsn;
+            self.oldest = self.oldest.min(lsn);
+        }
+        self.dirty = (0, 0);
+        self.begun_size = self.size;
+        self.low = self.size;
+    }
+
+    /// Everything up to `lsn` is in the data file.
+    pub(crate) fn applied(&mut self, lsn: u64) {
+        if self.oldest > lsn {
+            return;
+        }
+        self.extents.retain(|_, e| e.lsn == NOT_YET || e.lsn > lsn);
+        self.cuts.retain(|c| c.lsn == NOT_YET || c.lsn > lsn);
+        let extents = self.extents.values().map(|e| e.lsn);
+        let begun = extents.chain(self.cuts.iter().map(|c| c.lsn));
+        let begun = begun.filter(|l| *l != NOT_YET);
+        self.oldest = begun.min().unwrap_or(u64::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Write(u64, Vec<u8>),
+        Resize(u64),
+        Begin,
+        /// All, or all but the last, of what was begun is applied.
+        Apply(bool),
+        /// The data file has what was begun, and nobody has noticed yet.
+        Early,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            4 => (0..200u64, prop::collection::vec(1..255u8, 1..60))
+                .prop_map(|(at, b)| Step::Write(at, b)),
+            2 => (0..250u64).prop_map(Step::Resize),
+            2 => Just(Step::Begin),
+            1 => any::<bool>().prop_map(Step::Apply),
+            1 => Just(Step::Early),
+        ];
+        prop::collection::vec(step, 1..60)
+    }
+
+    /// What the engine does with a change.
+    fn apply(disk: &mut Vec<u8>, change: &Owned) {
+        match change {
+            Owned::Resize(size) => disk.resize(*size as usize, 0),
+            Owned::Write(at, bytes) => {
+                let at = *at as usize;
+                disk[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+    }
+
+    enum Owned {
+        Resize(u64),
+        Write(u64, Vec<u8>),
+    }
+
+    proptest! {
+        /// Beside a plain array: each read gives the same bytes, whatever part of what was
+        /// begun is applied, and committing gives the same file.
+        #[test]
+        fn reads_and_commits_are_those_of_a_plain_file(steps in steps(), start in 0..100u64) {
+            let mut disk = vec![7u8; start as usize];
+            let mut model = disk.clone();
+            let mut o = Overlay::new(start);
+            // What was begun and is not known to be applied; whether the disk has it.
+            let mut queue: Vec<(u64, Vec<Owned>, bool)> = Vec::new();
+            let mut lsn = 0;
+            for s in steps {
+                match s {
+                    Step::Write(at, b) => {
+                        let end = at as usize + b.len();
+                        if model.len() < end {
+                            model.resize(end, 0);
+                        }
+                        model[at as usize..end].copy_from_slice(&b);
+                        o.write(at, &b);
+                    }
+                    Step::Resize(n) => {
+                        model.resize(n as usize, 0);
+                        o.resize(n);
+                    }
+                    Step::Begin => {
+                        let mut out = Vec::new();
+                        o.changes(1, &mut out);
+                        prop_assert_eq!(out.is_empty(), !o.is_dirty());
+                        let owned = out.iter().map(|c| match c {
+                            Change::Resize { size, .. } => Owned::Resize(*size),
+                            Change::Write { offset, bytes, .. } => Owned::Write(*offset, bytes.to_vec()),
+                            _ => unreachable!(),
+                        });
+                        lsn += 1;
+                        queue.push((lsn, owned.collect(), false));
+                        o.begun(lsn);
+                        prop_assert!(!o.is_dirty());
+                        prop_assert_eq!(o.dirty, (0, 0));
+                    }
+                    Step::Apply(all) => {
+                        let keep = queue.len().min(!all as usize);
+                        let n = queue.len() - keep;
+                        for (l, changes, done) in queue.drain(..n) {
+                            if !done {
+                                changes.iter().for_each(|c| apply(&mut disk, c));
+                            }
+                            o.applied(l);
+                        }
+                    }
+                    Step::Early => {
+                        for (_, changes, done) in queue.iter_mut().filter(|q| !q.2) {
+                            changes.iter().for_each(|c| apply(&mut disk, c));
+                            *done = true;
+                        }
+                    }
+                }
+                let mut got = vec![0xaa; 400];
+                let n = o.read(0, &mut got, |at, out| {
+                    let from = (at as usize).min(disk.len());
+                    let n = out.len().min(disk.len() - from);
+                    out[..n].copy_from_slice(&disk[from..from + n]);
+                    Ok::<_, ()>(n)
+                }).unwrap();
+                prop_assert_eq!(&got[..n], &model[..]);
+                let dirty: Vec<_> = o.extents.values().filter(|e| e.lsn == NOT_YET).collect();
+                let bytes = dirty.iter().map(|e| e.bytes.len()).sum::<usize>();
+                prop_assert_eq!(o.dirty, (bytes, dirty.len()));
+            }
+        }
+    }
+}

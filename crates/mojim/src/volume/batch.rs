@@ -1,0 +1,160 @@
+//! Batches: sync points of changes that the caller has in hand, not in a region.
+//!
+//! Owns the calls for a program that keeps what is not committed yet by itself and is alone
+//! with the volume: the mount. It gives files their numbers, and knows the names that it gave,
+//! also before they are applied.
+//!
+//! Invariants:
+//! - A batch is one sync point: all of its changes are committed, or none.
+//! - Batches are committed in the order in which [`Volume::begin`] returned.
+//! - What was begun is in the data files once [`Volume::applied`] has reached its LSN, and not
+//!   before that for certain.
+
+use std::sync::Arc;
+
+use mojim_env::{File, Result};
+use mojim_memory::fork::check_fork;
+use mojim_replica::piece::Piece;
+use mojim_replica::primary::Begun;
+
+use super::attached::Volume;
+
+/// One change of a batch. Files have numbers ([`Volume::new_number`]).
+#[derive(Debug, Clone, Copy)]
+pub enum Change<'a> {
+    /// `bytes` go to `offset` of the file, which is at least so long.
+    Write {
+        /// The file's number.
+        file: u32,
+        /// Byte offset in the file.
+        offset: u64,
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// The file becomes `size` bytes long; new bytes are zero.
+    Resize {
+        /// The file's number.
+        file: u32,
+        /// Bytes.
+        size: u64,
+    },
+    /// A new, empty file.
+    Create {
+        /// Its number.
+        file: u32,
+        /// Its name.
+        name: &'a str,
+    },
+    /// The file goes.
+    Remove {
+        /// The file's number.
+        file: u32,
+    },
+    /// The file gets another name. A file of that name is removed before, by a change of its own.
+    Rename {
+        /// The file's number.
+        file: u32,
+        /// The new name.
+        name: &'a str,
+    },
+}
+
+impl<'a> Change<'a> {
+    fn piece(&self) -> Piece<'a> {
+        match *self {
+            Change::Write {
+                file,
+                offset,
+                bytes,
+            } => Piece::Write {
+                file,
+                offset,
+                ptr: bytes.as_ptr(),
+                len: bytes.len(),
+            },
+            Change::Resize { file, size } => Piece::Resize { file, size },
+            Change::Create { file, name } => Piece::Create { file, name },
+            Change::Remove { file } => Piece::Remove { file },
+            Change::Rename { file, name } => Piece::Rename { file, name },
+        }
+    }
+}
+
+/// A batch that was begun.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch(Begun);
+
+impl Batch {
+    /// The LSN of its sync point.
+    pub fn lsn(&self) -> u64 {
+        self.0.lsn
+    }
+}
+
+#[doc(hidden)]
+impl Volume {
+    /// Begins a sync point of these changes: its bytes are copied, and it has its LSN. After an
+    /// error nothing of it is committed. Waits while the log has no room.
+    pub fn begin(&self, changes: &[Change<'_>]) -> Result<Batch> {
+        check_fork()?;
+        self.0.check_attached()?;
+        for c in changes {
+            if let Change::Resize { size, .. } = c {
+                self.0.primary.check_size(*size)?;
+            }
+        }
+        let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
+        Ok(Batch(self.0.primary.begin_commit(&pieces)?))
+    }
+
+    /// Waits until a batch, and all that was begun before it, is committed.
+    pub fn complete(&self, batch: &Batch) -> Result<()> {
+        if self.0.primary.store.applied() >= batch.0.lsn {
+            return Ok(());
+        }
+        self.0.primary.finish_commit(&batch.0)
+    }
+
+    /// In place of [`Volume::complete`], without a wait: the batch is committed soon.
+    pub fn launch(&self, batch: &Batch) {
+        self.0.primary.start_async(&batch.0);
+    }
+
+    /// The LSN up to which everything is in the data files.
+    pub fn applied(&self) -> u64 {
+        self.0.primary.store.applied()
+    }
+
+    /// Fails if nothing can be committed here any more.
+    pub fn check(&self) -> Result<()> {
+        self.0.check_attached()?;
+        self.0.primary.check()
+    }
+
+    /// Fails if this node or the mirror cannot have a file of `size` bytes.
+    pub fn check_size(&self, size: u64) -> Result<()> {
+        self.0.primary.check_size(size)
+    }
+
+    /// Numbers, names and sizes of the volume's files, as far as records are applied.
+    pub fn numbered(&self) -> Vec<(u32, String, u64)> {
+        let area = self.0.primary.store.area();
+        let entry = area.files().map(|f| (f.id, f.name.clone(), f.size));
+        entry.collect()
+    }
+
+    /// A number that no file of the volume has, and none had lately.
+    pub fn new_number(&self) -> u32 {
+        self.0.primary.store.area().next_id()
+    }
+
+    /// The data file of a number, once its creation is applied.
+    pub fn data_file(&self, number: u32) -> Result<Arc<dyn File>> {
+        self.0.primary.store.area().file(number)
+    }
+
+    /// Names of files in the volume's directory that are not part of the volume.
+    pub fn strangers(&self) -> Result<Vec<String>> {
+        self.0.primary.store.area().strangers()
+    }
+}
