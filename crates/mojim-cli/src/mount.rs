@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use mojim_config::{Config, Failover, Node, Volume, Working};
 use mojim_mount::{Mounted, Options};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
 
 use crate::ask::load;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::log::{self, Form};
+use crate::node::raise_descriptors;
 use crate::signals;
 use crate::supervise::Post;
 
@@ -29,7 +31,8 @@ const TURN: Duration = Duration::from_millis(200);
 /// The mount is the volume's primary, and its only user: no other program attaches the volume
 /// meanwhile. It stays in the foreground. SIGTERM, SIGINT, SIGHUP or `umount DIR` end it: everything
 /// is committed then, before the process ends. If another node takes over, changes fail with EROFS;
-/// with --wait the directory is unmounted, and mounted again once this node is the primary.
+/// with --wait the volume is mounted again once this node is the primary, and until then nothing can
+/// be changed in the directory (EROFS).
 #[derive(clap::Args)]
 pub struct Mount {
     /// The configuration file.
@@ -106,28 +109,46 @@ impl Mount {
             true => Some(Post::new(&config, node, &volume.name)?),
             false => None,
         };
+        raise_descriptors();
+        let _below = post.as_ref().map(|_| Below::over(&self.directory));
+        let mut waits = Waits::default();
         loop {
             if let Some(post) = &post {
                 while !post.is_ready_within(TURN) {
+                    waits.say(&format!(
+                        "waiting until node {} is the primary of volume {}",
+                        node.name, volume.name
+                    ));
                     if signals::came_within(TURN)? {
                         return Ok(0);
                     }
                 }
             }
-            let mounted = self.mount(&config, volume)?;
+            let attached = match self.attach(&config, volume) {
+                Err(e) if post.is_some() && may_pass(&e) => {
+                    waits.say(&e.to_string());
+                    if signals::came_within(TURN)? {
+                        return Ok(0);
+                    }
+                    continue;
+                }
+                attached => attached?,
+            };
+            let mounted = self.mount(attached)?;
             self.say_ready(&volume.name)?;
+            waits = Waits::default();
             let over = wait(&mounted, self.wait)?;
             let ended = mounted.end();
-            if over == Over::Stale {
-                say_on_stderr(&format!(
-                    "another node is the primary of volume {}: {} is unmounted",
-                    volume.name,
-                    self.directory.display()
-                ));
-                continue;
+            if over != Over::Stale {
+                ended?;
+                return Ok(0);
             }
-            ended?;
-            return Ok(0);
+            // What could not be committed is said.
+            waits.say(&format!(
+                "another node is the primary of volume {}: nothing can be changed in {}",
+                volume.name,
+                self.directory.display()
+            ));
         }
     }
 
@@ -161,14 +182,17 @@ impl Mount {
         check_fuse()
     }
 
-    fn mount(&self, config: &Config, volume: &Volume) -> Result<Mounted, Failure> {
+    fn attach(&self, config: &Config, volume: &Volume) -> Result<mojim::Volume, mojim::Error> {
         let mut config = config.clone();
         if let Some(v) = config.volumes.get_mut(&volume.name) {
             // No other process shares it: the mount alone changes its files.
             v.working = Working::Private;
         }
         let (node, name) = (&self.name, Some(volume.name.as_str()));
-        let attached = mojim::Volume::attach_with(&config, node, name, |_, _| {})?;
+        mojim::Volume::attach_with(&config, node, name, |_, _| {})
+    }
+
+    fn mount(&self, attached: mojim::Volume) -> Result<Mounted, Failure> {
         let options = Options {
             atomic_volume: self.atomic == Atomic::Volume,
             commit_interval: self.commit_interval.0,
@@ -189,6 +213,47 @@ impl Mount {
             false => writeln!(out, "volume {volume} is mounted at {dir}")?,
         }
         out.flush()
+    }
+}
+
+/// Whether an attach may succeed later: the node's daemon may have the copy open, or the view may
+/// have changed again.
+fn may_pass(e: &mojim::Error) -> bool {
+    use mojim::Error::{Busy, Stale, Timeout};
+    matches!(e, Busy(_) | Stale(_) | Timeout(_))
+}
+
+/// An empty file system below the mount, which takes nothing: what programs stored into the bare
+/// directory while this node is not the primary would stay on this machine. Only root may have it.
+struct Below(Option<PathBuf>);
+
+impl Below {
+    fn over(directory: &Path) -> Below {
+        let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
+        let done = mount("mojim:waiting", directory, "tmpfs", flags, None);
+        Below(done.is_ok().then(|| directory.to_owned()))
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        if let Some(at) = &self.0 {
+            // Somebody else may have unmounted it.
+            let _ = unmount(at, UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// What a wait has said: the same once.
+#[derive(Default)]
+struct Waits(String);
+
+impl Waits {
+    fn say(&mut self, text: &str) {
+        if self.0 != text {
+            say_on_stderr(text);
+            self.0 = text.to_owned();
+        }
     }
 }
 

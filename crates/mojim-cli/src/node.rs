@@ -80,7 +80,7 @@ impl Running {
 
 /// A node keeps files, logs and links of many volumes open: it takes all the
 /// descriptors that it may have.
-fn raise_descriptors() {
+pub fn raise_descriptors() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

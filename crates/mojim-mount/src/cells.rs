@@ -70,7 +70,8 @@ pub(crate) struct Attributes {
 /// What a cell says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cell {
-    First,
+    /// No file of the volume has had this number or a greater one from a mount.
+    First(u32),
     Node {
         ino: u64,
         attributes: Attributes,
@@ -93,8 +94,8 @@ impl Cell {
         let mut out = vec![0; HEAD];
         let mut w = Writer(&mut out);
         let tag = match self {
-            Cell::First => {
-                w.raw(&MAGIC);
+            Cell::First(next) => {
+                w.raw(&MAGIC).u32(*next);
                 FIRST
             }
             Cell::Node { ino, attributes: a } => {
@@ -133,7 +134,7 @@ impl Cell {
     fn decode(tag: u32, body: &[u8]) -> Result<Cell, FormatError> {
         let mut r = Reader::new(WHAT, body);
         let cell = match tag {
-            FIRST if r.take(MAGIC.len())? == MAGIC => Cell::First,
+            FIRST if r.take(MAGIC.len())? == MAGIC => Cell::First(r.u32()?),
             NODE => Cell::Node {
                 ino: r.u64()?,
                 attributes: attributes(&mut r)?,
@@ -175,6 +176,9 @@ fn attributes(r: &mut Reader<'_>) -> Result<Attributes, FormatError> {
         *t = (r.u64()? as i64, r.u32()?);
     }
     let target = bytes(r, MOST_TARGET)?;
+    if !target.is_empty() && kind != 3 || number != 0 && [1, 3].contains(&kind) {
+        return Err(bad("a node's kind"));
+    }
     let kind = match kind {
         1 => Kind::Dir,
         2 => Kind::File(number),
@@ -228,9 +232,15 @@ impl Places {
             let place = (places.end, len);
             match tag {
                 FREE => places.free(place),
-                tag => cells.push((place, Cell::decode(tag, &cell[HEAD..])?)),
+                tag => {
+                    let decoded = Cell::decode(tag, &cell[HEAD..])?;
+                    if decoded.encode().len() != len as usize {
+                        return Err(bad("a cell's length"));
+                    }
+                    cells.push((place, decoded));
+                }
             }
-            if at == 0 && tag != FIRST {
+            if (at == 0) != (tag == FIRST) {
                 return Err(bad("the first cell"));
             }
             places.end += u64::from(len);

@@ -11,12 +11,13 @@
 //! - A call that changes something fails once nothing can be committed any more.
 //! - Lock order: `state`; the bytes of files, by ascending number.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mojim::{Batch, Change, Volume};
+use mojim::{Batch, Volume};
 use mojim_env::{Error, File};
 use rustix::io::Errno;
 
@@ -29,7 +30,11 @@ const MOST_EXTENTS: usize = 1 << 14;
 /// Zeros are stored in pieces of so many bytes.
 const ZEROS: usize = 1 << 20;
 /// A file that is not created yet, even in the log.
-const NOT_YET: u64 = u64::MAX;
+pub(crate) const NOT_YET: u64 = u64::MAX;
+/// Most data files that are kept open for reading.
+const MOST_BASES: usize = 128;
+/// Bytes of the disk that files leave free: logs and catalogues need some.
+const RESERVE: u64 = 16 << 20;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
@@ -55,36 +60,28 @@ impl Default for Options {
 }
 
 /// A file of the volume.
-struct FileBytes {
-    number: u32,
-    bytes: Mutex<Bytes>,
+pub(crate) struct FileBytes {
+    pub(crate) number: u32,
+    pub(crate) bytes: Mutex<Bytes>,
 }
 
-struct Bytes {
-    overlay: Overlay,
-    /// Its data file, while it is open.
+pub(crate) struct Bytes {
+    pub(crate) overlay: Overlay,
+    /// Its data file, if it was read lately.
     base: Option<Arc<dyn File>>,
-    /// The sync point that makes its data file: 0 if that was there.
-    created: u64,
+    /// The sync point that makes its data file: 0 if that was there, or [`NOT_YET`].
+    pub(crate) created: u64,
     /// When it was written to, since the last sync point.
-    modified: Option<Time>,
+    pub(crate) modified: Option<Time>,
 }
 
-struct State {
-    tree: Tree,
-    files: HashMap<u64, Arc<FileBytes>>,
+pub(crate) struct State {
+    pub(crate) tree: Tree,
+    pub(crate) files: HashMap<u64, Arc<FileBytes>>,
     /// Files that come into being with the next sync point.
-    fresh: Vec<Arc<FileBytes>>,
+    pub(crate) fresh: Vec<Arc<FileBytes>>,
     /// The last batch that was begun.
-    last: Option<Batch>,
-}
-
-/// Which files' bytes a sync point has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
-    Names,
-    One(u64),
-    All,
+    pub(crate) last: Option<Batch>,
 }
 
 /// A node as programs see it.
@@ -115,19 +112,23 @@ pub(crate) struct Entry {
 
 /// A mounted volume.
 pub(crate) struct Fs {
-    volume: Volume,
-    options: Options,
+    pub(crate) volume: Volume,
+    pub(crate) options: Options,
     state: Mutex<State>,
     /// Files that were written to since their last sync points. Changed under the lock of the
     /// file's bytes.
-    dirty: Mutex<BTreeSet<u64>>,
+    pub(crate) dirty: Mutex<BTreeSet<u64>>,
+    /// Files whose data files are open, in the order in which they were opened.
+    bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
-    waiting: AtomicUsize,
+    pub(crate) waiting: AtomicUsize,
+    /// Bytes by which files may grow before it is looked how many are free.
+    free: AtomicU64,
     /// The mount is over: nothing is changed any more.
     closed: AtomicBool,
 }
 
-fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -141,7 +142,7 @@ pub(crate) fn errno(e: &Error) -> Errno {
 
 /// As [`errno`], of a sync point: programs get a number alone, so the reason is said here.
 #[cold]
-fn told(e: &Error) -> Errno {
+pub(crate) fn told(e: &Error) -> Errno {
     tracing::error!("a sync point could not be committed: {e}");
     errno(e)
 }
@@ -151,40 +152,16 @@ pub(crate) fn now() -> Time {
     time_of(SystemTime::now())
 }
 
+/// A time that a request carries. `fuser` makes of a second before 1970 and nanoseconds behind
+/// it a time that lies as long before that second.
 pub(crate) fn time_of(t: SystemTime) -> Time {
     match t.duration_since(UNIX_EPOCH) {
         Ok(d) => (d.as_secs() as i64, d.subsec_nanos()),
         Err(e) => {
             let before = e.duration();
-            match before.subsec_nanos() {
-                0 => (-(before.as_secs() as i64), 0),
-                n => (-(before.as_secs() as i64) - 1, 1_000_000_000 - n),
-            }
+            (-(before.as_secs() as i64), before.subsec_nanos())
         }
     }
-}
-
-/// Reads a data file, if there is one.
-fn read_base(
-    volume: &Volume,
-    file: &FileBytes,
-    created: u64,
-    base: &mut Option<Arc<dyn File>>,
-    at: u64,
-    out: &mut [u8],
-) -> Result<usize> {
-    if created > volume.applied() {
-        return Ok(0);
-    }
-    let base = match base {
-        Some(base) => base,
-        None => {
-            let opened = volume.data_file(file.number).map_err(|e| errno(&e))?;
-            base.insert(opened)
-        }
-    };
-    let got = base.read_at(out, at);
-    got.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }
 
 impl Fs {
@@ -213,7 +190,7 @@ impl Fs {
             &files,
             foreign,
             asker,
-            || volume.new_number(),
+            RandomState::new().hash_one(0) as u32,
         );
         let tree = tree.map_err(|what| Error::Damaged {
             path: volume.directory().join(NAMES),
@@ -233,9 +210,11 @@ impl Fs {
                 last: None,
             }),
             dirty: Mutex::default(),
+            bases: Mutex::default(),
             volume,
             options,
             waiting: AtomicUsize::new(0),
+            free: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };
         Ok(fs)
@@ -249,23 +228,40 @@ impl Fs {
         &self.options
     }
 
-    /// From here on nothing is changed.
+    /// From here on nothing is changed: who is at it is done when this returns, and who comes
+    /// later sees it.
     pub(crate) fn end(&self) {
-        self.closed.store(true, Release);
-        // Those that are at it are done.
-        drop(lock(&self.state));
+        self.closed.store(true, SeqCst);
+        let files: Vec<_> = self.state().files.values().cloned().collect();
+        files.iter().for_each(|f| drop(lock(&f.bytes)));
+    }
+
+    /// The state. After a panic in the middle of a change nothing is changed any more.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| {
+            self.closed.store(true, SeqCst);
+            e.into_inner()
+        })
+    }
+
+    /// As [`Fs::state`], for a change.
+    fn to_change(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.state();
+        // Under the lock: whoever ends the mount waits for it.
+        self.writable()?;
+        Ok(state)
     }
 
     /// Fails if no change can be committed.
     fn writable(&self) -> Result<()> {
-        if self.closed.load(Acquire) {
+        if self.closed.load(SeqCst) {
             return Err(Errno::ROFS);
         }
         self.volume.check().map_err(|e| errno(&e))
     }
 
     fn file(&self, ino: u64) -> Result<Arc<FileBytes>> {
-        let state = lock(&self.state);
+        let state = self.state();
         match state.files.get(&ino) {
             Some(f) => Ok(f.clone()),
             None => Err(match state.tree.node(ino)?.is_dir() {
@@ -276,17 +272,17 @@ impl Fs {
     }
 
     pub(crate) fn lookup(&self, parent: u64, name: &[u8]) -> Result<Seen> {
-        let state = lock(&self.state);
+        let state = self.state();
         let ino = state.tree.lookup(parent, name)?;
         state.seen(ino)
     }
 
     pub(crate) fn seen(&self, ino: u64) -> Result<Seen> {
-        lock(&self.state).seen(ino)
+        self.state().seen(ino)
     }
 
     pub(crate) fn target(&self, ino: u64) -> Result<Vec<u8>> {
-        match &lock(&self.state).tree.node(ino)?.attributes.kind {
+        match &self.state().tree.node(ino)?.attributes.kind {
             Kind::Link(target) => Ok(target.clone()),
             _ => Err(Errno::INVAL),
         }
@@ -301,9 +297,8 @@ impl Fs {
         asker: Asker,
         open: bool,
     ) -> Result<Seen> {
-        self.writable()?;
-        let number = self.volume.new_number();
-        let mut state = lock(&self.state);
+        let mut state = self.to_change()?;
+        let number = state.tree.new_number();
         let ino = state
             .tree
             .make(parent, name, Kind::File(number), mode, asker)?;
@@ -325,35 +320,30 @@ impl Fs {
         mode: u32,
         asker: Asker,
     ) -> Result<Seen> {
-        self.writable()?;
-        let mut state = lock(&self.state);
+        let mut state = self.to_change()?;
         let ino = state.tree.make(parent, name, kind, mode, asker)?;
         state.seen(ino)
     }
 
     pub(crate) fn link(&self, ino: u64, parent: u64, name: &[u8]) -> Result<Seen> {
-        self.writable()?;
-        let mut state = lock(&self.state);
+        let mut state = self.to_change()?;
         state.tree.link_to(ino, parent, name, now())?;
         state.seen(ino)
     }
 
     pub(crate) fn unlink(&self, parent: u64, name: &[u8]) -> Result<()> {
-        self.writable()?;
-        let mut state = lock(&self.state);
+        let mut state = self.to_change()?;
         let ino = state.tree.unlink(parent, name, now())?;
         self.forget_gone(&mut state, ino);
         Ok(())
     }
 
     pub(crate) fn rmdir(&self, parent: u64, name: &[u8]) -> Result<()> {
-        self.writable()?;
-        lock(&self.state).tree.rmdir(parent, name, now())
+        self.to_change()?.tree.rmdir(parent, name, now())
     }
 
     pub(crate) fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), how: Renames) -> Result<()> {
-        self.writable()?;
-        let mut state = lock(&self.state);
+        let mut state = self.to_change()?;
         let other = state.tree.lookup(to.0, to.1).ok();
         state.tree.rename(from, to, how, now())?;
         if let Some(other) = other {
@@ -369,27 +359,40 @@ impl Fs {
         {
             let b = lock(&f.bytes);
             self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
+            lock(&self.dirty).remove(&ino);
         }
     }
 
     pub(crate) fn open_file(&self, ino: u64) -> Result<()> {
-        lock(&self.state).tree.open(ino)
+        self.state().tree.open(ino)
     }
 
     pub(crate) fn close(&self, ino: u64) {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         if state.tree.close(ino) {
             self.forget_gone(&mut state, ino);
-        } else if state.tree.node(ino).is_ok_and(|n| n.opens == 0)
-            && let Some(f) = state.files.get(&ino)
-        {
-            lock(&f.bytes).base = None;
+        }
+    }
+
+    /// The kernel was told of a node.
+    pub(crate) fn tell(&self, ino: u64) {
+        let mut state = self.state();
+        if state.tree.node(ino).is_ok() {
+            state.tree.tell(ino);
+        }
+    }
+
+    /// The kernel has forgotten a node.
+    pub(crate) fn forget(&self, ino: u64, times: u64) {
+        let mut state = self.state();
+        if state.tree.forget(ino, times) {
+            self.forget_gone(&mut state, ino);
         }
     }
 
     /// The names in a directory, with itself and its parent.
     pub(crate) fn entries(&self, ino: u64) -> Result<Vec<Entry>> {
-        let state = lock(&self.state);
+        let state = self.state();
         let node = state.tree.node(ino)?;
         if !node.is_dir() {
             return Err(Errno::NOTDIR);
@@ -409,70 +412,107 @@ impl Fs {
         b.overlay.applied(self.volume.applied());
         let (created, base) = (b.created, &mut b.base);
         b.overlay.read(offset, out, |at, out| {
-            read_base(&self.volume, &file, created, base, at, out)
+            if created > self.volume.applied() {
+                return Ok(0);
+            }
+            let base = match base {
+                Some(base) => base,
+                None => base.insert(self.open_base(&file)?),
+            };
+            let got = base.read_at(out, at);
+            got.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
         })
     }
 
-    pub(crate) fn write(&self, ino: u64, offset: u64, bytes: &[u8], kill: bool) -> Result<()> {
-        self.writable()?;
+    /// Opens a file's data file; another one's is closed, if there are many.
+    fn open_base(&self, file: &Arc<FileBytes>) -> Result<Arc<dyn File>> {
+        let opened = self.volume.data_file(file.number).map_err(|e| errno(&e))?;
+        let mut bases = lock(&self.bases);
+        bases.push_back(Arc::downgrade(file));
+        if bases.len() > MOST_BASES
+            && let Some(other) = bases.pop_front().and_then(|f| f.upgrade())
+            && !Arc::ptr_eq(&other, file)
+            // Who holds it may wait for this list.
+            && let Ok(mut b) = other.bytes.try_lock()
+        {
+            b.base = None;
+        }
+        Ok(opened)
+    }
+
+    /// Stores bytes. True if that took set-ID bits from the file.
+    pub(crate) fn write(&self, ino: u64, offset: u64, bytes: &[u8], kill: bool) -> Result<bool> {
         let file = self.file(ino)?;
+        let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
+        // Before anything is stored: a write that fails has stored nothing.
+        self.commit_early(ino, &file)?;
+        let mut killed = false;
         if kill {
-            let mut state = lock(&self.state);
-            if state.tree.node(ino)?.attributes.mode & 0o6000 != 0 {
+            let mut state = self.to_change()?;
+            killed = state.tree.node(ino)?.attributes.mode & 0o6000 != 0;
+            if killed {
                 state
                     .tree
                     .change(ino, |a| a.mode = without_set_ids(a.mode))?;
             }
         }
-        let end = offset.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
-        let early = {
-            let mut b = lock(&file.bytes);
-            if end > b.overlay.size() {
-                self.volume.check_size(end).map_err(|e| errno(&e))?;
-            }
-            self.count(ino, &mut b, now(), |o| o.write(offset, bytes))
-        };
-        self.commit_early(ino, early)
+        let mut b = lock(&file.bytes);
+        self.writable()?;
+        let size = b.overlay.size();
+        if end > size {
+            self.volume.check_size(end).map_err(|e| errno(&e))?;
+            self.take_room(end - size.max(offset))?;
+        }
+        self.count(ino, &mut b, now(), |o| o.write(offset, bytes));
+        Ok(killed)
     }
 
-    /// Changes a file's bytes; whether so many wait that they are to be committed early.
-    fn count(&self, ino: u64, b: &mut Bytes, now: Time, change: impl FnOnce(&mut Overlay)) -> bool {
+    /// Files grow by `bytes`: fails if the disk has no room for that.
+    fn take_room(&self, bytes: u64) -> Result<()> {
+        let take = |free: u64| free.checked_sub(bytes);
+        if self.free.fetch_update(SeqCst, SeqCst, take).is_ok() {
+            return Ok(());
+        }
+        let dir = rustix::fs::statvfs(self.volume.directory())?;
+        let free = (dir.f_bavail * dir.f_frsize).saturating_sub(RESERVE);
+        // What waits, and what is not applied, has taken none yet.
+        let waiting = self.waiting.load(Relaxed) + 4 * self.volume.most_at_once();
+        let free = free.saturating_sub(waiting as u64);
+        let left = free.checked_sub(bytes).ok_or(Errno::NOSPC)?;
+        // A part of it: others write to the disk too.
+        self.free.store(left / 8, SeqCst);
+        Ok(())
+    }
+
+    /// Changes a file's bytes, which the caller has locked.
+    fn count(&self, ino: u64, b: &mut Bytes, now: Time, change: impl FnOnce(&mut Overlay)) {
         if b.modified.replace(now).is_none() {
             lock(&self.dirty).insert(ino);
         }
         let before = b.overlay.dirty_bytes();
         change(&mut b.overlay);
         let after = b.overlay.dirty_bytes();
-        let waiting = match after >= before {
-            true => self.waiting.fetch_add(after - before, Relaxed) + (after - before),
+        match after >= before {
+            true => self.waiting.fetch_add(after - before, Relaxed),
             false => self.waiting.fetch_sub(before - after, Relaxed),
         };
-        waiting > self.options.most_waiting || b.overlay.dirty_extents() > MOST_EXTENTS
     }
 
-    /// Begins a sync point that no program asked for, if that is due.
-    fn commit_early(&self, ino: u64, early: bool) -> Result<()> {
-        if !early {
+    /// Begins a sync point that no program asked for, if so much waits.
+    fn commit_early(&self, ino: u64, file: &FileBytes) -> Result<()> {
+        let many = self.waiting.load(Relaxed) > self.options.most_waiting;
+        let extents = || lock(&file.bytes).overlay.dirty_extents() > MOST_EXTENTS;
+        if !many && !extents() {
             return Ok(());
         }
-        let waiting = self.waiting.load(Relaxed);
-        let all = self.options.atomic_volume || waiting > self.options.most_waiting;
-        let what = match all {
-            true => What::All,
-            false => What::One(ino),
-        };
-        if let Some(batch) = self.begin(what)? {
-            self.volume.launch(&batch);
-        }
-        Ok(())
+        self.begin_early(ino, many)
     }
 
     pub(crate) fn set(&self, ino: u64, want: &Wanted, asker: Asker) -> Result<Seen> {
-        self.writable()?;
         if let Some(size) = want.size {
             self.resize(ino, size, asker)?;
         }
-        let mut state = lock(&self.state);
+        let mut state = self.to_change()?;
         state.tree.change(ino, |a| {
             if let Some(mode) = want.mode {
                 a.mode = mode & 0o7777;
@@ -501,9 +541,10 @@ impl Fs {
         self.volume.check_size(size).map_err(|e| errno(&e))?;
         {
             let mut b = lock(&file.bytes);
+            self.writable()?;
             self.count(ino, &mut b, asker.now, |o| o.resize(size));
         }
-        let mut state = lock(&self.state);
+        let mut state = self.to_change()?;
         if asker.uid != 0 {
             state
                 .tree
@@ -537,7 +578,7 @@ impl Fs {
             let end = end.min(size);
             while at < end {
                 let n = (end - at).min(ZEROS as u64) as usize;
-                self.write(ino, at, &vec![0; n], true)?;
+                self.write(ino, at, &vec![0; n], false)?;
                 at += n as u64;
             }
         }
@@ -555,144 +596,37 @@ impl Fs {
     }
 
     pub(crate) fn xattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>> {
-        lock(&self.state).tree.xattr(ino, name).map(<[u8]>::to_vec)
+        Self::check_xattr(name)?;
+        self.state().tree.xattr(ino, name).map(<[u8]>::to_vec)
     }
 
     /// The names of extended attributes, each with a zero behind it.
     pub(crate) fn xattrs(&self, ino: u64) -> Result<Vec<u8>> {
-        let state = lock(&self.state);
+        let state = self.state();
         let names = state.tree.xattrs(ino)?;
         Ok(names.flat_map(|n| [n, b"\0"].concat()).collect())
     }
 
+    /// Access control lists would be kept, and not enforced.
+    fn check_xattr(name: &[u8]) -> Result<()> {
+        match name.starts_with(b"system.") {
+            true => Err(Errno::OPNOTSUPP),
+            false => Ok(()),
+        }
+    }
+
     pub(crate) fn set_xattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
-        self.writable()?;
-        let mut state = lock(&self.state);
+        Self::check_xattr(name)?;
+        let mut state = self.to_change()?;
         state.tree.set_xattr(ino, name, value, flags, now())
     }
 
     pub(crate) fn remove_xattr(&self, ino: u64, name: &[u8]) -> Result<()> {
-        self.writable()?;
-        lock(&self.state).tree.remove_xattr(ino, name, now())
+        self.to_change()?.tree.remove_xattr(ino, name, now())
     }
 
     pub(crate) fn nodes(&self) -> u64 {
-        lock(&self.state).tree.counts()
-    }
-
-    /// A sync point of a file: its bytes, or everything, as the mount is configured.
-    pub(crate) fn sync(&self, ino: u64) -> Result<()> {
-        self.sync_what(match self.options.atomic_volume {
-            true => What::All,
-            false => What::One(ino),
-        })
-    }
-
-    /// A sync point of all names.
-    pub(crate) fn sync_names(&self) -> Result<()> {
-        self.sync_what(match self.options.atomic_volume {
-            true => What::All,
-            false => What::Names,
-        })
-    }
-
-    /// A sync point of everything.
-    pub(crate) fn sync_all(&self) -> Result<()> {
-        self.sync_what(What::All)
-    }
-
-    fn sync_what(&self, what: What) -> Result<()> {
-        let begun = self.begin(what)?;
-        let batch = match begun {
-            Some(batch) => batch,
-            // Others may have begun what this call is to wait for.
-            None => match lock(&self.state).last {
-                Some(batch) => batch,
-                None => return self.volume.check().map_err(|e| errno(&e)),
-            },
-        };
-        self.volume.complete(&batch).map_err(|e| told(&e))
-    }
-
-    /// Begins a sync point of everything and does not wait; forgets what is applied.
-    pub(crate) fn tick(&self) -> Result<()> {
-        if let Some(batch) = self.begin(What::All)? {
-            self.volume.launch(&batch);
-        }
-        self.forget_applied();
-        Ok(())
-    }
-
-    /// Memory of what the data files have by now is free.
-    pub(crate) fn forget_applied(&self) {
-        let applied = self.volume.applied();
-        let mut state = lock(&self.state);
-        state.tree.applied(applied);
-        for f in state.files.values() {
-            lock(&f.bytes).overlay.applied(applied);
-        }
-    }
-
-    /// Begins a sync point; `None` if there is nothing to commit.
-    fn begin(&self, what: What) -> Result<Option<Batch>> {
-        let mut state = lock(&self.state);
-        let state = &mut *state;
-        let files = self.chosen(state, what);
-        let mut held: Vec<(u32, MutexGuard<'_, Bytes>)> = Vec::new();
-        for (ino, f) in &files {
-            let b = lock(&f.bytes);
-            if let Some(at) = b.modified {
-                let set = |a: &mut Attributes| (a.modified, a.changed) = (at, a.changed.max(at));
-                // A node that has gone has no attributes.
-                let _ = state.tree.change(*ino, set);
-                held.push((f.number, b));
-            } else if b.overlay.is_dirty() {
-                held.push((f.number, b));
-            }
-        }
-        state.tree.write_touched();
-        let names = state.tree.renames();
-        let mut changes: Vec<Change<'_>> = Vec::new();
-        names.changes(&mut changes);
-        state.tree.changes(&mut changes);
-        for (number, b) in &held {
-            b.overlay.changes(*number, &mut changes);
-        }
-        if changes.is_empty() {
-            return Ok(None);
-        }
-        let batch = self.volume.begin(&changes).map_err(|e| told(&e))?;
-        drop(changes);
-        let lsn = batch.lsn();
-        let mut dirty = lock(&self.dirty);
-        files.iter().for_each(|(ino, _)| _ = dirty.remove(ino));
-        drop(dirty);
-        for (_, b) in &mut held {
-            self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
-            b.overlay.begun(lsn);
-            b.modified = None;
-        }
-        drop(held);
-        for f in state.fresh.drain(..) {
-            lock(&f.bytes).created = lsn;
-        }
-        state.tree.begun(lsn);
-        state.last = Some(batch);
-        Ok(Some(batch))
-    }
-
-    /// The files whose bytes a sync point has, by ascending number.
-    fn chosen(&self, state: &State, what: What) -> Vec<(u64, Arc<FileBytes>)> {
-        let mut inos = match what {
-            What::All => lock(&self.dirty).iter().copied().collect(),
-            What::One(ino) => vec![ino],
-            What::Names => Vec::new(),
-        };
-        inos.extend(state.tree.joined());
-        inos.sort_unstable();
-        inos.dedup();
-        let file = |ino| Some((ino, state.files.get(&ino)?.clone()));
-        inos.into_iter().filter_map(file).collect()
+        self.state().tree.counts()
     }
 }
 

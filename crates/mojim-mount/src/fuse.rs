@@ -132,9 +132,12 @@ impl Server {
     }
 }
 
-fn entry(reply: ReplyEntry, done: Result<Seen>) {
+fn entry(fs: &Fs, reply: ReplyEntry, done: Result<Seen>) {
     match done {
-        Ok(s) => reply.entry(&ALWAYS, &attr(&s), Generation(0)),
+        Ok(s) => {
+            fs.tell(s.ino);
+            reply.entry(&ALWAYS, &attr(&s), Generation(0));
+        }
         Err(e) => reply.error(no(e)),
     }
 }
@@ -176,7 +179,15 @@ impl Filesystem for Server {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.fs().lookup(parent.0, name.as_bytes()));
+        entry(
+            self.fs(),
+            reply,
+            self.fs().lookup(parent.0, name.as_bytes()),
+        );
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, times: u64) {
+        self.fs().forget(ino.0, times);
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -241,7 +252,7 @@ impl Filesystem for Server {
             libc::S_IFREG | 0 => fs.make_file(parent.0, name, bits, asker, false),
             kind => fs.make(parent.0, name, Kind::Special(kind, rdev), bits, asker),
         };
-        entry(reply, done);
+        entry(fs, reply, done);
     }
 
     fn mkdir(
@@ -255,7 +266,7 @@ impl Filesystem for Server {
     ) {
         let (fs, name) = (self.fs(), name.as_bytes());
         let done = fs.make(parent.0, name, Kind::Dir, mode & !umask, asker(req));
-        entry(reply, done);
+        entry(fs, reply, done);
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -276,7 +287,11 @@ impl Filesystem for Server {
     ) {
         let target = Kind::Link(target.as_os_str().as_bytes().to_vec());
         let (fs, name) = (self.fs(), name.as_bytes());
-        entry(reply, fs.make(parent.0, name, target, 0o777, asker(req)));
+        entry(
+            fs,
+            reply,
+            fs.make(parent.0, name, target, 0o777, asker(req)),
+        );
     }
 
     fn rename(
@@ -311,7 +326,7 @@ impl Filesystem for Server {
         reply: ReplyEntry,
     ) {
         let done = self.fs().link(ino.0, newparent.0, newname.as_bytes());
-        entry(reply, done);
+        entry(self.fs(), reply, done);
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -333,13 +348,11 @@ impl Filesystem for Server {
     ) {
         let (fs, name) = (self.fs(), name.as_bytes());
         match fs.make_file(parent.0, name, mode & !umask, asker(req), true) {
-            Ok(s) => reply.created(
-                &ALWAYS,
-                &attr(&s),
-                Generation(0),
-                FileHandle(0),
-                FopenFlags::FOPEN_KEEP_CACHE,
-            ),
+            Ok(s) => {
+                fs.tell(s.ino);
+                let kept = FopenFlags::FOPEN_KEEP_CACHE;
+                reply.created(&ALWAYS, &attr(&s), Generation(0), FileHandle(0), kept);
+            }
             Err(e) => reply.error(no(e)),
         }
     }
@@ -376,7 +389,13 @@ impl Filesystem for Server {
     ) {
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.fs().write(ino.0, offset, data, kill) {
-            Ok(()) => reply.written(data.len() as u32),
+            Ok(killed) => {
+                if killed && let Some(kernel) = self.shared.kernel.get() {
+                    // It would let a program be executed by the bits that it knows.
+                    let _ = kernel.inval_inode(ino, -1, 0);
+                }
+                reply.written(data.len() as u32);
+            }
             Err(e) => reply.error(no(e)),
         }
     }
@@ -471,8 +490,13 @@ impl Filesystem for Server {
                 continue;
             };
             let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
-            if reply.add(INodeNo(s.ino), at, name, &ALWAYS, &attr(&s), Generation(0)) {
+            let full = reply.add(INodeNo(s.ino), at, name, &ALWAYS, &attr(&s), Generation(0));
+            if full {
                 break;
+            }
+            // Of these two the kernel takes no note.
+            if !matches!(&e.name[..], b"." | b"..") {
+                self.fs().tell(s.ino);
             }
         }
         reply.ok();

@@ -4,7 +4,7 @@
 //! Owns the mount's session with the kernel and the thread that commits what no program
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //!
-//! The files import downwards only: `fuse`; `fs`; `tree`, `names`; `cells`, `overlay`.
+//! The files import downwards only: `fuse`, `commit`; `fs`; `tree`; `names`; `cells`, `overlay`.
 //!
 //! Invariants:
 //! - The mount is the only one that changes the volume while it is mounted.
@@ -12,11 +12,11 @@
 //!   before it.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fuser::{BackgroundSession, Config, MountOption, SessionACL};
+use fuser::{BackgroundSession, Config, MountOption, Notifier, SessionACL};
 use mojim::Volume;
 use mojim_env::event::Event;
 use mojim_env::{Context, Error, Result};
@@ -25,6 +25,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 mod cells;
+mod commit;
 mod fs;
 mod fuse;
 mod names;
@@ -54,6 +55,8 @@ pub struct Mounted {
 /// What the threads of a mount share.
 struct Shared {
     fs: Fs,
+    /// To tell the kernel that something it knows is so no longer.
+    kernel: OnceLock<Notifier>,
     ends: AtomicBool,
     end: Event,
 }
@@ -67,9 +70,15 @@ impl Mounted {
     pub fn over(volume: Volume, directory: &Path, options: Options) -> Result<Mounted> {
         let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
         let name = format!("mojim:{}", volume.name());
+        let most_waiting = options.most_waiting.min(volume.most_at_once());
+        let options = Options {
+            most_waiting,
+            ..options
+        };
         let fs = Fs::open(volume, options, uid.as_raw(), gid.as_raw())?;
         let shared = Arc::new(Shared {
             fs,
+            kernel: OnceLock::new(),
             ends: AtomicBool::new(false),
             end: Event::new(),
         });
@@ -88,6 +97,7 @@ impl Mounted {
         let what = || format!("mounting at {}", directory.display());
         let session = fuser::spawn_mount(fuse::Server::new(shared.clone()), directory, &config);
         let session = session.context(what)?;
+        let _ = shared.kernel.set(session.notifier());
         let mut mounted = Mounted {
             session: Some(session),
             commits: None,

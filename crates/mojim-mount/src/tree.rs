@@ -5,8 +5,9 @@
 //!
 //! Invariants:
 //! - A file's first name is its name in the volume's catalogue, once what was begun is applied.
-//! - A node goes when it has no name and is not open. A file that is open without a name lies
-//!   below [`REMOVED`] until then; those that a crash left there go at the next mount.
+//! - A node goes when it has no name, is not open, and the kernel has forgotten it. A file
+//!   without a name lies below [`REMOVED`] until then; those that a crash left there go at the
+//!   next mount.
 //! - A change is made here completely, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -31,6 +32,10 @@ pub(crate) const NAMES: &str = ".mount/names";
 const OTHERS: &str = ".mount/others/";
 /// The file of names grows by so many bytes: each growth costs more than a write.
 const GROWTH: u64 = 64 << 10;
+/// Greatest number of a node.
+const MOST_INO: u64 = 1 << 48;
+/// So many numbers of files are promised at once.
+const STRIDE: u32 = 1024;
 /// Most files that one call renames, with the directory in which they lie.
 const MOST_RENAMED: usize = 1000;
 
@@ -48,6 +53,8 @@ pub(crate) struct Node {
     names: Vec<(u64, Vec<u8>)>,
     xattrs: BTreeMap<Vec<u8>, (Vec<u8>, Place)>,
     pub(crate) opens: u32,
+    /// How often the kernel was told of it, and has not forgotten it.
+    told: u64,
     /// Directories among the children.
     dirs: u32,
 }
@@ -100,6 +107,10 @@ pub(crate) struct Tree {
     was: BTreeMap<u32, Option<String>>,
     /// The nodes of files.
     numbers: HashMap<u32, u64>,
+    /// The next file's number, if it is free; below `promised`.
+    number: u32,
+    /// What the first cell says.
+    promised: u32,
     /// Nodes whose cells are to be written with the next sync point.
     touched: BTreeSet<u64>,
     /// Files whose bytes go with the next sync point: they took the place of others.
@@ -116,7 +127,7 @@ impl Tree {
         files: &[(u32, String, u64)],
         foreign: Vec<String>,
         asker: Asker,
-        make: impl FnOnce() -> u32,
+        random: u32,
     ) -> std::result::Result<Tree, String> {
         let (places, cells) = match names {
             Some((_, bytes)) => Places::read(bytes).map_err(|e| e.to_string())?,
@@ -127,19 +138,19 @@ impl Tree {
             next: ROOT + 1,
             places,
             names: Overlay::new(names.map_or(0, |(_, b)| b.len() as u64)),
-            names_file: names.map_or_else(make, |(n, _)| n),
+            names_file: names.map_or(0, |(n, _)| n),
             was: BTreeMap::new(),
             numbers: HashMap::new(),
+            number: 0,
+            promised: 0,
             touched: BTreeSet::new(),
             joined: BTreeSet::new(),
             foreign: foreign.into_iter().collect(),
         };
-        if names.is_none() {
-            tree.was.insert(tree.names_file, None);
-        }
         if cells.is_empty() {
-            let place = tree.put(&Cell::First);
+            let place = tree.put(&Cell::First(random));
             debug_assert_eq!(place.0, 0);
+            (tree.number, tree.promised) = (random, random);
         }
         tree.take_cells(cells)?;
         if !tree.nodes.contains_key(&ROOT) {
@@ -149,6 +160,10 @@ impl Tree {
         }
         tree.check_shape()?;
         tree.reconcile(files, asker);
+        if names.is_none() {
+            tree.names_file = tree.new_number();
+            tree.was.insert(tree.names_file, None);
+        }
         Ok(tree)
     }
 
@@ -157,10 +172,18 @@ impl Tree {
         let mut xattrs = Vec::new();
         for (place, cell) in cells {
             match cell {
-                Cell::First => {}
+                Cell::First(next) => (self.number, self.promised) = (next, next),
                 Cell::Node { ino, attributes } => {
-                    if self.nodes.contains_key(&ino) {
-                        return Err(format!("node {ino} is there twice"));
+                    let dir = attributes.kind == Kind::Dir;
+                    if ino == 0 || ino > MOST_INO || ino == ROOT && !dir {
+                        return Err(format!("node {ino} cannot be"));
+                    }
+                    let twice = match attributes.kind {
+                        Kind::File(file) => self.numbers.contains_key(&file),
+                        _ => false,
+                    };
+                    if twice || self.nodes.contains_key(&ino) {
+                        return Err(format!("node {ino}, or its file, is there twice"));
                     }
                     self.insert(ino, attributes, Some(place));
                 }
@@ -176,6 +199,10 @@ impl Tree {
                     name.escape_ascii()
                 ));
             };
+            let odd = name.is_empty() || name == b"." || name == b"..";
+            if odd || name.contains(&b'/') || name.contains(&0) {
+                return Err(format!("{} cannot be a name", name.escape_ascii()));
+            }
             if dir.children.contains_key(&name) {
                 return Err(format!("{} is there twice", name.escape_ascii()));
             }
@@ -185,7 +212,9 @@ impl Tree {
             let node = self.nodes.get_mut(&ino);
             let node =
                 node.ok_or_else(|| format!("an attribute of node {ino}, which is not there"))?;
-            node.xattrs.insert(name, (value, place));
+            if node.xattrs.insert(name, (value, place)).is_some() {
+                return Err(format!("an attribute of node {ino} is there twice"));
+            }
         }
         Ok(())
     }
@@ -250,6 +279,24 @@ impl Tree {
         }
     }
 
+    /// A number for a new file. It comes once: a number that was in use lately must not come
+    /// back, since applying a log again writes to the numbers that it names.
+    pub(crate) fn new_number(&mut self) -> u32 {
+        loop {
+            if self.number == self.promised {
+                self.promised = self.number.wrapping_add(STRIDE);
+                let cell = Cell::First(self.promised);
+                self.write(0, &cell.encode());
+            }
+            let number = self.number;
+            self.number = number.wrapping_add(1);
+            let used = self.numbers.contains_key(&number) || self.was.contains_key(&number);
+            if number != 0 && number != self.names_file && !used {
+                return number;
+            }
+        }
+    }
+
     fn nameless(&self) -> Option<u64> {
         let mut nodes = self.nodes.values();
         let node = nodes.find(|n| n.ino != ROOT && n.names.is_empty())?;
@@ -293,7 +340,7 @@ impl Tree {
     }
 
     pub(crate) fn node(&self, ino: u64) -> Result<&Node> {
-        self.nodes.get(&ino).ok_or(Errno::NOENT)
+        self.nodes.get(&ino).ok_or(Errno::STALE)
     }
 
     fn node_mut(&mut self, ino: u64) -> &mut Node {
@@ -304,7 +351,7 @@ impl Tree {
 
     /// Changes attributes; they are committed with the next sync point.
     pub(crate) fn change(&mut self, ino: u64, f: impl FnOnce(&mut Attributes)) -> Result<()> {
-        let node = self.nodes.get_mut(&ino).ok_or(Errno::NOENT)?;
+        let node = self.nodes.get_mut(&ino).ok_or(Errno::STALE)?;
         f(&mut node.attributes);
         self.touched.insert(ino);
         Ok(())
@@ -371,11 +418,20 @@ impl Tree {
         }
         let path = self.path_in(parent, name);
         // What others put into the volume's directory.
-        let foreign = std::str::from_utf8(&path).is_ok_and(|p| self.foreign.contains(p));
-        match foreign {
+        match self.is_foreign(&path) {
             true => Err(Errno::EXIST),
             false => Ok(()),
         }
+    }
+
+    /// Whether something else lies at that path, or below it.
+    fn is_foreign(&self, path: &[u8]) -> bool {
+        let Ok(path) = std::str::from_utf8(path) else {
+            return false;
+        };
+        let below = format!("{path}/");
+        let mut from = self.foreign.range(below.clone()..);
+        self.foreign.contains(path) || from.next().is_some_and(|f| f.starts_with(&below))
     }
 
     /// Makes a node. `kind`: of a file, with a number that the volume did not have.
@@ -486,10 +542,11 @@ impl Tree {
         self.link(to.0, to.1, ino);
         if let Some(other) = other {
             self.change(other, |a| a.changed = now)?;
-            if how != Renames::Exchanges {
-                self.drop_if_unused(other);
-                self.joined.insert(ino);
+            match how {
+                Renames::Exchanges => _ = self.joined.insert(other),
+                _ => self.drop_if_unused(other),
             }
+            self.joined.insert(ino);
         }
         self.modified(from.0, now);
         self.modified(to.0, now);
@@ -535,8 +592,25 @@ impl Tree {
                 // Programs that move directories copy then.
                 return Err(Errno::XDEV);
             }
+            if !self.foreign.is_empty() && self.moves_to_foreign(&files, node, to) {
+                return Err(Errno::EXIST);
+            }
         }
         Ok(())
+    }
+
+    /// Whether one of `files`, which are `node` or lie below it, comes to where something else
+    /// lies when that takes the name `to`.
+    fn moves_to_foreign(&self, files: &[u64], node: u64, to: (u64, &[u8])) -> bool {
+        let top = self.nodes[&node].names.first();
+        let top = top.map_or(0, |(p, n)| self.path_in(*p, n).len());
+        let to = self.path_in(to.0, to.1);
+        files.iter().any(|f| {
+            let (parent, name) = &self.nodes[f].names[0];
+            let path = self.path_in(*parent, name);
+            let rest = path.get(top..).unwrap_or(&[]);
+            self.is_foreign(&[&to[..], rest].concat())
+        })
     }
 
     /// Whether directory `ino` is `top`, or lies below it.
@@ -589,7 +663,7 @@ impl Tree {
     /// Removes a node without a name that nobody has open.
     fn drop_if_unused(&mut self, ino: u64) {
         let node = &self.nodes[&ino];
-        if !node.names.is_empty() || node.opens > 0 || ino == ROOT {
+        if !node.names.is_empty() || node.opens > 0 || node.told > 0 || ino == ROOT {
             return;
         }
         self.moves(ino);
@@ -606,8 +680,23 @@ impl Tree {
         !self.nodes.contains_key(&ino)
     }
 
+    /// The kernel is told of a node.
+    pub(crate) fn tell(&mut self, ino: u64) {
+        self.node_mut(ino).told += 1;
+    }
+
+    /// The kernel has forgotten a node, `times` times. True if it is gone.
+    pub(crate) fn forget(&mut self, ino: u64, times: u64) -> bool {
+        let Some(node) = self.nodes.get_mut(&ino) else {
+            return false;
+        };
+        node.told = node.told.saturating_sub(times);
+        self.drop_if_unused(ino);
+        !self.nodes.contains_key(&ino)
+    }
+
     pub(crate) fn open(&mut self, ino: u64) -> Result<()> {
-        let node = self.nodes.get_mut(&ino).ok_or(Errno::NOENT)?;
+        let node = self.nodes.get_mut(&ino).ok_or(Errno::STALE)?;
         node.opens += 1;
         Ok(())
     }
@@ -676,6 +765,7 @@ impl Tree {
             names: Vec::new(),
             xattrs: BTreeMap::new(),
             opens: 0,
+            told: 0,
             dirs: 0,
         };
         self.nodes.insert(ino, node);

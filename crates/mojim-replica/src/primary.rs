@@ -99,6 +99,13 @@ struct Risk {
     ends: Vec<u64>,
 }
 
+/// A wait for room in the log: how long it has lasted since anything moved.
+#[derive(Default)]
+pub struct RoomWait {
+    waited: Duration,
+    spilled: u64,
+}
+
 /// One lane's shared ends.
 pub struct OutLane {
     append: Mutex<()>,
@@ -582,6 +589,19 @@ impl Primary {
         let (lsn, lane) = self.append(pieces)?;
         let hint = bytes + RECORD_OVERHEAD;
         Ok(Begun { lsn, lane, hint })
+    }
+
+    /// As [`Primary::begin_commit`], but never waits: `None` while the log has no room. What
+    /// goes through a spill file waits all the same.
+    pub fn try_begin_commit(&self, pieces: &[Piece<'_>]) -> Result<Option<Begun>> {
+        let bytes: usize = pieces.iter().map(|p| p.len() + OP_LEN).sum();
+        if self.spills(bytes) {
+            return self.begin_copied(pieces).map(Some);
+        }
+        self.check_open()?;
+        let appended = self.try_append_now(pieces, thread_number())?;
+        let hint = bytes + RECORD_OVERHEAD;
+        Ok(appended.map(|(lsn, lane)| Begun { lsn, lane, hint }))
     }
 
     /// As [`Primary::begin_commit`], but by a spill file whatever the size: for pieces

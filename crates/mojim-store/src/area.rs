@@ -12,10 +12,12 @@
 //!   bytes: `Create`, `Remove` and `Rename` are skipped up to the catalogue's
 //!   LSN, `Resize` and `Write` are repeated.
 //! - A change of name is a barrier, and so is a cut: the image is written out first.
-//! - Sizes reach the catalogue at the next change of a name, and before a checkpoint.
+//! - A file has its name durably before the catalogue has its size, or the LSN of the sync
+//!   point that made it.
+//! - Sizes reach the catalogue before what changed them counts as applied.
 //! - After an error nothing more is applied (the store poisons itself).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,6 +35,9 @@ pub const IMAGE_PAGE: usize = 4096;
 
 /// Bytes of the image beyond which it is written out.
 pub const MOST_IMAGE: usize = 32 << 20;
+
+/// Where what is in the way lies, in a volume's directory.
+const LOST: &str = ".mojim-lost";
 
 /// Most files of an area that are kept open.
 pub const MAX_OPEN: usize = 256;
@@ -64,6 +69,10 @@ pub struct Area {
     sizes_dirty: bool,
     /// Names of files that this sync point removed.
     removed: Vec<String>,
+    /// Directories in which this sync point made or renamed files.
+    unsynced: BTreeSet<PathBuf>,
+    /// Directories that are there, durably.
+    made: BTreeSet<PathBuf>,
     /// LSNs of applied records, and the spill files that they name: a file can go
     /// when its record has gone from the logs.
     spills: Vec<(u64, u64)>,
@@ -119,6 +128,8 @@ impl Area {
             names_dirty: false,
             sizes_dirty: false,
             removed: Vec::new(),
+            unsynced: BTreeSet::new(),
+            made: BTreeSet::new(),
             spills: Vec::new(),
             failed: None,
             max_open: MAX_OPEN,
@@ -184,10 +195,12 @@ impl Area {
         if r.volume != self.volume || r.lsn <= self.catalog_lsn || !known {
             return Ok(()); // done, and in the catalogue
         }
-        let (from, to) = (self.dir.join(&r.from), self.dir.join(&r.to));
-        match self.in_place_of_dirs(&to, || self.env.rename(&from, &to)) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            r => r.context(|| format!("renaming {}", from.display()))?,
+        let from = self.dir.join(&r.from);
+        match self.env.open(&from, OpenHow::default()) {
+            // It was not done: its record is applied again, with what makes way for it.
+            Ok(_) => return Ok(()),
+            Err(e) if is_gone(&e) => {}
+            Err(e) => return Err(Error::io(format!("opening {}", from.display()), &e)),
         }
         self.sync_parent(&r.from)?;
         self.sync_parent(&r.to)?;
@@ -203,22 +216,27 @@ impl Area {
 
     /// [`Area::finish_removal`], if it is of a record up to `lsn`.
     fn finish_removal_to(&mut self, lsn: u64) -> Result<()> {
+        // A newer note belongs to a record that will be applied again.
+        match self.read_removals()? {
+            Some(note) if note.lsn <= lsn => self.remove_files(&note.names),
+            _ => Ok(()),
+        }
+    }
+
+    /// The note of removals, if there is one of this volume.
+    fn read_removals(&self) -> Result<Option<RemovalNote>> {
         let path = self.removal_path();
         let what = || format!("reading {}", path.display());
         let f = match self.env.open(&path, OpenHow::default()) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             r => r.context(what)?,
         };
         let mut b = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
         let got = f.read_at(&mut b, 0).context(what)?;
-        let Some(note) = RemovalNote::decode(&b[..got]) else {
-            return Err(self.damaged("the note of its last removals is damaged"));
-        };
-        // A newer note belongs to a record that will be applied again.
-        if note.volume == self.volume && note.lsn <= lsn {
-            self.remove_files(&note.names)?;
+        match RemovalNote::decode(&b[..got]) {
+            Some(note) => Ok(Some(note).filter(|n| n.volume == self.volume)),
+            None => Err(self.damaged("the note of its last removals is damaged")),
         }
-        Ok(())
     }
 
     fn removal_path(&self) -> PathBuf {
@@ -227,10 +245,13 @@ impl Area {
 
     /// Removes those files that the catalogue does not have, and the note of removals.
     fn remove_files(&self, names: &[String]) -> Result<()> {
-        for name in names.iter().filter(|n| self.find(n).is_none()) {
+        let taken: BTreeSet<&str> = self.files.values().map(|f| &f.name[..]).collect();
+        let mut dirs = BTreeSet::new();
+        for name in names.iter().filter(|n| !taken.contains(&n[..])) {
             self.remove_quietly(name)?;
-            self.sync_parent(name)?;
+            dirs.extend(self.dir.join(name).parent().map(Path::to_owned));
         }
+        dirs.iter().try_for_each(|d| self.sync_dir(d))?;
         let note = self.removal_path();
         let gone = match self.env.remove(&note) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
@@ -423,6 +444,7 @@ impl Area {
 
     /// Merges one record of a whole sync point. `meta` is the directory of spill files.
     pub fn apply(&mut self, r: &RecordView<'_>, meta: &Path) -> Result<()> {
+        self.announce(r.header.lsn, r)?;
         for (op, payload) in r.ops() {
             if op.kind == OpKind::Spill {
                 self.apply_spill(r.header.lsn, &op, payload, meta)?;
@@ -431,6 +453,35 @@ impl Area {
             }
         }
         Ok(())
+    }
+
+    /// If `r`, which is of the record `lsn`, makes several files under names that are free, they
+    /// are written to the catalogue at once: each for itself would be the whole catalogue each
+    /// time.
+    fn announce(&mut self, lsn: u64, r: &RecordView<'_>) -> Result<()> {
+        let is_new = |op: &Op| op.kind == OpKind::Create && !self.files.contains_key(&op.file);
+        if lsn <= self.catalog_lsn || r.ops().filter(|(op, _)| is_new(op)).count() < 2 {
+            return Ok(());
+        }
+        let mut new = BTreeMap::new();
+        for (op, payload) in r.ops().filter(|(op, _)| is_new(op)) {
+            new.insert(Self::name(payload)?, op.file);
+        }
+        self.files
+            .values()
+            .for_each(|f| _ = new.remove(&f.name[..]));
+        let (size, mut more) = (0, false);
+        for (name, id) in new {
+            let name = name.to_owned();
+            more |= !self.files.contains_key(&id);
+            self.files
+                .entry(id)
+                .or_insert(CatalogEntry { id, size, name });
+        }
+        match more {
+            true => self.write_names(lsn),
+            false => Ok(()),
+        }
     }
 
     fn apply_op(&mut self, lsn: u64, op: &Op, payload: &[u8]) -> Result<()> {
@@ -495,9 +546,9 @@ impl Area {
             name: name.clone(),
         };
         if self.files.insert(id, entry).is_none() {
-            // The catalogue first, with the previous LSN: a file that it does
-            // not know would remain when this copy is given up.
-            self.write_catalog()?;
+            // The catalogue first: a file that it does not know would remain when this copy
+            // is given up.
+            self.write_names(lsn)?;
         }
         let how = OpenHow {
             create: true,
@@ -512,7 +563,8 @@ impl Area {
         self.keep_open(id, f)?;
         self.dirty.insert(id, ());
         self.names_dirty = true;
-        self.sync_parent(&name)
+        self.unsynced.extend(path.parent().map(Path::to_owned));
+        Ok(())
     }
 
     fn remove(&mut self, id: u32) -> Result<()> {
@@ -553,13 +605,7 @@ impl Area {
         self.sync_parent(&e.name)?;
         self.sync_parent(&name)?;
         self.renamed(id, &name);
-        if !self.removed.is_empty() {
-            // This catalogue already lacks the removed files.
-            self.note_removals(lsn)?;
-        }
-        // The present names, but the previous LSN: the record is applied
-        // again after a crash.
-        self.write_catalog()
+        self.write_names(lsn)
     }
 
     fn name(payload: &[u8]) -> Result<&str> {
@@ -581,11 +627,19 @@ impl Area {
         if self.removed.is_empty() {
             return self.finish_removal_to(lsn);
         }
-        self.note_removals(lsn)?;
-        // The present names, but the previous LSN.
-        self.write_catalog()?;
+        self.write_names(lsn)?;
         let removed = std::mem::take(&mut self.removed);
         self.remove_files(&removed)
+    }
+
+    /// Writes the catalogue within the record `lsn`: the present names, but the previous LSN.
+    /// What it lacks is noted first: when the record is applied again, the catalogue does not
+    /// tell any more that it is to be removed.
+    fn write_names(&mut self, lsn: u64) -> Result<()> {
+        if !self.removed.is_empty() {
+            self.note_removals(lsn)?;
+        }
+        self.write_catalog()
     }
 
     /// Makes the directory of `path`, also where a file lay that is removed.
@@ -593,13 +647,21 @@ impl Area {
         let Some(parent) = path.parent() else {
             return Ok(());
         };
+        if self.made.contains(parent) {
+            return Ok(());
+        }
         match make_dirs(&*self.env, parent, &self.dir) {
             Err(Error::Io { errno, .. }) if [libc::ENOTDIR, libc::EEXIST].contains(&errno) => {
                 self.make_way(lsn)?;
-                make_dirs(&*self.env, parent, &self.dir)
+                if make_dirs(&*self.env, parent, &self.dir).is_err() {
+                    self.move_strangers(lsn, parent)?;
+                    make_dirs(&*self.env, parent, &self.dir)?;
+                }
             }
-            made => made,
+            made => made?,
         }
+        self.made.insert(parent.to_owned());
+        Ok(())
     }
 
     /// [`Area::in_place_of_dirs`], also where files lay in these directories that are removed.
@@ -613,21 +675,58 @@ impl Area {
         match self.in_place_of_dirs(path, || make(&*env)) {
             Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
                 self.make_way(lsn)?;
-                Ok(self.in_place_of_dirs(path, || make(&*env)))
+                match self.in_place_of_dirs(path, || make(&*env)) {
+                    Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                        self.move_strangers(lsn, path)?;
+                        Ok(make(&*env))
+                    }
+                    r => Ok(r),
+                }
             }
             r => Ok(r),
         }
     }
 
+    /// What somebody else put into the directory keeps a record from being applied, for good:
+    /// the first that lies at `path` or above it, and is nothing of the volume, goes to
+    /// [`LOST`].
+    fn move_strangers(&mut self, lsn: u64, path: &Path) -> Result<()> {
+        let top = self.dir.clone();
+        let mut all: Vec<&Path> = path.ancestors().take_while(|p| *p != top).collect();
+        all.reverse();
+        for at in all {
+            let name = at.strip_prefix(&top).ok().and_then(Path::to_str);
+            let Some(name) = name else {
+                break;
+            };
+            let below = format!("{name}/");
+            let ours = |f: &CatalogEntry| f.name == name || f.name.starts_with(&below);
+            let is_file = self.env.open(at, OpenHow::default()).is_ok();
+            if self.files.values().any(ours) || at != path && !is_file {
+                continue;
+            }
+            let lost = top.join(LOST);
+            make_dirs(&*self.env, &lost, &top)?;
+            let to = lost.join(format!("{lsn}.{}", name.replace('/', "_")));
+            self.made.clear();
+            let moved = self.env.rename(at, &to);
+            moved.context(|| format!("moving {}", at.display()))?;
+            self.sync_dir(&lost)?;
+            return self.sync_dir(at.parent().unwrap_or(&top));
+        }
+        Ok(())
+    }
+
     /// A directory exists only for the files in it: empty directories that removed files
     /// left give way to a file.
     fn in_place_of_dirs<T>(
-        &self,
+        &mut self,
         path: &Path,
         make: impl Fn() -> std::io::Result<T>,
     ) -> std::io::Result<T> {
         match make() {
             Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
+                self.made.clear();
                 self.env.remove_empty_dirs(path)?;
                 make()
             }
@@ -700,9 +799,12 @@ impl Area {
 
     fn sync_parent(&self, name: &str) -> Result<()> {
         let path = self.dir.join(name);
-        let parent = path.parent().unwrap_or(&self.dir);
-        match self.env.sync_dir(parent) {
-            Err(e) if !is_gone(&e) => Err(Error::io(format!("syncing {}", parent.display()), &e)),
+        self.sync_dir(path.parent().unwrap_or(&self.dir))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> Result<()> {
+        match self.env.sync_dir(dir) {
+            Err(e) if !is_gone(&e) => Err(Error::io(format!("syncing {}", dir.display()), &e)),
             _ => Ok(()),
         }
     }
@@ -734,11 +836,11 @@ impl Area {
             f.sync()
                 .map_err(|e| Error::poisoned(format!("syncing file {id}"), &e))?;
         }
-        self.write_sizes()
+        Ok(())
     }
 
-    /// Writes the catalogue, if it has not all sizes. Before a checkpoint they are in the log,
-    /// and a file that grows with every sync point would have it written as often.
+    /// Writes the catalogue, if it has not all sizes: a file that grows with every sync point
+    /// would otherwise have it written as often.
     pub fn write_sizes(&mut self) -> Result<()> {
         match self.sizes_dirty {
             true => self.write_catalog(),
@@ -768,7 +870,14 @@ impl Area {
         self.remove_files(&removed)
     }
 
-    fn note_removals(&self, lsn: u64) -> Result<()> {
+    fn note_removals(&mut self, lsn: u64) -> Result<()> {
+        // The record may have been applied in part before a crash: then the catalogue lacks
+        // what it had removed, and only the note tells of that.
+        let noted = self.read_removals()?.filter(|n| n.lsn == lsn);
+        let names = noted.map_or_else(Vec::new, |n| n.names);
+        self.removed.extend(names);
+        self.removed.sort();
+        self.removed.dedup();
         let note = RemovalNote {
             volume: self.volume,
             lsn,
@@ -785,6 +894,9 @@ impl Area {
 
     /// Replaces the catalogue durably.
     pub fn write_catalog(&mut self) -> Result<()> {
+        for dir in std::mem::take(&mut self.unsynced) {
+            self.sync_dir(&dir)?;
+        }
         let c = Catalog {
             volume: self.volume,
             lsn: self.catalog_lsn,
@@ -831,6 +943,7 @@ impl Area {
                 path: path.clone(),
                 what: e.to_string(),
             })?;
+            self.announce(lsn, &r)?;
             for (op, payload) in r.ops() {
                 self.apply_op(lsn, &op, payload)?;
                 if self.image_bytes() > 8 << 20 {

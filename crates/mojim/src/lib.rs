@@ -17,7 +17,7 @@ pub use mojim_memory::region::{MapFlags, Mapping};
 pub use reader::{Reader, ReaderOptions};
 pub use share::Guest;
 #[doc(hidden)]
-pub use volume::{Batch, Change};
+pub use volume::{Batch, Change, RoomWait};
 pub use volume::{
     CopyReport, Joined, Volume, expect_forks, finish_all, gmsync, gmsync_async, is_region, join,
     msync, msync_async, rollback, unmap,

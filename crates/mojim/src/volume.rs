@@ -56,6 +56,8 @@ pub use batch::{Batch, Change};
 #[doc(hidden)]
 pub use children::expect_forks;
 pub use copies::CopyReport;
+#[doc(hidden)]
+pub use mojim_replica::primary::RoomWait;
 use place::Place;
 pub use sync_point::{gmsync, gmsync_async, msync, msync_async, rollback};
 pub use windows::{is_region, unmap};

@@ -3,7 +3,6 @@
 //! Owns the choice of a lane and the order of LSNs in it. Invariant: records of one lane
 //! lie in the order of their LSNs.
 
-use super::wait::RoomWait;
 use super::*;
 use crate::piece::{cut, encode};
 

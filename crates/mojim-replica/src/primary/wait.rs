@@ -51,13 +51,6 @@ impl Motion {
     }
 }
 
-/// A wait for room in the log: how long it has lasted since anything moved.
-#[derive(Default)]
-pub(super) struct RoomWait {
-    waited: Duration,
-    spilled: u64,
-}
-
 impl Primary {
     /// Waits until `lsn`, appended on any lane, is committed.
     pub fn wait(&self, lsn: u64) -> Result<()> {
@@ -170,7 +163,8 @@ impl Primary {
         (0..n).try_for_each(|i| self.drive((lane + i) % n))
     }
 
-    pub(super) fn wait_for_room(&self, wait: &mut RoomWait) -> Result<()> {
+    /// Waits for room in the log, for a moment; fails if nothing has moved for too long.
+    pub fn wait_for_room(&self, wait: &mut RoomWait) -> Result<()> {
         self.check_open()?;
         let limit = self.patience().limit() + Duration::from_secs(30);
         if wait.waited > self.standstill(limit) {

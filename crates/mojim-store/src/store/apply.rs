@@ -111,8 +111,9 @@ impl Store {
             a.applied = end;
             a.recount();
         }
-        // Most of what is applied is written here.
-        let flushed = area.flush();
+        // Most of what is applied is written here. Processes that read the data files learn the
+        // sizes from the catalogue.
+        let flushed = area.flush().and_then(|()| area.write_sizes());
         let last = a.applied;
         self.fail(flushed)
             .inspect_err(|_| self.note_unapplied(last))?;
@@ -317,9 +318,6 @@ impl Store {
             {
                 return self.fail(Err(e));
             }
-        } else {
-            let written = lock(&self.area).write_sizes();
-            self.fail(written)?;
         }
         a.durable = a.cursors.clone();
         let applied = a.applied;

@@ -15,11 +15,12 @@ use std::sync::Arc;
 use mojim_env::{File, Result};
 use mojim_memory::fork::check_fork;
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::Begun;
+use mojim_replica::primary::{Begun, RoomWait};
 
 use super::attached::Volume;
 
-/// One change of a batch. Files have numbers ([`Volume::new_number`]).
+/// One change of a batch. Files have numbers, which no two of them
+/// have, also if one is removed before the other is made.
 #[derive(Debug, Clone, Copy)]
 pub enum Change<'a> {
     /// `bytes` go to `offset` of the file, which is at least so long.
@@ -93,9 +94,11 @@ impl Batch {
 
 #[doc(hidden)]
 impl Volume {
-    /// Begins a sync point of these changes: its bytes are copied, and it has its LSN. After an
-    /// error nothing of it is committed. Waits while the log has no room.
-    pub fn begin(&self, changes: &[Change<'_>]) -> Result<Batch> {
+    /// Begins a sync point of these changes: its bytes are copied, and it has its LSN. `None`
+    /// while the log has no room: then nothing is begun, and [`Volume::await_room`] waits. After
+    /// an error nothing is committed. Does not wait itself, unless the batch is larger than
+    /// [`Volume::most_at_once`].
+    pub fn begin(&self, changes: &[Change<'_>]) -> Result<Option<Batch>> {
         check_fork()?;
         self.0.check_attached()?;
         for c in changes {
@@ -104,7 +107,18 @@ impl Volume {
             }
         }
         let pieces: Vec<_> = changes.iter().map(Change::piece).collect();
-        Ok(Batch(self.0.primary.begin_commit(&pieces)?))
+        Ok(self.0.primary.try_begin_commit(&pieces)?.map(Batch))
+    }
+
+    /// Waits for room in the log, for some milliseconds at most, and says so to `wait`; fails
+    /// when there was no progress for too long.
+    pub fn await_room(&self, wait: &mut RoomWait) -> Result<()> {
+        self.0.primary.wait_for_room(wait)
+    }
+
+    /// Bytes of a batch that surely has its place in the log.
+    pub fn most_at_once(&self) -> usize {
+        self.0.primary.spec.smallest_log as usize / 4
     }
 
     /// Waits until a batch, and all that was begun before it, is committed.
@@ -141,11 +155,6 @@ impl Volume {
         let area = self.0.primary.store.area();
         let entry = area.files().map(|f| (f.id, f.name.clone(), f.size));
         entry.collect()
-    }
-
-    /// A number that no file of the volume has, and none had lately.
-    pub fn new_number(&self) -> u32 {
-        self.0.primary.store.area().next_id()
     }
 
     /// The data file of a number, once its creation is applied.

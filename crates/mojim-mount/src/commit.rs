@@ -1,0 +1,207 @@
+//! Sync points of a mounted directory: what each of them has, and how it is begun.
+//!
+//! Invariants:
+//! - A sync point has all changes of names so far, and of the files that it is of what is not
+//!   begun yet: bytes, size and time of modification together.
+//! - Files are marked dirty, and no longer, under the locks of their bytes.
+//! - Nobody holds a lock of the mount while it waits for room in the log.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, MutexGuard};
+
+use mojim::{Batch, Change, RoomWait};
+
+use crate::cells::Attributes;
+use crate::fs::{Bytes, FileBytes, Fs, NOT_YET, Result, State, lock, told};
+
+/// Which files' bytes a sync point has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct What {
+    /// Of all that were written to.
+    all: bool,
+    /// Of this one.
+    one: Option<u64>,
+}
+
+impl Fs {
+    /// A sync point of a file: its bytes, or everything, as the mount is configured.
+    pub(crate) fn sync(&self, ino: u64) -> Result<()> {
+        self.sync_what(What {
+            all: self.options.atomic_volume,
+            one: Some(ino),
+        })
+    }
+
+    /// A sync point of all names.
+    pub(crate) fn sync_names(&self) -> Result<()> {
+        self.sync_what(What {
+            all: self.options.atomic_volume,
+            one: None,
+        })
+    }
+
+    /// A sync point of everything.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        let (all, one) = (true, None);
+        self.sync_what(What { all, one })
+    }
+
+    fn sync_what(&self, what: What) -> Result<()> {
+        let begun = self.begin(what)?;
+        let batch = match begun {
+            Some(batch) => batch,
+            // Others may have begun what this call is to wait for.
+            None => match self.state().last {
+                Some(batch) => batch,
+                None => return self.volume.check().map_err(|e| told(&e)),
+            },
+        };
+        self.volume.complete(&batch).map_err(|e| told(&e))
+    }
+
+    /// Begins a sync point that no program asked for: of a file, or of all.
+    pub(crate) fn begin_early(&self, ino: u64, all: bool) -> Result<()> {
+        let all = all || self.options.atomic_volume;
+        let one = Some(ino);
+        if let Some(batch) = self.begin(What { all, one })? {
+            self.volume.launch(&batch);
+        }
+        Ok(())
+    }
+
+    /// Begins a sync point of everything and does not wait; forgets what is applied.
+    pub(crate) fn tick(&self) -> Result<()> {
+        let (all, one) = (true, None);
+        if let Some(batch) = self.begin(What { all, one })? {
+            self.volume.launch(&batch);
+        }
+        self.forget_applied();
+        Ok(())
+    }
+
+    /// Memory of what the data files have by now is free.
+    pub(crate) fn forget_applied(&self) {
+        let applied = self.volume.applied();
+        let mut state = self.state();
+        state.tree.applied(applied);
+        for f in state.files.values() {
+            lock(&f.bytes).overlay.applied(applied);
+        }
+    }
+
+    /// Begins a sync point; `None` if there is nothing to commit.
+    fn begin(&self, what: What) -> Result<Option<Batch>> {
+        let mut wait = RoomWait::default();
+        loop {
+            match self.try_begin(what)? {
+                Tried::Begun(batch) => return Ok(Some(batch)),
+                Tried::Nothing => return Ok(None),
+                Tried::NoRoom => self.volume.await_room(&mut wait).map_err(|e| told(&e))?,
+            }
+        }
+    }
+
+    fn try_begin(&self, what: What) -> Result<Tried> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let files = self.chosen(state, what);
+        let mut held: Vec<(u64, &FileBytes, MutexGuard<'_, Bytes>)> = Vec::new();
+        for (ino, f) in &files {
+            let b = lock(&f.bytes);
+            match b.modified.is_some() || b.overlay.is_dirty() {
+                true => held.push((*ino, f, b)),
+                // Under its lock: who writes to it next marks it again.
+                false => _ = lock(&self.dirty).remove(ino),
+            }
+        }
+        let before = self.set_times(state, &held);
+        state.tree.write_touched();
+        let names = state.tree.renames();
+        let mut changes: Vec<Change<'_>> = Vec::new();
+        names.changes(&mut changes);
+        state.tree.changes(&mut changes);
+        for (_, f, b) in &held {
+            b.overlay.changes(f.number, &mut changes);
+        }
+        if changes.is_empty() {
+            return Ok(Tried::Nothing);
+        }
+        let begun = self.volume.begin(&changes);
+        drop(changes);
+        let Ok(Some(batch)) = begun else {
+            for (ino, attributes) in before {
+                // The time goes with the bytes, later.
+                let _ = state.tree.change(ino, |a| *a = attributes);
+            }
+            return match begun {
+                Ok(_) => Ok(Tried::NoRoom),
+                Err(e) => Err(told(&e)),
+            };
+        };
+        self.note_begun(state, held, &batch);
+        Ok(Tried::Begun(batch))
+    }
+
+    /// The nodes of files that were written to get their times. Returns what they had.
+    fn set_times(
+        &self,
+        state: &mut State,
+        held: &[(u64, &FileBytes, MutexGuard<'_, Bytes>)],
+    ) -> Vec<(u64, Attributes)> {
+        let mut before = Vec::new();
+        for (ino, _, b) in held {
+            let (Some(at), Ok(node)) = (b.modified, state.tree.node(*ino)) else {
+                continue;
+            };
+            before.push((*ino, node.attributes.clone()));
+            let set = |a: &mut Attributes| (a.modified, a.changed) = (at, a.changed.max(at));
+            let _ = state.tree.change(*ino, set);
+        }
+        before
+    }
+
+    fn note_begun(
+        &self,
+        state: &mut State,
+        held: Vec<(u64, &FileBytes, MutexGuard<'_, Bytes>)>,
+        batch: &Batch,
+    ) {
+        let lsn = batch.lsn();
+        for (ino, _, mut b) in held {
+            self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
+            // First: who reads it later finds its bytes here or in the data file.
+            if b.created == NOT_YET {
+                b.created = lsn;
+            }
+            b.overlay.begun(lsn);
+            b.modified = None;
+            lock(&self.dirty).remove(&ino);
+        }
+        for f in state.fresh.drain(..) {
+            let mut b = lock(&f.bytes);
+            b.created = b.created.min(lsn);
+        }
+        state.tree.begun(lsn);
+        state.last = Some(*batch);
+    }
+
+    /// The files whose bytes a sync point has, by ascending number.
+    fn chosen(&self, state: &State, what: What) -> Vec<(u64, Arc<FileBytes>)> {
+        let mut inos: Vec<u64> = what.one.into_iter().collect();
+        if what.all {
+            inos.extend(lock(&self.dirty).iter());
+        }
+        inos.extend(state.tree.joined());
+        inos.sort_unstable();
+        inos.dedup();
+        let file = |ino| Some((ino, state.files.get(&ino)?.clone()));
+        inos.into_iter().filter_map(file).collect()
+    }
+}
+
+/// What became of a try to begin a sync point.
+enum Tried {
+    Begun(Batch),
+    Nothing,
+    NoRoom,
+}

@@ -1,0 +1,221 @@
+//! Sync points that change several names, applied with a crash at every step of the disk.
+//!
+//! A mount removes, renames and makes files in one record. Applied again after a crash, from its
+//! first change, the record finds a catalogue and a directory that have some of the changes
+//! already: a file that was removed stayed for ever, or was in the way of the next one, and the
+//! copy could not be opened any more.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use mojim_config::{MediumKind, WriteBack};
+use mojim_env::Env;
+use mojim_protocol::AckRule;
+use mojim_replica::pace::Pace;
+use mojim_replica::piece::Piece;
+use mojim_replica::primary::{Primary, PrimarySpec};
+use mojim_sim::{CrashKind, Faults, World};
+use mojim_store::log::LogSpec;
+use mojim_store::store::{Store, StoreSpec};
+
+const LOG: u64 = 256 << 10;
+
+fn start(world: &World) -> mojim_env::Result<Primary> {
+    let env: Arc<dyn Env> = world.env("a");
+    let spec = StoreSpec {
+        cluster: "c".into(),
+        volume: "v".into(),
+        node: "a".into(),
+        dir: "/a/data".into(),
+        meta: "/a/meta".into(),
+        logs: vec![LogSpec {
+            lane: 0,
+            medium: MediumKind::Disk,
+            path: "/a/logs/log".into(),
+            ring: "/shm/ring".into(),
+            size: LOG,
+        }],
+        rank: 0,
+        holders: 2,
+        max_open: 3,
+        copy_streams: 1,
+        by_hand: true,
+    };
+    let how = PrimarySpec {
+        rule: AckRule::LOCAL,
+        background_send: false,
+        spin: Duration::ZERO,
+        resend_timeout: Duration::from_millis(1),
+        resend_attempts: 1,
+        max_record: 4096,
+        checkpoint_threshold: 1,
+        write_back: WriteBack::Eager,
+        write_back_pages: 1,
+        smallest_log: LOG,
+        secondary_threshold: 0,
+    };
+    let primary = Primary::new(Arc::new(Store::open(&env, spec)?), how);
+    primary.begin_unreplicated("a")?;
+    Ok(primary)
+}
+
+#[derive(Debug, Clone, Copy)]
+enum To {
+    /// Removed.
+    Gone(u32),
+    Renamed(u32, &'static str),
+    /// With its number as its bytes.
+    Made(u32, &'static str),
+}
+use To::*;
+
+/// The bytes of file `n`.
+fn bytes(n: u32) -> Vec<u8> {
+    vec![n as u8; 1500]
+}
+
+fn pieces<'a>(all: &[To], bytes: &'a [Vec<u8>]) -> Vec<Piece<'a>> {
+    let mut out = Vec::new();
+    for to in all {
+        match *to {
+            Gone(file) => out.push(Piece::Remove { file }),
+            Renamed(file, name) => out.push(Piece::Rename { file, name }),
+            Made(file, name) => {
+                let b = &bytes[file as usize];
+                let size = b.len() as u64;
+                out.push(Piece::Create { file, name });
+                out.push(Piece::Resize { file, size });
+                out.push(Piece::Write {
+                    file,
+                    offset: 0,
+                    ptr: b.as_ptr(),
+                    len: b.len(),
+                });
+            }
+        }
+    }
+    out
+}
+
+/// The volume's files, as its directory has them.
+fn there(world: &World) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = world.files("a");
+    files.retain(|f| f.starts_with("/a/data"));
+    let of = |f: PathBuf| {
+        let bytes = world.contents("a", &f).unwrap();
+        (f.strip_prefix("/a/data").unwrap().to_owned(), bytes)
+    };
+    files.into_iter().map(of).collect()
+}
+
+/// Applies `then` to a volume with `first`, with a crash behind every operation of the disk.
+fn every_crash(first: &[To], then: &[To], want: &[(u32, &str)]) {
+    let all: Vec<_> = (0..10).map(bytes).collect();
+    let want: BTreeMap<_, _> = want
+        .iter()
+        .map(|(file, name)| (PathBuf::from(name), bytes(*file)))
+        .collect();
+    for kind in [CrashKind::Kill, CrashKind::Power] {
+        for after in 1.. {
+            let what = || format!("{then:?}, {kind:?} behind {after}");
+            let world = World::new(after, Faults::none());
+            let p = start(&world).unwrap();
+            p.commit(&pieces(first, &all)).unwrap();
+            p.checkpoint_step(Pace::Idle).unwrap();
+            p.commit(&pieces(then, &all)).unwrap();
+            world.arm_crash("a", after, kind);
+            let done = p.checkpoint_step(Pace::Idle);
+            let over = world.crashed("a").is_none();
+            assert!(over || done.is_err(), "{}", what());
+            world.disarm("a");
+            world.kill("a");
+            drop(p);
+            let p = start(&world).unwrap_or_else(|e| panic!("{}: {e}", what()));
+            p.checkpoint_step(Pace::Idle)
+                .unwrap_or_else(|e| panic!("{}: {e}", what()));
+            assert!(
+                there(&world) == want,
+                "{}: {:?}",
+                what(),
+                there(&world).keys()
+            );
+            let area = p.store.area();
+            let known: Vec<_> = area
+                .files()
+                .map(|f| Path::new(&f.name).to_owned())
+                .collect();
+            assert_eq!(known.len(), want.len(), "{}", what());
+            assert!(known.iter().all(|n| want.contains_key(n)), "{}", what());
+            drop(area);
+            if over {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_removed_file_goes_also_if_another_is_made_in_the_same_record() {
+    every_crash(
+        &[Made(1, "A"), Made(2, "B")],
+        &[Gone(1), Made(3, "z")],
+        &[(2, "B"), (3, "z")],
+    );
+}
+
+#[test]
+fn files_take_the_places_of_directories_and_the_other_way_round() {
+    every_crash(
+        &[Made(1, "x"), Made(2, "d/f")],
+        &[Gone(1), Gone(2), Made(3, "x"), Made(4, "d")],
+        &[(3, "x"), (4, "d")],
+    );
+    every_crash(
+        &[Made(1, "p"), Made(2, "q")],
+        &[Gone(1), Renamed(2, "p/q")],
+        &[(2, "p/q")],
+    );
+    every_crash(
+        &[Made(1, "x"), Made(2, "d/f")],
+        &[Gone(2), Renamed(1, "d")],
+        &[(1, "d")],
+    );
+}
+
+#[test]
+fn files_change_places() {
+    every_crash(
+        &[Made(1, "a"), Made(2, "b"), Made(3, "c")],
+        &[
+            Renamed(1, "aside/1"),
+            Renamed(2, "aside/2"),
+            Renamed(1, "b"),
+            Renamed(2, "a"),
+            Made(4, "d"),
+        ],
+        &[(1, "b"), (2, "a"), (3, "c"), (4, "d")],
+    );
+}
+
+#[test]
+fn many_files_are_made_at_once() {
+    every_crash(
+        &[Made(1, "a/b/old"), Made(2, "e")],
+        &[
+            Gone(2),
+            Made(3, "a/b/c"),
+            Made(4, "a/b/d"),
+            Made(5, "e"),
+            Made(6, "f/g"),
+        ],
+        &[
+            (1, "a/b/old"),
+            (3, "a/b/c"),
+            (4, "a/b/d"),
+            (5, "e"),
+            (6, "f/g"),
+        ],
+    );
+}
