@@ -113,7 +113,8 @@ pub(crate) struct Tree {
     promised: u32,
     /// Nodes whose cells are to be written with the next sync point.
     touched: BTreeSet<u64>,
-    /// Files whose bytes go with the next sync point: they took the place of others.
+    /// Files whose bytes go with the next sync point, as they were made or renamed: no name
+    /// comes without the bytes that it had then.
     joined: BTreeSet<u64>,
     /// Names in the volume's directory that no program may take.
     foreign: BTreeSet<String>,
@@ -463,7 +464,11 @@ impl Tree {
         if let Kind::File(file) = kind {
             self.was.insert(file, None);
         }
+        let is_file = matches!(kind, Kind::File(_));
         let ino = self.add(attributes(kind, mode, asker));
+        if is_file {
+            self.joined.insert(ino);
+        }
         self.link(parent, name, ino);
         self.modified(parent, asker.now);
         Ok(ino)
@@ -546,6 +551,8 @@ impl Tree {
                 Renames::Exchanges => _ = self.joined.insert(other),
                 _ => self.drop_if_unused(other),
             }
+        }
+        if self.node(ino)?.file().is_some() {
             self.joined.insert(ino);
         }
         self.modified(from.0, now);

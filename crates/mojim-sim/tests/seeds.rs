@@ -61,7 +61,7 @@ fn what_comes_before_a_damaged_record_counts() {
 #[test]
 fn a_mirror_that_was_replaced_is_not_called_again() {
     catch_panics();
-    for seed in [936, 1168, 1176, 1299, 1525].map(|s| s | REPLACES) {
+    for seed in [936, 1168, 1176, 1299].map(|s| s | REPLACES) {
         assert_eq!(run(seed, None, false).failure, None, "seed {seed}");
     }
 }

@@ -1,0 +1,790 @@
+#!/usr/bin/env python3
+"""Programs that know nothing of Mojim, on a mounted volume.
+
+Two nodes on loopback, the volume mounted on the first. Each program works in a directory of its
+own and says which of its operations are acknowledged: a commit that returned, a reply that came.
+Then the mount and the node are killed with SIGKILL, with the program still at work; the other
+node is promoted and mounts the volume; and what was acknowledged is looked for there, with the
+program's own check of its files. Suites run to their end, and are judged by their own verdict;
+then the volume's copies are compared.
+
+`scripts/programs` installs the programs and starts this. It writes docs/programs.md with --write.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+LIMIT = 120
+
+
+def run(args, **more):
+    """A command to its end; an error tells what it said."""
+    p = subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT, **more)
+    if p.returncode != 0:
+        raise Failed(f"{args[0]}: exit code {p.returncode}: {p.stdout[-400:]}")
+    return p.stdout
+
+
+class Failed(Exception):
+    pass
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def until(what, f):
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        found = f()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise Failed(f"{what}: not within {LIMIT} s")
+
+
+class Cluster:
+    """Two nodes and a mount."""
+
+    def __init__(self, mojim, home):
+        self.mojim, self.home = mojim, home
+        self.config = home / "mojim.toml"
+        text = 'cluster = "programs"\n[volume.v]\nprimary = "a"\nmirror = "b"\nresend_timeout = "5s"\n'
+        for name in "ab":
+            text += f'[node.{name}]\naddress = "127.0.0.1:{free_port()}"\ndirectory = "{home}/{name}"\n'
+        self.config.write_text(text)
+        self.nodes = {name: self.start("node", name) for name in "ab"}
+        self.at = home / "at"
+        self.at.mkdir()
+        self.at.chmod(0o755)
+        self.mount("a")
+
+    def start(self, word, name, *args):
+        said = open(self.home / f"{word}-{name}.txt", "a")
+        args = [self.mojim, word, "--config", self.config, "--name", name, *args]
+        p = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=said, text=True)
+        if not p.stdout.readline():
+            p.wait()
+            raise Failed((self.home / f"{word}-{name}.txt").read_text()[-400:])
+        return p
+
+    def mount(self, name):
+        def once():
+            try:
+                return self.start("mount", name, self.at)
+            except Failed as e:
+                if "only one process" in str(e):
+                    return None
+                raise
+
+        self.mounted = until("the mount", once)
+
+    def fail_over(self):
+        """The primary's node is lost, the other one goes on."""
+        for p in (self.mounted, self.nodes["a"]):
+            p.send_signal(signal.SIGKILL)
+            p.wait()
+        subprocess.run(["umount", "-l", self.at], check=False)
+
+        def promote():
+            args = [self.mojim, "promote", "--config", self.config, "--name", "b"]
+            return subprocess.run(args, capture_output=True, check=False).returncode == 0
+
+        until("the promotion", promote)
+        self.mount("b")
+
+    def equal(self):
+        args = [self.mojim, "verify", "--config", self.config, "--wait", "60"]
+        return run(args)
+
+    def end(self):
+        subprocess.run(["umount", "-l", self.at], check=False)
+        for p in [self.mounted, *self.nodes.values()]:
+            if p.poll() is None:
+                p.send_signal(signal.SIGTERM)
+        for p in [self.mounted, *self.nodes.values()]:
+            p.wait()
+
+
+PROGRAMS = []
+
+
+def program(name, version, needs, way="killed"):
+    """Registers a program. `needs`: commands or Python modules without which it is skipped."""
+
+    def register(cls):
+        cls.name, cls.version, cls.needs, cls.way = name, version, needs, way
+        PROGRAMS.append(cls)
+        return cls
+
+    return register
+
+
+def feed(p, lines):
+    """Writes lines to a process until it ends."""
+
+    def write():
+        try:
+            for line in lines:
+                p.stdin.write(line)
+                p.stdin.flush()
+        except (OSError, ValueError):
+            pass
+
+    threading.Thread(target=write, daemon=True).start()
+
+
+class Worker:
+    """A program in Python's hands: `WORK` prints a number for each acknowledged operation,
+    `CHECK` prints how many are there, the first of them without a gap."""
+
+    # Whether it acknowledges nothing after an error.
+    tells = True
+
+    def __init__(self, at):
+        self.at = at
+
+    def prepare(self):
+        pass
+
+    def work(self):
+        args = [sys.executable, "-c", textwrap.dedent(self.WORK), str(self.at)]
+        return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def check(self):
+        args = [sys.executable, "-c", textwrap.dedent(self.CHECK), str(self.at)]
+        return int(run(args).split()[-1])
+
+    def end(self):
+        pass
+
+
+def sqlite(mode, mmap):
+    class Sqlite(Worker):
+        # Of a journal that is deleted, FULL leaves the directory unsynced: EXTRA does not.
+        WORK = f"""
+            import sqlite3, sys
+            c = sqlite3.connect(sys.argv[1] + '/db', isolation_level=None)
+            c.execute('pragma journal_mode={mode}'); c.execute('pragma synchronous={"extra" if mode == "delete" else "full"}')
+            c.execute('pragma mmap_size={mmap}')
+            c.execute('create table t (n integer primary key, x)')
+            n = 0
+            while True:
+                n += 1
+                c.execute('begin'); c.execute('insert into t values (?, ?)', (n, 'x' * (n % 3000))); c.execute('commit')
+                print(n, flush=True)
+        """
+        CHECK = """
+            import sqlite3, sys
+            c = sqlite3.connect(sys.argv[1] + '/db')
+            assert c.execute('pragma integrity_check').fetchall() == [('ok',)]
+            rows = [n for n, in c.execute('select n from t order by n')]
+            assert rows == list(range(1, len(rows) + 1))
+            print(len(rows))
+        """
+
+    return Sqlite
+
+
+def sqlite_version():
+    import sqlite3
+
+    return sqlite3.sqlite_version
+
+
+program("SQLite, DELETE journal", sqlite_version, [])(sqlite("delete", 0))
+program("SQLite, WAL", sqlite_version, [])(sqlite("wal", 0))
+program("SQLite, WAL, mapped", sqlite_version, [])(sqlite("wal", 1 << 28))
+
+
+def lmdb(writemap):
+    class Lmdb(Worker):
+        WORK = f"""
+            import lmdb, sys
+            e = lmdb.open(sys.argv[1] + '/lmdb', map_size=1 << 28, writemap={writemap})
+            n = 0
+            while True:
+                n += 1
+                with e.begin(write=True) as t:
+                    t.put(b'%08d' % n, b'x' * (n % 2000))
+                print(n, flush=True)
+        """
+        CHECK = f"""
+            import lmdb, sys
+            e = lmdb.open(sys.argv[1] + '/lmdb', map_size=1 << 28, writemap={writemap})
+            with e.begin() as t:
+                keys = [int(k) for k, v in t.cursor() if v == b'x' * (int(k) % 2000)]
+            assert keys == list(range(1, len(keys) + 1))
+            print(len(keys))
+        """
+
+    return Lmdb
+
+
+def lmdb_version():
+    import lmdb as l
+
+    return ".".join(map(str, l.version()))
+
+
+program("LMDB", lmdb_version, ["py:lmdb"])(lmdb(False))
+program("LMDB, MDB_WRITEMAP", lmdb_version, ["py:lmdb"])(lmdb(True))
+
+
+def plyvel_version():
+    import plyvel
+
+    return plyvel.__version__ + " (plyvel)"
+
+
+@program("LevelDB, sync", plyvel_version, ["py:plyvel"])
+class LevelDb(Worker):
+    WORK = """
+        import plyvel, sys
+        db = plyvel.DB(sys.argv[1] + '/level', create_if_missing=True, write_buffer_size=1 << 18)
+        n = 0
+        while True:
+            n += 1
+            db.put(b'%08d' % n, b'x' * (n % 2000), sync=True)
+            print(n, flush=True)
+    """
+    CHECK = """
+        import plyvel, sys
+        db = plyvel.DB(sys.argv[1] + '/level', paranoid_checks=True)
+        keys = [int(k) for k, v in db if v == b'x' * (int(k) % 2000)]
+        assert keys == list(range(1, len(keys) + 1))
+        print(len(keys))
+    """
+
+
+def gdbm_version():
+    return re.search(r"[\d.]+", run(["gdbmtool", "--version"]))[0]
+
+
+@program("GDBM, synchronous", gdbm_version, ["gdbmtool", "py:dbm.gnu"])
+class Gdbm(Worker):
+    # Python's binding does not tell whether the sync failed.
+    tells = False
+    WORK = """
+        import dbm.gnu, sys
+        db = dbm.gnu.open(sys.argv[1] + '/gdbm', 'nfs')
+        n = 0
+        while True:
+            n += 1
+            db[b'%08d' % n] = b'x' * (n % 500)
+            db.sync()
+            print(n, flush=True)
+    """
+    CHECK = """
+        import dbm.gnu, sys
+        db = dbm.gnu.open(sys.argv[1] + '/gdbm', 'w')
+        keys = sorted(int(k) for k in db.keys())
+        assert keys == list(range(1, len(keys) + 1))
+        print(len(keys))
+    """
+
+
+def numpy_version():
+    import numpy
+
+    return numpy.__version__
+
+
+@program("numpy.memmap, flush", numpy_version, ["py:numpy"])
+class Numpy(Worker):
+    WORK = """
+        import numpy, sys
+        m = numpy.memmap(sys.argv[1] + '/array', dtype='<u8', mode='w+', shape=(65536,))
+        n = 0
+        while True:
+            n += 1
+            m[n % 64::64] = n
+            m[0] = n
+            m.flush()
+            print(n, flush=True)
+    """
+    CHECK = """
+        import numpy, sys
+        m = numpy.memmap(sys.argv[1] + '/array', dtype='<u8', mode='r')
+        n = int(m[0])
+        assert all((m[k % 64 + 64::64] == k).all() for k in range(max(1, n - 62), n + 1))
+        print(n)
+    """
+
+
+@program("a C program, linked statically", lambda: "write, fsync", ["cc"])
+class Static(Worker):
+    SOURCE = r"""
+        #include <fcntl.h>
+        #include <stdio.h>
+        #include <unistd.h>
+        int main(int argc, char **argv) {
+            (void)argc;
+            int f = open(argv[1], O_WRONLY | O_CREAT | O_APPEND, 0644);
+            for (unsigned n = 1;; n++) {
+                if (write(f, &n, sizeof n) != sizeof n || fsync(f) != 0) { perror("work"); return 1; }
+                printf("%u\n", n); fflush(stdout);
+            }
+        }
+    """
+    CHECK = """
+        import struct, sys
+        b = open(sys.argv[1] + '/records', 'rb').read()
+        all = [n for n, in struct.iter_unpack('<I', b[:len(b) // 4 * 4])]
+        assert all == list(range(1, len(all) + 1))
+        print(len(all))
+    """
+
+    def prepare(self):
+        self.exe = pathlib.Path(tempfile.mkdtemp()) / "static"
+        run(["cc", "-static", "-O1", "-o", self.exe, "-x", "c", "-"], input=textwrap.dedent(self.SOURCE))
+
+    def work(self):
+        args = ["env", "-i", self.exe, self.at / "records"]
+        return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def end(self):
+        shutil.rmtree(self.exe.parent)
+
+
+@program("Java, MappedByteBuffer.force", lambda: run(["java", "--version"]).split("\n")[0], ["java"])
+class Java(Worker):
+    SOURCE = """
+        import java.nio.*; import java.nio.channels.*; import java.nio.file.*;
+        public class Work { public static void main(String[] a) throws Exception {
+            try (FileChannel c = FileChannel.open(Path.of(a[0], "mapped"), StandardOpenOption.READ, StandardOpenOption.WRITE, StandardOpenOption.CREATE)) {
+                MappedByteBuffer b = c.map(FileChannel.MapMode.READ_WRITE, 0, 1 << 20);
+                for (int n = 1; ; n++) {
+                    for (int i = 0; i < 1 << 20; i += 65536) b.putInt(i, n);
+                    b.force();
+                    System.out.println(n); System.out.flush();
+                } } } }
+    """
+    CHECK = """
+        import struct, sys
+        b = open(sys.argv[1] + '/mapped', 'rb').read()
+        all = {struct.unpack_from('>I', b, i)[0] for i in range(0, 1 << 20, 65536)}
+        assert len(all) == 1, all
+        print(all.pop())
+    """
+
+    def prepare(self):
+        self.home = pathlib.Path(tempfile.mkdtemp())
+        (self.home / "Work.java").write_text(textwrap.dedent(self.SOURCE))
+
+    def work(self):
+        args = ["java", self.home / "Work.java", self.at]
+        return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def end(self):
+        shutil.rmtree(self.home)
+
+
+@program("Redis, AOF always", lambda: re.search(r"v=(\S+)", run(["redis-server", "--version"]))[1], ["redis-server"])
+class Redis(Worker):
+    def server(self):
+        self.port = free_port()
+        args = ["redis-server", "--port", str(self.port), "--dir", str(self.at), "--appendonly", "yes",
+                "--appendfsync", "always", "--save", "", "--bind", "127.0.0.1"]
+        self.process = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+
+        def up():
+            try:
+                return self.ask("PING") == "+PONG" or None
+            except OSError:
+                return None
+
+        until("redis", up)
+
+    def ask(self, line):
+        with socket.create_connection(("127.0.0.1", self.port), 20) as s:
+            s.sendall(line.encode() + b"\r\n")
+            return s.makefile().readline().strip()
+
+    def work(self):
+        self.server()
+        code = """
+            import socket, sys
+            s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+            f = s.makefile()
+            n = 0
+            while True:
+                n += 1
+                s.sendall(b'INCR n\\r\\n')
+                assert f.readline().strip() == ':%d' % n
+                print(n, flush=True)
+        """
+        args = [sys.executable, "-c", textwrap.dedent(code), str(self.port)]
+        return subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def check(self):
+        self.process.kill()
+        self.process.wait()
+        self.server()
+        with socket.create_connection(("127.0.0.1", self.port), 20) as s:
+            s.sendall(b"GET n\r\n")
+            f = s.makefile()
+            f.readline()
+            return int(f.readline())
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def postgres_bin():
+    found = sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"))
+    return found[-1] if found else pathlib.Path("/nowhere")
+
+
+@program("PostgreSQL, data checksums", lambda: run([postgres_bin() / "postgres", "--version"]).split()[-1].strip(")"),
+         [str(postgres_bin() / "initdb"), "fuser"])
+class Postgres(Worker):
+    def as_user(self, *args):
+        return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *map(str, args)]
+
+    def prepare(self):
+        shutil.chown(self.at, "postgres", "postgres")
+        self.data = self.at / "data"
+        run(self.as_user(postgres_bin() / "initdb", "-D", self.data, "--data-checksums", "-A", "trust"), cwd="/")
+
+    def server(self):
+        self.port = free_port()
+        args = self.as_user(postgres_bin() / "postgres", "-D", self.data, "-p", self.port, "-k", "/tmp",
+                            "-c", "shared_buffers=16MB")
+        self.process = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
+        ready = self.as_user(postgres_bin() / "pg_isready", "-h", "/tmp", "-p", self.port)
+        until("postgres", lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0)
+
+    def psql(self, sql):
+        args = self.as_user("psql", "-h", "/tmp", "-p", self.port, "-qtA", "-c", sql, "postgres")
+        return run(args, cwd="/")
+
+    def work(self):
+        self.server()
+        self.psql("create table t (n serial primary key, x text)")
+        one = "insert into t (x) values (repeat('x', 200)) returning n;\n"
+        args = self.as_user("psql", "-h", "/tmp", "-p", self.port, "-qtA", "postgres")
+        p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+        feed(p, (one for _ in range(1000000)))
+        return p
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        # Its children end when they notice, and until then nothing may be started.
+        held = ["fuser", "-s", f"{self.port}/tcp"]
+        until("the end of postgres", lambda: subprocess.run(held, check=False).returncode != 0)
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def check(self):
+        self.stop()
+        self.server()
+        rows, most, size = self.psql("select count(*), max(n), sum(length(x)) from t").split("|")
+        assert rows == most and int(size) == 200 * int(rows), f"{rows} rows, the last {most}, {size} bytes"
+        return int(rows)
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+
+
+@program("MariaDB, InnoDB", lambda: run(["mariadbd", "--version"]).split()[2], ["mariadbd", "mariadb"])
+class MariaDb(Worker):
+    def prepare(self):
+        shutil.chown(self.at, "mysql", "mysql")
+        self.data = self.at / "data"
+        run(["mariadb-install-db", "--user=mysql", f"--datadir={self.data}", "--auth-root-authentication-method=normal",
+             "--skip-test-db"])
+
+    def server(self):
+        self.socket = pathlib.Path(tempfile.gettempdir()) / f"mojim-maria-{os.getpid()}.sock"
+        args = ["mariadbd", "--user=mysql", f"--datadir={self.data}", f"--socket={self.socket}", "--skip-networking",
+                "--innodb-flush-log-at-trx-commit=1", f"--pid-file={self.socket}.pid"]
+        self.process = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ready = ["mariadb", f"--socket={self.socket}", "-uroot", "-e", "select 1"]
+        until("mariadbd", lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0)
+
+    def sql(self, text):
+        return run(["mariadb", f"--socket={self.socket}", "-uroot", "-N", "-B", "-e", text])
+
+    def work(self):
+        self.server()
+        self.sql("create database w; create table w.t (n int primary key, x varchar(300)) engine=innodb")
+        args = ["mariadb", f"--socket={self.socket}", "-uroot", "-N", "-B", "--unbuffered", "w"]
+        p = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        feed(p, (f"insert into t values ({n}, repeat('x', 200)); select {n};\n" for n in range(1, 1000000)))
+        return p
+
+    def check(self):
+        self.process.kill()
+        self.process.wait()
+        self.server()
+        assert "OK" in self.sql("check table w.t extended")
+        n, most = map(int, self.sql("select count(*), max(n) from w.t").split())
+        assert n == most, f"{n} rows, the last {most}"
+        return n
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@program("git", lambda: run(["git", "--version"]).split()[2], ["git"])
+class Git(Worker):
+    WORK = """
+        import os, subprocess, sys
+        at = sys.argv[1] + '/repo'
+        def git(*a): subprocess.run(['git', '-C', at, '-c', 'core.fsync=all', '-c', 'user.name=x', '-c', 'user.email=x', *a], check=True, capture_output=True)
+        subprocess.run(['git', 'init', '-q', at], check=True, capture_output=True)
+        n = 0
+        while True:
+            n += 1
+            open(f'{at}/f{n}', 'w').write('x' * n * 50)
+            git('add', '.'); git('commit', '-qm', str(n))
+            # Git renames the branch's file and leaves the directory unsynced.
+            f = os.open(at + '/.git/refs/heads', os.O_RDONLY); os.fsync(f); os.close(f)
+            print(n, flush=True)
+    """
+    CHECK = """
+        import subprocess, sys
+        at = sys.argv[1] + '/repo'
+        def git(*a):
+            p = subprocess.run(['git', '-c', 'safe.directory=*', '-C', at, *a], capture_output=True, text=True)
+            assert p.returncode == 0, p.stderr
+            return p.stdout
+        git('fsck', '--full', '--strict')
+        print(git('rev-list', '--count', 'HEAD'))
+    """
+
+
+class Suite(Worker):
+    """A program's own test, to its end."""
+
+    def suite(self):
+        raise NotImplementedError
+
+
+def kyoto(tool):
+    class Kyoto(Suite):
+        def suite(self):
+            f = self.at / "kc"
+            run([tool, "order", "-rnd", f, "20000"])
+            run([tool, "queue", "-it", "2", "-rnd", f, "5000"])
+            run([tool, "wicked", "-it", "2", f, "5000"])
+            run([tool, "tran", "-hard", "-it", "1", f, "200"])
+            return "order 20,000; queue 5,000; wicked 5,000; tran -hard 200"
+
+    return Kyoto
+
+
+def kyoto_version():
+    return re.search(r"[\d.]+", run(["kchashmgr", "version"]))[0]
+
+
+program("Kyoto Cabinet, hash", kyoto_version, ["kchashtest"], "suite")(kyoto("kchashtest"))
+program("Kyoto Cabinet, tree", kyoto_version, ["kctreetest"], "suite")(kyoto("kctreetest"))
+
+
+@program("Tokyo Cabinet", lambda: re.search(r"[\d.]+", run(["tchmgr", "version"]))[0], ["tchtest", "tcbtest"], "suite")
+class Tokyo(Suite):
+    def suite(self):
+        for tool in ["tchtest", "tcbtest"]:
+            f = self.at / tool
+            run([tool, "write", f, "20000"])
+            run([tool, "read", f])
+            run([tool, "wicked", f, "5000"])
+        return "write and read 20,000, wicked 5,000, of a hash and a tree"
+
+
+@program("QDBM", lambda: re.search(r"[\d.]+", run(["dpmgr", "version"]))[0], ["dpmgr"], "suite")
+class Qdbm(Suite):
+    def suite(self):
+        f = self.at / "dp"
+        run(["dpmgr", "create", f])
+        for n in range(300):
+            run(["dpmgr", "put", f, f"key{n}", f"value{n * 7}"])
+        run(["dpmgr", "optimize", f])
+        assert all(run(["dpmgr", "get", f, f"key{n}"]).strip() == f"value{n * 7}" for n in range(300))
+        return "300 put, optimized, got"
+
+
+@program("TDB", lambda: "of the distribution", ["tdbtool", "tdbdump"], "suite")
+class Tdb(Suite):
+    def suite(self):
+        f = self.at / "tdb"
+        lines = [f"create {f}"] + [f"insert key{n} value{n * 7}" for n in range(300)] + ["check", "quit"]
+        said = run(["tdbtool"], input="\n".join(lines) + "\n")
+        assert "Database integrity is OK" in said, said[-200:]
+        assert run(["tdbdump", f]).count("key(") == 300
+        return "300 inserted, checked, dumped"
+
+
+@program("Berkeley DB", lambda: run(["db_dump", "-V"]).split("\n")[0], ["db_load", "db_dump", "db_verify"], "suite")
+class BerkeleyDb(Suite):
+    def suite(self):
+        text = "".join(f"key{n:06}\nvalue{n * 7}\n" for n in range(20000))
+        run(["db_load", "-T", "-t", "btree", self.at / "b.db"], input=text)
+        run(["db_verify", self.at / "b.db"])
+        assert f"key019999\n value{19999 * 7}".replace("\n ", "\n ") in run(["db_dump", "-p", self.at / "b.db"])
+        return "20,000 loaded, verified, dumped"
+
+
+@program("cp, tar, rsync, mv, rm", lambda: "of the distribution", ["tar", "rsync"], "suite")
+class Tools(Suite):
+    def suite(self):
+        source = HERE.parent.parent / "crates"
+        run(["cp", "-a", source, self.at / "cp"])
+        run(["sh", "-c", f"tar -C {source.parent} -cf - crates | tar -C {self.at} -xf -"])
+        run(["rsync", "-a", f"{source}/", self.at / "rsync"])
+        run(["rsync", "-a", "--delete", f"{source}/mojim/", self.at / "rsync"])
+        run(["mv", self.at / "cp", self.at / "moved"])
+        run(["diff", "-r", source, self.at / "moved"])
+        run(["diff", "-r", source, self.at / "crates"])
+        run(["diff", "-r", source / "mojim", self.at / "rsync"])
+        run(["rm", "-rf", self.at / "crates"])
+        return "the sources of this repository, compared"
+
+
+@program("vim", lambda: run(["vim", "--version"]).split("\n")[0][:40], ["vim"], "suite")
+class Vim(Suite):
+    def suite(self):
+        (self.at / "text").write_text("one\n")
+        run(["vim", "-es", "-u", "NONE", "-c", "normal Atwo", "-c", "wq", str(self.at / "text")])
+        assert (self.at / "text").read_text() == "onetwo\n"
+        return "a file edited and written"
+
+
+@program("fio, verified", lambda: run(["fio", "--version"]).strip(), ["fio"], "suite")
+class Fio(Suite):
+    def suite(self):
+        engines = ["sync", "psync", "mmap", "libaio", "io_uring"]
+        for engine in engines:
+            run(["fio", "--name=f", f"--filename={self.at}/{engine}", f"--ioengine={engine}", "--rw=randwrite",
+                 "--bs=4k-64k", "--size=8m", "--verify=crc32c", "--fsync=64", "--do_verify=1", "--verify_fatal=1"])
+        return "randwrite, 8 MiB, " + ", ".join(engines)
+
+
+@program("stress-ng", lambda: run(["stress-ng", "--version"]).split()[2], ["stress-ng"], "suite")
+class StressNg(Suite):
+    def suite(self):
+        kinds = ["dentry", "dir", "fallocate", "link", "symlink", "mmap", "rename", "hdd", "utime", "xattr", "seek", "sync-file"]
+        for kind in kinds:
+            run(["stress-ng", f"--{kind}", "1", f"--{kind}-ops", "100", "--verify", "--temp-path", self.at, "-t", "5",
+                 *(["--mmap-file", "--mmap-bytes", "8m"] if kind == "mmap" else []),
+                 *(["--hdd-bytes", "16m"] if kind == "hdd" else [])])
+        return ", ".join(kinds)
+
+
+def is_there(need):
+    if need.startswith("py:"):
+        code = f"import {need[3:]}"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    return shutil.which(need) is not None
+
+
+def killed(cls, mojim, least):
+    """The program at work while its node is killed."""
+    with tempfile.TemporaryDirectory(prefix="mojim-programs-") as home:
+        home = pathlib.Path(home)
+        home.chmod(0o755)
+        c = Cluster(mojim, home)
+        try:
+            at = c.at / "w"
+            at.mkdir()
+            one = cls(at)
+            one.prepare()
+            p = one.work()
+            acked = 0
+            for line in p.stdout:
+                acked = int(line.split()[-1]) if line.strip() else acked
+                if acked >= least:
+                    break
+            if acked < least:
+                raise Failed(f"ended after {acked}: {p.stderr.read()[-400:]}")
+            c.fail_over()
+            # What was acknowledged before the node was lost, and lies in the pipe.
+            p.kill()
+            for line in p.stdout if cls.tells else []:
+                acked = int(line.split()[-1]) if line.strip() else acked
+            p.wait()
+            found = one.check()
+            one.end()
+            if found < acked:
+                raise Failed(f"{acked} acknowledged, {found} there")
+            return acked, f"all there, {found - acked} more"
+        finally:
+            c.end()
+
+
+def suite(cls, mojim, _least):
+    with tempfile.TemporaryDirectory(prefix="mojim-programs-") as home:
+        home = pathlib.Path(home)
+        home.chmod(0o755)
+        c = Cluster(mojim, home)
+        try:
+            at = c.at / "w"
+            at.mkdir()
+            what = cls(at).suite()
+            os.sync()
+            c.equal()
+            return what, "passed; the copies are equal"
+        finally:
+            c.end()
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--mojim", required=True, help="the command")
+    a.add_argument("--only", default="", help="programs whose names contain this")
+    a.add_argument("--least", type=int, default=300, help="acknowledged operations before the kill")
+    a.add_argument("--json", action="store_true", help="an object for each program, on a line")
+    a.add_argument("--write", help="write the table to this file")
+    args = a.parse_args()
+    rows, bad = [], 0
+    for cls in PROGRAMS:
+        if args.only.lower() not in cls.name.lower():
+            continue
+        lacks = [n for n in cls.needs if not is_there(n)]
+        row = {"program": cls.name, "version": "", "way": "mount", "what": "", "result": ""}
+        if lacks:
+            row["result"] = "skipped: no " + ", ".join(lacks)
+        else:
+            try:
+                row["version"] = str(cls.version()).strip()
+                how = killed if cls.way == "killed" else suite
+                # Slow ones need not do so many.
+                least = min(args.least, getattr(cls, "least", args.least))
+                what, row["result"] = how(cls, args.mojim, least)
+                row["what"] = f"{what} acknowledged, then SIGKILL of mount and node, takeover" if how is killed else what
+            except (Failed, AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as e:
+                row["result"] = f"FAILED: {e}"
+                bad += 1
+        rows.append(row)
+        print(json.dumps(row) if args.json else " | ".join(row.values()), flush=True)
+    if args.write:
+        head = (HERE / "head.md").read_text()
+        lines = ["| program | version | way | what ran | result |", "|---|---|---|---|---|"]
+        lines += ["| " + " | ".join(v.replace("|", "/").replace("\n", " ") for v in r.values()) + " |" for r in rows]
+        pathlib.Path(args.write).write_text(head + "\n".join(lines) + "\n")
+    return 1 if bad else 0
+
+
+Git.least = 20
+if __name__ == "__main__":
+    sys.exit(main())
