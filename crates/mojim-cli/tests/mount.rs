@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 #[path = "support/rng.rs"]
@@ -18,6 +18,8 @@ mod rng;
 mod support;
 use rng::Rng;
 use support::cluster::{Cluster, SYNC};
+use support::home::Home;
+use support::voters;
 use support::{Process, await_or, text};
 
 /// A mount, in the hands of a test.
@@ -28,6 +30,16 @@ struct Mount {
 }
 
 impl Mount {
+    /// One that waits until its node is the primary.
+    fn waiting(home: &Home, node: &str) -> Mount {
+        let at = home.dir.join(format!("at-{node}"));
+        fs::create_dir_all(&at).unwrap();
+        let args = ["--name", node, "--wait", at.to_str().unwrap()];
+        let process = home.start("mount", &args, &format!("mount-{node}"));
+        let over = false;
+        Mount { process, at, over }
+    }
+
     fn new(c: &Cluster, node: &str, args: &[&str]) -> Mount {
         let at = c.dir.join(format!("at-{node}"));
         fs::create_dir_all(&at).unwrap();
@@ -63,6 +75,8 @@ impl Mount {
         self.process.signal("TERM");
         assert_eq!(self.process.wait(), Some(0), "{}", self.process.errors());
         self.over = true;
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        assert!(!mounts.contains(self.at.to_str().unwrap()), "{mounts}");
     }
 
     fn kill(mut self) {
@@ -73,10 +87,15 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if !self.over {
-            // First, so that a mount that is alive ends by itself.
-            let _ = Command::new("umount").arg("-l").arg(&self.at).status();
             self.process.kill();
         }
+        // One that waits lies over an empty file system.
+        let gone = || {
+            let mut umount = Command::new("umount");
+            umount.arg("-l").arg(&self.at).stderr(Stdio::null());
+            umount.status().is_ok_and(|s| s.success())
+        };
+        while !self.over && gone() {}
     }
 }
 
@@ -363,6 +382,38 @@ fn a_mount_whose_node_was_replaced_is_read_only() {
     );
     assert_eq!(fs::read(b.at.join("f")).unwrap(), b"first");
     b.end();
+}
+
+/// Three voters: the node of the primary's mount is lost, and the other mount, which waited, has
+/// all that was synced. Until then nothing can be stored into its directory: it would have stayed
+/// there, in the bare directory below, on this machine alone.
+#[test]
+fn a_mount_that_waits_takes_over() {
+    let c = voters::Cluster::new("sync", "disk");
+    let mut a = c.node("a");
+    let _b = c.node("b");
+    let _w = c.node("w");
+    let mut first = Mount::waiting(&c, "a");
+    assert!(first.process.line().unwrap().contains("is mounted at"));
+    c.await_view("a", "a", Some("b"));
+    let mut second = Mount::waiting(&c, "b");
+    await_or(
+        "the second's file system",
+        || c.logs(),
+        || {
+            let e = fs::write(second.at.join("early"), "").err()?;
+            (e.raw_os_error() == Some(30)).then_some(())
+        },
+    );
+    fs::write(first.at.join("f"), "synced").unwrap();
+    File::open(first.at.join("f")).unwrap().sync_all().unwrap();
+    first.process.kill();
+    a.kill();
+    assert!(second.process.line().unwrap().contains("is mounted at"));
+    assert_eq!(fs::read(second.at.join("f")).unwrap(), b"synced");
+    fs::write(second.at.join("g"), "goes on").unwrap();
+    File::open(second.at.join("g")).unwrap().sync_all().unwrap();
+    second.end();
 }
 
 /// A program has a file open while the mount is asked to end: everything is committed, and the
