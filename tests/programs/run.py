@@ -676,7 +676,7 @@ class Fio(Suite):
         engines = ["sync", "psync", "mmap", "libaio", "io_uring"]
         for engine in engines:
             run(["fio", "--name=f", f"--filename={self.at}/{engine}", f"--ioengine={engine}", "--rw=randwrite",
-                 "--bs=4k-64k", "--size=8m", "--verify=crc32c", "--fsync=64", "--do_verify=1", "--verify_fatal=1"])
+                 "--bs=4k-64k", "--size=8m", "--verify=crc32c", "--fsync=64", "--do_verify=1", "--verify_fatal=1", "--verify_state_save=0"])
         return "randwrite, 8 MiB, " + ", ".join(engines)
 
 
