@@ -48,7 +48,8 @@ pub struct Mount {
     #[arg(long, value_enum, default_value_t = Atomic::File, value_name = "WHAT")]
     atomic: Atomic,
     /// Seconds after which changes that no program has synced are committed; "never" leaves that to
-    /// sync points, to the end, and to the bound on what may wait (64 MiB).
+    /// sync points, to the end, and to the bound on what may wait (64 MiB, or a quarter of the smallest
+    /// log if that is less).
     #[arg(long, default_value = "5", value_parser = interval, value_name = "SECONDS")]
     commit_interval: Interval,
     /// Wait until this node is the volume's primary, and again when it no longer is

@@ -1,10 +1,15 @@
-//! Sync points of a mounted directory: what each of them has, and how it is begun.
+//! Sync points of a mounted directory.
+//!
+//! Owns what each of them has, and how it is begun: all changes of names so far and the bytes of
+//! the files it is of; with `--atomic volume` those of all files (FAMS 4.2: a program's changes
+//! become durable together or not at all).
 //!
 //! Invariants:
 //! - A sync point has all changes of names so far, and of the files that it is of what is not
 //!   begun yet: bytes, size and time of modification together.
 //! - Files are marked dirty, and no longer, under the locks of their bytes.
-//! - Nobody holds a lock of the mount while it waits for room in the log.
+//! - Nobody holds a lock of the mount while it waits for room in the log. What is so large that
+//!   it goes through a spill file is the exception; early commits keep that rare.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};

@@ -1,9 +1,7 @@
 //! What a mounted directory does, apart from FUSE: calls on numbers of nodes.
 //!
 //! Owns the mount's memory: the tree, and for each file what is not in its data file yet; and
-//! when that is committed. A sync point has all changes of names so far and the bytes of the
-//! files it is of; with `atomic = "volume"` those of all files (FAMS 4.2: a program's changes
-//! become durable together or not at all).
+//! when so much waits that it is committed early. `commit` owns how.
 //!
 //! Invariants:
 //! - Nothing is committed before a sync point, the interval, or the bound on memory asks for it,

@@ -47,9 +47,7 @@ impl Primary {
             Err(TryLockError::WouldBlock) => return Ok(()),
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
         };
-        self.persist_held(lane, guard)?;
-        self.pass_on(lane);
-        Ok(())
+        self.persist_held(lane, guard)
     }
 
     /// As `persist`, but waits for a thread that is at it.
@@ -58,13 +56,10 @@ impl Primary {
             .persist
             .lock()
             .unwrap_or_else(|e| e.into_inner());
-        self.persist_held(lane, guard)?;
-        self.pass_on(lane);
-        Ok(())
+        self.persist_held(lane, guard)
     }
 
-    /// As `persist`, for the thread that has the lock. What is left of the log's work others
-    /// are woken for; the link's is the caller's, who passes that on.
+    /// As `persist`, for the thread that has the lock.
     pub(super) fn persist_held(
         &self,
         lane: usize,
@@ -73,6 +68,8 @@ impl Primary {
         let log = self.log(lane);
         let head = log.head();
         if *at == head {
+            drop(at);
+            self.pass_on(lane);
             return Ok(());
         }
         self.store.check()?;
@@ -96,7 +93,7 @@ impl Primary {
             *at = next;
         }
         drop(at);
-        self.pass_on_log(lane);
+        self.pass_on(lane);
         if advanced {
             self.wake();
         }

@@ -127,9 +127,7 @@ impl Primary {
         if rule.local {
             // The records travel while they are written.
             self.send(lane);
-            let led = self.lead_log(lsn, lane)?;
-            if led == Led::Done {
-                self.pass_on(lane);
+            if self.lead_log(lsn, lane)? == Led::Done {
                 return Ok(Led::Done);
             }
             if self.is_written(lane) {
@@ -312,24 +310,12 @@ impl Primary {
             let slot = out.rx.try_lock();
             slot.is_ok_and(|slot| self.is_owed(lane, &slot))
         };
+        let log = || {
+            let at = out.persist.try_lock();
+            at.is_ok_and(|at| *at < self.log(lane).head())
+        };
         // Whoever writes the log sees to the link afterwards.
-        rule.mirror && !(rule.local && self.is_written(lane)) && link() || self.is_log_free(lane)
-    }
-
-    /// Whether the lane's log is to be written, and no thread is at it.
-    fn is_log_free(&self, lane: usize) -> bool {
-        let at = self.lanes[lane].persist.try_lock();
-        self.rule().local && at.is_ok_and(|at| *at < self.log(lane).head())
-    }
-
-    /// As [`Primary::pass_on`], of a thread that has written the log and goes on with the link.
-    pub(super) fn pass_on_log(&self, lane: usize) {
-        if self.waiters.any()
-            && self.lanes[lane].looking.load(SeqCst) == 0
-            && self.is_log_free(lane)
-        {
-            self.waiters.wake_first(lane, self.committed());
-        }
+        rule.mirror && !(rule.local && self.is_written(lane)) && link() || rule.local && log()
     }
 
     /// This thread works on `lane` no longer, or looks no longer: if there is work left
