@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use rng::Rng;
 use support::cluster::{Cluster, SYNC};
 use support::home::Home;
 use support::voters;
-use support::{Process, await_or, text};
+use support::{Process, await_or, await_that, text};
 
 /// A mount, in the hands of a test.
 struct Mount {
@@ -416,8 +417,9 @@ fn a_mount_that_waits_takes_over() {
     second.end();
 }
 
-/// A program has a file open while the mount is asked to end: everything is committed, and the
-/// directory goes; it was left behind dead, and the command failed.
+/// A program has a file open, and has stored into another by a mapping, while the mount is asked
+/// to end: everything is committed, and the directory goes; it was left behind dead, and the
+/// command failed, or what was stored was missing.
 #[test]
 fn a_mount_ends_under_a_program_that_uses_it() {
     let c = Cluster::new(SYNC);
@@ -427,11 +429,155 @@ fn a_mount_ends_under_a_program_that_uses_it() {
     let at = m.at.clone();
     let mut f = File::create(at.join("f")).unwrap();
     f.write_all(b"open").unwrap();
+    let how = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .clone();
+    let mapped = how.open(at.join("mapped")).unwrap();
+    mapped.set_len(4096).unwrap();
+    // SAFETY: a mapping of its own at a place that the kernel chooses, of a file that is as long.
+    unsafe {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let p = libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            prot,
+            flags,
+            mapped.as_raw_fd(),
+            0,
+        );
+        assert_ne!(p, libc::MAP_FAILED);
+        p.cast::<u8>().write(7);
+    }
     m.end();
     assert!(fs::read_dir(&at).unwrap().next().is_none());
     assert!(f.write_all(b"lost").and_then(|()| f.sync_all()).is_err());
     let m = Mount::new(&c, "a", &[]);
     assert_eq!(fs::read(m.at.join("f")).unwrap(), b"open");
+    assert_eq!(fs::read(m.at.join("mapped")).unwrap()[0], 7);
+    m.end();
+}
+
+/// A directory was removed while a program used it: its node was committed without a name, and
+/// after a kill no mount would read the file of names any more.
+#[test]
+fn a_directory_that_was_removed_in_use_keeps_no_mount_away() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let dir = |name: &str| {
+        let path = m.at.join(name);
+        fs::create_dir(&path).unwrap();
+        File::open(&path).unwrap()
+    };
+    let (_removed, _replaced) = (dir("removed"), dir("replaced"));
+    dir("other").sync_all().unwrap();
+    fs::remove_dir(m.at.join("removed")).unwrap();
+    fs::rename(m.at.join("other"), m.at.join("replaced")).unwrap();
+    sync_dir(&m.at);
+    m.kill();
+    let m = Mount::new(&c, "a", &[]);
+    let shown = shows(&m.at);
+    assert_eq!(shown.keys().collect::<Vec<_>>(), [Path::new("replaced")]);
+    m.end();
+}
+
+/// A link, and a directory that was renamed, came with the bytes that the last sync point of
+/// their files had.
+#[test]
+fn no_name_comes_without_the_bytes_it_had() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    fs::create_dir(m.at.join("d")).unwrap();
+    for name in ["f", "d/g"] {
+        fs::write(m.at.join(name), "old").unwrap();
+    }
+    sync_dir(&m.at);
+    for name in ["f", "d/g"] {
+        let f = OpenOptions::new().write(true).open(m.at.join(name));
+        f.unwrap().write_all_at(b"new", 0).unwrap();
+    }
+    fs::hard_link(m.at.join("f"), m.at.join("linked")).unwrap();
+    fs::remove_file(m.at.join("f")).unwrap();
+    fs::rename(m.at.join("d"), m.at.join("e")).unwrap();
+    sync_dir(&m.at);
+    m.kill();
+    let m = Mount::new(&c, "a", &[]);
+    for name in ["linked", "e/g"] {
+        assert_eq!(fs::read(m.at.join(name)).unwrap(), b"new", "{name}");
+    }
+    m.end();
+}
+
+/// A file system of its own for a node, as small as a test wants.
+struct Small(PathBuf);
+
+impl Small {
+    fn at(dir: PathBuf, size: &str) -> Small {
+        fs::create_dir_all(&dir).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args([
+            "-t",
+            "tmpfs",
+            "-o",
+            &format!("mode=755,size={size}"),
+            "small",
+        ]);
+        assert!(mount.arg(&dir).status().unwrap().success());
+        Small(dir)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A file was made as long as it will be, as databases do, and its holes were filled: nobody
+/// looked whether the disk had room, every fsync was acknowledged, and the copy could not be
+/// opened any more once that was to be applied.
+#[test]
+fn a_disk_without_room_refuses_what_fills_a_hole() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("only root can make a file system of 64 MiB: nothing was tested");
+        return;
+    }
+    let c = Cluster::new(SYNC);
+    let _small = Small::at(c.dir.join("a"), "64m");
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &[]);
+    let f = File::create(m.at.join("f")).unwrap();
+    f.set_len(1 << 30).unwrap();
+    let piece = |n: u64| vec![n as u8 + 1; 1 << 20];
+    let mut held = 0;
+    let e = loop {
+        if let Err(e) = f.write_all_at(&piece(held), held << 20) {
+            break e;
+        }
+        f.sync_all().unwrap();
+        held += 1;
+    };
+    assert_eq!(e.raw_os_error(), Some(libc::ENOSPC), "{e}");
+    assert!((8..60).contains(&held), "{held} MiB");
+    // What is there already has its room, once it is applied.
+    await_that("a write that needs no room", || {
+        f.write_all_at(&piece(100), 0).ok()
+    });
+    f.sync_all().unwrap();
+    m.kill();
+    let m = Mount::new(&c, "a", &[]);
+    let f = File::open(m.at.join("f")).unwrap();
+    for n in 0..held {
+        let mut got = vec![0; 1 << 20];
+        f.read_exact_at(&mut got, n << 20).unwrap();
+        assert!(got == piece(if n == 0 { 100 } else { n }), "MiB {n}");
+    }
     m.end();
 }
 

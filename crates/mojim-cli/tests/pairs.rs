@@ -65,6 +65,7 @@ const ASYNC: &str = "\
 | b's processes; a goes on alone | kept | kept | kept | since |
 | b's power; a goes on alone | kept | kept | kept | since |
 | b for good; a goes on alone | kept | kept | kept | lost |
+| b's copy; a goes on alone | kept | kept | kept | lost |
 | the link; a goes on alone | kept | kept | kept | since |
 | a's processes; b takes over | kept | kept | kept | since |
 | a's power; b takes over | kept | kept | kept | since |
@@ -95,12 +96,14 @@ const SYNC: &str = "\
 | b's processes; a goes on alone | kept | kept | kept | since |
 | b's power; a goes on alone | kept | kept | kept | since |
 | b for good; a goes on alone | kept | kept | kept | lost |
+| b's copy; a goes on alone | kept | kept | kept | lost |
 | the link; one of them goes on alone | kept | kept | kept | since |
 | a's processes; b takes over | kept | kept | kept | since |
 | a's power; b takes over | kept | kept | kept | ring |
 | a for good; b takes over | kept | kept | kept | lost |
 | b's processes; b is back | kept | kept | kept | kept |
 | b's power; b is back | kept | kept | kept | kept |
+| b's copy; b is back | kept | kept | kept | kept |
 | a's processes; b takes over, a is back | kept | kept | kept | kept |
 | a's power; b takes over, a is back | kept | kept | kept | kept |
 ";
@@ -129,12 +132,14 @@ const SYNC_FLUSH: &str = "\
 | b's processes; a goes on alone | kept | kept | kept | since |
 | b's power; a goes on alone | kept | kept | kept | since |
 | b for good; a goes on alone | kept | kept | kept | lost |
+| b's copy; a goes on alone | kept | kept | kept | lost |
 | the link; one of them goes on alone | kept | kept | kept | since |
 | a's processes; b takes over | kept | kept | kept | since |
 | a's power; b takes over | kept | kept | kept | since |
 | a for good; b takes over | kept | kept | kept | lost |
 | b's processes; b is back | kept | kept | kept | kept |
 | b's power; b is back | kept | kept | kept | kept |
+| b's copy; b is back | kept | kept | kept | kept |
 | a's processes; b takes over, a is back | kept | kept | kept | kept |
 | a's power; b takes over, a is back | kept | kept | kept | kept |
 ";
@@ -163,12 +168,14 @@ const SYNC_DISK: &str = "\
 | b's processes; a goes on alone | kept | kept | kept | since |
 | b's power; a goes on alone | kept | kept | kept | lost |
 | b for good; a goes on alone | kept | kept | kept | lost |
+| b's copy; a goes on alone | kept | kept | kept | lost |
 | the link; one of them goes on alone | kept | kept | kept, on b since | since |
 | a's processes; b takes over | kept | kept | since | since |
 | a's power; b takes over | kept | kept | ring | ring |
 | a for good; b takes over | kept | kept | lost | lost |
 | b's processes; b is back | kept | kept | kept | kept |
 | b's power; b is back | kept | kept | kept | kept |
+| b's copy; b is back | kept | kept | kept | kept |
 | a's processes; b takes over, a is back | kept | kept | kept | kept |
 | a's power; b takes over, a is back | kept | kept | kept | kept |
 ";
@@ -203,6 +210,7 @@ const SYNC_SEC: &str = "\
 | b's processes; a goes on alone | kept | kept | kept | lag |
 | b's power; a goes on alone | kept | kept | kept | lag |
 | b for good; a goes on alone | kept | kept | kept | lag |
+| b's copy; a goes on alone | kept | kept | kept | lag |
 | the link; one of them goes on alone | kept | kept | kept | lag |
 | a's processes; b takes over | kept | kept | kept | lag |
 | a's power; b takes over | kept | kept | kept | lag |
@@ -210,6 +218,7 @@ const SYNC_SEC: &str = "\
 | b's processes; c takes its place | kept | kept | kept | kept |
 | b's power; c takes its place | kept | kept | kept | kept |
 | b for good; c takes its place | kept | kept | kept | kept |
+| b's copy; c takes its place | kept | kept | kept | kept |
 | a's processes; b takes over, c its place | kept | kept | kept | kept |
 | a's power; b takes over, c its place | kept | kept | kept | kept |
 | a for good; b takes over, c its place | kept | kept | kept | kept |
@@ -239,12 +248,14 @@ const BY_HAND: &str = "\
 | b's processes; a goes on alone | kept | kept | kept | since |
 | b's power; a goes on alone | kept | kept | kept | since |
 | b for good; a goes on alone | kept | kept | kept | lost |
+| b's copy; a goes on alone | kept | kept | kept | lost |
 | the link; a goes on alone | kept | kept | kept | since |
 | a's processes; b takes over | kept | kept | kept | since |
 | a's power; b takes over | kept | kept | kept | ring |
 | a for good; b takes over | kept | kept | kept | lost |
 | b's processes; b is back | kept | kept | kept | hand |
 | b's power; b is back | kept | kept | kept | hand |
+| b's copy; b is back | kept | kept | kept | hand |
 | a's processes; b takes over, a is back | kept | kept | kept | hand |
 | a's power; b takes over, a is back | kept | kept | kept | hand |
 ";
@@ -273,12 +284,14 @@ const DISK_BY_HAND: &str = "\
 | b's processes; a goes on alone | kept | kept | kept | since |
 | b's power; a goes on alone | kept | kept | kept | lost |
 | b for good; a goes on alone | kept | kept | kept | lost |
+| b's copy; a goes on alone | kept | kept | kept | lost |
 | the link; a goes on alone | kept | kept | kept | since |
 | a's processes; b takes over | kept | kept | since | since |
 | a's power; b takes over | kept | kept | ring | ring |
 | a for good; b takes over | kept | kept | lost | lost |
 | b's processes; b is back | kept | kept | kept | hand |
 | b's power; b is back | kept | kept | kept | hand |
+| b's copy; b is back | kept | kept | kept | hand |
 | a's processes; b takes over, a is back | kept | kept | kept | hand |
 | a's power; b takes over, a is back | kept | kept | kept | hand |
 ";

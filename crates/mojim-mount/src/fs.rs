@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -120,7 +121,7 @@ pub(crate) struct Fs {
     bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
     pub(crate) waiting: AtomicUsize,
-    /// Bytes by which files may grow before it is looked how many are free.
+    /// Bytes that may be written before it is looked how many are free.
     free: AtomicU64,
     /// The mount is over: nothing is changed any more.
     closed: AtomicBool,
@@ -422,6 +423,20 @@ impl Fs {
         })
     }
 
+    /// Whether the file's data file has bytes, and no hole, in all of `range`.
+    fn is_there(&self, file: &Arc<FileBytes>, b: &mut Bytes, range: Range<u64>) -> Result<bool> {
+        if b.created > self.volume.applied() {
+            return Ok(false);
+        }
+        let base = match &b.base {
+            Some(base) => base,
+            None => b.base.insert(self.open_base(file)?),
+        };
+        let data = base.next_data(range.start);
+        let data = data.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        Ok(data.is_some_and(|d| d.start <= range.start && range.end <= d.end))
+    }
+
     /// Opens a file's data file; another one's is closed, if there are many.
     fn open_base(&self, file: &Arc<FileBytes>) -> Result<Arc<dyn File>> {
         let opened = self.volume.data_file(file.number).map_err(|e| errno(&e))?;
@@ -456,16 +471,20 @@ impl Fs {
         }
         let mut b = lock(&file.bytes);
         self.writable()?;
-        let size = b.overlay.size();
-        if end > size {
+        if end > b.overlay.size() {
             self.volume.check_size(end).map_err(|e| errno(&e))?;
-            self.take_room(end - size.max(offset))?;
+        }
+        match self.take_room(bytes.len() as u64) {
+            // A full disk takes what takes the place of other bytes.
+            Err(Errno::NOSPC) if self.is_there(&file, &mut b, offset..end)? => {}
+            taken => taken?,
         }
         self.count(ino, &mut b, now(), |o| o.write(offset, bytes));
         Ok(killed)
     }
 
-    /// Files grow by `bytes`: fails if the disk has no room for that.
+    /// `bytes` are written: fails if the disk has no room for them, be it behind the end of a
+    /// file or in a hole.
     fn take_room(&self, bytes: u64) -> Result<()> {
         let take = |free: u64| free.checked_sub(bytes);
         if self.free.fetch_update(SeqCst, SeqCst, take).is_ok() {

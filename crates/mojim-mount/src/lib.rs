@@ -35,7 +35,8 @@ mod tree;
 use fs::Fs;
 pub use fs::Options;
 
-/// Threads that answer the kernel: one that waits for a sync point keeps no other call waiting.
+/// Threads that answer the kernel. Each sync point that is waited for keeps one: with so many,
+/// other calls wait too.
 const THREADS: usize = 8;
 /// How often memory of what the data files have is freed.
 const TURN: Duration = Duration::from_millis(500);
@@ -138,6 +139,7 @@ impl Mounted {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
+        self.write_back();
         let unmounted = self.unmount(session);
         self.shared.ends.store(true, SeqCst);
         self.shared.end.notify();
@@ -155,6 +157,21 @@ impl Mounted {
             )
         });
         synced.and(fs.volume().detach()).and(unmounted)
+    }
+
+    /// What programs stored into mappings of its files comes here: nothing does once the
+    /// directory is taken away.
+    fn write_back(&self) {
+        use rustix::fs::{Mode, OFlags, open, syncfs};
+        if self.is_over() {
+            return;
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let done = open(&self.directory, flags, Mode::empty()).and_then(syncfs);
+        if let Err(e) = done {
+            let at = self.directory.display();
+            tracing::warn!("what programs stored into mappings at {at} may be missing: {e}");
+        }
     }
 
     /// Takes the directory away, also from under programs that use it.

@@ -220,7 +220,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Every directory but the root has one name, and is reached from the root.
+    /// Every directory but the root has one name, and is reached from the root. One that is empty
+    /// may have none: it was removed while a program used it.
     fn check_shape(&self) -> std::result::Result<(), String> {
         let mut reached = BTreeSet::from([ROOT]);
         let mut open = vec![ROOT];
@@ -234,7 +235,8 @@ impl Tree {
                 }
             }
         }
-        let dirs = self.nodes.values().filter(|n| n.is_dir());
+        let used = |n: &&Node| n.is_dir() && !(n.names.is_empty() && n.children.is_empty());
+        let dirs = self.nodes.values().filter(used);
         match dirs.map(|n| n.ino).find(|ino| !reached.contains(ino)) {
             Some(ino) => Err(format!("directory {ino} is in no directory")),
             None => Ok(()),
@@ -488,8 +490,16 @@ impl Tree {
             return Err(Errno::EXIST);
         }
         self.link(parent, name, ino);
+        self.join(ino);
         self.modified(parent, now);
         self.change(ino, |a| a.changed = now)
+    }
+
+    /// Node `ino` has got a name, or another one: the bytes of the files to which it leads go
+    /// with the next sync point.
+    fn join(&mut self, ino: u64) {
+        let files = self.files_below(ino);
+        self.joined.extend(files);
     }
 
     /// Removes the name of a file or symbolic link. Returns its node, which may be gone.
@@ -548,13 +558,11 @@ impl Tree {
         if let Some(other) = other {
             self.change(other, |a| a.changed = now)?;
             match how {
-                Renames::Exchanges => _ = self.joined.insert(other),
+                Renames::Exchanges => self.join(other),
                 _ => self.drop_if_unused(other),
             }
         }
-        if self.node(ino)?.file().is_some() {
-            self.joined.insert(ino);
-        }
+        self.join(ino);
         self.modified(from.0, now);
         self.modified(to.0, now);
         self.change(ino, |a| a.changed = now)

@@ -1,20 +1,18 @@
 //! Single faults of a disk under the shipped engine, unreplicated, each at a
 //! place of the test's choice: what random seeds reach seldom or never.
 
+mod single;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use mojim_config::{MediumKind, WriteBack};
+use mojim_config::MediumKind;
 use mojim_env::Env;
 use mojim_env::Error;
-use mojim_protocol::AckRule;
 use mojim_replica::pace::Pace;
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::{Begun, Primary, PrimarySpec};
+use mojim_replica::primary::{Begun, Primary};
 use mojim_sim::{CrashKind, Faults, World};
-use mojim_store::log::LogSpec;
-use mojim_store::store::{Store, StoreSpec};
 
 const LOG: u64 = 64 << 10;
 const FILE: u64 = 32 << 10;
@@ -29,42 +27,7 @@ fn start(world: &World) -> mojim_env::Result<Primary> {
 }
 
 fn start_on(world: &World, medium: MediumKind) -> mojim_env::Result<Primary> {
-    let env: Arc<dyn Env> = world.env("a");
-    let spec = StoreSpec {
-        cluster: "c".into(),
-        volume: "v".into(),
-        node: "a".into(),
-        dir: "/a/data".into(),
-        meta: "/a/meta".into(),
-        logs: vec![LogSpec {
-            lane: 0,
-            medium,
-            path: log_path(),
-            ring: "/shm/ring".into(),
-            size: LOG,
-        }],
-        rank: 0,
-        holders: 2,
-        max_open: 3,
-        copy_streams: 1,
-        by_hand: true,
-    };
-    let how = PrimarySpec {
-        rule: AckRule::LOCAL,
-        background_send: false,
-        spin: Duration::ZERO,
-        resend_timeout: Duration::from_millis(1),
-        resend_attempts: 1,
-        max_record: 4096,
-        checkpoint_threshold: 1,
-        write_back: WriteBack::Eager,
-        write_back_pages: 1,
-        smallest_log: LOG,
-        secondary_threshold: 0,
-    };
-    let primary = Primary::new(Arc::new(Store::open(&env, spec)?), how);
-    primary.begin_unreplicated("a")?;
-    Ok(primary)
+    single::start(world, medium, LOG)
 }
 
 fn started(world: &World) -> Primary {

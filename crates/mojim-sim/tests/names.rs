@@ -5,60 +5,21 @@
 //! already: a file that was removed stayed for ever, or was in the way of the next one, and the
 //! copy could not be opened any more.
 
+mod single;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
-use mojim_config::{MediumKind, WriteBack};
-use mojim_env::Env;
-use mojim_protocol::AckRule;
+use mojim_config::MediumKind;
 use mojim_replica::pace::Pace;
 use mojim_replica::piece::Piece;
-use mojim_replica::primary::{Primary, PrimarySpec};
+use mojim_replica::primary::Primary;
 use mojim_sim::{CrashKind, Faults, World};
-use mojim_store::log::LogSpec;
-use mojim_store::store::{Store, StoreSpec};
 
 const LOG: u64 = 256 << 10;
 
 fn start(world: &World) -> mojim_env::Result<Primary> {
-    let env: Arc<dyn Env> = world.env("a");
-    let spec = StoreSpec {
-        cluster: "c".into(),
-        volume: "v".into(),
-        node: "a".into(),
-        dir: "/a/data".into(),
-        meta: "/a/meta".into(),
-        logs: vec![LogSpec {
-            lane: 0,
-            medium: MediumKind::Disk,
-            path: "/a/logs/log".into(),
-            ring: "/shm/ring".into(),
-            size: LOG,
-        }],
-        rank: 0,
-        holders: 2,
-        max_open: 3,
-        copy_streams: 1,
-        by_hand: true,
-    };
-    let how = PrimarySpec {
-        rule: AckRule::LOCAL,
-        background_send: false,
-        spin: Duration::ZERO,
-        resend_timeout: Duration::from_millis(1),
-        resend_attempts: 1,
-        max_record: 4096,
-        checkpoint_threshold: 1,
-        write_back: WriteBack::Eager,
-        write_back_pages: 1,
-        smallest_log: LOG,
-        secondary_threshold: 0,
-    };
-    let primary = Primary::new(Arc::new(Store::open(&env, spec)?), how);
-    primary.begin_unreplicated("a")?;
-    Ok(primary)
+    single::start(world, MediumKind::Disk, LOG)
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -71,9 +32,12 @@ enum To {
 }
 use To::*;
 
+/// A file that takes several records.
+const LONG: u32 = 9;
+
 /// The bytes of file `n`.
 fn bytes(n: u32) -> Vec<u8> {
-    vec![n as u8; 1500]
+    vec![n as u8; if n == LONG { 6000 } else { 1500 }]
 }
 
 fn pieces<'a>(all: &[To], bytes: &'a [Vec<u8>]) -> Vec<Piece<'a>> {
@@ -196,6 +160,18 @@ fn files_change_places() {
             Made(4, "d"),
         ],
         &[(1, "b"), (2, "a"), (3, "c"), (4, "d")],
+    );
+}
+
+/// The note of a record's removals was written over by that of the next record of the same sync
+/// point, when the first had been applied before a crash: the file stayed in the directory for
+/// ever.
+#[test]
+fn a_sync_point_of_several_records_removes_with_each() {
+    every_crash(
+        &[Made(1, "A"), Made(2, "B")],
+        &[Gone(1), Made(LONG, "z"), Gone(2), Made(3, "y")],
+        &[(LONG, "z"), (3, "y")],
     );
 }
 

@@ -1,0 +1,447 @@
+//! The names of the data area: how records make, remove and rename files, and the notes that
+//! say after a crash what was under way.
+//!
+//! Owns the two notes beside the catalogue, and the order of their writes and the
+//! catalogue's.
+//!
+//! Invariants:
+//! - What leaves the catalogue is noted first, and goes from the directory afterwards.
+//! - A rename is noted first; the file's new name is durable before the catalogue has it.
+//! - Within a record the catalogue has the previous LSN, so that the record is applied again.
+
+use super::*;
+use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, RemovalNote, RenameNote};
+
+/// Where what is in the way lies, in a volume's directory.
+const LOST: &str = ".mojim-lost";
+
+impl Area {
+    /// A rename that a crash cut off between the file system and the
+    /// catalogue is completed, so that replaying finds each file under the
+    /// name that the catalogue says.
+    pub(super) fn finish_rename(&mut self) -> Result<()> {
+        let path = self.rename_path();
+        let what = || format!("reading {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(1 << 16) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        let Some(r) = RenameNote::decode(&b[..got]) else {
+            return Err(self.damaged("the note of its last renaming is damaged"));
+        };
+        let known = self.files.get(&r.file).is_some_and(|e| e.name == r.from);
+        if r.volume != self.volume || r.lsn <= self.catalog_lsn || !known {
+            return Ok(()); // done, and in the catalogue
+        }
+        let from = self.dir.join(&r.from);
+        match self.env.open(&from, OpenHow::default()) {
+            // It was not done: its record is applied again, with what makes way for it.
+            Ok(_) => return Ok(()),
+            Err(e) if is_gone(&e) => {}
+            Err(e) => return Err(Error::io(format!("opening {}", from.display()), &e)),
+        }
+        self.sync_parent(&r.from)?;
+        self.sync_parent(&r.to)?;
+        self.renamed(r.file, &r.to);
+        self.write_catalog()
+    }
+
+    /// Completes removals that a crash cut off: files that left the catalogue are
+    /// removed from the directory too.
+    pub(super) fn finish_removal(&mut self) -> Result<()> {
+        self.finish_removal_to(self.catalog_lsn)
+    }
+
+    /// [`Area::finish_removal`], if it is of a record up to `lsn`.
+    fn finish_removal_to(&mut self, lsn: u64) -> Result<()> {
+        // A newer note belongs to a record that will be applied again.
+        match self.read_removals()? {
+            Some(note) if note.lsn <= lsn => self.remove_files(&note.names),
+            _ => Ok(()),
+        }
+    }
+
+    /// The note of removals, if there is one of this volume.
+    fn read_removals(&self) -> Result<Option<RemovalNote>> {
+        let path = self.removal_path();
+        let what = || format!("reading {}", path.display());
+        let f = match self.env.open(&path, OpenHow::default()) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            r => r.context(what)?,
+        };
+        let mut b = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
+        let got = f.read_at(&mut b, 0).context(what)?;
+        match RemovalNote::decode(&b[..got]) {
+            Some(note) => Ok(Some(note).filter(|n| n.volume == self.volume)),
+            None => Err(self.damaged("the note of its last removals is damaged")),
+        }
+    }
+
+    fn removal_path(&self) -> PathBuf {
+        self.catalog_path.with_file_name(REMOVAL_NOTE)
+    }
+
+    /// Removes those files that the catalogue does not have, and the note of removals.
+    pub(super) fn remove_files(&self, names: &[String]) -> Result<()> {
+        let taken: BTreeSet<&str> = self.files.values().map(|f| &f.name[..]).collect();
+        let mut dirs = BTreeSet::new();
+        for name in names.iter().filter(|n| !taken.contains(&n[..])) {
+            self.remove_quietly(name)?;
+            dirs.extend(self.dir.join(name).parent().map(Path::to_owned));
+        }
+        dirs.iter().try_for_each(|d| self.sync_dir(d))?;
+        let note = self.removal_path();
+        let gone = match self.env.remove(&note) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        };
+        gone.and_then(|()| self.env.sync_dir(note.parent().expect("it lies in meta")))
+            .context(|| format!("removing {}", note.display()))
+    }
+
+    pub(super) fn rename_path(&self) -> PathBuf {
+        self.catalog_path.with_file_name(RENAME_NOTE)
+    }
+
+    /// In the catalogue, file `id` has the name `to` from now on.
+    fn renamed(&mut self, id: u32, to: &str) {
+        if let Some(old) = self.find(to).map(|f| f.id)
+            && old != id
+        {
+            self.files.remove(&old);
+            self.forget(old);
+        }
+        if let Some(e) = self.files.get_mut(&id) {
+            e.name = to.to_owned();
+        }
+    }
+
+    /// If `r`, which is of the record `lsn`, makes several files under names that are free, they
+    /// are written to the catalogue at once: each for itself would be the whole catalogue each
+    /// time.
+    pub(super) fn announce(&mut self, lsn: u64, r: &RecordView<'_>) -> Result<()> {
+        let is_new = |op: &Op| op.kind == OpKind::Create && !self.files.contains_key(&op.file);
+        if lsn <= self.catalog_lsn || r.ops().filter(|(op, _)| is_new(op)).count() < 2 {
+            return Ok(());
+        }
+        let mut new = BTreeMap::new();
+        for (op, payload) in r.ops().filter(|(op, _)| is_new(op)) {
+            new.insert(Self::name(payload)?, op.file);
+        }
+        self.files
+            .values()
+            .for_each(|f| _ = new.remove(&f.name[..]));
+        let (size, mut more) = (0, false);
+        for (name, id) in new {
+            let name = name.to_owned();
+            more |= !self.files.contains_key(&id);
+            self.files
+                .entry(id)
+                .or_insert(CatalogEntry { id, size, name });
+        }
+        match more {
+            true => self.write_names(lsn),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes file `id`, by the record `lsn`. The payload is its name.
+    pub(super) fn create(&mut self, lsn: u64, id: u32, payload: &[u8]) -> Result<()> {
+        // If the file is there already, a rename later in this record was done
+        // before a crash, and the catalogue was written with it.
+        let name = match self.files.get(&id) {
+            Some(e) => e.name.clone(),
+            None => Self::name(payload)?.to_owned(),
+        };
+        self.flush()?;
+        let path = self.dir.join(&name);
+        self.make_parent(lsn, &path)?;
+        // Another file of that name is an earlier attempt to create it, of whose
+        // success the program was not told: this one counts.
+        self.renamed(id, &name);
+        let entry = CatalogEntry {
+            id,
+            size: 0,
+            name: name.clone(),
+        };
+        if self.files.insert(id, entry).is_none() {
+            // The catalogue first: a file that it does not know would remain when this copy
+            // is given up.
+            self.write_names(lsn)?;
+        }
+        let how = OpenHow {
+            create: true,
+            write: true,
+            durable: false,
+        };
+        let f = self
+            .in_place_of(lsn, &path, |env| env.open(&path, how))?
+            .context(|| format!("creating {}", path.display()))?;
+        f.set_len(0)
+            .context(|| format!("creating {}", path.display()))?;
+        self.keep_open(id, f)?;
+        self.dirty.insert(id, ());
+        self.names_dirty = true;
+        self.unsynced.extend(path.parent().map(Path::to_owned));
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, id: u32) -> Result<()> {
+        self.flush()?;
+        let Some(e) = self.files.remove(&id) else {
+            return Ok(());
+        };
+        self.forget(id);
+        // The catalogue comes first: a file that it does not know does no harm.
+        self.names_dirty = true;
+        self.removed.push(e.name);
+        Ok(())
+    }
+
+    /// Renames file `id`, by the record `lsn`. The payload is the new name.
+    pub(super) fn rename(&mut self, lsn: u64, id: u32, payload: &[u8]) -> Result<()> {
+        let name = Self::name(payload)?.to_owned();
+        self.flush()?;
+        let Some(e) = self.files.get(&id).cloned() else {
+            return Ok(());
+        };
+        self.names_dirty = true;
+        if e.name == name {
+            return Ok(()); // done already, before a crash
+        }
+        let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
+        self.make_parent(lsn, &to)?;
+        let note = RenameNote {
+            volume: self.volume,
+            lsn,
+            file: id,
+            from: e.name.clone(),
+            to: name.clone(),
+        };
+        replace_file(&*self.env, &self.rename_path(), &note.encode())?;
+        self.in_place_of(lsn, &to, |env| env.rename(&from, &to))?
+            .context(|| format!("renaming {}", from.display()))?;
+        self.sync_parent(&e.name)?;
+        self.sync_parent(&name)?;
+        self.renamed(id, &name);
+        self.write_names(lsn)
+    }
+
+    fn name(payload: &[u8]) -> Result<&str> {
+        std::str::from_utf8(payload)
+            .ok()
+            .filter(|n| valid_file_name(n))
+            .ok_or_else(|| Error::Protocol("a record names a file that no volume can have".into()))
+    }
+
+    /// A name that this sync point removed is to be another file's, or a directory of it: what
+    /// lies there goes at once. After a crash the record is applied again, and finds the note.
+    fn make_way(&mut self, lsn: u64) -> Result<()> {
+        if self.removed.is_empty() {
+            return self.finish_removal_to(lsn);
+        }
+        self.write_names(lsn)?;
+        let removed = std::mem::take(&mut self.removed);
+        self.remove_files(&removed)
+    }
+
+    /// Writes the catalogue within the record `lsn`: the present names, but the previous LSN.
+    /// What it lacks is noted first: when the record is applied again, the catalogue does not
+    /// tell any more that it is to be removed.
+    fn write_names(&mut self, lsn: u64) -> Result<()> {
+        if !self.removed.is_empty() {
+            self.note_removals(lsn)?;
+        }
+        self.write_catalog()
+    }
+
+    /// Makes the directory of `path`, also where a file lay that is removed.
+    fn make_parent(&mut self, lsn: u64, path: &Path) -> Result<()> {
+        let Some(parent) = path.parent() else {
+            return Ok(());
+        };
+        if self.made.contains(parent) {
+            return Ok(());
+        }
+        match make_dirs(&*self.env, parent, &self.dir) {
+            Err(Error::Io { errno, .. }) if [libc::ENOTDIR, libc::EEXIST].contains(&errno) => {
+                self.make_way(lsn)?;
+                if make_dirs(&*self.env, parent, &self.dir).is_err() {
+                    self.move_strangers(lsn, parent)?;
+                    make_dirs(&*self.env, parent, &self.dir)?;
+                }
+            }
+            made => made?,
+        }
+        self.made.insert(parent.to_owned());
+        Ok(())
+    }
+
+    /// [`Area::in_place_of_dirs`], also where files lay in these directories that are removed.
+    fn in_place_of<T>(
+        &mut self,
+        lsn: u64,
+        path: &Path,
+        make: impl Fn(&dyn Env) -> std::io::Result<T>,
+    ) -> Result<std::io::Result<T>> {
+        let env = self.env.clone();
+        match self.in_place_of_dirs(path, || make(&*env)) {
+            Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                self.make_way(lsn)?;
+                match self.in_place_of_dirs(path, || make(&*env)) {
+                    Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                        self.move_strangers(lsn, path)?;
+                        Ok(make(&*env))
+                    }
+                    r => Ok(r),
+                }
+            }
+            r => Ok(r),
+        }
+    }
+
+    /// What somebody else put into the directory keeps a record from being applied, for good:
+    /// the first that lies at `path` or above it, and is nothing of the volume, goes to
+    /// [`LOST`].
+    fn move_strangers(&mut self, lsn: u64, path: &Path) -> Result<()> {
+        let top = self.dir.clone();
+        let mut all: Vec<&Path> = path.ancestors().take_while(|p| *p != top).collect();
+        all.reverse();
+        for at in all {
+            let name = at.strip_prefix(&top).ok().and_then(Path::to_str);
+            let Some(name) = name else {
+                break;
+            };
+            let below = format!("{name}/");
+            let ours = |f: &CatalogEntry| f.name == name || f.name.starts_with(&below);
+            let is_file = self.env.open(at, OpenHow::default()).is_ok();
+            if self.files.values().any(ours) || at != path && !is_file {
+                continue;
+            }
+            let lost = top.join(LOST);
+            make_dirs(&*self.env, &lost, &top)?;
+            let to = lost.join(format!("{lsn}.{}", name.replace('/', "_")));
+            self.made.clear();
+            let moved = self.env.rename(at, &to);
+            moved.context(|| format!("moving {}", at.display()))?;
+            self.sync_dir(&lost)?;
+            return self.sync_dir(at.parent().unwrap_or(&top));
+        }
+        Ok(())
+    }
+
+    /// A directory exists only for the files in it: empty directories that removed files
+    /// left give way to a file.
+    fn in_place_of_dirs<T>(
+        &mut self,
+        path: &Path,
+        make: impl Fn() -> std::io::Result<T>,
+    ) -> std::io::Result<T> {
+        match make() {
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
+                self.made.clear();
+                self.env.remove_empty_dirs(path)?;
+                make()
+            }
+            r => r,
+        }
+    }
+
+    fn remove_quietly(&self, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        match self.env.remove(&path) {
+            // Another file of the volume now has the name of its directory, or uses its
+            // name as a directory.
+            Err(e) if !is_gone(&e) => Err(Error::io(format!("removing {}", path.display()), &e)),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn note_removals(&mut self, lsn: u64) -> Result<()> {
+        // The sync point may have been applied in part before a crash: then the catalogue lacks
+        // what its records had removed, this one or others, and only the note tells of that.
+        let begun = |n: &RemovalNote| n.lsn > self.catalog_lsn || n.lsn == lsn;
+        let noted = self.read_removals()?.filter(begun);
+        let names = noted.map_or_else(Vec::new, |n| n.names);
+        self.removed.extend(names);
+        self.removed.sort();
+        self.removed.dedup();
+        let note = RemovalNote {
+            volume: self.volume,
+            lsn,
+            names: self.removed.clone(),
+        };
+        replace_file(&*self.env, &self.removal_path(), &note.encode())
+    }
+
+    /// Checks, before there is a record, that a file of that name can be made here. True
+    /// if a file lies there already (a foreign one, unless the catalogue has the name).
+    pub fn check_name(&self, name: &str) -> Result<bool> {
+        let path = self.dir.join(name);
+        let refuse = |errno: i32, what: String| Error::Io {
+            what,
+            errno,
+            error: std::io::Error::from_raw_os_error(errno).to_string(),
+        };
+        let below = |file: &str, dir: &str| {
+            let rest = file.strip_prefix(dir);
+            rest.is_some_and(|rest| rest.starts_with('/'))
+        };
+        for f in self.files.values() {
+            if below(&f.name, name) {
+                let what = format!("file {:?} lies in the directory {name:?}", f.name);
+                return Err(refuse(libc::EISDIR, what));
+            }
+            if below(name, &f.name) {
+                let what = format!("{:?} is a file, in which {name:?} cannot lie", f.name);
+                return Err(refuse(libc::ENOTDIR, what));
+            }
+        }
+        let how = OpenHow {
+            write: true,
+            ..OpenHow::default()
+        };
+        match self.env.open(&path, how) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
+                match self
+                    .env
+                    .list(&path)
+                    .context(|| format!("listing {}", path.display()))?
+                {
+                    files if files.is_empty() => Ok(false),
+                    _ => {
+                        let what = format!("{} is a directory with files", path.display());
+                        Err(refuse(libc::EISDIR, what))
+                    }
+                }
+            }
+            Err(e) => Err(Error::io(format!("opening {}", path.display()), &e)),
+        }
+    }
+
+    /// The sync point that ends with `lsn` is applied: its changes of names reach the
+    /// catalogue together. Until then the record is in the log, so that a crash in between
+    /// only repeats it.
+    pub fn end_sync_point(&mut self, lsn: u64) -> Result<()> {
+        let dirty = std::mem::take(&mut self.names_dirty);
+        // While replaying, an older state must not replace a newer one.
+        if !dirty || lsn <= self.catalog_lsn {
+            return Ok(());
+        }
+        self.catalog_lsn = lsn;
+        if self.removed.is_empty() {
+            self.write_catalog()?;
+            // The same record may have been applied in part before a crash, and have
+            // left a note of removals.
+            return self.finish_removal();
+        }
+        self.note_removals(lsn)?;
+        self.write_catalog()?;
+        let removed = std::mem::take(&mut self.removed);
+        self.remove_files(&removed)
+    }
+}
