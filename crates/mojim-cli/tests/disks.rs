@@ -151,7 +151,11 @@ fn a_disk_that_fails_once_is_not_believed_any_more() {
     }
     // Once more, when the mirror closes its copy to become the primary, or just
     // before.
-    let fail = |_: &Counted| disk.fail(Work::Sync, "/v/log");
+    let fail = |p: &Counted| {
+        disk.fail(Work::Sync, "/v/log");
+        // Where the primary had stood still, everything was synced, and nothing failed.
+        p.await_more(20);
+    };
     let acknowledged = kill_primary(&c, &mut a, p, fail);
     let (mut q, found) = c.program("b", &["--entries", "20", "--linger"]);
     assert!(

@@ -10,8 +10,11 @@
 //! - Lock order: `state`; the bytes of files, by ascending number.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -640,6 +643,13 @@ impl Fs {
 
     pub(crate) fn remove_xattr(&self, ino: u64, name: &[u8]) -> Result<()> {
         self.to_change()?.tree.remove_xattr(ino, name, now())
+    }
+
+    /// The paths of files that are open and have a name.
+    pub(crate) fn open_files(&self) -> Vec<PathBuf> {
+        let state = self.state();
+        let paths = state.tree.open_files();
+        paths.map(|p| OsString::from_vec(p).into()).collect()
     }
 
     pub(crate) fn nodes(&self) -> u64 {

@@ -139,7 +139,9 @@ impl Mounted {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
-        self.write_back();
+        if !session.guard.is_finished() {
+            self.write_back();
+        }
         let unmounted = self.unmount(session);
         self.shared.ends.store(true, SeqCst);
         self.shared.end.notify();
@@ -159,18 +161,19 @@ impl Mounted {
         synced.and(fs.volume().detach()).and(unmounted)
     }
 
-    /// What programs stored into mappings of its files comes here: nothing does once the
-    /// directory is taken away.
+    /// What programs stored into mappings of files that are open comes here, and is committed:
+    /// nothing does once the directory is taken away. (`syncfs` does not wait for that.)
     fn write_back(&self) {
-        use rustix::fs::{Mode, OFlags, open, syncfs};
-        if self.is_over() {
-            return;
-        }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let done = open(&self.directory, flags, Mode::empty()).and_then(syncfs);
-        if let Err(e) = done {
-            let at = self.directory.display();
-            tracing::warn!("what programs stored into mappings at {at} may be missing: {e}");
+        use rustix::fs::{Mode, OFlags, fdatasync, open};
+        for path in self.shared.fs.open_files() {
+            let path = self.directory.join(path);
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let done = open(&path, flags, Mode::empty()).and_then(fdatasync);
+            if let Err(e) = done {
+                let at = path.display();
+                tracing::warn!("what programs stored into mappings may be missing from {at}: {e}");
+                return;
+            }
         }
     }
 

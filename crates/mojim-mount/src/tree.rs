@@ -389,6 +389,13 @@ impl Tree {
         self.nodes.values().filter_map(|n| Some((n.ino, n.file()?)))
     }
 
+    /// The paths of files that are open and have a name.
+    pub(crate) fn open_files(&self) -> impl Iterator<Item = Vec<u8>> {
+        let open = self.nodes.values().filter(|n| n.opens > 0 && !n.is_dir());
+        let name = |n: &Node| n.names.first().map(|(p, name)| self.path_in(*p, name));
+        open.filter_map(name)
+    }
+
     pub(crate) fn counts(&self) -> u64 {
         self.nodes.len() as u64
     }

@@ -157,8 +157,9 @@ impl Node {
             }
             Ok(None) => {
                 // Not this node's to take; look again after another limit.
-                // A look for doubt's sake is no word of the primary's: silence still counts.
-                if !(w.doubt && w.unknown) {
+                // A look at what the register may have agreed to is no word of the primary's:
+                // silence still counts.
+                if !w.unknown {
                     w.heard = self.env.now();
                 }
                 w.unknown = false;

@@ -163,8 +163,8 @@ impl Links {
         texts.collect()
     }
 
-    /// Whether a question was meant for this node, and its sender counts the
-    /// same voters.
+    /// Whether a question was meant for this node, and its sender is a voter and counts the
+    /// same voters. Any node's certificate gets a question as far as this.
     pub fn check(&self, call: &RaftCall) -> Result<()> {
         let RaftCall { to, from, .. } = call;
         if *to != self.me {
@@ -185,6 +185,12 @@ impl Links {
         if self.former.contains_key(from) {
             return Err(Error::Stale(format!(
                 "node {from} was replaced: another has its place among the voters"
+            )));
+        }
+        if !self.voters.contains_key(&number(from)) {
+            return Err(Error::Invalid(format!(
+                "node {from} is no voter by the configuration of node {}",
+                self.me
             )));
         }
         Ok(())
@@ -489,6 +495,17 @@ pub(crate) fn numbered(
     Ok(out)
 }
 
+/// Whether what node `from` says is in its own name: a candidate's, or a leader's.
+pub(crate) fn check_vote(vote: &Vote, from: &str) -> Result<()> {
+    match vote.leader_id.node_id == number(from) {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!(
+            "node {from} speaks as voter number {}",
+            vote.leader_id.node_id
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -594,6 +611,15 @@ mod tests {
         assert_eq!(links.troubles_at(now + 2 * RECENT), "");
     }
 
+    /// Who has one voter's certificate, or only that of a node without a vote, led the others
+    /// under another voter's number.
+    #[test]
+    fn a_voter_votes_and_leads_as_itself_only() {
+        let vote = Vote::new(7, number("0001"));
+        check_vote(&vote, "0001").unwrap();
+        assert!(matches!(check_vote(&vote, "0002"), Err(Error::Invalid(_))));
+    }
+
     #[test]
     fn strangers_are_refused() {
         let (a, b) = (links(3, 4), links(4, 4));
@@ -604,5 +630,9 @@ mod tests {
         assert!(matches!(b.check(&call), Err(Error::Config(_))));
         call.to = "0001".into();
         assert!(matches!(a.check(&call), Err(Error::Invalid(_))));
+        // A node of the cluster without a vote, which knows the voters.
+        (call.to, call.from) = (a.me.clone(), "data".into());
+        let e = a.check(&call).unwrap_err();
+        assert!(e.to_string().contains("is no voter"), "{e}");
     }
 }

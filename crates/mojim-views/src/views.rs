@@ -22,6 +22,7 @@ use mojim_protocol::view::Register;
 use mojim_replica::register::ViewRegister;
 use mojim_replica::request::RaftCall;
 use openraft::error::{CheckIsLeaderError, Fatal, InitializeError, RaftError};
+use openraft::raft::{AppendEntriesRequest, VoteRequest};
 use openraft::{ChangeMembers, Config, SnapshotPolicy};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -32,10 +33,10 @@ use tokio::time::{Instant, timeout_at};
 use crate::disk::Disk;
 use crate::lock;
 use crate::net::{
-    Asked, Links, Network, Room, check_snapshot, from_value, numbered, unhex_snapshot,
+    Asked, Links, Network, Room, check_snapshot, check_vote, from_value, numbered, unhex_snapshot,
 };
 use crate::store::{LogStore, Machine, Now};
-use crate::types::{Membership, Raft, Swap, Voter, number};
+use crate::types::{Membership, Raft, Swap, TypeConfig, Voter, number};
 
 /// Threads that tasks run on. They never block.
 const WORKERS: usize = 2;
@@ -603,11 +604,20 @@ impl Inner {
         let soon = deadline.min(Instant::now() + asked.min(self.timeout));
         let late = |_| Error::Timeout(format!("not within {asked:?}"));
         match &*call.rpc {
-            "append" => told(&self.raft.append_entries(from_value(body)?).await),
-            "vote" => told(&self.raft.vote(from_value(body)?).await),
+            "append" => {
+                let q: AppendEntriesRequest<TypeConfig> = from_value(body)?;
+                check_vote(&q.vote, &call.from)?;
+                told(&self.raft.append_entries(q).await)
+            }
+            "vote" => {
+                let q: VoteRequest<u64> = from_value(body)?;
+                check_vote(&q.vote, &call.from)?;
+                told(&self.raft.vote(q).await)
+            }
             "snapshot" => {
                 let q = unhex_snapshot(body)?;
                 check_snapshot(&q)?;
+                check_vote(&q.vote, &call.from)?;
                 told(&self.raft.install_snapshot(q).await)
             }
             "forward-read" => {
