@@ -113,6 +113,8 @@ pub struct Ill {
     kind: &'static str,
     text: String,
     todo: Cow<'static, str>,
+    /// Whether a change of sessions shows it for a moment: a second look decides.
+    passes: bool,
 }
 
 impl Ill {
@@ -122,7 +124,13 @@ impl Ill {
             kind,
             text,
             todo: Cow::Borrowed(todo),
+            passes: false,
         }
+    }
+
+    /// Whether it may be one of those that last for a moment whenever a program attaches.
+    pub fn passes(&self) -> bool {
+        self.passes
     }
 
     /// For programs.
@@ -344,7 +352,7 @@ pub fn ills(expected: &Expected<'_>, nodes: &[Value]) -> Vec<Ill> {
 /// copies of all others.
 fn brought(node: &str, nodes: &[Value]) -> Cow<'static, str> {
     let Some(p) = leader(nodes) else {
-        return PROGRAM.into();
+        return without_primary(nodes).map_or(PROGRAM.into(), Cow::Owned);
     };
     let name = text(p, "node");
     // What the primary's daemon failed to heal does not pass by itself.
@@ -377,6 +385,37 @@ fn away_unused(nodes: &[Value]) -> String {
         "look again in a few seconds, in which the daemon of the primary may see to it; {}",
         starts(nodes)
     )
+}
+
+/// What to do about a copy that is to be brought up to date, where the register's primary is not
+/// there to do it.
+fn without_primary(nodes: &[Value]) -> Option<String> {
+    let primary = latest(nodes)?["primary"]["node"].as_str()?;
+    let of = |n: &&Value| n["node"] == primary;
+    if nodes.iter().find(of)?["reachable"] == true {
+        return None;
+    }
+    let whole = nodes.iter().filter(|n| is_usable(n));
+    let or = whole.max_by_key(|n| (epoch(n), committed(n))).map(|n| {
+        format!(
+            "; if that node is lost for good, `mojim promote --force --name {}` goes on with what is there",
+            text(n, "node")
+        )
+    });
+    Some(format!(
+        "start `mojim node` on node {primary}, the primary, which brings the other copies up to date{}",
+        or.unwrap_or_default()
+    ))
+}
+
+/// Why nobody takes over from the primary `name`, where the register's mirror has nothing to
+/// serve.
+fn of_empty_mirror(name: &str, nodes: &[Value]) -> Option<String> {
+    let view = latest(nodes).filter(|v| v["primary"]["node"] == name)?;
+    let mirror = view["mirror"]["node"].as_str()?;
+    let row = nodes.iter().find(|n| n["node"] == mirror)?;
+    let empty = row["reachable"] == true && row["state"] != "whole";
+    empty.then(|| format!("; node {mirror}, its mirror, has no whole copy, and nobody takes over"))
 }
 
 /// That a backup waits for a program.
@@ -595,7 +634,7 @@ fn goes_on(expected: &Expected<'_>, name: &str, nodes: &[Value]) -> String {
         view["primary"] == name && view["mirror"] == n["node"] && epoch(n) == newest
     };
     let Some(mirror) = nodes.iter().filter(|n| is_usable(n)).find(is_mirror) else {
-        return String::new();
+        return of_empty_mirror(name, nodes).unwrap_or_default();
     };
     let then = match expected.votes() {
         (_, 0, _) => ", and waits for an operator",
@@ -957,6 +996,7 @@ fn of_backups(
                 false => "has what is committed by now".to_owned(),
             };
             let mut ill = away(b, mirror.filter(|_| outside(b)), &lacks);
+            ill.passes = !is_old && has >= most;
             let because = upstream.and_then(|u| because_of(expected, u, nodes, ills));
             match because {
                 Some(todo) if in_use => ill.todo = todo,

@@ -287,6 +287,7 @@ fn what_a_daemon_could_not_heal_is_not_said_to_pass() {
     let mut nodes = cluster();
     nodes[0]["attached"] = json!(false);
     nodes[1]["state"] = json!("empty");
+    nodes[3]["last_lsn"] = json!(80);
     let daemon = "nothing, if this passes: the daemon of node a, the primary, brings";
     assert!(todo(&nodes).starts_with(daemon));
     // The error of a node that does not lead.
@@ -851,6 +852,57 @@ fn a_program_that_attaches_misses_nothing_yet() {
     assert!(texts(&nodes, &voters(None)).len() >= 3);
     nodes[0]["attaching"] = json!(true);
     assert_eq!(texts(&nodes, &voters(None)), [] as [String; 0]);
+}
+
+/// Whenever a program attached, for some milliseconds, a backup followed nobody, and the volume
+/// was not well (a new user). One that lacks something is looked at once.
+#[test]
+fn a_backup_that_lacks_nothing_may_follow_nobody_for_a_moment() {
+    let mut nodes = cluster();
+    nodes[2]["link"]["up"] = json!(false);
+    nodes[1]["backups"][0]["active"] = json!(false);
+    let passes = |nodes: &[Value]| {
+        let all = ills(&expected(&voters(None)), nodes);
+        assert_eq!(all.len(), 1, "{all:?}");
+        all[0].passes()
+    };
+    assert!(passes(&nodes));
+    nodes[2]["last_lsn"] = json!(80);
+    assert!(!passes(&nodes));
+}
+
+/// The primary was down and its mirror had come back empty: it was advised to wait for the
+/// primary, which did not come, and not said that nobody takes over (a new user).
+#[test]
+fn an_empty_mirror_of_a_lost_primary_takes_nothing_over() {
+    let mut nodes = cluster();
+    nodes[0] = json!({ "node": "a", "reachable": false, "error": "node a does not answer" });
+    let view = json!({ "version": 3, "primary": { "node": "a" }, "mirror": { "node": "b" } });
+    for n in &mut nodes[1..] {
+        n["register"] = view.clone();
+        n["link"]["up"] = json!(false);
+    }
+    for key in ["epoch", "last_lsn", "view"] {
+        nodes[1][key] = Value::Null;
+    }
+    nodes[1]["state"] = json!("empty");
+    nodes[3]["last_lsn"] = json!(80);
+    let all = ills(&expected(&voters(None)), &nodes);
+    let of = |node: &str, kind: &str| {
+        let mut found = all.iter().filter(|i| i.node == node && i.kind == kind);
+        found.next().unwrap_or_else(|| panic!("{all:?}"))
+    };
+    let a = &of("a", "unreachable").text;
+    assert!(
+        a.contains("node b, its mirror, has no whole copy, and nobody takes over"),
+        "{a}"
+    );
+    let b = &of("b", "copy").todo;
+    assert!(
+        b.starts_with("start `mojim node` on node a, the primary,"),
+        "{b}"
+    );
+    assert!(b.contains("promote --force --name c"), "{b}");
 }
 
 /// While nobody could take a place, and no program could attach, the advice was to wait for
