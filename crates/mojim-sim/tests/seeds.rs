@@ -55,6 +55,15 @@ fn what_comes_before_a_damaged_record_counts() {
     }
 }
 
+/// A disk gave a log back wrongly, once, and the opening removed the spill files that only
+/// records behind that place name. The next opening read them all, and could not apply them, nor
+/// could an operator let the copy go on: it was the last one.
+#[test]
+fn a_log_that_is_misread_once_keeps_its_spill_files() {
+    catch_panics();
+    assert_eq!(run(3078, None, false).failure, None);
+}
+
 /// A mirror was replaced, its primary went on alone, and the old mirror came back with
 /// the file that it had: the primary still called it, and it was the view's mirror again,
 /// though the voters did not answer it, so that it could never have taken over.

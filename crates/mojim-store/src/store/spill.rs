@@ -45,6 +45,12 @@ impl Store {
         self.remove_spills_but(&self.named_spills());
     }
 
+    /// Whether records that name spill files may lie behind what can be read of a log. A disk
+    /// that reads wrongly once may read rightly the next time; then they need their files.
+    fn may_name_more(&self) -> bool {
+        self.known_missing().is_some()
+    }
+
     fn remove_spills_but(&self, named: &BTreeMap<u64, u64>) {
         let Ok(names) = self.env.list(&self.spec.meta) else {
             return;
@@ -60,12 +66,14 @@ impl Store {
         }
     }
 
-    /// At the start: removes spill files that no record names, and syncs the others
+    /// At the start: removes spill files that no record names, and syncs the named ones
     /// again, so that they count as durable. A file that arrived in part and was never
     /// synced is named by no record.
     pub(super) fn keep_named_spills(&self) -> Result<()> {
         let named = self.named_spills();
-        self.remove_spills_but(&named);
+        if !self.may_name_more() {
+            self.remove_spills_but(&named);
+        }
         for id in named.into_keys() {
             let path = spill_path(&self.spec.meta, id);
             match self.env.open(&path, OpenHow::default()) {
