@@ -12,6 +12,7 @@ then the volume's copies are compared.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -698,8 +699,9 @@ def is_there(need):
     return shutil.which(need) is not None
 
 
-def killed(cls, mojim, least):
-    """The program at work while its node is killed."""
+@contextlib.contextmanager
+def a_directory(mojim):
+    """A cluster, and a directory of its mount."""
     with tempfile.TemporaryDirectory(prefix="mojim-programs-") as home:
         home = pathlib.Path(home)
         home.chmod(0o755)
@@ -707,45 +709,43 @@ def killed(cls, mojim, least):
         try:
             at = c.at / "w"
             at.mkdir()
-            one = cls(at)
-            one.prepare()
-            p = one.work()
-            acked = 0
-            for line in p.stdout:
-                acked = int(line.split()[-1]) if line.strip() else acked
-                if acked >= least:
-                    break
-            if acked < least:
-                raise Failed(f"ended after {acked}: {p.stderr.read()[-400:]}")
-            c.fail_over()
-            # What was acknowledged before the node was lost, and lies in the pipe.
-            p.kill()
-            for line in p.stdout if cls.tells else []:
-                acked = int(line.split()[-1]) if line.strip() else acked
-            p.wait()
-            found = one.check()
-            one.end()
-            if found < acked:
-                raise Failed(f"{acked} acknowledged, {found} there")
-            return acked, f"all there, {found - acked} more"
+            yield c, at
         finally:
             c.end()
+
+
+def killed(cls, mojim, least):
+    """The program at work while its node is killed."""
+    with a_directory(mojim) as (c, at):
+        one = cls(at)
+        one.prepare()
+        p = one.work()
+        acked = 0
+        for line in p.stdout:
+            acked = int(line.split()[-1]) if line.strip() else acked
+            if acked >= least:
+                break
+        if acked < least:
+            raise Failed(f"ended after {acked}: {p.stderr.read()[-400:]}")
+        c.fail_over()
+        # What was acknowledged before the node was lost, and lies in the pipe.
+        p.kill()
+        for line in p.stdout if cls.tells else []:
+            acked = int(line.split()[-1]) if line.strip() else acked
+        p.wait()
+        found = one.check()
+        one.end()
+        if found < acked:
+            raise Failed(f"{acked} acknowledged, {found} there")
+        return acked, f"all there, {found - acked} more"
 
 
 def suite(cls, mojim, _least):
-    with tempfile.TemporaryDirectory(prefix="mojim-programs-") as home:
-        home = pathlib.Path(home)
-        home.chmod(0o755)
-        c = Cluster(mojim, home)
-        try:
-            at = c.at / "w"
-            at.mkdir()
-            what = cls(at).suite()
-            os.sync()
-            c.equal()
-            return what, "passed; the copies are equal"
-        finally:
-            c.end()
+    with a_directory(mojim) as (c, at):
+        what = cls(at).suite()
+        os.sync()
+        c.equal()
+        return what, "passed; the copies are equal"
 
 
 def main():

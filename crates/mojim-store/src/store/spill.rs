@@ -5,6 +5,8 @@
 //!   its name. Only then may a record that names it be taken in.
 //! - At most one arrives at a time. One that never became durable is named by no record,
 //!   and is removed when the next one arrives.
+//! - A file that no record names is removed at the start only if the logs were read to their
+//!   known ends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
