@@ -5,10 +5,13 @@
 //! `docs/format.md`, "Catalogue".
 
 use crate::bytes::{Reader, Writer, u32_at};
-use crate::{FORMAT_VERSION, FormatError, MAX_FILE_NAME, crc32c};
+use crate::{FormatError, MAX_FILE_NAME, crc32c};
 
 /// Most bytes of a catalogue.
 pub const MAX_CATALOG: u64 = 1 << 30;
+
+/// The version that is written. Version 1 did not have `begun`.
+pub const CATALOG_VERSION: u16 = 2;
 
 /// `MJCATLG1`.
 pub const CATALOG_MAGIC: [u8; 8] = *b"MJCATLG1";
@@ -33,6 +36,9 @@ pub struct Catalog {
     pub volume: u64,
     /// Last LSN whose change of names or sizes is included.
     pub lsn: u64,
+    /// Epoch and last LSN of the last sync point of which any change may be included: it is
+    /// applied in steps, and the catalogue is written between them too. Zeros: of none.
+    pub begun: (u64, u64),
     /// The files, by ascending number.
     pub files: Vec<CatalogEntry>,
 }
@@ -55,11 +61,13 @@ impl Catalog {
         let mut out = Vec::new();
         let mut w = Writer(&mut out);
         w.raw(&CATALOG_MAGIC)
-            .u16(FORMAT_VERSION)
+            .u16(CATALOG_VERSION)
             .u16(0)
             .u32(u32::try_from(self.files.len()).expect("file numbers are 32 bits"))
             .u64(self.volume)
-            .u64(self.lsn);
+            .u64(self.lsn)
+            .u64(self.begun.0)
+            .u64(self.begun.1);
         for f in &self.files {
             w.u32(f.id).u64(f.size).text(&f.name);
         }
@@ -72,11 +80,11 @@ impl Catalog {
     pub fn decode(b: &[u8]) -> Result<Catalog, FormatError> {
         let mut r = Reader::new(WHAT, checked_body(b)?);
         let version = r.u16()?;
-        if version != FORMAT_VERSION {
+        if !(1..=CATALOG_VERSION).contains(&version) {
             return Err(FormatError::Version {
                 what: WHAT,
                 found: version,
-                known: FORMAT_VERSION,
+                known: CATALOG_VERSION,
             });
         }
         let reserved = r.u16()?;
@@ -85,6 +93,10 @@ impl Catalog {
         }
         let n = r.u32()?;
         let (volume, lsn) = (r.u64()?, r.u64()?);
+        let begun = match version {
+            1 => (0, 0),
+            _ => (r.u64()?, r.u64()?),
+        };
         let mut files: Vec<CatalogEntry> = Vec::new();
         for _ in 0..n {
             let entry = entry(&mut r, files.last())?;
@@ -93,7 +105,12 @@ impl Catalog {
         if r.left() != 0 {
             return Err(field("length", b.len() as u64));
         }
-        Ok(Catalog { volume, lsn, files })
+        Ok(Catalog {
+            volume,
+            lsn,
+            begun,
+            files,
+        })
     }
 }
 
@@ -161,6 +178,7 @@ mod tests {
         let c = Catalog {
             volume: 1,
             lsn: 9,
+            begun: (2, 10),
             files: vec![
                 CatalogEntry {
                     id: 1,
@@ -181,6 +199,24 @@ mod tests {
             d[bit / 8] ^= 1 << (bit % 8);
             assert!(Catalog::decode(&d).is_err(), "bit {bit}");
         }
+    }
+
+    #[test]
+    fn the_version_before_is_read() {
+        let c = Catalog {
+            volume: 1,
+            lsn: 9,
+            begun: (0, 0),
+            files: Vec::new(),
+        };
+        let mut old = c.encode();
+        old.truncate(32);
+        old[8] = 1;
+        let crc = crc32c(&old);
+        old.extend_from_slice(&crc.to_le_bytes());
+        assert_eq!(Catalog::decode(&old).unwrap(), c);
+        old[8] = 3;
+        assert!(Catalog::decode(&old).is_err());
     }
 
     #[test]

@@ -103,6 +103,7 @@ fn the_catalogue_and_the_message() {
     let c = Catalog {
         volume: VOLUME,
         lsn: 5,
+        begun: (3, 6),
         files: vec![CatalogEntry {
             id: 1,
             size: 4096,

@@ -562,6 +562,7 @@ impl Checker {
             let left = self.points.common(self.floor, p);
             self.settle(left);
         }
+        self.left = p;
         self.looked(n, store)
     }
 
@@ -601,8 +602,6 @@ impl Checker {
     /// The backup `n` began its view.
     pub fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked {
         self.promoted(n, store, tail, true)?;
-        let p = self.points.exact(&store.history(), tail);
-        self.left = p.expect("it was looked up");
         self.rests_on(n);
         Ok(())
     }

@@ -54,6 +54,9 @@ pub struct Area {
     catalog_path: PathBuf,
     volume: u64,
     catalog_lsn: u64,
+    /// Epoch and last LSN of the sync point that was last begun to be applied, in this process or,
+    /// as the catalogue says, in one before.
+    begun: (u64, u64),
     files: BTreeMap<u32, CatalogEntry>,
     open: BTreeMap<u32, Arc<dyn File>>,
     image: BTreeMap<(u32, u64), Image>,
@@ -117,6 +120,7 @@ impl Area {
             catalog_path: meta.join("catalog"),
             volume,
             catalog_lsn: 0,
+            begun: (0, 0),
             files: BTreeMap::new(),
             open: BTreeMap::new(),
             image: BTreeMap::new(),
@@ -159,7 +163,7 @@ impl Area {
                 if c.volume != self.volume {
                     return Err(self.damaged("it belongs to another volume"));
                 }
-                self.catalog_lsn = c.lsn;
+                (self.catalog_lsn, self.begun) = (c.lsn, c.begun);
                 self.files = c.files.into_iter().map(|f| (f.id, f)).collect();
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
@@ -180,6 +184,16 @@ impl Area {
                 "{what}; restore it, or remove this node's copy of the volume (its directory and its part of .mojim) to have it copied from the other node"
             ),
         }
+    }
+
+    /// Epoch and last LSN of the last sync point of which the catalogue may show a part.
+    pub fn begun(&self) -> (u64, u64) {
+        self.begun
+    }
+
+    /// The records of a sync point of `epoch` that ends with `lsn` are to be applied.
+    pub fn begin_sync_point(&mut self, epoch: u64, lsn: u64) {
+        self.begun = self.begun.max((epoch, lsn));
     }
 
     /// The catalogue's entries, by number.
@@ -469,6 +483,7 @@ impl Area {
         let c = Catalog {
             volume: self.volume,
             lsn: self.catalog_lsn,
+            begun: self.begun,
             files: self.files.values().cloned().collect(),
         };
         replace_file(&*self.env, &self.catalog_path, &c.encode())?;
@@ -533,7 +548,7 @@ impl Area {
         let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
         self.files.clear();
         self.volume = volume;
-        self.catalog_lsn = 0;
+        (self.catalog_lsn, self.begun) = (0, (0, 0));
         self.names_dirty = false;
         self.removed = names;
         let note = self.rename_path();

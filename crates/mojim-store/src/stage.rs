@@ -418,6 +418,7 @@ impl Stage {
         let c = Catalog {
             volume: self.volume,
             lsn,
+            begun: (0, 0),
             files: self.files.values().cloned().collect(),
         };
         replace_file(&*self.env, &self.catalog, &c.encode())?;

@@ -168,6 +168,7 @@ impl Store {
         let mut at = at;
         loop {
             let (r, _, next) = log.record(at).expect("its end was seen");
+            area.begin_sync_point(r.header.epoch, end);
             *left = left.saturating_sub(r.header.len as usize);
             let done = area.apply(&r, meta);
             self.fail(done).inspect_err(|_| self.note_unapplied(end))?;

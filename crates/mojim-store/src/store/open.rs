@@ -554,12 +554,16 @@ impl Store {
             let mut a = lock(&self.applier);
             *a = Applier::at(starts, a.applied);
         }
+        // Only what is committed is applied: the record was there, and the catalogue has a part
+        // of it at least. What the log ends with may be damaged, and looks torn then.
+        let (epoch, begun) = lock(&self.area).begun();
+        let begun = (history.epoch_at(begun) == Some(epoch)).then_some(begun);
         for log in &self.logs {
             let beyond = log.beyond(sb.volume_id, &history, sb.checkpoint);
             if beyond > tail {
                 self.has_hole.store(true, Release);
             }
-            let known = all.iter().map(|f| f.committed).chain([beyond]);
+            let known = all.iter().map(|f| f.committed).chain([beyond]).chain(begun);
             let known = known.max().unwrap_or(0);
             self.known.fetch_max(known, AcqRel);
             let mut missing = lock(&self.missing);
