@@ -70,6 +70,12 @@ const ASYNC: &str = "\
 | a's processes; b takes over | kept | kept | kept | since |
 | a's power; b takes over | kept | kept | kept | since |
 | a for good; b takes over | kept | kept | kept | lost |
+| b's processes; b is back | kept | kept | kept | lag |
+| b's power; b is back | kept | kept | kept | lag |
+| b's copy; b is back | kept | kept | kept | lag |
+| a's processes; b takes over, a is back | kept | kept | kept | lag |
+| a's power; b takes over, a is back | kept | kept | kept | lag |
+| a's copy; b takes over, a is back | kept | kept | kept | lag |
 ";
 
 const SYNC: &str = "\
@@ -106,6 +112,7 @@ const SYNC: &str = "\
 | b's copy; b is back | kept | kept | kept | kept |
 | a's processes; b takes over, a is back | kept | kept | kept | kept |
 | a's power; b takes over, a is back | kept | kept | kept | kept |
+| a's copy; b takes over, a is back | kept | kept | kept | kept |
 ";
 
 const SYNC_FLUSH: &str = "\
@@ -142,6 +149,7 @@ const SYNC_FLUSH: &str = "\
 | b's copy; b is back | kept | kept | kept | kept |
 | a's processes; b takes over, a is back | kept | kept | kept | kept |
 | a's power; b takes over, a is back | kept | kept | kept | kept |
+| a's copy; b takes over, a is back | kept | kept | kept | kept |
 ";
 
 const SYNC_DISK: &str = "\
@@ -178,6 +186,7 @@ const SYNC_DISK: &str = "\
 | b's copy; b is back | kept | kept | kept | kept |
 | a's processes; b takes over, a is back | kept | kept | kept | kept |
 | a's power; b takes over, a is back | kept | kept | kept | kept |
+| a's copy; b takes over, a is back | kept | kept | kept | kept |
 ";
 
 const SYNC_SEC: &str = "\
@@ -258,6 +267,7 @@ const BY_HAND: &str = "\
 | b's copy; b is back | kept | kept | kept | hand |
 | a's processes; b takes over, a is back | kept | kept | kept | hand |
 | a's power; b takes over, a is back | kept | kept | kept | hand |
+| a's copy; b takes over, a is back | kept | kept | kept | hand |
 ";
 
 const DISK_BY_HAND: &str = "\
@@ -294,6 +304,7 @@ const DISK_BY_HAND: &str = "\
 | b's copy; b is back | kept | kept | kept | hand |
 | a's processes; b takes over, a is back | kept | kept | kept | hand |
 | a's power; b takes over, a is back | kept | kept | kept | hand |
+| a's copy; b takes over, a is back | kept | kept | kept | hand |
 ";
 
 const TABLES: [&str; 8] = [
@@ -419,6 +430,7 @@ impl Case {
         let backup = ["sync-sec", "sync-seceth"].contains(&self.mode);
         let of: &[&str] = match self.promise {
             Promise::Lag if backup => &["c"],
+            Promise::Lag if matches!(self.first, Some((_, Then::BackAsMirror))) => &["a"],
             Promise::Lag => &["b"],
             // The one that failed second had what was acknowledged alone.
             _ if matches!(self.first, Some((_, Then::Alone | Then::Either))) => &["b"],
@@ -1250,7 +1262,7 @@ fn follow(c: &mut Cluster, failed: Failure, then: Then, least: u64) {
     match then {
         Then::Back => {
             c.start(failed.node().expect("a node"));
-            if !c.register {
+            if !c.register && c.mode != "async" {
                 c.go_on(Some("a"), c.acknowledged);
             }
             c.await_view("a", Some("b"));

@@ -377,8 +377,21 @@ impl Checker {
         (0..NODES).any(|n| self.is_member(n) && self.holds(n, self.floor))
     }
 
-    /// No protocol step may leave an acknowledged point without a copy.
-    fn covered(&self) -> Checked {
+    /// No protocol step may leave an acknowledged point without a copy. A node whose log does not
+    /// tell of what it lost (a limit, see `look_for_untold`) makes the other copy equal to its own
+    /// before it begins.
+    fn covered(&mut self) -> Checked {
+        for n in (0..NODES)
+            .filter(|n| self.is_member(*n))
+            .collect::<Vec<_>>()
+        {
+            if self.floor != 0
+                && !self.is_covered()
+                && let Some(p) = self.copies[n].hold.kill
+            {
+                self.look_for_untold(n, p);
+            }
+        }
         if self.floor == 0 || self.is_covered() {
             return Ok(());
         }

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use mojim_format::catalog::{MAX_CATALOG, valid_file_name};
-use mojim_format::{Catalog, CatalogEntry, Op, OpKind, RecordView};
+use mojim_format::{Catalog, CatalogEntry, FormatError, Op, OpKind, RecordView};
 
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
@@ -57,6 +57,8 @@ pub struct Area {
     /// Epoch and last LSN of the sync point that was last begun to be applied, in this process or,
     /// as the catalogue says, in one before.
     begun: (u64, u64),
+    /// [`Area::begun`] as the catalogue's file has it.
+    written: (u64, u64),
     files: BTreeMap<u32, CatalogEntry>,
     open: BTreeMap<u32, Arc<dyn File>>,
     image: BTreeMap<(u32, u64), Image>,
@@ -83,6 +85,14 @@ pub struct Area {
     pub max_open: usize,
     /// The most bytes that a file can have here.
     max_file: u64,
+}
+
+/// The error for a catalogue, at `path`, of a version that this release does not know.
+pub(crate) fn of_another_release(path: &Path, e: &FormatError) -> Error {
+    Error::Config(format!(
+        "{}: {e}. A newer release of Mojim wrote it: open it with that one",
+        path.display()
+    ))
 }
 
 impl Area {
@@ -121,6 +131,7 @@ impl Area {
             volume,
             catalog_lsn: 0,
             begun: (0, 0),
+            written: (0, 0),
             files: BTreeMap::new(),
             open: BTreeMap::new(),
             image: BTreeMap::new(),
@@ -159,11 +170,15 @@ impl Area {
                 }
                 let mut bytes = vec![0u8; len as usize];
                 let got = f.read_at(&mut bytes, 0).context(what)?;
-                let c = Catalog::decode(&bytes[..got]).map_err(|e| self.damaged(&e.to_string()))?;
+                let c = Catalog::decode(&bytes[..got]).map_err(|e| match e {
+                    FormatError::Version { .. } => of_another_release(&path, &e),
+                    e => self.damaged(&e.to_string()),
+                })?;
                 if c.volume != self.volume {
                     return Err(self.damaged("it belongs to another volume"));
                 }
                 (self.catalog_lsn, self.begun) = (c.lsn, c.begun);
+                self.written = c.begun;
                 self.files = c.files.into_iter().map(|f| (f.id, f)).collect();
             }
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
@@ -184,6 +199,11 @@ impl Area {
                 "{what}; restore it, or remove this node's copy of the volume (its directory and its part of .mojim) to have it copied from the other node"
             ),
         }
+    }
+
+    /// Where the catalogue lies.
+    pub fn catalog_path(&self) -> &Path {
+        &self.catalog_path
     }
 
     /// Epoch and last LSN of the last sync point of which the catalogue may show a part.
@@ -487,6 +507,7 @@ impl Area {
             files: self.files.values().cloned().collect(),
         };
         replace_file(&*self.env, &self.catalog_path, &c.encode())?;
+        self.written = self.begun;
         self.sizes_dirty = false;
         Ok(())
     }

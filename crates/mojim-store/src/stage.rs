@@ -26,9 +26,9 @@ use std::sync::Arc;
 
 use mojim_format::catalog::{MAX_CATALOG, valid_file_name};
 use mojim_format::message::{COPY_PAGE, COPY_PAGES, CopySums, SUM_LEN};
-use mojim_format::{Catalog, CatalogEntry};
+use mojim_format::{Catalog, CatalogEntry, FormatError};
 
-use crate::area::{is_gone, make_dirs, replace_file};
+use crate::area::{is_gone, make_dirs, of_another_release, replace_file};
 use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, noted_names};
 use mojim_env::{Context, Env, Error, File, OpenHow, Result};
 
@@ -519,9 +519,12 @@ fn read_catalog(env: &dyn Env, path: &Path) -> Result<Option<(Catalog, Vec<u8>)>
     let mut bytes = vec![0u8; f.len().context(what)?.min(MAX_CATALOG) as usize];
     let got = f.read_at(&mut bytes, 0).context(what)?;
     bytes.truncate(got);
-    let c = Catalog::decode(&bytes).map_err(|e| Error::Damaged {
-        path: path.to_owned(),
-        what: e.to_string(),
+    let c = Catalog::decode(&bytes).map_err(|e| match e {
+        FormatError::Version { .. } => of_another_release(path, &e),
+        e => Error::Damaged {
+            path: path.to_owned(),
+            what: e.to_string(),
+        },
     })?;
     Ok(Some((c, bytes)))
 }

@@ -20,7 +20,6 @@
 //! - After the first failed write or sync the store is poisoned: every call
 //!   that would make something durable returns that error.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 
@@ -46,7 +45,7 @@ pub use open::read_superblock;
 pub use state::{Hold, JOINING, Store, StoreSpec, Watch};
 
 use applier::Applier;
-use state::lock;
+use state::{Missing, lock};
 
 impl Store {
     /// Whether no record that was acknowledged is missing from this copy, as
@@ -55,14 +54,14 @@ impl Store {
         self.missing().is_none()
     }
 
-    fn missing(&self) -> Option<(u64, PathBuf, u64)> {
+    fn missing(&self) -> Option<Missing> {
         let missing = lock(&self.missing).clone();
         missing.filter(|_| !self.mutations.forget_missing.is_on())
     }
 
     /// The last LSN acknowledged according to the logs, if they lack its record.
     pub fn known_missing(&self) -> Option<u64> {
-        self.missing().map(|m| m.0)
+        self.missing().map(|m| m.known)
     }
 
     /// Whether a damaged log shows that records are missing, and not only lanes that
@@ -85,12 +84,13 @@ impl Store {
     /// every record up to `tail`.
     pub fn check_complete_at(&self, tail: u64) -> Result<()> {
         let missing = self.missing();
-        let Some((known, path, at)) = missing.filter(|m| m.0 > tail) else {
+        let Some(Missing { known, path, at }) = missing.filter(|m| m.known > tail) else {
             return Ok(());
         };
-        let why = match self.has_hole.load(Acquire) {
-            true => format!("the record at byte {at} of the log is damaged"),
-            false => format!("the log ends too early, at byte {at} or in another lane"),
+        let why = match at {
+            None => "it has a part of what the log lacks, whose end is damaged".to_owned(),
+            Some(at) if self.has_hole() => format!("the record at byte {at} of the log is damaged"),
+            Some(at) => format!("the log ends too early, at byte {at} or in another lane"),
         };
         Err(Error::Damaged {
             path,
@@ -118,7 +118,7 @@ impl Store {
     /// Records above `keep` are given up, so they do not count as missing any more.
     fn forget_beyond(&self, keep: u64) {
         self.known.fetch_min(keep, AcqRel);
-        lock(&self.missing).take_if(|m| m.0 > keep);
+        lock(&self.missing).take_if(|m| m.known > keep);
     }
 
     /// What this copy holds, for pairing. The thread that fills the logs knows `tail`.

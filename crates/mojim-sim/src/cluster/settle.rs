@@ -165,11 +165,20 @@ impl Cluster {
             Role::Mirror(mir) => mir.m.is_distrusted(),
             _ => false,
         };
+        // Nor has the mirror what the register waits for, if its log is damaged.
+        let rotted = |m: &Member| match &self.nodes[node(&m.node)].role {
+            Role::Mirror(mir) => {
+                let missing = mir.m.store.known_missing();
+                missing.is_some_and(|k| k > mir.m.tail()) && self.check.is_damaged(node(&m.node))
+            }
+            _ => false,
+        };
         let given_up = reg.mirror.as_ref().is_some_and(distrusted);
+        let rotted = reg.mirror.as_ref().is_some_and(rotted);
         let nobody = self.setup.views
             && reg.primary.as_ref().is_some_and(lost)
-            && (given_up || reg.mirror.as_ref().is_none_or(lost));
-        let mirror = reg.mirror.as_ref().filter(|_| !given_up);
+            && (given_up || rotted || reg.mirror.as_ref().is_none_or(lost));
+        let mirror = reg.mirror.as_ref().filter(|_| !given_up && !rotted);
         if !nobody {
             return Ok(false);
         }

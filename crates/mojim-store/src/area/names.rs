@@ -212,6 +212,11 @@ impl Area {
             return Ok(()); // done already, before a crash
         }
         let (from, to) = (self.dir.join(&e.name), self.dir.join(&name));
+        if self.written != self.begun {
+            // The catalogue tells what was begun before the directory shows it: after a crash the
+            // note alone completes this renaming, whatever became of the record.
+            self.write_names(lsn)?;
+        }
         self.make_parent(lsn, &to)?;
         let note = RenameNote {
             volume: self.volume,

@@ -20,7 +20,7 @@ use mojim_protocol::History;
 
 use super::applier::Applier;
 use super::mutations::Mutations;
-use super::state::{JOINING, Store, StoreSpec, SuperblockFile, lock};
+use super::state::{JOINING, Missing, Store, StoreSpec, SuperblockFile, lock};
 use crate::area::{Area, make_dirs, replace_file};
 use crate::log::{Found, Known, Live, Log, LogSpec, Survival};
 use crate::progress::Progress;
@@ -554,24 +554,24 @@ impl Store {
             let mut a = lock(&self.applier);
             *a = Applier::at(starts, a.applied);
         }
-        // Only what is committed is applied: the record was there, and the catalogue has a part
-        // of it at least. What the log ends with may be damaged, and looks torn then.
-        let (epoch, begun) = lock(&self.area).begun();
-        let begun = (history.epoch_at(begun) == Some(epoch)).then_some(begun);
         for log in &self.logs {
             let beyond = log.beyond(sb.volume_id, &history, sb.checkpoint);
             if beyond > tail {
                 self.has_hole.store(true, Release);
             }
-            let known = all.iter().map(|f| f.committed).chain([beyond]).chain(begun);
+            let known = all.iter().map(|f| f.committed).chain([beyond]);
             let known = known.max().unwrap_or(0);
             self.known.fetch_max(known, AcqRel);
             let mut missing = lock(&self.missing);
-            if known > tail && missing.as_ref().is_none_or(|(k, ..)| known > *k) {
-                let at = log.head() % log.size();
-                *missing = Some((known, log.path().to_owned(), at));
+            if known > tail && missing.as_ref().is_none_or(|m| known > m.known) {
+                *missing = Some(Missing {
+                    known,
+                    path: log.path().to_owned(),
+                    at: Some(log.head() % log.size()),
+                });
             }
         }
+        self.look_at_catalog(&history, tail);
         // Records that only the memory of a killed process had count as persistent
         // from now on, so they are made so. So are those read from the medium: a
         // write that failed, or that was cut off, may be in the disk's cache only.
@@ -580,6 +580,30 @@ impl Store {
             true => lock(&self.area).check_sizes(),
             // A file that no record touches would be missed only when somebody reads it.
             false => lock(&self.area).check_present(),
+        }
+    }
+
+    /// What is applied is in the logs, without a gap, and committed, or all that a node that
+    /// takes over has. So if the catalogue has a part of a sync point behind `tail`, the end of a
+    /// log is damaged, which by itself looks torn.
+    fn look_at_catalog(&self, history: &History, tail: u64) {
+        let area = lock(&self.area);
+        let (epoch, known) = area.begun();
+        if known <= tail || history.epoch_at(known) != Some(epoch) {
+            return;
+        }
+        self.has_hole.store(true, Release);
+        self.known.fetch_max(known, AcqRel);
+        // The files show it, too.
+        self.shown.fetch_max(known, AcqRel);
+        self.live(Live::Limit).fetch_max(known, SeqCst);
+        let mut missing = lock(&self.missing);
+        if missing.as_ref().is_none_or(|m| known > m.known) {
+            *missing = Some(Missing {
+                known,
+                path: area.catalog_path().to_owned(),
+                at: None,
+            });
         }
     }
 }

@@ -81,6 +81,17 @@ pub(super) struct SuperblockFile {
     pub(super) late: bool,
 }
 
+/// What shows that sync points behind a copy's tail were acknowledged.
+#[derive(Debug, Clone)]
+pub(super) struct Missing {
+    /// The last LSN of those.
+    pub(super) known: u64,
+    /// The log that lacks them, or the catalogue that has a part of them.
+    pub(super) path: PathBuf,
+    /// Where that log ends.
+    pub(super) at: Option<u64>,
+}
+
 /// One node's copy of a volume.
 pub struct Store {
     pub(super) env: Arc<dyn Env>,
@@ -123,11 +134,11 @@ pub struct Store {
     /// Last LSN of the committed sync point that could not be applied.
     pub(super) unapplied: OnceLock<u64>,
     pub(super) was_clean: bool,
-    /// The last LSN known to have been acknowledged, if it is beyond the tail; a log's
-    /// path, and the byte at which it ends.
-    pub(super) missing: Mutex<Option<(u64, PathBuf, u64)>>,
-    /// Valid records follow an unreadable one in the same log. If false although records
-    /// are missing, a log ends before what another lane's log requires.
+    /// What shows that sync points behind the tail were acknowledged.
+    pub(super) missing: Mutex<Option<Missing>>,
+    /// Valid records follow an unreadable one in the same log, or the catalogue has a part of
+    /// what follows. If false although records are missing, a log ends before what another
+    /// lane's log requires.
     pub(super) has_hole: AtomicBool,
     /// The last LSN that was acknowledged according to the logs or the data area when
     /// this copy was opened; less if the copy was truncated or replaced since.
