@@ -539,7 +539,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
         ills.push(Ill::new(
             name,
             "copy",
-            format!("the copy of node {name} is to be made anew, by an operator's word"),
+            format!("the copy of node {name} is to be made anew, by an operator's word or since its log is damaged"),
             PROGRAM,
         ));
     }

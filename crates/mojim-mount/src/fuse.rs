@@ -24,6 +24,7 @@ use fuser::{
 use rustix::io::Errno;
 
 use crate::Shared;
+use crate::beside::Beside;
 use crate::cells::{Kind, Time};
 use crate::fs::{Entry, Fs, Result, Seen, Wanted, now, time_of};
 use crate::tree::{Asker, Renames};
@@ -38,6 +39,7 @@ pub(crate) struct Server {
     /// Directories that are being read: what was in them when the reading began.
     readings: Mutex<HashMap<u64, Arc<Vec<Entry>>>>,
     next: AtomicU64,
+    beside: Beside,
 }
 
 /// An error as `fuser` wants it.
@@ -111,6 +113,7 @@ impl Server {
             shared,
             readings: Mutex::default(),
             next: AtomicU64::new(1),
+            beside: Beside::new(),
         }
     }
 
@@ -359,7 +362,7 @@ impl Filesystem for Server {
 
     fn read(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -368,6 +371,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.beside.answer(req.pid());
         let mut out = vec![0; size as usize];
         match self.fs().read(ino.0, offset, &mut out) {
             Ok(n) => reply.data(&out[..n]),
@@ -377,7 +381,7 @@ impl Filesystem for Server {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -387,6 +391,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        self.beside.answer(req.pid());
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.fs().write(ino.0, offset, data, kill) {
             Ok(killed) => {
@@ -429,12 +434,13 @@ impl Filesystem for Server {
 
     fn fsync(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        self.beside.answer(req.pid());
         empty(reply, self.fs().sync(ino.0));
     }
 

@@ -4,7 +4,7 @@
 //! Owns the mount's session with the kernel and the thread that commits what no program
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //!
-//! The files import downwards only: `fuse`, `commit`; `fs`; `tree`; `names`; `cells`, `overlay`.
+//! The files import downwards only: `fuse`, `commit`; `beside`; `fs`; `tree`; `names`; `cells`, `overlay`.
 //!
 //! Invariants:
 //! - The mount is the only one that changes the volume while it is mounted.
@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+mod beside;
 mod cells;
 mod commit;
 mod fs;

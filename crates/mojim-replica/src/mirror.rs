@@ -209,7 +209,7 @@ impl Mirror {
             checkpoint_work: Event::default(),
             room: Event::default(),
             closed: AtomicBool::new(false),
-            distrusted: AtomicBool::new(false),
+            distrusted: AtomicBool::new(store.has_part()),
             gives_up: AtomicBool::new(false),
             store,
         }
@@ -284,7 +284,8 @@ impl Mirror {
         self.stop_session();
     }
 
-    /// Whether this copy is to be made anew.
+    /// Whether this copy is to be made anew: by an operator's word, or since its log was damaged
+    /// where the files show more.
     pub fn is_distrusted(&self) -> bool {
         self.distrusted.load(Acquire)
     }

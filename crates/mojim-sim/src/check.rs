@@ -12,7 +12,7 @@ use mojim_store::store::Store;
 use std::collections::BTreeMap;
 
 use crate::model::Change;
-use crate::nodes::{BACKUP, NODES};
+use crate::nodes::{BACKUP, NAMES, NODES};
 use crate::points::{Acked, Points};
 use crate::world::{CrashKind, World};
 
@@ -314,6 +314,11 @@ impl Checker {
         self.is_damaged(n) && !self.holds(n, self.floor) && self.holds(other, self.floor)
     }
 
+    /// Whether node `n`'s log is damaged, and the node may lack acknowledged points for that.
+    pub fn lacks(&self, n: usize) -> bool {
+        self.is_damaged(n) && !self.holds(n, self.floor)
+    }
+
     /// Node `n` goes on with `p`, which has all that its damaged log tells of. Points of
     /// which the log does not tell look as if they were never written, so the node goes
     /// on as if it had everything (a limit, `docs/protocol.md`).
@@ -377,21 +382,8 @@ impl Checker {
         (0..NODES).any(|n| self.is_member(n) && self.holds(n, self.floor))
     }
 
-    /// No protocol step may leave an acknowledged point without a copy. A node whose log does not
-    /// tell of what it lost (a limit, see `look_for_untold`) makes the other copy equal to its own
-    /// before it begins.
-    fn covered(&mut self) -> Checked {
-        for n in (0..NODES)
-            .filter(|n| self.is_member(*n))
-            .collect::<Vec<_>>()
-        {
-            if self.floor != 0
-                && !self.is_covered()
-                && let Some(p) = self.copies[n].hold.kill
-            {
-                self.look_for_untold(n, p);
-            }
-        }
+    /// No protocol step may leave an acknowledged point without a copy.
+    fn covered(&self) -> Checked {
         if self.floor == 0 || self.is_covered() {
             return Ok(());
         }
@@ -575,8 +567,14 @@ impl Checker {
             let left = self.points.common(self.floor, p);
             self.settle(left);
         }
-        self.left = p;
         self.looked(n, store)
+    }
+
+    /// Node `n` goes on with `tail`, by an operator's word or in a view of its own: from now on
+    /// nothing is acknowledged on another branch.
+    pub fn left_with(&mut self, store: &Store, tail: u64) {
+        let p = self.points.exact(&store.history(), tail);
+        self.left = p.expect("it was looked up");
     }
 
     /// Node `n` was promoted by the register alone.
@@ -615,6 +613,7 @@ impl Checker {
     /// The backup `n` began its view.
     pub fn fell_back(&mut self, n: usize, store: &Store, tail: u64) -> Checked {
         self.promoted(n, store, tail, true)?;
+        self.left_with(store, tail);
         self.rests_on(n);
         Ok(())
     }
@@ -777,6 +776,18 @@ impl Checker {
             power,
         };
         if hold.kill != Some(p) {
+            // A primary whose log does not tell of what it lost (a limit, see `look_for_untold`)
+            // makes the other copy equal to its own before it begins.
+            let by = store.superblock().view.primary;
+            if !self.is_covered()
+                && let Some(m) = NAMES
+                    .iter()
+                    .position(|name| *name == by)
+                    .filter(|m| *m != n)
+                && let Some(has) = self.copies[m].hold.kill
+            {
+                self.look_for_untold(m, has);
+            }
             self.covered()?;
         }
         self.looked(n, store)

@@ -5,6 +5,8 @@
 
 /// How many nodes there may be.
 pub const NODES: usize = 5;
+/// Their names.
+pub const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
 /// The first backup; the nodes before it are the first view's.
 pub const BACKUP: usize = 2;
 /// The second backup.

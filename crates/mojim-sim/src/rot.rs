@@ -17,7 +17,7 @@ use std::path::Path;
 
 use mojim_config::MediumKind;
 use mojim_format::pad::Pad;
-use mojim_format::{RecordHeader, RecordView, SUPERBLOCK_LEN, State, Superblock};
+use mojim_format::{Catalog, RecordHeader, RecordView, SUPERBLOCK_LEN, State, Superblock};
 use mojim_protocol::History;
 use mojim_store::log::LogSpec;
 use mojim_store::store::StoreSpec;
@@ -110,6 +110,13 @@ impl Of<'_> {
         }
     }
 
+    /// The end of the last sync point of which the catalogue may show a part.
+    fn begun(&self, world: &World, node: &str, meta: &Path) -> Option<u64> {
+        let bytes = world.contents(node, &meta.join("catalog"))?;
+        let (epoch, lsn) = Catalog::decode(&bytes).ok()?.begun;
+        (self.history.epoch_at(lsn) == Some(epoch)).then_some(lsn)
+    }
+
     /// The greatest committed LSN that the records behind the head tell.
     fn beyond(&self, lane: &Lane) -> u64 {
         let ring = &lane.bytes[lane.before..];
@@ -168,7 +175,8 @@ pub fn readable(world: &World, node: &str, spec: &StoreSpec) -> Option<Readable>
     let history = History::from_entries(&sb.history)?;
     let of = Of { sb: &sb, history };
     let told = all.iter().map(|h| h.committed);
-    let told = told.chain(lanes.iter().map(|l| of.beyond(l))).max();
+    let told = told.chain(lanes.iter().map(|l| of.beyond(l)));
+    let told = told.chain(of.begun(world, node, &spec.meta)).max();
     Some(Readable {
         tail,
         told: told.unwrap_or(0),

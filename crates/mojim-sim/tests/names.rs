@@ -9,10 +9,12 @@ mod single;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use mojim_config::MediumKind;
 use mojim_env::Error;
 use mojim_format::RecordView;
+use mojim_replica::mirror::Mirror;
 use mojim_replica::pace::Pace;
 use mojim_replica::piece::Piece;
 use mojim_replica::primary::Primary;
@@ -162,7 +164,16 @@ fn every_crash_with_damage(first: &[To], then: &[To]) {
         drop(p);
         damage_above(&world, tail);
         match start(&world) {
-            Err(Error::Damaged { .. }) => refused += 1,
+            Err(Error::Damaged { what, .. }) => {
+                refused += 1;
+                // If it follows, records do not mend it; unless it cannot be opened at all.
+                if what.contains("acknowledged") {
+                    world.kill("a");
+                    let store = single::open(&world, MediumKind::Disk, LOG).unwrap();
+                    let m = Mirror::new(Arc::new(store), "a", 0);
+                    assert!(m.is_distrusted() && !m.store.is_exact());
+                }
+            }
             Err(e) => panic!("{}: {e}", what()),
             Ok(p) if p.store.tail() == tail => assert_eq!(known(&p), before, "{}", what()),
             Ok(p) => assert_eq!(known(&p), done, "{}", what()),

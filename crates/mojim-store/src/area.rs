@@ -213,7 +213,14 @@ impl Area {
 
     /// The records of a sync point of `epoch` that ends with `lsn` are to be applied.
     pub fn begin_sync_point(&mut self, epoch: u64, lsn: u64) {
-        self.begun = self.begun.max((epoch, lsn));
+        if lsn > self.begun.1 {
+            self.begun = (epoch, lsn);
+        }
+    }
+
+    /// What the catalogue has begun is not of this copy's history: it was given up.
+    pub fn forget_begun(&mut self) {
+        self.begun = (0, 0);
     }
 
     /// The catalogue's entries, by number.

@@ -67,7 +67,13 @@ impl Store {
     /// Whether a damaged log shows that records are missing, and not only lanes that
     /// end at different LSNs.
     pub fn has_hole(&self) -> bool {
-        self.has_hole.load(Acquire)
+        self.has_hole.load(Acquire) || self.has_part()
+    }
+
+    /// Whether the files have a part of a sync point that the logs lacked when this copy was
+    /// opened: records alone do not lead from such a copy to another.
+    pub fn has_part(&self) -> bool {
+        self.has_part.load(Acquire)
     }
 
     /// The last LSN that this copy knows to have been acknowledged, in its history,
@@ -87,15 +93,24 @@ impl Store {
         let Some(Missing { known, path, at }) = missing.filter(|m| m.known > tail) else {
             return Ok(());
         };
-        let why = match at {
-            None => "it has a part of what the log lacks, whose end is damaged".to_owned(),
-            Some(at) if self.has_hole() => format!("the record at byte {at} of the log is damaged"),
-            Some(at) => format!("the log ends too early, at byte {at} or in another lane"),
+        let (why, were) = match at {
+            None => (
+                "it has a part of what the log lacks, whose end is damaged".to_owned(),
+                "may have been",
+            ),
+            Some(at) if self.has_hole.load(Acquire) => (
+                format!("the record at byte {at} of the log is damaged"),
+                "were",
+            ),
+            Some(at) => {
+                let why = format!("the log ends too early, at byte {at} or in another lane");
+                (why, "were")
+            }
         };
         Err(Error::Damaged {
             path,
             what: format!(
-                "{why}: sync points up to LSN {known} were acknowledged, LSN {tail} is the last that can be read. Restore the log, or give the others up with `mojim promote --force --volume {} --name {}`",
+                "{why}: sync points up to LSN {known} {were} acknowledged, LSN {tail} is the last that can be read. Restore the log, or give the others up with `mojim promote --force --volume {} --name {}`",
                 self.spec.volume, self.spec.node
             ),
         })

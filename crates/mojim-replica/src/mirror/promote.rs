@@ -44,7 +44,7 @@ impl Mirror {
             check_primary(&reg, &self.store, local)?;
         } else if self.is_distrusted() {
             return Err(Error::Invalid(
-                "its primary is silent, and the copy here was to be made anew, by an operator's word: it does not take over by itself (`mojim promote` takes it as it is)".into(),
+                "its primary is silent, and the copy here is to be made anew, by an operator's word or since its log is damaged: it does not take over by itself (`mojim promote` takes it as it is)".into(),
             ));
         }
         match self.take_over_from(reg, views)? {

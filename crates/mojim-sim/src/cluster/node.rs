@@ -23,12 +23,11 @@ use mojim_replica::session::Session;
 use mojim_replica::stream::{StreamIn, StreamOut};
 
 use crate::model::Change;
-use crate::nodes::NODES;
 use crate::views::SimRegisterCalls;
 use crate::world::SimListener;
 
 /// Indexed by a node's number.
-pub(super) const NAMES: [&str; NODES] = ["a", "b", "c", "d", "e"];
+pub(super) use crate::nodes::NAMES;
 pub(super) const CLUSTER: &str = "sim";
 pub(super) const VOLUME: &str = "v";
 

@@ -98,6 +98,7 @@ impl Cluster {
             self.word_of = epoch;
             self.promotions += 1;
             self.check.promoted(n, &m.store, tail, false)?;
+            self.check.left_with(&m.store, tail);
             self.primary = n;
             m.close();
             if m.store.close_clean(tail).is_ok() {

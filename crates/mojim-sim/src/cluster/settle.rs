@@ -169,7 +169,7 @@ impl Cluster {
         let rotted = |m: &Member| match &self.nodes[node(&m.node)].role {
             Role::Mirror(mir) => {
                 let missing = mir.m.store.known_missing();
-                missing.is_some_and(|k| k > mir.m.tail()) && self.check.is_damaged(node(&m.node))
+                missing.is_some_and(|k| k > mir.m.tail()) && self.check.lacks(node(&m.node))
             }
             _ => false,
         };

@@ -274,6 +274,7 @@ impl Store {
         self.known.store(lsn, Release);
         // What was missing belonged to the old copy.
         *lock(&self.missing) = None;
+        self.has_part.store(false, Release);
         Ok(())
     }
 

@@ -332,7 +332,7 @@ impl<'a> Opening<'a> {
         let mut area = match Area::open(env, &spec.dir, &spec.meta, sb.volume_id) {
             Ok(a) => a,
             // This copy will be replaced by another, or made anew.
-            Err(Error::Damaged { .. }) if sb.state != State::Whole => {
+            Err(Error::Damaged { .. } | Error::Config(_)) if sb.state != State::Whole => {
                 Area::unknown(env, &spec.dir, &spec.meta, sb.volume_id)?
             }
             Err(e) => return Err(e),
@@ -393,6 +393,7 @@ impl<'a> Opening<'a> {
             was_clean: self.was_clean,
             missing: Mutex::default(),
             has_hole: AtomicBool::new(false),
+            has_part: AtomicBool::new(false),
             known: AtomicU64::new(sb.checkpoint),
             spills: Mutex::new(BTreeMap::new()),
             arriving: Mutex::default(),
@@ -587,12 +588,16 @@ impl Store {
     /// takes over has. So if the catalogue has a part of a sync point behind `tail`, the end of a
     /// log is damaged, which by itself looks torn.
     fn look_at_catalog(&self, history: &History, tail: u64) {
-        let area = lock(&self.area);
+        let mut area = lock(&self.area);
         let (epoch, known) = area.begun();
-        if known <= tail || history.epoch_at(known) != Some(epoch) {
+        if history.epoch_at(known).is_some_and(|e| e != epoch) {
+            area.forget_begun();
             return;
         }
-        self.has_hole.store(true, Release);
+        if known <= tail {
+            return;
+        }
+        self.has_part.store(true, Release);
         self.known.fetch_max(known, AcqRel);
         // The files show it, too.
         self.shown.fetch_max(known, AcqRel);

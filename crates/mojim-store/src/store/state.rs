@@ -136,10 +136,11 @@ pub struct Store {
     pub(super) was_clean: bool,
     /// What shows that sync points behind the tail were acknowledged.
     pub(super) missing: Mutex<Option<Missing>>,
-    /// Valid records follow an unreadable one in the same log, or the catalogue has a part of
-    /// what follows. If false although records are missing, a log ends before what another
-    /// lane's log requires.
+    /// Valid records follow an unreadable one in the same log. If false although records
+    /// are missing, a log ends before what another lane's log requires.
     pub(super) has_hole: AtomicBool,
+    /// The catalogue has a part of a sync point that the logs lack.
+    pub(super) has_part: AtomicBool,
     /// The last LSN that was acknowledged according to the logs or the data area when
     /// this copy was opened; less if the copy was truncated or replaced since.
     pub(super) known: AtomicU64,
