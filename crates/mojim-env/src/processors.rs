@@ -18,7 +18,7 @@ pub fn processor() -> Option<usize> {
 /// thread that may run on every one of these stays a thread that may run everywhere, so that it
 /// gets what the group gets later.
 pub fn leave(processor: usize) {
-    let Ok(before) = sched_getaffinity(None) else {
+    let (Ok(before), Some(home)) = (sched_getaffinity(None), home()) else {
         return;
     };
     let mut others = before;
@@ -28,14 +28,25 @@ pub fn leave(processor: usize) {
     if others.count() == 0 {
         return;
     }
+    let _ = sched_setaffinity(None, &others);
+    if sched_setaffinity(None, &home).is_err() {
+        // The group may have lost what it had a moment ago.
+        let _ = sched_setaffinity(None, &everywhere());
+    }
+}
+
+/// What to set for the calling thread, once it was kept to a part of its processors, so that it may
+/// run where it may now; `None` if the system does not say.
+pub fn home() -> Option<CpuSet> {
+    let before = sched_getaffinity(None).ok()?;
     let everywhere = everywhere();
     let is_free = sched_setaffinity(None, &everywhere).is_ok()
         && sched_getaffinity(None).is_ok_and(|now| now == before);
-    let _ = sched_setaffinity(None, &others);
-    if is_free || sched_setaffinity(None, &before).is_err() {
-        // The group may have lost what it had a moment ago.
-        let _ = sched_setaffinity(None, &everywhere);
+    if is_free {
+        return Some(everywhere);
     }
+    let _ = sched_setaffinity(None, &before);
+    Some(before)
 }
 
 fn everywhere() -> CpuSet {

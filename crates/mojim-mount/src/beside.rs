@@ -4,12 +4,13 @@
 //! its processor is free; a thread on another one has to be woken there, and wakes the program
 //! from there (measured: 25 to 60 µs for both on a virtual machine, where the answer takes 10).
 //! Only one program that asks alone is followed: with two, a thread on the processor of the one
-//! would keep the other waiting.
+//! would keep the other waiting. Nor is one that does not sleep meanwhile.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use mojim_env::processors::home;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// After so many requests in a row from one thread, and as many again, it is looked where it runs.
 const LOOK: u32 = 32;
@@ -28,7 +29,7 @@ pub(crate) struct Beside {
     /// Requests in a row from it.
     row: AtomicU32,
     there: AtomicUsize,
-    /// The processors that this process may use.
+    /// The processors that the threads may use otherwise.
     all: Option<CpuSet>,
 }
 
@@ -38,7 +39,7 @@ impl Beside {
             asker: AtomicU32::new(0),
             row: AtomicU32::new(0),
             there: AtomicUsize::new(ANY),
-            all: sched_getaffinity(None).ok(),
+            all: home(),
         }
     }
 
@@ -56,54 +57,64 @@ impl Beside {
             self.there.store(cpu.unwrap_or(ANY), Relaxed);
         }
         let there = self.there.load(Relaxed);
-        if HERE.replace(there) == there {
+        if HERE.get() == there {
             return;
         }
         let mut one = CpuSet::new();
         if there != ANY {
             one.set(there);
         }
-        // It is a matter of speed alone.
-        let _ = sched_setaffinity(None, if there == ANY { all } else { &one });
+        // If that fails, it is tried again: it is a matter of speed alone.
+        if sched_setaffinity(None, if there == ANY { all } else { &one }).is_ok() {
+            HERE.set(there);
+        }
     }
 }
 
-/// The processor on which a thread ran last.
+/// The processor on which a thread ran last that sleeps now.
 fn processor_of(thread: u32) -> Option<usize> {
     let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
-    // The name, in brackets, may have anything in it; the processor is the 37th field behind.
-    stat.rsplit_once(')')?.1.split(' ').nth(37)?.parse().ok()
+    // The name, in brackets, may have anything in it. Behind it, the first field is the state, and
+    // the 37th the processor.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    fields.next().filter(|state| ["S", "D"].contains(state))?;
+    fields.nth(35)?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::{gettid, sched_getaffinity};
 
     #[test]
-    fn threads_stay_where_the_one_program_runs_that_asks() {
+    fn threads_stay_where_the_one_program_sleeps_that_asks() {
         let all = sched_getaffinity(None).unwrap();
-        let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let me = gettid().as_raw_nonzero().get() as u32;
+        let (asks, asked) = std::sync::mpsc::channel::<()>();
         // In a thread of its own, since it is moved.
         let answers = std::thread::spawn(move || {
             let beside = Beside::new();
+            let now = || sched_getaffinity(None).unwrap();
             (0..LOOK).for_each(|_| beside.answer(me));
-            assert_eq!(
-                sched_getaffinity(None).unwrap(),
-                all,
-                "not asked for long enough"
-            );
-            beside.answer(me);
-            let here = sched_getaffinity(None).unwrap();
+            assert_eq!(now(), all, "not for long enough");
+            // It may not sleep yet.
+            while now() == all && all.count() > 1 {
+                beside.answer(me);
+            }
+            let here = now();
             assert_eq!(here.count(), 1);
             // A request of the kernel's own changes nothing.
             beside.answer(0);
-            assert_eq!(sched_getaffinity(None).unwrap(), here);
-            // Nobody has this number; and then nobody asks alone.
-            beside.answer(u32::MAX);
-            assert_eq!(sched_getaffinity(None).unwrap(), all);
-            (0..=LOOK).for_each(|_| beside.answer(u32::MAX));
-            assert_eq!(sched_getaffinity(None).unwrap(), all);
+            assert_eq!(now(), here);
+            // Another one asks, which is never asleep: this thread.
+            let busy = gettid().as_raw_nonzero().get() as u32;
+            beside.answer(busy);
+            assert_eq!(now(), all);
+            (0..=LOOK).for_each(|_| beside.answer(busy));
+            assert_eq!(now(), all);
+            drop(asks);
         });
+        let _ = asked.recv();
         answers.join().unwrap();
     }
 }

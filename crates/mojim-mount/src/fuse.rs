@@ -117,7 +117,9 @@ impl Server {
         }
     }
 
-    fn fs(&self) -> &Fs {
+    /// The file system, to answer `req`.
+    fn fs(&self, req: &Request) -> &Fs {
+        self.beside.answer(req.pid());
         &self.shared.fs
     }
 
@@ -129,7 +131,7 @@ impl Server {
         {
             return Ok(r.clone());
         }
-        let entries = Arc::new(self.fs().entries(ino.0)?);
+        let entries = Arc::new(self.shared.fs.entries(ino.0)?);
         all.insert(fh.0, entries.clone());
         Ok(entries)
     }
@@ -181,20 +183,20 @@ impl Filesystem for Server {
         Ok(())
     }
 
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         entry(
-            self.fs(),
+            self.fs(req),
             reply,
-            self.fs().lookup(parent.0, name.as_bytes()),
+            self.fs(req).lookup(parent.0, name.as_bytes()),
         );
     }
 
-    fn forget(&self, _req: &Request, ino: INodeNo, times: u64) {
-        self.fs().forget(ino.0, times);
+    fn forget(&self, req: &Request, ino: INodeNo, times: u64) {
+        self.fs(req).forget(ino.0, times);
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.fs().seen(ino.0) {
+    fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        match self.fs(req).seen(ino.0) {
             Ok(s) => reply.attr(&ALWAYS, &attr(&s)),
             Err(e) => reply.error(no(e)),
         }
@@ -226,14 +228,14 @@ impl Filesystem for Server {
             accessed: time(accessed),
             modified: time(modified),
         };
-        match self.fs().set(ino.0, &want, asker(req)) {
+        match self.fs(req).set(ino.0, &want, asker(req)) {
             Ok(s) => reply.attr(&ALWAYS, &attr(&s)),
             Err(e) => reply.error(no(e)),
         }
     }
 
-    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        match self.fs().target(ino.0) {
+    fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.fs(req).target(ino.0) {
             Ok(t) => reply.data(&t),
             Err(e) => reply.error(no(e)),
         }
@@ -249,7 +251,7 @@ impl Filesystem for Server {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let (name, asker, fs) = (name.as_bytes(), asker(req), self.fs());
+        let (name, asker, fs) = (name.as_bytes(), asker(req), self.fs(req));
         let bits = mode & !umask;
         let done = match mode & libc::S_IFMT {
             libc::S_IFREG | 0 => fs.make_file(parent.0, name, bits, asker, false),
@@ -267,17 +269,17 @@ impl Filesystem for Server {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let (fs, name) = (self.fs(), name.as_bytes());
+        let (fs, name) = (self.fs(req), name.as_bytes());
         let done = fs.make(parent.0, name, Kind::Dir, mode & !umask, asker(req));
         entry(fs, reply, done);
     }
 
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs().unlink(parent.0, name.as_bytes()));
+    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        empty(reply, self.fs(req).unlink(parent.0, name.as_bytes()));
     }
 
-    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs().rmdir(parent.0, name.as_bytes()));
+    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        empty(reply, self.fs(req).rmdir(parent.0, name.as_bytes()));
     }
 
     fn symlink(
@@ -289,7 +291,7 @@ impl Filesystem for Server {
         reply: ReplyEntry,
     ) {
         let target = Kind::Link(target.as_os_str().as_bytes().to_vec());
-        let (fs, name) = (self.fs(), name.as_bytes());
+        let (fs, name) = (self.fs(req), name.as_bytes());
         entry(
             fs,
             reply,
@@ -299,7 +301,7 @@ impl Filesystem for Server {
 
     fn rename(
         &self,
-        _req: &Request,
+        req: &Request,
         parent: INodeNo,
         name: &OsStr,
         newparent: INodeNo,
@@ -315,25 +317,26 @@ impl Filesystem for Server {
         };
         let done = how.and_then(|how| {
             let (from, to) = (name.as_bytes(), newname.as_bytes());
-            self.fs().rename((parent.0, from), (newparent.0, to), how)
+            self.fs(req)
+                .rename((parent.0, from), (newparent.0, to), how)
         });
         empty(reply, done);
     }
 
     fn link(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         newparent: INodeNo,
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        let done = self.fs().link(ino.0, newparent.0, newname.as_bytes());
-        entry(self.fs(), reply, done);
+        let done = self.fs(req).link(ino.0, newparent.0, newname.as_bytes());
+        entry(self.fs(req), reply, done);
     }
 
-    fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.fs().open_file(ino.0) {
+    fn open(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.fs(req).open_file(ino.0) {
             Ok(()) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Err(e) => reply.error(no(e)),
         }
@@ -349,7 +352,7 @@ impl Filesystem for Server {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        let (fs, name) = (self.fs(), name.as_bytes());
+        let (fs, name) = (self.fs(req), name.as_bytes());
         match fs.make_file(parent.0, name, mode & !umask, asker(req), true) {
             Ok(s) => {
                 fs.tell(s.ino);
@@ -371,9 +374,8 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.beside.answer(req.pid());
         let mut out = vec![0; size as usize];
-        match self.fs().read(ino.0, offset, &mut out) {
+        match self.fs(req).read(ino.0, offset, &mut out) {
             Ok(n) => reply.data(&out[..n]),
             Err(e) => reply.error(no(e)),
         }
@@ -391,9 +393,8 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.beside.answer(req.pid());
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        match self.fs().write(ino.0, offset, data, kill) {
+        match self.fs(req).write(ino.0, offset, data, kill) {
             Ok(killed) => {
                 if killed && let Some(kernel) = self.shared.kernel.get() {
                     // It would let a program be executed by the bits that it knows.
@@ -420,7 +421,7 @@ impl Filesystem for Server {
 
     fn release(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         _flags: OpenFlags,
@@ -428,7 +429,7 @@ impl Filesystem for Server {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.fs().close(ino.0);
+        self.fs(req).close(ino.0);
         reply.ok();
     }
 
@@ -440,8 +441,7 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.beside.answer(req.pid());
-        empty(reply, self.fs().sync(ino.0));
+        empty(reply, self.fs(req).sync(ino.0));
     }
 
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -451,7 +451,7 @@ impl Filesystem for Server {
 
     fn readdir(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -462,7 +462,7 @@ impl Filesystem for Server {
             Err(e) => return reply.error(no(e)),
         };
         for (i, e) in entries.iter().enumerate().skip(offset as usize) {
-            let Ok(s) = self.fs().seen(e.ino) else {
+            let Ok(s) = self.fs(req).seen(e.ino) else {
                 continue;
             };
             let kind = kind(&s.attributes.kind);
@@ -476,7 +476,7 @@ impl Filesystem for Server {
 
     fn readdirplus(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -489,8 +489,8 @@ impl Filesystem for Server {
         for (i, e) in entries.iter().enumerate().skip(offset as usize) {
             // It may have lost this name since.
             let now = match &e.name[..] {
-                b"." | b".." => self.fs().seen(e.ino),
-                name => self.fs().lookup(ino.0, name),
+                b"." | b".." => self.fs(req).seen(e.ino),
+                name => self.fs(req).lookup(ino.0, name),
             };
             let Ok(s) = now else {
                 continue;
@@ -502,7 +502,7 @@ impl Filesystem for Server {
             }
             // Of these two the kernel takes no note.
             if !matches!(&e.name[..], b"." | b"..") {
-                self.fs().tell(s.ino);
+                self.fs(req).tell(s.ino);
             }
         }
         reply.ok();
@@ -523,22 +523,22 @@ impl Filesystem for Server {
 
     fn fsyncdir(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         _fh: FileHandle,
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.fs().sync_names());
+        empty(reply, self.fs(req).sync_names());
     }
 
-    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        match rustix::fs::statvfs(self.fs().volume().directory()) {
+    fn statfs(&self, req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        match rustix::fs::statvfs(self.fs(req).volume().directory()) {
             Ok(s) => reply.statfs(
                 s.f_blocks,
                 s.f_bfree,
                 s.f_bavail,
-                self.fs().nodes() + s.f_ffree,
+                self.fs(req).nodes() + s.f_ffree,
                 s.f_ffree,
                 s.f_bsize as u32,
                 255,
@@ -550,7 +550,7 @@ impl Filesystem for Server {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -558,25 +558,25 @@ impl Filesystem for Server {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let done = self.fs().set_xattr(ino.0, name.as_bytes(), value, flags);
+        let done = self.fs(req).set_xattr(ino.0, name.as_bytes(), value, flags);
         empty(reply, done);
     }
 
-    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        xattr(reply, size, self.fs().xattr(ino.0, name.as_bytes()));
+    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        xattr(reply, size, self.fs(req).xattr(ino.0, name.as_bytes()));
     }
 
-    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        xattr(reply, size, self.fs().xattrs(ino.0));
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        xattr(reply, size, self.fs(req).xattrs(ino.0));
     }
 
-    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.fs().remove_xattr(ino.0, name.as_bytes()));
+    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        empty(reply, self.fs(req).remove_xattr(ino.0, name.as_bytes()));
     }
 
     fn fallocate(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -584,12 +584,12 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.fs().allocate(ino.0, offset, length, mode));
+        empty(reply, self.fs(req).allocate(ino.0, offset, length, mode));
     }
 
     fn lseek(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: i64,
@@ -598,8 +598,8 @@ impl Filesystem for Server {
     ) {
         let at = u64::try_from(offset).map_err(|_| Errno::NXIO);
         let done = at.and_then(|at| match whence {
-            libc::SEEK_DATA => self.fs().seek(ino.0, at, false),
-            libc::SEEK_HOLE => self.fs().seek(ino.0, at, true),
+            libc::SEEK_DATA => self.fs(req).seek(ino.0, at, false),
+            libc::SEEK_HOLE => self.fs(req).seek(ino.0, at, true),
             _ => Err(Errno::INVAL),
         });
         match done {

@@ -294,7 +294,8 @@ impl Node {
             Some(Err(_)) => return true,
         };
         let first = theirs.last_lsn == last && node < self.me.name.as_str();
-        let follows = theirs.state == CopyState::Whole && theirs.epoch == epoch;
+        let is_whole = theirs.state == CopyState::Whole && !theirs.distrusted;
+        let follows = is_whole && theirs.epoch == epoch;
         follows && (theirs.last_lsn > last || first)
     }
 

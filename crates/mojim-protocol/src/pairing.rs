@@ -166,7 +166,8 @@ pub fn loss(plan: &Plan, primary: &Holding, mirror: &Holding, known: Known) -> O
     // given up nothing.
     let counts = |of: &Holding, lsn: u64| {
         of.volume_id == kept.volume_id
-            && of.state == State::Whole
+            // An empty copy tells nothing, unless it was damaged where it knows of more.
+            && (of.state == State::Whole || std::ptr::eq(of, mirror))
             && kept.history.epoch_at(lsn) <= of.history.epoch_at(lsn)
     };
     let all = [(primary, known.primary), (mirror, known.mirror)];

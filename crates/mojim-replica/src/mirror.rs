@@ -410,7 +410,8 @@ impl Mirror {
             } else {
                 0
             },
-            known: if state == State::Whole {
+            // Also if records do not mend this copy: they may be nowhere else.
+            known: if state == State::Whole || self.store.has_part() {
                 self.store.known_acknowledged()
             } else {
                 0
@@ -456,7 +457,7 @@ impl Mirror {
                 s.epoch, sb.promised
             )));
         }
-        if sb.state != State::Whole || sb.volume_id != s.volume_id {
+        if sb.state != State::Whole || sb.volume_id != s.volume_id || self.is_distrusted() {
             return Err(Error::Protocol(
                 "a session begins on a copy that is not ready".into(),
             ));

@@ -47,6 +47,8 @@ struct Copy {
     /// Its log was damaged: the LSN up to which the readable part tells what was
     /// acknowledged.
     told: Option<u64>,
+    /// What the log told that was damaged last, whether the copy was replaced since or not.
+    knew: u64,
     /// Another node has replaced it: how many points there were then.
     gone: Option<usize>,
 }
@@ -228,6 +230,12 @@ impl Checker {
     /// A node that refuses to go on, because its log tells of more that was acknowledged,
     /// must name the end of a sync point: no part of a sync point was ever acknowledged.
     fn told(&self, n: usize, store: &Store, tail: usize) -> Checked {
+        if store.has_part() && !self.is_damaged(n) {
+            return Err(format!(
+                "told: node {n} recovers {}, and finds that its log lacks what its files show, but no log of it was damaged",
+                self.points.text(tail)
+            ));
+        }
         match store.known_missing() {
             Some(known) if self.points.exact(&store.history(), known).is_none() => Err(format!(
                 "told: node {n} recovers {}, and its log tells that LSN {known} was committed, which ends no sync point",
@@ -299,6 +307,7 @@ impl Checker {
         c.applied = applied;
         c.failures += 1;
         c.told = Some(told.max(left));
+        c.knew = told.max(left);
         self.damaged += 1;
         self.lower()
     }
@@ -653,7 +662,7 @@ impl Checker {
         let [n, mirror] = pair;
         for (n, counts) in [(n, rule.local), (mirror, rule.mirror)] {
             if counts {
-                self.copies[n].told = None;
+                (self.copies[n].told, self.copies[n].knew) = (None, 0);
             }
         }
         self.raise_floor(p)
@@ -785,6 +794,7 @@ impl Checker {
                     .position(|name| *name == by)
                     .filter(|m| *m != n)
                 && let Some(has) = self.copies[m].hold.kill
+                && self.points[has].last >= self.copies[n].knew
             {
                 self.look_for_untold(m, has);
             }

@@ -341,6 +341,9 @@ impl Store {
             }
         }
         self.tail.store(keep, Release);
+        if lock(&self.area).begun().1 > keep {
+            lock(&self.area).forget_begun();
+        }
         self.shown.fetch_min(keep, AcqRel);
         self.forget_beyond(keep);
         Ok(())

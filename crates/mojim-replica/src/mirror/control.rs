@@ -213,7 +213,7 @@ impl ControlIn {
     /// Begins to give this copy to an attaching primary.
     fn give(&mut self, m: &Mirror) -> Result<Stage> {
         let store = &m.store;
-        if store.superblock().state != State::Whole {
+        if store.superblock().state != State::Whole || m.is_distrusted() {
             return Err(Error::Protocol("there is no copy to give".into()));
         }
         let tail = m.tail();

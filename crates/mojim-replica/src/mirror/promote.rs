@@ -43,9 +43,13 @@ impl Mirror {
         if mine {
             check_primary(&reg, &self.store, local)?;
         } else if self.is_distrusted() {
-            return Err(Error::Invalid(
-                "its primary is silent, and the copy here is to be made anew, by an operator's word or since its log is damaged: it does not take over by itself (`mojim promote` takes it as it is)".into(),
-            ));
+            let (why, force) = match self.store.has_part() {
+                true => ("since its log is damaged", " --force"),
+                false => ("by an operator's word", ""),
+            };
+            return Err(Error::Invalid(format!(
+                "its primary is silent, and the copy here is to be made anew, {why}: it does not take over by itself (`mojim promote{force}` takes it as it is)"
+            )));
         }
         match self.take_over_from(reg, views)? {
             None => Err(Error::Protocol("the view changed meanwhile".into())),

@@ -48,7 +48,14 @@ impl Session {
                 Err(e)
             }
             Plan::Nothing => {
-                let e = Error::Invalid("no usable copy is left on either node: what both had was lost, or a copy between them was interrupted and its source is gone; restore one".into());
+                self.loss = (w.known > 0).then_some(Loss::Known(w.known));
+                let (volume, peer) = (&self.primary.store.spec().volume, &self.peer.name);
+                let e = Error::Invalid(match w.known {
+                    0 => "no usable copy is left on either node: what both had was lost, or a copy between them was interrupted and its source is gone; restore one".into(),
+                    known => format!(
+                        "this node has no copy of volume {volume}, and the log of node {peer} is damaged: sync points up to LSN {known} may have been acknowledged. Restore that log, or go on with what is there: `mojim promote --force --volume {volume} --name {peer}`"
+                    ),
+                });
                 self.fatal = Some(e.clone());
                 Err(e)
             }

@@ -162,7 +162,7 @@ impl Cluster {
         };
         // The operator wanted the mirror's copy made anew, so this copy does not count.
         let distrusted = |m: &Member| match &self.nodes[node(&m.node)].role {
-            Role::Mirror(mir) => mir.m.is_distrusted(),
+            Role::Mirror(mir) => mir.m.is_distrusted() && !mir.m.store.has_part(),
             _ => false,
         };
         // Nor has the mirror what the register waits for, if its log is damaged.

@@ -590,7 +590,7 @@ impl Store {
     fn look_at_catalog(&self, history: &History, tail: u64) {
         let mut area = lock(&self.area);
         let (epoch, known) = area.begun();
-        if history.epoch_at(known).is_some_and(|e| e != epoch) {
+        if history.epoch_at(known) != Some(epoch) {
             area.forget_begun();
             return;
         }
