@@ -1278,9 +1278,9 @@ fn follow(c: &mut Cluster, failed: Failure, then: Then, least: u64) {
 }
 
 /// Every cell of a table, several at a time: they wait most of the time. The
-/// short form takes every fourth cell, others on each of four days, and modes that share a table share them; with
-/// `PAIRS_ROUNDS` each runs all of them, so many times. `PAIRS_ONLY` picks
-/// those whose name contains it.
+/// short form takes every fourth cell, others on each of four days, and modes that share a
+/// table share them; with `PAIRS_ROUNDS` each runs all of them, so many times.
+/// `PAIRS_ONLY` picks those whose name contains it.
 fn run_all(table: &'static str) {
     const WORKERS: usize = 4;
     let rounds: Option<usize> = std::env::var("PAIRS_ROUNDS")

@@ -4,7 +4,10 @@
 //! its processor is free; a thread on another one has to be woken there, and wakes the program
 //! from there (measured: 25 to 60 µs for both on a virtual machine, where the answer takes 10).
 //! Only one program that asks alone is followed: with two, a thread on the processor of the one
-//! would keep the other waiting. Nor is one that does not sleep meanwhile.
+//! would keep the other waiting. One that does not sleep meanwhile is not followed either.
+//!
+//! Invariant: a thread that is kept to one processor goes back to all that it may use with the
+//! first request that it answers to anybody else.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};

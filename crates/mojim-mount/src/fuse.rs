@@ -184,11 +184,8 @@ impl Filesystem for Server {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(
-            self.fs(req),
-            reply,
-            self.fs(req).lookup(parent.0, name.as_bytes()),
-        );
+        let fs = self.fs(req);
+        entry(fs, reply, fs.lookup(parent.0, name.as_bytes()));
     }
 
     fn forget(&self, req: &Request, ino: INodeNo, times: u64) {

@@ -299,6 +299,18 @@ mod tests {
         assert_eq!(refused(&p(6), &p(8), of_mirror(20)), Some(Loss::Known(20)));
         assert_eq!(refused(&empty, &p(8), of_mirror(20)), Some(Loss::Known(20)));
         assert_eq!(refused(&empty, &p(20), of_mirror(20)), None);
+        // The mirror's log is damaged where its files show more: it gets a whole copy, unless it
+        // knows of what nobody else has.
+        let part = copy(1, Empty, 0, &[(1, 1)]);
+        let lost = Some(Loss::Known(20));
+        assert_eq!(
+            plan_and_loss(&p(8), &part, of_mirror(20)),
+            (Plan::CopyTo, lost)
+        );
+        assert_eq!(
+            plan_and_loss(&p(20), &part, of_mirror(20)),
+            (Plan::CopyTo, None)
+        );
         // Found by the simulator (seed 15382): the mirror was away since before the epoch in
         // which the primary, whose log is damaged, acknowledged alone.
         let a = copy(1, Whole, 16, &[(1, 1), (2, 16), (3, 24)]);

@@ -341,9 +341,11 @@ impl Store {
             }
         }
         self.tail.store(keep, Release);
-        if lock(&self.area).begun().1 > keep {
-            lock(&self.area).forget_begun();
+        let mut area = lock(&self.area);
+        if area.begun().1 > keep {
+            area.forget_begun();
         }
+        drop(area);
         self.shown.fetch_min(keep, AcqRel);
         self.forget_beyond(keep);
         Ok(())

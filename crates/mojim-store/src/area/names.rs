@@ -7,7 +7,8 @@
 //! Invariants:
 //! - What leaves the catalogue is noted first, and goes from the directory afterwards.
 //! - A rename is noted first; the file's new name is durable before the catalogue has it.
-//! - Within a record the catalogue has the previous LSN, so that the record is applied again.
+//! - Within a record the catalogue has the previous LSN, so that the record is applied again, and
+//!   says which sync point was begun. It says so before the directory shows a renaming.
 
 use super::*;
 use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, RemovalNote, RenameNote};
