@@ -21,7 +21,7 @@ use mojim_config::Config;
 use crate::cluster::{NodeProcess, REGION, VolumeOf, config_text, part_subject, target};
 use crate::measure::{Ratio, prepared};
 use crate::raw::{
-    Carrier, Combining, CombiningShm, CombiningTcp, MOST_MEMBERS, Member, RECORD, RawLog,
+    Carrier, Combining, CombiningShm, CombiningTcp, MOST_MEMBERS, Member, RECORD, RawLog, RawLogs,
 };
 use crate::report::{self, Row, write_table};
 use crate::rocksdb::{Database, Library, PACKAGE};
@@ -42,6 +42,8 @@ const LOG: u64 = 64 << 20;
 const WARM_UP: Duration = Duration::from_millis(100);
 
 const RAW_LOG: &str = "raw-log";
+/// Two logs on one disk at once: what `sync-flush` writes here, where the mirror is on the same machine.
+const RAW_LOGS: &str = "raw-logs";
 const RAW_TCP: &str = "raw-combining-tcp";
 const RAW_SHM: &str = "raw-combining-shm";
 const ROCKSDB: &str = "rocksdb";
@@ -75,8 +77,9 @@ const fn ours((name, mode, transport): VolumeOf, limit: &'static str) -> Case {
     }
 }
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     other(RAW_LOG, "-"),
+    other(RAW_LOGS, "-"),
     other(RAW_TCP, "tcp"),
     other(RAW_SHM, "shm"),
     other(ROCKSDB, "-"),
@@ -218,6 +221,7 @@ struct Bench {
     plan: Plan,
     bytes: usize,
     log: Option<Combining<RawLog>>,
+    logs: Option<Combining<RawLogs>>,
     rocksdb: Option<Library>,
     cluster: Option<Cluster>,
     // The last: its files are removed when nothing uses them any more.
@@ -234,6 +238,10 @@ impl Bench {
         let dir = scratch.path();
         let log = match has(RAW_LOG) {
             true => Some(Combining::new(RawLog::create(dir, LOG)?)),
+            false => None,
+        };
+        let logs = match has(RAW_LOGS) {
+            true => Some(Combining::new(RawLogs::create(dir, LOG)?)),
             false => None,
         };
         let rocksdb = match has(ROCKSDB).then(Library::load) {
@@ -257,6 +265,7 @@ impl Bench {
             },
             bytes: o.bytes,
             log,
+            logs,
             rocksdb,
             cluster,
             scratch,
@@ -283,6 +292,9 @@ impl Bench {
 
     /// One case with `n` threads.
     fn one(&self, case: &Case, n: usize) -> io::Result<Threads> {
+        if let (RAW_LOGS, Some(logs)) = (case.name, &self.logs) {
+            return shared(logs, n, self.plan);
+        }
         match (case.name, &self.log, self.rocksdb, &self.cluster) {
             (RAW_LOG, Some(log), ..) => shared(log, n, self.plan),
             (RAW_TCP, ..) => shared(&Combining::new(CombiningTcp::start()?), n, self.plan),

@@ -28,7 +28,7 @@ pub use combining::{Carrier, Combining, MOST_MEMBERS, Member, RECORD, Record};
 pub use combining_shm::CombiningShm;
 pub use combining_tcp::CombiningTcp;
 pub use journal::Journaling;
-pub use log::RawLog;
+pub use log::{RawLog, RawLogs};
 pub use msync::{Folios, PlainMsync, SIZE as RAW_MSYNC_BYTES};
 pub use processors::{Pinned, pin_process, pin_thread, placement};
 pub use rules::{MAX_BYTES, Wait};

@@ -6,12 +6,14 @@
 //! [`RawTcp`](super::RawTcp) alive beside it, for Mojim's log never runs without its mirror.
 //!
 //! Threads share it through [`Combining`](super::Combining): all records that wait, or the first 32,
-//! go into one aligned block, which is one write.
+//! go into one aligned block, which is one write. [`RawLogs`] writes each block to two logs at once,
+//! as a primary and a mirror do that keep their logs on one disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::combining::{Carrier, RECORD, Record};
@@ -39,14 +41,14 @@ impl RawLog {
     /// Creates the log `dir/raw.log` of `capacity` bytes, rounded up to at least two of the largest
     /// records.
     pub fn create(dir: &Path, capacity: u64) -> io::Result<Self> {
-        let path = dir.join("raw.log");
+        Self::create_at(&dir.join("raw.log"), capacity)
+    }
+
+    fn create_at(path: &Path, capacity: u64) -> io::Result<Self> {
         let piece = vec![PATTERN; MAX_BYTES];
         let pieces = capacity.div_ceil(MAX_BYTES as u64).max(2);
         let capacity = pieces * MAX_BYTES as u64;
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&path)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, capacity).or_else(
             |e| {
                 if e == rustix::io::Errno::OPNOTSUPP {
@@ -65,7 +67,7 @@ impl RawLog {
             OpenOptions::new()
                 .write(true)
                 .custom_flags(flags)
-                .open(&path)
+                .open(path)
         };
         let (file, direct) = match open(libc::O_DIRECT | libc::O_DSYNC) {
             Ok(file) => (file, true),
@@ -139,6 +141,59 @@ impl Carrier for RawLog {
     }
 }
 
+/// Two logs on one disk, both of which have each block when it is carried.
+pub struct RawLogs {
+    own: RawLog,
+    /// To the thread that writes the other one, and what it says of each write.
+    blocks: SyncSender<Vec<u8>>,
+    written: Receiver<io::Result<Vec<u8>>>,
+    /// The block as the other log gets it.
+    block: Vec<u8>,
+}
+
+impl RawLogs {
+    /// Creates the logs `dir/own.log` and `dir/other.log`, each as [`RawLog::create`].
+    pub fn create(dir: &Path, capacity: u64) -> io::Result<Self> {
+        let own = RawLog::create_at(&dir.join("own.log"), capacity)?;
+        let mut other = RawLog::create_at(&dir.join("other.log"), capacity)?;
+        let (blocks, next) = sync_channel::<Vec<u8>>(1);
+        let (say, written) = sync_channel(1);
+        // It ends when the logs are dropped.
+        std::thread::Builder::new().spawn(move || {
+            while let Ok(block) = next.recv() {
+                let done = other.append(&block).map(|_| block);
+                if say.send(done).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(RawLogs {
+            own,
+            blocks,
+            written,
+            block: vec![PATTERN; BLOCK],
+        })
+    }
+}
+
+impl Carrier for RawLogs {
+    const MOST: usize = RawLog::MOST;
+
+    fn stage(&mut self, at: usize, record: &Record) {
+        Carrier::stage(&mut self.own, at, record);
+        self.block[at * RECORD..(at + 1) * RECORD].copy_from_slice(record);
+    }
+
+    fn carry(&mut self, n: usize, crowded: &dyn Fn() -> bool) -> io::Result<()> {
+        let gone = || io::Error::other("the other log's thread ended");
+        let block = std::mem::take(&mut self.block);
+        self.blocks.send(block).map_err(|_| gone())?;
+        let own = self.own.carry(n, crowded);
+        self.block = self.written.recv().map_err(|_| gone())??;
+        own
+    }
+}
+
 /// The smallest power of two from 512 bytes to 64 KiB that `file` takes as a write's length.
 ///
 /// Trying it is the one question to which every file system and kernel answers; the written bytes
@@ -179,6 +234,16 @@ mod tests {
         }
         assert_eq!(path.metadata().unwrap().len(), size);
         assert!(log.append(&vec![0; MAX_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn both_logs_have_every_block() {
+        let dir = Scratch::new().unwrap();
+        let logs = sixteen(RawLogs::create(dir.path(), 1).unwrap(), 20);
+        let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
+        let end = logs.own.position as usize;
+        assert!(end >= 20 * BLOCK);
+        assert!(read("own.log")[..end] == read("other.log")[..end]);
     }
 
     #[test]
