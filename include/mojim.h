@@ -242,10 +242,10 @@ int mojim_finish(mojim_t *m);
 #define MOJIM_CREATE 0x00800000 /* make the file if it is not there */
 #define MOJIM_RDONLY 0x00400000 /* no stores */
 /* A shared working copy (caveat 2), unless the configuration says otherwise
- * (`working`). What `mojim run` gives to MAP_SHARED. */
+ * (`working`). What `mojim run --preload` gives to MAP_SHARED. */
 #define MOJIM_SHARED 0x00200000
 /* What was not committed is thrown away at unmap and detach; without it, both
- * are sync points. May be given to plain mmap under `mojim run`, with
+ * are sync points. May be given to plain mmap under `mojim run --preload`, with
  * MAP_SHARED. (Bit 25: the highest that Linux leaves free, as 26 to 31 hold the
  * logarithm of a huge page's size. Without Mojim, MAP_SHARED ignores it.) */
 #define MAP_ATOMIC 0x02000000
@@ -284,7 +284,7 @@ int mojim_is_region(const void *addr);
  * ends. A program that goes on leaves its handler by siglongjmp, and commits or
  * rolls back then (neither is async-signal-safe). It may do so only where the
  * store is its own: not one inside a call (of the C library or of mojim, which
- * write(2) is under `mojim run`), whose locks would stay held.
+ * write(2) is under `mojim run --preload`), whose locks would stay held.
  *
  * With either key:
  *   - System calls that write into a region (read(2)) fail with EFAULT where the

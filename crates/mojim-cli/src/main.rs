@@ -20,6 +20,7 @@ mod keys;
 mod latency;
 mod log;
 mod mount;
+mod namespace;
 mod node;
 mod processes;
 #[path = "../../mojim-preload/src/program.rs"]
@@ -29,6 +30,7 @@ mod repair;
 mod replace;
 mod rivals;
 mod run;
+mod runs_mount;
 mod signals;
 mod status;
 mod store;

@@ -3,7 +3,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mojim_config::{Config, Failover, Node, Volume, Working};
 use mojim_mount::{Mounted, Options};
@@ -14,11 +14,18 @@ use crate::ask::load;
 use crate::failure::{Done, Failure, say_on_stderr};
 use crate::log::{self, Form};
 use crate::node::raise_descriptors;
+use crate::runs_mount::{Begun, LATER, Users};
 use crate::signals;
 use crate::supervise::Post;
 
 /// How often it is looked whether the mount has ended, or its node is no longer the primary.
 const TURN: Duration = Duration::from_millis(200);
+
+/// How long a mount for programs under `mojim run` waits for a copy that another process has open.
+const BUSY: Duration = Duration::from_secs(5);
+/// How long programs under `mojim run` get EROFS once another node is the primary, before their mount
+/// is taken away.
+const STALE: Duration = Duration::from_secs(5);
 
 /// Mount a volume as a directory: any program can keep its files there.
 ///
@@ -56,6 +63,9 @@ pub struct Mount {
     /// (`failover = "automatic"`).
     #[arg(long)]
     wait: bool,
+    /// For programs under `mojim run`: ends when none of them has the mount any more.
+    #[arg(long, hide = true, conflicts_with_all = ["wait", "json"])]
+    while_used: bool,
     /// Print the ready line as JSON.
     #[arg(long)]
     json: bool,
@@ -102,6 +112,9 @@ impl Mount {
     pub fn run(self) -> Done {
         signals::block()?;
         log::install(&self.name, self.log)?;
+        if self.while_used {
+            return self.run_while_used();
+        }
         let config = load(&self.config)?;
         let volume = config.volume(self.volume.as_deref())?;
         let node = config.node(&self.name)?;
@@ -153,6 +166,78 @@ impl Mount {
         }
     }
 
+    /// The process behind [`RunsMount`](crate::runs_mount::RunsMount).
+    fn run_while_used(self) -> Done {
+        let (mounted, mut users) = match self.begin() {
+            Ok(begun) => begun,
+            Err(f) => {
+                let (text, code) = (f.text.clone(), f.code);
+                say_begun(&Begun::Failed { text, code })?;
+                return Err(f);
+            }
+        };
+        say_begun(&Begun::Mounted)?;
+        // While it is held, no program comes.
+        let mut alone = None;
+        let mut hidden: Option<Instant> = None;
+        while !signals::came_within(TURN)? && !mounted.is_over() {
+            if hidden.is_none() && mounted.is_stale() {
+                hidden = Some(Instant::now());
+                mounted.hide();
+                tracing::error!(
+                    "another node is the primary: nothing can be changed any more by programs that \
+                     were started here, and in {} s they can read nothing any more",
+                    STALE.as_secs()
+                );
+            }
+            // The node's daemon needs the copy, to follow the new primary.
+            if hidden.is_some_and(|since| since.elapsed() > STALE) {
+                break;
+            }
+            if alone.is_none() {
+                alone = users.are_none().unwrap_or_else(|e| {
+                    tracing::warn!("looking for programs that use the volume: {e}");
+                    None
+                });
+                // Somebody who is not under `mojim run` may use its own place.
+                if alone.is_some() && hidden.is_none() && !mounted.leave() {
+                    alone = None;
+                }
+            }
+        }
+        let ended = mounted.end();
+        if hidden.is_none() {
+            ended?; // what a node that was replaced could not commit is known
+        }
+        Ok(0)
+    }
+
+    fn begin(&self) -> Result<(Mounted, Users), Failure> {
+        let config = load(&self.config)?;
+        let volume = config.volume(self.volume.as_deref())?;
+        let node = config.node(&self.name)?;
+        self.check(&config, node, volume).map_err(without)?;
+        raise_descriptors();
+        let began = Instant::now();
+        let attached = loop {
+            match self.attach(&config, volume) {
+                // The node's daemon may look at what a dead process left.
+                Err(mojim::Error::Busy(_)) if began.elapsed() < BUSY => {}
+                attached => break attached,
+            }
+        };
+        let attached = attached.map_err(|e| {
+            let code = if may_pass(&e) { LATER } else { 1 };
+            match Failure::from(e) {
+                f if f.code == 1 => Failure { code, ..f },
+                f => f,
+            }
+        })?;
+        let mounted = self.mount(attached).map_err(without)?;
+        let users = Users::of(&self.directory)?;
+        Ok((mounted, users))
+    }
+
     fn check(&self, config: &Config, node: &Node, volume: &Volume) -> Result<(), Failure> {
         let file = self.config.display();
         if !volume.data_nodes().contains(&node.name.as_str()) {
@@ -172,7 +257,7 @@ impl Mount {
             Failure::failed(format!("{}: {e}; make it first", self.directory.display()))
         })?;
         let own = std::fs::canonicalize(&node.directory).unwrap_or(node.directory.clone());
-        if dir.starts_with(&own) || own.starts_with(&dir) {
+        if !self.while_used && (dir.starts_with(&own) || own.starts_with(&dir)) {
             return Err(Failure::usage(format!(
                 "{}: node {} keeps its copies in {}; mount elsewhere",
                 dir.display(),
@@ -215,6 +300,18 @@ impl Mount {
         }
         out.flush()
     }
+}
+
+/// What to do where nothing can be mounted.
+fn without(f: Failure) -> Failure {
+    let text = format!("{} (`mojim run --preload` needs no mount)", f.text);
+    Failure { text, ..f }
+}
+
+fn say_begun(what: &Begun) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{}", serde_json::to_string(what)?)?;
+    Ok(out.flush()?)
 }
 
 /// Whether an attach may succeed later: the node's daemon may have the copy open, or the view may

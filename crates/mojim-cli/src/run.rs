@@ -7,37 +7,53 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use mojim_config::Failover;
+use mojim_config::{Failover, Node, Volume};
 
 use crate::ask::load;
 use crate::failure::{Done, Failure};
+use crate::namespace::Namespace;
 use crate::program;
+use crate::runs_mount::{LATER, RunsMount, Settings};
 use crate::supervise;
 
 /// The libraries that are put before the program, in this order.
 const LIBRARIES: [&str; 2] = ["libmojim_preload.so", "libmojim.so"];
 
-/// Run an unmodified program: the files that it maps in the volume's directory are Mojim's.
+/// Run an unmodified program: for it, the volume's directory is the volume itself.
 ///
-/// Sets LD_PRELOAD, MOJIM_CONFIG, MOJIM_NODE and MOJIM_VOLUME, and becomes the program; its exit
-/// code is the program's. Where the volume's views change by themselves (`failover = "automatic"`),
-/// it waits until this node is the volume's primary, then starts the program, ends it when the node
-/// no longer is, and waits again. The libraries are looked for in $MOJIM_LIB, beside this command, and in
-/// ../lib.
+/// The program is started in a mount namespace of its own, in which the directory VOLUME below the
+/// node's `directory` is the volume, mounted as by `mojim mount`: every program works there, however
+/// it is linked, and so do the programs that it starts. fsync, fdatasync, msync, and writes with
+/// O_SYNC or O_DSYNC are sync points; what no program syncs is committed every --commit-interval.
+/// Several programs on a node share the volume. The mount is started by the first, belongs to none,
+/// and ends when none is left: then everything is committed. What it has to say is in the file
+/// .mojim/VOLUME/run/log below the node's `directory`. Processes that were not started so see the
+/// bare copy of the node in that directory, and must not change it.
 ///
-/// Several programs that run so on one node share the volume, and so do processes that they start or
-/// fork: what is mapped with MAP_SHARED is the same memory in all. The first that opens a file of the
-/// volume does the work for all: once it has ended, the others can commit nothing more.
+/// This needs FUSE (/dev/fuse) and the right to mount: as root, or with the program fusermount3 and
+/// user namespaces.
+///
+/// With --preload nothing is mounted. Instead Mojim's libraries are loaded into the program: the files
+/// that it maps in the directory are the volume's memory in its own process, and msync takes a
+/// fraction of the time. But part of what a program may do with files is refused then, and what it
+/// does past the C library is not seen. LD_PRELOAD, MOJIM_CONFIG, MOJIM_NODE and
+/// MOJIM_VOLUME are set; the libraries are looked for in $MOJIM_LIB, beside this command, and in ../lib.
+/// What several such programs map with MAP_SHARED is the same memory in all; the first that opens a file of
+/// the volume does the work for all: once it has ended, the others can commit nothing more. A
+/// program that would run without the libraries is not started, by this command (exit code 126) or
+/// by a program that runs under it (EACCES): one that is linked statically or for another C library,
+/// or that has the set-user-ID or set-group-ID bit or capabilities, and a script for such an
+/// interpreter.
+///
+/// Becomes the program; its exit code is the program's. Where the volume's views change by themselves
+/// (`failover = "automatic"`), it waits until this node is the volume's primary, then starts the
+/// program, ends it when the node no longer is, and waits again. What it waits for, where and since
+/// when it says on standard error after a second.
 ///
 /// With --read the program reads the volume on a node that follows, the mirror or a backup (in mode
-/// `sync-disk` a backup only), whose `mojim node` runs on this host: files that it maps with
-/// PROT_READ, or reads, show whole sync points only, and follow the primary. Opening them for
-/// writing fails with EROFS. There may be any number of such programs.
-///
-/// A program that would run without the libraries is not started, by this command (exit code 126)
-/// or by a program that runs under it (EACCES): one that is linked statically or for another C
-/// library, or that has the set-user-ID or set-group-ID bit or capabilities, and a script for such
-/// an interpreter. What it waits for, where and since when it says on standard error after a second.
+/// `sync-disk` a backup only), whose `mojim node` runs on this host, through the libraries: files that
+/// it maps with PROT_READ, or reads, show whole sync points only, and follow the primary. Opening them
+/// for writing fails with EROFS. There may be any number of such programs.
 #[derive(clap::Args)]
 pub struct Run {
     /// The configuration file.
@@ -49,11 +65,16 @@ pub struct Run {
     /// The volume; may be left out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
-    /// Read on a node that follows, instead of being the volume's primary.
-    #[arg(long)]
+    #[command(flatten)]
+    settings: Settings,
+    /// Load Mojim's libraries into the program, instead of mounting the volume.
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval"])]
+    preload: bool,
+    /// Read on a node that follows, instead of being the volume's primary; by the libraries.
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval"])]
     read: bool,
     /// Start programs, too, that run without the libraries: nothing keeps them from the volume's files.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval"])]
     allow_unguarded: bool,
     /// The program and its arguments, after `--`.
     #[arg(last = true, required = true, value_name = "CMD")]
@@ -77,6 +98,52 @@ impl Run {
         if !self.read {
             config.check_media(&node.name)?;
         }
+        let directory = mojim_replica::layout::data_dir(node, &volume.name);
+        std::fs::create_dir_all(&directory)
+            .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
+        let config_file = std::fs::canonicalize(&self.config)?;
+        let (program, args) = self.command.split_first().expect("clap requires one");
+        let mut command = Command::new(program);
+        command.args(args);
+        let by_libraries = self.preload || self.read || self.allow_unguarded;
+        let mount = match by_libraries {
+            true => {
+                self.preload_into(&mut command, &config_file, node, volume)?;
+                None
+            }
+            false => Some(RunsMount::of(&config_file, node, volume)),
+        };
+        if let Some(mount) = &mount {
+            let namespace = Namespace::new(&mount.at(), &std::fs::canonicalize(&directory)?)?;
+            // SAFETY: `enter` makes system calls only, on what was prepared.
+            unsafe { command.pre_exec(move || namespace.enter()) };
+        }
+        let mut prepare = || match &mount {
+            Some(mount) => mount.ensure(&self.settings).map(Some),
+            None => Ok(None),
+        };
+        if !self.read && volume.failover == Failover::Automatic {
+            return supervise::run(command, &mut prepare, &config, &self.config, node, volume);
+        }
+        let _held = prepare().map_err(|f| match f.code {
+            LATER => Failure { code: 1, ..f },
+            _ => f,
+        })?;
+        let e = command.exec();
+        Err(Failure::not_started(
+            &e,
+            format!("running {}: {e}", program.to_string_lossy()),
+        ))
+    }
+
+    /// Has the libraries loaded into the program.
+    fn preload_into(
+        &self,
+        command: &mut Command,
+        config: &Path,
+        node: &Node,
+        volume: &Volume,
+    ) -> Result<(), Failure> {
         let mut preload = OsString::new();
         for (i, path) in libraries()?.iter().enumerate() {
             if i > 0 {
@@ -88,16 +155,9 @@ impl Run {
             preload.push(":");
             preload.push(others);
         }
-        let directory = mojim_replica::layout::data_dir(node, &volume.name);
-        std::fs::create_dir_all(&directory)
-            .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
-        let path = std::fs::canonicalize(&self.config)?;
-        let (program, args) = self.command.split_first().expect("clap requires one");
-        let mut command = Command::new(program);
         command
-            .args(args)
             .env("LD_PRELOAD", preload)
-            .env("MOJIM_CONFIG", path)
+            .env("MOJIM_CONFIG", config)
             .env("MOJIM_NODE", &node.name)
             .env("MOJIM_VOLUME", &volume.name);
         if self.read {
@@ -110,16 +170,9 @@ impl Run {
             command.env(&*allowed, "1");
         } else {
             command.env_remove(&*allowed);
-            check_program(program)?;
+            check_program(command.get_program())?;
         }
-        if !self.read && volume.failover == Failover::Automatic {
-            return supervise::run(command, &config, &self.config, node, volume);
-        }
-        let e = command.exec();
-        Err(Failure::not_started(
-            &e,
-            format!("running {}: {e}", program.to_string_lossy()),
-        ))
+        Ok(())
     }
 }
 

@@ -27,6 +27,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
+use crate::runs_mount::{Held, LATER};
 use crate::signals;
 
 /// How long the daemon may take to answer.
@@ -224,9 +225,14 @@ fn clock(t: SystemTime) -> String {
     format!("{:02}:{:02}:{:02} UTC", s / 3600, s / 60 % 60, s % 60)
 }
 
-/// Runs the command whenever `node` is the primary of `volume`; ends with it.
+/// Makes a start possible, and keeps it so while what it returns lives.
+pub type Prepare<'a> = dyn FnMut() -> Result<Option<Held>, Failure> + 'a;
+
+/// Runs the command whenever `node` is the primary of `volume`; ends with it. `prepare` is
+/// called before each start.
 pub fn run(
     mut command: Command,
+    prepare: &mut Prepare,
     config: &Config,
     file: &Path,
     node: &Node,
@@ -262,29 +268,23 @@ pub fn run(
             "node {} is the primary; the program starts",
             node.name
         ));
+        let held = match prepare() {
+            // The view has changed again, or a dead process's copy is still looked at.
+            Err(f) if f.code == LATER => {
+                say(f.text);
+                if let Ok(Event::Signal(s)) = events.recv_timeout(beat) {
+                    return Ok(128 + s as u8);
+                }
+                continue;
+            }
+            held => held?,
+        };
         let program = start(&mut command, &tell)?;
+        drop(held);
         let wait = Wait::new(&post, config, file);
         let (status, signalled) = guard(&program, wait, &events, beat, &say)?;
-        // A program whose node was replaced may end by itself, with an error
-        // of its sync points: that is no end of its work.
-        let mut wait = Wait::new(&post, config, file);
-        let who = loop {
-            let who = match post.ask() {
-                who @ (Who::Unknown(_) | Who::Gone(_)) if !signalled => who,
-                who => break who,
-            };
-            wait.is_for(&who, &say);
-            if wait.is_hopeless(&who) {
-                say(format!(
-                    "the program ended ({status}); whether another node is the primary now is not known: {}",
-                    wait.what
-                ));
-                break Who::Me;
-            }
-            if let Ok(Event::Signal(_)) = events.recv_timeout(beat) {
-                break Who::Me;
-            }
-        };
+        let wait = Wait::new(&post, config, file);
+        let who = who_now(wait, status, signalled, &events, beat, &say);
         match who {
             Who::Another(other) if !signalled => say(format!(
                 "the program ended ({status}); node {other} is the primary now"
@@ -295,6 +295,35 @@ pub fn run(
                     None => 128 + status.signal().unwrap_or(0) as u8,
                 });
             }
+        }
+    }
+}
+
+/// Who is primary once the program has ended. A program whose node was replaced may end by itself,
+/// with an error of its sync points: that is no end of its work.
+fn who_now(
+    mut wait: Wait,
+    status: ExitStatus,
+    signalled: bool,
+    events: &Receiver<Event>,
+    beat: Duration,
+    say: &impl Fn(String),
+) -> Who {
+    loop {
+        let who = match wait.post.ask() {
+            who @ (Who::Unknown(_) | Who::Gone(_)) if !signalled => who,
+            who => return who,
+        };
+        wait.is_for(&who, say);
+        if wait.is_hopeless(&who) {
+            say(format!(
+                "the program ended ({status}); whether another node is the primary now is not known: {}",
+                wait.what
+            ));
+            return Who::Me;
+        }
+        if let Ok(Event::Signal(_)) = events.recv_timeout(beat) {
+            return Who::Me;
         }
     }
 }

@@ -712,6 +712,7 @@ fn run_says_what_it_lacks() {
     let out = Command::new(MOJIM)
         .args([
             "run",
+            "--preload",
             "--config",
             file.to_str().unwrap(),
             "--name",
@@ -744,7 +745,7 @@ fn run_starts_no_program_that_would_run_without_the_libraries() {
     let cc = cc.arg("-static").arg(source).arg("-o").arg(&program);
     assert!(cc.status().unwrap().success());
     let program = program.to_str().unwrap();
-    let out = c.mojim("run", &["--name", "a", "--", program]);
+    let out = c.mojim("run", &["--name", "a", "--preload", "--", program]);
     assert_eq!(out.status.code(), Some(126), "{}", text(&out.stdout));
     let why = text(&out.stderr);
     assert!(
@@ -754,7 +755,10 @@ fn run_starts_no_program_that_would_run_without_the_libraries() {
     let out = c.mojim("run", &["--name", "a", "--allow-unguarded", "--", program]);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     assert_eq!(text(&out.stdout), "unguarded\n");
-    let out = c.mojim("run", &["--name", "a", "--", "nothing-of-that-name"]);
+    let out = c.mojim(
+        "run",
+        &["--name", "a", "--preload", "--", "nothing-of-that-name"],
+    );
     assert_eq!(out.status.code(), Some(127), "{}", text(&out.stderr));
 }
 
@@ -810,9 +814,9 @@ fn run_says_what_it_waits_for_and_gives_up_a_daemon_that_nobody_starts() {
 }
 
 /// Figure 1 of the Mojim paper, compiled with `cc` and run unmodified under
-/// `mojim run`, replicated, twice; then the mirror takes over and has it.
+/// `mojim run --preload`, replicated, twice; then the mirror takes over and has it.
 #[test]
-fn figure_1_under_mojim_run_is_on_both_nodes() {
+fn figure_1_with_the_libraries_is_on_both_nodes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let lib = Path::new(MOJIM).parent().unwrap();
     // The libraries lie beside the command; make sure that they are of this source.
@@ -837,7 +841,7 @@ fn figure_1_under_mojim_run_is_on_both_nodes() {
     let file = dir.join("a/v/mmapfile");
     let [program, file] = [&program, &file].map(|p| p.to_str().unwrap());
     for _ in 0..2 {
-        let run = home.mojim("run", &["--name", "a", "--", program, file]);
+        let run = home.mojim("run", &["--name", "a", "--preload", "--", program, file]);
         assert!(run.status.success(), "{}", text(&run.stderr));
     }
     await_last_word(&home, "b");

@@ -615,7 +615,17 @@ fn neither_a_daemon_nor_a_program_alone_moves_the_primary() {
 /// `mojim run` on both nodes: the program runs where the primary is.
 #[test]
 fn mojim_run_follows_the_primary() {
+    follows_the_primary(&[]);
+}
+
+/// The same with the libraries in the program.
+#[test]
+fn mojim_run_with_the_libraries_follows_the_primary() {
     support::libraries();
+    follows_the_primary(&["--preload"]);
+}
+
+fn follows_the_primary(way: &[&str]) {
     let c = Cluster::new("sync", "disk");
     be_patient(&c);
     let source = c.dir.join("count.c");
@@ -630,6 +640,7 @@ fn mojim_run_follows_the_primary() {
 int main(int argc, char **argv) {
     int fd = open(argv[argc - 1], O_RDWR | O_CREAT, 0644);
     if (fd < 0) { perror("open"); return 1; }
+    if (ftruncate(fd, 4096)) { perror("ftruncate"); return 1; }
     long *n = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (n == MAP_FAILED) { perror("mmap"); return 1; }
     for (;;) {
@@ -654,16 +665,9 @@ int main(int argc, char **argv) {
     let run = |node: &str| {
         let file = c.file();
         let data = c.dir.join(node).join("v/count");
-        let args = [
-            "run",
-            "--config",
-            file.to_str().unwrap(),
-            "--name",
-            node,
-            "--",
-            program.to_str().unwrap(),
-            data.to_str().unwrap(),
-        ];
+        let args = ["run", "--config", file.to_str().unwrap(), "--name", node];
+        let command = ["--", program.to_str().unwrap(), data.to_str().unwrap()];
+        let args = [&args[..], way, &command].concat();
         Process::start(&args, &c.dir.join(format!("run-{node}.txt")))
     };
     let mut a = c.node("a");

@@ -181,7 +181,7 @@ words! {
     /// Whose stores a mapping shows (ARCHITECTURE.md, "The life of a sync point"). The default is
     /// `auto`.
     Working {
-        /// `auto`: what the program asks for; private by the interfaces, shared under `mojim run`.
+        /// `auto`: what the program asks for; private by the interfaces, shared under `mojim run --preload`.
         Auto = "auto",
         /// `private`: of each mapping its own. The same bytes of a file can be mapped once; memory is
         /// needed for what is stored to.

@@ -189,6 +189,26 @@ pub fn check(directories: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
+/// The file system type of FUSE, as `statfs` gives it.
+const FUSE: fs::FsWord = 0x6573_5546;
+
+/// Fails if a mount of FUSE lies over this directory of a node's copy: for a program under `mojim run`
+/// that is the volume, and a volume that had itself for its copy would wait for itself.
+pub fn check_bare(directory: &Path) -> io::Result<()> {
+    let found = match fs::statfs(directory) {
+        Err(Errno::NOENT) => return Ok(()),
+        found => found?,
+    };
+    let above = directory.parent().unwrap_or(Path::new("/"));
+    if found.f_type != FUSE || fs::stat(directory)?.st_dev == fs::stat(above)?.st_dev {
+        return Ok(());
+    }
+    Err(refused(
+        directory,
+        "the volume itself is mounted over the node's copy here. Call this outside `mojim run`",
+    ))
+}
+
 /// Fails if another user can put keys into this directory.
 pub(super) fn check_keys(path: &Path) -> io::Result<()> {
     let Some((at, dir)) = walk(path, false)? else {

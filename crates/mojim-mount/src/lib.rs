@@ -127,6 +127,36 @@ impl Mounted {
         matches!(self.shared.fs.volume().check(), Err(Error::Stale(_)))
     }
 
+    /// Takes the directory away in this process's namespace, unless somebody uses it there. Programs
+    /// in other mount namespaces keep it; [`Mounted::is_over`] says when the last of them is gone.
+    pub fn leave(&self) -> bool {
+        self.take_away(UnmountFlags::empty()).is_ok()
+    }
+
+    /// The same also if somebody uses it: nobody comes to it any more; who is there stays.
+    pub fn hide(&self) {
+        if let Err(e) = self.take_away(UnmountFlags::DETACH) {
+            tracing::warn!("unmounting {}: {e}", self.directory.display());
+        }
+    }
+
+    fn take_away(&self, flags: UnmountFlags) -> std::io::Result<()> {
+        match unmount(&self.directory, flags) {
+            // Only root may; others have a helper.
+            Err(Errno::PERM) => {}
+            taken => return Ok(taken?),
+        }
+        let mut helper = std::process::Command::new("fusermount3");
+        helper.arg("-u").stderr(std::process::Stdio::null());
+        if flags.contains(UnmountFlags::DETACH) {
+            helper.arg("-z");
+        }
+        match helper.arg(&self.directory).status()? {
+            s if s.success() => Ok(()),
+            s => Err(std::io::Error::other(format!("fusermount3: {s}"))),
+        }
+    }
+
     /// Unmounts, commits what is not committed, and detaches the volume. Programs that have
     /// files open there can read them on, as long as this process runs; what they change fails.
     ///
@@ -187,6 +217,8 @@ impl Mounted {
         let taken = match unmount(&self.directory, UnmountFlags::DETACH) {
             // Only root may; others have a helper, which refuses while files are open.
             Err(Errno::PERM) => return session.umount_and_join().context(what),
+            // It was taken away before ([`Mounted::leave`], or by somebody else).
+            Err(Errno::INVAL) => Ok(()),
             taken => taken.map_err(std::io::Error::from).context(what),
         };
         // It ends when the last file is closed.

@@ -139,8 +139,14 @@ pub fn make_directories(config: &Config, me: &NodeConfig, env: &dyn Env) -> Resu
     env.create_dir_all(&meta)
         .context(|| format!("making {}", meta.display()))?;
     let held = config.volumes.values();
-    let held = held.filter(|v| v.data_nodes().contains(&me.name.as_str()));
-    let dirs = held.flat_map(|v| layout::own_dirs(me, &v.name));
+    let held: Vec<_> = held
+        .filter(|v| v.data_nodes().contains(&me.name.as_str()))
+        .collect();
+    for v in &held {
+        trust::check_bare(&layout::data_dir(me, &v.name))
+            .context(|| format!("node {}", me.name))?;
+    }
+    let dirs = held.iter().flat_map(|v| layout::own_dirs(me, &v.name));
     let dirs: Vec<_> = [me.directory.clone(), meta]
         .into_iter()
         .chain(dirs)

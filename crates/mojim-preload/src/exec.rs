@@ -468,7 +468,7 @@ exports! { |pass|
     // configuration have none.
     fn chroot(path: *const c_char) -> c_int {
         if on() {
-            say("chroot is refused under `mojim run`: the volume's files could not be told from others; run mojim in there");
+            say("chroot is refused under `mojim run --preload`: the volume's files could not be told from others; run mojim in there");
             real::set_errno(libc::EPERM);
             return -1;
         }

@@ -3,7 +3,7 @@
 //!
 //! Owns the interposed system calls of a process, the table of descriptors
 //! that stand for a volume's files (`table`), and the table of regions
-//! (`regions`). A client of libmojim (`api`). `mojim run` sets `LD_PRELOAD` and
+//! (`regions`). A client of libmojim (`api`). `mojim run --preload` sets `LD_PRELOAD` and
 //! MOJIM_CONFIG, MOJIM_NODE and, if there are several, MOJIM_VOLUME; with
 //! `--read` MOJIM_READ: then the volume is only read, on a node that follows.
 //!

@@ -54,6 +54,11 @@ pub fn own_dirs(node: &Node, volume: &str) -> Vec<PathBuf> {
     .collect()
 }
 
+/// Where the mount is that programs under `mojim run` have in common, and what belongs to it.
+pub fn runs_dir(node: &Node, volume: &str) -> PathBuf {
+    meta_dir(node, volume).join("run")
+}
+
 /// Where programs of the node that share the volume keep locks on its files.
 pub fn locks_dir(node: &Node, volume: &str) -> PathBuf {
     meta_dir(node, volume).join("locks")

@@ -358,6 +358,7 @@ impl Nodes {
                     &file,
                     "--name",
                     name,
+                    "--preload",
                     "--",
                     client().to_str().unwrap(),
                     "append",

@@ -131,6 +131,8 @@ impl Place {
         let dirs = layout::own_dirs(node, &volume.name);
         let check = || trust::check(&dirs).context(|| format!("volume {}", volume.name));
         check()?;
+        trust::check_bare(&layout::data_dir(node, &volume.name))
+            .context(|| format!("volume {}", volume.name))?;
         rings::note(config, node)?;
         loop {
             match Store::open(env, layout::store(config, node, volume)) {

@@ -1,0 +1,436 @@
+//! `mojim run`, end to end: programs for which the volume's directory is the volume, whatever way they
+//! reach it by.
+//!
+//! What is compared is what a program was told, with what is on the other node after a promotion.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+mod support;
+use support::cluster::{Cluster, SYNC};
+use support::{MOJIM, Process, await_or, await_that, text};
+
+/// Two nodes, and programs on them.
+struct Runs {
+    c: Cluster,
+}
+
+impl Runs {
+    fn new() -> Runs {
+        Runs {
+            c: Cluster::new(SYNC),
+        }
+    }
+
+    /// The volume's directory on a node.
+    fn dir(&self, node: &str) -> PathBuf {
+        self.c.dir.join(node).join("v")
+    }
+
+    /// Where the mount lies that the programs have in common.
+    fn at(&self, node: &str) -> PathBuf {
+        self.c.dir.join(node).join(".mojim/v/run/at")
+    }
+
+    fn args(&self, node: &str, more: &[&str]) -> Vec<String> {
+        let file = self.c.file();
+        let all = ["run", "--config", file.to_str().unwrap(), "--name", node];
+        all.iter().chain(more).map(|s| (*s).to_owned()).collect()
+    }
+
+    /// A program, to its end.
+    fn run(&self, node: &str, command: &[&str]) -> Output {
+        self.c
+            .mojim("run", &[&["--name", node, "--"], command].concat())
+    }
+
+    /// The output of one that must do well.
+    fn says(&self, node: &str, command: &[&str]) -> String {
+        let out = self.run(node, command);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        text(&out.stdout)
+    }
+
+    /// A shell that does what it is told, line by line.
+    fn shell(&self, node: &str, name: &str) -> Process {
+        let errors = self.c.dir.join(format!("{name}.txt"));
+        let args = self.args(node, &["--", "sh"]);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        Process::start(&args, &errors)
+    }
+
+    fn is_mounted(&self, node: &str) -> bool {
+        let mounts = fs::read_to_string("/proc/mounts").unwrap();
+        mounts.contains(self.at(node).to_str().unwrap())
+    }
+
+    /// Until no program has the mount any more, and everything is committed.
+    fn await_end(&self, node: &str) {
+        await_that("the mount's end", || {
+            (!self.is_mounted(node) && self.server(node).is_none()).then_some(())
+        });
+    }
+
+    /// The process of the mount.
+    fn server(&self, node: &str) -> Option<u32> {
+        let at = self.at(node);
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let mut ids = all.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+        ids.find(|id| {
+            let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+            line.split(|b| *b == 0).any(|arg| arg == b"--while-used")
+                && line
+                    .windows(at.as_os_str().len())
+                    .any(|w| w == at.as_os_str().as_encoded_bytes())
+        })
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        for node in ["a", "b"] {
+            if let Some(id) = self.server(node) {
+                let _ = Command::new("kill").args(["-9", &id.to_string()]).status();
+            }
+            let mut umount = Command::new("umount");
+            umount.arg("-l").arg(self.at(node)).stderr(Stdio::null());
+            let _ = umount.status();
+        }
+    }
+}
+
+fn tell(shell: &mut Process, line: &str) {
+    let to = shell.stdin.as_mut().unwrap();
+    writeln!(to, "{line}").unwrap();
+}
+
+/// A program that is linked statically and makes its system calls itself.
+fn past_libc(dir: &Path) -> String {
+    let program = dir.join("past_libc");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/e2e/past_libc.c");
+    let mut cc = Command::new("cc");
+    let cc = cc.arg("-static").arg(source).arg("-o").arg(&program);
+    assert!(cc.status().unwrap().success());
+    program.to_str().unwrap().to_owned()
+}
+
+/// A store in Go acknowledged 200 transactions under `mojim run`, and the mirror had no file, while
+/// `status` said well. So did static programs, a cleaned environment and system calls past the C
+/// library; `cp` and `>` over a file were refused after the truncation was committed; directories,
+/// links and permissions stayed on one node.
+#[test]
+fn nothing_that_a_program_does_in_the_directory_stays_on_one_node() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let mut b = r.c.node("b");
+    let program = past_libc(&r.c.dir);
+    let dir = r.dir("a");
+    let at = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    assert_eq!(r.says("a", &[&program, &at("static"), "one"]), "synced\n");
+    let clean = ["env", "-i", &program, &at("static"), " two"];
+    assert_eq!(r.says("a", &clean), "synced\n");
+    let script = format!(
+        "set -e; cd '{}'; mkdir d; echo 1 > d/f; echo 2 > d/f; ln -s f d/link; chmod 751 d; \
+         cp -p d/f g; mv g h; rm -f none; sync d/f h d",
+        dir.display()
+    );
+    r.says("a", &["sh", "-c", &script]);
+    r.await_end("a");
+    // Outside there is the node's copy, which knows nothing of links and permissions.
+    assert_eq!(fs::read_to_string(dir.join("static")).unwrap(), "one two");
+    r.c.assert_equal();
+    r.c.promote("b");
+    let dir = r.dir("b");
+    let script = "cat static d/f d/link h; stat -c %a d; readlink d/link; ls";
+    let script = format!("cd '{}'; {script}", dir.display());
+    let shown = r.says("b", &["sh", "-c", &script]);
+    assert_eq!(shown, "one two2\n2\n2\n751\nf\nd\nh\nstatic\n");
+    r.await_end("b");
+    b.kill();
+}
+
+/// What the test above would miss without the mount.
+#[test]
+fn outside_the_mount_a_program_writes_on_one_node_only() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    r.says("a", &["true"]);
+    r.await_end("a");
+    let file = r.dir("a").join("f");
+    let mut program = Command::new(past_libc(&r.c.dir));
+    let out = program.arg(&file).arg("one").output().unwrap();
+    assert_eq!(text(&out.stdout), "synced\n", "{}", text(&out.stderr));
+    r.c.assert_equal();
+    assert!(file.exists() && !r.dir("b").join("f").exists());
+}
+
+/// Whichever program opened the volume first was its owner: when a reader of a shell ended, the
+/// database beside it could commit nothing more until it was started again.
+#[test]
+fn programs_come_and_go_and_those_that_stay_go_on() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = past_libc(&r.c.dir);
+    let file = r.dir("a").join("f").to_str().unwrap().to_owned();
+    let mut first = r.shell("a", "first");
+    tell(&mut first, &format!("{program} {file} 1"));
+    assert_eq!(first.line().as_deref(), Some("synced"));
+    let mut second = r.shell("a", "second");
+    tell(&mut second, &format!("{program} {file} 2"));
+    assert_eq!(second.line().as_deref(), Some("synced"));
+    let server = r.server("a").expect("the mount's process");
+    tell(&mut first, "exit 7");
+    assert_eq!(first.wait(), Some(7));
+    tell(&mut second, &format!("{program} {file} 3"));
+    assert_eq!(second.line().as_deref(), Some("synced"));
+    // One that leaves a process behind.
+    let left = format!(
+        "(read x < {}; {program} {file} 4) > /dev/null 2>&1 &",
+        file.clone() + ".go"
+    );
+    tell(&mut second, &format!("mkfifo {file}.go; {left} exit 0"));
+    assert_eq!(second.wait(), Some(0));
+    assert_eq!(r.says("a", &["cat", &file]), "123");
+    assert_eq!(r.server("a"), Some(server));
+    r.says("a", &["sh", "-c", &format!("echo > {file}.go")]);
+    r.await_end("a");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "1234");
+    r.c.assert_equal();
+}
+
+/// What was not synced is committed when the last program has ended, before another can come.
+#[test]
+fn the_end_of_the_last_program_commits_what_it_left() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let dir = r.dir("a");
+    let file = dir.join("f");
+    let mut args = r.args("a", &["--commit-interval", "never", "--", "sh", "-c"]);
+    args.push(format!("echo unsynced > '{}'", file.display()));
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let out = support::mojim(&args);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    r.await_end("a");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "unsynced\n");
+    r.c.assert_equal();
+    // Another that needs other settings comes once it has ended, and not before.
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, "echo up");
+    assert_eq!(shell.line().as_deref(), Some("up"));
+    let out = support::mojim(&args);
+    let why = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{why}");
+    assert!(
+        why.contains("mounted already") && why.contains("the defaults"),
+        "{why}"
+    );
+    tell(&mut shell, "exit");
+    assert_eq!(shell.wait(), Some(0));
+}
+
+/// The volume's process is killed under the programs: they get errors, what they were told is there,
+/// and the next `mojim run` brings the volume up again.
+#[test]
+fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = past_libc(&r.c.dir);
+    let file = r.dir("a").join("f").to_str().unwrap().to_owned();
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, &format!("{program} {file} 1"));
+    assert_eq!(shell.line().as_deref(), Some("synced"));
+    let server = r.server("a").unwrap().to_string();
+    let killed = Command::new("kill").args(["-9", &server]).status();
+    assert!(killed.unwrap().success());
+    tell(&mut shell, &format!("{program} {file} 2; echo $?"));
+    assert_eq!(shell.line().as_deref(), Some("1"));
+    assert!(
+        ["not connected", "connection abort"]
+            .iter()
+            .any(|what| shell.errors().contains(what)),
+        "{}",
+        shell.errors()
+    );
+    // While the old program is still there.
+    assert_eq!(r.says("a", &[&program, &file, "3"]), "synced\n");
+    assert_eq!(r.says("a", &["cat", &file]), "13");
+    tell(&mut shell, "exit");
+    shell.wait();
+    r.await_end("a");
+    r.c.assert_equal();
+}
+
+/// A descriptor, or a working directory, from outside reached the node's bare copy.
+#[test]
+fn ways_past_the_mount_that_a_program_would_inherit_are_none() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let dir = r.dir("a");
+    fs::create_dir_all(&dir).unwrap();
+    let (file, shown) = (r.c.file(), dir.display());
+    let run = format!("'{MOJIM}' run --config '{}' --name a --", file.display());
+    let sh = |script: String| Command::new("sh").args(["-c", &script]).output().unwrap();
+    let out = sh(format!("{run} true > '{shown}/out'"));
+    let why = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{why}");
+    assert!(
+        why.contains("/v/out is open already (descriptor 1)"),
+        "{why}"
+    );
+    fs::remove_file(dir.join("out")).unwrap();
+    let out = sh(format!(
+        "cd '{shown}'; {run} sh -c 'echo in > f; sync f; ls'"
+    ));
+    assert_eq!(text(&out.stdout), "f\n", "{}", text(&out.stderr));
+    r.await_end("a");
+    assert_eq!(fs::read_to_string(dir.join("f")).unwrap(), "in\n");
+    r.c.assert_equal();
+    // A daemon, or a command that opens the copy, took the mount for the copy.
+    let config = file.to_str().unwrap();
+    let inner = ["node", "--config", config, "--name", "a"];
+    let out = r.run("a", &[&[MOJIM], &inner[..]].concat());
+    let why = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{why}");
+    assert!(why.contains("outside `mojim run`"), "{why}");
+}
+
+/// A user who is not root: the mount is made by fusermount3, the namespace in one of users.
+#[test]
+fn a_user_who_is_not_root_has_the_volume_too() {
+    let r = Runs::new();
+    let helper = Command::new("fusermount3").arg("-V").output();
+    let others = |p: &Path| fs::metadata(p).is_ok_and(|m| m.mode() & 0o001 != 0);
+    if helper.is_err() || !Path::new(MOJIM).ancestors().all(others) {
+        let mut err = std::io::stderr();
+        let _ = writeln!(
+            err,
+            "not run: needs fusermount3, and a path that all may go"
+        );
+        return;
+    }
+    const NOBODY: u32 = 65534;
+    let own = r.c.dir.join("a");
+    fs::create_dir(&own).unwrap();
+    std::os::unix::fs::chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+    r.c.configure(&format!(
+        "cluster = \"u\"\n[volume.v]\nmode = \"unreplicated\"\nprimary = \"a\"\n\
+         [node.a]\naddress = \"127.0.0.1:{}\"\ndirectory = \"{}\"\n",
+        r.c.ports[0].number,
+        own.display()
+    ));
+    let program = past_libc(&r.c.dir);
+    let (file, config) = (r.dir("a").join("f"), r.c.file());
+    // Not everybody may open the device everywhere.
+    let script = format!(
+        "mount -t tmpfs none /mnt && mknod /mnt/fuse c 10 229 && chmod 666 /mnt/fuse && \
+         mount --bind /mnt/fuse /dev/fuse && exec setpriv --reuid {NOBODY} --regid {NOBODY} \
+         --clear-groups '{MOJIM}' run --config '{}' --name a -- '{program}' '{}' mine",
+        config.display(),
+        file.display()
+    );
+    let mut unshare = Command::new("unshare");
+    let out = unshare.args(["-m", "sh", "-c", &script]).output().unwrap();
+    assert_eq!(text(&out.stdout), "synced\n", "{}", text(&out.stderr));
+    r.await_end("a");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    assert_eq!(fs::metadata(&file).unwrap().uid(), NOBODY);
+}
+
+/// Where nothing can be mounted, no program is started as if it were guarded.
+#[test]
+fn where_nothing_can_be_mounted_the_program_is_not_started() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let run = format!(
+        "'{MOJIM}' run --config '{}' --name a -- echo started",
+        r.c.file().display()
+    );
+    // Without /dev/fuse.
+    let script = format!("mount -t tmpfs none /dev && mknod /dev/null c 1 3 && {run}");
+    let out = Command::new("unshare")
+        .args(["-m", "sh", "-c", &script])
+        .output()
+        .unwrap();
+    let why = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{why}");
+    assert!(out.stdout.is_empty());
+    assert!(
+        why.contains("/dev/fuse") && why.contains("--preload"),
+        "{why}"
+    );
+    // Without the right to mount.
+    let drop = [
+        "--bounding-set",
+        "-sys_admin",
+        "--inh-caps",
+        "-sys_admin",
+        "sh",
+        "-c",
+        &run,
+    ];
+    let out = Command::new("setpriv").args(drop).output().unwrap();
+    let why = text(&out.stderr);
+    assert_ne!(out.status.code(), Some(0), "{why}");
+    assert!(out.stdout.is_empty());
+    assert!(why.contains("--preload"), "{why}");
+}
+
+/// Programs on a node that is no longer the primary can change nothing, and soon read nothing, since
+/// their mount kept the copy from following the new primary. A program that starts then is told.
+#[test]
+fn after_a_promotion_elsewhere_the_mount_makes_room_for_the_new_primary() {
+    let r = Runs::new();
+    let mut a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = past_libc(&r.c.dir);
+    let file = r.dir("a").join("f").to_str().unwrap().to_owned();
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, &format!("{program} {file} 1"));
+    assert_eq!(shell.line().as_deref(), Some("synced"));
+    // It stands still, as a whole node may.
+    a.kill();
+    let server = [r.server("a").unwrap()];
+    support::stop_all(&server);
+    r.c.promote("b");
+    support::continue_all(&server);
+    let _a = r.c.node("a");
+    let last = std::cell::RefCell::new(String::new());
+    await_or(
+        "the error",
+        || last.borrow().clone(),
+        || {
+            tell(&mut shell, &format!("{program} {file} 2; echo $?"));
+            let said = shell.line().unwrap();
+            last.replace(said.clone());
+            (said == "1").then_some(())
+        },
+    );
+    assert!(
+        shell.errors().contains("Read-only file system"),
+        "{}",
+        shell.errors()
+    );
+    await_that("the mount to be hidden", || {
+        (!r.is_mounted("a")).then_some(())
+    });
+    let on_b = r.dir("b").join("f").to_str().unwrap().to_owned();
+    assert_eq!(r.says("b", &["cat", &on_b]), "1");
+    r.await_end("b");
+    // The program on a still runs.
+    r.c.assert_equal();
+    let out = r.run("a", &["true"]);
+    let why = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{why}");
+    assert!(why.contains("is not the primary"), "{why}");
+    tell(&mut shell, "exit");
+    shell.wait();
+}
