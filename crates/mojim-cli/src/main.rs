@@ -16,6 +16,7 @@ mod demo;
 mod docs;
 mod failover;
 mod failure;
+mod interval;
 mod keys;
 mod latency;
 mod log;
@@ -38,6 +39,7 @@ mod supervise;
 mod tiers;
 mod verify;
 mod well;
+mod while_used;
 
 use failure::Done;
 

@@ -12,20 +12,19 @@ use serde_json::json;
 
 use crate::ask::load;
 use crate::failure::{Done, Failure, say_on_stderr};
+use crate::interval::{Interval, interval};
 use crate::log::{self, Form};
 use crate::node::raise_descriptors;
-use crate::runs_mount::{Begun, LATER, Users};
+use crate::runs_mount::{Begun, LATER};
 use crate::signals;
 use crate::supervise::Post;
+use crate::while_used::{self, Users};
 
 /// How often it is looked whether the mount has ended, or its node is no longer the primary.
 const TURN: Duration = Duration::from_millis(200);
 
 /// How long a mount for programs under `mojim run` waits for a copy that another process has open.
 const BUSY: Duration = Duration::from_secs(5);
-/// How long programs under `mojim run` get EROFS once another node is the primary, before their mount
-/// is taken away.
-const STALE: Duration = Duration::from_secs(5);
 
 /// Mount a volume as a directory: any program can keep its files there.
 ///
@@ -84,18 +83,6 @@ enum Atomic {
     File,
     /// Everything that was changed.
     Volume,
-}
-
-/// How often is committed what no program syncs.
-#[derive(Debug, Clone, Copy)]
-struct Interval(Option<Duration>);
-
-fn interval(text: &str) -> Result<Interval, String> {
-    match text.parse::<f64>() {
-        Ok(s) if (0.01..=86_400.0).contains(&s) => Ok(Interval(Some(Duration::from_secs_f64(s)))),
-        Err(_) if text == "never" => Ok(Interval(None)),
-        _ => Err("from 0.01 to 86400 seconds, or never".into()),
-    }
 }
 
 /// Why a mount is over.
@@ -168,48 +155,16 @@ impl Mount {
 
     /// The process behind [`RunsMount`](crate::runs_mount::RunsMount).
     fn run_while_used(self) -> Done {
-        let (mounted, mut users) = match self.begin() {
+        let (mounted, users) = match self.begin() {
             Ok(begun) => begun,
             Err(f) => {
                 let (text, code) = (f.text.clone(), f.code);
-                say_begun(&Begun::Failed { text, code })?;
+                say_begun(&Begun::Failed { text, code });
                 return Err(f);
             }
         };
-        say_begun(&Begun::Mounted)?;
-        // While it is held, no program comes.
-        let mut alone = None;
-        let mut hidden: Option<Instant> = None;
-        while !signals::came_within(TURN)? && !mounted.is_over() {
-            if hidden.is_none() && mounted.is_stale() {
-                hidden = Some(Instant::now());
-                mounted.hide();
-                tracing::error!(
-                    "another node is the primary: nothing can be changed any more by programs that \
-                     were started here, and in {} s they can read nothing any more",
-                    STALE.as_secs()
-                );
-            }
-            // The node's daemon needs the copy, to follow the new primary.
-            if hidden.is_some_and(|since| since.elapsed() > STALE) {
-                break;
-            }
-            if alone.is_none() {
-                alone = users.are_none().unwrap_or_else(|e| {
-                    tracing::warn!("looking for programs that use the volume: {e}");
-                    None
-                });
-                // Somebody who is not under `mojim run` may use its own place.
-                if alone.is_some() && hidden.is_none() && !mounted.leave() {
-                    alone = None;
-                }
-            }
-        }
-        let ended = mounted.end();
-        if hidden.is_none() {
-            ended?; // what a node that was replaced could not commit is known
-        }
-        Ok(0)
+        say_begun(&Begun::Mounted);
+        while_used::serve(mounted, users)
     }
 
     fn begin(&self) -> Result<(Mounted, Users), Failure> {
@@ -219,22 +174,45 @@ impl Mount {
         self.check(&config, node, volume).map_err(without)?;
         raise_descriptors();
         let began = Instant::now();
+        let later = |e: &mojim::Error| {
+            let passes = [
+                libc::ETIMEDOUT,
+                libc::ECONNREFUSED,
+                libc::ESTALE,
+                libc::EBUSY,
+            ];
+            may_pass(e) || passes.contains(&e.errno())
+        };
+        let in_time = || began.elapsed() < BUSY;
+        let serving = loop {
+            match while_used::serving(&self.directory)? {
+                Some(file) => break file,
+                None if in_time() => std::thread::sleep(TURN),
+                None => {
+                    return Err(Failure {
+                        code: LATER,
+                        text: format!("the last mount of volume {} has not ended yet", volume.name),
+                    });
+                }
+            }
+        };
         let attached = loop {
             match self.attach(&config, volume) {
                 // The node's daemon may look at what a dead process left.
-                Err(mojim::Error::Busy(_)) if began.elapsed() < BUSY => {}
+                Err(mojim::Error::Busy(_)) if in_time() => {}
                 attached => break attached,
             }
         };
         let attached = attached.map_err(|e| {
-            let code = if may_pass(&e) { LATER } else { 1 };
+            let code = if later(&e) { LATER } else { 1 };
             match Failure::from(e) {
                 f if f.code == 1 => Failure { code, ..f },
                 f => f,
             }
         })?;
         let mounted = self.mount(attached).map_err(without)?;
-        let users = Users::of(&self.directory)?;
+        let over = mojim_replica::layout::data_dir(node, &volume.name);
+        let users = Users::of(&self.directory, &over, serving)?;
         Ok((mounted, users))
     }
 
@@ -308,10 +286,11 @@ fn without(f: Failure) -> Failure {
     Failure { text, ..f }
 }
 
-fn say_begun(what: &Begun) -> Result<(), Failure> {
+/// If nobody listens any more, the mount ends by itself.
+fn say_begun(what: &Begun) {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(what)?)?;
-    Ok(out.flush()?)
+    let _ = writeln!(out, "{}", json!(what));
+    let _ = out.flush();
 }
 
 /// Whether an attach may succeed later: the node's daemon may have the copy open, or the view may

@@ -10,14 +10,17 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statfs, statx};
+use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 use rustix::process::chdir;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::failure::Failure;
+use crate::runs_mount::Device;
 
 /// Where a program's volume is, in its namespace.
 pub struct Namespace {
@@ -33,11 +36,15 @@ impl Namespace {
     /// One in which `directory` is `mount`.
     ///
     /// # Errors
-    /// If a file below `directory` is open here, which the program would inherit.
+    /// If the program would inherit an open file below `directory`, or an open directory, from which
+    /// it comes there; or a working directory that is the same one by another path.
     pub fn new(mount: &Path, directory: &Path) -> Result<Namespace, Failure> {
         refuse_open_files(directory)?;
         let start = std::env::current_dir().ok();
         let start = start.filter(|d| d.starts_with(directory));
+        if start.is_none() {
+            refuse_another_way(directory)?;
+        }
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
         let line = |id: u32| format!("{id} {id} 1\n");
         let maps = (!uid.is_root()).then(|| [line(uid.as_raw()), line(gid.as_raw())]);
@@ -49,11 +56,11 @@ impl Namespace {
         })
     }
 
-    /// Takes this process, which has one thread, there.
+    /// Takes this process, which has one thread, there. `device` is what has to be mounted.
     ///
     /// # Errors
-    /// Standard error says which step failed.
-    pub fn enter(&self) -> io::Result<()> {
+    /// Standard error says which step failed. ESTALE: the mount has just ended.
+    pub fn enter(&self, device: Device) -> io::Result<()> {
         let user = match self.maps {
             Some(_) => UnshareFlags::NEWUSER,
             None => UnshareFlags::empty(),
@@ -79,6 +86,18 @@ impl Namespace {
         step(c"setting the namespace apart", mount_change(c"/", flags))?;
         let bound = mount_bind(self.mount.as_c_str(), self.directory.as_c_str());
         step(c"mounting the volume over its directory", bound)?;
+        // It may have been taken away from its place in the meantime.
+        let here = statx(
+            CWD,
+            &*self.directory,
+            AtFlags::STATX_DONT_SYNC,
+            StatxFlags::TYPE,
+        );
+        let same = here.and_then(|s| match (s.stx_dev_major, s.stx_dev_minor) == device {
+            true => Ok(()),
+            false => Err(Errno::STALE),
+        });
+        step(c"the volume's mount", same)?;
         match &self.start {
             // By its path, for the working directory is still the one below the mount.
             Some(start) => step(start, chdir(start.as_c_str())),
@@ -105,19 +124,63 @@ fn step(what: &CStr, done: rustix::io::Result<()>) -> io::Result<()> {
     })
 }
 
-/// A file that was opened before the mount lay over it would be written past Mojim.
+/// A file that was opened before the mount lay over it would be written past Mojim, and from any
+/// directory that is open the way is not far.
 fn refuse_open_files(directory: &Path) -> Result<(), Failure> {
     for entry in std::fs::read_dir("/proc/self/fd")?.flatten() {
-        let path: PathBuf = match std::fs::read_link(entry.path()) {
-            Ok(path) if path.starts_with(directory) => path,
-            _ => continue,
+        // Those of this process are closed by exec.
+        if !is_inherited(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        let Ok(path) = std::fs::read_link(entry.path()) else {
+            continue;
         };
+        let is_directory = path.is_absolute()
+            && !path.starts_with("/proc")
+            && std::fs::metadata(entry.path()).is_ok_and(|m| m.is_dir());
+        // Within `mojim run`, it is one of the mount.
+        let is_past = path.starts_with(directory) && !is_mounted(&entry.path());
+        if !is_directory && !is_past {
+            continue;
+        }
         return Err(Failure::failed(format!(
-            "{} is open already (descriptor {}): the program would write it past Mojim. Have it \
-             opened under `mojim run`, for example: mojim run … -- sh -c 'program > file'",
+            "{} is open already (descriptor {}): by it the program would reach the volume's files past \
+             Mojim. Have it opened under `mojim run`, for example: mojim run … -- sh -c 'program > file'",
             path.display(),
             entry.file_name().to_string_lossy()
         )));
     }
     Ok(())
+}
+
+/// Whether the descriptor of this number stays open at exec.
+fn is_inherited(number: &str) -> bool {
+    let Ok(n) = number.parse() else {
+        return false;
+    };
+    // SAFETY: asks for the flags of a descriptor, or fails if it is none.
+    let flags = unsafe { libc::fcntl(n, libc::F_GETFD) };
+    flags >= 0 && flags & libc::FD_CLOEXEC == 0
+}
+
+fn is_mounted(path: &Path) -> bool {
+    statfs(path).is_ok_and(|s| s.f_type == mojim_linux::trust::FUSE)
+}
+
+/// A working directory in the volume's directory that has another path, as by a bind mount, stays
+/// that of the bare copy.
+fn refuse_another_way(directory: &Path) -> Result<(), Failure> {
+    let id = |path: &Path| std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
+    let is = id(directory)?;
+    let Ok(start) = std::env::current_dir() else {
+        return Ok(());
+    };
+    match start.ancestors().find(|d| id(d).is_ok_and(|i| i == is)) {
+        Some(same) => Err(Failure::failed(format!(
+            "{} is {} by another path, which is not mounted: change to that one first",
+            same.display(),
+            directory.display()
+        ))),
+        None => Ok(()),
+    }
 }

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 
 use mojim_config::{Failover, Node, Volume};
 
@@ -13,7 +14,7 @@ use crate::ask::load;
 use crate::failure::{Done, Failure};
 use crate::namespace::Namespace;
 use crate::program;
-use crate::runs_mount::{LATER, RunsMount, Settings};
+use crate::runs_mount::{LATER, Pause, RunsMount, Settings};
 use crate::supervise;
 
 /// The libraries that are put before the program, in this order.
@@ -99,7 +100,7 @@ impl Run {
             config.check_media(&node.name)?;
         }
         let directory = mojim_replica::layout::data_dir(node, &volume.name);
-        std::fs::create_dir_all(&directory)
+        mojim_linux::trust::make(&directory)
             .map_err(|e| Failure::failed(format!("making {}: {e}", directory.display())))?;
         let config_file = std::fs::canonicalize(&self.config)?;
         let (program, args) = self.command.split_first().expect("clap requires one");
@@ -113,19 +114,30 @@ impl Run {
             }
             false => Some(RunsMount::of(&config_file, node, volume)),
         };
+        let device = Arc::new(Mutex::new((0, 0)));
         if let Some(mount) = &mount {
             let namespace = Namespace::new(&mount.at(), &std::fs::canonicalize(&directory)?)?;
-            // SAFETY: `enter` makes system calls only, on what was prepared.
-            unsafe { command.pre_exec(move || namespace.enter()) };
+            let device = device.clone();
+            // SAFETY: `enter` makes system calls only, on what was prepared; the lock is free, since
+            // who starts a program holds it at no other time.
+            unsafe { command.pre_exec(move || namespace.enter(*device.lock().expect("free"))) };
         }
-        let mut prepare = || match &mount {
-            Some(mount) => mount.ensure(&self.settings).map(Some),
-            None => Ok(None),
+        let mut prepare = |pause: &mut Pause| {
+            let Some(mount) = &mount else {
+                return Ok(None);
+            };
+            let held = mount.ensure(&self.settings, pause)?;
+            *device.lock().expect("no thread panics") = held.device;
+            Ok(Some(held))
         };
         if !self.read && volume.failover == Failover::Automatic {
             return supervise::run(command, &mut prepare, &config, &self.config, node, volume);
         }
-        let _held = prepare().map_err(|f| match f.code {
+        let mut pause = |time| {
+            std::thread::sleep(time);
+            false
+        };
+        let _held = prepare(&mut pause).map_err(|f| match f.code {
             LATER => Failure { code: 1, ..f },
             _ => f,
         })?;

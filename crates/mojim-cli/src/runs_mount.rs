@@ -1,42 +1,49 @@
 //! The mount that all programs under `mojim run` on a node have in common, for each volume.
 //!
-//! Owns its place below the node's own state (a directory `at`, the `lock`, the process's `log`),
-//! its start, and the decision when it ends. Its process is `mojim mount`, started by the first
-//! `mojim run` that needs it; it belongs to no program, and no program's end takes it along. It
-//! ends by itself when no mount namespace but its own has the mount any more.
+//! Owns its place below the node's own state, its start, and what a program needs to know of it. Its
+//! process is `mojim mount` (`while_used.rs`), started by the first `mojim run` that needs it; it
+//! belongs to no program, and no program's end takes it along.
+//!
+//! The place has `at`, where it is mounted; `lock`; `serving`, which its process has locked while it
+//! lives; `log`, what that says; and `failed`, what the last one could not commit.
 //!
 //! Invariants:
-//! - Who holds the lock decides: a mount is looked at, started and joined, and ends, under the lock
-//!   only. So a program never enters a mount that is about to end.
+//! - A mount is looked at, started and joined, and left by its process when nobody uses it, by who
+//!   holds the lock. Who joins it checks afterwards that it was still there ([`Held::device`]): it may
+//!   also be taken away without the lock.
+//! - Nothing here asks the mount's process for anything but by the file `serving`: it may stand still.
 //! - The lock's file says with which [`Settings`] the mount runs.
 
-use std::collections::HashSet;
-use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mojim_config::{Node, Volume};
+use mojim_linux::trust;
 use mojim_replica::layout;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{AtFlags, CWD, FlockOperation, StatxFlags, flock, statx};
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, say_on_stderr};
+use crate::interval::{Interval, interval};
 
 /// How long a wait goes on before a person is told of it.
 const SILENCE: Duration = Duration::from_secs(1);
-/// The pause between two looks at a lock that another process holds.
+/// The pause between two looks at what another process has to do.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The pause between two looks whether the process is ready.
+const STEP: Duration = Duration::from_millis(2);
+/// Bytes of the lock's file, so that no settings need more room on a full disk.
+const NOTE: usize = 256;
 /// A log that is larger is begun anew by the next mount.
 const MOST_LOG: u64 = 1 << 20;
-/// A look for users may take this part of the time.
-const LOOKS: u32 = 100;
 
 /// The exit code of a mount that may succeed later.
 pub const LATER: u8 = 75;
@@ -50,25 +57,35 @@ pub struct Settings {
     pub atomic: Option<String>,
     /// Seconds after which changes that no program has synced are committed, 5 by default, or "never"
     /// (`mojim mount --help`).
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = commit_interval)]
     pub commit_interval: Option<String>,
 }
 
+/// In one form, so that equal ones look alike.
+fn commit_interval(text: &str) -> Result<String, String> {
+    Ok(match interval(text)? {
+        Interval(Some(time)) => time.as_secs_f64().to_string(),
+        Interval(None) => "never".into(),
+    })
+}
+
 impl Settings {
-    fn args(&self) -> Vec<String> {
-        let one =
-            |name: &str, value: &Option<String>| value.as_ref().map(|v| format!("{name}={v}"));
-        let all = [
-            one("--atomic", &self.atomic),
-            one("--commit-interval", &self.commit_interval),
-        ];
-        all.into_iter().flatten().collect()
+    /// Words for `mojim mount`.
+    fn args(&self) -> [String; 2] {
+        [
+            format!("--atomic={}", self.atomic.as_deref().unwrap_or("file")),
+            format!(
+                "--commit-interval={}",
+                self.commit_interval.as_deref().unwrap_or("5")
+            ),
+        ]
     }
 
-    /// Whether who asks for these can use a mount with `others`.
-    fn go_with(&self, others: &Settings) -> bool {
-        let one = |mine: &Option<String>, other: &Option<String>| mine.is_none() || mine == other;
-        one(&self.atomic, &others.atomic) && one(&self.commit_interval, &others.commit_interval)
+    /// Whether who asks for these can use a mount with `words`.
+    fn go_with(&self, words: &[String]) -> bool {
+        let asked = [self.atomic.is_some(), self.commit_interval.is_some()];
+        let mut all = self.args().into_iter().zip(asked);
+        words.is_empty() || all.all(|(word, asked)| !asked || words.contains(&word))
     }
 }
 
@@ -80,10 +97,18 @@ pub struct RunsMount {
     dir: PathBuf,
 }
 
-/// While this lives, the mount does not end.
+/// While this lives, the mount does not end for want of users.
 pub struct Held {
     _lock: File,
+    /// The number of the mount's file system, by which a program's namespace checks that it has it.
+    pub device: Device,
 }
+
+/// The number of a file system, major and minor.
+pub type Device = (u32, u32);
+
+/// What waits, for so long: whether it is to be given up.
+pub type Pause<'a> = dyn FnMut(Duration) -> bool + 'a;
 
 impl RunsMount {
     /// That of `volume` on `node`. `config` is an absolute path.
@@ -108,87 +133,127 @@ impl RunsMount {
     /// Has it mounted, with `settings` if it is not there yet.
     ///
     /// # Errors
-    /// What the mount's process says, with its exit code; that it runs with other settings.
-    pub fn ensure(&self, settings: &Settings) -> Result<Held, Failure> {
+    /// What the mount's process says, with its exit code; that it runs with other settings;
+    /// [`GIVEN_UP`] if `pause` says so.
+    pub fn ensure(&self, settings: &Settings, pause: &mut Pause) -> Result<Held, Failure> {
         let at = self.at();
-        std::fs::create_dir_all(&self.dir).map_err(|e| Failure::from(e).at(&place(&self.dir)))?;
-        mojim_linux::trust::check(std::slice::from_ref(&self.dir))?;
+        let of_at = |e: io::Error| Failure::from(e).at(&place(&at));
+        trust::make(&self.dir).map_err(|e| Failure::from(e).at(&place(&self.dir)))?;
         let mut lock = self.lock()?;
-        self.wait_for_lock(&lock)?;
-        match look(&at)? {
-            Look::Mounted => {
-                let mut text = String::new();
-                lock.read_to_string(&mut text)?;
-                // A mount that ended without warning left what it had said.
-                let has: Settings = serde_json::from_str(&text).unwrap_or_default();
-                if !settings.go_with(&has) {
-                    return Err(Failure::usage(format!(
-                        "volume {} is mounted already, for programs under `mojim run` that have {}; \
-                         give the same, or end them first",
-                        self.volume,
-                        match has.args() {
-                            none if none.is_empty() => "the defaults".to_owned(),
-                            some => some.join(" "),
-                        }
-                    )));
-                }
-                return Ok(Held { _lock: lock });
+        self.wait_for_lock(&lock, pause)?;
+        let serving = self.is_serving().map_err(of_at)?;
+        let mounted = self.mounted().map_err(of_at)?;
+        if let (Some(device), true) = (mounted, serving) {
+            let mut text = String::new();
+            lock.read_to_string(&mut text)?;
+            let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+            if !settings.go_with(&words) {
+                return Err(Failure::usage(format!(
+                    "volume {} is mounted already, for programs under `mojim run`, with {}: give the \
+                     same, or end them first",
+                    self.volume,
+                    words.join(" ")
+                )));
             }
-            Look::Dead => take_away(&at)?,
-            Look::Bare => match std::fs::create_dir(&at) {
-                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(Failure::from(e).at(&place(&at)));
-                }
-                _ => {}
-            },
+            return Ok(Held {
+                _lock: lock,
+                device,
+            });
         }
-        self.start(settings)?;
-        lock.set_len(0)?;
-        lock.seek(SeekFrom::Start(0))?;
-        lock.write_all(serde_json::to_string(settings)?.as_bytes())?;
-        Ok(Held { _lock: lock })
+        if mounted.is_some() {
+            take_away(&at)?;
+        }
+        self.say_what_failed();
+        trust::make(&at).map_err(of_at)?;
+        // Before it starts: it may be there, and this process end before it hears so. What cannot
+        // be written is no reason not to start.
+        let note = format!("{:NOTE$}", settings.args().join(" "));
+        let _ = lock.write_all_at(note.as_bytes(), 0);
+        self.start(settings, pause)?;
+        match self.mounted().map_err(of_at)? {
+            Some(device) => Ok(Held {
+                _lock: lock,
+                device,
+            }),
+            None => Err(Failure {
+                code: LATER,
+                text: format!("{} was unmounted at once by somebody else", place(&at)),
+            }),
+        }
+    }
+
+    /// The number of what is mounted at the place, if anything is.
+    fn mounted(&self) -> io::Result<Option<Device>> {
+        let device = match device_of(&self.at()) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            // Nothing answers there any more.
+            Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return Ok(Some((0, 0))),
+            device => device?,
+        };
+        Ok((device != device_of(&self.dir)?).then_some(device))
+    }
+
+    /// Whether the mount's process lives.
+    fn is_serving(&self) -> io::Result<bool> {
+        let path = self.dir.join("serving");
+        match open_own(&path, false) {
+            Ok(file) => Ok(!try_lock(&file)?),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What the last mount could not commit was told to nobody.
+    fn say_what_failed(&self) {
+        let path = self.dir.join("failed");
+        if let Ok(text) = std::fs::read_to_string(&path) {
+            say_on_stderr(&format!(
+                "volume {}: what programs had not synced when the last of them ended could not be \
+                 committed then: {text}",
+                self.volume
+            ));
+            let _ = std::fs::remove_file(&path);
+        }
     }
 
     fn lock(&self) -> Result<File, Failure> {
         let path = self.dir.join("lock");
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let options = options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        options
-            .open(&path)
-            .map_err(|e| Failure::from(e).at(&place(&path)))
+        open_own(&path, true).map_err(|e| Failure::from(e).at(&place(&path)))
     }
 
-    fn wait_for_lock(&self, lock: &File) -> Result<(), Failure> {
+    fn wait_for_lock(&self, lock: &File, pause: &mut Pause) -> Result<(), Failure> {
         let began = Instant::now();
         let mut said = false;
         while !try_lock(lock)? {
             if !said && began.elapsed() >= SILENCE {
                 said = true;
                 say_on_stderr(&format!(
-                    "volume {}: waiting for its mount, which another `mojim run` starts, or which \
-                     commits what it has and ends ({})",
+                    "volume {}: waiting for its mount, which another `mojim run` starts, or which ends \
+                     and waits for processes that still have files open there ({})",
                     self.volume,
                     place(&self.log())
                 ));
             }
-            std::thread::sleep(PAUSE);
+            if pause(PAUSE) {
+                return Err(given_up());
+            }
         }
         Ok(())
     }
 
     /// Starts the mount's process and waits until it says that it is mounted.
-    fn start(&self, settings: &Settings) -> Result<(), Failure> {
+    fn start(&self, settings: &Settings, pause: &mut Pause) -> Result<(), Failure> {
         let path = self.log();
         let log_at = |e: io::Error| Failure::from(e).at(&place(&path));
         let mut options = OpenOptions::new();
         let options = options.create(true).append(true).mode(0o600);
         let options = options.custom_flags(libc::O_NOFOLLOW);
         let log = options.open(&path).map_err(log_at)?;
+        let exe = std::env::current_exe()?;
         if log.metadata().map_err(log_at)?.len() > MOST_LOG {
             log.set_len(0).map_err(log_at)?;
         }
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(&exe);
         command
             .args(["mount", "--while-used", "--config"])
             .arg(&self.config)
@@ -200,14 +265,16 @@ impl RunsMount {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
-        // SAFETY: between fork and exec three system calls are made; the process in the middle ends
+        // SAFETY: between fork and exec system calls are made only; the process in the middle ends
         // without running anything of this one's.
         unsafe { command.pre_exec(apart) };
-        let mut child = command.spawn()?;
+        let child = command.spawn();
+        let mut child = child.map_err(|e| Failure::from(e).at(&place(&exe)))?;
         let out = child.stdout.take().expect("it is piped");
-        child.wait()?; // the process in the middle
+        // The process in the middle; where nobody waits for children, there is none.
+        let _ = child.wait();
         let mut line = String::new();
-        self.wait_for(&out)?;
+        self.wait_for(&out, pause)?;
         BufReader::new(out).read_line(&mut line)?;
         match serde_json::from_str(&line) {
             Ok(Begun::Mounted) => Ok(()),
@@ -222,20 +289,36 @@ impl RunsMount {
 
     /// Until there is something to read, or the end; no thread waits, since who enters a namespace
     /// may have one only.
-    fn wait_for(&self, out: &ChildStdout) -> Result<(), Failure> {
-        let second = rustix::time::Timespec {
-            tv_sec: SILENCE.as_secs() as _,
-            tv_nsec: 0,
-        };
-        let mut fds = [PollFd::new(out, PollFlags::IN)];
-        if let Ok(0) = poll(&mut fds, Some(&second)) {
-            say_on_stderr(&format!(
-                "volume {}: waiting until it is mounted ({})",
-                self.volume,
-                place(&self.log())
-            ));
+    fn wait_for(&self, out: &ChildStdout, pause: &mut Pause) -> Result<(), Failure> {
+        let (began, now) = (Instant::now(), rustix::time::Timespec::default());
+        let mut said = false;
+        loop {
+            let mut fds = [PollFd::new(out, PollFlags::IN)];
+            if !matches!(poll(&mut fds, Some(&now)), Ok(0)) {
+                return Ok(());
+            }
+            if !said && began.elapsed() >= SILENCE {
+                said = true;
+                say_on_stderr(&format!(
+                    "volume {}: waiting until it is mounted ({})",
+                    self.volume,
+                    place(&self.log())
+                ));
+            }
+            if pause(STEP) {
+                return Err(given_up());
+            }
         }
-        Ok(())
+    }
+}
+
+/// The exit code of a wait that was given up: who waited knows why.
+pub const GIVEN_UP: u8 = 130;
+
+fn given_up() -> Failure {
+    Failure {
+        code: GIVEN_UP,
+        text: String::new(),
     }
 }
 
@@ -254,10 +337,22 @@ pub enum Begun {
     },
 }
 
-/// Puts the mount's process into a session of its own, as nobody's child: no terminal's signal is
-/// for it, no shell's end, and no program waits for a process that it did not start.
+/// Puts the mount's process into a session of its own, as nobody's child, with nothing of this
+/// process's open: no terminal's signal is for it, no shell's end, and no program waits for a
+/// process that it did not start.
 fn apart() -> io::Result<()> {
     rustix::process::setsid()?;
+    // SAFETY: system calls that change this process's own descriptors and dispositions; those
+    // that `exec` needs are not closed before it.
+    unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            libc::c_uint::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        );
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+    }
     // SAFETY: the child runs on to its exec; its parent ends here.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -272,8 +367,7 @@ fn place(path: &Path) -> String {
 }
 
 /// Whether the lock is taken now; it is let go of with the file.
-fn try_lock(lock: &File) -> io::Result<bool> {
-    use rustix::io::Errno;
+pub fn try_lock(lock: &File) -> io::Result<bool> {
     match flock(lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
@@ -281,27 +375,20 @@ fn try_lock(lock: &File) -> io::Result<bool> {
     }
 }
 
-/// What is at the mount's place.
-enum Look {
-    Bare,
-    Mounted,
-    /// A mount whose process died.
-    Dead,
+/// A file of the place, which nobody else could have made.
+pub fn open_own(path: &Path, make: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(make).truncate(false);
+    options
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
 }
 
-fn look(at: &Path) -> io::Result<Look> {
-    match std::fs::metadata(at) {
-        Ok(m) => {
-            let above = std::fs::metadata(at.parent().unwrap_or(Path::new("/")))?;
-            Ok(match m.dev() == above.dev() {
-                true => Look::Bare,
-                false => Look::Mounted,
-            })
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Look::Bare),
-        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => Ok(Look::Dead),
-        Err(e) => Err(e),
-    }
+/// The file system that `path` is of, without a question to its server.
+pub fn device_of(path: &Path) -> io::Result<Device> {
+    let s = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    Ok((s.stx_dev_major, s.stx_dev_minor))
 }
 
 /// Takes a dead mount away.
@@ -319,82 +406,4 @@ fn take_away(at: &Path) -> Result<(), Failure> {
         ))),
         Err(e) => Err(Failure::failed(format!("fusermount3: {e}"))),
     }
-}
-
-/// The mount's own view of who uses it.
-pub struct Users {
-    lock: PathBuf,
-    /// Its place and its file system's number, as in `mountinfo`.
-    at: String,
-    device: String,
-    next: Instant,
-}
-
-impl Users {
-    /// Of what is mounted at `at`, the place of a [`RunsMount`].
-    pub fn of(at: &Path) -> io::Result<Users> {
-        let device = std::fs::metadata(at)?.dev();
-        let (major, minor) = (libc::major(device), libc::minor(device));
-        let dir = at.parent().unwrap_or(Path::new("/"));
-        Ok(Users {
-            lock: dir.join("lock"),
-            at: escaped(at),
-            device: format!("{major}:{minor}"),
-            next: Instant::now(),
-        })
-    }
-
-    /// The lock, if nobody uses the mount now, and so nobody will while the lock is held. Looks only
-    /// as often as costs little.
-    pub fn are_none(&mut self) -> io::Result<Option<File>> {
-        let began = Instant::now();
-        if began < self.next || self.are_some()? {
-            self.next = self.next.max(began + began.elapsed() * LOOKS);
-            return Ok(None);
-        }
-        let lock = OpenOptions::new().read(true).write(true).open(&self.lock)?;
-        // Between the look and the lock somebody may have come.
-        let free = try_lock(&lock)? && !self.are_some()?;
-        Ok(free.then_some(lock))
-    }
-
-    /// Whether a process sees the mount anywhere but at its own place: as in the namespaces of
-    /// programs, or where a person has bound it.
-    fn are_some(&self) -> io::Result<bool> {
-        let mut seen: HashSet<OsString> = HashSet::new();
-        for entry in std::fs::read_dir("/proc")?.flatten() {
-            if !entry.file_name().as_encoded_bytes()[0].is_ascii_digit() {
-                continue;
-            }
-            // Of another user's process the namespace is not said; one that has ended meanwhile uses
-            // nothing.
-            if let Ok(namespace) = std::fs::read_link(entry.path().join("ns/mnt"))
-                && !seen.insert(namespace.into_os_string())
-            {
-                continue;
-            }
-            let Ok(mounts) = std::fs::read_to_string(entry.path().join("mountinfo")) else {
-                continue;
-            };
-            let mut all = mounts.lines().map(|l| l.split(' ').skip(2));
-            if all.any(|mut l| {
-                l.next() == Some(&self.device) && l.nth(1).is_some_and(|at| at != self.at)
-            }) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-}
-
-/// A path as `mountinfo` has it.
-fn escaped(path: &Path) -> String {
-    let mut text = String::new();
-    for c in path.to_string_lossy().chars() {
-        match c {
-            ' ' | '\t' | '\n' | '\\' => text += &format!("\\{:03o}", c as u32),
-            c => text.push(c),
-        }
-    }
-    text
 }

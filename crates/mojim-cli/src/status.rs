@@ -48,7 +48,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 ///
 /// What is not well is printed below the volume; with --json it is the list `ills`, each with
 /// `volume`, `node` (null where it is none's, as where no node can read the register), `kind` (unreachable, refused, voter, quorum,
-/// promotion, primaries, copy, failed, room, stale, alone, link, behind, backup-away, backup-lag), `text`
+/// promotion, primaries, copy, failed, room, strangers, stale, alone, link, behind, backup-away, backup-lag), `text`
 /// and `do`, what to do about it.
 #[derive(clap::Args)]
 pub struct Status {

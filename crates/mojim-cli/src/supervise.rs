@@ -27,7 +27,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
-use crate::runs_mount::{Held, LATER};
+use crate::runs_mount::{Held, LATER, Pause};
 use crate::signals;
 
 /// How long the daemon may take to answer.
@@ -226,7 +226,7 @@ fn clock(t: SystemTime) -> String {
 }
 
 /// Makes a start possible, and keeps it so while what it returns lives.
-pub type Prepare<'a> = dyn FnMut() -> Result<Option<Held>, Failure> + 'a;
+pub type Prepare<'a> = dyn FnMut(&mut Pause) -> Result<Option<Held>, Failure> + 'a;
 
 /// Runs the command whenever `node` is the primary of `volume`; ends with it. `prepare` is
 /// called before each start.
@@ -268,7 +268,11 @@ pub fn run(
             "node {} is the primary; the program starts",
             node.name
         ));
-        let held = match prepare() {
+        let started = match prepare_until(prepare, &events) {
+            Err(signal) => return Ok(128 + signal as u8),
+            Ok(held) => held.and_then(|held| Ok((start(&mut command, &tell)?, held))),
+        };
+        let (program, held) = match started {
             // The view has changed again, or a dead process's copy is still looked at.
             Err(f) if f.code == LATER => {
                 say(f.text);
@@ -277,9 +281,8 @@ pub fn run(
                 }
                 continue;
             }
-            held => held?,
+            started => started?,
         };
-        let program = start(&mut command, &tell)?;
         drop(held);
         let wait = Wait::new(&post, config, file);
         let (status, signalled) = guard(&program, wait, &events, beat, &say)?;
@@ -296,6 +299,24 @@ pub fn run(
                 });
             }
         }
+    }
+}
+
+/// What `prepare` makes of it; or the signal that came meanwhile.
+fn prepare_until(
+    prepare: &mut Prepare,
+    events: &Receiver<Event>,
+) -> Result<Result<Option<Held>, Failure>, i32> {
+    let mut came = None;
+    let held = prepare(&mut |time| {
+        if let Ok(Event::Signal(s)) = events.recv_timeout(time) {
+            came = Some(s);
+        }
+        came.is_some()
+    });
+    match came {
+        Some(signal) => Err(signal),
+        None => Ok(held),
     }
 }
 
@@ -331,7 +352,12 @@ fn who_now(
 fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure> {
     let mut child: Child = command.spawn().map_err(|e| {
         let name = command.get_program().to_string_lossy();
-        Failure::not_started(&e, format!("running {name}: {e}"))
+        let f = Failure::not_started(&e, format!("running {name}: {e}"));
+        match e.raw_os_error() {
+            // The mount has just ended.
+            Some(libc::ESTALE) => Failure { code: LATER, ..f },
+            _ => f,
+        }
     })?;
     // The child has not been reaped yet, so its ID is still its own.
     let program = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());

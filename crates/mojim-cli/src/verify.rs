@@ -2,20 +2,24 @@
 //!
 //! Owns the command's output; the comparison is `compare`.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::json;
+use mojim_config::{Config, Volume};
+use mojim_replica::request::Request;
+use serde_json::{Value, json};
 
-use crate::ask::load;
+use crate::ask::{LONG, ask, load};
 use crate::compare::{compare_all, count};
 use crate::failure::{Done, Failure};
+use crate::status::holders;
 
 /// Compare the copies of a volume on its nodes, also while a program is attached.
 ///
-/// Exit code 0 if they are equal; 1 if they differ (the first difference is printed) or a node
-/// does not answer; 2 if it could not be said of all bytes, because they changed too fast or a
+/// Exit code 0 if they are equal; 1 if they differ (the first difference is printed), if files lie in
+/// the volume's directory of a node that are not the volume's, or if a node does not answer; 2 if it could not be said of all bytes, because they changed too fast or a
 /// copy is not whole: try again, or with a longer --wait. What changes while it is compared is
 /// looked at again, until both nodes show what must be the same on both, or it is equal. See `mojim repair`.
 #[derive(clap::Args)]
@@ -77,14 +81,81 @@ impl Verify {
                 ),
             )
         };
+        let strangers = strangers(&config, volume)?;
         let mut out = std::io::stdout().lock();
         if self.json {
             let mut json = json;
             json["volume"] = json!(volume.name);
+            if !strangers.is_empty() {
+                json["strangers"] = json!(strangers);
+            }
             writeln!(out, "{json}")?;
         } else {
             writeln!(out, "volume {}: {text}", volume.name)?;
+            for (node, s) in &strangers {
+                say_strangers(&mut out, node, s)?;
+            }
         }
-        Ok(code)
+        Ok(match strangers.is_empty() {
+            true => code,
+            false => code.max(1),
+        })
     }
+}
+
+/// What lies in the volume's directories past Mojim, by node: on every node it is on that one only.
+fn strangers(config: &Config, volume: &Volume) -> Result<BTreeMap<String, Value>, Failure> {
+    let mut all = BTreeMap::new();
+    for node in holders(config, volume) {
+        let question = Request::Status {
+            volume: Some(volume.name.clone()),
+            register: false,
+        };
+        let said = ask(config, node, LONG, &question)?;
+        let of_volume = said["volumes"].as_array().into_iter().flatten();
+        let mut found = of_volume.filter(|v| v["volume"] == volume.name.as_str());
+        if let Some(s) = found.find_map(|v| v.get("strangers")) {
+            all.insert(node.name.clone(), s.clone());
+        }
+    }
+    Ok(all)
+}
+
+fn say_strangers(out: &mut impl Write, node: &str, s: &Value) -> std::io::Result<()> {
+    let path = s["path"].as_str().unwrap_or_default();
+    let names = |key: &str| {
+        s[key]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+    };
+    for name in names("unknown") {
+        writeln!(
+            out,
+            "node {node}: {path}/{name} is not the volume's, and on this node only"
+        )?;
+    }
+    for what in names("changed") {
+        writeln!(
+            out,
+            "node {node}: {path}: {what}: somebody changed it past Mojim"
+        )?;
+    }
+    for (key, of) in [("unknown_count", "unknown"), ("changed_count", "changed")] {
+        let more = s[key].as_u64().unwrap_or(0) - names(of).count() as u64;
+        if more > 0 {
+            writeln!(
+                out,
+                "node {node}: {path}: {more} more files like the last one"
+            )?;
+        }
+    }
+    if s["all_seen"] == false {
+        writeln!(
+            out,
+            "node {node}: {path}: there are more files than were looked at"
+        )?;
+    }
+    Ok(())
 }

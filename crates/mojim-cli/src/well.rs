@@ -161,6 +161,9 @@ const LOADS: &str = "nothing, if this passes: all of the volume is copied to it"
 const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
 const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
+const STRANGERS: &str =
+    "move them elsewhere; what is to be in the volume, bring there under `mojim run`";
+const CHANGED: &str = "`mojim verify` says where the copies differ; `mojim repair` takes the other copy's bytes, or all of it (`--anew`)";
 const ROOM: &str = "make room where the message says that there is none: it goes on by itself within seconds of that";
 const ROOM_BY_HAND: &str = "make room where the message says that there is none: it goes on by itself when a program is attached; else start `mojim node` there again";
 /// Added to the advice about voters: the other lines do not repeat it.
@@ -535,6 +538,7 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
         ill.todo = todo;
         ills.push(ill);
     }
+    of_strangers(n, ills);
     if n["distrusted"] == true {
         ills.push(Ill::new(
             name,
@@ -542,6 +546,43 @@ fn of_node(expected: &Expected<'_>, n: &Value, nodes: &[Value], ills: &mut Vec<I
             format!("the copy of node {name} is to be made anew, by an operator's word or since its log is damaged"),
             PROGRAM,
         ));
+    }
+}
+
+/// Most files that an ill names.
+const MOST_NAMED: usize = 5;
+
+/// Names, and how many more there are.
+fn some_of(names: &Value, count: &Value) -> String {
+    let all = names.as_array().into_iter().flatten();
+    let named: Vec<&str> = all.filter_map(Value::as_str).take(MOST_NAMED).collect();
+    let more = count
+        .as_u64()
+        .unwrap_or(0)
+        .saturating_sub(named.len() as u64);
+    match more {
+        0 => named.join(", "),
+        more => format!("{}, and {more} more", named.join(", ")),
+    }
+}
+
+/// What lies in a volume's directory on a node, or is missing there, past Mojim.
+fn of_strangers(n: &Value, ills: &mut Vec<Ill>) {
+    let (name, s) = (text(n, "node"), &n["strangers"]);
+    let path = text(s, "path");
+    if s["unknown_count"].as_u64().unwrap_or(0) > 0 {
+        let what = format!(
+            "node {name}: not of the volume, and so on this node only, are in {path}: {}",
+            some_of(&s["unknown"], &s["unknown_count"])
+        );
+        ills.push(Ill::new(name, "strangers", what, STRANGERS));
+    }
+    if s["changed_count"].as_u64().unwrap_or(0) > 0 {
+        let what = format!(
+            "node {name}: somebody changed files of the volume in {path}, past Mojim: {}",
+            some_of(&s["changed"], &s["changed_count"])
+        );
+        ills.push(Ill::new(name, "strangers", what, CHANGED));
     }
 }
 

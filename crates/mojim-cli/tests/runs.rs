@@ -93,7 +93,7 @@ impl Drop for Runs {
     fn drop(&mut self) {
         for node in ["a", "b"] {
             if let Some(id) = self.server(node) {
-                let _ = Command::new("kill").args(["-9", &id.to_string()]).status();
+                kill(id, "KILL");
             }
             let mut umount = Command::new("umount");
             umount.arg("-l").arg(self.at(node)).stderr(Stdio::null());
@@ -105,6 +105,15 @@ impl Drop for Runs {
 fn tell(shell: &mut Process, line: &str) {
     let to = shell.stdin.as_mut().unwrap();
     writeln!(to, "{line}").unwrap();
+}
+
+fn kill(id: u32, signal: &str) {
+    let mut kill = Command::new("kill");
+    // It may just have ended.
+    let _ = kill
+        .args(["-s", signal, &id.to_string()])
+        .stderr(Stdio::null())
+        .status();
 }
 
 /// A program that is linked statically and makes its system calls itself.
@@ -152,7 +161,8 @@ fn nothing_that_a_program_does_in_the_directory_stays_on_one_node() {
     b.kill();
 }
 
-/// What the test above would miss without the mount.
+/// What the test above would miss without the mount; and that it is said: `status` said well, and
+/// `verify` that the copies are equal.
 #[test]
 fn outside_the_mount_a_program_writes_on_one_node_only() {
     let r = Runs::new();
@@ -164,8 +174,48 @@ fn outside_the_mount_a_program_writes_on_one_node_only() {
     let mut program = Command::new(past_libc(&r.c.dir));
     let out = program.arg(&file).arg("one").output().unwrap();
     assert_eq!(text(&out.stdout), "synced\n", "{}", text(&out.stderr));
-    r.c.assert_equal();
     assert!(file.exists() && !r.dir("b").join("f").exists());
+    let said = |kind: &str| {
+        let out = r.c.mojim("status", &[]);
+        let said = text(&out.stdout);
+        (out.status.code() == Some(1) && said.contains(kind)).then_some(said)
+    };
+    let unknown = "node a: not of the volume, and so on this node only, are in";
+    await_that("the stranger to be said", || said(unknown));
+    let out = r.c.mojim("verify", &[]);
+    assert_eq!(out.status.code(), Some(1));
+    let verified = text(&out.stdout);
+    assert!(
+        verified.contains("are equal") && verified.contains("/a/v/f is not the volume's"),
+        "{verified}"
+    );
+    fs::remove_file(&file).unwrap();
+    r.c.assert_equal();
+    // The volume's own file is cut, while it is in use and after.
+    let mut shell = r.shell("a", "shell");
+    tell(
+        &mut shell,
+        &format!("echo 12345 > {0}; sync {0}; echo up", file.display()),
+    );
+    assert_eq!(shell.line().as_deref(), Some("up"));
+    await_that("the file", || {
+        fs::metadata(&file)
+            .is_ok_and(|m| m.len() == 6)
+            .then_some(())
+    });
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&file)
+        .unwrap()
+        .set_len(2)
+        .unwrap();
+    let cut = "f has 2 bytes instead of 6";
+    await_that("the cut file to be said", || said(cut));
+    tell(&mut shell, "exit");
+    shell.wait();
+    r.await_end("a");
+    fs::remove_file(&file).unwrap();
+    await_that("the missing file to be said", || said("f is not there"));
 }
 
 /// Whichever program opened the volume first was its owner: when a reader of a shell ended, the
@@ -227,7 +277,7 @@ fn the_end_of_the_last_program_commits_what_it_left() {
     let why = text(&out.stderr);
     assert_eq!(out.status.code(), Some(2), "{why}");
     assert!(
-        why.contains("mounted already") && why.contains("the defaults"),
+        why.contains("mounted already") && why.contains("--commit-interval=5"),
         "{why}"
     );
     tell(&mut shell, "exit");
@@ -246,9 +296,7 @@ fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged()
     let mut shell = r.shell("a", "shell");
     tell(&mut shell, &format!("{program} {file} 1"));
     assert_eq!(shell.line().as_deref(), Some("synced"));
-    let server = r.server("a").unwrap().to_string();
-    let killed = Command::new("kill").args(["-9", &server]).status();
-    assert!(killed.unwrap().success());
+    kill(r.server("a").unwrap(), "KILL");
     tell(&mut shell, &format!("{program} {file} 2; echo $?"));
     assert_eq!(shell.line().as_deref(), Some("1"));
     assert!(
@@ -265,6 +313,128 @@ fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged()
     shell.wait();
     r.await_end("a");
     r.c.assert_equal();
+}
+
+/// A killed mount that the kernel knew everything of was taken for a live one: every later program
+/// started in a directory that nobody served.
+#[test]
+fn a_killed_mount_is_known_to_be_dead_without_a_question() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = past_libc(&r.c.dir);
+    let file = r.dir("a").join("f").to_str().unwrap().to_owned();
+    assert_eq!(r.says("a", &[&program, &file, "1"]), "synced\n");
+    r.await_end("a");
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, &format!("{program} {file} 2"));
+    assert_eq!(shell.line().as_deref(), Some("synced"));
+    kill(r.server("a").unwrap(), "KILL");
+    await_that("the kill", || r.server("a").is_none().then_some(()));
+    assert_eq!(r.says("a", &["cat", &file]), "12");
+    tell(&mut shell, "exit");
+    shell.wait();
+}
+
+/// A process that had copied the mounts of this machine, and had no file open, kept the mount for ever,
+/// and every later program waiting.
+#[test]
+fn who_has_the_mount_and_does_not_use_it_keeps_nobody_waiting() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, "echo up");
+    assert_eq!(shell.line().as_deref(), Some("up"));
+    let mut bystander = Command::new("unshare")
+        .args([
+            "-m",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            "echo up; read x",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let out = bystander.stdout.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+    assert_eq!(line, "up\n");
+    tell(&mut shell, "exit");
+    shell.wait();
+    r.await_end("a");
+    let file = r.dir("a").join("f");
+    let script = format!("echo 1 > '{0}'; sync '{0}'", file.display());
+    r.says("a", &["sh", "-c", &script]);
+    r.await_end("a");
+    assert_eq!(fs::read_to_string(file).unwrap(), "1\n");
+    drop(bystander.stdin.take());
+    bystander.wait().unwrap();
+}
+
+/// A program whose root lies in the volume sees no mount, and nobody saw that it uses one. A service
+/// manager that ends a service's processes all at once ended the mount under its programs.
+#[test]
+fn a_program_in_a_jail_and_one_that_still_has_to_end_keep_the_mount() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let program = past_libc(&r.c.dir);
+    let mut shell = r.shell("a", "shell");
+    let jail = r.dir("a").join("jail").to_str().unwrap().to_owned();
+    tell(
+        &mut shell,
+        &format!("mkdir {jail}; exec {program} /f in wait {jail}"),
+    );
+    assert_eq!(shell.line().as_deref(), Some("waits"));
+    let server = r.server("a").unwrap();
+    kill(server, "TERM");
+    // Longer than it takes to see that nobody uses it.
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    assert_eq!(r.server("a"), Some(server));
+    tell(&mut shell, "");
+    assert_eq!(shell.line().as_deref(), Some("synced"));
+    assert_eq!(shell.wait(), Some(0));
+    r.await_end("a");
+    assert_eq!(fs::read_to_string(format!("{jail}/f")).unwrap(), "in");
+    // A second signal does not wait.
+    let mut shell = r.shell("a", "shell");
+    tell(&mut shell, "echo up");
+    assert_eq!(shell.line().as_deref(), Some("up"));
+    let server = r.server("a").unwrap();
+    await_that("the mount's end", || {
+        kill(server, "TERM");
+        r.server("a").is_none().then_some(())
+    });
+    r.c.assert_equal();
+}
+
+/// With a mask of 002, as users have it, the directories that were made for the mount were refused; a
+/// link in the node's directory had the mount count itself as a user.
+#[test]
+fn a_users_mask_and_a_link_on_the_way_are_no_hindrance() {
+    let r = Runs::new();
+    let _b = r.c.node("b");
+    let own = r.c.dir.join("a");
+    fs::create_dir(&own).unwrap();
+    std::os::unix::fs::symlink(&own, r.c.dir.join("linked")).unwrap();
+    let t = fs::read_to_string(r.c.file()).unwrap();
+    r.c.configure(&t.replace(
+        &format!("{}\"", own.display()),
+        &format!("{}/linked\"", r.c.dir.display()),
+    ));
+    let run = format!(
+        "umask 002; '{MOJIM}' run --config '{}' --name a -- sh -c 'echo 1 > {1}/linked/v/f; sync {1}/linked/v/f'",
+        r.c.file().display(),
+        r.c.dir.display()
+    );
+    let out = Command::new("sh").args(["-c", &run]).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    r.await_end("a");
+    assert_eq!(fs::read_to_string(own.join("v/f")).unwrap(), "1\n");
 }
 
 /// A descriptor, or a working directory, from outside reached the node's bare copy.

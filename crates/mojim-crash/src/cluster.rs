@@ -32,7 +32,7 @@ mod program;
 pub mod setup;
 mod stand;
 
-use live::{End, Faults, History, Stage};
+use live::{DISK, DISK_OF_A_MOUNT, End, Faults, History, Stage};
 use program::{Model, PART};
 use setup::{Mode, NODES, Places, Setup};
 use stand::{Back, Outcome, Plan, Stand};
@@ -177,6 +177,10 @@ struct Subject {
     recovers: Option<Fault>,
     /// The mode that the program's own configuration has, if it differs.
     believed: Option<Mode>,
+    /// With these words for `mojim mount`, if the program works in a mount.
+    mount: Option<&'static [&'static str]>,
+    /// Whether it must pass; the others must be caught.
+    stands: bool,
 }
 
 const MOJIM: Subject = Subject {
@@ -185,57 +189,99 @@ const MOJIM: Subject = Subject {
     faults: [None, None],
     recovers: None,
     believed: None,
+    mount: None,
+    stands: true,
+};
+
+impl Subject {
+    /// The cluster in which it runs.
+    fn setup(&self, mut setup: Setup) -> Setup {
+        setup.believed = self.believed.unwrap_or(setup.mode);
+        if self.mount.is_some() {
+            setup.for_a_mount();
+        }
+        setup
+    }
+}
+
+/// A mount that commits what is synced, and nothing else.
+const MOUNT: Subject = Subject {
+    name: "mount",
+    mount: Some(&["--commit-interval", "never"]),
+    ..MOJIM
 };
 
 /// The subjects that must be caught.
-const BROKEN: [Subject; 8] = [
+const BROKEN: [Subject; 10] = [
     Subject {
         name: "mirror-no-log-flush",
         modes: &[Mode::Sync],
         faults: [None, Some(Fault::NoLogFlush)],
+        stands: false,
         ..MOJIM
     },
     Subject {
         name: "mirror-no-superblock-flush",
         modes: &[Mode::Sync],
         faults: [None, Some(Fault::NoSuperblockFlush)],
+        stands: false,
         ..MOJIM
     },
     Subject {
         name: "mirror-data-first",
         modes: &[Mode::Sync],
         faults: [None, Some(Fault::DataFirst)],
+        stands: false,
         ..MOJIM
     },
     Subject {
         name: "mirror-superblock-late",
         modes: &[Mode::Sync],
         faults: [None, Some(Fault::SuperblockLate)],
+        stands: false,
         ..MOJIM
     },
     Subject {
         name: "primary-superblock-late",
         modes: &[Mode::SyncFlush],
         faults: [Some(Fault::SuperblockLate), None],
+        stands: false,
         ..MOJIM
     },
     Subject {
         name: "primary-no-superblock-flush",
         modes: &[Mode::SyncFlush],
         faults: [Some(Fault::NoSuperblockFlush), None],
+        stands: false,
         ..MOJIM
     },
     Subject {
         name: "without-the-mirror",
         modes: &[Mode::SyncFlush],
         believed: Some(Mode::Async),
+        stands: false,
         ..MOJIM
     },
     Subject {
         name: "ring-forgotten",
         modes: &[Mode::Sync],
         recovers: Some(Fault::ForgetRing),
+        stands: false,
         ..MOJIM
+    },
+    Subject {
+        name: "mount-without-the-mirror",
+        modes: &[Mode::SyncFlush],
+        believed: Some(Mode::Async),
+        stands: false,
+        ..MOUNT
+    },
+    // It commits also what no program has synced, at moments of its own.
+    Subject {
+        name: "mount-commits-early",
+        mount: Some(&["--commit-interval", "0.01"]),
+        stands: false,
+        ..MOUNT
     },
 ];
 
@@ -277,9 +323,9 @@ type Rows = BTreeMap<(bool, String, Failures), Row>;
 pub fn run(o: &Options) -> Result<Report> {
     let begun = Instant::now();
     let mut found = Vec::new();
-    for subject in std::iter::once(&MOJIM).chain(&BROKEN) {
+    for subject in [&MOJIM, &MOUNT].into_iter().chain(&BROKEN) {
         if o.subjects.is_empty() || o.subjects.iter().any(|s| s == subject.name) {
-            found.push((subject.name, look_at(o, subject)?));
+            found.push((subject, look_at(o, subject)?));
         }
     }
     Ok(Report {
@@ -289,7 +335,7 @@ pub fn run(o: &Options) -> Result<Report> {
 }
 
 fn look_at(o: &Options, subject: &Subject) -> Result<Rows> {
-    let must_stand = subject.name == MOJIM.name;
+    let must_stand = subject.stands;
     let states = if must_stand { o.states } else { o.tries };
     let begun = Instant::now();
     let total = Mutex::new(Rows::new());
@@ -301,7 +347,7 @@ fn look_at(o: &Options, subject: &Subject) -> Result<Rows> {
         seen < states && begun.elapsed() < o.limit && (must_stand || failures < o.enough)
     };
     let job = || -> Result<()> {
-        let mut bench = Bench::new(o)?;
+        let mut bench = Bench::new(o, subject)?;
         while goes_on() {
             let n = next.fetch_add(1, Relaxed);
             let rows = bench.look_at(o, subject, n)?;
@@ -330,7 +376,9 @@ fn turn(o: &Options, subject: &Subject, n: usize) -> (Mode, bool) {
     };
     let mode = modes[n % modes.len()];
     let turn = n / modes.len();
-    let register = o.registers[turn % o.registers.len()] && mode != Mode::Async;
+    // The mode `async` has none.
+    let has_none = mode == Mode::Async || subject.believed == Some(Mode::Async);
+    let register = o.registers[turn % o.registers.len()] && !has_none;
     (mode, register)
 }
 
@@ -362,9 +410,13 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(o: &Options) -> Result<Bench> {
+    fn new(o: &Options, subject: &Subject) -> Result<Bench> {
         let lab = Lab::new()?;
-        let stage = Stage::new(&lab, &o.exe)?;
+        let size = match subject.mount {
+            Some(_) => DISK_OF_A_MOUNT,
+            None => DISK,
+        };
+        let stage = Stage::new(&lab, &o.exe, size)?;
         let places = Places::new(lab.path("cluster"));
         let stand = Stand::new(&lab, places.clone(), stage.pristine())?;
         Ok(Bench {
@@ -379,14 +431,15 @@ impl Bench {
     fn look_at(&mut self, o: &Options, subject: &Subject, n: u64) -> Result<Rows> {
         let seed = o.seed + n;
         let (mode, register) = turn(o, subject, n as usize);
-        let mut setup = Setup::new(seed, mode, register, o.steps);
-        setup.believed = subject.believed.unwrap_or(mode);
+        let setup = subject.setup(Setup::new(seed, mode, register, o.steps));
         let mut rng = Rng::new(seed ^ 0x0c10_57e4);
         let wanted = |f: &Failures| o.failures.contains(f);
         let of_power: Vec<Failures> = Failures::POWER.into_iter().filter(wanted).collect();
         let end = end_of_life(o, &of_power, &mut rng);
         let places = &self.places;
-        let history = self.stage.run(places, &setup, subject.faults, end)?;
+        let history = self
+            .stage
+            .run(places, &setup, (subject.faults, subject.mount), end)?;
         let of_each = match end {
             End::Done => o.of_each,
             // Such a history has only one moment of failure.
@@ -438,7 +491,7 @@ impl Bench {
                 );
             }
             let failures: u64 = rows.values().map(Row::failures).sum();
-            if subject.name != MOJIM.name && failures >= o.enough {
+            if !subject.stands && failures >= o.enough {
                 break;
             }
         }
@@ -622,15 +675,15 @@ impl Row {
 
 /// Everything that the rung found.
 pub struct Report {
-    subjects: Vec<(&'static str, Rows)>,
+    subjects: Vec<(&'static Subject, Rows)>,
     seconds: f64,
 }
 
-fn is_right(name: &str, rows: &Rows) -> bool {
+fn is_right(subject: &Subject, rows: &Rows) -> bool {
     let sum = |f: fn(&Row) -> u64| rows.values().map(f).sum::<u64>();
     let (states, unmountable) = (sum(|r| r.states), sum(|r| r.unmountable));
     let compared = states > 0 && unmountable <= states / 20 + 2;
-    compared && (sum(Row::failures) == 0) == (name == MOJIM.name)
+    compared && (sum(Row::failures) == 0) == subject.stands
 }
 
 impl Report {
@@ -638,7 +691,7 @@ impl Report {
     pub fn is_right(&self) -> bool {
         self.subjects
             .iter()
-            .all(|(name, rows)| is_right(name, rows))
+            .all(|(subject, rows)| is_right(subject, rows))
     }
 
     /// The report as JSON.
@@ -657,11 +710,11 @@ impl Report {
                 "first": r.first,
             })
         };
-        let subject = |(name, rows): &(&'static str, Rows)| {
+        let subject = |(subject, rows): &(&'static Subject, Rows)| {
             json!({
-                "subject": name,
-                "must_fail": *name != MOJIM.name,
-                "right": is_right(name, rows),
+                "subject": subject.name,
+                "must_fail": !subject.stands,
+                "right": is_right(subject, rows),
                 "rows": rows.iter().map(row).collect::<Vec<_>>(),
             })
         };
@@ -677,9 +730,10 @@ impl Report {
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "power for clusters, {:.0} s", self.seconds)?;
-        for (name, rows) in &self.subjects {
+        for (subject, rows) in &self.subjects {
+            let name = subject.name;
             let states: u64 = rows.values().map(|r| r.states).sum();
-            let verdict = match (is_right(name, rows), *name == MOJIM.name) {
+            let verdict = match (is_right(subject, rows), subject.stands) {
                 (true, true) => "stands",
                 (true, false) => "found out",
                 (false, true) => "FAILED",

@@ -40,7 +40,7 @@ enum Word {
 /// power, and looks at what the cluster serves then.
 #[derive(Args)]
 struct Cluster {
-    /// States of mojim.
+    /// States of mojim, and of its mount.
     #[arg(long, default_value_t = 400)]
     states: u64,
     /// Which mode; all of them without.
@@ -52,7 +52,7 @@ struct Cluster {
     /// What happens to the nodes; anything without.
     #[arg(long, value_parser = Failures::of)]
     failures: Vec<Failures>,
-    /// Which subject: mojim, or a broken one; all of them without.
+    /// Which subject: mojim, mount, or a broken one; all of them without.
     #[arg(long)]
     subject: Vec<String>,
     /// Most minutes of each.
@@ -115,6 +115,9 @@ struct Program {
     /// How many each.
     #[arg(long)]
     steps: u64,
+    /// A mounted volume in which it works, instead of attaching it.
+    #[arg(long)]
+    mount: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -293,6 +296,7 @@ fn run(word: &Word) -> Result<()> {
             seed: p.seed,
             threads: p.threads,
             steps: p.steps,
+            mount: p.mount.clone(),
         }),
         Word::Plug(p) => {
             let media = match &p.medium {

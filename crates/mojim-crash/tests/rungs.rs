@@ -87,33 +87,72 @@ fn block_history() {
     }
 }
 
+/// Some of the cluster's subjects, shortly.
+fn clusters(subjects: &[&str], modes: &[Mode], states: u64) {
+    let report = cluster::run(&cluster::Options {
+        exe: env!("CARGO_BIN_EXE_mojim-crash").into(),
+        subjects: subjects.iter().map(|s| (*s).to_owned()).collect(),
+        modes: modes.to_vec(),
+        registers: vec![false],
+        failures: Failures::ALL
+            .map(|(f, _)| f)
+            .into_iter()
+            .filter(|f| *f != Failures::BEmpty)
+            .collect(),
+        states,
+        tries: 2000,
+        enough: 1,
+        of_each: 12,
+        steps: 60,
+        jobs: 2,
+        seed: 1,
+        limit: Duration::MAX,
+        loud: true,
+    });
+    let report = report.unwrap();
+    println!("{report}");
+    assert!(report.is_right(), "{report}");
+}
+
 #[test]
 fn power_for_clusters() {
     if can("ext4", true) {
-        let report = cluster::run(&cluster::Options {
-            exe: env!("CARGO_BIN_EXE_mojim-crash").into(),
-            subjects: ["mojim", "mirror-no-log-flush", "without-the-mirror"]
-                .map(String::from)
-                .to_vec(),
-            modes: vec![Mode::Async, Mode::Sync, Mode::SyncFlush],
-            registers: vec![false],
-            failures: Failures::ALL
-                .map(|(f, _)| f)
-                .into_iter()
-                .filter(|f| *f != Failures::BEmpty)
-                .collect(),
-            states: 40,
-            tries: 2000,
-            enough: 1,
-            of_each: 12,
-            steps: 60,
-            jobs: 2,
-            seed: 1,
-            limit: Duration::MAX,
-            loud: true,
-        });
-        let report = report.unwrap();
-        println!("{report}");
-        assert!(report.is_right(), "{report}");
+        let subjects = ["mojim", "mirror-no-log-flush", "without-the-mirror"];
+        clusters(&subjects, &[Mode::Async, Mode::Sync, Mode::SyncFlush], 40);
     }
+}
+
+/// With the command `mojim` beside this rung's, of this source: its mount serves the program.
+#[test]
+fn power_for_mounts() {
+    let exe = Path::new(env!("CARGO_BIN_EXE_mojim-crash"));
+    if !can("ext4", true) {
+        return;
+    }
+    if std::env::var_os("MOJIM_BUILT").is_none() {
+        let target = exe.parent().unwrap();
+        let profile = match target.ends_with("debug") {
+            true => "dev",
+            false => "release",
+        };
+        let built = std::process::Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "-p",
+                "mojim-cli",
+                "--profile",
+                profile,
+                "--target-dir",
+            ])
+            .arg(target.parent().unwrap())
+            .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+            .status();
+        assert!(built.unwrap().success());
+    }
+    clusters(
+        &["mount", "mount-without-the-mirror"],
+        &[Mode::Sync, Mode::SyncFlush],
+        24,
+    );
 }

@@ -190,7 +190,7 @@ pub fn check(directories: &[PathBuf]) -> io::Result<()> {
 }
 
 /// The file system type of FUSE, as `statfs` gives it.
-const FUSE: fs::FsWord = 0x6573_5546;
+pub const FUSE: fs::FsWord = 0x6573_5546;
 
 /// Fails if a mount of FUSE lies over this directory of a node's copy: for a program under `mojim run`
 /// that is the volume, and a volume that had itself for its copy would wait for itself.

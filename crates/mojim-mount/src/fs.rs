@@ -652,6 +652,16 @@ impl Fs {
         paths.map(|p| OsString::from_vec(p).into()).collect()
     }
 
+    /// Whether a process has a file or directory open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state().tree.is_open()
+    }
+
+    /// The numbers of all files and directories.
+    pub(crate) fn inodes(&self) -> Vec<u64> {
+        self.state().tree.inodes().collect()
+    }
+
     pub(crate) fn nodes(&self) -> u64 {
         self.state().tree.counts()
     }

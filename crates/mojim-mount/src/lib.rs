@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fuser::{BackgroundSession, Config, MountOption, Notifier, SessionACL};
+use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
 use mojim::Volume;
 use mojim_env::event::Event;
 use mojim_env::{Context, Error, Result};
@@ -52,6 +52,8 @@ pub struct Mounted {
     commits: Option<JoinHandle<()>>,
     shared: Arc<Shared>,
     directory: PathBuf,
+    /// Whether it was taken away from the directory, so that there is nothing to unmount.
+    left: AtomicBool,
 }
 
 /// What the threads of a mount share.
@@ -105,6 +107,7 @@ impl Mounted {
             commits: None,
             shared: shared.clone(),
             directory: directory.to_owned(),
+            left: AtomicBool::new(false),
         };
         let thread = std::thread::Builder::new().name("mojim-commit".into());
         let commits = thread.spawn(move || shared.commit_now_and_then());
@@ -129,31 +132,58 @@ impl Mounted {
 
     /// Takes the directory away in this process's namespace, unless somebody uses it there. Programs
     /// in other mount namespaces keep it; [`Mounted::is_over`] says when the last of them is gone.
-    pub fn leave(&self) -> bool {
-        self.take_away(UnmountFlags::empty()).is_ok()
+    ///
+    /// # Errors
+    /// Somebody uses it, or the helper fails that unmounts for who is not root.
+    pub fn leave(&self) -> Result<()> {
+        self.take_away(UnmountFlags::empty())
     }
 
     /// The same also if somebody uses it: nobody comes to it any more; who is there stays.
-    pub fn hide(&self) {
-        if let Err(e) = self.take_away(UnmountFlags::DETACH) {
-            tracing::warn!("unmounting {}: {e}", self.directory.display());
-        }
+    ///
+    /// # Errors
+    /// As of [`Mounted::leave`].
+    pub fn hide(&self) -> Result<()> {
+        self.take_away(UnmountFlags::DETACH)
     }
 
-    fn take_away(&self, flags: UnmountFlags) -> std::io::Result<()> {
+    fn take_away(&self, flags: UnmountFlags) -> Result<()> {
+        let what = || format!("unmounting {}", self.directory.display());
         match unmount(&self.directory, flags) {
             // Only root may; others have a helper.
-            Err(Errno::PERM) => {}
-            taken => return Ok(taken?),
+            Err(Errno::PERM) => {
+                let mut helper = std::process::Command::new("fusermount3");
+                helper
+                    .arg("-u")
+                    .args(flags.contains(UnmountFlags::DETACH).then_some("-z"));
+                let out = helper.arg(&self.directory).output().context(what)?;
+                if !out.status.success() {
+                    let said = String::from_utf8_lossy(&out.stderr).trim().to_owned();
+                    return Err(Error::io(what(), &std::io::Error::other(said)));
+                }
+            }
+            // Somebody else has.
+            Err(Errno::INVAL) => {}
+            taken => taken.map_err(std::io::Error::from).context(what)?,
         }
-        let mut helper = std::process::Command::new("fusermount3");
-        helper.arg("-u").stderr(std::process::Stdio::null());
-        if flags.contains(UnmountFlags::DETACH) {
-            helper.arg("-z");
-        }
-        match helper.arg(&self.directory).status()? {
-            s if s.success() => Ok(()),
-            s => Err(std::io::Error::other(format!("fusermount3: {s}"))),
+        self.left.store(true, SeqCst);
+        Ok(())
+    }
+
+    /// Whether a process, in whichever namespace, has a file or directory of it open.
+    pub fn is_open(&self) -> bool {
+        self.shared.fs.is_open()
+    }
+
+    /// Has the kernel forget what it knows of files, so that who still has them open, or mapped, is not
+    /// shown it after the end.
+    pub fn forget(&self) {
+        let Some(kernel) = self.shared.kernel.get() else {
+            return;
+        };
+        for ino in self.shared.fs.inodes() {
+            // It may know nothing of that file.
+            let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
         }
     }
 
@@ -170,7 +200,7 @@ impl Mounted {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
-        if !session.guard.is_finished() {
+        if !session.guard.is_finished() && !self.left.load(SeqCst) {
             self.write_back();
         }
         let unmounted = self.unmount(session);
@@ -215,10 +245,9 @@ impl Mounted {
             return Ok(());
         }
         let taken = match unmount(&self.directory, UnmountFlags::DETACH) {
+            _ if self.left.load(SeqCst) => Ok(()),
             // Only root may; others have a helper, which refuses while files are open.
             Err(Errno::PERM) => return session.umount_and_join().context(what),
-            // It was taken away before ([`Mounted::leave`], or by somebody else).
-            Err(Errno::INVAL) => Ok(()),
             taken => taken.map_err(std::io::Error::from).context(what),
         };
         // It ends when the last file is closed.

@@ -396,6 +396,14 @@ impl Tree {
         open.filter_map(name)
     }
 
+    pub(crate) fn is_open(&self) -> bool {
+        self.nodes.values().any(|n| n.opens > 0)
+    }
+
+    pub(crate) fn inodes(&self) -> impl Iterator<Item = u64> {
+        self.nodes.keys().copied()
+    }
+
     pub(crate) fn counts(&self) -> u64 {
         self.nodes.len() as u64
     }

@@ -250,7 +250,7 @@ impl Node {
         })
     }
 
-    fn catalog(&self, meta: &Path) -> Result<Catalog> {
+    pub(super) fn catalog(&self, meta: &Path) -> Result<Catalog> {
         let path = meta.join("catalog");
         let what = || format!("reading {}", path.display());
         let file = self.env.open(&path, OpenHow::default()).context(what)?;

@@ -34,6 +34,7 @@ mod heal;
 mod promote;
 pub mod readers;
 mod requests;
+mod strangers;
 #[cfg(test)]
 mod tests;
 mod watch;

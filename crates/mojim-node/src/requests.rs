@@ -563,6 +563,11 @@ impl Node {
         let Some(sb) = sb else {
             return Ok(out);
         };
+        if sb.state == State::Whole
+            && let Some(strangers) = self.strangers(v)
+        {
+            out["strangers"] = strangers;
+        }
         out["epoch"] = json!(sb.view.epoch);
         out["promised"] = json!(sb.promised);
         out["life"] = json!(sb.life);

@@ -23,6 +23,8 @@ use crate::{Result, WRITE_BACK_EVERY, write_back};
 
 /// Size of a node's disk, in bytes.
 pub const DISK: u64 = 16 << 20;
+/// The same where a volume is mounted, which leaves 16 MiB free.
+pub const DISK_OF_A_MOUNT: u64 = 40 << 20;
 /// Milliseconds after which a node of a running cluster counts as failed: longer than
 /// anything here takes.
 const LIMIT: u64 = 20_000;
@@ -109,6 +111,9 @@ impl Drop for Running {
     }
 }
 
+/// A cluster's faults, and the words for its mount, if the program works in one.
+pub type Made = (Faults, Option<&'static [&'static str]>);
+
 /// A cluster's faults: that of the machine of `a`'s program, and that of `b`'s daemon.
 pub type Faults = [Option<Fault>; DATA];
 
@@ -128,10 +133,10 @@ pub enum End {
 }
 
 impl Stage {
-    /// Makes the disks; `exe`: the command `mojim-crash`.
-    pub fn new(lab: &Lab, exe: &Path) -> Result<Stage> {
+    /// Makes disks of `size` bytes; `exe`: the command `mojim-crash`.
+    pub fn new(lab: &Lab, exe: &Path, size: u64) -> Result<Stage> {
         let image = lab.path("pristine");
-        make_file_system("ext4", &image, DISK)?;
+        make_file_system("ext4", &image, size)?;
         let pristine = std::fs::read(&image)?;
         let site = |node: &&str| -> Result<Site> {
             let device = Device::new(&lab.path(&format!("device.{node}")), pristine.clone())?;
@@ -152,7 +157,7 @@ impl Stage {
     }
 
     /// Runs a cluster until `end`.
-    pub fn run(&self, at: &Places, setup: &Setup, faults: Faults, end: End) -> Result<History> {
+    pub fn run(&self, at: &Places, setup: &Setup, made: Made, end: End) -> Result<History> {
         let top = at.top();
         let _ = std::fs::remove_dir_all(top);
         std::fs::create_dir_all(top)?;
@@ -168,7 +173,8 @@ impl Stage {
             exe: &self.exe,
             at,
             setup,
-            faults,
+            faults: made.0,
+            mount: made.1,
             nodes,
             theirs,
             its,
@@ -247,12 +253,34 @@ fn write_back_until(over: &AtomicBool, disks: &[PathBuf]) -> std::io::Result<()>
     Ok(())
 }
 
+/// A mount whose process is killed when this is dropped.
+struct Mount {
+    process: Running,
+    at: PathBuf,
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = self.process.0.kill();
+        let _ = self.process.0.wait();
+        let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// The program, and the mount in which it works, if it does. Killed in this order, since a call on
+/// the mount may wait for its process.
+struct Working {
+    program: Running,
+    _mount: Option<Mount>,
+}
+
 /// The processes of one cluster, from their start to their end.
 struct Life<'a> {
     exe: &'a Path,
     at: &'a Places,
     setup: &'a Setup,
     faults: Faults,
+    mount: Option<&'static [&'static str]>,
     /// How many nodes there are.
     nodes: usize,
     /// The path of the daemons' configuration.
@@ -308,23 +336,49 @@ impl Life<'_> {
         Ok(daemons)
     }
 
-    fn start_program(&self) -> Result<Running> {
+    fn start_program(&self) -> Result<Working> {
+        let mount = match self.mount {
+            Some(words) => Some(self.start_mount(words)?),
+            None => None,
+        };
         let mut c = self.command("program", &self.its, "a", self.faults[0])?;
         c.arg("--journal").arg(&self.journal_path);
         c.args(["--seed", &self.setup.seed.to_string()]);
         c.args(["--threads", &self.setup.threads.to_string()]);
         c.args(["--steps", &self.setup.steps.to_string()]);
-        Running::start(c)
+        if let Some(m) = &mount {
+            c.arg("--mount").arg(&m.at);
+        }
+        Ok(Working {
+            program: Running::start(c)?,
+            _mount: mount,
+        })
+    }
+
+    /// `mojim mount`, of the command beside this one.
+    fn start_mount(&self, words: &[&str]) -> Result<Mount> {
+        let at = self.at.top().join("mount");
+        std::fs::create_dir_all(&at)?;
+        let mut c = Command::new(self.exe.with_file_name("mojim"));
+        c.args(["mount", "--name", "a", "--config"]).arg(&self.its);
+        c.args(words).arg(&at);
+        c.stderr(std::fs::File::create(self.at.top().join("mount.a"))?);
+        let process =
+            Running::start(c).map_err(|e| format!("mojim mount: {e}; build mojim-cli"))?;
+        let mut mount = Mount { process, at };
+        let ready = mount.process.wait("mojim mount");
+        ready.map_err(|e| self.say(e))?;
+        Ok(mount)
     }
 
     /// Waits for this end. Returns the node whose processes were killed for it, if any.
     fn wait_for(
         &self,
         end: End,
-        program: &mut Option<Running>,
+        program: &mut Option<Working>,
         daemons: &mut Vec<Running>,
     ) -> Result<Option<usize>> {
-        let running = program.as_mut().expect("just started");
+        let running = &mut program.as_mut().expect("just started").program;
         match end {
             End::Done => {
                 running.wait("the program").map_err(|e| self.say(e))?;
@@ -366,7 +420,7 @@ impl Life<'_> {
         &self,
         e: Box<dyn std::error::Error + Send + Sync>,
     ) -> Box<dyn std::error::Error + Send + Sync> {
-        let said: Vec<String> = ["program.a", "node.a", "node.b", "node.w"]
+        let said: Vec<String> = ["program.a", "mount.a", "node.a", "node.b", "node.w"]
             .iter()
             .filter_map(|n| {
                 std::fs::read_to_string(self.at.top().join(n))

@@ -15,6 +15,11 @@ use crate::Result;
 
 /// The volume's one file.
 pub const FILE: &str = "f";
+/// The file of a thread, where the program works in a mount.
+pub fn file_of(thread: usize) -> String {
+    format!("t{thread}")
+}
+
 /// The nodes that hold the volume, and the witness.
 pub const NODES: [&str; 3] = ["a", "b", "w"];
 /// How many of the nodes hold the volume.
@@ -60,6 +65,8 @@ pub struct Setup {
     pub threads: usize,
     /// Steps of each.
     pub steps: u64,
+    /// Whether the program works in a mount.
+    pub mounted: bool,
     connections: u64,
     threshold: u64,
     log: u64,
@@ -116,11 +123,20 @@ impl Setup {
             register,
             threads: *rng.pick(&[1, 2, 3, 4, 4]),
             steps,
+            mounted: false,
             connections,
             threshold: *rng.pick(&[1, 1, 4, 32]),
             log: connections * *rng.pick(&[64, 64, 128]),
             shm: rng.coin(),
         }
+    }
+
+    /// With a log a quarter of which holds all that the threads may have written and not synced: a
+    /// mount commits early what is more.
+    pub fn for_a_mount(&mut self) {
+        self.mounted = true;
+        self.connections = 1;
+        self.log = 2048;
     }
 
     /// Size of the region, in bytes.

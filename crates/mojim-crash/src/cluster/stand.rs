@@ -21,9 +21,9 @@ use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::request::Request;
 
-use super::live::DISK;
 use super::parts::{Daemon, Made, OURS};
-use super::setup::{DATA, FILE, NODES, Places, Setup};
+use super::program::PART;
+use super::setup::{DATA, FILE, NODES, Places, Setup, file_of};
 use crate::Result;
 use crate::blocks::Piece;
 use crate::machine::Fault;
@@ -90,7 +90,7 @@ impl Stand {
     pub fn new(lab: &Lab, places: Places, pristine: &[u8]) -> Result<Stand> {
         let image = |node: &&str| -> Result<_> {
             let path = lab.path(&format!("image.{node}"));
-            File::create(&path)?.set_len(DISK)?;
+            File::create(&path)?.set_len(pristine.len() as u64)?;
             let file = OpenOptions::new().write(true).open(&path)?;
             Ok((file, Loop::new(&path)?))
         };
@@ -312,12 +312,21 @@ impl Cluster<'_> {
             atomic: true,
             ..MapFlags::default()
         };
-        let read = volume.map(FILE, self.setup.region(), flags).map(|m| {
-            // SAFETY: mapped until the detach below; nobody stores.
-            unsafe { std::slice::from_raw_parts(m.ptr, m.len) }.to_vec()
-        });
+        let read = |file: &str, len: usize| {
+            volume.map(file, len, flags).map(|m| {
+                // SAFETY: mapped until the detach below; nobody stores.
+                unsafe { std::slice::from_raw_parts(m.ptr, m.len) }.to_vec()
+            })
+        };
+        let bytes = match self.setup.mounted {
+            true => (0..self.setup.threads)
+                .map(|thread| read(&file_of(thread), PART))
+                .collect::<mojim::Result<Vec<_>>>()
+                .map(|all| all.concat()),
+            false => read(FILE, self.setup.region()),
+        };
         volume.detach()?;
-        read
+        bytes
     }
 
     /// As `mojim promote`, with `--force` if the answer asks for it.

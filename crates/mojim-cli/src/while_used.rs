@@ -1,0 +1,274 @@
+//! The process behind the mount of programs under `mojim run` ([`RunsMount`]): it serves until no
+//! program uses the mount any more.
+//!
+//! Owns the decision when that is so. A program uses it if it has the mount over the volume's
+//! directory, in its mount namespace; if its root or working directory, changed by `chroot`, lies in
+//! it; or, when it was taken away for want of such programs, if it has a file of it open.
+//!
+//! [`RunsMount`]: crate::runs_mount::RunsMount
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use mojim_mount::Mounted;
+
+use crate::failure::{Done, Failure};
+use crate::runs_mount::{Device, device_of, open_own, try_lock};
+use crate::signals;
+
+/// How often it is looked for what ends the mount.
+const TURN: Duration = Duration::from_millis(200);
+/// A look for users may take this part of the time.
+const LOOKS: u32 = 100;
+/// How long the mount is waited for that nobody has any more.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long programs get EROFS once another node is the primary, before the mount is taken away.
+const STALE: Duration = Duration::from_secs(5);
+
+/// Serves until no program uses the mount, a second signal asks for its end, or another node has
+/// been the primary for [`STALE`]. The first signal is also that of a service that is stopped with
+/// its programs, which still have to end.
+pub fn serve(mounted: Mounted, mut users: Users) -> Done {
+    // While it is held, no program comes.
+    let mut alone: Option<(File, Instant)> = None;
+    let (mut signals, mut waits) = (0, false);
+    let mut stale: Option<Instant> = None;
+    loop {
+        if signals::came_within(TURN)? {
+            signals += 1;
+            tracing::info!(
+                "asked to end: this mount ends when no program uses it, or when asked again"
+            );
+        }
+        if signals > 1 || mounted.is_over() {
+            break;
+        }
+        if stale.is_none() && mounted.is_stale() {
+            stale = Some(Instant::now());
+            tracing::error!(
+                "another node is the primary: programs that were started here can change nothing any \
+                 more, and in {} s their files are taken away",
+                STALE.as_secs()
+            );
+            if let Err(e) = mounted.hide() {
+                tracing::warn!("{e}");
+            }
+        }
+        // The node's daemon needs the copy, to follow the new primary.
+        if stale.is_some_and(|since| since.elapsed() > STALE) {
+            mounted.forget();
+            break;
+        }
+        match &alone {
+            Some((_, since)) if since.elapsed() > PATIENCE => {
+                if !mounted.is_open() {
+                    break;
+                }
+                if !std::mem::replace(&mut waits, true) {
+                    tracing::warn!(
+                        "processes still have files open; no other program can use the volume"
+                    );
+                }
+            }
+            Some(_) => {}
+            None => alone = users.leave(&mounted, stale.is_some()),
+        }
+    }
+    let ended = mounted.end();
+    // What a node that was replaced could not commit is known.
+    if stale.is_none()
+        && let Err(e) = ended
+    {
+        users.note(&e.to_string());
+        return Err(Failure::from(e));
+    }
+    Ok(0)
+}
+
+/// Who uses the mount.
+pub struct Users {
+    /// The place of the mount, and what is kept beside it.
+    dir: PathBuf,
+    /// Over which directory programs have it.
+    over: Vec<u8>,
+    device: Device,
+    next: Instant,
+    /// Locked as long as the process serves.
+    _serving: File,
+    said: bool,
+}
+
+impl Users {
+    /// Of what is mounted at `at`, and, in programs' namespaces, over `directory`. `serving` is what
+    /// [`serving`] returned.
+    pub fn of(at: &Path, directory: &Path, serving: File) -> io::Result<Users> {
+        Ok(Users {
+            dir: at.parent().unwrap_or(Path::new("/")).to_owned(),
+            over: escaped(&std::fs::canonicalize(directory)?),
+            device: device_of(at)?,
+            next: Instant::now(),
+            _serving: serving,
+            said: false,
+        })
+    }
+
+    /// Takes the mount away from its place, if nobody uses it, and so nobody will while the returned
+    /// lock is held. Looks only as often as costs little.
+    fn leave(&mut self, mounted: &Mounted, is_hidden: bool) -> Option<(File, Instant)> {
+        let began = Instant::now();
+        if began < self.next {
+            return None;
+        }
+        let left = match self.are_none() {
+            Ok(None) => Ok(None),
+            Ok(Some(lock)) if is_hidden => Ok(Some(lock)),
+            Ok(Some(lock)) => mounted
+                .leave()
+                .map(|()| Some(lock))
+                .map_err(|e| e.to_string()),
+            Err(e) => Err(format!("looking for programs that use the volume: {e}")),
+        };
+        self.next = began + began.elapsed() * LOOKS;
+        match left {
+            Ok(lock) => lock.map(|l| (l, Instant::now())),
+            Err(e) => {
+                // Somebody may use the place itself.
+                self.next += PATIENCE;
+                if !std::mem::replace(&mut self.said, true) {
+                    tracing::warn!("no program uses the volume, but the mount cannot end: {e}");
+                }
+                None
+            }
+        }
+    }
+
+    /// The lock, if there are none.
+    fn are_none(&self) -> io::Result<Option<File>> {
+        if are_some(self.device, &self.over)? {
+            return Ok(None);
+        }
+        let lock = open_own(&self.dir.join("lock"), true)?;
+        // Between the look and the lock somebody may have come.
+        let free = try_lock(&lock)? && !are_some(self.device, &self.over)?;
+        Ok(free.then_some(lock))
+    }
+
+    /// Leaves word for the next `mojim run`.
+    fn note(&self, why: &str) {
+        if let Err(e) = std::fs::write(self.dir.join("failed"), why) {
+            tracing::error!("leaving word of what could not be committed: {e}");
+        }
+    }
+}
+
+/// The lock that says that a process serves the mount at `at`; `None` if another one does.
+pub fn serving(at: &Path) -> io::Result<Option<File>> {
+    let dir = at.parent().unwrap_or(Path::new("/"));
+    let file = open_own(&dir.join("serving"), true)?;
+    Ok(try_lock(&file)?.then_some(file))
+}
+
+/// Whether a process uses the file system, which its programs have over `directory`.
+fn are_some(device: Device, directory: &[u8]) -> io::Result<bool> {
+    let mut seen: HashSet<OsString> = HashSet::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        if !entry.file_name().as_encoded_bytes()[0].is_ascii_digit() {
+            continue;
+        }
+        let process = entry.path();
+        // A process that has ended meanwhile uses nothing. Of another user's neither is said, who
+        // cannot use what is not root's.
+        let namespace = std::fs::read_link(process.join("ns/mnt")).ok();
+        let root = std::fs::read_link(process.join("root")).ok();
+        let is_jailed = root.is_some_and(|r| r != Path::new("/"));
+        if is_jailed {
+            let is_it = |way: &str| device_of(&process.join(way)).is_ok_and(|d| d == device);
+            if is_it("root") || is_it("cwd") {
+                return Ok(true);
+            }
+        } else if namespace
+            .as_ref()
+            .is_some_and(|n| seen.contains(n.as_os_str()))
+        {
+            continue;
+        }
+        let Some(mounts) = mounts_of(&process) else {
+            continue;
+        };
+        // A jailed process sees part of its namespace, by other paths.
+        let counts = |at: &[u8]| is_jailed || at == directory;
+        if mounted(&mounts, device).any(counts) {
+            return Ok(true);
+        }
+        if let (Some(n), false) = (namespace, is_jailed) {
+            seen.insert(n.into_os_string());
+        }
+    }
+    Ok(false)
+}
+
+/// A process's `mountinfo`; where its first thread has ended, by another one.
+fn mounts_of(process: &Path) -> Option<Vec<u8>> {
+    if let Ok(mounts) = std::fs::read(process.join("mountinfo")) {
+        return Some(mounts);
+    }
+    let mut threads = std::fs::read_dir(process.join("task")).ok()?.flatten();
+    threads.find_map(|t| std::fs::read(t.path().join("mountinfo")).ok())
+}
+
+/// Where `mountinfo` has the file system mounted.
+fn mounted(mounts: &[u8], (major, minor): Device) -> impl Iterator<Item = &[u8]> {
+    let device = format!("{major}:{minor}").into_bytes();
+    let lines = mounts.split(|b| *b == b'\n');
+    lines.filter_map(move |line| {
+        let mut words = line.split(|b| *b == b' ').skip(2);
+        (words.next() == Some(&device)).then(|| words.nth(1))?
+    })
+}
+
+/// A path as `mountinfo` has it.
+fn escaped(path: &Path) -> Vec<u8> {
+    let mut text = Vec::new();
+    for &b in path.as_os_str().as_bytes() {
+        match b {
+            b' ' | b'\t' | b'\n' | b'\\' => text.extend(format!("\\{b:03o}").bytes()),
+            b => text.push(b),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_a_file_system_are_found() {
+        let text = b"66 45 0:39 / /d/at rw - fuse.mojim mojim:v rw\n\
+            67 45 0:39 / /with\\040blank rw shared:1 - fuse.mojim mojim:v rw\n\
+            68 45 0:3 / /\xff rw - proc proc rw\n\n";
+        let all: Vec<_> = mounted(text, (0, 39)).collect();
+        assert_eq!(all, [&b"/d/at"[..], b"/with\\040blank"]);
+        assert_eq!(escaped(Path::new("/with blank")), all[1]);
+        assert_eq!(mounted(text, (0, 3)).next(), Some(&b"/\xff"[..]));
+        assert_eq!(mounted(text, (9, 9)).next(), None);
+    }
+
+    /// This process is one that uses its root.
+    #[test]
+    fn who_has_a_mount_over_a_directory_uses_it() {
+        let own = std::fs::read("/proc/self/mountinfo").unwrap();
+        let line = own.split(|b| *b == b'\n').next().unwrap();
+        let word = |n: usize| line.split(|b| *b == b' ').nth(n).unwrap();
+        let device = String::from_utf8_lossy(word(2)).into_owned();
+        let (major, minor) = device.split_once(':').unwrap();
+        let device = (major.parse().unwrap(), minor.parse().unwrap());
+        assert!(are_some(device, word(4)).unwrap());
+        assert!(!are_some((4000, 4000), word(4)).unwrap());
+    }
+}
