@@ -24,7 +24,7 @@ use crate::while_used::{self, Users};
 const TURN: Duration = Duration::from_millis(200);
 
 /// How long a mount for programs under `mojim run` waits for a copy that another process has open.
-const BUSY: Duration = Duration::from_secs(5);
+const BUSY: Duration = Duration::from_secs(20);
 
 /// Mount a volume as a directory: any program can keep its files there.
 ///
@@ -211,8 +211,7 @@ impl Mount {
             }
         })?;
         let mounted = self.mount(attached).map_err(without)?;
-        let over = mojim_replica::layout::data_dir(node, &volume.name);
-        let users = Users::of(&self.directory, &over, serving)?;
+        let users = Users::of(&self.directory, serving)?;
         Ok((mounted, users))
     }
 

@@ -22,6 +22,9 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use crate::failure::Failure;
 use crate::runs_mount::Device;
 
+/// The number of the error that the mount has just ended: one that `exec` does not have.
+pub const ENDED: i32 = libc::EOWNERDEAD;
+
 /// Where a program's volume is, in its namespace.
 pub struct Namespace {
     mount: CString,
@@ -59,7 +62,7 @@ impl Namespace {
     /// Takes this process, which has one thread, there. `device` is what has to be mounted.
     ///
     /// # Errors
-    /// Standard error says which step failed. ESTALE: the mount has just ended.
+    /// Standard error says which step failed. [`ENDED`]: the mount has just ended.
     pub fn enter(&self, device: Device) -> io::Result<()> {
         let user = match self.maps {
             Some(_) => UnshareFlags::NEWUSER,
@@ -83,7 +86,10 @@ impl Namespace {
         }
         // What is mounted outside later is seen inside; what is mounted inside is not seen outside.
         let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-        step(c"setting the namespace apart", mount_change(c"/", flags))?;
+        step(
+            c"setting the mount namespace apart (its root must be a mount point)",
+            mount_change(c"/", flags),
+        )?;
         let bound = mount_bind(self.mount.as_c_str(), self.directory.as_c_str());
         step(c"mounting the volume over its directory", bound)?;
         // It may have been taken away from its place in the meantime.
@@ -95,9 +101,12 @@ impl Namespace {
         );
         let same = here.and_then(|s| match (s.stx_dev_major, s.stx_dev_minor) == device {
             true => Ok(()),
-            false => Err(Errno::STALE),
+            false => Err(Errno::from_raw_os_error(ENDED)),
         });
-        step(c"the volume's mount", same)?;
+        step(
+            c"finding the volume's mount, which may have ended just now",
+            same,
+        )?;
         match &self.start {
             // By its path, for the working directory is still the one below the mount.
             Some(start) => step(start, chdir(start.as_c_str())),

@@ -38,6 +38,8 @@ use crate::interval::{Interval, interval};
 const SILENCE: Duration = Duration::from_secs(1);
 /// The pause between two looks at what another process has to do.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a mount is waited for whose process lives, and which is not there.
+const ELSEWHERE: Duration = Duration::from_secs(8);
 /// The pause between two looks whether the process is ready.
 const STEP: Duration = Duration::from_millis(2);
 /// Bytes of the lock's file, so that no settings need more room on a full disk.
@@ -141,8 +143,29 @@ impl RunsMount {
         trust::make(&self.dir).map_err(|e| Failure::from(e).at(&place(&self.dir)))?;
         let mut lock = self.lock()?;
         self.wait_for_lock(&lock, pause)?;
-        let serving = self.is_serving().map_err(of_at)?;
-        let mounted = self.mounted().map_err(of_at)?;
+        let began = Instant::now();
+        let (mounted, serving) = loop {
+            let serving = self.is_serving().map_err(of_at)?;
+            let mounted = self.mounted().map_err(of_at)?;
+            // It may be about to be mounted, for a `mojim run` that has ended, or be ending.
+            if mounted.is_some() || !serving {
+                break (mounted, serving);
+            }
+            if began.elapsed() > ELSEWHERE {
+                return Err(Failure {
+                    code: LATER,
+                    text: format!(
+                        "volume {} is mounted for programs under `mojim run` in another mount \
+                         namespace (as of a service with PrivateTmp), or that mount does not end: {}",
+                        self.volume,
+                        place(&self.log())
+                    ),
+                });
+            }
+            if pause(PAUSE) {
+                return Err(given_up());
+            }
+        };
         if let (Some(device), true) = (mounted, serving) {
             let mut text = String::new();
             lock.read_to_string(&mut text)?;

@@ -27,6 +27,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::ask::plain;
 use crate::failure::{Done, Failure, say_on_stderr};
+use crate::namespace;
 use crate::runs_mount::{Held, LATER, Pause};
 use crate::signals;
 
@@ -355,7 +356,7 @@ fn start(command: &mut Command, tell: &Sender<Event>) -> Result<Program, Failure
         let f = Failure::not_started(&e, format!("running {name}: {e}"));
         match e.raw_os_error() {
             // The mount has just ended.
-            Some(libc::ESTALE) => Failure { code: LATER, ..f },
+            Some(namespace::ENDED) => Failure { code: LATER, ..f },
             _ => f,
         }
     })?;

@@ -81,7 +81,7 @@ impl Verify {
                 ),
             )
         };
-        let strangers = strangers(&config, volume)?;
+        let strangers = strangers(&config, volume);
         let mut out = std::io::stdout().lock();
         if self.json {
             let mut json = json;
@@ -104,21 +104,28 @@ impl Verify {
 }
 
 /// What lies in the volume's directories past Mojim, by node: on every node it is on that one only.
-fn strangers(config: &Config, volume: &Volume) -> Result<BTreeMap<String, Value>, Failure> {
+/// A node that does not answer any more has said already whether the copies are equal.
+fn strangers(config: &Config, volume: &Volume) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     for node in holders(config, volume) {
         let question = Request::Status {
             volume: Some(volume.name.clone()),
             register: false,
         };
-        let said = ask(config, node, LONG, &question)?;
+        let said = match ask(config, node, LONG, &question) {
+            Ok(said) => said,
+            Err(f) => {
+                f.report();
+                continue;
+            }
+        };
         let of_volume = said["volumes"].as_array().into_iter().flatten();
         let mut found = of_volume.filter(|v| v["volume"] == volume.name.as_str());
         if let Some(s) = found.find_map(|v| v.get("strangers")) {
             all.insert(node.name.clone(), s.clone());
         }
     }
-    Ok(all)
+    all
 }
 
 fn say_strangers(out: &mut impl Write, node: &str, s: &Value) -> std::io::Result<()> {

@@ -161,8 +161,7 @@ const LOADS: &str = "nothing, if this passes: all of the volume is copied to it"
 const AWAY: &str =
     "look again in a few seconds; if it stays so, read what its daemon and the mirror's say";
 const ROOM_TO_COPY: &str = "make room where the message says that there is none: until a copy has come, the files that change are there twice. It is tried again every half a minute";
-const STRANGERS: &str =
-    "move them elsewhere; what is to be in the volume, bring there under `mojim run`";
+const STRANGERS: &str = "move them elsewhere; what is to be in the volume, bring there under `mojim run` (or a program of libmojim takes it in when it maps it)";
 const CHANGED: &str = "`mojim verify` says where the copies differ; `mojim repair` takes the other copy's bytes, or all of it (`--anew`)";
 const ROOM: &str = "make room where the message says that there is none: it goes on by itself within seconds of that";
 const ROOM_BY_HAND: &str = "make room where the message says that there is none: it goes on by itself when a program is attached; else start `mojim node` there again";

@@ -1,9 +1,9 @@
 //! The process behind the mount of programs under `mojim run` ([`RunsMount`]): it serves until no
 //! program uses the mount any more.
 //!
-//! Owns the decision when that is so. A program uses it if it has the mount over the volume's
-//! directory, in its mount namespace; if its root or working directory, changed by `chroot`, lies in
-//! it; or, when it was taken away for want of such programs, if it has a file of it open.
+//! Owns the decision when that is so. A program uses it if it has the mount anywhere but at its own
+//! place, as over the volume's directory; if its root or working directory, changed by `chroot`, lies
+//! in it; or, when it was taken away for want of such programs, if it has a file of it open.
 //!
 //! [`RunsMount`]: crate::runs_mount::RunsMount
 
@@ -36,16 +36,20 @@ const STALE: Duration = Duration::from_secs(5);
 pub fn serve(mounted: Mounted, mut users: Users) -> Done {
     // While it is held, no program comes.
     let mut alone: Option<(File, Instant)> = None;
-    let (mut signals, mut waits) = (0, false);
+    let (mut asked, mut waits): (Option<Instant>, bool) = (None, false);
     let mut stale: Option<Instant> = None;
     loop {
         if signals::came_within(TURN)? {
-            signals += 1;
+            // A service manager may send two at once.
+            if asked.is_some_and(|since| since.elapsed() > PATIENCE) {
+                break;
+            }
+            asked.get_or_insert_with(Instant::now);
             tracing::info!(
                 "asked to end: this mount ends when no program uses it, or when asked again"
             );
         }
-        if signals > 1 || mounted.is_over() {
+        if mounted.is_over() {
             break;
         }
         if stale.is_none() && mounted.is_stale() {
@@ -66,7 +70,7 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
         }
         match &alone {
             Some((_, since)) if since.elapsed() > PATIENCE => {
-                if !mounted.is_open() {
+                if !mounted.is_open() && users.are_gone() {
                     break;
                 }
                 if !std::mem::replace(&mut waits, true) {
@@ -94,8 +98,8 @@ pub fn serve(mounted: Mounted, mut users: Users) -> Done {
 pub struct Users {
     /// The place of the mount, and what is kept beside it.
     dir: PathBuf,
-    /// Over which directory programs have it.
-    over: Vec<u8>,
+    /// The end of the path of its place, as `mountinfo` has it.
+    place: Vec<u8>,
     device: Device,
     next: Instant,
     /// Locked as long as the process serves.
@@ -104,12 +108,11 @@ pub struct Users {
 }
 
 impl Users {
-    /// Of what is mounted at `at`, and, in programs' namespaces, over `directory`. `serving` is what
-    /// [`serving`] returned.
-    pub fn of(at: &Path, directory: &Path, serving: File) -> io::Result<Users> {
+    /// Of what is mounted at `at`. `serving` is what [`serving`] returned.
+    pub fn of(at: &Path, serving: File) -> io::Result<Users> {
         Ok(Users {
             dir: at.parent().unwrap_or(Path::new("/")).to_owned(),
-            over: escaped(&std::fs::canonicalize(directory)?),
+            place: end_of(at),
             device: device_of(at)?,
             next: Instant::now(),
             _serving: serving,
@@ -147,14 +150,19 @@ impl Users {
         }
     }
 
+    /// Whether there are none, as far as can be seen.
+    fn are_gone(&self) -> bool {
+        !are_some(self.device, &self.place).unwrap_or(true)
+    }
+
     /// The lock, if there are none.
     fn are_none(&self) -> io::Result<Option<File>> {
-        if are_some(self.device, &self.over)? {
+        if are_some(self.device, &self.place)? {
             return Ok(None);
         }
         let lock = open_own(&self.dir.join("lock"), true)?;
         // Between the look and the lock somebody may have come.
-        let free = try_lock(&lock)? && !are_some(self.device, &self.over)?;
+        let free = try_lock(&lock)? && !are_some(self.device, &self.place)?;
         Ok(free.then_some(lock))
     }
 
@@ -173,8 +181,17 @@ pub fn serving(at: &Path) -> io::Result<Option<File>> {
     Ok(try_lock(&file)?.then_some(file))
 }
 
-/// Whether a process uses the file system, which its programs have over `directory`.
-fn are_some(device: Device, directory: &[u8]) -> io::Result<bool> {
+/// The last components of a mount's place, by which it is known under whatever path it is seen:
+/// `.mojim/VOLUME/run/at`.
+fn end_of(at: &Path) -> Vec<u8> {
+    let parts: Vec<_> = at.components().collect();
+    let last: PathBuf = parts[parts.len().saturating_sub(4)..].iter().collect();
+    [b"/", &escaped(&last)[..]].concat()
+}
+
+/// Whether a process uses the file system: has it mounted anywhere but at its own place, as programs
+/// have it over the volume's directory, or has its root or working directory in it.
+fn are_some(device: Device, place: &[u8]) -> io::Result<bool> {
     let mut seen: HashSet<OsString> = HashSet::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
         if !entry.file_name().as_encoded_bytes()[0].is_ascii_digit() {
@@ -200,11 +217,10 @@ fn are_some(device: Device, directory: &[u8]) -> io::Result<bool> {
         let Some(mounts) = mounts_of(&process) else {
             continue;
         };
-        // A jailed process sees part of its namespace, by other paths.
-        let counts = |at: &[u8]| is_jailed || at == directory;
-        if mounted(&mounts, device).any(counts) {
+        if mounted(&mounts, device).any(|at| !at.ends_with(place)) {
             return Ok(true);
         }
+        // One in a jail sees a part only.
         if let (Some(n), false) = (namespace, is_jailed) {
             seen.insert(n.into_os_string());
         }
@@ -268,7 +284,11 @@ mod tests {
         let device = String::from_utf8_lossy(word(2)).into_owned();
         let (major, minor) = device.split_once(':').unwrap();
         let device = (major.parse().unwrap(), minor.parse().unwrap());
-        assert!(are_some(device, word(4)).unwrap());
-        assert!(!are_some((4000, 4000), word(4)).unwrap());
+        assert!(are_some(device, b"/no/place").unwrap());
+        assert!(!are_some((4000, 4000), b"/no/place").unwrap());
+        // Its own place does not count, under whatever path.
+        let place = end_of(Path::new("/d/.mojim/a volume/run/at"));
+        assert!(b"/host/d/.mojim/a\\040volume/run/at".ends_with(&place));
+        assert!(!word(4).ends_with(&place));
     }
 }

@@ -179,6 +179,8 @@ struct Subject {
     believed: Option<Mode>,
     /// With these words for `mojim mount`, if the program works in a mount.
     mount: Option<&'static [&'static str]>,
+    /// Whether the program in the mount syncs in the middle of a step.
+    halves: bool,
     /// Whether it must pass; the others must be caught.
     stands: bool,
 }
@@ -190,10 +192,19 @@ const MOJIM: Subject = Subject {
     recovers: None,
     believed: None,
     mount: None,
+    halves: false,
     stands: true,
 };
 
 impl Subject {
+    fn made(&self) -> live::Made {
+        live::Made {
+            faults: self.faults,
+            mount: self.mount,
+            halves: self.halves,
+        }
+    }
+
     /// The cluster in which it runs.
     fn setup(&self, mut setup: Setup) -> Setup {
         setup.believed = self.believed.unwrap_or(setup.mode);
@@ -212,7 +223,7 @@ const MOUNT: Subject = Subject {
 };
 
 /// The subjects that must be caught.
-const BROKEN: [Subject; 10] = [
+const BROKEN: [Subject; 11] = [
     Subject {
         name: "mirror-no-log-flush",
         modes: &[Mode::Sync],
@@ -273,6 +284,14 @@ const BROKEN: [Subject; 10] = [
         name: "mount-without-the-mirror",
         modes: &[Mode::SyncFlush],
         believed: Some(Mode::Async),
+        stands: false,
+        ..MOUNT
+    },
+    // Each step is two sync points.
+    Subject {
+        name: "mount-half-steps",
+        modes: &[Mode::Sync],
+        halves: true,
         stands: false,
         ..MOUNT
     },
@@ -418,7 +437,7 @@ impl Bench {
         };
         let stage = Stage::new(&lab, &o.exe, size)?;
         let places = Places::new(lab.path("cluster"));
-        let stand = Stand::new(&lab, places.clone(), stage.pristine())?;
+        let stand = Stand::new(&lab, places.clone(), stage.pristine(), &o.exe)?;
         Ok(Bench {
             stand,
             stage,
@@ -437,9 +456,7 @@ impl Bench {
         let of_power: Vec<Failures> = Failures::POWER.into_iter().filter(wanted).collect();
         let end = end_of_life(o, &of_power, &mut rng);
         let places = &self.places;
-        let history = self
-            .stage
-            .run(places, &setup, (subject.faults, subject.mount), end)?;
+        let history = self.stage.run(places, &setup, subject.made(), end)?;
         let of_each = match end {
             End::Done => o.of_each,
             // Such a history has only one moment of failure.
@@ -608,14 +625,29 @@ enum Judged {
 
 fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [Model]) -> Judged {
     let anything = told.ready < moment;
-    let (bytes, by_hand) = match outcome {
+    let (bytes, by_hand, amiss) = match outcome {
         Outcome::Unmountable => return Judged::Unmountable,
         // Before the volume exists, no node can be promoted.
         Outcome::Refused(_) if !anything => return Judged::Kept,
         Outcome::Refused(_) if word == Word::Lost => return Judged::Allowed,
         Outcome::Refused(why) => return Judged::Lost(format!("nobody serves: {why}")),
-        Outcome::Found { bytes, by_hand } => (bytes, by_hand),
+        Outcome::Found {
+            bytes,
+            by_hand,
+            amiss,
+        } => (bytes, by_hand, amiss),
     };
+    if let Some(e) = amiss {
+        return Judged::Torn(e);
+    }
+    if bytes.is_empty() {
+        // Files that are made at the start, by sync points of their own.
+        return match (anything, word) {
+            (false, _) => Judged::Kept,
+            (true, Word::Part) if by_hand => Judged::Allowed,
+            _ => Judged::Lost("a file is missing, or has another size".into()),
+        };
+    }
     let mut found = Vec::new();
     for (thread, model) in models.iter_mut().enumerate() {
         let begun = told.begun(thread, moment);

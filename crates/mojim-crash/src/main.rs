@@ -118,6 +118,9 @@ struct Program {
     /// A mounted volume in which it works, instead of attaching it.
     #[arg(long)]
     mount: Option<PathBuf>,
+    /// Sync in the middle of a step there.
+    #[arg(long)]
+    halves: bool,
 }
 
 #[derive(Args)]
@@ -297,6 +300,7 @@ fn run(word: &Word) -> Result<()> {
             threads: p.threads,
             steps: p.steps,
             mount: p.mount.clone(),
+            halves: p.halves,
         }),
         Word::Plug(p) => {
             let media = match &p.medium {

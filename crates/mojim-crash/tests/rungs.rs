@@ -151,7 +151,7 @@ fn power_for_mounts() {
         assert!(built.unwrap().success());
     }
     clusters(
-        &["mount", "mount-without-the-mirror"],
+        &["mount", "mount-without-the-mirror", "mount-half-steps"],
         &[Mode::Sync, Mode::SyncFlush],
         24,
     );

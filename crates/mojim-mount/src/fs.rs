@@ -652,7 +652,7 @@ impl Fs {
         paths.map(|p| OsString::from_vec(p).into()).collect()
     }
 
-    /// Whether a process has a file or directory open.
+    /// Whether a process has a file open.
     pub(crate) fn is_open(&self) -> bool {
         self.state().tree.is_open()
     }

@@ -170,7 +170,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Whether a process, in whichever namespace, has a file or directory of it open.
+    /// Whether a process, in whichever namespace, has a file of it open (a directory does not count).
     pub fn is_open(&self) -> bool {
         self.shared.fs.is_open()
     }

@@ -94,6 +94,8 @@ pub struct Node {
     settled: Mutex<HashMap<String, (u64, Option<u64>)>>,
     /// How many looks this node has at each of its copies at present.
     looks: Mutex<HashMap<String, usize>>,
+    /// What lies in the volumes' directories past Mojim.
+    looked: Mutex<strangers::Looked>,
     /// The register of views, in a cluster with enough voters.
     views: Option<Arc<dyn ViewRegister>>,
     /// Volumes whose promotion failed, and may be agreed to in the register all the same.
@@ -226,6 +228,7 @@ impl Node {
             ills: Mutex::default(),
             settled: Mutex::default(),
             looks: Mutex::default(),
+            looked: Mutex::default(),
             doubts: Mutex::default(),
             healing: Mutex::default(),
             unsettled: Mutex::default(),

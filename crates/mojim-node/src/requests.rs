@@ -564,7 +564,8 @@ impl Node {
             return Ok(out);
         };
         if sb.state == State::Whole
-            && let Some(strangers) = self.strangers(v)
+            && out["error"].is_null()
+            && let Some(strangers) = self.strangers(v, &sb)
         {
             out["strangers"] = strangers;
         }

@@ -1,46 +1,74 @@
 //! What lies in a volume's directory and is not the volume's: files that somebody put there past
 //! Mojim, which are on this machine only, and data files that are not as the catalogue has them.
 //!
-//! Only looks, for `mojim status` and `mojim verify`, also while a program has the copy open and
-//! changes it. So what changed within the last [`MOMENT`] is left out, and what seems to be missing
-//! is looked for again.
+//! Only looks, for `mojim status` and `mojim verify`, also while the copy is open and changes. What is
+//! said was so at two looks, and is no change of Mojim's own: those of names are in the notes and the
+//! catalogue before they are in the directory (`area/names.rs` of `mojim-store`), and sizes are
+//! compared only while nothing is applied. The time of day means nothing here.
+//!
+//! Invariant: one look at a time for each volume, however often it is asked for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
+use mojim_format::{State, Superblock};
 use serde_json::{Value, json};
 
-use super::Node;
+use super::{Node, lock};
 use mojim_config::Volume;
 use mojim_replica::layout;
+use mojim_store::log::Live;
+use mojim_store::notes::noted_names;
+use mojim_store::store::read_superblock;
 
-/// A change by Mojim itself is in the catalogue after less than that.
-const MOMENT: Duration = Duration::from_secs(5);
-/// The pause before a file that seems to be missing is looked for again.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Most files that are looked at.
-const MOST_SEEN: usize = 100_000;
+/// The pause between two looks.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How long a look goes on, if there are many files.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Most files that an answer names.
 const MOST_NAMED: usize = 1000;
 
+/// What was found last, and whether it is looked for just now.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    now: HashSet<String>,
+    last: HashMap<String, Option<Value>>,
+}
+
 impl Node {
-    /// What is not as the catalogue has it, if anything.
-    pub(super) fn strangers(&self, v: &Volume) -> Option<Value> {
+    /// What is not as the catalogue has it, if anything. `sb` is the copy's superblock.
+    pub(super) fn strangers(&self, v: &Volume, sb: &Superblock) -> Option<Value> {
+        if !lock(&self.looked).now.insert(v.name.clone()) {
+            return lock(&self.looked).last.get(&v.name).cloned().flatten();
+        }
+        let found = self.look_for_strangers(v, sb);
+        let mut looked = lock(&self.looked);
+        looked.now.remove(&v.name);
+        looked.last.insert(v.name.clone(), found.clone());
+        found
+    }
+
+    fn look_for_strangers(&self, v: &Volume, sb: &Superblock) -> Option<Value> {
         let meta = layout::meta_dir(&self.me, &v.name);
         let directory = layout::data_dir(&self.me, &v.name);
-        let catalog = || {
-            let files = self.catalog(&meta).ok()?.files;
-            Some(files.into_iter().map(|f| (f.name, f.size)).collect())
+        let known = || {
+            let c = self.catalog(&meta).ok()?;
+            let noted = noted_names(&*self.env, &meta, c.volume, c.lsn).ok()?;
+            Some(Known {
+                files: c.files.into_iter().map(|f| (f.name, f.size)).collect(),
+                noted: noted.into_iter().collect(),
+            })
         };
-        let found = look(&directory, MOMENT, catalog)?;
-        if found.unknown.is_empty() && found.changed.is_empty() && !found.is_part {
+        let found = look_twice(&directory, &known, &|| self.at_rest(v, sb))?;
+        let same = |now: Superblock| now.sequence == sb.sequence && now.state == State::Whole;
+        let still = read_superblock(&*self.env, &meta).ok().flatten();
+        if found.is_nothing() || !still.is_some_and(same) {
             return None;
         }
-        let named = |all: &[String]| json!(all[..all.len().min(MOST_NAMED)]);
+        let named = |all: &BTreeSet<String>| json!(all.iter().take(MOST_NAMED).collect::<Vec<_>>());
         Some(json!({
             "path": directory.display().to_string(),
             "unknown": named(&found.unknown),
@@ -50,109 +78,133 @@ impl Node {
             "all_seen": !found.is_part,
         }))
     }
+
+    /// Up to where everything is applied, if nothing waits to be: only then are sizes known.
+    fn at_rest(&self, v: &Volume, sb: &Superblock) -> Option<u64> {
+        if let Some(m) = lock(&self.mirrors).get(&v.name).cloned() {
+            let applied = m.store.applied();
+            return (m.store.poisoned().is_none() && applied == m.tail_now()).then_some(applied);
+        }
+        if self.attached(v) {
+            let live = self.live(v)?;
+            let [applied, last, limit] =
+                [Live::Applied, Live::Last, Live::Limit].map(|w| live[w as usize]);
+            return (applied == last && limit <= applied).then_some(applied);
+        }
+        (sb.logs == 0 && !self.in_use(v)).then_some(sb.checkpoint)
+    }
+}
+
+/// The volume's files, as its catalogue has them, with those whose names are being changed.
+struct Known {
+    files: HashMap<String, u64>,
+    noted: HashSet<String>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Found {
     /// Files that the volume does not know.
-    unknown: Vec<String>,
+    unknown: BTreeSet<String>,
     /// What is wrong with the volume's own files, each with its name.
-    changed: Vec<String>,
-    /// There were more files than are looked at.
+    changed: BTreeSet<String>,
+    /// Not all was looked at.
     is_part: bool,
 }
 
-/// Names and sizes of the volume's files.
-type Files = HashMap<String, u64>;
+impl Found {
+    fn is_nothing(&self) -> bool {
+        self.unknown.is_empty() && self.changed.is_empty()
+    }
+}
 
-/// `None` if there is no catalogue that can be read.
-fn look(directory: &Path, moment: Duration, catalog: impl Fn() -> Option<Files>) -> Option<Found> {
+/// What is found at two looks. `None` if there is no catalogue that can be read.
+fn look_twice(
+    directory: &Path,
+    known: &dyn Fn() -> Option<Known>,
+    at_rest: &dyn Fn() -> Option<u64>,
+) -> Option<Found> {
+    let first = look(directory, known, at_rest)?;
+    if first.is_nothing() {
+        return Some(first);
+    }
+    std::thread::sleep(PAUSE);
+    let then = look(directory, known, at_rest)?;
+    Some(Found {
+        unknown: &first.unknown & &then.unknown,
+        changed: &first.changed & &then.changed,
+        is_part: first.is_part || then.is_part,
+    })
+}
+
+fn look(
+    directory: &Path,
+    known: &dyn Fn() -> Option<Known>,
+    at_rest: &dyn Fn() -> Option<u64>,
+) -> Option<Found> {
     let mut found = Found::default();
+    let rests = at_rest();
     let mut seen = Vec::new();
-    // What cannot be read now is read at the next look.
-    let _ = walk(directory, PathBuf::new(), &mut seen, &mut found);
-    // After the walk: what Mojim made before that is in it.
-    let files = catalog()?;
-    let path = |name: &str| directory.join(name);
-    for name in seen {
-        let known = name.to_str().is_some_and(|n| files.contains_key(n));
-        if !known && stands(&directory.join(&name), moment).is_some() {
-            found.unknown.push(name.to_string_lossy().into_owned());
+    walk(directory, &mut seen, &mut found);
+    // After the walk: what Mojim itself made or removed by then is in it.
+    let known = known()?;
+    for name in &seen {
+        let is = |n: &str| known.files.contains_key(n) || known.noted.contains(n);
+        let there = || fs::symlink_metadata(directory.join(name)).is_ok();
+        if !name.to_str().is_some_and(is) && there() {
+            found.unknown.insert(name.to_string_lossy().into_owned());
         }
     }
-    let mut missing: Vec<&String> = Vec::new();
-    for (name, &size) in &files {
-        match fs::symlink_metadata(path(name)) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => missing.push(name),
-            _ => {
-                let Some(m) = stands(&path(name), moment) else {
-                    continue;
-                };
-                if !m.is_file() {
-                    found.changed.push(format!("{name} is not a plain file"));
-                } else if m.len() != size && stays(&catalog, name, size) {
-                    let has = m.len();
-                    found
-                        .changed
-                        .push(format!("{name} has {has} bytes instead of {size}"));
-                }
+    let mut sizes = Vec::new();
+    for (name, &size) in known
+        .files
+        .iter()
+        .filter(|(n, _)| !known.noted.contains(*n))
+    {
+        match fs::symlink_metadata(directory.join(name)) {
+            // An empty one may be about to be made.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && size > 0 => {
+                found.changed.insert(format!("{name} is not there"));
             }
-        }
-    }
-    if !missing.is_empty() {
-        std::thread::sleep(PAUSE);
-        let again = catalog()?;
-        for name in missing {
-            if again.contains_key(name) && !path(name).exists() {
-                found.changed.push(format!("{name} is not there"));
+            Ok(m) if !m.is_file() => {
+                found.changed.insert(format!("{name} is not a plain file"));
             }
+            Ok(m) if m.len() != size => {
+                sizes.push(format!("{name} has {} bytes instead of {size}", m.len()));
+            }
+            _ => {}
         }
     }
-    found.unknown.sort_unstable();
-    found.changed.sort_unstable();
+    if rests.is_some() && rests == at_rest() {
+        found.changed.extend(sizes);
+    }
     Some(found)
 }
 
-/// Whether the catalogue still has that size for the file.
-fn stays(catalog: &impl Fn() -> Option<Files>, name: &str, size: u64) -> bool {
-    std::thread::sleep(PAUSE);
-    catalog().is_some_and(|files| files.get(name) == Some(&size))
-}
-
-/// The file at `path`, if it has been as it is for more than `moment`.
-fn stands(path: &Path, moment: Duration) -> Option<fs::Metadata> {
-    let m = fs::symlink_metadata(path).ok()?;
-    let since = Duration::new(
-        u64::try_from(m.ctime()).unwrap_or(0),
-        u32::try_from(m.ctime_nsec()).unwrap_or(0),
-    );
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let age = now.unwrap_or_default().checked_sub(since)?;
-    (age > moment).then_some(m)
-}
-
-/// All files below `at`, a path within `top`; Mojim's own directories, and empty ones, are no files.
-fn walk(top: &Path, at: PathBuf, seen: &mut Vec<PathBuf>, found: &mut Found) -> io::Result<()> {
-    let mut below = vec![at];
+/// All files below `top`; Mojim's own directories, and empty ones, are no files.
+fn walk(top: &Path, seen: &mut Vec<PathBuf>, found: &mut Found) {
+    let begun = Instant::now();
+    let mut below = vec![PathBuf::new()];
     while let Some(at) = below.pop() {
-        for entry in fs::read_dir(top.join(&at))?.flatten() {
+        let Ok(entries) = fs::read_dir(top.join(&at)) else {
+            // Not ours to read, or gone.
+            found.is_part = true;
+            continue;
+        };
+        for entry in entries.flatten() {
             let name = at.join(entry.file_name());
-            let is_mojims = at.as_os_str().is_empty()
-                && entry.file_name().as_encoded_bytes().starts_with(b".mojim");
-            if is_mojims {
+            if name.as_os_str().as_encoded_bytes().starts_with(b".mojim") {
                 continue;
             }
-            if seen.len() >= MOST_SEEN {
-                found.is_part = true;
-                return Ok(());
-            }
-            match entry.file_type()?.is_dir() {
+            match entry.file_type().is_ok_and(|t| t.is_dir()) {
                 true => below.push(name),
                 false => seen.push(name),
             }
         }
+        if begun.elapsed() > PATIENCE && !below.is_empty() {
+            found.is_part = true;
+            return;
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -160,8 +212,15 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    fn files(of: &[(&str, u64)]) -> Files {
-        of.iter().map(|(n, s)| ((*n).to_owned(), *s)).collect()
+    fn known(files: &[(&str, u64)], noted: &[&str]) -> Option<Known> {
+        Some(Known {
+            files: files.iter().map(|(n, s)| ((*n).to_owned(), *s)).collect(),
+            noted: noted.iter().map(|n| (*n).to_owned()).collect(),
+        })
+    }
+
+    fn all(of: &BTreeSet<String>) -> Vec<&str> {
+        of.iter().map(String::as_str).collect()
     }
 
     #[test]
@@ -171,48 +230,57 @@ mod tests {
         for d in ["d/empty", ".mojim-lost", "kind"] {
             fs::create_dir_all(at(d)).unwrap();
         }
-        for name in ["known", "d/known", "longer", "d/stranger", ".mojim-lost/x"] {
+        for name in [
+            "known",
+            "d/known",
+            "longer",
+            "d/stranger",
+            ".mojim-lost/x",
+            "going",
+        ] {
             fs::write(at(name), "12345").unwrap();
         }
         std::os::unix::fs::symlink("known", at("link")).unwrap();
-        let known = [
+        let files = [
             ("known", 5),
             ("d/known", 5),
             ("longer", 4),
             ("gone", 1),
-            ("kind", 0),
+            ("kind", 1),
+            ("to be made", 0),
+            ("coming", 9),
         ];
-        let catalog = || Some(files(&known));
-        let found = look(dir.path(), Duration::ZERO, catalog).unwrap();
-        assert_eq!(found.unknown, ["d/stranger", "link"]);
-        let changed = [
-            "gone is not there",
-            "kind is not a plain file",
-            "longer has 5 bytes instead of 4",
-        ];
-        assert_eq!(found.changed, changed);
-        // Mojim itself may be about to note what has just changed.
-        let found = look(dir.path(), MOMENT, catalog).unwrap();
-        assert!(found.unknown.is_empty());
-        assert_eq!(found.changed, ["gone is not there"]);
-        assert_eq!(look(dir.path(), MOMENT, || None), None);
+        let catalog = || known(&files, &["going", "coming"]);
+        let found = look_twice(dir.path(), &catalog, &|| Some(1)).unwrap();
+        assert_eq!(all(&found.unknown), ["d/stranger", "link"]);
+        let (gone, kind) = ("gone is not there", "kind is not a plain file");
+        let longer = "longer has 5 bytes instead of 4";
+        assert_eq!(all(&found.changed), [gone, kind, longer]);
+        assert!(!found.is_part);
+        // While records are applied, sizes are in motion.
+        let found = look_twice(dir.path(), &catalog, &|| None).unwrap();
+        assert_eq!(all(&found.changed), [gone, kind]);
+        let n = Cell::new(0);
+        let moves = || Some(n.replace(n.get() + 1));
+        let found = look_twice(dir.path(), &catalog, &moves).unwrap();
+        assert_eq!(all(&found.changed), [gone, kind]);
+        assert_eq!(look_twice(dir.path(), &|| None, &|| None), None);
     }
 
-    /// What is removed, or gets another size, while it is looked at is as it should be.
+    /// What was so at one look only is Mojim's own work.
     #[test]
-    fn what_mojim_changes_meanwhile_is_no_stranger() {
+    fn what_passes_is_no_stranger() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("f"), "12345").unwrap();
+        for name in ["f", "removed later"] {
+            fs::write(dir.path().join(name), "12345").unwrap();
+        }
         let looks = Cell::new(0);
-        let catalog = || {
-            looks.set(looks.get() + 1);
-            Some(match looks.get() {
-                1 => files(&[("f", 4), ("gone", 1)]),
-                _ => files(&[("f", 5)]),
-            })
+        let catalog = || match looks.replace(looks.get() + 1) {
+            0 => known(&[("f", 4), ("gone", 1)], &[]),
+            _ => known(&[("f", 5), ("removed later", 5)], &[]),
         };
-        let found = look(dir.path(), Duration::ZERO, catalog).unwrap();
+        let found = look_twice(dir.path(), &catalog, &|| Some(1)).unwrap();
         assert_eq!(found, Found::default());
-        assert!(looks.get() > 1);
+        assert_eq!(looks.get(), 2);
     }
 }

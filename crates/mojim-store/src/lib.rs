@@ -3,7 +3,7 @@
 
 pub mod area;
 pub mod log;
-mod notes;
+pub mod notes;
 pub mod progress;
 pub mod stage;
 pub mod store;

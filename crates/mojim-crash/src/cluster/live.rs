@@ -111,8 +111,16 @@ impl Drop for Running {
     }
 }
 
-/// A cluster's faults, and the words for its mount, if the program works in one.
-pub type Made = (Faults, Option<&'static [&'static str]>);
+/// What is special of a cluster.
+#[derive(Clone, Copy)]
+pub struct Made {
+    /// Its faults.
+    pub faults: Faults,
+    /// The words for its mount, if the program works in one.
+    pub mount: Option<&'static [&'static str]>,
+    /// Whether the program there syncs in the middle of a step.
+    pub halves: bool,
+}
 
 /// A cluster's faults: that of the machine of `a`'s program, and that of `b`'s daemon.
 pub type Faults = [Option<Fault>; DATA];
@@ -173,8 +181,7 @@ impl Stage {
             exe: &self.exe,
             at,
             setup,
-            faults: made.0,
-            mount: made.1,
+            made,
             nodes,
             theirs,
             its,
@@ -279,8 +286,7 @@ struct Life<'a> {
     exe: &'a Path,
     at: &'a Places,
     setup: &'a Setup,
-    faults: Faults,
-    mount: Option<&'static [&'static str]>,
+    made: Made,
     /// How many nodes there are.
     nodes: usize,
     /// The path of the daemons' configuration.
@@ -326,7 +332,7 @@ impl Life<'_> {
     fn start_daemons(&self) -> Result<Vec<Running>> {
         let mut daemons = Vec::new();
         for (i, node) in NODES.iter().enumerate().take(self.nodes) {
-            let fault = if i == 1 { self.faults[1] } else { None };
+            let fault = if i == 1 { self.made.faults[1] } else { None };
             let command = self.command("node", &self.theirs, node, fault)?;
             daemons.push(Running::start(command)?);
         }
@@ -337,17 +343,18 @@ impl Life<'_> {
     }
 
     fn start_program(&self) -> Result<Working> {
-        let mount = match self.mount {
+        let mount = match self.made.mount {
             Some(words) => Some(self.start_mount(words)?),
             None => None,
         };
-        let mut c = self.command("program", &self.its, "a", self.faults[0])?;
+        let mut c = self.command("program", &self.its, "a", self.made.faults[0])?;
         c.arg("--journal").arg(&self.journal_path);
         c.args(["--seed", &self.setup.seed.to_string()]);
         c.args(["--threads", &self.setup.threads.to_string()]);
         c.args(["--steps", &self.setup.steps.to_string()]);
         if let Some(m) = &mount {
             c.arg("--mount").arg(&m.at);
+            c.args(self.made.halves.then_some("--halves"));
         }
         Ok(Working {
             program: Running::start(c)?,

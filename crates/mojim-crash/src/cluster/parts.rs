@@ -138,6 +138,8 @@ pub struct Work {
     pub steps: u64,
     /// The mount in which it works, if it does not attach the volume itself.
     pub mount: Option<PathBuf>,
+    /// Whether it syncs in the middle of a step there.
+    pub halves: bool,
 }
 
 /// Attaches, makes the steps of all threads, and stays attached until the process is
@@ -218,6 +220,9 @@ fn run_in_mount(w: &Work, at: &Path) -> Result<()> {
                 .chain(more.into_iter().map(|c| (c.at, c.bytes)))
                 .collect();
             journal.begin(thread, step);
+            if w.halves {
+                write_and_fsync(&path, &all[..1])?;
+            }
             match step % 3 {
                 0 => rename_over(at, &path, &all)?,
                 1 => store_and_msync(&path, &all)?,

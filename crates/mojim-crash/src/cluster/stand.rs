@@ -7,10 +7,11 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,8 @@ pub enum Outcome {
         bytes: Vec<u8>,
         /// Whether an operator's word was needed.
         by_hand: bool,
+        /// What a mount of it shows that is not so.
+        amiss: Option<String>,
     },
     /// No node serves the volume; the reason.
     Refused(String),
@@ -82,12 +85,13 @@ pub struct Stand {
     /// Where the cluster was: a log refers to the paths of its configuration.
     places: Places,
     pristine: Vec<u8>,
+    exe: PathBuf,
     lives: u64,
 }
 
 impl Stand {
     /// Makes the disks, for clusters that lived at these places.
-    pub fn new(lab: &Lab, places: Places, pristine: &[u8]) -> Result<Stand> {
+    pub fn new(lab: &Lab, places: Places, pristine: &[u8], exe: &Path) -> Result<Stand> {
         let image = |node: &&str| -> Result<_> {
             let path = lab.path(&format!("image.{node}"));
             File::create(&path)?.set_len(pristine.len() as u64)?;
@@ -98,6 +102,7 @@ impl Stand {
             images: NODES.iter().map(image).collect::<Result<_>>()?,
             places,
             pristine: pristine.to_vec(),
+            exe: exe.to_owned(),
             lives: 0,
         })
     }
@@ -154,6 +159,7 @@ impl Stand {
             config: &config,
             setup,
             places: &self.places,
+            exe: &self.exe,
             back,
             fault,
             said: said.clone(),
@@ -197,6 +203,8 @@ struct Cluster<'a> {
     config: &'a Config,
     setup: &'a Setup,
     places: &'a Places,
+    /// The command `mojim-crash`.
+    exe: &'a Path,
     back: &'a [Back<'a>],
     fault: Option<Fault>,
     said: Arc<Mutex<String>>,
@@ -255,12 +263,7 @@ impl Cluster<'_> {
         // known.
         for node in plan.attach.into_iter().chain(plan.attach) {
             match self.attach(node) {
-                Ok(bytes) => {
-                    return Ok(Outcome::Found {
-                        bytes,
-                        by_hand: false,
-                    });
-                }
+                Ok(bytes) => return Ok(self.found(node, bytes, false)),
                 Err(e) => why = e,
             }
             self.say(&format!("without a word: {why}"));
@@ -270,12 +273,20 @@ impl Cluster<'_> {
             return Ok(Outcome::Refused(format!("{why}; {e}")));
         }
         Ok(match self.attach(plan.promote) {
-            Ok(bytes) => Outcome::Found {
-                bytes,
-                by_hand: true,
-            },
+            Ok(bytes) => self.found(plan.promote, bytes, true),
             Err(e) => Outcome::Refused(format!("{why}; after a promotion: {e}")),
         })
+    }
+
+    /// What was read; of a volume that was mounted, with what a mount shows of it.
+    fn found(&self, node: usize, bytes: Vec<u8>, by_hand: bool) -> Outcome {
+        let is_there = self.setup.mounted && !bytes.is_empty();
+        let amiss = is_there.then(|| self.shows(node).err()).flatten();
+        Outcome::Found {
+            bytes,
+            by_hand,
+            amiss,
+        }
     }
 
     /// Attaches, and reads the whole region.
@@ -312,21 +323,101 @@ impl Cluster<'_> {
             atomic: true,
             ..MapFlags::default()
         };
-        let read = |file: &str, len: usize| {
+        let read = |file: &str, len: usize, flags: MapFlags| {
             volume.map(file, len, flags).map(|m| {
                 // SAFETY: mapped until the detach below; nobody stores.
                 unsafe { std::slice::from_raw_parts(m.ptr, m.len) }.to_vec()
             })
         };
         let bytes = match self.setup.mounted {
-            true => (0..self.setup.threads)
-                .map(|thread| read(&file_of(thread), PART))
-                .collect::<mojim::Result<Vec<_>>>()
-                .map(|all| all.concat()),
-            false => read(FILE, self.setup.region()),
+            true => self.parts(&volume, &|file| {
+                let flags = MapFlags {
+                    create: false,
+                    ..flags
+                };
+                read(file, PART, flags)
+            }),
+            false => read(FILE, self.setup.region(), flags),
         };
         volume.detach()?;
         bytes
+    }
+
+    /// The threads' files of a volume that was mounted: nothing if one is missing, or has another size,
+    /// as before everything is set up.
+    fn parts(
+        &self,
+        volume: &Volume,
+        read: &dyn Fn(&str) -> mojim::Result<Vec<u8>>,
+    ) -> mojim::Result<Vec<u8>> {
+        let files: HashMap<String, u64> = volume.files().into_iter().collect();
+        let mut all = Vec::new();
+        for thread in 0..self.setup.threads {
+            let file = file_of(thread);
+            if files.get(&file) != Some(&(PART as u64)) {
+                self.say(&format!("{file}: of {files:?}"));
+                return Ok(Vec::new());
+            }
+            all.extend(read(&file)?);
+        }
+        Ok(all)
+    }
+
+    /// Mounts what was recovered, and compares what the mount shows with the volume's files.
+    fn shows(&self, node: usize) -> std::result::Result<(), String> {
+        let at = self.places.top().join("shown");
+        let config = self.places.top().join("recovered.toml");
+        let said = self.places.top().join("shown.txt");
+        let text = |e: std::io::Error| format!("the mount: {e}");
+        std::fs::create_dir_all(&at).map_err(text)?;
+        std::fs::write(&config, self.setup.text(self.places, LIMIT, false)).map_err(text)?;
+        let mut command = Command::new(self.exe.with_file_name("mojim"));
+        command.args(["mount", "--name", NODES[node], "--config"]);
+        let mut mount = command
+            .arg(&config)
+            .arg(&at)
+            .stdout(Stdio::piped())
+            .stderr(File::create(&said).map_err(text)?)
+            .spawn()
+            .map_err(text)?;
+        let mut line = String::new();
+        let out = mount.stdout.take().expect("it is piped");
+        let ready = BufReader::new(out).read_line(&mut line).map_err(text)? > 0;
+        let shown = match ready {
+            true => self.compare(&at),
+            false => Err("it ended".into()),
+        };
+        if let Some(pid) = rustix::process::Pid::from_raw(mount.id() as i32) {
+            // It may have ended.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let ended = mount.wait().map_err(text)?;
+        let said = std::fs::read_to_string(&said).unwrap_or_default();
+        match (shown, ended.success()) {
+            (Ok(()), true) => Ok(()),
+            (shown, _) => Err(format!("the mount: {shown:?}, {ended}: {said}")),
+        }
+    }
+
+    fn compare(&self, at: &Path) -> std::result::Result<(), String> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(at).map_err(|e| e.to_string())? {
+            let entry = entry.map_err(|e| e.to_string())?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let len = entry.metadata().map_err(|e| e.to_string())?.len();
+            match (name.ends_with(".new"), len == PART as u64) {
+                // A step's file that had not taken the other's place.
+                (true, _) => {}
+                (false, true) => names.push(name),
+                (false, false) => return Err(format!("{name} has {len} bytes")),
+            }
+        }
+        names.sort_unstable();
+        let want: Vec<String> = (0..self.setup.threads).map(file_of).collect();
+        match names == want {
+            true => Ok(()),
+            false => Err(format!("it shows {names:?}")),
+        }
     }
 
     /// As `mojim promote`, with `--force` if the answer asks for it.
