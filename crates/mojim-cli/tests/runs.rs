@@ -298,6 +298,15 @@ fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged()
     let mut shell = r.shell("a", "shell");
     tell(&mut shell, &format!("{program} {file} 1"));
     assert_eq!(shell.line().as_deref(), Some("synced"));
+    // Of what `cp` made, one directory is synced.
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (source, copy) = (source.to_str().unwrap(), r.dir("a").join("copy"));
+    let copy = copy.to_str().unwrap();
+    tell(
+        &mut shell,
+        &format!("cp -a {source} {copy} && sync {copy} && echo copied"),
+    );
+    assert_eq!(shell.line().as_deref(), Some("copied"));
     kill(r.server("a").unwrap(), "KILL");
     tell(&mut shell, &format!("{program} {file} 2; echo $?"));
     assert_eq!(shell.line().as_deref(), Some("1"));
@@ -311,6 +320,7 @@ fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged()
     // While the old program is still there.
     assert_eq!(r.says("a", &[&program, &file, "3"]), "synced\n");
     assert_eq!(r.says("a", &["cat", &file]), "13");
+    assert_eq!(r.says("a", &["diff", "-r", source, copy]), "");
     tell(&mut shell, "exit");
     shell.wait();
     r.await_end("a");
