@@ -612,20 +612,10 @@ fn neither_a_daemon_nor_a_program_alone_moves_the_primary() {
     assert!(found >= acknowledged);
 }
 
-/// `mojim run` on both nodes: the program runs where the primary is.
+/// `mojim run` on both nodes: the program runs where the primary is. (With `--preload` it does in
+/// `partitions.rs`.)
 #[test]
 fn mojim_run_follows_the_primary() {
-    follows_the_primary(&[]);
-}
-
-/// The same with the libraries in the program.
-#[test]
-fn mojim_run_with_the_libraries_follows_the_primary() {
-    support::libraries();
-    follows_the_primary(&["--preload"]);
-}
-
-fn follows_the_primary(way: &[&str]) {
     let c = Cluster::new("sync", "disk");
     be_patient(&c);
     let source = c.dir.join("count.c");
@@ -667,7 +657,7 @@ int main(int argc, char **argv) {
         let data = c.dir.join(node).join("v/count");
         let args = ["run", "--config", file.to_str().unwrap(), "--name", node];
         let command = ["--", program.to_str().unwrap(), data.to_str().unwrap()];
-        let args = [&args[..], way, &command].concat();
+        let args = [&args[..], &command].concat();
         Process::start(&args, &c.dir.join(format!("run-{node}.txt")))
     };
     let mut a = c.node("a");

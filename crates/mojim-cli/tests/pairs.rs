@@ -1278,7 +1278,7 @@ fn follow(c: &mut Cluster, failed: Failure, then: Then, least: u64) {
 }
 
 /// Every cell of a table, several at a time: they wait most of the time. The
-/// short form takes every fourth cell, others on each of four days, and modes that share a
+/// short form takes every fifth cell, others on each of five days, and modes that share a
 /// table share them; with `PAIRS_ROUNDS` each runs all of them, so many times.
 /// `PAIRS_ONLY` picks those whose name contains it.
 fn run_all(table: &'static str) {
@@ -1289,13 +1289,13 @@ fn run_all(table: &'static str) {
     let only = std::env::var("PAIRS_ONLY").unwrap_or_default();
     let modes = modes(table);
     let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    let today = since.as_secs() as usize / 86_400 % 4;
+    let today = since.as_secs() as usize / 86_400 % 5;
     let mut all = Vec::new();
     for round in 0..rounds.unwrap_or(1) {
         for (i, case) in cases(table).into_iter().enumerate() {
             // They alternate within a cell, and which is first from cell to cell.
             let cell = i / modes.len();
-            let mine = (cell + i) % modes.len() == round % modes.len() && cell % 4 == today;
+            let mine = (cell + i) % modes.len() == round % modes.len() && cell % 5 == today;
             let by = if case.register { "" } else { " by hand" };
             let name = format!("{}{by}: {} | {}", case.mode, case.row, case.column);
             let is_asked_for = rounds.is_some() || mine || !only.is_empty();
