@@ -42,7 +42,8 @@ const LOG: u64 = 64 << 20;
 const WARM_UP: Duration = Duration::from_millis(100);
 
 const RAW_LOG: &str = "raw-log";
-/// Two logs on one disk at once: what `sync-flush` writes here, where the mirror is on the same machine.
+/// Two logs on one disk at once: what `sync-flush` writes where the mirror's log is on that disk, too
+/// (here it is in memory).
 const RAW_LOGS: &str = "raw-logs";
 const RAW_TCP: &str = "raw-combining-tcp";
 const RAW_SHM: &str = "raw-combining-shm";

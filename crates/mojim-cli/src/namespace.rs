@@ -2,7 +2,7 @@
 //! volume's mount.
 //!
 //! Owns the way into it, and the look for ways past it that the program would inherit: a working
-//! directory or an open file of the bare directory below.
+//! directory or an open file of the bare directory below, or any open directory.
 //!
 //! Invariant: [`Namespace::enter`] makes system calls only, on what was prepared before, so it may
 //! be called between fork and exec.

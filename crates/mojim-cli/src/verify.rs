@@ -150,7 +150,8 @@ fn say_strangers(out: &mut impl Write, node: &str, s: &Value) -> std::io::Result
         )?;
     }
     for (key, of) in [("unknown_count", "unknown"), ("changed_count", "changed")] {
-        let more = s[key].as_u64().unwrap_or(0) - names(of).count() as u64;
+        let count = s[key].as_u64().unwrap_or(0);
+        let more = count.saturating_sub(names(of).count() as u64);
         if more > 0 {
             writeln!(
                 out,

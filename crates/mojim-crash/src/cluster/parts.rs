@@ -186,18 +186,7 @@ pub fn run_program(w: &Work) -> Result<()> {
         }
         Ok(())
     };
-    std::thread::scope(|s| {
-        let work = &work;
-        let threads: Vec<_> = (0..w.threads).map(|t| s.spawn(move || work(t))).collect();
-        threads.into_iter().try_for_each(|t| match t.join() {
-            Ok(done) => done,
-            Err(e) => std::panic::resume_unwind(e),
-        })
-    })?;
-    println!("done");
-    loop {
-        std::thread::park();
-    }
+    in_threads(w.threads, &work)
 }
 
 /// Makes the steps of all threads on files in a mount, each thread on its own, and stays until the
@@ -232,10 +221,14 @@ fn run_in_mount(w: &Work, at: &Path) -> Result<()> {
         }
         Ok(())
     };
+    in_threads(w.threads, &work)
+}
+
+/// Runs `work` in so many threads, says when all are done, and stays until the process is killed.
+fn in_threads(threads: usize, work: &(dyn Fn(usize) -> Result<()> + Sync)) -> Result<()> {
     std::thread::scope(|s| {
-        let work = &work;
-        let threads: Vec<_> = (0..w.threads).map(|t| s.spawn(move || work(t))).collect();
-        threads.into_iter().try_for_each(|t| match t.join() {
+        let all: Vec<_> = (0..threads).map(|t| s.spawn(move || work(t))).collect();
+        all.into_iter().try_for_each(|t| match t.join() {
             Ok(done) => done,
             Err(e) => std::panic::resume_unwind(e),
         })
