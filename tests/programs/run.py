@@ -160,11 +160,13 @@ class Cluster:
                 os.kill(server, signal.SIGKILL)
         for at in [self.home / "at", *(self.home / n / ".mojim/v/run/at" for n in "ab")]:
             subprocess.run(["umount", "-l", at], check=False, stderr=subprocess.DEVNULL)
-        for p in filter(None, [self.mounted, *self.nodes.values()]):
-            if p.poll() is None:
-                p.send_signal(signal.SIGTERM)
-        for p in filter(None, [self.mounted, *self.nodes.values()]):
-            p.wait()
+        # The mount first: it commits what is left, for which it needs the mirror.
+        for ending in ([self.mounted], self.nodes.values()):
+            for p in filter(None, ending):
+                if p.poll() is None:
+                    p.send_signal(signal.SIGTERM)
+            for p in filter(None, ending):
+                p.wait()
 
 
 PROGRAMS = []

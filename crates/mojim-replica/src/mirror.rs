@@ -418,7 +418,7 @@ impl Mirror {
             },
             level: self.store.level() as u16,
             life: sb.life,
-            max_file: self.store.area().max_file(),
+            max_file: self.store.max_file(),
             history: self.store.history().entries().to_vec(),
         }
     }

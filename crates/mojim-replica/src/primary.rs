@@ -552,7 +552,7 @@ impl Primary {
     /// Fails if this node or the mirror cannot have a file of `size` bytes. This is
     /// checked before there is a record of the size.
     pub fn check_size(&self, size: u64) -> Result<()> {
-        let here = self.store.area().max_file();
+        let here = self.store.max_file();
         let there = self.mirror_max_file.load(Acquire);
         if size <= here.min(there) {
             return Ok(());

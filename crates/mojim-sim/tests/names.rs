@@ -33,6 +33,8 @@ enum To {
     Renamed(u32, &'static str),
     /// With its number as its bytes.
     Made(u32, &'static str),
+    /// As long, and never written to.
+    Hole(u32, &'static str),
 }
 use To::*;
 
@@ -50,6 +52,11 @@ fn pieces<'a>(all: &[To], bytes: &'a [Vec<u8>]) -> Vec<Piece<'a>> {
         match *to {
             Gone(file) => out.push(Piece::Remove { file }),
             Renamed(file, name) => out.push(Piece::Rename { file, name }),
+            Hole(file, name) => {
+                let size = bytes[file as usize].len() as u64;
+                out.push(Piece::Create { file, name });
+                out.push(Piece::Resize { file, size });
+            }
             Made(file, name) => {
                 let b = &bytes[file as usize];
                 let size = b.len() as u64;
@@ -81,9 +88,17 @@ fn there(world: &World) -> BTreeMap<PathBuf, Vec<u8>> {
 /// Applies `then` to a volume with `first`, with a crash behind every operation of the disk.
 fn every_crash(first: &[To], then: &[To], want: &[(u32, &str)]) {
     let all: Vec<_> = (0..10).map(bytes).collect();
+    let is_hole = |n| {
+        then.iter()
+            .any(|to| matches!(to, Hole(file, _) if *file == n))
+    };
+    let has = |n| match is_hole(n) {
+        true => vec![0; bytes(n).len()],
+        false => bytes(n),
+    };
     let want: BTreeMap<_, _> = want
         .iter()
-        .map(|(file, name)| (PathBuf::from(name), bytes(*file)))
+        .map(|(file, name)| (PathBuf::from(name), has(*file)))
         .collect();
     for kind in [CrashKind::Kill, CrashKind::Power] {
         for after in 1.. {
@@ -270,5 +285,48 @@ fn many_files_are_made_at_once() {
             (5, "e"),
             (6, "f/g"),
         ],
+    );
+}
+
+/// Files that a sync point makes and removes are never made, those that it makes and renames are
+/// made under their last names: also where others had these names before, or in between.
+#[test]
+fn a_sync_point_makes_only_what_is_left_of_it() {
+    every_crash(
+        &[Made(1, "a"), Made(2, "d/x")],
+        &[
+            Made(3, "tmp"),
+            Gone(1),
+            Renamed(3, "a"),
+            Made(4, "journal"),
+            Gone(4),
+            Made(5, "journal"),
+            Gone(2),
+            Made(6, "d"),
+        ],
+        &[(3, "a"), (5, "journal"), (6, "d")],
+    );
+    every_crash(&[Made(1, "a")], &[Made(2, "b"), Gone(2)], &[(1, "a")]);
+    every_crash(
+        &[Made(1, "a")],
+        &[Made(2, "b"), Renamed(2, "c"), Made(3, "b"), Renamed(3, "c")],
+        &[(1, "a"), (3, "c")],
+    );
+    every_crash(
+        &[Made(1, "a")],
+        &[Made(2, "b/1"), Renamed(2, "b"), Gone(1), Made(LONG, "a/2")],
+        &[(2, "b"), (LONG, "a/2")],
+    );
+}
+
+/// A file that took the place of another one was that one, cut. The cut was lost with the power
+/// when the catalogue had the new file already: it had the bytes of the old one.
+#[test]
+fn a_new_file_has_nothing_of_the_one_in_whose_place_it_is() {
+    every_crash(&[Made(1, "a")], &[Gone(1), Hole(2, "a")], &[(2, "a")]);
+    every_crash(
+        &[Made(1, "a")],
+        &[Gone(1), Hole(2, "b"), Renamed(2, "a")],
+        &[(2, "a")],
     );
 }

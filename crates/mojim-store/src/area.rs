@@ -29,6 +29,11 @@ use mojim_env::{Context, Env, Error, File, OpenHow, Result};
 
 mod images;
 mod names;
+mod open;
+mod outcome;
+
+pub use open::OpenFiles;
+use outcome::Outcome;
 
 /// Bytes of one page of the image: a unit of merging, not of any hardware.
 pub const IMAGE_PAGE: usize = 4096;
@@ -60,7 +65,7 @@ pub struct Area {
     /// [`Area::begun`] as the catalogue's file has it.
     written: (u64, u64),
     files: BTreeMap<u32, CatalogEntry>,
-    open: BTreeMap<u32, Arc<dyn File>>,
+    open: Arc<OpenFiles>,
     image: BTreeMap<(u32, u64), Image>,
     /// Memory that the image takes, about.
     image_bytes: usize,
@@ -71,6 +76,8 @@ pub struct Area {
     sizes_dirty: bool,
     /// Names of files that this sync point removed.
     removed: Vec<String>,
+    /// What the sync point that is being applied comes to, unless it is applied step by step.
+    outcome: Outcome,
     /// Directories in which this sync point made or renamed files.
     unsynced: BTreeSet<PathBuf>,
     /// Directories that are there, durably.
@@ -133,13 +140,14 @@ impl Area {
             begun: (0, 0),
             written: (0, 0),
             files: BTreeMap::new(),
-            open: BTreeMap::new(),
+            open: Arc::default(),
             image: BTreeMap::new(),
             image_bytes: 0,
             dirty: BTreeMap::new(),
             names_dirty: false,
             sizes_dirty: false,
             removed: Vec::new(),
+            outcome: Outcome::default(),
             unsynced: BTreeSet::new(),
             made: BTreeSet::new(),
             spills: Vec::new(),
@@ -329,8 +337,8 @@ impl Area {
 
     /// The open file of a number.
     pub fn file(&mut self, id: u32) -> Result<Arc<dyn File>> {
-        if let Some(f) = self.open.get(&id) {
-            return Ok(f.clone());
+        if let Some(f) = self.open.get(id) {
+            return Ok(f);
         }
         let entry = self
             .files
@@ -354,16 +362,21 @@ impl Area {
 
     fn keep_open(&mut self, id: u32, f: Arc<dyn File>) -> Result<()> {
         // The limit may have become smaller since the area was opened.
-        if self.open.len() >= self.max_open.min(self.env.most_open()) {
+        if self.open.all().len() >= self.max_open.min(self.env.most_open()) {
             // Files with bytes that still need a sync stay.
-            let dirty = &self.dirty;
-            self.open.retain(|id, _| dirty.contains_key(id));
+            let mut open = self.open.all();
+            open.retain(|id, _| self.dirty.contains_key(id));
             // If that is all of them, half are synced now instead of at the
             // checkpoint: a descriptor whose writes failed must not be lost.
-            let many = self.open.len().saturating_sub(self.max_open / 2);
-            let some: Vec<u32> = self.open.keys().copied().take(many).collect();
+            let many = open.len().saturating_sub(self.max_open / 2);
+            let some: Vec<u32> = open.keys().copied().take(many).collect();
+            drop(open);
             for id in some {
-                let f = self.open.remove(&id).expect("just listed");
+                let f = self
+                    .open
+                    .all()
+                    .remove(&id)
+                    .expect("only the area's holder removes");
                 if let Err(e) = f.sync() {
                     // The caller may not be the applier. The next sync must fail
                     // too, and not rely on a new descriptor, which may report success.
@@ -374,7 +387,7 @@ impl Area {
                 self.dirty.remove(&id);
             }
         }
-        self.open.insert(id, f);
+        self.open.all().insert(id, f);
         Ok(())
     }
 
@@ -396,6 +409,8 @@ impl Area {
             OpKind::Write => self.write(op.file, op.offset, payload),
             OpKind::Resize => self.resize(op.file, op.offset),
             OpKind::Create | OpKind::Remove | OpKind::Rename if lsn <= self.catalog_lsn => Ok(()),
+            OpKind::Create | OpKind::Remove if self.is_passing(op.file) => Ok(()),
+            OpKind::Rename if self.is_made(op.file) => Ok(()),
             OpKind::Create => self.create(lsn, op.file, payload),
             OpKind::Remove => self.remove(op.file),
             OpKind::Rename => self.rename(lsn, op.file, payload),
@@ -434,15 +449,27 @@ impl Area {
     }
 
     fn forget(&mut self, id: u32) {
-        self.open.remove(&id);
+        self.open.all().remove(&id);
         self.dirty.remove(&id);
         self.image.retain(|k, _| k.0 != id);
     }
 
-    /// The most bytes that a file can have here: the limit of the file system or of the
-    /// process, whichever is smaller.
+    /// The most bytes that the file system allows for a file here.
     pub fn max_file(&self) -> u64 {
-        self.max_file.min(self.env.file_size_limit())
+        self.max_file
+    }
+
+    /// The table of open files: what is in it may be read without the area.
+    pub fn open_files(&self) -> &Arc<OpenFiles> {
+        &self.open
+    }
+
+    /// This area takes the place of another one, whose table of open files has its users.
+    pub fn take_over(&mut self, open: &Arc<OpenFiles>) {
+        let mut theirs = open.all();
+        *theirs = std::mem::take(&mut self.open.all());
+        drop(theirs);
+        self.open = open.clone();
     }
 
     fn sync_parent(&self, name: &str) -> Result<()> {
@@ -571,7 +598,7 @@ impl Area {
     pub fn reset(&mut self, volume: u64) -> Result<()> {
         self.image.clear();
         self.image_bytes = 0;
-        self.open.clear();
+        self.open.all().clear();
         self.dirty.clear();
         let names: Vec<_> = self.files.values().map(|f| f.name.clone()).collect();
         self.files.clear();

@@ -119,11 +119,61 @@ impl Area {
         }
     }
 
+    /// A sync point of these operations is to be applied, which ends with LSN `lsn`: its names are
+    /// given here, unless it is to be applied step by step.
+    pub fn begin_names<'a, I>(&mut self, lsn: u64, ops: impl Fn() -> I) -> Result<()>
+    where
+        I: Iterator<Item = (Op, &'a [u8])>,
+    {
+        if lsn <= self.catalog_lsn {
+            return Ok(());
+        }
+        let Some(mut outcome) = Outcome::of(&self.files, ops) else {
+            return Ok(());
+        };
+        // One that a crash left in the catalogue is made again, and removed.
+        outcome.passing.retain(|id| !self.files.contains_key(id));
+        for id in std::mem::take(&mut outcome.removed) {
+            self.remove(id)?;
+        }
+        let mut more = false;
+        for (id, name) in &outcome.made {
+            more |= self.files.get(id).is_none_or(|e| e.name != *name);
+            self.renamed(*id, name);
+            let (id, size, name) = (*id, 0, name.clone());
+            self.files
+                .entry(id)
+                .or_insert(CatalogEntry { id, size, name });
+        }
+        // Who has a name now needs no note of whoever had it.
+        let taken: BTreeSet<&String> = outcome.made.values().collect();
+        self.removed.retain(|name| !taken.contains(name));
+        self.outcome = outcome;
+        match more {
+            // A file that the catalogue does not know would remain when this copy is given up.
+            true => self.write_names(lsn),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the sync point makes this file and removes it.
+    pub(super) fn is_passing(&self, id: u32) -> bool {
+        self.outcome.passing.contains(&id)
+    }
+
+    /// Whether the sync point makes this file, under its last name.
+    pub(super) fn is_made(&self, id: u32) -> bool {
+        self.outcome.made.contains_key(&id)
+    }
+
     /// If `r`, which is of the record `lsn`, makes several files under names that are free, they
     /// are written to the catalogue at once: each for itself would be the whole catalogue each
     /// time.
     pub(super) fn announce(&mut self, lsn: u64, r: &RecordView<'_>) -> Result<()> {
-        let is_new = |op: &Op| op.kind == OpKind::Create && !self.files.contains_key(&op.file);
+        let is_new = |op: &Op| {
+            let known = self.files.contains_key(&op.file) || self.is_passing(op.file);
+            op.kind == OpKind::Create && !known
+        };
         if lsn <= self.catalog_lsn || r.ops().filter(|(op, _)| is_new(op)).count() < 2 {
             return Ok(());
         }
@@ -177,10 +227,11 @@ impl Area {
             write: true,
             durable: false,
         };
+        // What lies there goes: if it was cut instead, a power loss could bring its bytes back when
+        // the catalogue has this file already, and its record is not applied again.
+        self.remove_quietly(&name)?;
         let f = self
             .in_place_of(lsn, &path, |env| env.open(&path, how))?
-            .context(|| format!("creating {}", path.display()))?;
-        f.set_len(0)
             .context(|| format!("creating {}", path.display()))?;
         self.keep_open(id, f)?;
         self.dirty.insert(id, ());
@@ -191,12 +242,13 @@ impl Area {
 
     pub(super) fn remove(&mut self, id: u32) -> Result<()> {
         self.flush()?;
+        // Also of one that is gone already: if a crash cut that off, a note of it is left.
+        self.names_dirty = true;
         let Some(e) = self.files.remove(&id) else {
             return Ok(());
         };
         self.forget(id);
         // The catalogue comes first: a file that it does not know does no harm.
-        self.names_dirty = true;
         self.removed.push(e.name);
         Ok(())
     }
@@ -236,9 +288,7 @@ impl Area {
     }
 
     fn name(payload: &[u8]) -> Result<&str> {
-        std::str::from_utf8(payload)
-            .ok()
-            .filter(|n| valid_file_name(n))
+        outcome::name(payload)
             .ok_or_else(|| Error::Protocol("a record names a file that no volume can have".into()))
     }
 
@@ -246,7 +296,8 @@ impl Area {
     /// lies there goes at once. After a crash the record is applied again, and finds the note.
     fn make_way(&mut self, lsn: u64) -> Result<()> {
         if self.removed.is_empty() {
-            return self.finish_removal_to(lsn);
+            // The note may be of a later record of this sync point.
+            return self.finish_removal_to(self.begun.1);
         }
         self.write_names(lsn)?;
         let removed = std::mem::take(&mut self.removed);
@@ -434,11 +485,17 @@ impl Area {
     /// only repeats it.
     pub fn end_sync_point(&mut self, lsn: u64) -> Result<()> {
         let dirty = std::mem::take(&mut self.names_dirty);
+        let came = !std::mem::take(&mut self.outcome).is_empty();
         // While replaying, an older state must not replace a newer one.
-        if !dirty || lsn <= self.catalog_lsn {
+        if !(dirty || came) || lsn <= self.catalog_lsn {
             return Ok(());
         }
+        // Also if all that it made is gone, so that the catalogue is not written: what is written
+        // to it within a later sync point has this one behind it.
         self.catalog_lsn = lsn;
+        if !dirty {
+            return Ok(());
+        }
         if self.removed.is_empty() {
             self.write_catalog()?;
             // The same record may have been applied in part before a crash, and have

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::*;
 use std::sync::{Arc, Weak};
 
-use mojim_format::OpKind;
+use mojim_format::{Op, OpKind};
 
 use super::applier::{Applier, MARKS};
 use super::hold::MOST_CHANGED;
@@ -37,24 +37,26 @@ pub struct Page {
     pub high: u64,
 }
 
+/// The operations of the sync point that begins at `at` of `log` and ends with LSN `end`.
+fn operations(log: &Log, at: u64, end: u64) -> impl Iterator<Item = (Op, &[u8])> {
+    let mut next = Some(at);
+    let records = std::iter::from_fn(move || {
+        let (r, _, behind) = log.record(next?)?;
+        next = (r.header.lsn < end).then_some(behind);
+        Some(r)
+    });
+    records.flat_map(|r| r.ops())
+}
+
 /// What the sync point that begins at `at` of `log` and ends with LSN `end`
 /// writes; `None` if it does anything else.
 fn written(log: &Log, at: u64, end: u64) -> Option<Vec<(u32, Range<u64>)>> {
-    let mut all = Vec::new();
-    let mut at = at;
-    while let Some((r, _, next)) = log.record(at) {
-        for (op, payload) in r.ops() {
-            if op.kind != OpKind::Write {
-                return None;
-            }
-            all.push((op.file, op.offset..op.offset + payload.len() as u64));
-        }
-        if r.header.lsn == end {
-            break;
-        }
-        at = next;
-    }
-    Some(all)
+    let ops = operations(log, at, end);
+    ops.map(|(op, payload)| {
+        let range = op.offset..op.offset + payload.len() as u64;
+        (op.kind == OpKind::Write).then_some((op.file, range))
+    })
+    .collect()
 }
 
 /// Adds what the sync point that begins at `at` of `log` and ends with LSN `end` writes to
@@ -104,9 +106,10 @@ impl Store {
             if !watches.is_empty() && !collect_changes(&watches, log, at, end, &mut changes) {
                 break;
             }
-            let next = self.apply_records(&mut area, log, at, end, &mut left)?;
-            let ended = area.end_sync_point(end);
-            self.fail(ended).inspect_err(|_| self.note_unapplied(end))?;
+            let next = self.apply_records(&mut area, log, at, end, &mut left);
+            let ended = next.and_then(|next| area.end_sync_point(end).map(|()| next));
+            let ended = self.fail(ended);
+            let next = ended.inspect_err(|_| self.note_unapplied(end))?;
             a.cursors[lane] = next;
             a.applied = end;
             a.recount();
@@ -164,14 +167,14 @@ impl Store {
         end: u64,
         left: &mut usize,
     ) -> Result<u64> {
-        let meta = &self.spec.meta;
+        let (first, ..) = log.record(at).expect("it was found");
+        area.begin_sync_point(first.header.epoch, end);
+        area.begin_names(end, || operations(log, at, end))?;
         let mut at = at;
         loop {
             let (r, _, next) = log.record(at).expect("its end was seen");
-            area.begin_sync_point(r.header.epoch, end);
             *left = left.saturating_sub(r.header.len as usize);
-            let done = area.apply(&r, meta);
-            self.fail(done).inspect_err(|_| self.note_unapplied(end))?;
+            area.apply(&r, &self.spec.meta)?;
             at = next;
             if r.header.lsn == end {
                 return Ok(at);

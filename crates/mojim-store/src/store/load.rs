@@ -221,7 +221,9 @@ impl Store {
         drop(a);
         let opened = Store::switch(&*self.env, &self.spec, &self.logs, volume_id, lsn)
             .and_then(|()| Area::open(&self.env, &self.spec.dir, &self.spec.meta, volume_id));
-        *area = self.fail(opened)?;
+        let mut opened = self.fail(opened)?;
+        opened.take_over(&self.open_files);
+        *area = opened;
         area.max_open = self.spec.max_open.min(self.env.most_open());
         drop(area);
         self.update(|s| s.state = State::Whole)?;

@@ -370,6 +370,8 @@ impl<'a> Opening<'a> {
             env: self.env.clone(),
             level: logs[0].level(),
             history: RwLock::new(Arc::new(history)),
+            open_files: area.open_files().clone(),
+            max_file: area.max_file(),
             area: Mutex::new(area),
             applier: Mutex::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
             applied: AtomicU64::new(sb.checkpoint),

@@ -22,7 +22,7 @@ use mojim_protocol::History;
 
 use super::applier::Applier;
 use super::mutations::Mutations;
-use crate::area::Area;
+use crate::area::{Area, OpenFiles};
 use crate::log::{Live, Log, LogSpec};
 use crate::progress::Progress;
 use crate::stage::Stage;
@@ -101,6 +101,10 @@ pub struct Store {
     pub(super) superblock: Mutex<SuperblockFile>,
     pub(super) history: RwLock<Arc<History>>,
     pub(super) area: Mutex<Area>,
+    /// The area's, for those who do not lock it.
+    pub(super) open_files: Arc<OpenFiles>,
+    /// The most bytes that the file system allows for a data file.
+    pub(super) max_file: u64,
     pub(super) applier: Mutex<Applier>,
     pub(super) applied: AtomicU64,
     /// Notified when more is applied, and when bytes were rewritten without a record.
@@ -252,6 +256,21 @@ impl Store {
     /// The data area.
     pub fn area(&self) -> MutexGuard<'_, Area> {
         lock(&self.area)
+    }
+
+    /// The data file of a number. One that is open is had without the area's lock, which
+    /// whoever applies records holds over syncs of directories.
+    pub fn data_file(&self, id: u32) -> Result<Arc<dyn File>> {
+        match self.open_files.get(id) {
+            Some(f) => Ok(f),
+            None => self.area().file(id),
+        }
+    }
+
+    /// The most bytes that a data file can have here: the limit of the file system or of the
+    /// process, whichever is smaller.
+    pub fn max_file(&self) -> u64 {
+        self.max_file.min(self.env.file_size_limit())
     }
 
     /// The oldest LSN that the logs still hold, or the one after the last.

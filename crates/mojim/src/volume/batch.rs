@@ -159,7 +159,7 @@ impl Volume {
 
     /// The data file of a number, once its creation is applied.
     pub fn data_file(&self, number: u32) -> Result<Arc<dyn File>> {
-        self.0.primary.store.area().file(number)
+        self.0.primary.store.data_file(number)
     }
 
     /// Names of files in the volume's directory that are not part of the volume.
