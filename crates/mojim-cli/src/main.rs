@@ -9,6 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod append;
 mod ask;
 mod bench;
+mod carry;
 mod clean;
 mod compare;
 mod config;
@@ -66,6 +67,8 @@ enum Word {
     Node(node::Node),
     Run(run::Run),
     Mount(mount::Mount),
+    Import(carry::Import),
+    Export(carry::Export),
     Status(status::Status),
     Promote(promote::Promote),
     Verify(verify::Verify),
@@ -111,6 +114,8 @@ fn run(cli: Cli) -> Done {
         Word::Node(w) => w.run(),
         Word::Run(w) => w.run(),
         Word::Mount(w) => w.run(),
+        Word::Import(w) => w.run(),
+        Word::Export(w) => w.run(),
         Word::Status(w) => w.run(),
         Word::Promote(w) => w.run(),
         Word::Verify(w) => w.run(),

@@ -327,6 +327,76 @@ fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged()
     r.c.assert_equal();
 }
 
+/// Files move in and out whole, with all that belongs to them, or not at all.
+#[test]
+fn directories_are_imported_and_exported() {
+    let r = Runs::new();
+    let _a = r.c.node("a");
+    let _b = r.c.node("b");
+    let (home, out) = (r.c.dir.join("home"), r.c.dir.join("out"));
+    fs::create_dir_all(home.join("data/deep")).unwrap();
+    fs::create_dir(&out).unwrap();
+    fs::write(home.join("data/deep/one"), vec![7; 3 << 20]).unwrap();
+    fs::write(home.join(".hidden"), "h").unwrap();
+    fs::hard_link(home.join("data/deep/one"), home.join("data/two")).unwrap();
+    std::os::unix::fs::symlink("deep/none", home.join("data/link")).unwrap();
+    let mut private = fs::metadata(home.join("data/two")).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut private, 0o640);
+    fs::set_permissions(home.join("data/two"), private).unwrap();
+    let path = |p: &Path| p.to_str().unwrap().to_owned();
+    let (data, hidden) = (path(&home.join("data")), path(&home.join(".hidden")));
+    let to = path(&out);
+    let out_of = |word, args: &[&str]| r.c.mojim(word, &[&["--name", "a"], args].concat());
+
+    let done = out_of("import", &["--json", &data, &hidden]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let said = text(&done.stdout);
+    assert!(said.contains("\"copied\":6"), "{said}");
+    // What is there is not written over, and nothing else comes in its place.
+    let again = out_of("import", &[&data]);
+    let why = text(&again.stderr);
+    assert!(
+        !again.status.success() && why.contains("there already"),
+        "{why}"
+    );
+    // One of two cannot be read: none of them comes.
+    fs::create_dir(home.join("new")).unwrap();
+    let lacks = path(&home.join("none"));
+    let half = out_of("import", &[&path(&home.join("new")), &lacks]);
+    assert!(!half.status.success() && text(&half.stderr).contains(&lacks));
+    r.await_end("a");
+    let names = r.says("a", &["ls", "-A", &path(&r.dir("a"))]);
+    assert_eq!(names, ".hidden\ndata\n");
+    r.await_end("a");
+    // What the other node has.
+    r.c.assert_equal();
+    let done = out_of("export", &[&to]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let mut same = Command::new("diff");
+    same.args(["-r", "--no-dereference", "-xnew", &path(&home), &to]);
+    let same = same.output().unwrap();
+    assert_eq!(
+        (text(&same.stdout), same.status.success()),
+        (String::new(), true)
+    );
+    let of = |p: &str| fs::metadata(out.join(p)).unwrap();
+    assert_eq!(
+        (of("data/two").mode() & 0o777, of("data/two").nlink()),
+        (0o640, 2)
+    );
+    assert_eq!(
+        of("data/two").mtime(),
+        fs::metadata(home.join("data/two")).unwrap().mtime()
+    );
+    let once = out_of("export", &["--path", "data/deep", &to]);
+    assert!(once.status.success(), "{}", text(&once.stderr));
+    assert!(out.join("deep/one").is_file());
+    assert_eq!(
+        out_of("export", &["--path", "../x", &to]).status.code(),
+        Some(2)
+    );
+}
+
 /// A killed mount that the kernel knew everything of was taken for a live one: every later program
 /// started in a directory that nobody served.
 #[test]

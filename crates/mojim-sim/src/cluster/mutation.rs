@@ -163,8 +163,8 @@ impl Mutation {
     /// first. Where a change of the simulator moves its runs, the search finds another.
     pub fn seen_at(self) -> Option<u64> {
         match self {
-            Mutation::ApplyBeforeLog => Some(295),
-            Mutation::ReplaceEarly => Some(68),
+            Mutation::ApplyBeforeLog => Some(71),
+            Mutation::ReplaceEarly => Some(432),
             Mutation::AmnesiacMember => Some(99),
             Mutation::NoFence => Some(131),
             Mutation::AdmitEarly => Some(78),
@@ -175,13 +175,13 @@ impl Mutation {
             Mutation::AskConfigured => Some(125),
             Mutation::IgnoreLease => Some(689),
             Mutation::LookSilently => Some(142),
-            Mutation::ForgetRing => Some(1430),
+            Mutation::ForgetRing => Some(3415),
             Mutation::AloneInRing => Some(1109),
-            Mutation::ReleaseEarly => Some(166),
-            Mutation::PromiseEarly => Some(348),
-            Mutation::TrustWire => Some(63),
+            Mutation::ReleaseEarly => Some(253),
+            Mutation::PromiseEarly => Some(3941),
+            Mutation::TrustWire => Some(68),
             Mutation::StampParts => Some(28_407),
-            Mutation::SpillUnsynced => Some(348),
+            Mutation::SpillUnsynced => Some(3941),
             Mutation::SpillOnce => Some(130),
             _ => None,
         }
