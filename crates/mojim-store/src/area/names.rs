@@ -128,26 +128,42 @@ impl Area {
         if lsn <= self.catalog_lsn {
             return Ok(());
         }
-        let Some(mut outcome) = Outcome::of(&self.files, ops) else {
+        let Some(outcome) = Outcome::of(&self.files, ops) else {
             return Ok(());
         };
-        // One that a crash left in the catalogue is made again, and removed.
-        outcome.passing.retain(|id| !self.files.contains_key(id));
-        for id in std::mem::take(&mut outcome.removed) {
-            self.remove(id)?;
+        // A crash may have left some of them in the catalogue, from an earlier attempt, and that
+        // may have come to other names.
+        let gone = outcome.passing.iter().chain(&outcome.removed);
+        for id in gone.copied().collect::<Vec<_>>() {
+            if self.files.contains_key(&id) || outcome.removed.contains(&id) {
+                self.remove(id)?;
+            }
+        }
+        let given: BTreeSet<&str> = outcome.made.values().map(|name| &name[..]).collect();
+        let is_given = |f: &&CatalogEntry| given.contains(&f.name[..]);
+        let holders = self.files.values().filter(is_given).map(|f| f.id);
+        let others = holders.filter(|id| !outcome.made.contains_key(id));
+        for id in others.collect::<Vec<_>>() {
+            self.files.remove(&id);
+            self.forget(id);
         }
         let mut more = false;
         for (id, name) in &outcome.made {
-            more |= self.files.get(id).is_none_or(|e| e.name != *name);
-            self.renamed(*id, name);
             let (id, size, name) = (*id, 0, name.clone());
-            self.files
-                .entry(id)
-                .or_insert(CatalogEntry { id, size, name });
+            let entry = self.files.entry(id).or_insert_with(|| {
+                more = true;
+                let name = name.clone();
+                CatalogEntry { id, size, name }
+            });
+            // It is made anew: until then there may be no file with what the catalogue has.
+            more |= std::mem::take(&mut entry.size) > 0;
+            if entry.name != name {
+                more = true;
+                self.removed.push(std::mem::replace(&mut entry.name, name));
+            }
         }
         // Who has a name now needs no note of whoever had it.
-        let taken: BTreeSet<&String> = outcome.made.values().collect();
-        self.removed.retain(|name| !taken.contains(name));
+        self.removed.retain(|name| !given.contains(&name[..]));
         self.outcome = outcome;
         match more {
             // A file that the catalogue does not know would remain when this copy is given up.
@@ -211,7 +227,9 @@ impl Area {
         self.make_parent(lsn, &path)?;
         // Another file of that name is an earlier attempt to create it, of whose
         // success the program was not told: this one counts.
-        self.renamed(id, &name);
+        if !self.is_made(id) {
+            self.renamed(id, &name);
+        }
         let entry = CatalogEntry {
             id,
             size: 0,
@@ -227,12 +245,17 @@ impl Area {
             write: true,
             durable: false,
         };
-        // What lies there goes: if it was cut instead, a power loss could bring its bytes back when
-        // the catalogue has this file already, and its record is not applied again.
-        self.remove_quietly(&name)?;
+        let what = || format!("creating {}", path.display());
         let f = self
             .in_place_of(lsn, &path, |env| env.open(&path, how))?
-            .context(|| format!("creating {}", path.display()))?;
+            .context(what)?;
+        // Who has opened what lies there has the new file, so it is cut. At once durably: with the
+        // power its bytes could come back when the catalogue has this file already, and the record
+        // is not applied again.
+        if f.len().context(what)? > 0 {
+            f.set_len(0).context(what)?;
+            f.sync().map_err(|e| Error::poisoned(what(), &e))?;
+        }
         self.keep_open(id, f)?;
         self.dirty.insert(id, ());
         self.names_dirty = true;
@@ -494,7 +517,8 @@ impl Area {
         // to it within a later sync point has this one behind it.
         self.catalog_lsn = lsn;
         if !dirty {
-            return Ok(());
+            // An earlier attempt, step by step, may have left a note.
+            return self.finish_removal();
         }
         if self.removed.is_empty() {
             self.write_catalog()?;

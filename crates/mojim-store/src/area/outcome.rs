@@ -49,7 +49,19 @@ impl Outcome {
         // A crash may have left some of these in the catalogue.
         let created = ops().filter(|(op, _)| op.kind == OpKind::Create);
         let created: BTreeSet<u32> = created.map(|(op, _)| op.file).collect();
-        let there = files.values().filter(|f| !created.contains(&f.id));
+        let by_steps = |op: &Op| match op.kind {
+            OpKind::Spill => true,
+            OpKind::Rename => !created.contains(&op.file),
+            _ => false,
+        };
+        if ops().any(|(op, _)| by_steps(&op)) {
+            return None;
+        }
+        // Only names that the sync point gives matter: a volume may have many others.
+        let names = ops().filter(|(op, _)| !is_data(op));
+        let given: BTreeSet<&str> = names.filter_map(|(_, payload)| name(payload)).collect();
+        let there = files.values().filter(|f| given.contains(&f.name[..]));
+        let there = there.filter(|f| !created.contains(&f.id));
         let mut names = Names {
             outcome: Outcome::default(),
             there: there.map(|f| (&f.name[..], f.id)).collect(),
