@@ -75,8 +75,8 @@ class Cluster:
     # The end of the configuration.
     more = ""
 
-    def __init__(self, mojim, home, way):
-        self.mojim, self.home, self.way = mojim, home, way
+    def __init__(self, mojim, home, way, options=()):
+        self.mojim, self.home, self.way, self.options = mojim, home, way, options
         self.config = home / "mojim.toml"
         text = 'cluster = "programs"\n[volume.v]\nprimary = "a"\nmirror = "b"\nresend_timeout = "5s"\n'
         for name in "ab":
@@ -105,7 +105,7 @@ class Cluster:
         # Programs of other users pass.
         (self.home / name).chmod(0o711)
         self.at = self.home / name / "v"
-        before[:] = [str(self.mojim), "run", "--config", str(self.config), "--name", name, "--"]
+        before[:] = [str(self.mojim), "run", "--config", str(self.config), "--name", name, *self.options, "--"]
         until("the volume", lambda: subprocess.run([*before, "true"], capture_output=True, check=False).returncode == 0)
 
     def server(self):
@@ -120,7 +120,7 @@ class Cluster:
     def mount(self, name):
         def once():
             try:
-                return self.start("mount", name, self.at)
+                return self.start("mount", name, *self.options, self.at)
             except Failed as e:
                 if "only one process" in str(e):
                     return None
@@ -203,6 +203,8 @@ class Worker:
 
     # Whether it acknowledges nothing after an error.
     tells = True
+    # Of the mount.
+    options = ()
 
     def __init__(self, at):
         self.at = at
@@ -680,6 +682,81 @@ class Bolt(Compiled):
             run(["go", *words], cwd=self.home, env={**os.environ, "CGO_ENABLED": "0"})
 
 
+@program("Key-value server, examples/kvserver", lambda: dpkg("libkyotocabinet-dev"), ["c++", "/usr/include/kchashdb.h", "kchashmgr"])
+class KeyValue(Compiled):
+    FILE = "kv.kch"
+    # Nothing is committed but by the server's msync.
+    options = ("--commit-interval", "never")
+    CLIENT = """
+        import itertools, socket, sys
+        # Connections take turns: what was acknowledged to one is read by the next.
+        all = [socket.create_connection(('127.0.0.1', int(sys.argv[1])), 60).makefile('rw') for _ in range(3)]
+        turns = itertools.cycle(all)
+        def ask(line):
+            f = next(turns)
+            f.write(line + '\\n')
+            f.flush()
+            said = f.readline()
+            assert said, 'the server ended'
+            return said[:-1]
+        def value(n):
+            return f'{n} ' + 'x' * (n * 37 % 2000)
+        def there(n):
+            said = ask(f'get k{n}')
+            assert said in ('none', 'value ' + value(n)), said
+            return said != 'none'
+        n = 0
+        if sys.argv[2] == 'check':
+            while there(n + 1): n += 1
+            assert not any(there(n + k) for k in range(2, 10))
+            print(n)
+        while sys.argv[2] == 'work':
+            n += 1
+            assert n == 1 or there(n - 1)
+            if n % 5 == 0:
+                assert [ask(f'{what} k{n}') for what in ('set', 'remove', 'remove')] == ['ok', 'ok', 'none']
+            assert ask(f'set k{n} {value(n)}') == 'ok'
+            print(n, flush=True)
+    """
+
+    def compiler(self):
+        examples = HERE.parent.parent / "examples/kvserver"
+        for name, more in (("server", ["-lkyotocabinet"]), ("load", [])):
+            run(["c++", "-std=c++17", "-O1", "-pthread", examples / f"{name}.cpp", "-o", self.home / name, *more])
+        # Both loads, in each way.
+        ways = [f"{w}={self.at}" for w in ("synchronize", "transaction", "no-sync")]
+        said = run([self.home / "load", "--json", "--seconds", "0.03", self.home / "server", *ways])
+        rows = [json.loads(line) for line in said.splitlines()]
+        assert len(rows) == 18 and all(r["requests_per_second"] > 0 for r in rows), said
+
+    def server(self):
+        # It ends with this program, whatever ends that.
+        args = ["setpriv", "--pdeathsig", "KILL", self.home / "server", "synchronize", self.at / self.FILE]
+        self.process = start(args, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        said = self.process.stdout.readline().split()
+        # A sync point leaves nothing to repair.
+        assert said[:1] == ["port"] and said[2:] == ["clean"], said
+        return [sys.executable, "-c", textwrap.dedent(self.CLIENT), said[1]]
+
+    def work(self):
+        return subprocess.Popen([*self.server(), "work"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def check(self):
+        self.process.kill()
+        self.process.wait()
+        client = self.server()
+        found = int(subprocess.run([*client, "check"], stdout=subprocess.PIPE, check=True, timeout=LIMIT).stdout)
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(LIMIT) == 0
+        run(["kchashmgr", "check", self.at / self.FILE])
+        return found
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        super().end()
+
+
 @program("slapd, back-mdb", lambda: dpkg("slapd"), ["slapd", "ldapadd", "ldapsearch"])
 class Slapd(Worker):
     least = 100
@@ -875,12 +952,12 @@ def is_there(need):
 
 
 @contextlib.contextmanager
-def a_directory(mojim, way):
-    """A cluster, and a directory of its volume."""
+def a_directory(cls, mojim, way):
+    """A cluster, and a directory of its volume for this program."""
     with tempfile.TemporaryDirectory(prefix="mojim-programs-") as home:
         home = pathlib.Path(home)
         home.chmod(0o755)
-        c = Cluster(mojim, home, way)
+        c = Cluster(mojim, home, way, cls.options)
         try:
             run(["mkdir", c.at / "w"])
             yield c, c.at / "w"
@@ -890,7 +967,7 @@ def a_directory(mojim, way):
 
 def killed(cls, mojim, least, way):
     """The program at work while its node is killed."""
-    with a_directory(mojim, way) as (c, at):
+    with a_directory(cls, mojim, way) as (c, at):
         one = cls(at)
         one.prepare()
         p = one.work()
@@ -916,7 +993,7 @@ def killed(cls, mojim, least, way):
 
 
 def suite(cls, mojim, _least, way):
-    with a_directory(mojim, way) as (c, at):
+    with a_directory(cls, mojim, way) as (c, at):
         what = cls(at).suite()
         if way == "run":
             until("the mount's end", lambda: c.server() is None)
