@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Files and programs on a mounted volume, beside the file system that its nodes' copies lie on.
 
-The places take turns in each round: a plain directory (`plain`), and mounts of volumes in mode
-`sync` on two nodes of this machine, whose mirror has its log on the disk (`disk`, the default) or in
-memory (`memory`). A row has the median of the rounds, and of each round's ratio to the plain
-directory: of times for single operations (less is better), of operations a second for programs (more
-is better). Nothing is replicated in the plain directory.
+The places take turns in each round: a plain directory (`plain`), in which nothing is replicated;
+mounts of volumes in mode `sync` on two nodes of this machine, whose mirror has its log on the disk
+(`disk`, the default) or in memory (`memory`); and, for programs that can replicate by themselves, a
+plain directory with the program and a replica that its commits wait for (`replicated`): the program
+flushes, then the replica receives and flushes, or writes only, where the case says `remote_write`.
+
+A row has the median of the rounds, and of each round's ratio to the plain directory: of times for
+single operations (less is better), of operations a second for programs (more is better). A second
+ratio of the mounts is to `replicated` (JSON: `of_replicated`).
 
 `scripts/bench-programs` builds and installs what is needed and starts this.
 """
@@ -29,6 +33,7 @@ from run import HERE, Cluster, Failed, free_port, is_there, postgres_bin, until
 OPS = ["write+fsync", "append+fdatasync", "create+fsync+rename", "msync-1", "msync-64", "read-4k", "read-1m",
        "write-4k", "write-1m"]
 PLACES = ["plain", "disk", "memory"]
+REPLICATED = "replicated"
 
 
 def output(args, **more):
@@ -94,49 +99,104 @@ def kyoto(at, seconds):
         n *= 4
 
 
-def pgbench(at, seconds):
-    def as_user(*args):
-        return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *map(str, args)]
+def as_user(*args):
+    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *map(str, args)]
 
-    shutil.chown(at, "postgres", "postgres")
-    data, port, bin_ = f"{at}/data", free_port(), postgres_bin()
-    output(as_user(bin_ / "initdb", "-D", data, "-A", "trust", "--no-sync"), cwd="/")
-    server = subprocess.Popen(as_user(bin_ / "postgres", "-D", data, "-p", port, "-k", "/tmp"),
+
+@contextlib.contextmanager
+def postgres(data, **settings):
+    """A server; the arguments that lead to it."""
+    port, bin_ = free_port(), postgres_bin()
+    more = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    server = subprocess.Popen(as_user(bin_ / "postgres", "-D", data, "-p", port, "-k", "/tmp", *more),
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
     try:
         ready = as_user(bin_ / "pg_isready", "-h", "/tmp", "-p", port)
         until("postgres", lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0)
-        at_it = ["-h", "/tmp", "-p", port, "postgres"]
-        output(as_user(bin_ / "pgbench", "-q", "-i", "-s", "1", *at_it), cwd="/")
-        said = output(as_user(bin_ / "pgbench", "-n", "-c", "4", "-T", int(seconds) + 2, *at_it), cwd="/")
-        return float(re.search(r"tps = ([\d.]+)", said)[1])
+        yield ["-h", "/tmp", "-p", port]
     finally:
         server.send_signal(2)
         server.wait()
 
 
-def redis(at, seconds):
+def pgbench(commit, replicated=False):
+    def rate(at, seconds):
+        def do(name, *args):
+            return output(as_user(postgres_bin() / name, *args), cwd="/")
+
+        def standbys():
+            sql = "select sync_state, current_setting('synchronous_commit') from pg_stat_replication"
+            return do("psql", *to, "-qtA", "-c", sql, "postgres").split()
+
+        shutil.chown(at, "postgres", "postgres")
+        data, standby = f"{at}/data", f"{at}/standby"
+        do("initdb", "-D", data, "-A", "trust", "--no-sync")
+        settings = {"synchronous_commit": commit, "synchronous_standby_names": "*" if replicated else ""}
+        with contextlib.ExitStack() as servers:
+            to = servers.enter_context(postgres(data, **settings))
+            if replicated:
+                do("pg_basebackup", *to, "-D", standby, "-R", "-c", "fast")
+                servers.enter_context(postgres(standby))
+                until("the standby", lambda: standbys() == [f"sync|{commit}"])
+            do("pgbench", "-q", "-i", "-s", "1", *to, "postgres")
+            said = do("pgbench", "-n", "-c", "4", "-T", int(seconds) + 2, *to, "postgres")
+            if standbys() != replicated * [f"sync|{commit}"]:
+                raise Failed(f"standbys: {standbys()}")
+            return float(re.search(r"tps = ([\d.]+)", said)[1])
+
+    return rate
+
+
+@contextlib.contextmanager
+def redis_server(at, *more):
+    """A server; its port, and a function that asks it."""
     port = free_port()
-    server = subprocess.Popen(["redis-server", "--port", str(port), "--dir", at, "--appendonly", "yes", "--appendfsync",
-                               "always", "--save", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    args = ["redis-server", "--port", str(port), "--dir", str(at), "--appendonly", "yes", "--appendfsync", "always",
+            "--save", "", "--repl-diskless-sync-delay", "0", *more]
+    server = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def ask(word):
+        args = ["redis-cli", "-p", str(port), word]
+        return subprocess.run(args, capture_output=True, text=True, check=False).stdout.split()
+
     try:
-        ping = ["redis-cli", "-p", str(port), "ping"]
-        until("redis", lambda: subprocess.run(ping, capture_output=True, text=True, check=False).stdout == "PONG\n")
-        n = int(2500 * seconds)
-        said = output(["redis-benchmark", "-p", port, "-t", "set", "-c", "4", "-n", n, "-d", "100", "--csv"])
-        return float(said.splitlines()[-1].split(",")[1].strip('"'))
+        until("redis", lambda: ask("ping") == ["PONG"])
+        yield port, ask
     finally:
         server.kill()
         server.wait()
 
 
+def redis(replicated=False):
+    def rate(at, seconds):
+        with tempfile.TemporaryDirectory() as built, contextlib.ExitStack() as servers:
+            sets = f"{built}/sets"
+            output(["cc", "-O2", "-o", sets, HERE / "src/sets.c"])
+            port, _ = servers.enter_context(redis_server(at))
+            if replicated:
+                replica = pathlib.Path(at) / "replica"
+                replica.mkdir()
+                _, ask = servers.enter_context(redis_server(replica, "--replicaof", f"127.0.0.1 {port}"))
+                # Its log begins when it has its first copy.
+                ready = {"master_link_status:up", "aof_enabled:1", "aof_rewrite_in_progress:0", "aof_rewrite_scheduled:0"}
+                until("the replica", lambda: ready <= set(ask("info")))
+            # An answer of WAIT that is less than 1 is an error there.
+            return float(output([sets, port, 4, seconds, int(replicated)]))
+
+    return rate
+
+
+# The last of each: the rate with a replica of its own. memcached is not here: no request syncs its file (-e),
+# which is of use after an orderly end only.
 PROGRAMS = [
-    ("SQLite, WAL, a row a commit", sqlite("wal"), []),
-    ("SQLite, DELETE, a row a commit", sqlite("delete"), []),
-    ("LMDB, MDB_WRITEMAP, a put a commit", lmdb, ["py:lmdb"]),
-    ("Kyoto Cabinet, tree, tran -hard", kyoto, ["kctreetest"]),
-    ("PostgreSQL, pgbench -c 4", pgbench, [str(postgres_bin() / "pgbench")]),
-    ("Redis, AOF always, 4 clients", redis, ["redis-server", "redis-benchmark"]),
+    ("SQLite, WAL, a row a commit", sqlite("wal"), [], None),
+    ("SQLite, DELETE, a row a commit", sqlite("delete"), [], None),
+    ("LMDB, MDB_WRITEMAP, a put a commit", lmdb, ["py:lmdb"], None),
+    ("Kyoto Cabinet, tree, tran -hard", kyoto, ["kctreetest"], None),
+    ("PostgreSQL, pgbench -c 4", pgbench("on"), [str(postgres_bin() / "pgbench")], pgbench("on", True)),
+    ("PostgreSQL, pgbench -c 4, remote_write", pgbench("remote_write"), [str(postgres_bin() / "pgbench")],
+     pgbench("remote_write", True)),
+    ("Redis, AOF always, 4 clients", redis(), ["redis-server", "cc"], redis(True)),
 ]
 
 
@@ -144,7 +204,7 @@ PROGRAMS = [
 def places(mojim, home):
     """The directories, by name."""
     home.chmod(0o755)
-    made = {name: home / name for name in PLACES}
+    made = {name: home / name for name in [*PLACES, REPLICATED]}
     for d in made.values():
         d.mkdir()
         d.chmod(0o755)
@@ -152,21 +212,23 @@ def places(mojim, home):
     try:
         clusters.append(Cluster(mojim, made["disk"], "mount"))
         clusters.append(InMemory(mojim, made["memory"]))
-        yield {"plain": made["plain"], "disk": clusters[0].at, "memory": clusters[1].at}
+        yield {**made, "disk": clusters[0].at, "memory": clusters[1].at}
     finally:
         for c in clusters:
             c.end()
 
 
-def rounds(one, at, n):
-    """`one` of each place's new directory, in turns; the values by place."""
-    values = {name: [] for name in PLACES}
-    for i in range(n):
-        order = PLACES if i % 2 == 0 else PLACES[::-1]
-        for name in order:
+def rounds(args, at, one, replicated=None):
+    """`one` of each place's new directory, and `replicated` of its own, in turns; the values by place."""
+    ways = dict.fromkeys(PLACES, one)
+    if replicated:
+        ways[REPLICATED] = replicated
+    values = {name: [] for name in ways}
+    for i in range(args.rounds):
+        for name in list(ways)[:: -1 if i % 2 else 1]:
             d = at[name] / "w"
             d.mkdir()
-            values[name].append(one(str(d)))
+            values[name].append(ways[name](str(d), args.seconds))
             shutil.rmtree(d)
     return values
 
@@ -186,34 +248,44 @@ def main():
         args.mojim, pathlib.Path(home)
     ) as at:
         if not args.json:
-            print("| case | plain | sync, log on disk | sync, log in memory |\n|---|---|---|---|", flush=True)
+            print("| case | plain | sync, log on disk | sync, log in memory | plain, replicated by the program |\n"
+                  "|---|---|---|---|---|", flush=True)
         for name in OPS:
             if args.only in name:
-                values = rounds(lambda d, n=name: [float(x) for x in output([args.ops, d, n, args.seconds]).split()], at, args.rounds)
+                values = rounds(args, at, lambda d, s, n=name: [float(x) for x in output([args.ops, d, n, s]).split()])
                 say(args, name, {p: [v[2] for v in values[p]] for p in PLACES}, "us", {p: [v[3] for v in values[p]] for p in PLACES})
-        for name, rate, needs in PROGRAMS:
+        for name, rate, needs, replicated in PROGRAMS:
             if args.only not in name:
                 continue
             lacks = [n for n in needs if not is_there(n)]
             if lacks:
                 print(f"left out: {name}: no {', '.join(lacks)}", file=sys.stderr)
                 continue
-            say(args, name, rounds(lambda d, rate=rate: rate(d, args.seconds), at, args.rounds), "per_second")
+            say(args, name, rounds(args, at, rate, replicated), "per_second")
 
 
 def say(args, name, values, unit, p99=None):
+    def to(base):
+        return {p: statistics.median(x / y for x, y in zip(values[p], values[base])) for p in values}
+
     median = {p: statistics.median(v) for p, v in values.items()}
-    ratio = {p: statistics.median(x / y for x, y in zip(values[p], values["plain"])) for p in PLACES}
+    ratio = to("plain")
+    of_replicated = {p: r for p, r in to(REPLICATED).items() if p in PLACES[1:]} if REPLICATED in values else {}
     if args.json:
-        for p in PLACES:
+        for p in values:
             row = {"bench": "programs", "case": name, "place": p, unit: round(median[p], 2), "ratio": round(ratio[p], 3), "rounds": args.rounds}
+            if p in of_replicated:
+                row["of_replicated"] = round(of_replicated[p], 3)
             if p99:
                 row["p99_us"] = round(statistics.median(p99[p]), 2)
             print(json.dumps(row), flush=True)
         return
-    mark = " µs" if unit == "us" else "/s"
-    cells = [f"{median['plain']:.4g}{mark}"] + [f"{median[p]:.4g}{mark} ({ratio[p]:.2f})" for p in PLACES[1:]]
-    print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+    def cell(p):
+        ratios = [f"{r[p]:.2f}" for r in (ratio, of_replicated) if p in r and p != "plain"]
+        return f"{median[p]:.4g}" + (" µs" if unit == "us" else "/s") + (f" ({', '.join(ratios)})" if ratios else "")
+
+    print(f"| {name} | " + " | ".join(cell(p) if p in values else "" for p in [*PLACES, REPLICATED]) + " |", flush=True)
 
 
 if __name__ == "__main__":
