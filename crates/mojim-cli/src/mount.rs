@@ -5,8 +5,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use mojim::ReaderFiles;
 use mojim_config::{Config, Failover, Node, Volume, Working};
-use mojim_mount::{Mounted, Options};
+use mojim_mount::{Mounted, Options, Reading};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
 
@@ -39,6 +40,11 @@ const BUSY: Duration = Duration::from_secs(20);
 /// is committed then, before the process ends. If another node takes over, changes fail with EROFS;
 /// with --wait the volume is mounted again once this node is the primary, and until then nothing can
 /// be changed in the directory (EROFS).
+///
+/// With --read the directory only shows the volume, on a node that follows: the mirror (not in mode
+/// sync-disk), or a backup, also while the volume is mounted or attached on the primary. It shows
+/// whole sync points, and follows the primary; every change fails with EROFS. While the node's daemon
+/// does not answer, calls fail with EIO.
 #[derive(clap::Args)]
 pub struct Mount {
     /// The configuration file.
@@ -50,6 +56,9 @@ pub struct Mount {
     /// The volume; may be left out if there is only one.
     #[arg(long, value_name = "VOLUME")]
     volume: Option<String>,
+    /// Only show the volume, on a node that follows: the mirror or a backup.
+    #[arg(long, conflicts_with_all = ["atomic", "commit_interval", "wait", "while_used"])]
+    read: bool,
     /// What an fsync commits: the file that it is of, or everything in the volume.
     #[arg(long, value_enum, default_value_t = Atomic::File, value_name = "WHAT")]
     atomic: Atomic,
@@ -110,6 +119,9 @@ impl Mount {
             true => Some(Post::new(&config, node, &volume.name)?),
             false => None,
         };
+        if self.read {
+            return self.run_read(&config, volume);
+        }
         raise_descriptors();
         let _below = post.as_ref().map(|_| Below::over(&self.directory));
         let mut waits = Waits::default();
@@ -151,6 +163,16 @@ impl Mount {
                 self.directory.display()
             ));
         }
+    }
+
+    /// A mount that only shows.
+    fn run_read(&self, config: &Config, volume: &Volume) -> Done {
+        let files = ReaderFiles::attach(config, &self.name, Some(&volume.name), Reading::KEEPS)?;
+        let reading = Reading::over(files, &self.directory)?;
+        self.say_ready(&volume.name)?;
+        while !reading.is_over() && !signals::came_within(TURN)? {}
+        reading.end()?;
+        Ok(0)
     }
 
     /// The process behind [`RunsMount`](crate::runs_mount::RunsMount).
@@ -229,7 +251,9 @@ impl Mount {
                 volume.name
             )));
         }
-        config.check_media(&node.name)?;
+        if !self.read {
+            config.check_media(&node.name)?;
+        }
         let dir = std::fs::canonicalize(&self.directory).map_err(|e| {
             Failure::failed(format!("{}: {e}; make it first", self.directory.display()))
         })?;

@@ -4,7 +4,7 @@
 //! other node.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
@@ -41,7 +41,7 @@ impl Mount {
         Mount { process, at, over }
     }
 
-    fn new(c: &Cluster, node: &str, args: &[&str]) -> Mount {
+    fn new(c: &Home, node: &str, args: &[&str]) -> Mount {
         let at = c.dir.join(format!("at-{node}"));
         fs::create_dir_all(&at).unwrap();
         let all = [&["--name", node, at.to_str().unwrap()], args].concat();
@@ -106,18 +106,25 @@ fn sync_dir(dir: &Path) {
 
 /// Everything that a directory shows, by path.
 fn shows(dir: &Path) -> BTreeMap<PathBuf, String> {
-    fn look(top: &Path, at: &Path, all: &mut BTreeMap<PathBuf, String>) {
-        for e in fs::read_dir(at).unwrap() {
-            let path = e.unwrap().path();
-            let m = fs::symlink_metadata(&path).unwrap();
+    shows_now(dir).unwrap()
+}
+
+/// The same of a directory that may change meanwhile.
+fn shows_now(dir: &Path) -> io::Result<BTreeMap<PathBuf, String>> {
+    fn look(top: &Path, at: &Path, all: &mut BTreeMap<PathBuf, String>) -> io::Result<()> {
+        for e in fs::read_dir(at)? {
+            let path = e?.path();
+            let m = fs::symlink_metadata(&path)?;
             let mut said = format!("{:o}", m.mode());
             if m.is_dir() {
-                look(top, &path, all);
+                look(top, &path, all)?;
             } else if m.is_symlink() {
-                said += &format!(" -> {:?}", fs::read_link(&path).unwrap());
+                said += &format!(" -> {:?}", fs::read_link(&path)?);
             } else {
-                let bytes = fs::read(&path).unwrap();
-                assert_eq!(bytes.len() as u64, m.len());
+                let bytes = fs::read(&path)?;
+                if bytes.len() as u64 != m.len() {
+                    return Err(io::Error::other("it has another length than bytes"));
+                }
                 let sum = bytes.iter().enumerate().fold(7u64, |s, (i, b)| {
                     s.wrapping_mul(31).wrapping_add(i as u64 ^ u64::from(*b))
                 });
@@ -125,10 +132,11 @@ fn shows(dir: &Path) -> BTreeMap<PathBuf, String> {
             }
             all.insert(path.strip_prefix(top).unwrap().to_owned(), said);
         }
+        Ok(())
     }
     let mut all = BTreeMap::new();
-    look(dir, dir, &mut all);
-    all
+    look(dir, dir, &mut all)?;
+    Ok(all)
 }
 
 /// Small writes, creation by `fopen`, truncation by `>`, mkstemp, links, attributes: each of them
@@ -607,4 +615,324 @@ fn a_mount_says_what_it_cannot_do() {
     let e = fs::write(m.at.join("n".repeat(256)), "").unwrap_err();
     assert_eq!(e.kind(), io::ErrorKind::InvalidFilename);
     m.end();
+}
+
+/// A call that changes something was refused because the directory only shows.
+fn is_read_only<T: std::fmt::Debug>(done: io::Result<T>, what: &str) {
+    let e = done.expect_err(what);
+    assert_eq!(e.raw_os_error(), Some(libc::EROFS), "{what}: {e}");
+}
+
+fn set_xattr(at: &Path, value: &str) -> io::Result<()> {
+    let flags = rustix::fs::XattrFlags::empty();
+    Ok(rustix::fs::setxattr(
+        at,
+        "user.note",
+        value.as_bytes(),
+        flags,
+    )?)
+}
+
+/// The mirror's mount shows what the primary's has committed and nothing else, refuses every
+/// change, and stays while mounts on the primary come and go.
+#[test]
+fn a_mirrors_mount_shows_what_is_committed() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let _b = c.node("b");
+    let m = Mount::new(&c, "a", &["--commit-interval", "never"]);
+    let at = m.at.clone();
+    fs::create_dir_all(at.join("d/e/empty")).unwrap();
+    fs::write(at.join("d/f"), "old").unwrap();
+    fs::write(at.join("long"), vec![7; 500_000]).unwrap();
+    fs::hard_link(at.join("d/f"), at.join("d/e/other")).unwrap();
+    symlink("e/other", at.join("d/link")).unwrap();
+    fs::set_permissions(at.join("d/f"), fs::Permissions::from_mode(0o4710)).unwrap();
+    fs::write(at.join(std::ffi::OsStr::from_bytes(b"\xff")), "odd").unwrap();
+    set_xattr(&at.join("d/f"), "kept").unwrap();
+    sync_dir(&at);
+    let committed = shows(&at);
+    let r = Mount::new(&c, "b", &["--read"]);
+    let same = |want: &BTreeMap<PathBuf, String>| {
+        await_or(
+            "the same",
+            || c.logs(),
+            || (shows_now(&r.at).ok()? == *want).then_some(()),
+        );
+    };
+    same(&committed);
+    let inode = |f: &str| fs::metadata(r.at.join(f)).unwrap().ino();
+    assert_eq!(inode("d/f"), inode("d/e/other"));
+    let mut value = [0; 16];
+    let n = rustix::fs::getxattr(r.at.join("d/f"), "user.note", &mut value).unwrap();
+    assert_eq!(&value[..n], b"kept");
+
+    // What is not committed, beside what is.
+    let f = OpenOptions::new().write(true).open(at.join("d/f")).unwrap();
+    f.write_all_at(b"new", 0).unwrap();
+    File::create(at.join("mark")).unwrap().sync_all().unwrap();
+    fs::create_dir(at.join("later")).unwrap();
+    await_that("a mark", || {
+        fs::exists(r.at.join("mark")).unwrap().then_some(())
+    });
+    assert_eq!(fs::read(r.at.join("d/f")).unwrap(), b"old");
+    assert!(!fs::exists(r.at.join("later")).unwrap());
+    nothing_can_be_changed(&r.at);
+    // What is nowhere but in the file of names.
+    for mode in [0o700, 0o511] {
+        fs::set_permissions(at.join("d"), fs::Permissions::from_mode(mode)).unwrap();
+        sync_dir(&at);
+        let shown = || fs::metadata(r.at.join("d")).unwrap().mode() & 0o777;
+        await_that("a mode", || (shown() == mode).then_some(()));
+    }
+    assert!(fs::exists(r.at.join("later")).unwrap());
+
+    // The mount goes on without the primary's, and beside the next one.
+    let open = File::open(r.at.join("d/f")).unwrap();
+    let want = shows(&at);
+    m.end();
+    same(&want);
+    let m = Mount::new(&c, "a", &[]);
+    fs::rename(at.join("long"), at.join("d/e/long")).unwrap();
+    sync_dir(&at);
+    same(&shows(&at));
+    let mut bytes = [0; 9];
+    assert_eq!(open.read_at(&mut bytes, 0).unwrap(), 3);
+    assert_eq!(&bytes[..3], b"new");
+    for name in ["d/f", "d/e/other"] {
+        fs::remove_file(at.join(name)).unwrap();
+    }
+    sync_dir(&at);
+    await_that("an open file that is gone", || {
+        let e = open.read_at(&mut bytes, 0).err()?;
+        (e.raw_os_error() == Some(libc::ESTALE)).then_some(())
+    });
+    same(&shows(&at));
+    m.end();
+    r.end();
+}
+
+fn nothing_can_be_changed(at: &Path) {
+    let change = |what: &str| {
+        let f = at.join("d/f");
+        is_read_only(OpenOptions::new().write(true).open(&f), what);
+        is_read_only(fs::write(&f, ""), what);
+        is_read_only(fs::write(at.join("new"), ""), what);
+        is_read_only(fs::create_dir(at.join("new")), what);
+        is_read_only(symlink("f", at.join("new")), what);
+        is_read_only(fs::hard_link(&f, at.join("new")), what);
+        is_read_only(fs::rename(&f, at.join("new")), what);
+        is_read_only(fs::remove_file(&f), what);
+        is_read_only(fs::remove_dir(at.join("d/e/empty")), what);
+        is_read_only(
+            fs::set_permissions(&f, fs::Permissions::from_mode(0o600)),
+            what,
+        );
+        is_read_only(set_xattr(&f, "other"), what);
+    };
+    change("mounted");
+    let mut mount = Command::new("mount");
+    if rustix::process::getuid().is_root() {
+        mount.args(["-i", "-o", "remount,rw"]).arg(at);
+        assert!(mount.status().unwrap().success());
+        change("mounted anew, to be written");
+    }
+    // Private mappings are there; shared ones would show a mixture, and say so.
+    let file = File::open(at.join("long")).unwrap();
+    // SAFETY: mappings of their own at places that the kernel chooses, of a file that is as long.
+    unsafe {
+        let map = |flags| {
+            let (none, fd) = (std::ptr::null_mut(), file.as_raw_fd());
+            libc::mmap(none, 4096, libc::PROT_READ, flags, fd, 0)
+        };
+        assert_eq!(map(libc::MAP_SHARED), libc::MAP_FAILED);
+        let e = io::Error::last_os_error();
+        assert_eq!(e.raw_os_error(), Some(libc::ENODEV), "{e}");
+        let p = map(libc::MAP_PRIVATE);
+        assert_ne!(p, libc::MAP_FAILED);
+        assert_eq!(p.cast::<u8>().read(), 7);
+    }
+}
+
+/// Primary `a`, mirror `b`, backup `c`, with small logs: a node that follows often lacks the
+/// records since what was read before.
+fn with_backup() -> Home {
+    let home = Home::new("mount-read", 3);
+    let mut t = String::from(
+        "cluster = \"mount\"\n[volume.v]\nmode = \"sync\"\nprimary = \"a\"\nmirror = \"b\"\n\
+         backups = [\"c\"]\nfailover = \"manual\"\n",
+    );
+    for (name, port) in ["a", "b", "c"].iter().zip(&home.ports) {
+        t += &home.data_node(name, port.number, "size = \"1MiB\"");
+    }
+    home.configure(&t);
+    home
+}
+
+/// The count in a file's first bytes, or others.
+fn count(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes[..8].try_into().unwrap())
+}
+
+/// Looks once at what [`write_whole`] writes. Returns the count that it saw.
+fn look(at: &Path, f: &File) -> u64 {
+    // One read call, which asks the node 16 times.
+    let mut bytes = vec![0; FAR + 8];
+    assert_eq!(f.read_at(&mut bytes, 0).unwrap(), FAR + 8);
+    let first = count(&bytes);
+    assert_eq!(first, count(&bytes[FAR..]), "a read is of two sync points");
+
+    let mut names: Vec<String> = fs::read_dir(at.join("names"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let [p, q] = &names[..] else {
+        panic!("names of several sync points: {names:?}");
+    };
+    assert_eq!(p.strip_prefix("p"), q.strip_prefix("q"), "{names:?}");
+
+    let second = count(&fs::read(at.join("g")).unwrap());
+    f.read_at(&mut bytes, 0).unwrap();
+    let last = count(&bytes);
+    assert!((first..=last).contains(&second), "{first} {second} {last}");
+    last
+}
+
+/// The last page but one of what one request of the kernel has, however the buffer lies.
+const FAR: usize = 253 * 4096;
+
+/// With each sync point the same count in two far pages of one file, in another file, and now and
+/// then in the names of two more, until `done` says so.
+fn write_whole(at: &Path, done: impl Fn() -> bool) {
+    fs::create_dir_all(at.join("names")).unwrap();
+    let file = |name: &str| {
+        let how = OpenOptions::new().write(true).create(true).clone();
+        how.open(at.join(name)).unwrap()
+    };
+    let (f, g) = (file("f"), file("g"));
+    f.set_len(FAR as u64 + 8).unwrap();
+    let name = |kind: &str, n: u64| at.join(format!("names/{kind}{n}"));
+    for n in 1u64.. {
+        for (file, offset) in [(&f, 0), (&f, FAR as u64), (&g, 0)] {
+            file.write_all_at(&n.to_le_bytes(), offset).unwrap();
+        }
+        // Now and then: each change of names costs the nodes several syncs of their disks.
+        for kind in ["p", "q"] {
+            match n {
+                1 => drop(File::create(name(kind, n)).unwrap()),
+                n if n % 16 == 1 => fs::rename(name(kind, n - 16), name(kind, n)).unwrap(),
+                _ => {}
+            }
+        }
+        f.sync_all().unwrap();
+        if done() {
+            return;
+        }
+    }
+}
+
+/// What a program sees on the mirror and on a backup is never half a sync point.
+#[test]
+fn mounts_that_read_show_whole_sync_points() {
+    let c = with_backup();
+    let _nodes = ["a", "b", "c"].map(|n| c.node(n));
+    let m = Mount::new(
+        &c,
+        "a",
+        &["--atomic", "volume", "--commit-interval", "never"],
+    );
+    write_whole(&m.at, || true);
+    let readers = ["b", "c"].map(|n| Mount::new(&c, n, &["--read"]));
+    for r in &readers {
+        await_or(
+            "the files",
+            || c.logs(),
+            || fs::exists(r.at.join("names/q1")).unwrap().then_some(()),
+        );
+    }
+    let left = AtomicU64::new(readers.len() as u64);
+    fs::remove_dir_all(m.at.join("names")).unwrap();
+    std::thread::scope(|s| {
+        for r in &readers {
+            let left = &left;
+            s.spawn(move || {
+                let f = File::open(r.at.join("f")).unwrap();
+                let seen = std::panic::catch_unwind(|| {
+                    let mut seen = vec![look(&r.at, &f)];
+                    let states = |seen: &[u64]| seen.iter().collect::<BTreeSet<_>>().len();
+                    while seen.len() < 12 || states(&seen) < 5 {
+                        seen.push(look(&r.at, &f));
+                    }
+                    assert!(seen.is_sorted(), "it goes back: {seen:?}");
+                });
+                left.fetch_sub(1, SeqCst);
+                seen.unwrap();
+            });
+        }
+        write_whole(&m.at, || left.load(SeqCst) == 0);
+    });
+    m.end();
+    readers.into_iter().for_each(Mount::end);
+    c.assert_equal();
+}
+
+/// The node's daemon dies and comes back: calls fail meanwhile, and say why. Files come and go
+/// that no mount made: each keeps its number.
+#[test]
+fn a_mount_that_reads_goes_on_when_its_node_does() {
+    let c = Cluster::new(SYNC);
+    let _a = c.node("a");
+    let mut b = c.node("b");
+    let config = mojim::Config::load(&c.file()).unwrap();
+    let volume = mojim::Volume::attach_with(&config, "a", None, |_, _| {}).unwrap();
+    let create = mojim::MapFlags {
+        create: true,
+        ..Default::default()
+    };
+    let make = |name: &str, byte: u8| {
+        let m = volume.map(name, 5000, create).unwrap();
+        // SAFETY: a byte of the mapping, which only this thread uses.
+        unsafe { m.ptr.write(byte) };
+        mojim::msync(m.ptr, 1).unwrap();
+    };
+    make("d/f", 1);
+    let mut r = Mount::new(&c, "b", &["--read"]);
+    let read = |name: &str| fs::read(r.at.join(name)).map(|b| (b.first().copied(), b.len()));
+    let shows = |name: &str, byte: u8| {
+        await_or(
+            name,
+            || c.logs(),
+            || (read(name).ok()? == (Some(byte), 5000)).then_some(()),
+        );
+    };
+    let number = |name: &str| fs::metadata(r.at.join(name)).unwrap().ino();
+    shows("d/f", 1);
+    let numbers = ["d", "d/f"].map(number);
+    for i in 0..8 {
+        make(&format!("{i}/{i}"), i);
+    }
+    shows("7/7", 7);
+    assert_eq!(["d", "d/f"].map(number), numbers);
+    let e = c.mojim("mount", &["--read", "--name", "a", r.at.to_str().unwrap()]);
+    let said = text(&e.stderr);
+    assert!(said.contains("is the primary of volume v"), "{said}");
+
+    b.kill();
+    let e = read("d/f").unwrap_err();
+    assert_eq!(e.raw_os_error(), Some(libc::EIO), "{e}");
+    assert!(
+        r.process.errors().contains("cannot be read"),
+        "{}",
+        r.process.errors()
+    );
+    let _b = c.node("b");
+    // Its view has not gone back, and moves on.
+    shows("d/f", 1);
+    make("after", 9);
+    shows("after", 9);
+    volume.detach().unwrap();
+    r.process.signal("TERM");
+    assert_eq!(r.process.wait(), Some(0));
+    r.over = true;
 }

@@ -32,7 +32,7 @@ use crate::tree::{Asker, Renames};
 /// How long the kernel may keep what it was told.
 const ALWAYS: Duration = Duration::from_secs(3600 * 24 * 365);
 /// Most bytes of a write or a read.
-const MOST: u32 = 1 << 20;
+pub(crate) const MOST: u32 = 1 << 20;
 
 pub(crate) struct Server {
     shared: Arc<Shared>,
@@ -43,7 +43,7 @@ pub(crate) struct Server {
 }
 
 /// An error as `fuser` wants it.
-fn no(e: Errno) -> fuser::Errno {
+pub(crate) fn no(e: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(e.raw_os_error())
 }
 
@@ -64,7 +64,7 @@ fn system((s, n): Time) -> SystemTime {
     at + Duration::from_nanos(n.into())
 }
 
-fn kind(kind: &Kind) -> FileType {
+pub(crate) fn kind(kind: &Kind) -> FileType {
     match kind {
         Kind::Dir => FileType::Directory,
         Kind::File(_) => FileType::RegularFile,
@@ -76,7 +76,7 @@ fn kind(kind: &Kind) -> FileType {
     }
 }
 
-fn attr(s: &Seen) -> FileAttr {
+pub(crate) fn attr(s: &Seen) -> FileAttr {
     let a = &s.attributes;
     FileAttr {
         ino: INodeNo(s.ino),
@@ -154,7 +154,7 @@ fn empty(reply: ReplyEmpty, done: Result<()>) {
     }
 }
 
-fn xattr(reply: ReplyXattr, size: u32, done: Result<Vec<u8>>) {
+pub(crate) fn xattr(reply: ReplyXattr, size: u32, done: Result<Vec<u8>>) {
     match done {
         Ok(v) if size == 0 => reply.size(v.len() as u32),
         Ok(v) if v.len() > size as usize => reply.error(fuser::Errno::ERANGE),

@@ -3,11 +3,13 @@
 //!
 //! Owns the mount's session with the kernel and the thread that commits what no program
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
+//! `read` owns mounts that only show what a node that follows has.
 //!
-//! The files import downwards only: `fuse`, `commit`; `beside`; `fs`; `tree`; `names`; `cells`, `overlay`.
+//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`; `fs`; `tree`;
+//! `names`; `cells`, `overlay`.
 //!
 //! Invariants:
-//! - The mount is the only one that changes the volume while it is mounted.
+//! - A [`Mounted`] is the only one that changes the volume while it is mounted.
 //! - An fsync that returned 0 is committed as the volume's mode says; so is all that was begun
 //!   before it.
 
@@ -20,31 +22,29 @@ use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionAC
 use mojim::Volume;
 use mojim_env::event::Event;
 use mojim_env::{Context, Error, Result};
-use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::UnmountFlags;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 mod beside;
 mod cells;
 mod commit;
+mod directory;
 mod fs;
 mod fuse;
 mod names;
 mod overlay;
+mod read;
 mod tree;
 
 use fs::Fs;
 pub use fs::Options;
+pub use read::Reading;
 
 /// Threads that answer the kernel. Each sync point that is waited for keeps one: with so many,
 /// other calls wait too.
 const THREADS: usize = 8;
 /// How often memory of what the data files have is freed.
 const TURN: Duration = Duration::from_millis(500);
-/// How long an unmounted directory is waited for that programs still use.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// How often it is looked whether they do.
-const STEP: Duration = Duration::from_millis(5);
 
 /// A directory in which a volume is mounted.
 pub struct Mounted {
@@ -148,24 +148,7 @@ impl Mounted {
     }
 
     fn take_away(&self, flags: UnmountFlags) -> Result<()> {
-        let what = || format!("unmounting {}", self.directory.display());
-        match unmount(&self.directory, flags) {
-            // Only root may; others have a helper.
-            Err(Errno::PERM) => {
-                let mut helper = std::process::Command::new("fusermount3");
-                helper
-                    .arg("-u")
-                    .args(flags.contains(UnmountFlags::DETACH).then_some("-z"));
-                let out = helper.arg(&self.directory).output().context(what)?;
-                if !out.status.success() {
-                    let said = String::from_utf8_lossy(&out.stderr).trim().to_owned();
-                    return Err(Error::io(what(), &std::io::Error::other(said)));
-                }
-            }
-            // Somebody else has.
-            Err(Errno::INVAL) => {}
-            taken => taken.map_err(std::io::Error::from).context(what)?,
-        }
+        directory::take_away(&self.directory, flags)?;
         self.left.store(true, SeqCst);
         Ok(())
     }
@@ -203,7 +186,7 @@ impl Mounted {
         if !session.guard.is_finished() && !self.left.load(SeqCst) {
             self.write_back();
         }
-        let unmounted = self.unmount(session);
+        let unmounted = directory::unmount(session, &self.directory, self.left.load(SeqCst));
         self.shared.ends.store(true, SeqCst);
         self.shared.end.notify();
         if let Some(t) = self.commits.take() {
@@ -236,30 +219,6 @@ impl Mounted {
                 return;
             }
         }
-    }
-
-    /// Takes the directory away, also from under programs that use it.
-    fn unmount(&self, session: BackgroundSession) -> Result<()> {
-        let what = || format!("unmounting {}", self.directory.display());
-        if session.guard.is_finished() {
-            return Ok(());
-        }
-        let taken = match unmount(&self.directory, UnmountFlags::DETACH) {
-            _ if self.left.load(SeqCst) => Ok(()),
-            // Only root may; others have a helper, which refuses while files are open.
-            Err(Errno::PERM) => return session.umount_and_join().context(what),
-            taken => taken.map_err(std::io::Error::from).context(what),
-        };
-        // It ends when the last file is closed.
-        for _ in 0..PATIENCE.as_millis() / STEP.as_millis() {
-            if session.guard.is_finished() {
-                return taken;
-            }
-            self.shared.end.wait_unless(|| false, STEP);
-        }
-        // Dropped, it would unmount what somebody else may have mounted there by then.
-        std::mem::forget(session);
-        taken
     }
 }
 

@@ -70,6 +70,11 @@ impl Node {
         self.attributes.kind == Kind::Dir
     }
 
+    /// Whether the file of names has it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.place.is_some()
+    }
+
     pub(crate) fn file(&self) -> Option<u32> {
         match self.attributes.kind {
             Kind::File(n) => Some(n),
@@ -398,6 +403,16 @@ impl Tree {
 
     pub(crate) fn is_open(&self) -> bool {
         self.nodes.values().any(|n| n.opens > 0)
+    }
+
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    /// The path of a node's first name.
+    pub(crate) fn path(&self, node: &Node) -> Vec<u8> {
+        let first = node.names.first();
+        first.map_or_else(Vec::new, |(parent, name)| self.path_in(*parent, name))
     }
 
     pub(crate) fn inodes(&self) -> impl Iterator<Item = u64> {

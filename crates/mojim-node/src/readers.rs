@@ -38,6 +38,9 @@ use mojim_store::store::read_superblock;
 pub const MOST_RECORDS: usize = 896 << 10;
 /// Bytes of a page of an answer.
 pub const PAGE: u64 = 4096;
+/// About how many bytes of a list of files are in one answer: beside the records there is room
+/// for one entry more of any length.
+const MOST_LIST: usize = 32 << 10;
 /// Longest wait between two looks at whether the copy is still open here.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -119,6 +122,10 @@ impl Node {
                     answer["rewritten"] = json!(store.rewritten());
                 }
             }
+            if let Some(from) = q.files {
+                answer["files"] = list(area, from);
+                return Ok(answer);
+            }
             let entry = match (&q.name, q.id) {
                 (Some(name), _) => area.find(name),
                 (None, Some(id)) => area.get(id),
@@ -185,4 +192,20 @@ impl Node {
         }
         Ok(())
     }
+}
+
+/// The files from a number on, by ascending numbers, as many as one answer has room for; none if
+/// there are none.
+fn list(area: &Area, from: u32) -> Value {
+    let mut bytes = 0;
+    let mut all = Vec::new();
+    for e in area.files().filter(|e| e.id >= from) {
+        let entry = json!([e.id, e.name, e.size]);
+        bytes += entry.to_string().len();
+        all.push(entry);
+        if bytes > MOST_LIST {
+            break;
+        }
+    }
+    Value::Array(all)
 }

@@ -174,6 +174,9 @@ pub struct Read {
     /// Pages of 4 KiB from there on.
     #[serde(default)]
     pub pages: u64,
+    /// Instead of a file: the list of files, from this number on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<u32>,
 }
 
 /// In what state a copy is.

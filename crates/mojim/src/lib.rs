@@ -14,6 +14,8 @@ pub use mojim_config::Config;
 pub use mojim_env::{Error, Result};
 pub use mojim_format::Level;
 pub use mojim_memory::region::{MapFlags, Mapping};
+#[doc(hidden)]
+pub use reader::files::{Listing, ReaderFiles};
 pub use reader::{Reader, ReaderOptions};
 pub use share::Guest;
 #[doc(hidden)]

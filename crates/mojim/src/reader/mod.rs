@@ -2,7 +2,8 @@
 //! read-only mappings show whole sync points only (Mojim 4.2).
 //!
 //! Owns the attachment, its two threads, and the table of its regions' addresses.
-//! `view` owns what the regions show, `source` the questions to the node. One thread
+//! `view` owns what the regions show, `source` the questions to the node, `files` what is known
+//! of files by who reads them without mappings. One thread
 //! **follows**: it asks for the records after the LSN that is shown, and advances
 //! the view by them. The other answers **faults**: it asks for the page, and for
 //! the records up to the LSN as of which the page is.
@@ -18,6 +19,7 @@
 //!   allocates as these calls do.
 //! - What is shown goes back only if the node's copy took another history.
 
+pub mod files;
 mod source;
 pub mod view;
 
@@ -31,13 +33,12 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use self::source::{Answer, Link, Source, Which};
+use self::source::{ATTACH, Answer, Link, PAUSE, Source, Which, is_final, wrong};
 use self::view::{Mark, PAGE, Place, View};
-use mojim_config::{Config, ConfigError};
+use mojim_config::Config;
 use mojim_env::event::Event;
 use mojim_env::threads::{SignalsWait, block_signals};
-use mojim_env::{Address, Context, Env, Error, Result, descriptors};
-use mojim_linux::Os;
+use mojim_env::{Context, Error, Result, descriptors};
 use mojim_memory::fork::{check_fork, watch_forks};
 use mojim_memory::places::{self, Claim};
 use mojim_memory::region::{MapFlags, Mapping};
@@ -47,10 +48,6 @@ use mojim_replica::layout;
 
 /// How long the node lets a question wait for a new record.
 const HEARTBEAT: Duration = Duration::from_millis(500);
-/// Pauses between two tries while the node does not answer.
-const PAUSE: Duration = Duration::from_millis(20);
-/// How long an attach waits for the node to have something to show.
-const ATTACH: Duration = Duration::from_secs(5);
 
 /// Settings of a reader.
 #[derive(Debug, Clone, Copy)]
@@ -160,25 +157,13 @@ impl Reader {
     ) -> Result<Reader> {
         check_fork()?;
         watch_forks();
-        let volume = config.volume(volume).map_err(wrong)?;
-        let node = config.node(node).map_err(wrong)?;
-        if !volume.data_nodes().contains(&node.name.as_str()) {
-            return Err(Error::Invalid(format!(
-                "node {} does not hold volume {}: its nodes are {}",
-                node.name,
-                volume.name,
-                volume.data_nodes().join(", ")
-            )));
-        }
+        let (source, node, volume) = Source::of(config, node, volume)?;
         if rustix::param::page_size() != PAGE {
             return Err(Error::Unsupported(format!(
                 "readers need pages of {PAGE} bytes, this machine's have {}",
                 rustix::param::page_size()
             )));
         }
-        let env: Arc<dyn Env> = Arc::new(Os::new().context(|| "reading".into())?);
-        let address = Address::Unix(layout::socket(node));
-        let source = Source::new(env, address, &config.cluster, &volume.name);
         let uffd = Arc::new(open_uffd()?);
         let shown = Arc::new(AtomicU64::new(0));
         let most = (options.memory / PAGE).max(4 * READ_PAGES as usize);
@@ -380,10 +365,6 @@ impl Reader {
     }
 }
 
-fn wrong(e: ConfigError) -> Error {
-    Error::Config(e.to_string())
-}
-
 /// A userfaultfd that also makes faults of system calls wait, if that is allowed.
 fn open_uffd() -> Result<OwnedFd> {
     let features = uffd::FEATURE_MISSING_SHMEM | uffd::FEATURE_MINOR_SHMEM | uffd::FEATURE_POISON;
@@ -582,16 +563,6 @@ fn take(view: &mut View, asked: Mark, answer: &Answer) -> Result<Taken> {
             Ok(Taken::Now)
         }
         _ => Ok(Taken::Stale),
-    }
-}
-
-/// Whether asking again is of no use.
-fn is_final(e: &Error) -> bool {
-    match e {
-        Error::Answered { errno, .. } => {
-            [libc::ESTALE, libc::EINVAL, libc::ENOENT, libc::EACCES].contains(errno)
-        }
-        _ => false,
     }
 }
 

@@ -9,10 +9,17 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::view::{File, Mark};
-use mojim_env::{Address, Env, Error, Result};
+use mojim_config::{Config, ConfigError, Node, Volume};
+use mojim_env::{Address, Context, Env, Error, Result};
+use mojim_linux::Os;
 use mojim_replica::client::Client;
+use mojim_replica::layout;
 use mojim_replica::request::{Read, Request};
 
+/// Pauses between two tries while the node does not answer.
+pub const PAUSE: Duration = Duration::from_millis(20);
+/// How long an attach waits for the node to have something to show.
+pub const ATTACH: Duration = Duration::from_secs(5);
 /// How long an answer may take, beyond the time that the question lets it wait.
 const ANSWER: Duration = Duration::from_secs(3);
 
@@ -25,6 +32,8 @@ pub enum Which<'a> {
     Named(&'a str),
     /// By its number.
     Numbered(u32),
+    /// The list of files, from this number on.
+    From(u32),
 }
 
 /// An answer: the state of the node's copy as of one LSN.
@@ -39,6 +48,8 @@ pub struct Answer {
     pub file: Option<(u32, File)>,
     /// The bytes of the file that were asked for.
     pub bytes: Vec<u8>,
+    /// The files of the list that was asked for, by ascending numbers.
+    pub files: Vec<(u32, File)>,
 }
 
 /// The daemon and the volume that a reader asks about.
@@ -51,20 +62,41 @@ pub struct Source {
 }
 
 impl Source {
-    /// Asks the daemon at `address` about `volume` of `cluster`.
-    pub fn new(env: Arc<dyn Env>, address: Address, cluster: &str, volume: &str) -> Source {
-        Source {
-            env,
-            address,
-            cluster: cluster.into(),
-            volume: volume.into(),
+    /// Asks the daemon of `node`, on this host, about `volume`, which may be left out if there is
+    /// only one.
+    pub fn of<'a>(
+        config: &'a Config,
+        node: &str,
+        volume: Option<&str>,
+    ) -> Result<(Source, &'a Node, &'a Volume)> {
+        let volume = config.volume(volume).map_err(wrong)?;
+        let node = config.node(node).map_err(wrong)?;
+        if !volume.data_nodes().contains(&node.name.as_str()) {
+            return Err(Error::Invalid(format!(
+                "node {} does not hold volume {}: its nodes are {}",
+                node.name,
+                volume.name,
+                volume.data_nodes().join(", ")
+            )));
         }
+        let source = Source {
+            env: Arc::new(Os::new().context(|| "reading".into())?),
+            address: Address::Unix(layout::socket(node)),
+            cluster: config.cluster.clone(),
+            volume: volume.name.clone(),
+        };
+        Ok((source, node, volume))
     }
 
     /// The environment's clock.
     pub fn now(&self) -> Duration {
         self.env.now()
     }
+}
+
+/// A mistake in the configuration.
+pub fn wrong(e: ConfigError) -> Error {
+    Error::Config(e.to_string())
 }
 
 /// A connection to a source.
@@ -94,7 +126,7 @@ impl Link {
     ) -> Result<Answer> {
         let s = &self.source;
         let (name, id) = match which {
-            Which::None => (None, None),
+            Which::None | Which::From(_) => (None, None),
             Which::Named(name) => (Some(name.to_owned()), None),
             Which::Numbered(id) => (None, Some(id)),
         };
@@ -109,6 +141,10 @@ impl Link {
             id,
             offset,
             pages,
+            files: match which {
+                Which::From(number) => Some(number),
+                _ => None,
+            },
         });
         let mut client = match self.client.take() {
             Some(c) => c,
@@ -149,20 +185,33 @@ fn parse(asked: Mark, v: &Value, mut bytes: Vec<u8>) -> Option<Answer> {
             None
         }
     };
+    let file = |id: &Value, name: &Value, size: &Value| {
+        let (name, size) = (name.as_str()?.to_owned(), size.as_u64()?);
+        Some((u32::try_from(id.as_u64()?).ok()?, File { name, size }))
+    };
+    let listed = v["files"].as_array();
+    let listed = listed.into_iter().flatten();
+    let files = listed.map(|f| file(&f[0], &f[1], &f[2]));
+    let files = files.collect::<Option<_>>()?;
     let file = match &v["file"] {
         Value::Null => None,
-        f => Some((
-            u32::try_from(f["id"].as_u64()?).ok()?,
-            File {
-                name: f["name"].as_str()?.to_owned(),
-                size: f["size"].as_u64()?,
-            },
-        )),
+        f => Some(file(&f["id"], &f["name"], &f["size"])?),
     };
     Some(Answer {
         mark,
         records,
         file,
         bytes,
+        files,
     })
+}
+
+/// Whether asking again is of no use.
+pub fn is_final(e: &Error) -> bool {
+    match e {
+        Error::Answered { errno, .. } => {
+            [libc::ESTALE, libc::EINVAL, libc::ENOENT, libc::EACCES].contains(errno)
+        }
+        _ => false,
+    }
 }

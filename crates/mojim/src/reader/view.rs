@@ -23,7 +23,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
-use mojim_format::{OpKind, RecordView};
+use mojim_format::{Op, OpKind, RecordView};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
@@ -135,6 +135,32 @@ fn runs(pages: &BTreeSet<usize>) -> Vec<Range<usize>> {
         }
     }
     out
+}
+
+/// Calls `f` for each operation of the records above `mark`.
+pub fn for_each_op<'a>(
+    mark: Mark,
+    mut records: &'a [u8],
+    mut f: impl FnMut(Op, &'a [u8]),
+) -> Result<()> {
+    let bad = |what: &str| Error::Protocol(format!("the node sent {what} to a reader"));
+    while !records.is_empty() {
+        let r = RecordView::decode(records).map_err(|e| bad(&e.to_string()))?;
+        records = &records[r.header.len as usize..];
+        if r.header.volume != mark.volume {
+            return Err(bad("records of another volume"));
+        }
+        if r.header.lsn <= mark.lsn {
+            continue;
+        }
+        for (op, payload) in r.ops() {
+            if op.kind == OpKind::Spill {
+                return Err(bad("a spill file"));
+            }
+            f(op, payload);
+        }
+    }
+    Ok(())
 }
 
 /// One change to one file.
@@ -409,47 +435,33 @@ impl View {
     }
 
     /// What the records above the view's LSN change.
-    fn changes<'a>(&self, mut records: &'a [u8]) -> Result<Vec<Change<'a>>> {
+    fn changes<'a>(&self, records: &'a [u8]) -> Result<Vec<Change<'a>>> {
         let mut out = Vec::new();
-        let bad = |what: &str| Error::Protocol(format!("the node sent {what} to a reader"));
         // Renaming a file over another one removes the other.
         let mut names: BTreeMap<u32, String> = self
             .files
             .iter()
             .map(|(id, f)| (*id, f.name.clone()))
             .collect();
-        while !records.is_empty() {
-            let r = RecordView::decode(records).map_err(|e| bad(&e.to_string()))?;
-            records = &records[r.header.len as usize..];
-            if r.header.volume != self.mark.volume {
-                return Err(bad("records of another volume"));
-            }
-            if r.header.lsn <= self.mark.lsn {
-                continue;
-            }
-            for (op, payload) in r.ops() {
-                match op.kind {
-                    OpKind::Write => out.push(Change::Write(op.file, op.offset, payload)),
-                    OpKind::Resize => out.push(Change::Resize(op.file, op.offset)),
-                    OpKind::Remove => out.push(Change::Gone(op.file)),
-                    OpKind::Rename => {
-                        let name = String::from_utf8_lossy(payload).into_owned();
-                        let over = names.iter().find(|(id, n)| **id != op.file && **n == name);
-                        if let Some(id) = over.map(|(id, _)| *id) {
-                            names.remove(&id);
-                            out.push(Change::Gone(id));
-                        }
-                        if let Some(n) = names.get_mut(&op.file) {
-                            n.clone_from(&name);
-                        }
-                        out.push(Change::Name(op.file, name));
-                    }
-                    // No region shows a new file yet.
-                    OpKind::Create => {}
-                    OpKind::Spill => return Err(bad("a spill file")),
+        for_each_op(self.mark, records, |op, payload| match op.kind {
+            OpKind::Write => out.push(Change::Write(op.file, op.offset, payload)),
+            OpKind::Resize => out.push(Change::Resize(op.file, op.offset)),
+            OpKind::Remove => out.push(Change::Gone(op.file)),
+            OpKind::Rename => {
+                let name = String::from_utf8_lossy(payload).into_owned();
+                let over = names.iter().find(|(id, n)| **id != op.file && **n == name);
+                if let Some(id) = over.map(|(id, _)| *id) {
+                    names.remove(&id);
+                    out.push(Change::Gone(id));
                 }
+                if let Some(n) = names.get_mut(&op.file) {
+                    n.clone_from(&name);
+                }
+                out.push(Change::Name(op.file, name));
             }
-        }
+            // No region shows a new file yet.
+            OpKind::Create | OpKind::Spill => {}
+        })?;
         Ok(out)
     }
 

@@ -1,0 +1,696 @@
+//! A mount that only shows: the files of a volume as a node that follows has them, whole sync
+//! points only.
+//!
+//! Owns what programs see of names and attributes: a tree, as of one LSN, that is made anew when
+//! the node shows another one. Files are read from the node, question by question.
+//!
+//! Invariants:
+//! - What a call shows is as of one LSN: names and attributes of one tree, the bytes of one
+//!   answer. The kernel keeps nothing of it.
+//! - A number that the kernel knows means one file or directory for as long as the mount lasts,
+//!   whatever the tree. A descriptor has its file's number in the volume.
+//! - Nothing changes the volume. While the node does not answer, calls fail.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use fuser::{
+    BackgroundSession, BsdFileFlags, Config, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenAccMode, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, SessionACL, TimeOrNow, WriteFlags,
+};
+use mojim::ReaderFiles;
+use mojim_env::{Context, Error};
+use rustix::io::Errno;
+
+use crate::cells::Kind;
+use crate::directory;
+use crate::fs::{Entry, Result, Seen, lock, now};
+use crate::fuse::{MOST, attr, kind, no, xattr};
+use crate::tree::{Asker, NAMES, Node, ROOT, Tree};
+
+/// Threads that answer the kernel.
+const THREADS: usize = 4;
+/// Names and attributes are looked for again after so long.
+const FRESH: Duration = Duration::from_millis(20);
+/// And after so many times what it took, since with many files it takes long; at the latest after
+/// [`STALE`].
+const PART: u32 = 4;
+const STALE: Duration = Duration::from_millis(500);
+/// Numbers of files that the file of names does not have, with that of the file behind it.
+const FILES: u64 = 1 << 50;
+/// The same of directories, with a number of ours behind it.
+const DIRS: u64 = 1 << 51;
+
+/// A directory in which a volume is shown.
+pub struct Reading {
+    session: Option<BackgroundSession>,
+    directory: PathBuf,
+}
+
+impl Reading {
+    /// The file of a volume whose bytes are to be part of a listing.
+    pub const KEEPS: &str = NAMES;
+
+    /// Shows `files`, whose listing keeps [`Reading::KEEPS`], over `directory`.
+    ///
+    /// # Errors
+    /// What the node says; `Damaged` if the file of names is; `Io` if the system does not let this
+    /// process mount.
+    pub fn over(files: ReaderFiles, directory: &Path) -> mojim_env::Result<Reading> {
+        let name = format!("mojim:{}", files.name());
+        let shows = Shows::new(files);
+        shows.refresh(&mut lock(&shows.tree))?;
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::RO,
+            MountOption::FSName(name),
+            MountOption::Subtype("mojim".into()),
+            MountOption::DefaultPermissions,
+            MountOption::NoDev,
+            MountOption::NoSuid,
+        ];
+        if rustix::process::getuid().is_root() {
+            config.acl = SessionACL::All;
+        }
+        config.n_threads = Some(THREADS);
+        let server = Server {
+            shows,
+            readings: Mutex::default(),
+            next: AtomicU64::new(1),
+        };
+        let session = fuser::spawn_mount(server, directory, &config);
+        let session = session.context(|| format!("mounting at {}", directory.display()))?;
+        Ok(Reading {
+            session: Some(session),
+            directory: directory.to_owned(),
+        })
+    }
+
+    /// Whether somebody has unmounted it.
+    pub fn is_over(&self) -> bool {
+        self.session.as_ref().is_none_or(|s| s.guard.is_finished())
+    }
+
+    /// Unmounts. Who has a file open there can read it on, as long as this process runs.
+    ///
+    /// # Errors
+    /// The directory stays, as the system says.
+    pub fn end(mut self) -> mojim_env::Result<()> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> mojim_env::Result<()> {
+        match self.session.take() {
+            Some(session) => directory::unmount(session, &self.directory, false),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if let Err(e) = self.stop() {
+            tracing::error!("{e}");
+        }
+    }
+}
+
+/// Names and attributes as of one LSN.
+struct Shown {
+    /// That of the listing.
+    version: u64,
+    tree: Tree,
+    sizes: HashMap<u32, u64>,
+    /// The kernel's numbers of nodes that the file of names does not have, and the tree's.
+    outer: HashMap<u64, u64>,
+    inner: HashMap<u64, u64>,
+}
+
+impl Shown {
+    /// The node of a number that the kernel knows.
+    fn node(&self, ino: u64) -> Result<&Node> {
+        let inner = self.inner.get(&ino).copied();
+        match inner {
+            Some(inner) => self.tree.node(inner),
+            // In the tree it may be another one's.
+            None if self.outer.contains_key(&ino) => Err(Errno::STALE),
+            None => self.tree.node(ino),
+        }
+    }
+
+    fn seen(&self, node: &Node) -> Seen {
+        let size = match &node.attributes.kind {
+            Kind::Link(target) => target.len() as u64,
+            Kind::File(number) => self.sizes.get(number).copied().unwrap_or(0),
+            _ => 0,
+        };
+        Seen {
+            ino: self.outer.get(&node.ino).copied().unwrap_or(node.ino),
+            attributes: node.attributes.clone(),
+            size,
+            links: Tree::links(node),
+        }
+    }
+
+    /// What has a name in a directory, which may be `.` or `..`.
+    fn named(&self, dir: u64, name: &[u8]) -> Result<Seen> {
+        let dir = self.node(dir)?;
+        let ino = match name {
+            b"." => dir.ino,
+            b".." => self.tree.parent(dir.ino),
+            name => self.tree.lookup(dir.ino, name)?,
+        };
+        Ok(self.seen(self.tree.node(ino)?))
+    }
+
+    fn entries(&self, dir: u64) -> Result<Vec<Entry>> {
+        let node = self.node(dir)?;
+        if !node.is_dir() {
+            return Err(Errno::NOTDIR);
+        }
+        let names = [&b"."[..], b".."].map(<[u8]>::to_vec).into_iter();
+        let names = names.chain(node.children.keys().cloned());
+        let entry = |name: Vec<u8>| {
+            let ino = self.named(dir, &name)?.ino;
+            Ok(Entry { name, ino })
+        };
+        names.map(entry).collect()
+    }
+}
+
+/// A file's number tells it from others that have had its node's number.
+fn generation(s: &Seen) -> Generation {
+    match s.attributes.kind {
+        Kind::File(number) => Generation(number.into()),
+        _ => Generation(0),
+    }
+}
+
+/// What is shown now.
+#[derive(Default)]
+struct Latest {
+    shown: Option<Arc<Shown>>,
+    /// When it is looked whether there is something newer.
+    until: Option<Instant>,
+    /// Numbers of directories that the file of names does not have, by path.
+    dirs: HashMap<Vec<u8>, u64>,
+}
+
+struct Shows {
+    files: ReaderFiles,
+    tree: Mutex<Latest>,
+    /// Of what the volume does not say whose it is, or since when.
+    asker: Asker,
+    /// Why the node does not answer: each reason is said once.
+    trouble: Mutex<Option<String>>,
+}
+
+impl Shows {
+    fn new(files: ReaderFiles) -> Shows {
+        Shows {
+            files,
+            tree: Mutex::default(),
+            asker: Asker {
+                uid: rustix::process::getuid().as_raw(),
+                gid: rustix::process::getgid().as_raw(),
+                now: now(),
+            },
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// Names and attributes, as new as [`FRESH`] and [`STALE`] say.
+    fn now(&self) -> Result<Arc<Shown>> {
+        let mut latest = lock(&self.tree);
+        if let Some(shown) = &latest.shown
+            && latest.until.is_some_and(|until| Instant::now() < until)
+        {
+            return Ok(shown.clone());
+        }
+        let done = self.refresh(&mut latest);
+        self.said(done)
+    }
+
+    fn refresh(&self, latest: &mut Latest) -> mojim_env::Result<Arc<Shown>> {
+        let begun = Instant::now();
+        latest.until = None;
+        let version = latest.shown.as_ref().map(|s| s.version);
+        let new = self.files.look(|l| {
+            (version != Some(l.version())).then(|| {
+                let kept = l.kept().map(|(number, bytes)| (number, bytes.to_vec()));
+                let files = l.files().map(|(n, name, size)| (n, name.to_owned(), size));
+                (l.version(), kept, files.collect::<Vec<_>>())
+            })
+        })?;
+        let shown = match (new, &latest.shown) {
+            (Some((version, kept, files)), _) => {
+                let kept = kept.as_ref().map(|(n, b)| (*n, &b[..]));
+                self.tree_of(version, kept, files, &mut latest.dirs)?
+            }
+            (None, Some(shown)) => shown.clone(),
+            (None, None) => unreachable!("there is no version yet"),
+        };
+        latest.shown = Some(shown.clone());
+        let pause = (begun.elapsed() * PART).clamp(FRESH, STALE);
+        latest.until = Some(Instant::now() + pause);
+        Ok(shown)
+    }
+
+    fn tree_of(
+        &self,
+        version: u64,
+        names: Option<(u32, &[u8])>,
+        mut files: Vec<(u32, String, u64)>,
+        dirs: &mut HashMap<Vec<u8>, u64>,
+    ) -> mojim_env::Result<Arc<Shown>> {
+        files.retain(|f| f.1 != NAMES);
+        let tree = Tree::load(names, &files, Vec::new(), self.asker, 1);
+        let tree = tree.map_err(|what| Error::Damaged {
+            path: self.files.directory().join(NAMES),
+            what,
+        })?;
+        let mut shown = Shown {
+            version,
+            sizes: files.iter().map(|f| (f.0, f.2)).collect(),
+            outer: HashMap::new(),
+            inner: HashMap::new(),
+            tree,
+        };
+        for node in shown.tree.nodes().filter(|n| !n.is_kept()) {
+            let outer = match node.file() {
+                _ if node.ino == ROOT => continue,
+                Some(number) => FILES + u64::from(number),
+                None => {
+                    let next = DIRS + dirs.len() as u64;
+                    *dirs.entry(shown.tree.path(node)).or_insert(next)
+                }
+            };
+            shown.outer.insert(node.ino, outer);
+            shown.inner.insert(outer, node.ino);
+        }
+        Ok(Arc::new(shown))
+    }
+
+    /// What a call that asked the node comes to: programs get a number alone.
+    fn said<T>(&self, done: mojim_env::Result<T>) -> Result<T> {
+        let mut trouble = lock(&self.trouble);
+        let node = self.files.node();
+        match done {
+            Ok(t) => {
+                if trouble.take().is_some() {
+                    tracing::info!("node {node} can be read again");
+                }
+                Ok(t)
+            }
+            Err(e) => {
+                let why = e.to_string();
+                if trouble.as_ref() != Some(&why) {
+                    tracing::error!("node {node} cannot be read, calls fail with EIO: {why}");
+                    *trouble = Some(why);
+                }
+                Err(Errno::IO)
+            }
+        }
+    }
+
+    /// Opens a file: its number.
+    fn open(&self, ino: u64) -> Result<u32> {
+        let file = self.now()?.node(ino)?.file().ok_or(Errno::ISDIR)?;
+        if self.said(self.files.has(file))? {
+            return Ok(file);
+        }
+        // The kernel looks once more for the name, which is another file's by now, or nothing's.
+        lock(&self.tree).until = None;
+        Err(Errno::STALE)
+    }
+
+    fn read(&self, file: u32, offset: u64, size: u32) -> Result<Vec<u8>> {
+        let range = offset..offset.saturating_add(size.into());
+        let bytes = self.said(self.files.read(file, range))?;
+        bytes.ok_or(Errno::STALE)
+    }
+}
+
+/// A directory's entries, as of the moment when its reading began.
+type Listed = Arc<(Arc<Shown>, Vec<Entry>)>;
+
+struct Server {
+    shows: Shows,
+    /// Directories that are being read.
+    readings: Mutex<HashMap<u64, Listed>>,
+    next: AtomicU64,
+}
+
+impl Server {
+    /// What was in a directory when its reading began; it begins anew at offset 0.
+    fn reading(&self, ino: INodeNo, fh: FileHandle, offset: u64) -> Result<Listed> {
+        if offset > 0
+            && let Some(r) = lock(&self.readings).get(&fh.0)
+        {
+            return Ok(r.clone());
+        }
+        let shown = self.shows.now()?;
+        let entries = shown.entries(ino.0)?;
+        let reading = Arc::new((shown, entries));
+        lock(&self.readings).insert(fh.0, reading.clone());
+        Ok(reading)
+    }
+
+    /// Asks the tree about a node.
+    fn of<T>(&self, ino: INodeNo, f: impl FnOnce(&Shown, &Node) -> Result<T>) -> Result<T> {
+        let shown = self.shows.now()?;
+        f(&shown, shown.node(ino.0)?)
+    }
+}
+
+const READ_ONLY: fuser::Errno = fuser::Errno::EROFS;
+
+impl Filesystem for Server {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let wanted = [
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+        ];
+        for flag in wanted {
+            // What a kernel lacks costs time only.
+            let _ = config.add_capabilities(flag);
+        }
+        let _ = config.set_max_write(MOST);
+        let _ = config.set_max_readahead(MOST);
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let shown = self.shows.now();
+        match shown.and_then(|s| s.named(parent.0, name.as_bytes())) {
+            Ok(s) => reply.entry(&Duration::ZERO, &attr(&s), generation(&s)),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        match self.of(ino, |shown, node| Ok(shown.seen(node))) {
+            Ok(s) => reply.attr(&Duration::ZERO, &attr(&s)),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        let target = self.of(ino, |_, node| match &node.attributes.kind {
+            Kind::Link(target) => Ok(target.clone()),
+            _ => Err(Errno::INVAL),
+        });
+        match target {
+            Ok(t) => reply.data(&t),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(READ_ONLY);
+        }
+        match self.shows.open(ino.0) {
+            Ok(n) => reply.opened(FileHandle(n.into()), FopenFlags::FOPEN_DIRECT_IO),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.shows.read(fh.0 as u32, offset, size) {
+            Ok(bytes) => reply.data(&bytes),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn flush(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        // The kernel asks no more.
+        reply.error(fuser::Errno::ENOSYS);
+    }
+
+    fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let fh = self.next.fetch_add(1, Relaxed);
+        reply.opened(FileHandle(fh), FopenFlags::empty());
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let listed = match self.reading(ino, fh, offset) {
+            Ok(listed) => listed,
+            Err(e) => return reply.error(no(e)),
+        };
+        let (shown, entries) = &*listed;
+        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
+            let Ok(node) = shown.node(e.ino) else {
+                continue;
+            };
+            let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
+            if reply.add(INodeNo(e.ino), at, kind(&node.attributes.kind), name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let listed = match self.reading(ino, fh, offset) {
+            Ok(listed) => listed,
+            Err(e) => return reply.error(no(e)),
+        };
+        let (shown, entries) = &*listed;
+        for (i, e) in entries.iter().enumerate().skip(offset as usize) {
+            let Ok(s) = shown.node(e.ino).map(|n| shown.seen(n)) else {
+                continue;
+            };
+            let (at, name) = (i as u64 + 1, OsStr::from_bytes(&e.name));
+            let none = Duration::ZERO;
+            if reply.add(INodeNo(s.ino), at, name, &none, &attr(&s), generation(&s)) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn releasedir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        lock(&self.readings).remove(&fh.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let nodes = self.shows.now().map(|s| s.tree.counts());
+        let at = self.shows.files.directory();
+        match nodes.and_then(|n| Ok((n, rustix::fs::statvfs(at)?))) {
+            Ok((nodes, s)) => reply.statfs(
+                s.f_blocks,
+                s.f_bfree,
+                s.f_bavail,
+                nodes + s.f_ffree,
+                s.f_ffree,
+                s.f_bsize as u32,
+                255,
+                s.f_frsize as u32,
+            ),
+            Err(e) => reply.error(no(e)),
+        }
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let value = self.of(ino, |shown, node| {
+            let value = shown.tree.xattr(node.ino, name.as_bytes())?;
+            Ok(value.to_vec())
+        });
+        xattr(reply, size, value);
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let names = self.of(ino, |shown, node| {
+            let names = shown.tree.xattrs(node.ino)?;
+            Ok(names.flat_map(|n| [n, b"\0"].concat()).collect())
+        });
+        xattr(reply, size, names);
+    }
+
+    // What changes something comes here only if somebody has mounted the directory anew to be
+    // written (`mount -o remount,rw`).
+
+    fn setattr(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        _size: Option<u64>,
+        _accessed: Option<TimeOrNow>,
+        _modified: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn mknod(
+        &self,
+        _req: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn mkdir(
+        &self,
+        _req: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn unlink(&self, _req: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(READ_ONLY);
+    }
+
+    fn rmdir(&self, _req: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(READ_ONLY);
+    }
+
+    fn symlink(
+        &self,
+        _req: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _target: &Path,
+        reply: ReplyEntry,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _newparent: INodeNo,
+        _newname: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn link(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _newparent: INodeNo,
+        _newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn create(
+        &self,
+        _req: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _offset: u64,
+        _data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _name: &OsStr,
+        _value: &[u8],
+        _flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(READ_ONLY);
+    }
+
+    fn removexattr(&self, _req: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(READ_ONLY);
+    }
+}
