@@ -1,13 +1,13 @@
 //! `mojim import` and `mojim export`: files and directories into a volume, and out of it.
 //!
-//! Owns what both have in common: under `mojim run`, `cp -a` copies into a directory without a
-//! name that anybody looks for, what it copied is made durable, and only then gets its names, all
-//! of them together. So whoever looks finds each file or directory whole, or not at all.
+//! Owns what both have in common: under `mojim run`, `cp -a` copies into a directory `.copy.*`,
+//! every file there is made durable, and only then each gets its name, by a renaming. So whoever
+//! looks finds each whole, or not at all; but a volume does not rename a directory of many files.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,57 +16,71 @@ use serde_json::json;
 use crate::ask::load;
 use crate::failure::{Done, Failure};
 
-/// What runs under `mojim run`: the copy's directory, how it is made durable, the sources. `cp`
-/// prints a line for each file.
+/// What runs under `mojim run`: the directory that gets the copies, and the sources; or, of
+/// everything in a directory, that with `/.` behind it. `cp` prints a line for each file.
 const COPY: &str = r#"
 set -eu
-to=$1 how=$2; shift 2
-for from; do
-    if [ -e "$to/${from##*/}" ] || [ -L "$to/${from##*/}" ]; then
-        echo "mojim: $to/${from##*/} is there already: remove it, or give it another name" >&2
+to=$1; shift
+check() {
+    if [ -e "$to/${1##*/}" ] || [ -L "$to/${1##*/}" ]; then
+        echo "mojim: $to/${1##*/} is there already: remove it, or give it another name" >&2
         exit 1
     fi
-done
+}
+name() {
+    check "$1"
+    mv -T -n -- "$new/${1##*/}" "$to/${1##*/}"
+}
+each() {
+    did=$1; shift
+    case $1 in
+    */.)
+        for one in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+            case ${one##*/} in
+            .copy.????????) ;;
+            *) if [ -e "$one" ] || [ -L "$one" ]; then "$did" "$one"; fi ;;
+            esac
+        done ;;
+    *) for one; do "$did" "$one"; done ;;
+    esac
+}
+each check "$@"
 new=$(mktemp -d "$to/.copy.XXXXXXXX")
 trap 'rm -rf -- "$new"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 cp -a -v -- "$@" "$new/"
-$how -- "$new"
-for from; do
-    mv -T -n -- "$new/${from##*/}" "$to/${from##*/}"
-done
+rm -rf -- "$new"/.copy.????????
+find "$new" -type f -exec sync -- {} +
+sync -- "$new"
+each name "$@"
 rmdir -- "$new"
 trap - EXIT
 sync -- "$to"
 "#;
 
-/// Of everything in the last argument, the names are known under `mojim run` only.
-const EVERYTHING: &str = r#"
-all=$3
-set -- "$1" "$2"
-for from in "$all"/* "$all"/.[!.]* "$all"/..?*; do
-    if [ -e "$from" ] || [ -L "$from" ]; then
-        set -- "$@" "$from"
-    fi
-done
-[ $# -gt 2 ] || exit 0
-"#;
+/// More files cannot be renamed with their directory, in a volume.
+const MOST: u64 = 1000;
 
 /// How often the progress is shown, on a terminal.
 const SHOWN: Duration = Duration::from_millis(500);
 
 /// Copy files and directories into a volume.
 ///
-/// They get their names in the volume's directory, with owners, modes, times, extended attributes and
-/// links, by one sync point: after any failure each is there whole, or not at all. Stop the programs that
-/// write to them before. What has the name already is an error. The node must be the volume's primary,
-/// or become it; the volume is mounted for the time, as by `mojim run`, and other programs under
-/// `mojim run` may go on meanwhile. After a crash a directory `.copy.*` may be left, which can be removed.
+/// Each gets its name in the volume's directory when all of it is committed: after any failure it is
+/// there whole, or not at all. A directory of more than 1,000 files needs --in-parts: its files get their
+/// names one by one. Stop the programs that write to them before. What has the name already is an error.
+/// Modes, times and links are kept, as root owners too, and extended attributes that the volume can have
+/// (no access control lists). The node must be the volume's primary: with automatic failover this waits
+/// until it is. The volume is mounted for the time, as by `mojim run`, and other programs under `mojim run`
+/// go on meanwhile. A command that is killed may leave a directory `.copy.*`, which can be removed.
 #[derive(clap::Args)]
 pub struct Import {
     #[command(flatten)]
     at: At,
+    /// Copy also directories of more than 1,000 files: after a failure a part of one may be there.
+    #[arg(long)]
+    in_parts: bool,
     /// What is copied.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
@@ -74,7 +88,7 @@ pub struct Import {
 
 /// Copy files and directories of a volume to a directory elsewhere.
 ///
-/// As `mojim import`, the other way round. The copies are made durable before they get their names.
+/// As `mojim import`, the other way round. Each copy gets its name when all of it is durable.
 #[derive(clap::Args)]
 pub struct Export {
     #[command(flatten)]
@@ -128,10 +142,19 @@ impl Import {
                 );
                 return Err(Failure::usage(text));
             }
-            all.add(&path).map_err(why)?;
+            let amount = Amount::of(&path).map_err(why)?;
+            if amount.files > MOST && !self.in_parts {
+                return Err(Failure::usage(format!(
+                    "{}: {} files; more than {MOST} cannot come as one: with --in-parts they come one by one",
+                    path.display(),
+                    amount.files
+                )));
+            }
+            all.files += amount.files;
+            all.bytes += amount.bytes;
             from.push(path);
         }
-        self.at.copy(&from, &to, "sync", Some(all))
+        self.at.copy(&from, &to, Some(all))
     }
 }
 
@@ -146,15 +169,32 @@ impl Export {
             let text = format!("{}: it lies in the volume's directory", to.display());
             return Err(Failure::usage(text));
         }
-        let outside = |p: &&PathBuf| {
-            p.is_absolute() || p.components().any(|c| c == std::path::Component::ParentDir)
-        };
-        if let Some(path) = self.paths.iter().find(outside) {
-            let text = format!("{}: a path within the volume is needed", path.display());
-            return Err(Failure::usage(text));
+        let mut from = vec![volume.join(".")];
+        if !self.paths.is_empty() {
+            let inside = self.paths.iter().map(|p| within(&volume, p));
+            from = inside.collect::<Result<_, _>>()?;
         }
-        let from: Vec<PathBuf> = self.paths.iter().map(|p| volume.join(p)).collect();
-        self.at.copy(&from, &to, "sync -f", None)
+        self.at.copy(&from, &to, None)
+    }
+}
+
+/// A path within the volume's directory, in full.
+fn within(volume: &Path, path: &Path) -> Result<PathBuf, Failure> {
+    let mut full = volume.to_owned();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => full.push(name),
+            Component::CurDir => {}
+            // `..`, or from the root on: within no volume.
+            _ => full = PathBuf::new(),
+        }
+    }
+    match full.starts_with(volume) && full != volume {
+        true => Ok(full),
+        false => Err(Failure::usage(format!(
+            "{}: the path of something within the volume is needed",
+            path.display()
+        ))),
     }
 }
 
@@ -170,13 +210,12 @@ impl At {
         Ok(std::fs::canonicalize(directory)?)
     }
 
-    /// Copies, under `mojim run`; the copy is durable after the command `how` on it.
-    fn copy(&self, from: &[PathBuf], to: &Path, how: &str, all: Option<Amount>) -> Done {
+    /// Copies, under `mojim run`.
+    fn copy(&self, from: &[PathBuf], to: &Path, all: Option<Amount>) -> Done {
         let names: BTreeSet<_> = from.iter().filter_map(|p| p.file_name()).collect();
         if names.len() < from.len() {
-            return Err(Failure::usage(
-                "two of the paths end with the same name".to_owned(),
-            ));
+            let text = "two of the paths end with the same name";
+            return Err(Failure::usage(text));
         }
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["run", "--config"]).arg(&self.config);
@@ -184,12 +223,8 @@ impl At {
         if let Some(volume) = &self.volume {
             command.args(["--volume", volume]);
         }
-        let (script, last) = match from {
-            [] => (format!("{EVERYTHING}{COPY}"), vec![self.directory()?]),
-            from => (COPY.to_owned(), from.to_vec()),
-        };
-        command.args(["--", "sh", "-c", &script, "mojim"]);
-        command.arg(to).arg(how).args(last);
+        command.args(["--", "sh", "-c", COPY, "mojim"]);
+        command.arg(to).args(from);
         let mut child = command.stdout(Stdio::piped()).spawn()?;
         let lines = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut progress = Progress::new(all);
@@ -214,7 +249,11 @@ impl At {
     fn tell(&self, copied: u64, to: &Path) -> std::io::Result<()> {
         let mut out = std::io::stdout();
         match self.json {
-            true => writeln!(out, "{}", json!({"copied": copied, "to": to})),
+            true => writeln!(
+                out,
+                "{}",
+                json!({"copied": copied, "to": to.display().to_string()})
+            ),
             false => writeln!(
                 out,
                 "copied {copied} files and directories to {}",
@@ -227,26 +266,30 @@ impl At {
 /// How much is to be copied.
 #[derive(Debug, Default, Clone, Copy)]
 struct Amount {
-    entries: u64,
+    /// Of whatever kind, but directories.
+    files: u64,
     bytes: u64,
 }
 
 impl Amount {
-    fn add(&mut self, path: &Path) -> std::io::Result<()> {
+    fn of(path: &Path) -> std::io::Result<Amount> {
+        let mut all = Amount::default();
         let mut left = vec![path.to_owned()];
         while let Some(path) = left.pop() {
             let meta = std::fs::symlink_metadata(&path)?;
-            self.entries += 1;
-            if meta.is_file() {
-                self.bytes += meta.size();
-            }
-            if meta.is_dir() {
-                for entry in std::fs::read_dir(&path)? {
-                    left.push(entry?.path());
+            match meta.is_dir() {
+                true => {
+                    for entry in std::fs::read_dir(&path)? {
+                        left.push(entry?.path());
+                    }
                 }
+                false => all.files += 1,
+            }
+            if meta.is_file() {
+                all.bytes += meta.size();
             }
         }
-        Ok(())
+        Ok(all)
     }
 }
 
@@ -276,7 +319,7 @@ impl Progress {
         }
         self.shown = Some(now);
         let of = self.all.map_or_else(String::new, |a| {
-            format!(" of {}, {} MiB in all", a.entries, a.bytes >> 20)
+            format!(" of {} files, {} MiB", a.files, a.bytes >> 20)
         });
         let _ = write!(std::io::stderr(), "\r{}{of}", self.copied);
     }

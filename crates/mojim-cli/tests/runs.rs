@@ -298,7 +298,7 @@ fn a_killed_mount_is_an_error_and_the_next_program_finds_what_was_acknowledged()
     let mut shell = r.shell("a", "shell");
     tell(&mut shell, &format!("{program} {file} 1"));
     assert_eq!(shell.line().as_deref(), Some("synced"));
-    // Of what `cp` made, one directory is synced.
+    // Of what `cp` made, one directory is synced: new files come with their names.
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let (source, copy) = (source.to_str().unwrap(), r.dir("a").join("copy"));
     let copy = copy.to_str().unwrap();
@@ -388,12 +388,22 @@ fn directories_are_imported_and_exported() {
         of("data/two").mtime(),
         fs::metadata(home.join("data/two")).unwrap().mtime()
     );
-    let once = out_of("export", &["--path", "data/deep", &to]);
+    let once = out_of("export", &["--path", "data/deep/", &to]);
     assert!(once.status.success(), "{}", text(&once.stderr));
     assert!(out.join("deep/one").is_file());
-    assert_eq!(
-        out_of("export", &["--path", "../x", &to]).status.code(),
-        Some(2)
+    for no in ["../x", ".", "", "/etc"] {
+        let refused = out_of("export", &["--path", no, &to]);
+        assert_eq!(refused.status.code(), Some(2), "{no}");
+    }
+    // What a volume does not rename as one would come in parts.
+    let many = home.join("many");
+    fs::create_dir(&many).unwrap();
+    (0..=1000).for_each(|n| fs::write(many.join(n.to_string()), "").unwrap());
+    let refused = out_of("import", &[&path(&many)]);
+    let why = text(&refused.stderr);
+    assert!(
+        refused.status.code() == Some(2) && why.contains("--in-parts"),
+        "{why}"
     );
 }
 
