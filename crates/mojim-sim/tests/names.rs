@@ -376,3 +376,21 @@ fn a_new_file_has_nothing_of_the_one_in_whose_place_it_is() {
         &[(2, "a")],
     );
 }
+
+/// A mount asked the data area for a file's limit at each write that made it longer, and for the
+/// open file at each read: both waited until a turn of applying had synced its directories.
+#[test]
+fn who_writes_and_reads_beside_applying_does_not_wait_for_it() {
+    let all: Vec<_> = (0..10).map(bytes).collect();
+    let world = World::new(1, Faults::none());
+    let p = start(&world).unwrap();
+    p.commit(&pieces(&[Made(1, "a")], &all)).unwrap();
+    p.checkpoint_step(Pace::Idle).unwrap();
+    // As who applies has it. Whoever took it again here would wait for ever.
+    let area = p.store.area();
+    p.check_size(1 << 20).unwrap();
+    let mut byte = [0];
+    let file = p.store.data_file(1).unwrap();
+    assert_eq!((file.read_at(&mut byte, 0).unwrap(), byte), (1, [1]));
+    drop(area);
+}

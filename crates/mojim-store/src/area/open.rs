@@ -3,6 +3,8 @@
 //! Owns their table. It has a lock of its own, for an instant: who reads a data file (`mojim
 //! mount` does, for every page that a program misses) must not wait until a turn of applying,
 //! which holds the area and syncs directories, has ended.
+//!
+//! Invariant: only who holds the area adds files and removes them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
