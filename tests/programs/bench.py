@@ -6,12 +6,14 @@ mounts of volumes in mode `sync` on two nodes of this machine, whose mirror has 
 (`disk`, the default) or in memory (`memory`); and, for programs that can replicate by themselves, a
 plain directory with the program and a replica that its commits wait for (`replicated`): the program
 flushes, then the replica receives and flushes, or writes only, where the case says `remote_write`.
+The last place is the limit (`unsynced`): the plain directory, with the program told not to sync. So
+fast would be a volume whose sync points, and the calls that lead to them, take no time at all.
 
 A row has the median of the rounds, and of each round's ratio to the plain directory: of times for
 single operations (less is better), of operations a second for programs (more is better). A second
 ratio of the mounts is to `replicated` (JSON: `of_replicated`).
 
-`scripts/bench-programs` builds and installs what is needed and starts this.
+`mojim bench programs` starts this; `scripts/bench-programs` installs the programs, too.
 """
 
 import argparse
@@ -34,6 +36,7 @@ OPS = ["write+fsync", "append+fdatasync", "create+fsync+rename", "msync-1", "msy
        "write-4k", "write-1m"]
 PLACES = ["plain", "disk", "memory"]
 REPLICATED = "replicated"
+UNSYNCED = "unsynced"
 
 
 def output(args, **more):
@@ -65,12 +68,12 @@ def python(code, at, seconds):
     return float(output([sys.executable, "-c", text, at, seconds]))
 
 
-def sqlite(mode):
+def sqlite(mode, synchronous="full"):
     def rate(at, seconds):
         return python(f"""
             import sqlite3
             c = sqlite3.connect(at + '/db', isolation_level=None)
-            c.execute('pragma journal_mode={mode}'); c.execute('pragma synchronous=full')
+            c.execute('pragma journal_mode={mode}'); c.execute('pragma synchronous={synchronous}')
             c.execute('create table t (n integer primary key, x)')
             def op(n): c.execute('insert into t values (?, ?)', (n, 'x' * 100))
         """, at, seconds)
@@ -78,25 +81,31 @@ def sqlite(mode):
     return rate
 
 
-def lmdb(at, seconds):
-    return python("""
-        import lmdb
-        e = lmdb.open(at + '/lmdb', map_size=1 << 28, writemap=True)
-        def op(n):
-            with e.begin(write=True) as t: t.put(b'%08d' % n, b'x' * 100)
-    """, at, seconds)
+def lmdb(sync):
+    def rate(at, seconds):
+        return python(f"""
+            import lmdb
+            e = lmdb.open(at + '/lmdb', map_size=1 << 28, writemap=True, sync={sync})
+            def op(n):
+                with e.begin(write=True) as t: t.put(b'%08d' % n, b'x' * 100)
+        """, at, seconds)
+
+    return rate
 
 
-def kyoto(at, seconds):
-    n = 20
-    while True:
-        begin = time.monotonic()
-        output(["kctreetest", "tran", "-hard", "-it", "1", f"{at}/kc", n])
-        took = time.monotonic() - begin
-        (pathlib.Path(at) / "kc").unlink()
-        if took > seconds / 2:
-            return n / took
-        n *= 4
+def kyoto(*hard):
+    def rate(at, seconds):
+        n = 20
+        while True:
+            begin = time.monotonic()
+            output(["kctreetest", "tran", *hard, "-it", "1", f"{at}/kc", n])
+            took = time.monotonic() - begin
+            (pathlib.Path(at) / "kc").unlink()
+            if took > seconds / 2:
+                return n / took
+            n *= 4
+
+    return rate
 
 
 def as_user(*args):
@@ -119,7 +128,7 @@ def postgres(data, **settings):
         server.wait()
 
 
-def pgbench(commit, replicated=False):
+def pgbench(commit, replicated=False, fsync="on"):
     def rate(at, seconds):
         def do(name, *args):
             return output(as_user(postgres_bin() / name, *args), cwd="/")
@@ -131,7 +140,7 @@ def pgbench(commit, replicated=False):
         shutil.chown(at, "postgres", "postgres")
         data, standby = f"{at}/data", f"{at}/standby"
         do("initdb", "-D", data, "-A", "trust", "--no-sync")
-        settings = {"synchronous_commit": commit, "synchronous_standby_names": "*" if replicated else ""}
+        settings = {"synchronous_commit": commit, "synchronous_standby_names": "*" if replicated else "", "fsync": fsync}
         with contextlib.ExitStack() as servers:
             to = servers.enter_context(postgres(data, **settings))
             if replicated:
@@ -148,10 +157,10 @@ def pgbench(commit, replicated=False):
 
 
 @contextlib.contextmanager
-def redis_server(at, *more):
+def redis_server(at, *more, appendfsync="always"):
     """A server; its port, and a function that asks it."""
     port = free_port()
-    args = ["redis-server", "--port", str(port), "--dir", str(at), "--appendonly", "yes", "--appendfsync", "always",
+    args = ["redis-server", "--port", str(port), "--dir", str(at), "--appendonly", "yes", "--appendfsync", appendfsync,
             "--save", "", "--repl-diskless-sync-delay", "0", *more]
     server = subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -167,12 +176,12 @@ def redis_server(at, *more):
         server.wait()
 
 
-def redis(replicated=False):
+def redis(replicated=False, **how):
     def rate(at, seconds):
         with tempfile.TemporaryDirectory() as built, contextlib.ExitStack() as servers:
             sets = f"{built}/sets"
             output(["cc", "-O2", "-o", sets, HERE / "src/sets.c"])
-            port, _ = servers.enter_context(redis_server(at))
+            port, _ = servers.enter_context(redis_server(at, **how))
             if replicated:
                 replica = pathlib.Path(at) / "replica"
                 replica.mkdir()
@@ -186,17 +195,18 @@ def redis(replicated=False):
     return rate
 
 
-# The last of each: the rate with a replica of its own. memcached is not here: no request syncs its file (-e),
+# The last two of each: the rate with a replica of its own, and the rate without any sync. memcached is not here: no request syncs its file (-e),
 # which is of use after an orderly end only.
 PROGRAMS = [
-    ("SQLite, WAL, a row a commit", sqlite("wal"), [], None),
-    ("SQLite, DELETE, a row a commit", sqlite("delete"), [], None),
-    ("LMDB, MDB_WRITEMAP, a put a commit", lmdb, ["py:lmdb"], None),
-    ("Kyoto Cabinet, tree, tran -hard", kyoto, ["kctreetest"], None),
-    ("PostgreSQL, pgbench -c 4", pgbench("on"), [str(postgres_bin() / "pgbench")], pgbench("on", True)),
+    ("SQLite, WAL, a row a commit", sqlite("wal"), [], None, sqlite("wal", "off")),
+    ("SQLite, DELETE, a row a commit", sqlite("delete"), [], None, sqlite("delete", "off")),
+    ("LMDB, MDB_WRITEMAP, a put a commit", lmdb(True), ["py:lmdb"], None, lmdb(False)),
+    ("Kyoto Cabinet, tree, tran -hard", kyoto("-hard"), ["kctreetest"], None, kyoto()),
+    ("PostgreSQL, pgbench -c 4", pgbench("on"), [str(postgres_bin() / "pgbench")], pgbench("on", True),
+     pgbench("on", fsync="off")),
     ("PostgreSQL, pgbench -c 4, remote_write", pgbench("remote_write"), [str(postgres_bin() / "pgbench")],
-     pgbench("remote_write", True)),
-    ("Redis, AOF always, 4 clients", redis(), ["redis-server", "cc"], redis(True)),
+     pgbench("remote_write", True), None),
+    ("Redis, AOF always, 4 clients", redis(), ["redis-server", "cc"], redis(True), redis(appendfsync="no")),
 ]
 
 
@@ -204,7 +214,7 @@ PROGRAMS = [
 def places(mojim, home):
     """The directories, by name."""
     home.chmod(0o755)
-    made = {name: home / name for name in [*PLACES, REPLICATED]}
+    made = {name: home / name for name in [*PLACES, REPLICATED, UNSYNCED]}
     for d in made.values():
         d.mkdir()
         d.chmod(0o755)
@@ -218,11 +228,13 @@ def places(mojim, home):
             c.end()
 
 
-def rounds(args, at, one, replicated=None):
-    """`one` of each place's new directory, and `replicated` of its own, in turns; the values by place."""
+def rounds(args, at, one, replicated=None, unsynced=None):
+    """`one` of each place's new directory, and the others of theirs, in turns; the values by place."""
     ways = dict.fromkeys(PLACES, one)
     if replicated:
         ways[REPLICATED] = replicated
+    if unsynced:
+        ways[UNSYNCED] = unsynced
     values = {name: [] for name in ways}
     for i in range(args.rounds):
         for name in list(ways)[:: -1 if i % 2 else 1]:
@@ -248,20 +260,20 @@ def main():
         args.mojim, pathlib.Path(home)
     ) as at:
         if not args.json:
-            print("| case | plain | sync, log on disk | sync, log in memory | plain, replicated by the program |\n"
-                  "|---|---|---|---|---|", flush=True)
+            print("| case | plain | sync, log on disk | sync, log in memory | plain, replicated by the program | plain, never synced |\n"
+                  "|---|---|---|---|---|---|", flush=True)
         for name in OPS:
             if args.only in name:
                 values = rounds(args, at, lambda d, s, n=name: [float(x) for x in output([args.ops, d, n, s]).split()])
                 say(args, name, {p: [v[2] for v in values[p]] for p in PLACES}, "us", {p: [v[3] for v in values[p]] for p in PLACES})
-        for name, rate, needs, replicated in PROGRAMS:
+        for name, rate, needs, *others in PROGRAMS:
             if args.only not in name:
                 continue
             lacks = [n for n in needs if not is_there(n)]
             if lacks:
                 print(f"left out: {name}: no {', '.join(lacks)}", file=sys.stderr)
                 continue
-            say(args, name, rounds(args, at, rate, replicated), "per_second")
+            say(args, name, rounds(args, at, rate, *others), "per_second")
 
 
 def say(args, name, values, unit, p99=None):
@@ -285,7 +297,7 @@ def say(args, name, values, unit, p99=None):
         ratios = [f"{r[p]:.2f}" for r in (ratio, of_replicated) if p in r and p != "plain"]
         return f"{median[p]:.4g}" + (" µs" if unit == "us" else "/s") + (f" ({', '.join(ratios)})" if ratios else "")
 
-    print(f"| {name} | " + " | ".join(cell(p) if p in values else "" for p in [*PLACES, REPLICATED]) + " |", flush=True)
+    print(f"| {name} | " + " | ".join(cell(p) if p in values else "" for p in [*PLACES, REPLICATED, UNSYNCED]) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ use mojim_bench::large::LargeOptions;
 use mojim_bench::sync::SyncOptions;
 use mojim_bench::tls::TlsOptions;
 
+use crate::bench_programs::Programs;
 use crate::failover::FailoverBench;
 use crate::failure::{Done, Failure};
 use crate::tiers::TiersBench;
 
-/// Measure: the sync path against its physical limits and plain msync; keys; failover; bringing a
-/// node up to date, and sync points with more copies, by Mojim and by rival schemes.
+/// Measure: the sync path against its physical limits and plain msync; keys; programs on a mount;
+/// failover; bringing a node up to date, and sync points with more copies, by Mojim and by rival schemes.
 #[derive(clap::Args)]
 pub struct Bench {
     #[command(subcommand)]
@@ -29,6 +30,7 @@ enum What {
     Fams(Fams),
     Large(Large),
     Tls(Tls),
+    Programs(Programs),
     Failover(FailoverBench),
     Tiers(TiersBench),
 }
@@ -279,6 +281,7 @@ impl Bench {
             What::Fams(f) => f.run(),
             What::Large(l) => l.run(),
             What::Tls(t) => t.run(),
+            What::Programs(p) => p.run(),
             What::Failover(f) => f.run(),
             What::Tiers(t) => t.run(),
         }

@@ -9,6 +9,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod append;
 mod ask;
 mod bench;
+mod bench_programs;
 mod carry;
 mod clean;
 mod compare;

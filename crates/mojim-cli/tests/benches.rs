@@ -1,11 +1,15 @@
-//! `mojim bench threads` in its shortest form: every case runs, beside its limit, and every row says
-//! what it must. Nothing here depends on how long anything took.
+//! `mojim bench threads` and `mojim bench programs` in their shortest form: every case runs, beside its
+//! limit, and every row says what it must. Nothing here depends on how long anything took.
+
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 mod support;
 
-use support::{mojim, text};
+use support::home::Home;
+use support::{Process, await_that, mojim, text};
 
 /// Mode, transport, and the limit of each of Mojim's cases.
 const OURS: [(&str, &str, &str); 6] = [
@@ -85,4 +89,65 @@ fn what_cannot_be_measured_is_refused() {
         let out = mojim(&[&["bench", "threads"][..], &wrong].concat());
         assert_eq!(out.status.code(), Some(2), "{wrong:?}");
     }
+}
+
+/// Of operations, that is; programs of others need not be installed.
+#[test]
+fn operations_on_mounts_are_measured_beside_the_plain_file_system() {
+    let home = Home::new("benches", 0);
+    let dir = on(&home);
+    let at = dir.to_str().unwrap();
+    let run = format!("bench programs --json --only read-4k --rounds 1 --seconds 0.05 --dir {at}");
+    let out = mojim(&run.split(' ').collect::<Vec<_>>());
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let lines = text(&out.stdout);
+    let rows: Vec<Value> = lines
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
+    let places: Vec<_> = rows.iter().map(|r| r["place"].as_str().unwrap()).collect();
+    assert_eq!(places, ["plain", "disk", "memory"]);
+    for r in &rows {
+        assert_eq!(
+            (&r["bench"], &r["case"]),
+            (&"programs".into(), &"read-4k".into())
+        );
+        assert!(
+            r["us"].as_f64().unwrap() > 0.0 && r["ratio"].as_f64().unwrap() > 0.0,
+            "{r}"
+        );
+    }
+    assert!(is_empty(&dir));
+    let out = mojim(&["bench", "programs", "--seconds", "NaN"]);
+    assert_eq!(out.status.code(), Some(2));
+}
+
+/// What it has mounted and started would stay for ever.
+#[test]
+fn who_ends_a_bench_of_programs_finds_nothing_left() {
+    let home = Home::new("benches", 0);
+    let dir = on(&home);
+    let run = "bench programs --only read-4k --rounds 1000 --dir";
+    let args: Vec<_> = run.split(' ').chain(dir.to_str()).collect();
+    let mut bench = Process::start(&args, &home.dir.join("bench.txt"));
+    await_that("the first round", || {
+        let at = fs::read_dir(&dir).unwrap().next()?.unwrap().path();
+        at.join("plain/w").is_dir().then_some(())
+    });
+    bench.signal("TERM");
+    assert_ne!(bench.wait(), Some(0));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(dir.to_str().unwrap()), "{mounts}");
+    assert!(is_empty(&dir), "{}", bench.errors());
+}
+
+/// The directory that is measured.
+fn on(home: &Home) -> PathBuf {
+    let dir = home.dir.join("measured");
+    fs::create_dir(&dir).unwrap();
+    dir
+}
+
+fn is_empty(dir: &Path) -> bool {
+    fs::read_dir(dir).unwrap().next().is_none()
 }
