@@ -29,8 +29,9 @@ import tempfile
 import textwrap
 import time
 
-import run as programs
-from run import HERE, Cluster, Failed, free_port, is_there, postgres_bin, until
+from cluster import HERE, Cluster, Failed, before, free_port, until
+from kinds import is_there
+from servers import postgres_bin
 
 OPS = ["write+fsync", "append+fdatasync", "create+fsync+rename", "msync-1", "msync-64", "read-4k", "read-1m",
        "write-4k", "write-1m"]
@@ -255,7 +256,7 @@ def main():
     a.add_argument("--seconds", type=float, default=1.0, help="of each case, place and round")
     a.add_argument("--json", action="store_true", help="an object for each row, on a line")
     args = a.parse_args()
-    programs.before[:] = []
+    before[:] = []
     with tempfile.TemporaryDirectory(prefix="mojim-bench-", dir=args.dir) as home, places(
         args.mojim, pathlib.Path(home)
     ) as at:
