@@ -9,8 +9,9 @@ import sys
 import tempfile
 import textwrap
 
+import fetch
 from cluster import HERE, run, start
-from kinds import Compiled, Worker, dpkg, program
+from kinds import FETCHED, Compiled, Worker, dpkg, program
 
 
 def sqlite(mode, mmap):
@@ -83,6 +84,24 @@ def lmdb_version():
 
 program("LMDB", lmdb_version, ["py:lmdb"])(lmdb(False))
 program("LMDB, MDB_WRITEMAP", lmdb_version, ["py:lmdb"])(lmdb(True))
+
+
+def mdbx(flags):
+    class Mdbx(Compiled):
+        def compiler(self):
+            built = FETCHED / fetch.MDBX
+            run(["cc", "-O1", f"-DFLAGS={flags}", f"-I{built}", HERE / "src/mdbx.c", built / "mdbx.o", "-o", self.exe, "-pthread", "-lm"])
+
+        def check(self):
+            found = super().check()
+            run([FETCHED / fetch.MDBX / "mdbx_chk", self.at / self.FILE])
+            return found
+
+    return Mdbx
+
+
+for name, flags in (("libmdbx", "MDBX_ENV_DEFAULTS"), ("libmdbx, MDBX_WRITEMAP", "MDBX_WRITEMAP")):
+    program(name, lambda: fetch.version(fetch.MDBX), ["cc", f"fetched:{fetch.MDBX}"])(mdbx(flags))
 
 
 def plyvel_version():

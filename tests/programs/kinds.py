@@ -9,13 +9,16 @@ import tempfile
 import textwrap
 import threading
 
-from cluster import run, start
+from cluster import HERE, run, start
 
 PROGRAMS = []
+# Of `fetch.py`.
+FETCHED = HERE.parent.parent / "target/tools/programs"
 
 
 def program(name, version, needs, way="killed"):
-    """Registers a program. `needs`: commands or Python modules without which it is skipped."""
+    """Registers a program. `needs`: commands, headers, Python modules, and what `fetch.py` fetches, without
+    which it is skipped."""
 
     def register(cls):
         cls.name, cls.version, cls.needs, cls.way = name, version, needs, way
@@ -45,6 +48,8 @@ class Worker:
 
     # Whether it acknowledges nothing after an error.
     tells = True
+    # What the table says was done to the operations that are counted.
+    acknowledged = "acknowledged"
     # Of the mount.
     options = ()
 
@@ -108,4 +113,6 @@ def is_there(need):
         return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
     if need.startswith("/usr/include/"):
         return os.path.exists(need)
+    if need.startswith("fetched:"):
+        return (FETCHED / need[8:]).exists()
     return shutil.which(need) is not None

@@ -15,13 +15,13 @@ compared.
 import argparse
 import contextlib
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 
-from cluster import HERE, Cluster, Failed, run, until
+from cluster import HERE, LIMIT, Cluster, Failed, run, until
 from kinds import PROGRAMS, is_there
 
 # Each registers its programs, in the order of the table.
@@ -51,15 +51,21 @@ def killed(cls, mojim, least, way):
         one.prepare()
         p = one.work()
         acked = 0
-        for line in p.stdout:
-            acked = int(line.split()[-1]) if line.strip() else acked
-            if acked >= least:
-                break
-        if acked < least:
-            raise Failed(f"ended after {acked}: {p.stderr.read()[-400:]}")
-        c.fail_over()
+        # One that stands still is a failure, too.
+        watch = threading.Timer(LIMIT, p.kill)
+        watch.start()
+        try:
+            for line in p.stdout:
+                acked = int(line.split()[-1]) if line.strip() else acked
+                if acked >= least:
+                    break
+            if acked < least:
+                raise Failed(f"ended after {acked}: {p.stderr.read()[-400:]}")
+            c.fail_over()
+        finally:
+            watch.cancel()
+            p.kill()
         # What was acknowledged before the node was lost, and lies in the pipe.
-        p.kill()
         for line in p.stdout if cls.tells else []:
             acked = int(line.split()[-1]) if line.strip() else acked
         p.wait()
@@ -76,7 +82,9 @@ def suite(cls, mojim, _least, way):
         what = cls(at).suite()
         if way == "run":
             until("the mount's end", lambda: c.server() is None)
-        os.sync()
+        else:
+            # Of this file system only: others may stand still, by tests of what becomes of them.
+            run(["sync", "-f", c.at])
         c.equal()
         return what, "passed; the copies are equal"
 
@@ -86,7 +94,7 @@ def one_row(cls, way, args):
     row = {"program": cls.name, "version": "", "way": way, "what": "", "result": ""}
     lacks = [n for n in cls.needs if not is_there(n)]
     if lacks:
-        row["result"] = "skipped: no " + ", ".join(lacks)
+        row["result"] = "skipped: no " + ", ".join(n.removeprefix("fetched:") for n in lacks)
         return row
     try:
         row["version"] = str(cls.version()).strip()
@@ -94,7 +102,7 @@ def one_row(cls, way, args):
         # Slow ones need not do so many.
         least = min(args.least, getattr(cls, "least", args.least))
         what, row["result"] = how(cls, args.mojim, least, way)
-        row["what"] = f"{what} acknowledged, then SIGKILL of mount and node, takeover" if how is killed else what
+        row["what"] = f"{what} {cls.acknowledged}, then SIGKILL of mount and node, takeover" if how is killed else what
     except (Failed, AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as e:
         row["result"] = f"FAILED: {e}"
     return row

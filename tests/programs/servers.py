@@ -307,3 +307,69 @@ class Slapd(Worker):
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.home)
+
+
+@program("memcached -e", lambda: run(["memcached", "-V"]).split()[1], ["memcached"])
+class Memcached(Worker):
+    # It syncs nothing while it serves. When SIGUSR1 ends it, it syncs the items, a mapped file, and then writes
+    # another, without which it starts empty: that one nobody syncs, but the `sync` here.
+    least = 300
+    acknowledged = "stored, memcached ended by SIGUSR1, the .meta that it left synced by `sync`"
+    CODE = """
+        import signal, socket, subprocess, sys, time
+        file, port = sys.argv[1] + '/items', sys.argv[2]
+        def value(n):
+            return b'%d ' % n + b'x' * (n * 37 % 2000)
+        def serve():
+            # It ends with this program, whatever ends that.
+            p = subprocess.Popen(['setpriv', '--pdeathsig', 'KILL', 'memcached', '-u', 'root', '-l', '127.0.0.1',
+                                  '-p', port, '-U', '0', '-m', '64', '-e', file], stderr=subprocess.DEVNULL)
+            while True:
+                assert p.poll() is None, 'memcached ended'
+                try:
+                    s = socket.create_connection(('127.0.0.1', int(port)), 20)
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.02)
+            return p, s, s.makefile('rb')
+    """
+    WORK = """
+        p, s, f = serve()
+        for n in range(1, 301):
+            s.sendall(b'set k%d 0 0 %d\\r\\n%s\\r\\n' % (n, len(value(n)), value(n)))
+            assert f.readline() == b'STORED\\r\\n'
+        p.send_signal(signal.SIGUSR1)
+        assert p.wait(60) == 0
+        subprocess.run(['sync', file + '.meta'], check=True)
+        # In the second in which it ended it would start empty, anywhere.
+        ended = int(time.time())
+        while int(time.time()) == ended: time.sleep(0.02)
+        print(n, flush=True)
+        # Until it is killed: the mount of `mojim run` is there while it is used.
+        signal.pause()
+    """
+    CHECK = """
+        p, s, f = serve()
+        def there(n):
+            s.sendall(b'get k%d\\r\\n' % n)
+            head = f.readline()
+            if head == b'END\\r\\n':
+                return False
+            assert head == b'VALUE k%d 0 %d\\r\\n' % (n, len(value(n))), head
+            assert f.read(len(value(n)) + 2) == value(n) + b'\\r\\n' and f.readline() == b'END\\r\\n', n
+            return True
+        n = 0
+        while there(n + 1): n += 1
+        p.kill()
+        p.wait()
+        print(n)
+    """
+
+    def command(self, code):
+        return [sys.executable, "-c", textwrap.dedent(self.CODE) + textwrap.dedent(code), self.at, free_port()]
+
+    def work(self):
+        return start(self.command(self.WORK), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def check(self):
+        return int(run(self.command(self.CHECK)).split()[-1])

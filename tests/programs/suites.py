@@ -1,9 +1,17 @@
 """Suites: programs' own tests, or tests of them, which run to their end."""
 
+import collections
+import pathlib
 import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
 
-from cluster import HERE, run
-from kinds import Suite, program
+import fetch
+from cluster import HERE, LIMIT, run, start
+from embedded import sqlite_version
+from kinds import FETCHED, Suite, program
 
 
 def kyoto(tool):
@@ -25,6 +33,17 @@ def kyoto_version():
 
 program("Kyoto Cabinet, hash", kyoto_version, ["kchashtest"], "suite")(kyoto("kchashtest"))
 program("Kyoto Cabinet, tree", kyoto_version, ["kctreetest"], "suite")(kyoto("kctreetest"))
+
+
+@program("Kyoto Cabinet, polymorphic", kyoto_version, ["kcpolytest"], "suite")
+class KyotoPolymorphic(Suite):
+    def suite(self):
+        for kind in ["kch", "kct"]:
+            f = self.at / f"kc.{kind}"
+            run(["kcpolytest", "misc", f])
+            run(["kcpolytest", "index", "-etc", f, "20000"])
+            run(["kcpolytest", "mapred", "-rnd", f, "20000"])
+        return "misc; index 20,000; mapred 20,000; of a hash and a tree"
 
 
 @program("Tokyo Cabinet", lambda: re.search(r"[\d.]+", run(["tchmgr", "version"]))[0], ["tchtest", "tcbtest"], "suite")
@@ -115,3 +134,69 @@ class StressNg(Suite):
                  *(["--mmap-file", "--mmap-bytes", "8m"] if kind == "mmap" else []),
                  *(["--hdd-bytes", "16m"] if kind == "hdd" else [])])
         return ", ".join(kinds)
+
+
+@program("SQLite, speedtest1", lambda: f"{sqlite_version()}; {fetch.SPEEDTEST}", [f"fetched:{fetch.SPEEDTEST}"], "suite")
+class SpeedTest(Suite):
+    @staticmethod
+    def speedtest(*words):
+        """What all its queries gave, as it hashes that."""
+        said = run([FETCHED / fetch.SPEEDTEST / "speedtest1", "--size", "10", "--verify", *words])
+        return re.search(r"^Verification Hash: (.*)$", said, re.M)[1]
+
+    def suite(self):
+        expected = self.speedtest("--memdb")
+        for mode in ["delete", "wal"]:
+            db = self.at / f"{mode}.db"
+            found = self.speedtest("--journal", mode, db)
+            assert found == expected, f"{mode}: {found}, in memory {expected}"
+            code = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('pragma integrity_check').fetchall())"
+            said = run([sys.executable, "-c", code, db]).strip()
+            assert said == "[('ok',)]", said
+        return "--size 10, journals DELETE and WAL; its hash is that of its run in memory; integrity_check"
+
+
+@program("py-lmdb, its own tests", lambda: fetch.version(fetch.PY_LMDB), [f"fetched:{fetch.PY_LMDB}", "py:pytest"], "suite")
+class PyLmdb(Suite):
+    # Of the plain directory, for all ways.
+    plain = None
+
+    @staticmethod
+    def tests(begin, temporary, report):
+        """Begins all tests, whose files lie in a directory."""
+        site = FETCHED / fetch.PY_LMDB / "site"
+        words = ["env", f"TMPDIR={temporary}", f"PYTHONPATH={site}", sys.executable, "-B", "-m", "pytest", "-q",
+                 "-p", "no:cacheprovider", f"--junit-xml={report}", "tests"]
+        return begin(words, cwd=FETCHED / fetch.PY_LMDB, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    @staticmethod
+    def outcomes(report):
+        """How each test ended."""
+        cases = xml.etree.ElementTree.parse(report).iter("testcase")
+        bad = {"failure": "failed", "error": "failed", "skipped": "skipped"}
+        return {
+            f"{c.get('classname')}.{c.get('name')}": next((bad[e.tag] for e in c if e.tag in bad), "passed") for c in cases
+        }
+
+    def suite(self):
+        with tempfile.TemporaryDirectory(dir=FETCHED) as plain:
+            plain = pathlib.Path(plain)
+            reports = [plain / "volume.xml", plain / "plain.xml"]
+            # Side by side: they wait most of the time.
+            both = [self.tests(start, self.at, reports[0])]
+            if PyLmdb.plain is None:
+                both.append(self.tests(subprocess.Popen, plain, reports[1]))
+            try:
+                for p in both:
+                    p.wait(LIMIT)
+            finally:
+                for p in both:
+                    p.kill()
+            found = self.outcomes(reports[0])
+            PyLmdb.plain = PyLmdb.plain or self.outcomes(reports[1])
+        all = {**found, **PyLmdb.plain}
+        other = [f"{t} {found.get(t)}, there {PyLmdb.plain.get(t)}" for t in all if found.get(t) != PyLmdb.plain.get(t)]
+        assert not other, f"{len(other)} not as in a plain directory: {'; '.join(other)[:400]}"
+        count = collections.Counter(found.values())
+        assert count["passed"] > 400 and not count["failed"], dict(count)
+        return f"{count['passed']} passed, {count['skipped']} skipped, each as in a plain directory"
