@@ -17,9 +17,17 @@ use crate::failure::{Done, Failure};
 use crate::signals;
 
 /// What the script consists of, by its place in a directory.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 6] = [
     ("bench.py", include_str!("../../../tests/programs/bench.py")),
-    ("run.py", include_str!("../../../tests/programs/run.py")),
+    (
+        "cluster.py",
+        include_str!("../../../tests/programs/cluster.py"),
+    ),
+    ("kinds.py", include_str!("../../../tests/programs/kinds.py")),
+    (
+        "servers.py",
+        include_str!("../../../tests/programs/servers.py"),
+    ),
     (
         "src/ops.c",
         include_str!("../../../tests/programs/src/ops.c"),
