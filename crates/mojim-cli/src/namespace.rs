@@ -15,7 +15,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, open, statfs, statx};
 use rustix::io::Errno;
-use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::process::chdir;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
@@ -89,6 +89,13 @@ impl Namespace {
         step(
             c"setting the mount namespace apart (its root must be a mount point)",
             mount_change(c"/", flags),
+        )?;
+        // Who unmounts the volume there, as one does after a kill, must not find the bare copy below.
+        let (kind, flags) = (c"tmpfs", MountFlags::RDONLY | MountFlags::NODEV);
+        let below = mount(kind, self.directory.as_c_str(), kind, flags, c"mode=555");
+        step(
+            c"laying an empty file system below the volume's mount",
+            below,
         )?;
         let bound = mount_bind(self.mount.as_c_str(), self.directory.as_c_str());
         step(c"mounting the volume over its directory", bound)?;

@@ -3,7 +3,6 @@
 //! What is compared is what a plain directory shows, and what was synced, after kills and on the
 //! other node.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -11,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 #[path = "support/rng.rs"]
@@ -20,85 +19,9 @@ mod support;
 use rng::Rng;
 use support::cluster::{Cluster, SYNC};
 use support::home::Home;
+use support::mount::{Mount, Small};
 use support::voters;
-use support::{Process, await_or, await_that, text};
-
-/// A mount, in the hands of a test.
-struct Mount {
-    process: Process,
-    at: PathBuf,
-    over: bool,
-}
-
-impl Mount {
-    /// One that waits until its node is the primary.
-    fn waiting(home: &Home, node: &str) -> Mount {
-        let at = home.dir.join(format!("at-{node}"));
-        fs::create_dir_all(&at).unwrap();
-        let args = ["--name", node, "--wait", at.to_str().unwrap()];
-        let process = home.start("mount", &args, &format!("mount-{node}"));
-        let over = false;
-        Mount { process, at, over }
-    }
-
-    fn new(c: &Home, node: &str, args: &[&str]) -> Mount {
-        let at = c.dir.join(format!("at-{node}"));
-        fs::create_dir_all(&at).unwrap();
-        let all = [&["--name", node, at.to_str().unwrap()], args].concat();
-        let last = RefCell::new(String::new());
-        // The node's daemon has the copy open while it looks at what a killed mount left.
-        let process = await_or(
-            "the mount",
-            || last.borrow().clone(),
-            || {
-                let mut p = c.start("mount", &all, &format!("mount-{node}"));
-                match p.line() {
-                    Some(line) => {
-                        assert!(line.contains("is mounted at"), "{line}");
-                        Some(p)
-                    }
-                    None => {
-                        let said = p.errors();
-                        let busy = said.contains("only one process can be attached");
-                        assert!(busy, "{said}");
-                        last.replace(said);
-                        None
-                    }
-                }
-            },
-        );
-        let over = false;
-        Mount { process, at, over }
-    }
-
-    /// Ends it as a user does.
-    fn end(mut self) {
-        self.process.signal("TERM");
-        assert_eq!(self.process.wait(), Some(0), "{}", self.process.errors());
-        self.over = true;
-        let mounts = fs::read_to_string("/proc/mounts").unwrap();
-        assert!(!mounts.contains(self.at.to_str().unwrap()), "{mounts}");
-    }
-
-    fn kill(mut self) {
-        self.process.kill();
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        if !self.over {
-            self.process.kill();
-        }
-        // One that waits lies over an empty file system.
-        let gone = || {
-            let mut umount = Command::new("umount");
-            umount.arg("-l").arg(&self.at).stderr(Stdio::null());
-            umount.status().is_ok_and(|s| s.success())
-        };
-        while !self.over && gone() {}
-    }
-}
+use support::{await_or, await_that, text};
 
 fn sync_dir(dir: &Path) {
     File::open(dir).unwrap().sync_all().unwrap();
@@ -521,31 +444,6 @@ fn no_name_comes_without_the_bytes_it_had() {
     m.end();
 }
 
-/// A file system of its own for a node, as small as a test wants.
-struct Small(PathBuf);
-
-impl Small {
-    fn at(dir: PathBuf, size: &str) -> Small {
-        fs::create_dir_all(&dir).unwrap();
-        let mut mount = Command::new("mount");
-        mount.args([
-            "-t",
-            "tmpfs",
-            "-o",
-            &format!("mode=755,size={size}"),
-            "small",
-        ]);
-        assert!(mount.arg(&dir).status().unwrap().success());
-        Small(dir)
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 /// A file was made as long as it will be, as databases do, and its holes were filled: nobody
 /// looked whether the disk had room, every fsync was acknowledged, and the copy could not be
 /// opened any more once that was to be applied.
@@ -556,7 +454,7 @@ fn a_disk_without_room_refuses_what_fills_a_hole() {
         return;
     }
     let c = Cluster::new(SYNC);
-    let _small = Small::at(c.dir.join("a"), "64m");
+    let _small = Small::at(c.dir.join("a"), "size=64m");
     let _a = c.node("a");
     let _b = c.node("b");
     let m = Mount::new(&c, "a", &[]);

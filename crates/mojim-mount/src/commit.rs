@@ -31,6 +31,8 @@ struct What {
 impl Fs {
     /// A sync point of a file: its bytes, or everything, as the mount is configured.
     pub(crate) fn sync(&self, ino: u64) -> Result<()> {
+        let one = (!self.options.atomic_volume).then_some(ino);
+        self.lost.check(one)?;
         self.sync_what(What {
             all: self.options.atomic_volume,
             one: Some(ino),
@@ -55,11 +57,15 @@ impl Fs {
         let begun = self.begin(what)?;
         let batch = match begun {
             Some(batch) => batch,
-            // Others may have begun what this call is to wait for.
-            None => match self.state().last {
-                Some(batch) => batch,
-                None => return self.volume.check().map_err(|e| told(&e)),
-            },
+            // Others may have begun what this call is to wait for. If that was the last that could be,
+            // later stores were refused, or will be.
+            None => {
+                self.volume.check().map_err(|e| told(&e))?;
+                match self.state().last {
+                    Some(batch) => batch,
+                    None => return Ok(()),
+                }
+            }
         };
         self.volume.complete(&batch).map_err(|e| told(&e))
     }
@@ -68,6 +74,15 @@ impl Fs {
     pub(crate) fn begin_early(&self, ino: u64, all: bool) -> Result<()> {
         let all = all || self.options.atomic_volume;
         let one = Some(ino);
+        if let Some(batch) = self.begin(What { all, one })? {
+            self.volume.launch(&batch);
+        }
+        Ok(())
+    }
+
+    /// Begins a sync point of all names that no program asked for.
+    pub(crate) fn begin_names_early(&self) -> Result<()> {
+        let (all, one) = (self.options.atomic_volume, None);
         if let Some(batch) = self.begin(What { all, one })? {
             self.volume.launch(&batch);
         }
@@ -182,7 +197,7 @@ impl Fs {
             b.modified = None;
             lock(&self.dirty).remove(&ino);
         }
-        for f in state.fresh.drain(..) {
+        for (_, f) in state.fresh.drain() {
             let mut b = lock(&f.bytes);
             b.created = b.created.min(lsn);
         }

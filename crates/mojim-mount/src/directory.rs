@@ -46,15 +46,12 @@ pub(crate) fn take_away(directory: &Path, flags: UnmountFlags) -> Result<()> {
 /// # Errors
 /// It stays, as the system or the helper of who is not root says.
 pub(crate) fn unmount(session: BackgroundSession, directory: &Path, left: bool) -> Result<()> {
-    let what = || format!("unmounting {}", directory.display());
     if session.guard.is_finished() {
         return Ok(());
     }
-    let taken = match rustix::mount::unmount(directory, UnmountFlags::DETACH) {
-        _ if left => Ok(()),
-        // Only root may; others have a helper, which refuses while files are open.
-        Err(Errno::PERM) => return session.umount_and_join().context(what),
-        taken => taken.map_err(std::io::Error::from).context(what),
+    let taken = match left {
+        true => Ok(()),
+        false => take_away(directory, UnmountFlags::DETACH),
     };
     // It ends when the last file is closed.
     let nothing = Event::new();

@@ -1,7 +1,8 @@
 //! What a mounted directory does, apart from FUSE: calls on numbers of nodes.
 //!
 //! Owns the mount's memory: the tree, and for each file what is not in its data file yet; and
-//! when so much waits that it is committed early. `commit` owns how.
+//! when so much waits that it is committed early. `commit` owns how, `room` what the disk has room
+//! for, `lost` what could not be taken.
 //!
 //! Invariants:
 //! - Nothing is committed before a sync point, the interval, or the bound on memory asks for it,
@@ -10,12 +11,9 @@
 //! - Lock order: `state`; the bytes of files, by ascending number.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,7 +22,9 @@ use mojim_env::{Error, File};
 use rustix::io::Errno;
 
 use crate::cells::{Attributes, Kind, Time};
+use crate::lost::Lost;
 use crate::overlay::Overlay;
+use crate::room::{NAME, Room};
 use crate::tree::{Asker, NAMES, Renames, Tree};
 
 /// Extents of a file that are not begun: more are committed early.
@@ -35,8 +35,6 @@ const ZEROS: usize = 1 << 20;
 pub(crate) const NOT_YET: u64 = u64::MAX;
 /// Most data files that are kept open for reading.
 const MOST_BASES: usize = 128;
-/// Bytes of the disk that files leave free: logs and catalogues need some.
-const RESERVE: u64 = 16 << 20;
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
@@ -81,7 +79,7 @@ pub(crate) struct State {
     pub(crate) tree: Tree,
     pub(crate) files: HashMap<u64, Arc<FileBytes>>,
     /// Files that come into being with the next sync point.
-    pub(crate) fresh: Vec<Arc<FileBytes>>,
+    pub(crate) fresh: HashMap<u64, Arc<FileBytes>>,
     /// The last batch that was begun.
     pub(crate) last: Option<Batch>,
 }
@@ -124,8 +122,8 @@ pub(crate) struct Fs {
     bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
     pub(crate) waiting: AtomicUsize,
-    /// Bytes that may be written before it is looked how many are free.
-    free: AtomicU64,
+    pub(crate) room: Room,
+    pub(crate) lost: Lost,
     /// The mount is over: nothing is changed any more.
     closed: AtomicBool,
 }
@@ -208,7 +206,7 @@ impl Fs {
             state: Mutex::new(State {
                 tree,
                 files,
-                fresh: Vec::new(),
+                fresh: HashMap::new(),
                 last: None,
             }),
             dirty: Mutex::default(),
@@ -216,7 +214,8 @@ impl Fs {
             volume,
             options,
             waiting: AtomicUsize::new(0),
-            free: AtomicU64::new(0),
+            room: Room::default(),
+            lost: Lost::default(),
             closed: AtomicBool::new(false),
         };
         Ok(fs)
@@ -246,9 +245,24 @@ impl Fs {
         })
     }
 
+    /// Nothing is served any more, and nothing kept: who still has a file open gets ESTALE.
+    pub(crate) fn clear(&self) {
+        let mut state = self.state();
+        state.tree.clear();
+        state.files.clear();
+        state.fresh.clear();
+        state.last = None;
+    }
+
     /// As [`Fs::state`], for a change.
     fn to_change(&self) -> Result<MutexGuard<'_, State>> {
-        let state = self.state();
+        let mut state = self.state();
+        if state.tree.waiting() > self.options.most_waiting {
+            drop(state);
+            // Else one sync point would have more than the log has room for.
+            self.begin_names_early()?;
+            state = self.state();
+        }
         // Under the lock: whoever ends the mount waits for it.
         self.writable()?;
         Ok(state)
@@ -300,6 +314,7 @@ impl Fs {
         open: bool,
     ) -> Result<Seen> {
         let mut state = self.to_change()?;
+        self.take_file(&state, name)?;
         let number = state.tree.new_number();
         let ino = state
             .tree
@@ -308,7 +323,7 @@ impl Fs {
             state.tree.open(ino)?;
         }
         let file = Arc::new(FileBytes::new(number, 0, NOT_YET));
-        state.fresh.push(file.clone());
+        state.fresh.insert(ino, file.clone());
         state.files.insert(ino, file);
         state.seen(ino)
     }
@@ -323,12 +338,19 @@ impl Fs {
         asker: Asker,
     ) -> Result<Seen> {
         let mut state = self.to_change()?;
+        match &kind {
+            Kind::Dir => self.take_file(&state, name)?,
+            // They are in the file of names alone.
+            Kind::Link(target) => self.take_room(NAME + name.len() + target.len())?,
+            _ => self.take_room(NAME + name.len())?,
+        }
         let ino = state.tree.make(parent, name, kind, mode, asker)?;
         state.seen(ino)
     }
 
     pub(crate) fn link(&self, ino: u64, parent: u64, name: &[u8]) -> Result<Seen> {
         let mut state = self.to_change()?;
+        self.take_room(NAME + name.len())?;
         state.tree.link_to(ino, parent, name, now())?;
         state.seen(ino)
     }
@@ -359,6 +381,9 @@ impl Fs {
         if state.tree.node(ino).is_err()
             && let Some(f) = state.files.remove(&ino)
         {
+            // Else the next sync point would keep them until it is begun.
+            state.fresh.remove(&ino);
+            self.lost.forget(ino);
             let b = lock(&f.bytes);
             self.waiting.fetch_sub(b.overlay.dirty_bytes(), Relaxed);
             lock(&self.dirty).remove(&ino);
@@ -373,6 +398,8 @@ impl Fs {
         let mut state = self.state();
         if state.tree.close(ino) {
             self.forget_gone(&mut state, ino);
+        } else if state.tree.node(ino).is_ok_and(|n| n.opens == 0) {
+            self.lost.forget(ino);
         }
     }
 
@@ -477,31 +504,13 @@ impl Fs {
         if end > b.overlay.size() {
             self.volume.check_size(end).map_err(|e| errno(&e))?;
         }
-        match self.take_room(bytes.len() as u64) {
+        match self.take_room(bytes.len()) {
             // A full disk takes what takes the place of other bytes.
             Err(Errno::NOSPC) if self.is_there(&file, &mut b, offset..end)? => {}
             taken => taken?,
         }
         self.count(ino, &mut b, now(), |o| o.write(offset, bytes));
         Ok(killed)
-    }
-
-    /// `bytes` are written: fails if the disk has no room for them, be it behind the end of a
-    /// file or in a hole.
-    fn take_room(&self, bytes: u64) -> Result<()> {
-        let take = |free: u64| free.checked_sub(bytes);
-        if self.free.fetch_update(SeqCst, SeqCst, take).is_ok() {
-            return Ok(());
-        }
-        let dir = rustix::fs::statvfs(self.volume.directory())?;
-        let free = (dir.f_bavail * dir.f_frsize).saturating_sub(RESERVE);
-        // What waits, and what is not applied, has taken none yet.
-        let waiting = self.waiting.load(Relaxed) + 4 * self.volume.most_at_once();
-        let free = free.saturating_sub(waiting as u64);
-        let left = free.checked_sub(bytes).ok_or(Errno::NOSPC)?;
-        // A part of it: others write to the disk too.
-        self.free.store(left / 8, SeqCst);
-        Ok(())
     }
 
     /// Changes a file's bytes, which the caller has locked.
@@ -594,15 +603,33 @@ impl Fs {
             self.resize(ino, end, asker)?;
         }
         if zeros {
-            let mut at = offset;
             let end = end.min(size);
-            while at < end {
-                let n = (end - at).min(ZEROS as u64) as usize;
-                self.write(ino, at, &vec![0; n], false)?;
-                at += n as u64;
+            let mut at = offset;
+            // A hole stays one.
+            while let Some(next) = self.next_written(&file, at)?.filter(|r| r.start < end) {
+                let n = (next.end.min(end) - next.start).min(ZEROS as u64) as usize;
+                self.write(ino, next.start, &vec![0; n], false)?;
+                at = next.start + n as u64;
             }
         }
         Ok(())
+    }
+
+    /// The first range from `at` on that may have other bytes than zeros.
+    fn next_written(&self, file: &Arc<FileBytes>, at: u64) -> Result<Option<Range<u64>>> {
+        let b = &mut *lock(&file.bytes);
+        let here = b.overlay.next(at);
+        if b.created > self.volume.applied() {
+            return Ok(here);
+        }
+        let base = match &b.base {
+            Some(base) => base,
+            None => b.base.insert(self.open_base(file)?),
+        };
+        let data = base.next_data(at);
+        let data = data.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        let data = data.map(|d| d.start.max(at)..d.end);
+        Ok(here.into_iter().chain(data).min_by_key(|r| r.start))
     }
 
     /// `SEEK_DATA` and `SEEK_HOLE`: a file is data up to its end.
@@ -638,6 +665,7 @@ impl Fs {
     pub(crate) fn set_xattr(&self, ino: u64, name: &[u8], value: &[u8], flags: i32) -> Result<()> {
         Self::check_xattr(name)?;
         let mut state = self.to_change()?;
+        self.take_room(NAME + name.len() + value.len())?;
         state.tree.set_xattr(ino, name, value, flags, now())
     }
 
@@ -645,11 +673,9 @@ impl Fs {
         self.to_change()?.tree.remove_xattr(ino, name, now())
     }
 
-    /// The paths of files that are open and have a name.
-    pub(crate) fn open_files(&self) -> Vec<PathBuf> {
-        let state = self.state();
-        let paths = state.tree.open_files();
-        paths.map(|p| OsString::from_vec(p).into()).collect()
+    /// The numbers of files that are open.
+    pub(crate) fn open_inodes(&self) -> Vec<u64> {
+        self.state().tree.open_inodes().collect()
     }
 
     /// Whether a process has a file open.

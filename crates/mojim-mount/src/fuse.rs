@@ -399,7 +399,17 @@ impl Filesystem for Server {
                 }
                 reply.written(data.len() as u32);
             }
-            Err(e) => reply.error(no(e)),
+            Err(e) => {
+                // What was stored into a mapping: the kernel has it no longer as something to write.
+                let stored = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+                if stored {
+                    self.shared.fs.lose(ino.0, offset, data.len(), e);
+                }
+                reply.error(no(e));
+                if stored {
+                    self.shared.forget_soon(ino.0);
+                }
+            }
         }
     }
 
@@ -581,7 +591,12 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        empty(reply, self.fs(req).allocate(ino.0, offset, length, mode));
+        let done = self.fs(req).allocate(ino.0, offset, length, mode);
+        empty(reply, done);
+        if done.is_err() {
+            // A part may be done, and the kernel keeps what it knew of the file.
+            self.shared.forget_soon(ino.0);
+        }
     }
 
     fn lseek(

@@ -5,23 +5,25 @@
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //! `read` owns mounts that only show what a node that follows has.
 //!
-//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`; `fs`; `tree`;
-//! `names`; `cells`, `overlay`.
+//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`; `fs`, with `lost`
+//! and `room`; `tree`; `names`; `cells`, `overlay`.
 //!
 //! Invariants:
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.
 //! - An fsync that returned 0 is committed as the volume's mode says; so is all that was begun
 //!   before it.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, SessionACL};
 use mojim::Volume;
 use mojim_env::event::Event;
 use mojim_env::{Context, Error, Result};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -31,9 +33,11 @@ mod commit;
 mod directory;
 mod fs;
 mod fuse;
+mod lost;
 mod names;
 mod overlay;
 mod read;
+mod room;
 mod tree;
 
 use fs::Fs;
@@ -61,8 +65,11 @@ struct Shared {
     fs: Fs,
     /// To tell the kernel that something it knows is so no longer.
     kernel: OnceLock<Notifier>,
+    /// Files of which the kernel is to forget what it knows.
+    stale: Mutex<BTreeSet<u64>>,
     ends: AtomicBool,
-    end: Event,
+    /// There is something for the thread that commits.
+    turn: Event,
 }
 
 impl Mounted {
@@ -83,8 +90,9 @@ impl Mounted {
         let shared = Arc::new(Shared {
             fs,
             kernel: OnceLock::new(),
+            stale: Mutex::default(),
             ends: AtomicBool::new(false),
-            end: Event::new(),
+            turn: Event::new(),
         });
         let mut config = Config::default();
         config.mount_options = vec![
@@ -170,11 +178,11 @@ impl Mounted {
         }
     }
 
-    /// Unmounts, commits what is not committed, and detaches the volume. Programs that have
-    /// files open there can read them on, as long as this process runs; what they change fails.
+    /// Unmounts, commits what is not committed, and detaches the volume. Programs that still have
+    /// files open there get ESTALE from then on.
     ///
     /// # Errors
-    /// What could not be committed; the directory is unmounted all the same.
+    /// What could not be committed, or was lost; the directory is unmounted all the same.
     pub fn end(mut self) -> Result<()> {
         self.stop()
     }
@@ -188,14 +196,17 @@ impl Mounted {
         }
         let unmounted = directory::unmount(session, &self.directory, self.left.load(SeqCst));
         self.shared.ends.store(true, SeqCst);
-        self.shared.end.notify();
+        self.shared.turn.notify();
         if let Some(t) = self.commits.take() {
             // A thread that panicked has reported it.
             let _ = t.join();
         }
         let fs = &self.shared.fs;
         fs.end();
-        let synced = fs.sync_all().map_err(|e| {
+        let synced = fs.sync_all().and_then(|()| fs.lost.check(None));
+        self.forget();
+        fs.clear();
+        let synced = synced.map_err(|e| {
             let e = std::io::Error::from(e);
             Error::io(
                 format!("committing what {} had", self.directory.display()),
@@ -206,19 +217,28 @@ impl Mounted {
     }
 
     /// What programs stored into mappings of files that are open comes here, and is committed:
-    /// nothing does once the directory is taken away. (`syncfs` does not wait for that.)
+    /// nothing does once the directory is taken away. (`syncfs` does not wait for that.) What does
+    /// not come is lost, and known as such.
     fn write_back(&self) {
-        use rustix::fs::{Mode, OFlags, fdatasync, open};
-        for path in self.shared.fs.open_files() {
-            let path = self.directory.join(path);
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let done = open(&path, flags, Mode::empty()).and_then(fdatasync);
-            if let Err(e) = done {
-                let at = path.display();
-                tracing::warn!("what programs stored into mappings may be missing from {at}: {e}");
-                return;
+        let Some(kernel) = self.shared.kernel.get() else {
+            return;
+        };
+        for ino in self.shared.fs.open_inodes() {
+            // The kernel writes what it forgets. What it knows nothing of has nothing to write.
+            let done = kernel.inval_inode(INodeNo(ino), 0, 0);
+            if let Err(e) = done.or_else(ignore_unknown) {
+                self.shared
+                    .fs
+                    .lose(ino, 0, 0, Errno::from_io_error(&e).unwrap_or(Errno::IO));
             }
         }
+    }
+}
+
+fn ignore_unknown(e: std::io::Error) -> std::io::Result<()> {
+    match e.kind() {
+        std::io::ErrorKind::NotFound => Ok(()),
+        _ => Err(e),
     }
 }
 
@@ -231,14 +251,34 @@ impl Drop for Mounted {
 }
 
 impl Shared {
+    /// Has the kernel forget what it knows of a file, but not before this call returns: it may have to
+    /// wait for the answer to a request that this thread is about to give, and to others.
+    fn forget_soon(&self, ino: u64) {
+        fs::lock(&self.stale).insert(ino);
+        self.turn.notify();
+    }
+
+    fn forget_stale(&self) {
+        let stale = std::mem::take(&mut *fs::lock(&self.stale));
+        for ino in stale {
+            if let Some(kernel) = self.kernel.get() {
+                // It may know nothing of that file.
+                let _ = kernel.inval_inode(INodeNo(ino), 0, 0);
+            }
+        }
+    }
+
     /// Commits what no program has committed, at the configured interval.
     fn commit_now_and_then(&self) {
         let interval = self.fs.options().commit_interval.unwrap_or(Duration::MAX);
         let turn = TURN.min(interval);
         let mut waited = Duration::ZERO;
         while !self.ends.load(SeqCst) {
-            self.end.wait_unless(|| self.ends.load(SeqCst), turn);
-            waited += turn;
+            let begun = Instant::now();
+            let has_turn = || self.ends.load(SeqCst) || !fs::lock(&self.stale).is_empty();
+            self.turn.wait_unless(has_turn, turn);
+            self.forget_stale();
+            waited += begun.elapsed();
             if waited < interval {
                 self.fs.forget_applied();
                 continue;

@@ -12,6 +12,7 @@
 //!   counts for itself: what was written behind an earlier one, and is applied, counts.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use mojim::Change;
 
@@ -172,6 +173,15 @@ impl Overlay {
             }
         }
         self.size = size;
+    }
+
+    /// The first range from `at` on that is here, in one extent.
+    pub(crate) fn next(&self, at: u64) -> Option<Range<u64>> {
+        let end = |a: u64, e: &Extent| a + e.bytes.len() as u64;
+        let before = self.extents.range(..at).next_back();
+        let reaches = before.map(|(a, e)| at..end(*a, e)).filter(|r| r.end > at);
+        let behind = self.extents.range(at..).next();
+        reaches.or_else(|| behind.map(|(a, e)| *a..end(*a, e)))
     }
 
     /// Reads up to `out.len()` bytes; fewer at the file's end. `base` reads the data file and
@@ -385,6 +395,11 @@ mod tests {
                     Ok::<_, ()>(n)
                 }).unwrap();
                 prop_assert_eq!(&got[..n], &model[..]);
+                for at in 0..400u64 {
+                    let here = o.extents.iter().map(|(a, e)| *a..*a + e.bytes.len() as u64);
+                    let want = here.filter(|r| r.end > at).map(|r| r.start.max(at)..r.end).next();
+                    prop_assert_eq!(o.next(at), want);
+                }
                 let dirty: Vec<_> = o.extents.values().filter(|e| e.lsn == NOT_YET).collect();
                 let bytes = dirty.iter().map(|e| e.bytes.len()).sum::<usize>();
                 prop_assert_eq!(o.dirty, (bytes, dirty.len()));

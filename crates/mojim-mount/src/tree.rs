@@ -125,6 +125,11 @@ pub(crate) struct Tree {
     foreign: BTreeSet<String>,
 }
 
+/// Bytes that the cell of a node takes, about.
+const TOUCHED: usize = 128;
+/// Most bytes of a node's extended attributes, names and values.
+const MOST_XATTRS: usize = 2 * MOST_VALUE;
+
 impl Tree {
     /// The tree of a volume: `names` is the file of names, if there is one, with its number;
     /// `files` the catalogue without it; `make` makes a number for a file.
@@ -394,11 +399,27 @@ impl Tree {
         self.nodes.values().filter_map(|n| Some((n.ino, n.file()?)))
     }
 
-    /// The paths of files that are open and have a name.
-    pub(crate) fn open_files(&self) -> impl Iterator<Item = Vec<u8>> {
-        let open = self.nodes.values().filter(|n| n.opens > 0 && !n.is_dir());
-        let name = |n: &Node| n.names.first().map(|(p, name)| self.path_in(*p, name));
-        open.filter_map(name)
+    /// Files that are open.
+    pub(crate) fn open_inodes(&self) -> impl Iterator<Item = u64> {
+        let open = self
+            .nodes
+            .iter()
+            .filter(|(_, n)| n.opens > 0 && !n.is_dir());
+        open.map(|(ino, _)| *ino)
+    }
+
+    /// Bytes of names and attributes that are not begun, about.
+    pub(crate) fn waiting(&self) -> usize {
+        self.names.dirty_bytes() + self.touched.len() * TOUCHED
+    }
+
+    /// There are no nodes any more.
+    pub(crate) fn clear(&mut self) {
+        self.nodes.clear();
+        self.numbers.clear();
+        self.touched.clear();
+        self.joined.clear();
+        self.names = Overlay::new(0);
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -771,6 +792,20 @@ impl Tree {
             libc::XATTR_CREATE if there => return Err(Errno::EXIST),
             libc::XATTR_REPLACE if !there => return Err(Errno::NODATA),
             _ => {}
+        }
+        let others = self
+            .node(ino)?
+            .xattrs
+            .iter()
+            .filter(|(n, _)| &n[..] != name);
+        let others = others.fold((0, 0), |(names, all), (n, (v, _))| {
+            (names + n.len() + 1, all + n.len() + v.len())
+        });
+        // The kernel lists no more names; and all of them are kept in memory.
+        if others.0 + name.len() + 1 > MOST_VALUE
+            || others.1 + name.len() + value.len() > MOST_XATTRS
+        {
+            return Err(Errno::NOSPC);
         }
         if there {
             self.remove_xattr(ino, name, now)?;

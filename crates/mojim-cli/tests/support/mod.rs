@@ -23,6 +23,7 @@ pub mod home;
 #[path = "../../../../tests/e2e/libraries.rs"]
 mod libraries;
 pub mod link;
+pub mod mount;
 pub mod voters;
 
 #[allow(unused_imports, reason = "each test file uses a part")]
