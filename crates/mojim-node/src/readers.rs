@@ -86,7 +86,9 @@ impl Node {
         let after = q.after;
         let m = self.await_beyond(v, q)?;
         let store = &m.store;
-        store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
+        // Before the lock is taken: it may be a MiB.
+        let mut pages = room(q);
+        let answer = store.standing_still_since(after, MOST_RECORDS, |area, lsn, records| {
             // A record may be there in part after its application failed.
             store.check()?;
             let busy = |why: &str| {
@@ -124,6 +126,7 @@ impl Node {
             }
             if let Some(from) = q.files {
                 answer["files"] = list(area, from);
+                pages.clear();
                 return Ok(answer);
             }
             let entry = match (&q.name, q.id) {
@@ -133,12 +136,15 @@ impl Node {
             };
             let Some(e) = entry.cloned() else {
                 answer["file"] = Value::Null;
+                pages.clear();
                 return Ok(answer);
             };
             answer["file"] = json!({ "id": e.id, "name": e.name, "size": e.size });
-            self.read_pages(v, area, &e, q, bytes)?;
+            self.read_pages(v, area, &e, q.offset, &mut pages)?;
             Ok(answer)
-        })
+        })?;
+        bytes.append(&mut pages);
+        Ok(answer)
     }
 
     /// The copy, once its data area shows more than the reader, or as much with other
@@ -160,25 +166,23 @@ impl Node {
         }
     }
 
-    /// Appends the requested pages of a file, as far as the file reaches.
+    /// Fills `pages` with the bytes of a file from an offset on, as far as the file reaches.
     fn read_pages(
         &self,
         v: &Volume,
         area: &mut Area,
         e: &CatalogEntry,
-        q: &Read,
-        bytes: &mut Vec<u8>,
+        offset: u64,
+        pages: &mut Vec<u8>,
     ) -> Result<()> {
-        let offset = q.offset;
-        let len = (q.pages.min(READ_PAGES) * PAGE).min(e.size.saturating_sub(offset));
+        let len = e.size.saturating_sub(offset).min(pages.len() as u64);
+        pages.truncate(len as usize);
         if len == 0 {
             return Ok(());
         }
-        let from = bytes.len();
-        bytes.resize(from + len as usize, 0);
         let got = area
             .file(e.id)?
-            .read_at(&mut bytes[from..], offset)
+            .read_at(pages, offset)
             .context(|| format!("reading {} of volume {}", e.name, v.name))?;
         if got as u64 != len {
             return Err(Error::Damaged {
@@ -191,6 +195,14 @@ impl Node {
             });
         }
         Ok(())
+    }
+}
+
+/// Room for the bytes that a question asks for.
+fn room(q: &Read) -> Vec<u8> {
+    match q.id.is_some() || q.name.is_some() {
+        true => vec![0; (q.pages.min(READ_PAGES) * PAGE) as usize],
+        false => Vec::new(),
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Owns the durable facts of views, and what is known to be missing. Its modules: the
 //! fields and their locks (`state`), opening and recovery (`open`), application and
-//! release of records (`apply`), how far records are applied (`applier`), spill files
-//! (`spill`), requests of background readers (`hold`), and a copy that comes from
+//! release of records (`apply`), how far records are applied (`applier`), who takes the
+//! applier's lock first (`gate`), spill files (`spill`), requests of background readers (`hold`), and a copy that comes from
 //! another node (`load`).
 //! Primary and mirror use the same code; they differ in who fills the logs and in what
 //! counts as committed.
@@ -31,6 +31,7 @@ use mojim_env::{Error, Result};
 
 mod applier;
 mod apply;
+mod gate;
 mod hold;
 mod load;
 mod mutations;
@@ -174,7 +175,7 @@ impl Store {
             s.volume_id = id;
             s.checkpoint = 0;
         })?;
-        let mut a = lock(&self.applier);
+        let mut a = self.applier.lock();
         self.fail(lock(&self.area).reset(id))?;
         self.restart_at(&mut a, 0, (State::Whole, id), &[], self.env.random())?;
         drop(a);
@@ -235,13 +236,13 @@ impl Store {
     /// The end of the last whole sync point at or below `lsn`, where every
     /// record up to `lsn` is in the logs or applied.
     pub fn whole(&self, lsn: u64) -> u64 {
-        self.end_of(lsn, &lock(&self.applier))
+        self.end_of(lsn, &self.applier.lock())
     }
 
     /// [`Store::whole`] without waiting; `None` while another thread applies records
     /// or waits for a disk.
     pub fn try_whole(&self, lsn: u64) -> Option<u64> {
-        let applier = self.applier.try_lock().ok()?;
+        let applier = self.applier.try_lock()?;
         Some(self.end_of(lsn, &applier))
     }
 
@@ -320,7 +321,7 @@ impl Store {
     /// that their epoch is over (`begin_epoch` or `follow` with a later epoch
     /// that begins at or before the first of them).
     pub fn truncate(&self, keep: u64) -> Result<()> {
-        let mut a = lock(&self.applier);
+        let mut a = self.applier.lock();
         a.recount();
         if keep < a.applied {
             return Err(Error::Protocol(format!(

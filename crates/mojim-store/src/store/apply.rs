@@ -85,7 +85,7 @@ impl Store {
     /// records, and writes them out. Returns how far the data area now is.
     pub fn apply(&self, limit: u64, bytes: usize) -> Result<u64> {
         self.check()?;
-        let mut a = lock(&self.applier);
+        let mut a = self.applier.lock();
         if self.stands_still() || a.applied >= limit {
             return Ok(a.applied);
         }
@@ -198,10 +198,10 @@ impl Store {
         }
     }
 
-    /// Runs `f` on the data area while nothing is applied to it. `f` also gets the
-    /// applied LSN.
+    /// Runs `f` on the data area while nothing is applied to it, behind all who wait to apply,
+    /// to checkpoint, or for a link. `f` also gets the applied LSN.
     pub fn standing_still<T>(&self, f: impl FnOnce(&mut Area, u64) -> Result<T>) -> Result<T> {
-        let a = lock(&self.applier);
+        let a = self.applier.lock_behind();
         f(&mut lock(&self.area), a.applied)
     }
 
@@ -214,7 +214,7 @@ impl Store {
         most: usize,
         f: impl FnOnce(&mut Area, u64, Option<Vec<u8>>) -> Result<T>,
     ) -> Result<T> {
-        let a = lock(&self.applier);
+        let a = self.applier.lock_behind();
         let records = self.applied_since(&a, after, most);
         f(&mut lock(&self.area), a.applied, records)
     }
@@ -277,7 +277,7 @@ impl Store {
         fetch: impl FnOnce(u64) -> Result<Page>,
     ) -> Result<bool> {
         self.check()?;
-        let a = lock(&self.applier);
+        let a = self.applier.lock_behind();
         if self.stands_still() {
             return Err(Error::Busy("a copy is being made".into()));
         }
@@ -311,7 +311,7 @@ impl Store {
     /// no other thread can apply or freeze.
     pub fn checkpoint_if(&self, may: impl FnOnce(u64) -> bool) -> Result<()> {
         self.check()?;
-        let mut a = lock(&self.applier);
+        let mut a = self.applier.lock();
         if self.checkpointed() == a.applied || self.stands_still() || !may(a.applied) {
             return Ok(());
         }
@@ -389,7 +389,7 @@ impl Store {
     /// [`Store::checkpoint_if`]. Returns whether it released them.
     pub fn release_held(&self, may: impl FnOnce(u64) -> bool) -> Result<bool> {
         self.check()?;
-        let a = lock(&self.applier);
+        let a = self.applier.lock();
         let held = |to: &[u64]| {
             let mut logs = self.logs.iter().zip(to);
             logs.any(|(log, to)| to - log.start() > log.size() / RELEASE)
@@ -413,7 +413,7 @@ impl Store {
     /// Whether a backup keeps lane `lane`'s log from having room: a copy is being read
     /// for it, or it lacks records that are in the log.
     pub fn is_kept(&self, lane: usize) -> bool {
-        let a = lock(&self.applier);
+        let a = self.applier.lock();
         let log = &self.logs[lane];
         let firm = || {
             let holds = lock(&self.holds);
@@ -427,19 +427,19 @@ impl Store {
 
     /// Whether the records that are not applied touch at least `pages` pages.
     pub fn has_waiting(&self, pages: u64) -> bool {
-        lock(&self.applier).count(&self.logs, pages) >= pages
+        self.applier.lock().count(&self.logs, pages) >= pages
     }
 
     /// Bytes of the records that are not applied.
     pub fn waiting_bytes(&self) -> u64 {
-        let a = lock(&self.applier);
+        let a = self.applier.lock();
         let all = self.logs.iter().zip(&a.cursors);
         all.map(|(log, at)| log.head().saturating_sub(*at)).sum()
     }
 
     /// The largest part of any log that records above the checkpoint take, from 0 to 1.
     pub fn pressure(&self) -> f64 {
-        let a = lock(&self.applier);
+        let a = self.applier.lock();
         self.logs
             .iter()
             .zip(&a.durable)

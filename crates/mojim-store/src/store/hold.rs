@@ -102,7 +102,7 @@ impl Store {
     /// From now on every record above `lsn` is kept for that reader, and the threads
     /// that fill the logs wait for it. Returns the oldest LSN that is in the logs.
     pub fn hold_from(&self, hold: &Hold, lsn: u64) -> u64 {
-        let _a = lock(&self.applier);
+        let _a = self.applier.lock();
         hold.advance(lsn);
         hold.set_firm(true);
         self.oldest()
@@ -112,7 +112,7 @@ impl Store {
     /// until a thread that needs it to go on revokes that. Does nothing if pauses
     /// were revoked since `generation`.
     fn pause(self: &Arc<Store>, generation: u64) -> Pause {
-        let _a = lock(&self.applier);
+        let _a = self.applier.lock();
         let mut p = lock(&self.pauses);
         if p.generation == generation {
             p.count += 1;
@@ -126,7 +126,7 @@ impl Store {
 
     /// Notes what is applied from here on, while a copy is read.
     pub fn watch(self: &Arc<Store>) -> Arc<Watch> {
-        let _a = lock(&self.applier);
+        let _a = self.applier.lock();
         let watch = Arc::new(Watch {
             store: self.clone(),
             generation: lock(&self.pauses).generation,
@@ -156,7 +156,7 @@ impl Store {
 
     /// Stops or allows the application of records (while a copy is read).
     pub fn freeze(&self, on: bool) {
-        let _a = lock(&self.applier);
+        let _a = self.applier.lock();
         self.frozen.store(on, Release);
     }
 

@@ -27,7 +27,7 @@ impl Store {
             self.update(|s| s.awaits_copy = true)?;
         }
         {
-            let _a = lock(&self.applier);
+            let _a = self.applier.lock();
             self.loading.store(true, Release);
         }
         if self.mutations.replace_early.is_on() {
@@ -189,7 +189,7 @@ impl Store {
         // If this fails, the staged files are removed when the next copy begins.
         let _ = Stage::clear(&*self.env, &self.spec.dir, &self.spec.meta);
         if self.superblock().state == State::Whole {
-            let _a = lock(&self.applier);
+            let _a = self.applier.lock();
             self.loading.store(false, Release);
         }
     }
@@ -208,7 +208,7 @@ impl Store {
 
     fn take_copy(&self, lsn: u64, history: &History, life: u64) -> Result<()> {
         let volume_id = self.staging(None, |s| s.seal(lsn).map(|()| s.volume()))?;
-        let mut a = lock(&self.applier);
+        let mut a = self.applier.lock();
         // Locked before `applied` changes: a reader in `standing_still` must not
         // take the old files for the new ones.
         let mut area = lock(&self.area);
@@ -337,6 +337,45 @@ mod tests {
             by_hand: true,
         };
         Store::open(&env, spec).unwrap()
+    }
+
+    /// Readers that asked without a pause had the applier's lock again before whoever waited for
+    /// it was awake: a mirror neither applied nor answered its links, and the primary's sync
+    /// points failed with ETIMEDOUT. Here each reader leaves when somebody waits.
+    #[test]
+    fn readers_let_those_go_first_who_keep_the_node_going() {
+        let dir = new_dir("readers");
+        let store = open(&dir);
+        let over = AtomicBool::new(false);
+        let read = |look: &dyn Fn() -> Result<u32>| -> Result<()> {
+            let mut left_at = None;
+            while !over.load(Acquire) {
+                let turns = look()?;
+                assert_ne!(left_at, Some(turns), "it went before who waited");
+                left_at = Some(turns);
+            }
+            Ok(())
+        };
+        let until_wanted = || {
+            let turns = store.applier.turns();
+            while !store.applier.is_wanted() && !over.load(Acquire) {
+                std::thread::yield_now();
+            }
+            Ok(turns)
+        };
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| read(&|| store.standing_still(|_, _| until_wanted())));
+                s.spawn(|| read(&|| store.standing_still_since(0, 1, |_, _, _| until_wanted())));
+            }
+            for _ in 0..200 {
+                store.apply(0, 1).unwrap();
+                store.pressure();
+            }
+            over.store(true, Release);
+        });
+        drop(store);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     /// Takes in a copy as of `lsn` with one page of that number.

@@ -19,6 +19,7 @@ use mojim_format::{FormatError, SUPERBLOCK_LEN, State, Superblock, View};
 use mojim_protocol::History;
 
 use super::applier::Applier;
+use super::gate::Gate;
 use super::mutations::Mutations;
 use super::state::{JOINING, Missing, Store, StoreSpec, SuperblockFile, lock};
 use crate::area::{Area, make_dirs, replace_file};
@@ -373,7 +374,7 @@ impl<'a> Opening<'a> {
             open_files: area.open_files().clone(),
             max_file: area.max_file(),
             area: Mutex::new(area),
-            applier: Mutex::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
+            applier: Gate::new(Applier::at(sb.starts.clone(), sb.checkpoint)),
             applied: AtomicU64::new(sb.checkpoint),
             advanced: Event::default(),
             rewritten: AtomicU64::new(0),
@@ -554,7 +555,7 @@ impl Store {
             self.update(|s| s.starts = starts.clone())?;
         }
         {
-            let mut a = lock(&self.applier);
+            let mut a = self.applier.lock();
             *a = Applier::at(starts, a.applied);
         }
         for log in &self.logs {

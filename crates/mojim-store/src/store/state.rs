@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! - The applier's lock is taken before any other, and the data area's before the
-//!   superblock's.
+//!   superblock's. Who only reads takes it behind all who wait for it ([`Gate`]).
 //! - `update` changes the superblock in memory only once the change is durable.
 //! - After the first failure (`fail`) every call that would make something durable
 //!   returns that error.
@@ -21,6 +21,7 @@ use mojim_format::{Level, SUPERBLOCK_LEN, Superblock, crc32c};
 use mojim_protocol::History;
 
 use super::applier::Applier;
+use super::gate::Gate;
 use super::mutations::Mutations;
 use crate::area::{Area, OpenFiles};
 use crate::log::{Live, Log, LogSpec};
@@ -105,7 +106,7 @@ pub struct Store {
     pub(super) open_files: Arc<OpenFiles>,
     /// The most bytes that the file system allows for a data file.
     pub(super) max_file: u64,
-    pub(super) applier: Mutex<Applier>,
+    pub(super) applier: Gate<Applier>,
     pub(super) applied: AtomicU64,
     /// Notified when more is applied, and when bytes were rewritten without a record.
     pub advanced: Event,
