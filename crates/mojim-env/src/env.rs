@@ -35,6 +35,38 @@ pub struct OpenHow {
     /// Every write is on the medium when it returns, past the page cache:
     /// buffers, offsets and lengths must be multiples of [`Env::sector`].
     pub durable: bool,
+    /// It is in a volume's directory, into which anybody may put things: only a plain file that
+    /// lies there itself is opened. Another thing is [`NotPlain`], or a directory; no link is
+    /// followed, and no pipe is waited for.
+    pub plain: bool,
+}
+
+impl OpenHow {
+    /// To read a data file.
+    pub const DATA: OpenHow = OpenHow {
+        create: false,
+        write: false,
+        durable: false,
+        plain: true,
+    };
+}
+
+/// What lies where [`OpenHow::plain`] looks for a file, in words.
+#[derive(Debug, thiserror::Error)]
+#[error("it is {0}, not a plain file")]
+pub struct NotPlain(pub &'static str);
+
+impl NotPlain {
+    /// Whether this is why a file was not opened.
+    pub fn is(e: &io::Error) -> bool {
+        e.get_ref().is_some_and(|e| e.is::<NotPlain>())
+    }
+}
+
+impl From<NotPlain> for io::Error {
+    fn from(e: NotPlain) -> io::Error {
+        io::Error::new(io::ErrorKind::AlreadyExists, e)
+    }
 }
 
 /// One file on this node's disk. All calls may be made from several threads.

@@ -7,11 +7,12 @@
 //!   system has it; where it has not (some tmpfs), alignment is not needed
 //!   and durability is `O_DSYNC`'s.
 //! - Nothing here uses a descriptor's file position for reading or writing.
+//! - A file opened `plain` is a regular one, and lies at the path itself.
 //! - A lock file is opened only by [`Lock::take`], and not at all while this
 //!   process holds it: closing any descriptor of it would release the lock.
 
 use super::error;
-use mojim_env::{File, OpenHow, descriptors};
+use mojim_env::{File, NotPlain, OpenHow, descriptors};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -50,6 +51,10 @@ impl DiskFile {
         };
         if how.create {
             flags |= OFlags::CREATE;
+        }
+        if how.plain {
+            let fd = open_plain(path, flags)?;
+            return Ok(DiskFile::new(fd, false, how));
         }
         if !how.durable {
             let fd = open_fd(path, flags, FILE_MODE)?;
@@ -229,6 +234,39 @@ fn refill() {
 /// Opens a file, with a descriptor of the reserve if no other is left.
 fn open_fd(path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     with_reserve(|| descriptors::open(|| retry_on_intr(|| fs::open(path, flags, mode))))
+}
+
+/// [`OpenHow::plain`].
+fn open_plain(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    // Looked at first: it is enough for some devices that they are opened.
+    match fs::lstat(path) {
+        Ok(s) => check_plain(&s)?,
+        Err(Errno::NOENT) if flags.contains(OFlags::CREATE) => {}
+        Err(e) => return Err(e.into()),
+    }
+    // Something else may be there by now.
+    let opened = open_fd(path, flags | OFlags::NOFOLLOW | OFlags::NONBLOCK, FILE_MODE);
+    let fd = match opened {
+        Err(Errno::LOOP) => return Err(NotPlain("a symbolic link").into()),
+        Err(Errno::NXIO) => return Err(NotPlain("a pipe or socket").into()),
+        // A server of files has a lease of it, which it is to give back first.
+        Err(Errno::AGAIN) => open_fd(path, flags | OFlags::NOFOLLOW, FILE_MODE)?,
+        r => r?,
+    };
+    check_plain(&fs::fstat(&fd)?)?;
+    Ok(fd)
+}
+
+fn check_plain(s: &fs::Stat) -> io::Result<()> {
+    let what = match FileType::from_raw_mode(s.st_mode) {
+        FileType::RegularFile => return Ok(()),
+        FileType::Directory => return Err(Errno::ISDIR.into()),
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        _ => "a device",
+    };
+    Err(NotPlain(what).into())
 }
 
 fn with_reserve<T>(open: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
@@ -640,6 +678,7 @@ mod tests {
         create: true,
         write: true,
         durable: false,
+        plain: false,
     };
 
     /// Bytes at an address that is a multiple of `align`.
@@ -889,6 +928,48 @@ mod tests {
             assert!(self.child.wait().unwrap().success());
             self.said
         }
+    }
+
+    /// In a volume's directory a link was followed, to a file elsewhere, and a pipe waited for.
+    #[test]
+    fn only_a_plain_file_is_opened_as_a_data_file() {
+        let dir = TempDir::new().unwrap();
+        let os = Os::new().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "kept").unwrap();
+        std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+        std::os::unix::fs::symlink(at("none"), at("dangling")).unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        fs::mknodat(CWD, at("pipe"), FileType::Fifo, FILE_MODE, 0).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(at("socket")).unwrap());
+        let how = |create, write| OpenHow {
+            create,
+            write,
+            ..OpenHow::DATA
+        };
+        let kinds = [how(false, false), how(false, true), how(true, true)];
+        let rows = [
+            ("link", "symbolic link"),
+            ("dangling", "symbolic link"),
+            ("pipe", "pipe"),
+            ("socket", "socket"),
+            ("/dev/null", "device"),
+        ];
+        for how in kinds {
+            for (name, what) in rows {
+                let e = os.open(&at(name), how).err().expect(name);
+                assert!(
+                    NotPlain::is(&e) && e.to_string().contains(what),
+                    "{name}: {e}"
+                );
+            }
+            let e = os.open(&at("directory"), how).err().expect("a directory");
+            assert_eq!(e.kind(), io::ErrorKind::IsADirectory);
+            assert_eq!(os.open(&at("file"), how).unwrap().len().unwrap(), 4);
+            let new = os.open(&at("new"), how);
+            assert_eq!(new.is_ok(), how.create, "{how:?}");
+        }
+        assert!(!at("none").exists());
     }
 
     #[test]

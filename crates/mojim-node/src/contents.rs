@@ -497,7 +497,7 @@ fn open_as(
 ) -> Result<Option<Arc<dyn File>>> {
     let path = dir.join(&e.name);
     let file = env
-        .open(&path, OpenHow::default())
+        .open(&path, OpenHow::DATA)
         .context(|| format!("opening {}", path.display()))?;
     // Another file may have taken the name. The catalogue changes before the names do, so
     // it shows this.

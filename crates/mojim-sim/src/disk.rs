@@ -101,6 +101,8 @@ struct Inode {
     /// Open handles.
     open: u32,
     pmem: Option<Pmem>,
+    /// It is no plain file: what is read and written through it lies elsewhere.
+    is_link: bool,
 }
 
 impl Inode {
@@ -430,6 +432,23 @@ impl Disk {
         Ok(ino)
     }
 
+    /// Somebody has put a symbolic link there, durably, to a file elsewhere with these bytes.
+    pub(crate) fn put_link(&mut self, path: &Path, bytes: &[u8], ctx: &mut Ctx) -> io::Result<()> {
+        let ino = self.find_or_make(path, true)?;
+        self.write(ino, bytes, 0, false, ctx)?;
+        self.sync(ino);
+        self.inode(ino).is_link = true;
+        let dir = path.parent().expect("it was found there").to_owned();
+        self.sync_dir(&dir)
+    }
+
+    /// Whether something lies there that is no plain file.
+    pub(crate) fn is_link(&self, path: &Path) -> bool {
+        let ino = self.live.files.get(path);
+        let inode = ino.and_then(|ino| self.inodes.get(ino));
+        inode.is_some_and(|inode| inode.is_link)
+    }
+
     pub(crate) fn close(&mut self, ino: u64) {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.open = inode.open.saturating_sub(1);
@@ -683,7 +702,8 @@ impl Disk {
         if !self.live.is_dir(path) {
             return Err(error(io::ErrorKind::NotADirectory, path));
         }
-        if !self.list(path)?.is_empty() {
+        let mut below = self.live.files.range(path.to_path_buf()..);
+        if below.next().is_some_and(|(p, _)| p.starts_with(path)) {
             return Err(error(io::ErrorKind::DirectoryNotEmpty, path));
         }
         let within = self.live.dirs.range(path.to_path_buf()..);
@@ -761,8 +781,9 @@ impl Disk {
         }
         let below = self.live.files.range(dir.to_path_buf()..);
         Ok(below
-            .map_while(|(p, _)| p.strip_prefix(dir).ok())
-            .map(Path::to_path_buf)
+            .map_while(|(p, _)| Some((p, p.strip_prefix(dir).ok()?)))
+            .filter(|(p, _)| !self.is_link(p))
+            .map(|(_, name)| name.to_path_buf())
             .collect())
     }
 
@@ -879,6 +900,7 @@ pub(crate) mod tests {
         create: true,
         write: true,
         durable: false,
+        plain: false,
     };
     pub(crate) const DURABLE: OpenHow = OpenHow {
         durable: true,

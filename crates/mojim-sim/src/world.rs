@@ -248,6 +248,21 @@ impl World {
         st.nodes[n].disk.contents(path)
     }
 
+    /// Somebody puts a symbolic link onto a node's disk, to a file elsewhere with these bytes:
+    /// they are its [`World::contents`].
+    pub fn put_link(&self, node: &str, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let st = &mut *self.shared.lock();
+        let n = st.node(node);
+        st.nodes[n].disk.put_link(path, bytes, &mut st.ctx)
+    }
+
+    /// Whether such a link lies there.
+    pub fn is_link(&self, node: &str, path: &Path) -> bool {
+        let mut st = self.shared.lock();
+        let n = st.node(node);
+        st.nodes[n].disk.is_link(path)
+    }
+
     /// The names of all files of a node.
     pub fn files(&self, node: &str) -> Vec<PathBuf> {
         let mut st = self.shared.lock();

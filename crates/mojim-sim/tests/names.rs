@@ -77,7 +77,7 @@ fn pieces<'a>(all: &[To], bytes: &'a [Vec<u8>]) -> Vec<Piece<'a>> {
 /// The volume's files, as its directory has them.
 fn there(world: &World) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = world.files("a");
-    files.retain(|f| f.starts_with("/a/data"));
+    files.retain(|f| f.starts_with("/a/data") && !f.starts_with(LOST));
     let of = |f: PathBuf| {
         let bytes = world.contents("a", &f).unwrap();
         (f.strip_prefix("/a/data").unwrap().to_owned(), bytes)
@@ -85,8 +85,28 @@ fn there(world: &World) -> BTreeMap<PathBuf, Vec<u8>> {
     files.into_iter().map(of).collect()
 }
 
+/// What links lead to that somebody puts into the directory.
+const ELSEWHERE: &[u8] = b"nothing of the volume";
+/// Where what is in the way goes.
+const LOST: &str = "/a/data/.mojim-lost";
+
+/// Every link that somebody put there is in [`LOST`], and what it leads to is as it was.
+fn assert_aside(world: &World, links: usize, what: &str) {
+    let mut files = world.files("a");
+    files.retain(|f| f.starts_with(LOST));
+    let as_it_was =
+        |f: &PathBuf| world.is_link("a", f) && world.contents("a", f).as_deref() == Some(ELSEWHERE);
+    assert!(files.iter().all(as_it_was), "{what}: {files:?}");
+    assert_eq!(files.len(), links, "{what}: {files:?}");
+}
+
 /// Applies `then` to a volume with `first`, with a crash behind every operation of the disk.
 fn every_crash(first: &[To], then: &[To], want: &[(u32, &str)]) {
+    every_crash_beside(&[], first, then, want);
+}
+
+/// [`every_crash`], where somebody has put symbolic links of these names into the directory.
+fn every_crash_beside(links: &[&str], first: &[To], then: &[To], want: &[(u32, &str)]) {
     let all: Vec<_> = (0..10).map(bytes).collect();
     let is_hole = |n| {
         then.iter()
@@ -111,6 +131,10 @@ fn every_crash(first: &[To], then: &[To], want: &[(u32, &str)]) {
                 let p = start(&world).unwrap();
                 p.commit(&pieces(first, &all)).unwrap();
                 p.checkpoint_step(Pace::Idle).unwrap();
+                for link in links {
+                    let path = Path::new("/a/data").join(link);
+                    world.put_link("a", &path, ELSEWHERE).unwrap();
+                }
                 p.commit(&pieces(then, &all)).unwrap();
                 is_over.0 = crashes(&world, after, kind, || p.checkpoint_step(Pace::Idle));
                 drop(p);
@@ -120,6 +144,7 @@ fn every_crash(first: &[To], then: &[To], want: &[(u32, &str)]) {
                 p.checkpoint_step(Pace::Idle)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
                 assert!(there(&world) == want, "{what}: {:?}", there(&world).keys());
+                assert_aside(&world, links.len(), &what);
                 let known = known(&p);
                 let named: BTreeSet<_> = known.values().map(PathBuf::from).collect();
                 assert!(named.iter().eq(want.keys()), "{what}: {known:?}");
@@ -374,6 +399,33 @@ fn a_new_file_has_nothing_of_the_one_in_whose_place_it_is() {
         &[Made(1, "a")],
         &[Gone(1), Hole(2, "b"), Renamed(2, "a")],
         &[(2, "a")],
+    );
+}
+
+/// A symbolic link that lay where a record made a file was followed: what it leads to was cut, and
+/// had the volume's bytes. Now it is put aside, also if a crash comes in between, and the file is
+/// made.
+#[test]
+fn no_link_in_the_place_of_a_new_file_is_followed() {
+    every_crash_beside(
+        &["x"],
+        &[Made(1, "a")],
+        &[Made(2, "x")],
+        &[(1, "a"), (2, "x")],
+    );
+    // Of one record, with names that were another's; names that are the same in `.mojim-lost`.
+    every_crash_beside(
+        &["d/x", "d_x"],
+        &[Made(1, "a"), Made(2, "d/y")],
+        &[Gone(1), Made(3, "d/x"), Made(4, "d_x"), Made(5, "a")],
+        &[(2, "d/y"), (3, "d/x"), (4, "d_x"), (5, "a")],
+    );
+    // Where a directory must be, and step by step.
+    every_crash_beside(
+        &["d", "e"],
+        &[Made(1, "a")],
+        &[Made(2, "d/x"), Made(3, "e"), Renamed(1, "d/y")],
+        &[(1, "d/y"), (2, "d/x"), (3, "e")],
     );
 }
 

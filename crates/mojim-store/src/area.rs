@@ -4,7 +4,8 @@
 //! Owns the open data files, the catalogue, and the image: pages in anonymous
 //! memory into which a batch of records is merged before each page is written
 //! once. Of a page to which little was written, only the written bytes are kept.
-//! Never stores through a mapping of a data file.
+//! Never stores through a mapping of a data file. Never opens what is no plain file, or follows a
+//! link in a data file's place.
 //!
 //! Invariants:
 //! - Records are applied in LSN order, whole sync points at a time, by one
@@ -25,7 +26,7 @@ use mojim_format::catalog::{MAX_CATALOG, valid_file_name};
 use mojim_format::{Catalog, CatalogEntry, FormatError, Op, OpKind, RecordView};
 
 use mojim_env::page_delta::{PART_OVERHEAD, PageDelta};
-use mojim_env::{Context, Env, Error, File, OpenHow, Result};
+use mojim_env::{Context, Env, Error, File, NotPlain, OpenHow, Result};
 
 mod images;
 mod names;
@@ -303,11 +304,25 @@ impl Area {
 
     /// Fails if no file has this name any more, although it may still be open here.
     fn check_there(&self, e: &CatalogEntry) -> Result<()> {
-        let path = self.dir.join(&e.name);
-        match self.env.open(&path, OpenHow::default()) {
+        match self.env.open(&self.dir.join(&e.name), OpenHow::DATA) {
             Ok(_) => Ok(()),
-            Err(x) if is_gone(&x) => Err(self.lacks(e)),
-            Err(x) => Err(Error::io(format!("opening {}", path.display()), &x)),
+            Err(x) if is_gone(&x) && !NotPlain::is(&x) => Err(self.lacks(e)),
+            Err(x) => Err(self.closed_to_us(e, &x)),
+        }
+    }
+
+    /// Why a file that the catalogue has could not be opened.
+    fn closed_to_us(&self, e: &CatalogEntry, x: &std::io::Error) -> Error {
+        let path = self.dir.join(&e.name);
+        match NotPlain::is(x) {
+            true => Error::Damaged {
+                path,
+                what: format!(
+                    "{x}, and in the place of a file of the volume ({} bytes); was it put there? Put that file back, or remove this node's copy of the volume to have it copied again",
+                    e.size
+                ),
+            },
+            false => Error::io(format!("opening {}", path.display()), x),
         }
     }
 
@@ -344,18 +359,12 @@ impl Area {
             .files
             .get(&id)
             .ok_or_else(|| Error::NotFound(format!("file {id} is not in the catalogue")))?;
-        let path = self.dir.join(&entry.name);
-        let f = self
-            .env
-            .open(
-                &path,
-                OpenHow {
-                    create: false,
-                    write: true,
-                    durable: false,
-                },
-            )
-            .context(|| format!("opening {}", path.display()))?;
+        let how = OpenHow {
+            write: true,
+            ..OpenHow::DATA
+        };
+        let opened = self.env.open(&self.dir.join(&entry.name), how);
+        let f = opened.map_err(|x| self.closed_to_us(entry, &x))?;
         self.keep_open(id, f.clone())?;
         Ok(f)
     }
@@ -630,10 +639,10 @@ impl Area {
     }
 }
 
-/// Whether the error means that no file of the volume can lie at that path.
+/// Whether the error means that no file of the volume lies at that path.
 pub fn is_gone(e: &std::io::Error) -> bool {
     use std::io::ErrorKind::*;
-    matches!(e.kind(), NotFound | NotADirectory | IsADirectory)
+    NotPlain::is(e) || matches!(e.kind(), NotFound | NotADirectory | IsADirectory)
 }
 
 /// [`is_gone`] by the error's number, where a file is opened to write.
@@ -698,6 +707,7 @@ pub fn replace_file(env: &dyn Env, path: &Path, bytes: &[u8]) -> Result<()> {
                 create: true,
                 write: true,
                 durable: false,
+                plain: false,
             },
         )
         .context(what)?;
@@ -847,6 +857,118 @@ mod tests {
         }
         area.file(7).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A new area below `dir`, and where its files and its catalogue lie.
+    fn new_area(dir: &Path) -> (Area, PathBuf) {
+        let (data, meta) = (dir.join("data"), dir.join("meta"));
+        std::fs::create_dir_all(&meta).unwrap();
+        let env: Arc<dyn Env> = Arc::new(Os::new().unwrap());
+        (Area::open(&env, &data, &meta, 9).unwrap(), data)
+    }
+
+    fn make(area: &mut Area, lsn: u64, file: u32, name: &str) -> Result<()> {
+        let (kind, offset, len) = (OpKind::Create, 0, name.len() as u32);
+        let op = Op {
+            file,
+            kind,
+            offset,
+            len,
+        };
+        area.apply_op(lsn, &op, name.as_bytes())?;
+        area.end_sync_point(lsn)
+    }
+
+    fn make_pipe(path: &Path) {
+        let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a path that ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    }
+
+    /// What somebody had put where a record made a file was opened: a symbolic link was followed,
+    /// and the file that it leads to cut; a pipe was written to; a file that may not be written to,
+    /// or a directory with files, kept the node from applying, for good. In a thread that is
+    /// nobody's as far as files are concerned: root may write to everything.
+    #[test]
+    fn what_is_in_the_way_of_a_new_file_is_put_aside() {
+        use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let work = || {
+            // SAFETY: has no memory of ours. It is of this thread only.
+            unsafe { libc::setfsuid(65534) };
+            let (mut area, data) = new_area(dir.path());
+            let elsewhere = dir.path().join("elsewhere");
+            std::fs::write(&elsewhere, "not the volume's").unwrap();
+            let long = format!("{}/{}", "d".repeat(250), "x".repeat(250));
+            std::fs::create_dir_all(data.join(&long).parent().unwrap()).unwrap();
+            std::fs::create_dir_all(data.join("directory/deep")).unwrap();
+            symlink(&elsewhere, data.join("link")).unwrap();
+            symlink(&elsewhere, data.join(&long)).unwrap();
+            symlink(dir.path().join("nowhere"), data.join("dangling")).unwrap();
+            symlink(&elsewhere, data.join("directory/deep/link")).unwrap();
+            make_pipe(&data.join("pipe"));
+            make_pipe(&data.join("above"));
+            drop(std::os::unix::net::UnixListener::bind(data.join("socket")).unwrap());
+            std::fs::write(data.join("locked"), "locked").unwrap();
+            let mode = std::fs::Permissions::from_mode(0o444);
+            std::fs::set_permissions(data.join("locked"), mode).unwrap();
+            let names = ["link", &long, "dangling", "directory", "pipe", "socket"];
+            let names = names.into_iter().chain(["locked", "above/x"]);
+            let names: Vec<_> = names.zip(1..).collect();
+            for (name, n) in &names {
+                make(&mut area, *n, *n as u32, name).unwrap();
+                assert!(
+                    data.join(name).symlink_metadata().unwrap().is_file(),
+                    "{name}"
+                );
+            }
+            area.check_sizes().unwrap();
+            let lost = data.join(names::LOST);
+            let at = |name: &str| lost.join(name).symlink_metadata().unwrap().file_type();
+            assert!(at("1.link").is_symlink() && at("3.dangling").is_symlink());
+            assert!(at("4.directory/deep/link").is_symlink());
+            assert!(at("5.pipe").is_fifo() && at("8.above").is_fifo());
+            assert!(at("6.socket").is_socket());
+            assert_eq!(std::fs::read(lost.join("7.locked")).unwrap(), b"locked");
+            assert_eq!(std::fs::read(&elsewhere).unwrap(), b"not the volume's");
+            assert!(!dir.path().join("nowhere").exists());
+            assert_eq!(std::fs::read_dir(&lost).unwrap().count(), names.len());
+        };
+        std::thread::scope(|s| s.spawn(work).join().unwrap());
+    }
+
+    /// A link that was put in the place of a file of the volume was followed, and a file elsewhere
+    /// changed; a pipe there was waited for, by whoever held the area's lock.
+    #[test]
+    fn what_is_in_the_place_of_a_file_is_not_opened_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut area, data) = new_area(dir.path());
+        make(&mut area, 1, 1, "x").unwrap();
+        area.sync().unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        std::fs::write(&elsewhere, "").unwrap();
+        let link = |at: &Path| std::os::unix::fs::symlink(&elsewhere, at).unwrap();
+        for what in ["symbolic link", "pipe"] {
+            std::fs::remove_file(data.join("x")).unwrap();
+            match what {
+                "pipe" => make_pipe(&data.join("x")),
+                _ => link(&data.join("x")),
+            }
+            let env = area.env.clone();
+            let meta = dir.path().join("meta");
+            let mut again = Area::open(&env, &data, &meta, 9).unwrap();
+            let found = [again.check_sizes(), again.file_by_name(1).map(drop)];
+            for found in found.into_iter().chain([again.file(1).map(drop)]) {
+                let said = found.expect_err(what).to_string();
+                let parts = ["data/x", what, "Put that file back"];
+                assert!(parts.iter().all(|p| said.contains(p)), "{said}");
+            }
+            make_pipe(&data.join("stranger"));
+            let said = again.check_name("stranger").expect_err("a pipe");
+            assert_eq!(said.errno(), libc::EEXIST, "{said}");
+            std::fs::remove_file(data.join("stranger")).unwrap();
+        }
     }
 
     /// Small extents, alone, many in a page, in neighbouring pages and at the

@@ -334,6 +334,7 @@ impl Log {
                     create: true,
                     write: true,
                     durable: false,
+                    plain: false,
                 },
             )
             .context(what)?;
@@ -361,6 +362,7 @@ impl Log {
                 create: false,
                 write: true,
                 durable: true,
+                plain: false,
             },
         )
         .context(what)

@@ -30,7 +30,7 @@ use mojim_format::{Catalog, CatalogEntry, FormatError};
 
 use crate::area::{is_gone, make_dirs, of_another_release, replace_file};
 use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, noted_names};
-use mojim_env::{Context, Env, Error, File, OpenHow, Result};
+use mojim_env::{Context, Env, Error, File, NotPlain, OpenHow, Result};
 
 /// The directory of staged files; no file of a volume can lie there.
 const STAGED: &str = ".mojim-copy";
@@ -177,14 +177,15 @@ impl Stage {
         // copy is half replaced.
         let to = self.dir.join(&entry.name);
         let how = OpenHow {
-            create: false,
             write: true,
-            durable: false,
+            ..OpenHow::DATA
         };
         let ours = |name: &str| self.old.values().any(|o| o == name);
         let above = |a: &Path| a.to_str().is_some_and(ours);
         let clear = match self.env.open(&to, how) {
             Ok(_) => Ok(()),
+            // The file takes its place.
+            Err(e) if NotPlain::is(&e) => Ok(()),
             Err(e) => match e.kind() {
                 std::io::ErrorKind::NotFound => Ok(()),
                 // The obstacle is a file of the present copy, which is removed first.
@@ -230,7 +231,7 @@ impl Stage {
         let f = names
             .into_iter()
             .flatten()
-            .find_map(|name| self.env.open(&self.dir.join(name), OpenHow::default()).ok())?;
+            .find_map(|name| self.env.open(&self.dir.join(name), OpenHow::DATA).ok())?;
         self.source = Some((id, f.clone()));
         Some(f)
     }
@@ -322,7 +323,7 @@ impl Stage {
         let how = OpenHow {
             create: true,
             write: true,
-            durable: false,
+            ..OpenHow::DATA
         };
         let path = staged(&self.dir, id);
         let f = self
@@ -530,7 +531,7 @@ fn read_catalog(env: &dyn Env, path: &Path) -> Result<Option<(Catalog, Vec<u8>)>
 }
 
 fn size_of(env: &dyn Env, path: &Path) -> Result<Option<u64>> {
-    match env.open(path, OpenHow::default()) {
+    match env.open(path, OpenHow::DATA) {
         Err(e) if is_gone(&e) => Ok(None),
         r => r
             .and_then(|f| f.len())

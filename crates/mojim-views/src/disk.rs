@@ -252,6 +252,7 @@ fn replace(env: &dyn Env, dir: &Path, name: &str, bytes: &[u8]) -> io::Result<Ar
         create: true,
         write: true,
         durable: false,
+        plain: false,
     };
     let file = env.open(&new, how)?;
     file.set_len(0)?;

@@ -805,6 +805,7 @@ mod tests {
             create: true,
             write: true,
             durable: false,
+            plain: false,
         };
         let (path, dir) = (Path::new("/d/f"), Path::new("/d"));
         let file = env.open(path, how).unwrap();

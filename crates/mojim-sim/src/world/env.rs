@@ -9,7 +9,7 @@ use super::link::SimConn;
 use super::state::Place;
 use crate::disk::{MAX_FILE, SECTOR, eio};
 use crate::memory::Region;
-use mojim_env::{Address, Conn, Env, File, Memory, OpenHow};
+use mojim_env::{Address, Conn, Env, File, Memory, NotPlain, OpenHow};
 use std::any::Any;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -69,6 +69,9 @@ impl Env for SimEnv {
         let mut st = self.place.enter()?;
         let n = self.place.node;
         let exists = st.nodes[n].disk.exists(path);
+        if how.plain && st.nodes[n].disk.is_link(path) {
+            return Err(NotPlain("a symbolic link").into());
+        }
         let ino = if how.create && !exists {
             st.change(
                 n,

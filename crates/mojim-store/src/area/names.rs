@@ -14,7 +14,16 @@ use super::*;
 use crate::notes::{REMOVAL_NOTE, RENAME_NOTE, RemovalNote, RenameNote};
 
 /// Where what is in the way lies, in a volume's directory.
-const LOST: &str = ".mojim-lost";
+pub(super) const LOST: &str = ".mojim-lost";
+
+/// How opening a file fails that may not be written to, or is a program that runs.
+const UNWRITABLE: [std::io::ErrorKind; 2] = [
+    std::io::ErrorKind::PermissionDenied,
+    std::io::ErrorKind::ExecutableFileBusy,
+];
+
+/// Bytes of its path that the name of what lies there has.
+const MOST_OF_NAME: usize = 200;
 
 impl Area {
     /// A rename that a crash cut off between the file system and the
@@ -37,7 +46,7 @@ impl Area {
             return Ok(()); // done, and in the catalogue
         }
         let from = self.dir.join(&r.from);
-        match self.env.open(&from, OpenHow::default()) {
+        match self.env.open(&from, OpenHow::DATA) {
             // It was not done: its record is applied again, with what makes way for it.
             Ok(_) => return Ok(()),
             Err(e) if is_gone(&e) => {}
@@ -243,11 +252,11 @@ impl Area {
         let how = OpenHow {
             create: true,
             write: true,
-            durable: false,
+            ..OpenHow::DATA
         };
         let what = || format!("creating {}", path.display());
         let f = self
-            .in_place_of(lsn, &path, |env| env.open(&path, how))?
+            .in_place_of(lsn, &path, &UNWRITABLE, |env| env.open(&path, how))?
             .context(what)?;
         // Who has opened what lies there has the new file, so it is cut. At once durably: with the
         // power its bytes could come back when the catalogue has this file already, and the record
@@ -302,7 +311,7 @@ impl Area {
             to: name.clone(),
         };
         replace_file(&*self.env, &self.rename_path(), &note.encode())?;
-        self.in_place_of(lsn, &to, |env| env.rename(&from, &to))?
+        self.in_place_of(lsn, &to, &[], |env| env.rename(&from, &to))?
             .context(|| format!("renaming {}", from.display()))?;
         self.sync_parent(&e.name)?;
         self.sync_parent(&name)?;
@@ -359,26 +368,31 @@ impl Area {
         Ok(())
     }
 
-    /// [`Area::in_place_of_dirs`], also where files lay in these directories that are removed.
+    /// [`Area::in_place_of_dirs`], also where files lay in these directories that are removed, or
+    /// something lies at `path` that is nothing of the volume, as these errors say, too.
     fn in_place_of<T>(
         &mut self,
         lsn: u64,
         path: &Path,
+        other: &[std::io::ErrorKind],
         make: impl Fn(&dyn Env) -> std::io::Result<T>,
     ) -> Result<std::io::Result<T>> {
+        use std::io::ErrorKind::DirectoryNotEmpty;
         let env = self.env.clone();
-        match self.in_place_of_dirs(path, || make(&*env)) {
-            Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-                self.make_way(lsn)?;
-                match self.in_place_of_dirs(path, || make(&*env)) {
-                    Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-                        self.move_strangers(lsn, path)?;
-                        Ok(make(&*env))
-                    }
-                    r => Ok(r),
-                }
+        let mut made = self.in_place_of_dirs(path, || make(&*env));
+        if matches!(&made, Err(e) if e.kind() == DirectoryNotEmpty) {
+            self.make_way(lsn)?;
+            made = self.in_place_of_dirs(path, || make(&*env));
+        }
+        let is_other = |e: &std::io::Error| {
+            NotPlain::is(e) || e.kind() == DirectoryNotEmpty || other.contains(&e.kind())
+        };
+        match made {
+            Err(e) if is_other(&e) => {
+                self.put_aside(lsn, path)?;
+                Ok(make(&*env))
             }
-            r => Ok(r),
+            made => Ok(made),
         }
     }
 
@@ -394,22 +408,58 @@ impl Area {
             let Some(name) = name else {
                 break;
             };
-            let below = format!("{name}/");
-            let ours = |f: &CatalogEntry| f.name == name || f.name.starts_with(&below);
-            let is_file = self.env.open(at, OpenHow::default()).is_ok();
-            if self.files.values().any(ours) || at != path && !is_file {
+            let is_file = match self.env.open(at, OpenHow::DATA) {
+                Err(e) => NotPlain::is(&e) || e.kind() == std::io::ErrorKind::PermissionDenied,
+                Ok(_) => true,
+            };
+            let is_ours = self.files.values().any(|f| f.name == name);
+            if is_ours || at != path && !is_file {
                 continue;
             }
-            let lost = top.join(LOST);
-            make_dirs(&*self.env, &lost, &top)?;
-            let to = lost.join(format!("{lsn}.{}", name.replace('/', "_")));
-            self.made.clear();
-            let moved = self.env.rename(at, &to);
-            moved.context(|| format!("moving {}", at.display()))?;
-            self.sync_dir(&lost)?;
-            return self.sync_dir(at.parent().unwrap_or(&top));
+            if self.put_aside(lsn, at)? {
+                break;
+            }
         }
         Ok(())
+    }
+
+    /// What lies at `at`, and is no file of the volume, goes to [`LOST`]. False if it is a
+    /// directory in which the volume has files, or nothing.
+    fn put_aside(&mut self, lsn: u64, at: &Path) -> Result<bool> {
+        use std::io::ErrorKind::{IsADirectory, NotFound};
+        let is = |at: &Path, kind| match self.env.open(at, OpenHow::DATA) {
+            Err(e) => e.kind() == kind,
+            Ok(_) => false,
+        };
+        let top = self.dir.clone();
+        let Some(name) = at.strip_prefix(&top).ok().and_then(Path::to_str) else {
+            return Ok(false);
+        };
+        // The catalogue may have files already for which this is to be a directory.
+        let below = format!("{name}/");
+        let has_ours = || self.files.values().any(|f| f.name.starts_with(&below));
+        if is(at, NotFound) || is(at, IsADirectory) && has_ours() {
+            return Ok(false);
+        }
+        let lost = top.join(LOST);
+        make_dirs(&*self.env, &lost, &top)?;
+        // Of a long path the end: a name has its limit, too.
+        let from = name.len().saturating_sub(MOST_OF_NAME);
+        let from = (from..).find(|i| name.is_char_boundary(*i)).unwrap_or(0);
+        let name = name[from..].replace('/', "_");
+        // What an attempt before a crash moved stays, and so does what was called `a/b`, not `a_b`.
+        let names = std::iter::once(format!("{lsn}.{name}"))
+            .chain((2..).map(|n| format!("{lsn}.{n}.{name}")))
+            .map(|name| lost.join(name));
+        let to = { names }
+            .find(|to| is(to, NotFound))
+            .expect("they do not end");
+        self.made.clear();
+        let moved = self.env.rename(at, &to);
+        moved.context(|| format!("moving {}", at.display()))?;
+        self.sync_dir(&lost)?;
+        self.sync_dir(at.parent().unwrap_or(&top))?;
+        Ok(true)
     }
 
     /// A directory exists only for the files in it: empty directories that removed files
@@ -481,10 +531,14 @@ impl Area {
         }
         let how = OpenHow {
             write: true,
-            ..OpenHow::default()
+            ..OpenHow::DATA
         };
         match self.env.open(&path, how) {
             Ok(_) => Ok(true),
+            Err(e) if NotPlain::is(&e) => Err(Error::Exists(format!(
+                "{}: {e}: remove it, or give the file another name",
+                path.display()
+            ))),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
             Err(e) if e.kind() == std::io::ErrorKind::IsADirectory => {
                 match self

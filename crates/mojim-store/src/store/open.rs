@@ -169,6 +169,7 @@ fn make_durable(env: &dyn Env, meta: &Path, sb: &Superblock) -> Result<Arc<dyn F
         create: false,
         write: true,
         durable: false,
+        plain: false,
     };
     let file = env
         .open(&path, how)

@@ -170,6 +170,7 @@ impl Store {
             create: true,
             write: true,
             durable: false,
+            plain: false,
         };
         self.env
             .open(&path, how)

@@ -166,7 +166,7 @@ impl Inner {
         let stranger = area.check_name(file)?;
         drop(area);
         let stranger = match stranger {
-            true => self.env.open(&path, mojim_env::OpenHow::default()),
+            true => self.env.open(&path, mojim_env::OpenHow::DATA),
             false => Err(std::io::ErrorKind::NotFound.into()),
         };
         match stranger {
