@@ -407,6 +407,91 @@ fn directories_are_imported_and_exported() {
     );
 }
 
+/// Where the import below stands when everything on its node dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stands {
+    /// All is copied, and has no name.
+    BeforeNames,
+    /// It has its name, which somebody else's sync point has committed.
+    BehindNames,
+}
+
+/// Imports a directory with a file, and kills everything on node `a` at that place. Returns what node
+/// `b` shows then: the volume's names, and the file's bytes.
+fn import_that_dies(at: Stands) -> (String, String) {
+    let r = Runs::new();
+    let mut a = r.c.node("a");
+    let _b = r.c.node("b");
+    let (home, tools) = (r.c.dir.join("home"), r.c.dir.join("tools"));
+    fs::create_dir_all(home.join("data")).unwrap();
+    fs::create_dir(&tools).unwrap();
+    fs::write(home.join("data/f"), "first\n").unwrap();
+    let reached = r.c.dir.join("reached");
+    let wait = format!(
+        "echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec sleep infinity",
+        reached.display()
+    );
+    // A sync point that somebody else makes has the file's name, and a part of its bytes.
+    let cp =
+        "cp \"$@\"; for to; do :; done; sync \"$to\"data/f; echo rest >> \"$to\"data/f".to_owned();
+    let mv = match at {
+        Stands::BeforeNames => wait,
+        Stands::BehindNames => {
+            format!(
+                "mv \"$@\"; for to; do :; done; echo > \"$to\".other; sync \"$to\".other; {wait}"
+            )
+        }
+    };
+    let path = std::env::var("PATH").unwrap();
+    for (name, script) in [("cp", cp), ("mv", mv)] {
+        let script = format!("#!/bin/sh\nset -e\nPATH='{path}'\n{script}\n");
+        fs::write(tools.join(name), script).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(tools.join(name), mode).unwrap();
+    }
+    let (file, data) = (r.c.file(), home.join("data"));
+    let args = ["import", "--config", file.to_str().unwrap(), "--name", "a"];
+    let args = [&args[..], &[data.to_str().unwrap()]].concat();
+    let errors = r.c.dir.join("import.txt");
+    let mut import = Process::start_with(&args, &errors, |command| {
+        command.env("PATH", format!("{}:{path}", tools.display()));
+    });
+    let waits = await_that("the import to stand there", || {
+        fs::read_to_string(&reached)
+            .ok()?
+            .trim()
+            .parse::<u32>()
+            .ok()
+    });
+    kill(r.server("a").unwrap(), "KILL");
+    a.kill();
+    kill(waits, "KILL");
+    assert_ne!(import.wait(), Some(0), "{}", import.errors());
+    r.c.promote("b");
+    let show = format!(
+        "cd '{}'; ls; cat data/f || cat .copy.*/data/f",
+        r.dir("b").display()
+    );
+    let shown = r.says("b", &["sh", "-c", &show]);
+    r.await_end("b");
+    let (names, bytes) = shown.split_at(shown.find("first").expect("the file"));
+    (names.to_owned(), bytes.to_owned())
+}
+
+/// What an import wrote to a file after a sync point of somebody else (the mount's clock, say) was in
+/// no later one until its directory had its name: one sync of the directory does not commit it. Every
+/// file is committed before anything has a name; and a name is never there with a part.
+#[test]
+fn an_import_that_dies_leaves_no_name_with_a_part() {
+    let all = || "first\nrest\n".to_owned();
+    assert_eq!(
+        import_that_dies(Stands::BeforeNames),
+        (String::new(), all())
+    );
+    let named = ("data\ndata.other\n".to_owned(), all());
+    assert_eq!(import_that_dies(Stands::BehindNames), named);
+}
+
 /// A killed mount that the kernel knew everything of was taken for a live one: every later program
 /// started in a directory that nobody served.
 #[test]
