@@ -99,11 +99,12 @@ fn write_back(place: &Place) -> std::io::Result<()> {
     Ok(())
 }
 
-/// `None` if the file or directory is gone or does not exist yet.
+/// `None` if the file or directory is gone, also if a file has its place, or does not exist yet.
 fn there<T>(r: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
     match r {
         Ok(t) => Ok(Some(t)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) if matches!(e.kind(), NotFound | NotADirectory) => Ok(None),
         Err(e) => Err(e),
     }
 }

@@ -130,6 +130,18 @@ impl Env for Machine {
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         self.os.create_dir_all(path)
     }
+    fn remove_empty_dirs(&self, path: &Path) -> io::Result<()> {
+        self.os.remove_empty_dirs(path)
+    }
+    fn max_file_size(&self, dir: &Path) -> io::Result<u64> {
+        self.os.max_file_size(dir)
+    }
+    fn file_size_limit(&self) -> u64 {
+        self.os.file_size_limit()
+    }
+    fn most_open(&self) -> usize {
+        self.os.most_open()
+    }
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.os.remove(path)
     }
