@@ -27,15 +27,21 @@ use crate::machine::Fault;
 use crate::sys::Lab;
 
 mod live;
+pub mod mounted;
+mod names;
 pub mod parts;
-mod program;
+pub mod program;
 pub mod setup;
+mod shown;
 mod stand;
+mod thread;
 
 use live::{DISK, DISK_OF_A_MOUNT, End, Faults, History, Stage};
-use program::{Model, PART};
+use names::Reached;
+use program::{PART, Slip};
 use setup::{Mode, NODES, Places, Setup};
 use stand::{Back, Outcome, Plan, Stand};
+use thread::Thread;
 
 /// How the rung runs.
 pub struct Options {
@@ -179,8 +185,11 @@ struct Subject {
     believed: Option<Mode>,
     /// With these words for `mojim mount`, if the program works in a mount.
     mount: Option<&'static [&'static str]>,
-    /// Whether the program in the mount syncs in the middle of a step.
-    halves: bool,
+    /// The mistake of the program in the mount.
+    slip: Option<Slip>,
+    /// Whether that program has one thread only, so that no other one's sync point commits a part
+    /// of its steps.
+    alone: bool,
     /// Whether it must pass; the others must be caught.
     stands: bool,
 }
@@ -192,7 +201,8 @@ const MOJIM: Subject = Subject {
     recovers: None,
     believed: None,
     mount: None,
-    halves: false,
+    slip: None,
+    alone: false,
     stands: true,
 };
 
@@ -201,7 +211,7 @@ impl Subject {
         live::Made {
             faults: self.faults,
             mount: self.mount,
-            halves: self.halves,
+            slip: self.slip,
         }
     }
 
@@ -209,7 +219,7 @@ impl Subject {
     fn setup(&self, mut setup: Setup) -> Setup {
         setup.believed = self.believed.unwrap_or(setup.mode);
         if self.mount.is_some() {
-            setup.for_a_mount();
+            setup.for_a_mount(self.alone);
         }
         setup
     }
@@ -223,7 +233,7 @@ const MOUNT: Subject = Subject {
 };
 
 /// The subjects that must be caught.
-const BROKEN: [Subject; 11] = [
+const BROKEN: [Subject; 13] = [
     Subject {
         name: "mirror-no-log-flush",
         modes: &[Mode::Sync],
@@ -291,7 +301,25 @@ const BROKEN: [Subject; 11] = [
     Subject {
         name: "mount-half-steps",
         modes: &[Mode::Sync],
-        halves: true,
+        slip: Some(Slip::HalfSteps),
+        stands: false,
+        ..MOUNT
+    },
+    // The same with steps on names alone.
+    Subject {
+        name: "mount-half-names",
+        modes: &[Mode::Sync],
+        slip: Some(Slip::HalfNames),
+        alone: true,
+        stands: false,
+        ..MOUNT
+    },
+    // What was acknowledged of names comes with a later sync point.
+    Subject {
+        name: "mount-names-late",
+        modes: &[Mode::SyncFlush],
+        slip: Some(Slip::UnsyncedNames),
+        alone: true,
         stands: false,
         ..MOUNT
     },
@@ -299,6 +327,7 @@ const BROKEN: [Subject; 11] = [
     Subject {
         name: "mount-commits-early",
         mount: Some(&["--commit-interval", "0.01"]),
+        alone: true,
         stands: false,
         ..MOUNT
     },
@@ -463,7 +492,8 @@ impl Bench {
             End::Killed { .. } => o.of_each / 4,
         };
         let mut rows = Rows::new();
-        let mut models: Vec<_> = (0..setup.threads).map(|t| Model::new(seed, t)).collect();
+        let model = |t| Thread::new(seed, t, setup.threads, setup.mounted);
+        let mut models: Vec<_> = (0..setup.threads).map(model).collect();
         let mut disks: Vec<_> = history
             .nodes
             .iter()
@@ -623,9 +653,9 @@ enum Judged {
     Unmountable,
 }
 
-fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [Model]) -> Judged {
+fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [Thread]) -> Judged {
     let anything = told.ready < moment;
-    let (bytes, by_hand, amiss) = match outcome {
+    let (bytes, by_hand, shown) = match outcome {
         Outcome::Unmountable => return Judged::Unmountable,
         // Before the volume exists, no node can be promoted.
         Outcome::Refused(_) if !anything => return Judged::Kept,
@@ -634,10 +664,10 @@ fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [M
         Outcome::Found {
             bytes,
             by_hand,
-            amiss,
-        } => (bytes, by_hand, amiss),
+            shown,
+        } => (bytes, by_hand, shown),
     };
-    if let Some(e) = amiss {
+    if let Some(Err(e)) = shown {
         return Judged::Torn(e);
     }
     if bytes.is_empty() {
@@ -648,21 +678,20 @@ fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [M
             _ => Judged::Lost("a file is missing, or has another size".into()),
         };
     }
-    let mut found = Vec::new();
-    for (thread, model) in models.iter_mut().enumerate() {
-        let begun = told.begun(thread, moment);
-        match model.step_of(&bytes[thread * PART..][..PART], begun) {
-            Ok(step) => found.push(step),
-            Err(e) => return Judged::Torn(e),
-        }
-    }
-    if let Some(e) = told.disorder(&found) {
-        return Judged::Torn(e);
-    }
+    let found = match steps(
+        &bytes,
+        shown.and_then(std::result::Result::ok),
+        told,
+        moment,
+        models,
+    ) {
+        Ok(found) => found,
+        Err(e) => return Judged::Torn(e),
+    };
     let missing: Vec<String> = found
         .iter()
         .enumerate()
-        .map(|(thread, n)| (thread, *n, told.acknowledged(thread, moment)))
+        .map(|(thread, r)| (thread, r.last_whole(), told.acknowledged(thread, moment)))
         .filter(|(_, n, acknowledged)| n < acknowledged)
         .map(|(thread, n, acknowledged)| {
             format!("thread {thread}: step {n} is there, {acknowledged} was acknowledged")
@@ -680,6 +709,29 @@ fn judge(outcome: Outcome, word: Word, told: &Told, moment: u64, models: &mut [M
                 ", without a word"
             }
         )),
+    }
+}
+
+/// How far each thread has come by what was found, or what is torn.
+fn steps(
+    bytes: &[u8],
+    shown: Option<names::Entries>,
+    told: &Told,
+    moment: u64,
+    models: &mut [Thread],
+) -> std::result::Result<Vec<Reached>, String> {
+    let shares = shown.map(|s| shown::shares(s, models.len())).transpose()?;
+    let mut found = Vec::new();
+    for (thread, model) in models.iter_mut().enumerate() {
+        let share = shares.as_ref().map(|all| &all[thread]);
+        let begun = told.begun(thread, moment);
+        found.push(model.step_of(&bytes[thread * PART..][..PART], share, begun)?);
+    }
+    let whole: Vec<u64> = found.iter().map(|r| r.last_whole()).collect();
+    let part: Vec<u64> = found.iter().map(|r| r.step).collect();
+    match told.disorder(&whole, &part) {
+        Some(e) => Err(e),
+        None => Ok(found),
     }
 }
 

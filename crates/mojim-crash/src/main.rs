@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use mojim_crash::acks::Acks;
-use mojim_crash::cluster::Failures;
 use mojim_crash::cluster::parts::{self, Made};
+use mojim_crash::cluster::program::Slip;
 use mojim_crash::cluster::setup::Mode;
+use mojim_crash::cluster::{Failures, mounted};
 use mojim_crash::machine::Fault;
 use mojim_crash::report::{Extent, Report};
 use mojim_crash::subject::{Kind, Place};
@@ -118,9 +119,9 @@ struct Program {
     /// A mounted volume in which it works, instead of attaching it.
     #[arg(long)]
     mount: Option<PathBuf>,
-    /// Sync in the middle of a step there.
-    #[arg(long)]
-    halves: bool,
+    /// A mistake that it makes there.
+    #[arg(long, value_parser = Slip::of)]
+    slip: Option<Slip>,
 }
 
 #[derive(Args)]
@@ -291,17 +292,7 @@ fn run(word: &Word) -> Result<()> {
     match word {
         Word::Cluster(c) => cluster(c),
         Word::Node(n) => parts::run_node(&n.config, &n.name, made(n)),
-        Word::Program(p) => parts::run_program(&parts::Work {
-            config: p.at.config.clone(),
-            journal: p.journal.clone(),
-            name: p.at.name.clone(),
-            made: made(&p.at),
-            seed: p.seed,
-            threads: p.threads,
-            steps: p.steps,
-            mount: p.mount.clone(),
-            halves: p.halves,
-        }),
+        Word::Program(p) => program(p),
         Word::Plug(p) => {
             let media = match &p.medium {
                 Some(m) => std::slice::from_ref(m),
@@ -341,6 +332,22 @@ fn run(word: &Word) -> Result<()> {
             jobs: b.jobs,
             keep: b.keep.clone(),
         })?),
+    }
+}
+
+fn program(p: &Program) -> Result<()> {
+    let work = parts::Work {
+        config: p.at.config.clone(),
+        journal: p.journal.clone(),
+        name: p.at.name.clone(),
+        made: made(&p.at),
+        seed: p.seed,
+        threads: p.threads,
+        steps: p.steps,
+    };
+    match &p.mount {
+        Some(at) => mounted::run(&work, at, p.slip),
+        None => parts::run_program(&work),
     }
 }
 

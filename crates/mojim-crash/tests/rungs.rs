@@ -151,7 +151,13 @@ fn power_for_mounts() {
         assert!(built.unwrap().success());
     }
     clusters(
-        &["mount", "mount-without-the-mirror", "mount-half-steps"],
+        &[
+            "mount",
+            "mount-without-the-mirror",
+            "mount-half-steps",
+            "mount-half-names",
+            "mount-names-late",
+        ],
         &[Mode::Sync, Mode::SyncFlush],
         24,
     );

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use super::program::Slip;
 use super::setup::{DATA, NODES, Places, Setup};
 use crate::device::{Device, Event};
 use crate::journal::{Journal, Told};
@@ -118,8 +119,8 @@ pub struct Made {
     pub faults: Faults,
     /// The words for its mount, if the program works in one.
     pub mount: Option<&'static [&'static str]>,
-    /// Whether the program there syncs in the middle of a step.
-    pub halves: bool,
+    /// The mistake that the program makes there.
+    pub slip: Option<Slip>,
 }
 
 /// A cluster's faults: that of the machine of `a`'s program, and that of `b`'s daemon.
@@ -354,7 +355,7 @@ impl Life<'_> {
         c.args(["--steps", &self.setup.steps.to_string()]);
         if let Some(m) = &mount {
             c.arg("--mount").arg(&m.at);
-            c.args(self.made.halves.then_some("--halves"));
+            c.args(self.made.slip.iter().flat_map(|s| ["--slip", s.name()]));
         }
         Ok(Working {
             program: Running::start(c)?,

@@ -1,10 +1,9 @@
-//! The processes of a cluster: a node's daemon, and the program.
+//! The processes of a cluster: a node's daemon, and the program (`mounted.rs` has the one that
+//! works in a mount).
 //!
 //! Owns how each is started over a machine that may have a fault. The daemon is made as
 //! `mojim node` makes it, with its part in the register.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +15,9 @@ use mojim_linux::Os;
 use mojim_node as node;
 use mojim_replica::register::ViewRegister;
 use mojim_views::{Options, RegisterVoter};
-use rustix::mm::{MsyncFlags, ProtFlags, mmap, munmap};
 
 use super::program::{PART, changes};
-use super::setup::{FILE, Mode, file_of};
+use super::setup::{FILE, Mode};
 use crate::Result;
 use crate::journal::Journal;
 use crate::machine::{Fault, Machine};
@@ -136,18 +134,11 @@ pub struct Work {
     pub threads: usize,
     /// The steps of each thread.
     pub steps: u64,
-    /// The mount in which it works, if it does not attach the volume itself.
-    pub mount: Option<PathBuf>,
-    /// Whether it syncs in the middle of a step there.
-    pub halves: bool,
 }
 
 /// Attaches, makes the steps of all threads, and stays attached until the process is
 /// killed.
 pub fn run_program(w: &Work) -> Result<()> {
-    if let Some(at) = &w.mount {
-        return run_in_mount(w, at);
-    }
     let config = Config::load(&w.config)?;
     let directory = config.node(&w.name)?.directory.clone();
     let over = |os| w.made.over(os, &directory);
@@ -189,43 +180,8 @@ pub fn run_program(w: &Work) -> Result<()> {
     in_threads(w.threads, &work)
 }
 
-/// Makes the steps of all threads on files in a mount, each thread on its own, and stays until the
-/// process is killed.
-fn run_in_mount(w: &Work, at: &Path) -> Result<()> {
-    for thread in 0..w.threads {
-        let file = std::fs::File::create(at.join(file_of(thread)))?;
-        file.set_len(PART as u64)?;
-        file.sync_all()?;
-    }
-    let journal = Journal::open(&w.journal)?;
-    journal.ready();
-    let work = |thread: usize| -> Result<()> {
-        let path = at.join(file_of(thread));
-        for step in 1..=w.steps {
-            let word = (0, step.to_le_bytes().to_vec());
-            let more = changes(w.seed, thread, step);
-            let all: Vec<_> = [word]
-                .into_iter()
-                .chain(more.into_iter().map(|c| (c.at, c.bytes)))
-                .collect();
-            journal.begin(thread, step);
-            if w.halves {
-                write_and_fsync(&path, &all[..1])?;
-            }
-            match step % 3 {
-                0 => rename_over(at, &path, &all)?,
-                1 => store_and_msync(&path, &all)?,
-                _ => write_and_fsync(&path, &all)?,
-            }
-            journal.acknowledge(thread, step);
-        }
-        Ok(())
-    };
-    in_threads(w.threads, &work)
-}
-
 /// Runs `work` in so many threads, says when all are done, and stays until the process is killed.
-fn in_threads(threads: usize, work: &(dyn Fn(usize) -> Result<()> + Sync)) -> Result<()> {
+pub fn in_threads(threads: usize, work: &(dyn Fn(usize) -> Result<()> + Sync)) -> Result<()> {
     std::thread::scope(|s| {
         let all: Vec<_> = (0..threads).map(|t| s.spawn(move || work(t))).collect();
         all.into_iter().try_for_each(|t| match t.join() {
@@ -237,60 +193,6 @@ fn in_threads(threads: usize, work: &(dyn Fn(usize) -> Result<()> + Sync)) -> Re
     loop {
         std::thread::park();
     }
-}
-
-/// Bytes, and where they go in a thread's file.
-type Piece = (usize, Vec<u8>);
-
-fn write_and_fsync(path: &Path, all: &[Piece]) -> Result<()> {
-    let file = File::options().write(true).open(path)?;
-    for (at, bytes) in all {
-        file.write_all_at(bytes, *at as u64)?;
-    }
-    Ok(file.sync_data()?)
-}
-
-fn store_and_msync(path: &Path, all: &[Piece]) -> Result<()> {
-    let file = File::options().read(true).write(true).open(path)?;
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new shared mapping of a file as long as a part, which only this thread changes.
-    let part = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            PART,
-            prot,
-            rustix::mm::MapFlags::SHARED,
-            &file,
-            0,
-        )
-    }?;
-    for (at, bytes) in all {
-        assert!(at + bytes.len() <= PART);
-        // SAFETY: inside the mapping.
-        unsafe {
-            part.cast::<u8>()
-                .add(*at)
-                .copy_from(bytes.as_ptr(), bytes.len())
-        };
-    }
-    // SAFETY: the mapping; it is not used afterwards.
-    unsafe {
-        let synced = rustix::mm::msync(part, PART, MsyncFlags::SYNC);
-        munmap(part, PART)?;
-        Ok(synced?)
-    }
-}
-
-/// As editors do: the whole file under another name, which then takes the place of the old one.
-fn rename_over(dir: &Path, path: &Path, all: &[Piece]) -> Result<()> {
-    let mut whole = std::fs::read(path)?;
-    for (at, bytes) in all {
-        whole[*at..at + bytes.len()].copy_from_slice(bytes);
-    }
-    let new = path.with_extension("new");
-    std::fs::write(&new, whole)?;
-    std::fs::rename(&new, path)?;
-    Ok(File::open(dir)?.sync_all()?)
 }
 
 /// A mode by its name.

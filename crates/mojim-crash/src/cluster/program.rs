@@ -4,6 +4,9 @@
 //! number of its last step, and bytes that follow from the seed, the thread and its
 //! steps. Invariant: a step changes its word and all its places by one sync point, so
 //! that a partial step can be detected.
+//!
+//! In a mount the part is a file of the thread, and some steps are on names (`names.rs`)
+//! instead.
 
 use mojim_sim::Rng;
 
@@ -12,6 +15,64 @@ use crate::workload::{Change, PAGE};
 /// Size of a thread's part, in bytes.
 pub const PART: usize = 24 * PAGE;
 const WORD: usize = 8;
+
+/// What a step in a mount is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Writes to the file, and an fsync of it.
+    Write,
+    /// Stores into a mapping of the file, and an msync.
+    Store,
+    /// A new file that is renamed over the old one, and an fsync of the directory.
+    Replace,
+    /// Calls on names in the thread's directory (`names.rs`).
+    Names,
+}
+
+/// What step `step` of a thread in a mount is.
+pub fn act(seed: u64, thread: usize, step: u64) -> Act {
+    let mut rng = Rng::new(seed.rotate_left(8) ^ (thread as u64) << 48 ^ step);
+    match rng.below(6) {
+        0 => Act::Write,
+        1 => Act::Store,
+        2 => Act::Replace,
+        _ => Act::Names,
+    }
+}
+
+/// A mistake that the program in a mount makes, in a control.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slip {
+    /// It syncs in the middle of each step on its file.
+    HalfSteps,
+    /// It syncs in the middle of each step on names.
+    HalfNames,
+    /// It does not sync the directory after a step on names.
+    UnsyncedNames,
+}
+
+impl Slip {
+    const NAMED: [(Slip, &'static str); 3] = [
+        (Slip::HalfSteps, "half-steps"),
+        (Slip::HalfNames, "half-names"),
+        (Slip::UnsyncedNames, "unsynced-names"),
+    ];
+
+    /// The mistake's name.
+    pub fn name(self) -> &'static str {
+        let found = Slip::NAMED.into_iter().find(|(s, _)| *s == self);
+        found.expect("all are there").1
+    }
+
+    /// The mistake of this name.
+    pub fn of(name: &str) -> Result<Slip, String> {
+        let found = Slip::NAMED.into_iter().find(|(_, n)| *n == name);
+        let all = Slip::NAMED.map(|(_, n)| n);
+        found
+            .map(|(s, _)| s)
+            .ok_or_else(|| format!("one of {}", all.join(", ")))
+    }
+}
 
 /// What step `step`, counted from 1, of a thread changes besides its word.
 pub fn changes(seed: u64, thread: usize, step: u64) -> Vec<Change> {
@@ -43,19 +104,25 @@ pub fn changes(seed: u64, thread: usize, step: u64) -> Vec<Change> {
 pub struct Model {
     seed: u64,
     thread: usize,
+    mounted: bool,
     step: u64,
     bytes: Vec<u8>,
 }
 
 impl Model {
-    /// The part before the first step.
-    pub fn new(seed: u64, thread: usize) -> Model {
+    /// The part before the first step; `mounted`: as a file in a mount.
+    pub fn new(seed: u64, thread: usize, mounted: bool) -> Model {
         Model {
             seed,
             thread,
+            mounted,
             step: 0,
             bytes: vec![0; PART],
         }
+    }
+
+    fn is_of_bytes(&self, step: u64) -> bool {
+        !self.mounted || act(self.seed, self.thread, step) != Act::Names
     }
 
     /// The step of which `found` is the result, among those up to `begun`; or how it
@@ -63,16 +130,19 @@ impl Model {
     pub fn step_of(&mut self, found: &[u8], begun: u64) -> Result<u64, String> {
         let thread = self.thread;
         let step = u64::from_le_bytes(found[..WORD].try_into().expect("eight bytes"));
-        if step > begun {
+        if step > begun || step > 0 && !self.is_of_bytes(step) {
             return Err(format!(
                 "thread {thread}: step {step} is there, {begun} were begun"
             ));
         }
         if step < self.step {
-            *self = Model::new(self.seed, thread);
+            *self = Model::new(self.seed, thread, self.mounted);
         }
         while self.step < step {
             self.step += 1;
+            if !self.is_of_bytes(self.step) {
+                continue;
+            }
             for c in changes(self.seed, thread, self.step) {
                 self.bytes[c.at..c.at + c.bytes.len()].copy_from_slice(&c.bytes);
             }
@@ -98,7 +168,7 @@ mod tests {
     #[test]
     fn each_step_is_told_and_half_of_one_is_none() {
         let mut part = vec![0; PART];
-        let mut model = Model::new(5, 1);
+        let mut model = Model::new(5, 1, false);
         assert_eq!(model.step_of(&part, 0), Ok(0));
         for step in 1..=200u64 {
             let before = part.clone();

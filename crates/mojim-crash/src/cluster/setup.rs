@@ -19,6 +19,10 @@ pub const FILE: &str = "f";
 pub fn file_of(thread: usize) -> String {
     format!("t{thread}")
 }
+/// The directory of a thread there.
+pub fn directory_of(thread: usize) -> String {
+    format!("d{thread}")
+}
 
 /// The nodes that hold the volume, and the witness.
 pub const NODES: [&str; 3] = ["a", "b", "w"];
@@ -132,11 +136,14 @@ impl Setup {
     }
 
     /// With a log a quarter of which holds all that the threads may have written and not synced: a
-    /// mount commits early what is more.
-    pub fn for_a_mount(&mut self) {
+    /// mount commits early what is more. `alone`: with one thread.
+    pub fn for_a_mount(&mut self, alone: bool) {
         self.mounted = true;
         self.connections = 1;
         self.log = 2048;
+        if alone {
+            self.threads = 1;
+        }
     }
 
     /// Size of the region, in bytes.

@@ -22,9 +22,11 @@ use mojim_linux::Os;
 use mojim_replica::client::Client;
 use mojim_replica::request::Request;
 
+use super::names::Entries;
 use super::parts::{Daemon, Made, OURS};
 use super::program::PART;
 use super::setup::{DATA, FILE, NODES, Places, Setup, file_of};
+use super::shown;
 use crate::Result;
 use crate::blocks::Piece;
 use crate::machine::Fault;
@@ -70,8 +72,9 @@ pub enum Outcome {
         bytes: Vec<u8>,
         /// Whether an operator's word was needed.
         by_hand: bool,
-        /// What a mount of it shows that is not so.
-        amiss: Option<String>,
+        /// What a mount of it shows, if it was mounted; or why it does not, or that it is not
+        /// what the volume has, or that the volume has lost a file of some.
+        shown: Option<std::result::Result<Entries, String>>,
     },
     /// No node serves the volume; the reason.
     Refused(String),
@@ -199,6 +202,28 @@ impl Write for Lines {
     }
 }
 
+/// What a volume has.
+struct Contents {
+    /// The region, or the files of all threads; nothing before everything is set up.
+    bytes: Vec<u8>,
+    /// Its catalogue.
+    files: Vec<(String, u64)>,
+}
+
+/// Whether the volume has the files of the first threads and no others, as before the last thread's
+/// file is there: what is missing then was not lost from among other things.
+fn is_being_set_up(files: &[(String, u64)]) -> std::result::Result<(), String> {
+    let there = files.iter().filter(|(n, _)| !n.starts_with(".mount/"));
+    let mut there: Vec<_> = there.collect();
+    there.sort_unstable();
+    for (thread, (name, size)) in there.into_iter().enumerate() {
+        if *name != file_of(thread) || *size != PART as u64 {
+            return Err(format!("a thread's file is not as it was made: {files:?}"));
+        }
+    }
+    Ok(())
+}
+
 struct Cluster<'a> {
     config: &'a Config,
     setup: &'a Setup,
@@ -259,11 +284,12 @@ impl Cluster<'_> {
             }
         }
         let mut why = String::new();
+        let begun = Instant::now();
         // A refused attach is tried again: the reason for the refusal must still be
-        // known.
+        // known. It waits for the register once only.
         for node in plan.attach.into_iter().chain(plan.attach) {
-            match self.attach(node) {
-                Ok(bytes) => return Ok(self.found(node, bytes, false)),
+            match self.attach(node, begun) {
+                Ok(volume) => return Ok(self.found(node, volume, false)),
                 Err(e) => why = e,
             }
             self.say(&format!("without a word: {why}"));
@@ -272,33 +298,36 @@ impl Cluster<'_> {
         if let Err(e) = self.promote(plan.promote) {
             return Ok(Outcome::Refused(format!("{why}; {e}")));
         }
-        Ok(match self.attach(plan.promote) {
-            Ok(bytes) => self.found(plan.promote, bytes, true),
+        Ok(match self.attach(plan.promote, Instant::now()) {
+            Ok(volume) => self.found(plan.promote, volume, true),
             Err(e) => Outcome::Refused(format!("{why}; after a promotion: {e}")),
         })
     }
 
     /// What was read; of a volume that was mounted, with what a mount shows of it.
-    fn found(&self, node: usize, bytes: Vec<u8>, by_hand: bool) -> Outcome {
-        let is_there = self.setup.mounted && !bytes.is_empty();
-        let amiss = is_there.then(|| self.shows(node).err()).flatten();
+    fn found(&self, node: usize, volume: Contents, by_hand: bool) -> Outcome {
+        let is_set_up = !volume.bytes.is_empty();
+        let shown = match self.setup.mounted {
+            false => None,
+            true if is_set_up => Some(self.shows(node, &volume.files)),
+            true => is_being_set_up(&volume.files).err().map(Err),
+        };
         Outcome::Found {
-            bytes,
+            shown,
+            bytes: volume.bytes,
             by_hand,
-            amiss,
         }
     }
 
-    /// Attaches, and reads the whole region.
-    fn attach(&self, node: usize) -> std::result::Result<Vec<u8>, String> {
-        let begun = Instant::now();
+    /// Attaches, and reads the whole region. `begun`: since when this is tried.
+    fn attach(&self, node: usize, begun: Instant) -> std::result::Result<Contents, String> {
         loop {
             let tried = catch_unwind(AssertUnwindSafe(|| self.attach_once(node)));
             let Ok(tried) = tried else {
                 return Err(format!("{}: the program panicked", NODES[node]));
             };
             match tried {
-                Ok(bytes) => return Ok(bytes),
+                Ok(volume) => return Ok(volume),
                 // The register may still change.
                 Err(e) => {
                     let waits = self.setup.register
@@ -313,7 +342,7 @@ impl Cluster<'_> {
         }
     }
 
-    fn attach_once(&self, node: usize) -> mojim::Result<Vec<u8>> {
+    fn attach_once(&self, node: usize) -> mojim::Result<Contents> {
         let name = NODES[node];
         let (made, directory) = (self.made(node), self.places.directory(name));
         let over = |os: Os| made.over(os, &directory);
@@ -339,8 +368,12 @@ impl Cluster<'_> {
             }),
             false => read(FILE, self.setup.region(), flags),
         };
+        let files = volume.files();
         volume.detach()?;
-        bytes
+        Ok(Contents {
+            bytes: bytes?,
+            files,
+        })
     }
 
     /// The threads' files of a volume that was mounted: nothing if one is missing, or has another size,
@@ -363,8 +396,8 @@ impl Cluster<'_> {
         Ok(all)
     }
 
-    /// Mounts what was recovered, and compares what the mount shows with the volume's files.
-    fn shows(&self, node: usize) -> std::result::Result<(), String> {
+    /// Mounts what was recovered, and reads all that the mount shows: the volume's `files`, no more.
+    fn shows(&self, node: usize, files: &[(String, u64)]) -> std::result::Result<Entries, String> {
         let at = self.places.top().join("shown");
         let config = self.places.top().join("recovered.toml");
         let said = self.places.top().join("shown.txt");
@@ -384,9 +417,10 @@ impl Cluster<'_> {
         let out = mount.stdout.take().expect("it is piped");
         let ready = BufReader::new(out).read_line(&mut line).map_err(text)? > 0;
         let shown = match ready {
-            true => self.compare(&at),
+            true => shown::read(&at).map_err(|e| e.to_string()),
             false => Err("it ended".into()),
         };
+        let shown = shown.and_then(|s| shown::is_catalogued(&s, files).map(|()| s));
         if let Some(pid) = rustix::process::Pid::from_raw(mount.id() as i32) {
             // It may have ended.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -394,29 +428,11 @@ impl Cluster<'_> {
         let ended = mount.wait().map_err(text)?;
         let said = std::fs::read_to_string(&said).unwrap_or_default();
         match (shown, ended.success()) {
-            (Ok(()), true) => Ok(()),
-            (shown, _) => Err(format!("the mount: {shown:?}, {ended}: {said}")),
-        }
-    }
-
-    fn compare(&self, at: &Path) -> std::result::Result<(), String> {
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(at).map_err(|e| e.to_string())? {
-            let entry = entry.map_err(|e| e.to_string())?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let len = entry.metadata().map_err(|e| e.to_string())?.len();
-            match (name.ends_with(".new"), len == PART as u64) {
-                // A step's file that had not taken the other's place.
-                (true, _) => {}
-                (false, true) => names.push(name),
-                (false, false) => return Err(format!("{name} has {len} bytes")),
+            (Ok(shown), true) => Ok(shown),
+            (shown, _) => {
+                let why = shown.err().unwrap_or_default();
+                Err(format!("the mount: {why}, {ended}: {said}"))
             }
-        }
-        names.sort_unstable();
-        let want: Vec<String> = (0..self.setup.threads).map(file_of).collect();
-        match names == want {
-            true => Ok(()),
-            false => Err(format!("it shows {names:?}")),
         }
     }
 
