@@ -55,6 +55,12 @@ fn open(at: &Path) -> File {
     how.read(true).write(true).create(true).open(at).unwrap()
 }
 
+/// The kernel learns that the mount wants not to be told of each descriptor that is closed. Until
+/// then a child that this process starts, and so closes its descriptors, waits for the mount.
+fn no_more_flushes(m: &Mount) {
+    drop(open(&m.at.join("closed")));
+}
+
 fn is_root() -> bool {
     let is = rustix::process::getuid().is_root();
     if !is {
@@ -126,6 +132,7 @@ fn what_was_stored_after_a_promotion_elsewhere_is_never_called_committed() {
     f.set_len(PAGE as u64).unwrap();
     f.sync_all().unwrap();
     let map = Mapping::of(&f, PAGE);
+    no_more_flushes(&m);
     let process = [a.child.id(), m.process.child.id()];
     support::stop_all(&process);
     c.promote("b");
@@ -156,6 +163,7 @@ fn a_mount_that_is_the_primarys_no_longer_shows_nothing() {
     let f = open(&m.at.join("f"));
     f.write_all_at(b"old", 0).unwrap();
     f.sync_all().unwrap();
+    no_more_flushes(&m);
     let process = [a.child.id(), m.process.child.id()];
     support::stop_all(&process);
     c.await_view("b", "b", None);
