@@ -10,6 +10,7 @@ use std::process::Command;
 mod support;
 
 use support::cluster::{Cluster, SYNC};
+use support::home::Home;
 use support::mount::{Mount, Small};
 use support::voters;
 use support::{await_or, await_that};
@@ -57,10 +58,12 @@ fn open(at: &Path) -> File {
 
 /// The kernel learns that the mount wants not to be told of each descriptor that is closed. Until
 /// then a child that this process starts, and so closes its descriptors, waits for the mount.
-fn no_more_flushes(m: &Mount) {
+fn no_more_flushes(c: &Home, m: &Mount) {
     let closed = open(&m.at.join("closed"));
-    // So that a sync point of another file has nothing to commit.
+    // So that a sync point of another file has nothing to commit, nor to wait for.
     closed.sync_all().unwrap();
+    let applied = c.dir.join("a/v/closed");
+    await_that("the data file", || applied.exists().then_some(()));
 }
 
 fn is_root() -> bool {
@@ -134,7 +137,7 @@ fn what_was_stored_after_a_promotion_elsewhere_is_never_called_committed() {
     f.set_len(PAGE as u64).unwrap();
     f.sync_all().unwrap();
     let map = Mapping::of(&f, PAGE);
-    no_more_flushes(&m);
+    no_more_flushes(&c, &m);
     let process = [a.child.id(), m.process.child.id()];
     support::stop_all(&process);
     c.promote("b");
@@ -165,7 +168,7 @@ fn a_mount_that_is_the_primarys_no_longer_shows_nothing() {
     let f = open(&m.at.join("f"));
     f.write_all_at(b"old", 0).unwrap();
     f.sync_all().unwrap();
-    no_more_flushes(&m);
+    no_more_flushes(&c, &m);
     let process = [a.child.id(), m.process.child.id()];
     support::stop_all(&process);
     c.await_view("b", "b", None);

@@ -122,7 +122,7 @@ pub(crate) struct Fs {
     bases: Mutex<VecDeque<Weak<FileBytes>>>,
     /// Bytes that are not begun, about.
     pub(crate) waiting: AtomicUsize,
-    pub(crate) room: Room,
+    room: Room,
     pub(crate) lost: Lost,
     /// The mount is over: nothing is changed any more.
     closed: AtomicBool,
@@ -511,6 +511,40 @@ impl Fs {
         }
         self.count(ino, &mut b, now(), |o| o.write(offset, bytes));
         Ok(killed)
+    }
+
+    /// `bytes` are written, be it behind the end of a file or in a hole.
+    fn take_room(&self, bytes: usize) -> Result<()> {
+        // What waits, and what is not applied, has taken none yet.
+        let waiting = || self.waiting.load(Relaxed) + 4 * self.volume.most_at_once();
+        self.room.take(|| self.volume.directory(), bytes, waiting)
+    }
+
+    /// A file or a directory is made.
+    fn take_file(&self, state: &State, name: &[u8]) -> Result<()> {
+        self.take_room(NAME + name.len())?;
+        // Those that are not applied have taken none yet.
+        let applied = self.volume.applied();
+        let is_new = |f: &&Arc<FileBytes>| lock(&f.bytes).created > applied;
+        let waiting = || state.files.values().filter(is_new).count();
+        self.room.take_file(|| self.volume.directory(), waiting)
+    }
+
+    /// Bytes that the kernel wrote back, from a mapping, were not taken. Call before it is told.
+    #[cold]
+    pub(crate) fn lose(&self, ino: u64, offset: u64, len: usize, error: Errno) {
+        if !self.lost.add(ino, error) {
+            return;
+        }
+        let state = self.state();
+        let path = state.tree.node(ino).map(|n| state.tree.path(n));
+        let path = path.unwrap_or_default();
+        tracing::error!(
+            "{}: bytes {offset} to {} that a program stored into a mapping are lost: {error}. No sync \
+             point of the file succeeds until every program has closed it",
+            String::from_utf8_lossy(&path),
+            offset + len as u64
+        );
     }
 
     /// Changes a file's bytes, which the caller has locked.

@@ -5,8 +5,8 @@
 //! commits. [`Mounted::over`] attaches nothing: it is given a volume, and detaches it at the end.
 //! `read` owns mounts that only show what a node that follows has.
 //!
-//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`; `fs`, with `lost`
-//! and `room`; `tree`; `names`; `cells`, `overlay`.
+//! The files import downwards only: `read`; `fuse`, `commit`; `beside`, `directory`; `fs`; `tree`;
+//! `names`; `cells`, `lost`, `overlay`, `room`.
 //!
 //! Invariants:
 //! - A [`Mounted`] is the only one that changes the volume while it is mounted.

@@ -4,12 +4,11 @@
 //! applied stops the volume, on both nodes, long after the call that asked for too much: so that
 //! call has to fail, as it does on a disk's file system. The mirror's disk is not seen from here.
 
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use rustix::fs::{StatVfs, statvfs};
+use rustix::fs::statvfs;
 use rustix::io::Errno;
-
-use crate::fs::{Fs, Result, State, lock};
 
 /// Bytes of the disk that files leave free: logs and catalogues need some.
 const RESERVE: u64 = 16 << 20;
@@ -26,52 +25,51 @@ pub(crate) struct Room {
     files: AtomicU64,
 }
 
-fn take(from: &AtomicU64, n: u64) -> bool {
-    let rest = |free: u64| free.checked_sub(n);
-    from.fetch_update(SeqCst, SeqCst, rest).is_ok()
+impl Room {
+    /// `bytes` are written, on the disk of `dir`, of which those that `waiting` says are to come already.
+    ///
+    /// # Errors
+    /// ENOSPC: the disk has no room for them.
+    pub(crate) fn take(
+        &self,
+        dir: impl FnOnce() -> PathBuf,
+        bytes: usize,
+        waiting: impl FnOnce() -> usize,
+    ) -> Result<(), Errno> {
+        take(&self.bytes, bytes as u64, || {
+            let disk = statvfs(dir())?;
+            let free = (disk.f_bavail * disk.f_frsize).saturating_sub(RESERVE);
+            Ok(free.saturating_sub(waiting() as u64))
+        })
+    }
+
+    /// A file or a directory is made there, beside those that `waiting` says.
+    ///
+    /// # Errors
+    /// ENOSPC: the disk's file system has no more of them.
+    pub(crate) fn take_file(
+        &self,
+        dir: impl FnOnce() -> PathBuf,
+        waiting: impl FnOnce() -> usize,
+    ) -> Result<(), Errno> {
+        take(&self.files, 1, || {
+            let disk = statvfs(dir())?;
+            // Some file systems have no bound.
+            let free = match disk.f_files {
+                0 => u64::MAX,
+                _ => disk.f_favail.saturating_sub(RESERVED_FILES),
+            };
+            Ok(free.saturating_sub(waiting() as u64))
+        })
+    }
 }
 
-impl Fs {
-    fn disk(&self) -> Result<StatVfs> {
-        statvfs(self.volume.directory())
+/// Takes `n` of what was given out, or of a new part of what `free` says.
+fn take(from: &AtomicU64, n: u64, free: impl FnOnce() -> Result<u64, Errno>) -> Result<(), Errno> {
+    let rest = |free: u64| free.checked_sub(n);
+    if from.fetch_update(SeqCst, SeqCst, rest).is_err() {
+        let left = free()?.checked_sub(n).ok_or(Errno::NOSPC)?;
+        from.store(left / PART, SeqCst);
     }
-
-    /// `bytes` are written: fails if the disk has no room for them, be it behind the end of a
-    /// file or in a hole.
-    pub(crate) fn take_room(&self, bytes: usize) -> Result<()> {
-        let bytes = bytes as u64;
-        if take(&self.room.bytes, bytes) {
-            return Ok(());
-        }
-        let disk = self.disk()?;
-        let free = (disk.f_bavail * disk.f_frsize).saturating_sub(RESERVE);
-        // What waits, and what is not applied, has taken none yet.
-        let waiting = self.waiting.load(Relaxed) + 4 * self.volume.most_at_once();
-        let free = free.saturating_sub(waiting as u64);
-        let left = free.checked_sub(bytes).ok_or(Errno::NOSPC)?;
-        self.room.bytes.store(left / PART, SeqCst);
-        Ok(())
-    }
-
-    /// A file or a directory is made, whose name has so many bytes: as [`Fs::take_room`].
-    pub(crate) fn take_file(&self, state: &State, name: &[u8]) -> Result<()> {
-        self.take_room(NAME + name.len())?;
-        if take(&self.room.files, 1) {
-            return Ok(());
-        }
-        let disk = self.disk()?;
-        // Some file systems have no bound.
-        let free = match disk.f_files {
-            0 => u64::MAX,
-            _ => disk.f_favail.saturating_sub(RESERVED_FILES),
-        };
-        // Those that are not applied have taken none yet.
-        let applied = self.volume.applied();
-        let files = state.files.values();
-        let new = files.filter(|f| lock(&f.bytes).created > applied).count();
-        let free = free.saturating_sub(new as u64);
-        let left = free.checked_sub(1).ok_or(Errno::NOSPC)?;
-        self.room.files.store(left / PART, SeqCst);
-        Ok(())
-    }
+    Ok(())
 }
